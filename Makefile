@@ -1,0 +1,55 @@
+# Everything a person runs. Needs only Python >= 3.11,<3.13 and make; the rest comes from the hashed lock files.
+PYTHON ?= python3
+BIN := .venv/bin
+UV := $(BIN)/uv
+export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
+
+.PHONY: help setup demo test check lint types imports protos lock clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: .venv/.ready .venv-triton/.ready  ## create both environments from the hashed lock files
+
+.venv/.ready: requirements/bootstrap.txt requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"trefoil needs Python >=3.11,<3.13; {sys.executable} is {v[0]}.{v[1]}. Remedy: make PYTHON=python3.11 setup")'
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
+	$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Triton's python backend needs numpy < 2 and must not see ours: an environment of its own.
+.venv-triton/.ready: .venv/.ready requirements/triton.txt requirements/triton-server.txt
+	$(UV) venv --quiet --clear --python $(PYTHON) .venv-triton
+	$(UV) pip install --quiet --python .venv-triton/bin/python --require-hashes -r requirements/triton.txt
+	$(UV) pip install --quiet --python .venv-triton/bin/python --require-hashes --no-deps -r requirements/triton-server.txt
+	@touch $@
+
+demo: setup  ## the main job: three runs on this machine, a table and out/demo/report.html (<= 8 minutes)
+	$(BIN)/trefoil demo $(ARGS)
+
+test: setup check  ## lint, types, import contracts and every test
+	$(BIN)/pytest $(ARGS)
+
+check: lint types imports  ## what pre-commit runs
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy trefoil/core controller/planners controller/decide.py controller/triggers.py controller/rollout.py dispatcher/routers dispatcher/queues dispatcher/table.py power_agent/reconcile.py power_agent/meter.py carbon_feed/feed.py
+
+imports: setup
+	$(BIN)/lint-imports
+
+protos: setup  ## regenerate the committed stubs
+	$(BIN)/python -m protos.generate
+
+lock: setup  ## re-resolve the hashed lock files
+	for name in bootstrap main dev triton train; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
+	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-deps --no-header --no-annotate requirements/triton-server.in -o requirements/triton-server.txt
+
+clean:  ## remove environments and outputs
+	rm -rf .venv .venv-triton out .trefoil

@@ -1,0 +1,155 @@
+from protos.types.v1 import common_pb2 as _common_pb2
+from protos.types.v1 import plan_pb2 as _plan_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetPlanRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetPlanResponse(_message.Message):
+    __slots__ = ("plan", "rollout", "mode", "frozen", "pinned")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    plan: _plan_pb2.Plan
+    rollout: _plan_pb2.Rollout
+    mode: _plan_pb2.ActMode
+    frozen: bool
+    pinned: bool
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ..., mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ..., frozen: _Optional[bool] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class WatchPlanRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchPlanResponse(_message.Message):
+    __slots__ = ("plan", "rollout")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    plan: _plan_pb2.Plan
+    rollout: _plan_pb2.Rollout
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ...) -> None: ...
+
+class SetObjectiveRequest(_message.Message):
+    __slots__ = ("objective", "expected_number")
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    objective: _plan_pb2.Objective
+    expected_number: int
+    def __init__(self, objective: _Optional[_Union[_plan_pb2.Objective, _Mapping]] = ..., expected_number: _Optional[int] = ...) -> None: ...
+
+class SetObjectiveResponse(_message.Message):
+    __slots__ = ("objective", "degraded")
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    objective: _plan_pb2.Objective
+    degraded: str
+    def __init__(self, objective: _Optional[_Union[_plan_pb2.Objective, _Mapping]] = ..., degraded: _Optional[str] = ...) -> None: ...
+
+class GetObjectiveRequest(_message.Message):
+    __slots__ = ("family",)
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    def __init__(self, family: _Optional[str] = ...) -> None: ...
+
+class GetObjectiveResponse(_message.Message):
+    __slots__ = ("objective",)
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    objective: _plan_pb2.Objective
+    def __init__(self, objective: _Optional[_Union[_plan_pb2.Objective, _Mapping]] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("family",)
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    def __init__(self, family: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("why", "expected", "advice", "advised", "trigger", "replans_by_cause", "reconfigurations_by_cause")
+    class ReplansByCauseEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class ReconfigurationsByCauseEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    ADVISED_FIELD_NUMBER: _ClassVar[int]
+    TRIGGER_FIELD_NUMBER: _ClassVar[int]
+    REPLANS_BY_CAUSE_FIELD_NUMBER: _ClassVar[int]
+    RECONFIGURATIONS_BY_CAUSE_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    expected: _plan_pb2.Expected
+    advice: str
+    advised: _plan_pb2.Expected
+    trigger: str
+    replans_by_cause: _containers.ScalarMap[str, int]
+    reconfigurations_by_cause: _containers.ScalarMap[str, int]
+    def __init__(self, why: _Optional[str] = ..., expected: _Optional[_Union[_plan_pb2.Expected, _Mapping]] = ..., advice: _Optional[str] = ..., advised: _Optional[_Union[_plan_pb2.Expected, _Mapping]] = ..., trigger: _Optional[str] = ..., replans_by_cause: _Optional[_Mapping[str, int]] = ..., reconfigurations_by_cause: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class SetModeRequest(_message.Message):
+    __slots__ = ("mode",)
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    mode: _plan_pb2.ActMode
+    def __init__(self, mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ...) -> None: ...
+
+class SetModeResponse(_message.Message):
+    __slots__ = ("mode",)
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    mode: _plan_pb2.ActMode
+    def __init__(self, mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ...) -> None: ...
+
+class FreezeRequest(_message.Message):
+    __slots__ = ("frozen",)
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    frozen: bool
+    def __init__(self, frozen: _Optional[bool] = ...) -> None: ...
+
+class FreezeResponse(_message.Message):
+    __slots__ = ("frozen", "revision")
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    frozen: bool
+    revision: _common_pb2.Revision
+    def __init__(self, frozen: _Optional[bool] = ..., revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("plan",)
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    plan: _plan_pb2.Plan
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ...) -> None: ...
+
+class PinResponse(_message.Message):
+    __slots__ = ("revision",)
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    revision: _common_pb2.Revision
+    def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ...) -> None: ...
+
+class RollbackRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RollbackResponse(_message.Message):
+    __slots__ = ("revision", "why")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    revision: _common_pb2.Revision
+    why: str
+    def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., why: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,184 @@
+"""The boundary between brains and shells: what a brain is given, and what it answers.
+
+A brain is pure and synchronous: values in, a decision and its reason out. Time enters as `now_s`, chance as a
+`numpy.random.Generator`. The canonical JSON of a `PlanView` is what `DecisionRecord.view_json` holds.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from numpy.random import Generator
+
+from trefoil.core.carbon import CarbonForecast, CarbonReading
+from trefoil.core.catalog import Catalog
+from trefoil.core.demand import Demand, Measured
+from trefoil.core.fleet import FleetState, SliceKey
+from trefoil.core.objective import Objective
+from trefoil.core.plan import Plan, Route
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetState:
+    """What a family's accuracy window has served so far. `accuracy_sum` adds each answer's variant accuracy."""
+
+    family: str
+    window_s: float
+    elapsed_s: float
+    requests: int
+    accuracy_sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """All that a planner may know. `carbon_history` is oldest first: the empirical distribution of intensity."""
+
+    now_s: float
+    fleet: FleetState
+    catalog: Catalog
+    objectives: tuple[Objective, ...]
+    demand: tuple[Demand, ...]
+    carbon: CarbonReading
+    carbon_forecast: CarbonForecast | None
+    measured: tuple[Measured, ...]
+    current: Plan | None
+    trigger: str
+    move_horizon_s: float
+    pue: float
+    budgets: tuple[BudgetState, ...] = ()
+    carbon_history: tuple[CarbonReading, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`plan` None keeps the current one. `degraded` names the rung and the limit that cannot be met, "" = none."""
+
+    plan: Plan | None
+    why: str
+    next_tick_at_s: float
+    degraded: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan that a live planner wants measured for `measure_s` seconds."""
+
+    plan: Plan
+    why: str
+    measure_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What measuring a candidate told, and what it cost."""
+
+    measured: tuple[Measured, ...]
+    spent_s: float
+    spent_j: float
+    violations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One request as a router sees it: never its payload."""
+
+    id: int
+    family: str
+    slo_class: str
+    tenant: str
+    items: int
+    bytes: int
+    arrived_s: float
+    deadline_s: float | None
+    min_accuracy: float
+    priority: int
+    sequence_id: str
+    sequence_start: bool
+    sequence_end: bool
+    length_score: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Where a request goes, and why."""
+
+    slice: SliceKey
+    variant: str
+    stage: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a picked request ended. `executed` is False when the slice certainly never ran it."""
+
+    code: str
+    latency_ms: float
+    service_ms: float
+    tokens_out: int
+    executed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GovernedStage:
+    """One stage that a clock governs."""
+
+    family: str
+    stage: int
+    slo_ms: float
+    latency_ms: float
+    sensitivity_weight: float
+    observed_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GovernorView:
+    """All that a governor may know of its device."""
+
+    now_s: float
+    device: str
+    clock_mhz: int
+    range_mhz: tuple[int, int]
+    supported_mhz: tuple[int, ...]
+    stages: tuple[GovernedStage, ...]
+    honoured: bool
+    windows_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClockDecision:
+    """The clock until `next_tick_at_s`; `scale_out` asks the controller for capacity."""
+
+    clock_mhz: int
+    why: str
+    next_tick_at_s: float
+    scale_out: bool
+
+
+class Planner(Protocol):
+    """Plans the fleet from a view."""
+
+    def plan(self, view: PlanView, rng: Generator) -> Decision: ...
+
+
+class LivePlanner(Protocol):
+    """Plans by measuring candidates on the running system (or a simulator of it)."""
+
+    def ask(self, view: PlanView, rng: Generator) -> Candidate | Decision: ...  # a Decision ends the exploration
+    def tell(self, candidate: Candidate, measurement: Measurement) -> None: ...
+
+
+class Router(Protocol):
+    """Routes one family in one worker. A pure state machine; called in order."""
+
+    def on_table(self, route: Route, now_s: float) -> None: ...
+    def on_carbon(self, ratio: float | None, now_s: float) -> None: ...
+    def on_arrival(self, ticket: Ticket, now_s: float) -> Pick | None: ...  # None = queued
+    def on_credit(self, slice: SliceKey, now_s: float) -> tuple[Ticket, Pick] | None: ...
+    def on_done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> None: ...
+    def on_cancel(self, ticket: Ticket, now_s: float) -> None: ...
+
+
+class Governor(Protocol):
+    """Clocks one device."""
+
+    def step(self, view: GovernorView) -> ClockDecision: ...

@@ -1,0 +1,129 @@
+"""What can be served: families, their variants, and what each operating point costs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trefoil.core.common import Provenance
+from trefoil.core.errors import NotFound, ProfileMissing
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One model of a family; `version` is its integer at the Triton edge, fixed for life."""
+
+    name: str
+    version: int
+    accuracy: float
+    accuracy_source: str
+    memory_mib: int
+    load_s: float
+    macs: int
+    licence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Variants that agree on inputs and outputs. `classes` maps an slo_class to (slo_ms, slo_quantile)."""
+
+    name: str
+    metric: str
+    variants: tuple[Variant, ...]
+    classes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    generative: bool = False
+    sequence: bool = False
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name.
+
+        Raises:
+            NotFound: naming those that exist.
+        """
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        raise NotFound(f"family {self.name} has no variant {name}", remedy=f"one of {[v.name for v in self.variants]}")
+
+    def by_accuracy(self) -> tuple[Variant, ...]:
+        """Cheapest first; the order is by accuracy, never by version."""
+        return tuple(sorted(self.variants, key=lambda v: (v.accuracy, v.name)))
+
+    @property
+    def best(self) -> Variant:
+        """The most accurate variant: BASE's."""
+        return self.by_accuracy()[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """One operating point. Latency is of a whole executed batch; `energy_active_j_per_batch` excludes idle power."""
+
+    device_type: str
+    slice_type: str
+    family: str
+    variant: str
+    stage: int
+    batch: int
+    clock_mhz: int
+    cohosted: tuple[str, ...]
+    latency_ms_p50: float
+    latency_ms_p95: float
+    latency_ms_p99: float
+    throughput_per_s: float
+    energy_active_j_per_batch: float
+    power_w: float
+    memory_mib: int
+    provenance: Provenance | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Everything that is known of the families."""
+
+    families: tuple[Family, ...]
+    rows: tuple[ProfileRow, ...]
+
+    def family(self, name: str) -> Family:
+        """The family of that name.
+
+        Raises:
+            NotFound: naming those that exist.
+        """
+        for family in self.families:
+            if family.name == name:
+                return family
+        raise NotFound(f"no family {name!r} in the catalogue", remedy=f"one of {[f.name for f in self.families]}")
+
+    def lookup(
+        self,
+        device_type: str,
+        slice_type: str,
+        family: str,
+        variant: str,
+        clock_mhz: int,
+        cohosted: tuple[str, ...] = (),
+        batch: int = 1,
+        stage: int = 0,
+    ) -> ProfileRow:
+        """The row of an operating point.
+
+        Raises:
+            ProfileMissing: naming all keys.
+        """
+        for row in self.rows:
+            if (row.device_type, row.slice_type, row.family, row.variant) == (
+                device_type,
+                slice_type,
+                family,
+                variant,
+            ) and (
+                row.clock_mhz,
+                row.cohosted,
+                row.batch,
+                row.stage,
+            ) == (clock_mhz, cohosted, batch, stage):
+                return row
+        raise ProfileMissing(
+            f"no profile row for device_type={device_type} slice_type={slice_type} family={family} variant={variant} "
+            f"clock_mhz={clock_mhz} cohosted={cohosted} batch={batch} stage={stage}",
+            remedy=f"profile this operating point and add it to model_repository/{family}/profile.csv",
+        )

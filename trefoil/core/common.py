@@ -1,0 +1,45 @@
+"""Words that every module shares: revisions, leases, provenance."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Revision:
+    """Totally ordered: a newer epoch beats any number; step = position inside one rollout."""
+
+    epoch: int = 0
+    number: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A role held for a bounded time; `epoch` is its fencing token."""
+
+    name: str = ""
+    holder: str = ""
+    epoch: int = 0
+    expires_at_s: float = 0.0
+
+
+class Basis(IntEnum):
+    """Where a number comes from; never mixed in silence."""
+
+    UNSPECIFIED = 0
+    MEASURED = 1
+    MODELLED = 2
+    SYNTHETIC = 3
+    SIMULATED = 4
+    NONE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a number rests on."""
+
+    basis: Basis = Basis.UNSPECIFIED
+    source: str = ""
+    version: str = ""
+    licence: str = ""
+    as_of_s: float = 0.0

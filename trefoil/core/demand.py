@@ -1,0 +1,126 @@
+"""What arrived, how it was answered, what is in flight."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trefoil.core.common import Revision
+from trefoil.core.fleet import SliceKey
+from trefoil.core.latency import Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class LoadKey:
+    """What a cell counts. An unset slice: never dispatched."""
+
+    family: str = ""
+    variant: str = ""
+    slice: SliceKey | None = None
+    lane: str = ""
+    tenant: str = ""
+    slo_class: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCell:
+    """Counts and histograms of one key in one window."""
+
+    key: LoadKey = LoadKey()
+    arrived: int = 0
+    answered: int = 0
+    failed_by_code: Mapping[str, int] = field(default_factory=dict)
+    items: int = 0
+    within_slo: int = 0
+    tokens_out: int = 0
+    latency: Histogram = Histogram()
+    queue: Histogram = Histogram()
+    service: Histogram = Histogram()
+    sample_ratio: float = 0.0
+    in_flight_max: int = 0
+    arrived_per_s: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWindow:
+    """What one dispatcher worker saw in one interval."""
+
+    dispatcher: str = ""
+    worker: int = 0
+    seq: int = 0
+    starts_at_s: float = 0.0
+    ends_at_s: float = 0.0
+    table: Revision = Revision()
+    cells: tuple[LoadCell, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SliceLoad:
+    """What a worker has in flight on a slice."""
+
+    slice: SliceKey = SliceKey()
+    in_flight: int = 0
+    open_sequences: int = 0
+    ejected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableAck:
+    """Which table a worker routes by, and what it has in flight."""
+
+    dispatcher: str = ""
+    worker: int = 0
+    table: Revision = Revision()
+    slices: tuple[SliceLoad, ...] = ()
+    observed_at_s: float = 0.0
+    lane_fallback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadForecast:
+    """Demand expected over a horizon."""
+
+    family: str = ""
+    model: str = ""
+    issued_at_s: float = 0.0
+    horizon_s: float = 0.0
+    mean_per_s: float = 0.0
+    p90_per_s: float = 0.0
+    max_per_s: float = 0.0
+    fallback_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleSignal:
+    """A governor at the top of its range asks for capacity."""
+
+    node: str = ""
+    device: str = ""
+    families: tuple[str, ...] = ()
+    why: str = ""
+    since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a family is asked for. `gap_scv`: squared coefficient of variation of inter-arrival times (Poisson: 1)."""
+
+    family: str
+    slo_class: str
+    rate_per_s: float
+    rate_p90_per_s: float
+    items_mean: float = 1.0
+    gap_scv: float = 1.0
+    forecast: LoadForecast | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a family got over the last `window_s`. Accuracy is that of the variants that answered."""
+
+    family: str
+    latency_ms_p95: float
+    latency_ms_p99: float
+    slo_attainment: float
+    accuracy: float
+    grams_per_request: float | None
+    rate_per_s: float
+    window_s: float

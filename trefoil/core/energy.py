@@ -1,0 +1,86 @@
+"""What was consumed, and how it was attributed."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from trefoil.core.carbon import Quality
+from trefoil.core.common import Basis, Revision
+from trefoil.core.fleet import DeviceState, SliceKey
+
+
+class EnergyMethod(IntEnum):
+    """How joules were read. NONE makes joules and grams null, never 0."""
+
+    UNSPECIFIED = 0
+    NVML_COUNTER = 1
+    POWER_INTEGRAL = 2
+    RAPL = 3
+    NONE = 4
+
+
+class AttributionMethod(IntEnum):
+    """How active energy was split between slices."""
+
+    UNSPECIFIED = 0
+    SOLE = 1
+    DCGM = 2
+    GPM = 3
+    TRITON_COMPUTE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HostedEnergy:
+    """Active energy of one family and variant on a slice."""
+
+    family: str = ""
+    variant: str = ""
+    active_j: float = 0.0
+    compute_s: float = 0.0
+    requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SliceEnergy:
+    """Active energy of one slice and generation."""
+
+    key: SliceKey = SliceKey()
+    generation: int = 0
+    active_j: float = 0.0
+    hosted: tuple[HostedEnergy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EnergySample:
+    """counter_j = sum of active_j + idle_j + unallocated_j, of one device over one interval."""
+
+    node: str = ""
+    device: str = ""
+    seq: int = 0
+    starts_at_s: float = 0.0
+    ends_at_s: float = 0.0
+    counter_j: float = 0.0
+    method: EnergyMethod = EnergyMethod.UNSPECIFIED
+    attribution: AttributionMethod = AttributionMethod.UNSPECIFIED
+    slices: tuple[SliceEnergy, ...] = ()
+    idle_j: float = 0.0
+    unallocated_j: float = 0.0
+    state: DeviceState = DeviceState.UNSPECIFIED
+    clock_mhz_mean: float = 0.0
+    counter_resets: int = 0
+    simulated: bool = False
+    uncertainty_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one request is estimated to have cost."""
+
+    family: str = ""
+    variant: str = ""
+    slice: SliceKey = SliceKey()
+    energy_j: float = 0.0
+    carbon_mg: float = 0.0
+    basis: Basis = Basis.UNSPECIFIED
+    intensity_g_per_kwh: float = 0.0
+    quality: Quality = Quality.UNSPECIFIED
+    plan: Revision = Revision()

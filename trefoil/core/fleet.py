@@ -1,0 +1,246 @@
+"""What hardware there is, and what state it is in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from trefoil.core.common import Provenance, Revision
+
+
+class DeviceKind(IntEnum):
+    """What a device is."""
+
+    UNSPECIFIED = 0
+    MIG_GPU = 1
+    WHOLE_GPU = 2
+    CPU = 3
+
+
+class DeviceState(IntEnum):
+    """Power state of a device; a clock is shared by all slices of it."""
+
+    UNSPECIFIED = 0
+    AWAKE = 1
+    FALLING_ASLEEP = 2
+    ASLEEP = 3
+    WAKING = 4
+    LOST = 5
+
+
+class SliceState(IntEnum):
+    """Life of a slice. SWAPPING serves the old variant while the new one loads."""
+
+    UNSPECIFIED = 0
+    PENDING = 1
+    STARTING = 2
+    READY = 3
+    SWAPPING = 4
+    DRAINING = 5
+    GONE = 6
+    FAILED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class SliceType:
+    """A MIG profile, a whole GPU or a core range; `starts` are legal memory-slice starts."""
+
+    name: str = ""
+    compute_slices: int = 0
+    memory_slices: int = 0
+    sm_count: int = 0
+    memory_mib: int = 0
+    cores: int = 0
+    starts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceType:
+    """What a type of device can do and draws [W]; `sleep_w` defaults to idle on real hardware."""
+
+    name: str = ""
+    kind: DeviceKind = DeviceKind.UNSPECIFIED
+    slice_types: tuple[SliceType, ...] = ()
+    clocks_mhz: tuple[int, ...] = ()
+    clock_lockable: bool = False
+    energy_counter: bool = False
+    idle_w: float = 0.0
+    sleep_w: float = 0.0
+    max_w: float = 0.0
+    wake_s: float = 0.0
+    power_limit_min_w: float = 0.0
+    power_limit_max_w: float = 0.0
+    cores: int = 0
+    tier: str = ""
+    embodied_g: float = 0.0
+    power_provenance: Provenance | None = None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SliceKey:
+    """Identity of a slice in plans, loads and energy. start and size are in memory slices, as in NVML."""
+
+    device: str = ""
+    slice_type: str = ""
+    start: int = 0
+    size: int = 0
+
+    @property
+    def name(self) -> str:
+        """Path-safe and readable: `node0-gpu0-3g.20gb-4`."""
+        return f"{self.device.replace('/', '-')}-{self.slice_type.replace('+', '_').replace(':', '-')}-{self.start}"
+
+    def overlaps(self, other: "SliceKey") -> bool:
+        """Whether both want the same memory slice of the same device."""
+        return (
+            self.device == other.device
+            and self.start < other.start + other.size
+            and other.start < self.start + self.size
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """One family on a slice."""
+
+    family: str = ""
+    variant: str = ""
+    version: int = 0
+    stage: int = 0
+    stages: int = 0
+    instances: int = 0
+    max_batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClockLease:
+    """A clock range held for a bounded time; the hardware has no getter for it."""
+
+    device: str = ""
+    min_mhz: int = 0
+    max_mhz: int = 0
+    holder: str = ""
+    epoch: int = 0
+    expires_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SliceStatus:
+    """What the agent observes of one slice; `mig_uuid` and `generation` are never in a plan."""
+
+    key: SliceKey = SliceKey()
+    generation: int = 0
+    mig_uuid: str = ""
+    state: SliceState = SliceState.UNSPECIFIED
+    why: str = ""
+    hosted: tuple[Hosted, ...] = ()
+    grpc_target: str = ""
+    metrics_url: str = ""
+    revision: Revision = Revision()
+    since_s: float = 0.0
+    credits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """What the agent observes of one device."""
+
+    device: str = ""
+    type: str = ""
+    state: DeviceState = DeviceState.UNSPECIFIED
+    slices: tuple[SliceStatus, ...] = ()
+    clock_mhz: int = 0
+    clock_lease: ClockLease | None = None
+    power_limit_w: float = 0.0
+    mig_current: bool = False
+    mig_pending: bool = False
+    clock_event_reasons: tuple[str, ...] = ()
+    drift: tuple[str, ...] = ()
+    power_w: float = 0.0
+    temperature_c: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """What the agent publishes of its node, every second and on change."""
+
+    node: str = ""
+    zone: str = ""
+    site: str = ""
+    epoch: int = 0
+    boot_id: str = ""
+    driver_load_id: str = ""
+    applied: Revision = Revision()
+    devices: tuple[DeviceStatus, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    observed_at_s: float = 0.0
+    simulated: bool = False
+    agent_target: str = ""
+    highest_epoch_seen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """All nodes by their last status; `stale` names those whose status is older than its limit."""
+
+    nodes: tuple[NodeStatus, ...]
+    stale: tuple[str, ...] = ()
+
+    def device(self, device: str) -> DeviceStatus:
+        """The status of one device.
+
+        Raises:
+            KeyError: no node reports it.
+        """
+        for node in self.nodes:
+            for status in node.devices:
+                if status.device == device:
+                    return status
+        raise KeyError(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A multiset of slice types that fit one device together: ((slice_type, count), ...), sorted by name."""
+
+    device_type: str
+    slices: tuple[tuple[str, int], ...]
+
+
+LEGAL_MOVES: Final[Mapping[SliceState, frozenset[SliceState]]] = {
+    SliceState.PENDING: frozenset({SliceState.STARTING, SliceState.FAILED}),
+    SliceState.STARTING: frozenset({SliceState.READY, SliceState.FAILED}),
+    SliceState.READY: frozenset({SliceState.SWAPPING, SliceState.DRAINING, SliceState.FAILED}),
+    SliceState.SWAPPING: frozenset({SliceState.READY, SliceState.DRAINING, SliceState.FAILED}),
+    SliceState.DRAINING: frozenset({SliceState.GONE, SliceState.FAILED}),
+    SliceState.FAILED: frozenset({SliceState.PENDING, SliceState.GONE}),
+    SliceState.GONE: frozenset(),
+}
+
+SERVING: Final = frozenset({SliceState.READY, SliceState.SWAPPING})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What reconciliation does to one slice; also what the agent's journal writes (protos/power_agent/v1 Step)."""
+
+    slice: SliceKey
+    verb: str
+    state: str = ""
+    took_ms: float = 0.0
+    why: str = ""
+
+
+STEP_VERBS: Final = (
+    "drain",
+    "stop",
+    "destroy_ci",
+    "destroy_gi",
+    "create_gi",
+    "create_ci",
+    "start",
+    "load",
+    "warm_up",
+    "lock_clock",
+)

@@ -1,0 +1,44 @@
+"""What the operator wants."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+class ObjectiveMode(IntEnum):
+    """BUDGET: mean accuracy over a window. INSTANT: at every instant. LAMBDA: CLOVER Eq. 3."""
+
+    UNSPECIFIED = 0
+    BUDGET = 1
+    INSTANT = 2
+    LAMBDA = 3
+
+
+class ActMode(IntEnum):
+    """How far the controller may go."""
+
+    UNSPECIFIED = 0
+    OBSERVE = 1
+    ADVISE = 2
+    ACT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What the operator wants of one family. Accuracies are absolute fractions; `slo_quantile` in (0, 1)."""
+
+    family: str = ""
+    mode: ObjectiveMode = ObjectiveMode.UNSPECIFIED
+    slo_ms: float = 0.0
+    slo_quantile: float = 0.0
+    min_accuracy: float = 0.0
+    lambda_weight: float = 0.0
+    base_intensity_g_per_kwh: float = 0.0
+    base_j_per_request: float = 0.0
+    pue: float = 0.0
+    number: int = 0
+    params: Mapping[str, float] = field(default_factory=dict)
+    window_s: float = 0.0
+    hard_min_accuracy: float = 0.0
+    replicas_min: int = 0
+    spread_min: int = 0

@@ -1,0 +1,217 @@
+"""What makes a plan legal, and what makes two plans the same. `Plan.check` of the contracts lives here.
+
+Refused: overlapping or illegal placements; a slice on an ASLEEP or LOST device; memory of cohosted variants above the
+slice's; a route to a slice or variant that is not planned; weights that do not sum to 1 per (family, stage); a missing
+stage; a clock outside the supported list; credits 0 on a live target; capacity below demand unless `degraded` says so;
+an objective older than the stored one.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from itertools import combinations, groupby
+from typing import Any, Final
+
+from trefoil.core.catalog import Catalog
+from trefoil.core.common import Revision
+from trefoil.core.demand import Demand
+from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.errors import PlanError, TrefoilError
+from trefoil.core.fleet import DeviceKind, DeviceState, FleetState, SliceKey
+from trefoil.core.objective import Objective
+from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
+
+WEIGHT_TOLERANCE: Final = 1e-6
+CONTEXT_MIB: Final = 400  # overhead of one Triton with a CUDA context; an assumption until it is measured
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, tuples and enums as JSON-ready values, in a canonical form."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, IntEnum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in sorted(value.items())}
+    if isinstance(value, tuple | list):
+        return [plain(v) for v in value]
+    return value
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def node_digest(plan: NodePlan) -> str:
+    """Equal for equal desired states, whatever their revision."""
+    devices = sorted(plan.devices, key=lambda d: d.device)
+    return _hash([dataclasses.replace(d, slices=tuple(sorted(d.slices, key=lambda s: s.key))) for d in devices])
+
+
+def plan_digest(plan: Plan) -> str:
+    """Equal for equal desired states and routes, whatever their revision, reason or age."""
+    nodes = sorted((node.node, node_digest(node)) for node in plan.nodes)
+    routes = [
+        dataclasses.replace(
+            route,
+            targets=tuple(
+                dataclasses.replace(t, weight=round(t.weight, 9))
+                for t in sorted(route.targets, key=lambda t: (t.stage, t.slice))
+            ),
+        )
+        for route in sorted(plan.routes, key=lambda r: r.family)
+    ]
+    return _hash([nodes, routes])
+
+
+def sealed(node: NodePlan, revision: Revision) -> NodePlan:
+    """The node plan with its revision and digest filled in."""
+    return dataclasses.replace(node, revision=revision, digest=node_digest(node))
+
+
+def check(
+    plan: Plan,
+    fleet: FleetState,
+    catalog: Catalog,
+    demand: Sequence[Demand] = (),
+    stored: Sequence[Objective] = (),
+) -> None:
+    """Refuse a plan that must not be rolled out.
+
+    Raises:
+        PlanError: the first rule broken, naming field, value and remedy.
+    """
+    for node in plan.nodes:
+        check_node(node, fleet, catalog)
+    hosted = {
+        (part.key, h.variant, h.stage): h
+        for node in plan.nodes
+        for d in node.devices
+        for part in d.slices
+        for h in part.hosted
+    }
+    for route in plan.routes:
+        _check_route(route, hosted)
+    if not plan.degraded:
+        _check_capacity(plan, demand)
+    newest = {o.family: o.number for o in stored}
+    for objective in plan.objectives:
+        if objective.number < newest.get(objective.family, 0):
+            raise PlanError(
+                f"decided on an old objective of {objective.family}; {newest[objective.family]} is stored",
+                field="objectives.number",
+                value=objective.number,
+                remedy="plan again",
+            )
+
+
+def check_node(node: NodePlan, fleet: FleetState, catalog: Catalog) -> None:
+    """The rules that need one node only; agents call this before they touch anything.
+
+    Raises:
+        PlanError: the first rule broken.
+    """
+    for device in node.devices:
+        if not device.device.startswith(f"{node.node}/"):
+            raise PlanError("is not a device of this node", field=f"nodes[{node.node}].device", value=device.device)
+        try:
+            status = fleet.device(device.device)
+        except KeyError:
+            raise PlanError(
+                "no node reports this device",
+                field="device",
+                value=device.device,
+                remedy="plan on devices in `trefoil status`",
+            ) from None
+        _check_device(device, status.type, status.state, catalog)
+
+
+def _check_device(device: PlannedDevice, type_name: str, observed: DeviceState, catalog: Catalog) -> None:
+    here = f"device {device.device}"
+    if device.slices and device.target != DeviceState.AWAKE:
+        raise PlanError(
+            f"slices on a device planned {device.target.name}", field=f"{here}.target", value=device.target.name
+        )
+    if device.slices and observed == DeviceState.LOST:
+        raise PlanError("slices on a LOST device", field=here, value=observed.name, remedy="plan on the other devices")
+    kind = device_type(type_name)
+    for clock in (device.clock_min_mhz, device.clock_max_mhz):
+        if clock and clock not in kind.clocks_mhz:
+            raise PlanError("not a supported clock", field=f"{here}.clock_mhz", value=clock, remedy=f"see {type_name}")
+    for part in device.slices:
+        _check_slice(part, type_name, catalog)
+    for a, b in combinations(device.slices, 2):
+        if a.key.overlaps(b.key):
+            raise PlanError("two slices overlap", field=f"{here}.slices", value=(a.key.name, b.key.name))
+    if kind.kind == DeviceKind.MIG_GPU:
+        used = sum(slice_type(kind, part.key.slice_type).compute_slices for part in device.slices)
+        if used > 7:
+            raise PlanError("more than 7 compute slices", field=f"{here}.slices", value=used)
+
+
+def _check_slice(part: PlannedSlice, type_name: str, catalog: Catalog) -> None:
+    kind = device_type(type_name)
+    try:
+        shape = slice_type(kind, part.key.slice_type)
+    except TrefoilError as error:
+        raise PlanError(str(error), field=f"slice {part.key.name}") from error
+    if part.key.start not in shape.starts or part.key.size != shape.memory_slices:
+        raise PlanError(
+            f"a {shape.name} of {type_name} starts at one of {shape.starts} with size {shape.memory_slices}",
+            field=f"slice {part.key.name}",
+            value=(part.key.start, part.key.size),
+        )
+    if not part.hosted:
+        raise PlanError("a slice that hosts nothing", field=f"slice {part.key.name}.hosted", value=())
+    need_mib = CONTEXT_MIB
+    for hosted in part.hosted:
+        try:
+            variant = catalog.family(hosted.family).variant(hosted.variant)
+        except TrefoilError as error:
+            raise PlanError(str(error), field=f"slice {part.key.name}.hosted") from error
+        if hosted.version != variant.version:
+            raise PlanError(
+                f"{variant.name} is version {variant.version}", field="hosted.version", value=hosted.version
+            )
+        need_mib += variant.memory_mib
+    if need_mib > shape.memory_mib:
+        raise PlanError(
+            f"needs {need_mib} MiB, a {shape.name} has {shape.memory_mib}",
+            field=f"slice {part.key.name}.hosted",
+            value=[h.variant for h in part.hosted],
+            remedy="host less on it",
+        )
+
+
+def _check_route(route: Route, hosted: Mapping[tuple[SliceKey, str, int], Any]) -> None:
+    here = f"route {route.family}"
+    for target in route.targets:
+        if (target.slice, target.variant, target.stage) not in hosted:
+            raise PlanError("routes to what is not planned", field=here, value=(target.slice.name, target.variant))
+        if not target.draining and target.credits < 1:
+            raise PlanError("a live target without credits", field=f"{here}.credits", value=target.credits)
+        if target.weight < 0:
+            raise PlanError("a negative weight", field=f"{here}.weight", value=target.weight)
+    live = sorted((t for t in route.targets if not t.draining), key=lambda t: t.stage)
+    for stage, targets in groupby(live, key=lambda t: t.stage):
+        total = sum(t.weight for t in targets)
+        if abs(total - 1) > WEIGHT_TOLERANCE:
+            raise PlanError(f"weights of stage {stage} sum to {total:.6f}, not 1", field=f"{here}.weight", value=total)
+    stages = {h.stages or 1 for (_, _, _), h in hosted.items() if h.family == route.family}
+    missing = set(range(max(stages, default=1))) - {t.stage for t in live}
+    if missing and live:
+        raise PlanError("no live target for a stage", field=f"{here}.stage", value=sorted(missing))
+
+
+def _check_capacity(plan: Plan, demand: Sequence[Demand]) -> None:
+    for wanted in demand:
+        expected = plan.expected.get(wanted.family)
+        if expected is not None and expected.capacity_per_s < wanted.rate_per_s:
+            raise PlanError(
+                f"capacity {expected.capacity_per_s:.1f}/s is below the demand {wanted.rate_per_s:.1f}/s",
+                field=f"expected[{wanted.family}].capacity_per_s",
+                value=expected.capacity_per_s,
+                remedy="raise capacity, or name the rung in `degraded`",
+            )
