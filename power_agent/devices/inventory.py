@@ -1,0 +1,418 @@
+"""What the agent sees of its GPUs: one typed wrapper over the unmodified pynvml, the same for real and simulated hardware.
+
+Slices are named by (profile, start, size) as in plans; GPU-instance ids and MIG UUIDs are read anew at each listing and never
+kept, because drivers reuse the one and change the other. NVML keeps no generation: the agent counts re-creations in its
+journal. Nothing here retries: the caller knows how long it may wait (errors say who holds what).
+"""
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pynvml
+
+from power_agent.devices.errors import DeviceError, DeviceUnsupported, NoRoom, SliceMissing
+from power_agent.devices.nvml_errors import translated
+from trefoil.core.fleet import SliceKey
+
+CLOCK_EVENT_REASONS: Final = {
+    0x1: "idle",
+    0x2: "locked_or_application_clocks",
+    0x4: "software_power_cap",
+    0x8: "hardware_slowdown",
+    0x10: "sync_boost",
+    0x20: "software_thermal",
+    0x40: "hardware_thermal",
+    0x80: "power_brake",
+}
+# NVML's constant of the compute-instance profile that fills a GPU instance of that many compute slices.
+FULL_WIDTH_CI_CONSTANT: Final = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
+REV1_GI_CONSTANT: Final = 7  # 1g with the media engines: its compute instance has a constant of its own, also 7
+MEBIBYTE: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedDevice:
+    """One GPU as the driver reports it now."""
+
+    device: str  # "<node>/gpu<index>"
+    index: int
+    uuid: str
+    type: str  # name of the DeviceType: NVML's name without the vendor
+    memory_mib: int
+    mig_capable: bool
+    mig_current: bool
+    mig_pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedSlice:
+    """One GPU instance. `mig_uuid` is empty while it has no compute instance (an interrupted creation)."""
+
+    key: SliceKey
+    gi_id: int
+    ci_id: int | None
+    mig_uuid: str
+    memory_mib: int
+    sm_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedProcess:
+    pid: int
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A GPU-instance profile of one device. `constant` asks for the profile, `id` creates and lists: they differ."""
+
+    name: str
+    constant: int
+    id: int
+    compute_slices: int
+    instances_max: int
+    sm_count: int
+    memory_mib: int
+    placements: tuple[tuple[int, int], ...]  # (start, size) in memory slices
+
+
+class Inventory:
+    """Long-lived view of one node's GPUs. Every method raises a DeviceError subclass when the driver refuses."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._handles: dict[str, Any] = {}
+        self._profiles: dict[str, tuple[Profile, ...]] = {}
+        self._initialised = False
+
+    # --- lifecycle -------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Initialise NVML. Raises DriverUnavailable when there is no driver; may be called again after that."""
+        with translated(self._node, "initialise NVML"):
+            pynvml.nvmlInit()
+        self._initialised = True
+        self._handles.clear()
+        self._profiles.clear()
+
+    def close(self) -> None:
+        if self._initialised:
+            self._initialised = False
+            with translated(self._node, "shut NVML down"):
+                pynvml.nvmlShutdown()
+
+    def driver_version(self) -> str:
+        with translated(self._node, "read the driver version"):
+            return str(pynvml.nvmlSystemGetDriverVersion())
+
+    # --- devices ---------------------------------------------------------------------------------------------------------
+
+    def list_devices(self) -> tuple[ObservedDevice, ...]:
+        with translated(self._node, "list devices"):
+            count = pynvml.nvmlDeviceGetCount()
+            return tuple(self._observe_device(index) for index in range(count))
+
+    def energy_j(self, device: str) -> float | None:
+        """Joules since the driver was loaded; None where this device has no counter. A decrease means a driver reload."""
+        return self._optional(device, "read the energy counter", pynvml.nvmlDeviceGetTotalEnergyConsumption, 1e-3)
+
+    def power_w(self, device: str) -> float | None:
+        return self._optional(device, "read power", pynvml.nvmlDeviceGetPowerUsage, 1e-3)
+
+    def power_limit_w(self, device: str) -> float | None:
+        return self._optional(device, "read the power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, 1e-3)
+
+    def set_power_limit_w(self, device: str, limit_w: float) -> None:
+        with translated(device, f"set the power limit to {limit_w:g} W"):
+            pynvml.nvmlDeviceSetPowerManagementLimit(self._handle(device), round(limit_w * 1e3))
+
+    def temperature_c(self, device: str) -> float | None:
+        def read(handle: Any) -> int:
+            return int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+
+        return self._optional(device, "read the temperature", read, 1.0)
+
+    def clock_mhz(self, device: str) -> int:
+        """The SM clock now; all slices of a GPU share it."""
+        with translated(device, "read the SM clock"):
+            return int(pynvml.nvmlDeviceGetClockInfo(self._handle(device), pynvml.NVML_CLOCK_SM))
+
+    def clocks_supported_mhz(self, device: str) -> tuple[int, ...]:
+        """Ascending SM clocks at the highest memory clock."""
+        with translated(device, "list supported clocks"):
+            handle = self._handle(device)
+            memory_mhz = max(pynvml.nvmlDeviceGetSupportedMemoryClocks(handle))
+            return tuple(sorted(pynvml.nvmlDeviceGetSupportedGraphicsClocks(handle, memory_mhz)))
+
+    def lock_clock(self, device: str, min_mhz: int, max_mhz: int) -> None:
+        """Survives this process and has no getter: whoever locks must hold a lease and a journal entry."""
+        with translated(device, f"lock clocks to {min_mhz}-{max_mhz} MHz"):
+            pynvml.nvmlDeviceSetGpuLockedClocks(self._handle(device), min_mhz, max_mhz)
+
+    def reset_clock(self, device: str) -> None:
+        with translated(device, "reset locked clocks"):
+            pynvml.nvmlDeviceResetGpuLockedClocks(self._handle(device))
+
+    def clock_event_reasons(self, device: str) -> tuple[str, ...]:
+        with translated(device, "read clock event reasons"):
+            bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle(device))
+        return tuple(name for bit, name in CLOCK_EVENT_REASONS.items() if bits & bit)
+
+    def set_mig_mode(self, device: str, enabled: bool) -> ObservedDevice:
+        """Ask for MIG mode and read it back: on A100 `mig_current` changes only with the reset of an idle GPU."""
+        with translated(device, "set MIG mode"):
+            pynvml.nvmlDeviceSetMigMode(self._handle(device), int(enabled))  # returns a status, not an error: re-read
+            return self._observe_device(self._index(device))
+
+    # --- slices ----------------------------------------------------------------------------------------------------------
+
+    def profiles(self, device: str) -> tuple[Profile, ...]:
+        """GPU-instance profiles of this device, read once per driver load."""
+        if device not in self._profiles:
+            with translated(device, "read MIG profiles"):
+                self._profiles[device] = self._read_profiles(device)
+        return self._profiles[device]
+
+    def gpu_instances(self, device: str) -> tuple[ObservedSlice, ...]:
+        """Every GPU instance that exists now, ordered by start; also those without a compute instance."""
+        with translated(device, "list GPU instances"):
+            found = [
+                self._observe_slice(device, profile, instance)
+                for profile in self.profiles(device)
+                for instance in self._instances(device, profile)
+            ]
+        return tuple(sorted(found, key=lambda observed: observed.key.start))
+
+    def create_slice(self, device: str, slice_type: str, start: int) -> ObservedSlice:
+        """GPU instance at that start, one full-width compute instance, UUID read after creation.
+
+        Idempotent: what exists already is completed or returned. A GPU instance whose compute instance cannot be made is
+        removed again. Raises NoRoom when something else occupies the place (the text names it).
+        """
+        key = self.create_gpu_instance(device, slice_type, start).key
+        try:
+            return self.create_compute_instance(key)
+        except DeviceError:
+            self.destroy_gpu_instance(key)
+            raise
+
+    def destroy_slice(self, key: SliceKey) -> None:
+        """Compute instances, then the GPU instance, then a listing that proves it gone. Idempotent.
+
+        Raises:
+            DeviceBusy: processes still run there; `holders` names their pids.
+            DeviceError: the driver reported success but the instance is still listed.
+        """
+        self.destroy_compute_instances(key)
+        self.destroy_gpu_instance(key)
+
+    def create_gpu_instance(self, device: str, slice_type: str, start: int) -> ObservedSlice:
+        profile = self._profile(device, slice_type)
+        sizes = dict(profile.placements)
+        if start not in sizes:
+            starts = ", ".join(str(begin) for begin, _ in profile.placements)
+            raise DeviceUnsupported(f"{device}: {slice_type} cannot start at {start}", remedy=f"one of {starts}")
+        key = SliceKey(device, slice_type, start, sizes[start])
+        existing = self._find(key)
+        if existing is not None:
+            return self._observe_slice(device, profile, existing)
+        placement = pynvml.c_nvmlGpuInstancePlacement_t(start, sizes[start])
+        try:
+            with translated(device, f"create {slice_type} at {start}"):
+                instance = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+                    self._handle(device), profile.id, ctypes.byref(placement)
+                )
+                return self._observe_slice(device, profile, instance)
+        except NoRoom as error:
+            held = ", ".join(f"{other.key.slice_type}@{other.key.start}" for other in self.gpu_instances(device))
+            message = f"{device}: no room for {slice_type} at {start}, it holds {held or 'nothing'}"
+            raise NoRoom(message, remedy="list the instances and plan around them", code=error.code) from error
+
+    def create_compute_instance(self, key: SliceKey) -> ObservedSlice:
+        profile = self._profile(key.device, key.slice_type)
+        instance = self._find(key)
+        if instance is None:
+            raise SliceMissing(f"{key.name}: no such GPU instance", remedy="create it first")
+        observed = self._observe_slice(key.device, profile, instance)
+        if observed.ci_id is not None:
+            return observed
+        constant = (
+            profile.constant if profile.constant == REV1_GI_CONSTANT else FULL_WIDTH_CI_CONSTANT[profile.compute_slices]
+        )
+        with translated(key.device, f"create the compute instance of {key.name}"):
+            ci_profile = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                instance, constant, pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+            )
+            pynvml.nvmlGpuInstanceCreateComputeInstance(instance, ci_profile.id)
+            return self._observe_slice(key.device, profile, instance)
+
+    def destroy_compute_instances(self, key: SliceKey) -> None:
+        instance = self._find(key)
+        if instance is None:
+            return
+        profile = self._profile(key.device, key.slice_type)
+        for compute in self._compute_instances(profile, instance):
+            with translated(key.device, f"destroy the compute instance of {key.name}", lambda: self._holders(key)):
+                pynvml.nvmlComputeInstanceDestroy(compute)
+
+    def destroy_gpu_instance(self, key: SliceKey) -> None:
+        instance = self._find(key)
+        if instance is None:
+            return
+        with translated(key.device, f"destroy {key.name}", lambda: self._holders(key)):
+            pynvml.nvmlGpuInstanceDestroy(instance)
+        if self._find(key) is not None:
+            message = f"{key.name}: the driver reported the instance destroyed, but still lists it"
+            raise DeviceError(message, remedy="retry; if it stays, reset the GPU")
+
+    def processes(self, mig_uuid: str) -> tuple[ObservedProcess, ...]:
+        """Compute processes on a MIG device (or, with MIG off, on a whole GPU by its UUID).
+
+        Raises:
+            SliceMissing: no such MIG device any more.
+        """
+        with translated(mig_uuid, "list processes"):
+            handle = pynvml.nvmlDeviceGetHandleByUUID(mig_uuid)
+            rows = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        return tuple(ObservedProcess(int(row.pid), int(row.usedGpuMemory or 0) // MEBIBYTE) for row in rows)
+
+    # --- helpers ---------------------------------------------------------------------------------------------------------
+
+    def _index(self, device: str) -> int:
+        node, _, name = device.rpartition("/")
+        if node != self._node or not name.startswith("gpu") or not name[3:].isdigit():
+            raise SliceMissing(f"{device!r} is not a GPU of {self._node}", remedy=f"'{self._node}/gpu<index>'")
+        return int(name[3:])
+
+    def _handle(self, device: str) -> Any:
+        if device not in self._handles:
+            self._handles[device] = pynvml.nvmlDeviceGetHandleByIndex(self._index(device))
+        return self._handles[device]
+
+    def _observe_device(self, index: int) -> ObservedDevice:
+        device = f"{self._node}/gpu{index}"
+        handle = self._handle(device)
+        try:
+            current, pending = pynvml.nvmlDeviceGetMigMode(handle)
+            capable = True
+        except pynvml.NVMLError_NotSupported:
+            current, pending, capable = 0, 0, False
+        return ObservedDevice(
+            device=device,
+            index=index,
+            uuid=pynvml.nvmlDeviceGetUUID(handle),
+            type=str(pynvml.nvmlDeviceGetName(handle)).removeprefix("NVIDIA "),
+            memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MEBIBYTE,
+            mig_capable=capable,
+            mig_current=bool(current),
+            mig_pending=bool(pending),
+        )
+
+    def _optional(self, device: str, verb: str, read: Any, scale: float) -> float | None:
+        try:
+            with translated(device, verb):
+                return float(read(self._handle(device))) * scale
+        except DeviceUnsupported:
+            return None
+
+    def _profile(self, device: str, slice_type: str) -> Profile:
+        for profile in self.profiles(device):
+            if profile.name == slice_type:
+                return profile
+        names = ", ".join(profile.name for profile in self.profiles(device))
+        raise DeviceUnsupported(f"{device} has no MIG profile {slice_type!r}", remedy=f"one of {names or 'none'}")
+
+    def _read_profiles(self, device: str) -> tuple[Profile, ...]:
+        handle = self._handle(device)
+        found = []
+        for constant in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+            try:
+                info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, constant)
+            except pynvml.NVMLError_NotSupported:
+                continue
+            except pynvml.NVMLError_InvalidArgument:
+                break  # an older driver knows fewer constants than this pynvml
+            count = ctypes.c_uint(0)
+            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, info.id, None, ctypes.byref(count))
+            placements = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
+            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, info.id, placements, ctypes.byref(count))
+            found.append(
+                Profile(
+                    name=str(info.name).removeprefix("MIG "),
+                    constant=constant,
+                    id=info.id,
+                    compute_slices=info.sliceCount,
+                    instances_max=info.instanceCount,
+                    sm_count=info.multiprocessorCount,
+                    memory_mib=info.memorySizeMB,
+                    placements=tuple((place.start, place.size) for place in placements[: count.value]),
+                )
+            )
+        return tuple(found)
+
+    def _instances(self, device: str, profile: Profile) -> list[Any]:
+        count = ctypes.c_uint(profile.instances_max)
+        instances = (pynvml.c_nvmlGpuInstance_t * profile.instances_max)()
+        pynvml.nvmlDeviceGetGpuInstances(self._handle(device), profile.id, instances, ctypes.byref(count))
+        return list(instances[: count.value])
+
+    def _compute_instances(self, profile: Profile, instance: Any) -> list[Any]:
+        """All compute instances, whatever their width: a foreign tool may have cut the GPU instance differently."""
+        found: list[Any] = []
+        for width, constant in FULL_WIDTH_CI_CONSTANT.items():
+            if width > profile.compute_slices:
+                break
+            if profile.constant == REV1_GI_CONSTANT:
+                constant = REV1_GI_CONSTANT
+            room = profile.compute_slices // width
+            count = ctypes.c_uint(room)
+            computes = (pynvml.c_nvmlComputeInstance_t * room)()
+            # Compute-instance profile ids equal their constants on every documented device.
+            pynvml.nvmlGpuInstanceGetComputeInstances(instance, constant, computes, ctypes.byref(count))
+            found += computes[: count.value]
+        return found
+
+    def _observe_slice(self, device: str, profile: Profile, instance: Any) -> ObservedSlice:
+        info = pynvml.nvmlGpuInstanceGetInfo(instance)
+        key = SliceKey(device, profile.name, info.placement.start, info.placement.size)
+        ci_id, mig_uuid = None, ""
+        for compute in self._compute_instances(profile, instance):
+            compute_info = pynvml.nvmlComputeInstanceGetInfo(compute)
+            if ci_id is None:
+                ci_id, mig_uuid = compute_info.id, str(pynvml.nvmlDeviceGetUUID(compute_info.device))
+        return ObservedSlice(key, info.id, ci_id, mig_uuid, profile.memory_mib, profile.sm_count)
+
+    def _find(self, key: SliceKey) -> Any | None:
+        profile = self._profile(key.device, key.slice_type)
+        with translated(key.device, f"look for {key.name}"):
+            for instance in self._instances(key.device, profile):
+                if pynvml.nvmlGpuInstanceGetInfo(instance).placement.start == key.start:
+                    return instance
+        return None
+
+    def _holders(self, key: SliceKey) -> tuple[int, ...]:
+        for observed in self.gpu_instances(key.device):
+            if observed.key == key and observed.mig_uuid:
+                return tuple(process.pid for process in self.processes(observed.mig_uuid))
+        return ()
+
+
+def boot_id() -> str:
+    """Changes with each boot of the machine (Linux)."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def driver_load_id(marker: Path = Path("/dev/nvidiactl")) -> str:
+    """Changes with each load of the driver: GPU instances, locks and the energy counter do not survive it.
+
+    `marker` is the driver's control node on hardware, and `<node dir>/driver_load_id` of a simulated node.
+    """
+    if marker.is_file():
+        return marker.read_text().strip()
+    try:
+        status = marker.stat()
+    except FileNotFoundError:
+        return ""  # no driver loaded
+    return f"{status.st_ino}-{status.st_ctime_ns}"

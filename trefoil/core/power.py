@@ -1,0 +1,77 @@
+"""One power law, for the simulated driver's truth and for every estimate made from profiles.
+
+P = idle_w(state, clock) + sum over slices of busy * density * sm_share * dynamic_w * clock_law(clock).
+
+idle_w    belongs to the device: sleep_w when asleep, else DeviceType.idle_w scaled weakly with the clock.
+density   how much of the slice's dynamic power a variant draws while it computes (1 = all of it).
+sm_share  streaming multiprocessors of the slice over those of the whole device in MIG mode.
+dynamic_w span between idle and an inference load that keeps every SM busy; below max_w - idle_w, because inference does not
+          reach the board limit. Labelled synthetic until measured.
+clock_law c1 r + c3 r^3 with r = f / f_max: linear in activity at constant voltage, cubic where voltage follows (Zeus, mu-Serve).
+
+`saturated_w` bends the sum slightly: two busy slices draw a little less than twice one. The planner does not know this: truth
+and estimate differ on purpose (at most CONCAVITY of the dynamic power).
+"""
+
+from typing import Final
+
+from trefoil.core.device_types import slice_type
+from trefoil.core.fleet import DeviceState, DeviceType
+
+DYNAMIC_W: Final = {
+    "A100-SXM4-40GB": 250.0
+}  # synthetic: inference at full width draws about 305 W of the 400 W board limit
+CLOCK_LINEAR: Final = 0.45  # c1, our choice: at 60 % clock the active power is 0.39 of its maximum
+CLOCK_CUBIC: Final = 1.0 - CLOCK_LINEAR
+IDLE_CLOCK_SHARE: Final = 0.15  # share of idle power that follows the clock
+CONCAVITY: Final = 0.02  # excess of small loads over their linear share, truth only
+WHOLE: Final = "whole"
+
+
+def dynamic_w(device: DeviceType) -> float:
+    """Span between idle and every SM busy with inference at the highest clock."""
+    return DYNAMIC_W.get(device.name, device.max_w - device.idle_w)
+
+
+def clock_ratio(device: DeviceType, clock_mhz: int) -> float:
+    """Clock over the highest clock; 1 where the device has no clock list."""
+    return clock_mhz / max(device.clocks_mhz) if device.clocks_mhz and clock_mhz else 1.0
+
+
+def clock_law(device: DeviceType, clock_mhz: int) -> float:
+    """Active power at this clock over active power at the highest."""
+    ratio = clock_ratio(device, clock_mhz)
+    return CLOCK_LINEAR * ratio + CLOCK_CUBIC * ratio**3
+
+
+def idle_w(device: DeviceType, state: DeviceState, clock_mhz: int) -> float:
+    """Baseline of a device on which nothing computes. A lost device is counted as asleep: nobody can know better."""
+    if state in (DeviceState.ASLEEP, DeviceState.LOST):
+        return device.sleep_w
+    return device.idle_w * (1.0 - IDLE_CLOCK_SHARE * (1.0 - clock_ratio(device, clock_mhz)))
+
+
+def sm_share(device: DeviceType, slice_type_name: str) -> float:
+    """SMs of a slice over those of the device in MIG mode; a whole GPU is 1."""
+    if slice_type_name == WHOLE:
+        return 1.0
+    return slice_type(device, slice_type_name).sm_count / max(s.sm_count for s in device.slice_types)
+
+
+def active_w(device: DeviceType, slice_type_name: str, clock_mhz: int, density: float = 1.0) -> float:
+    """Power above idle of one slice that computes without pause."""
+    return density * sm_share(device, slice_type_name) * dynamic_w(device) * clock_law(device, clock_mhz)
+
+
+def density(
+    device: DeviceType, slice_type_name: str, clock_mhz: int, service_s: float, energy_active_j: float
+) -> float:
+    """The density that makes a batch of this service time cost this energy: inverse of `active_w`."""
+    assert service_s > 0
+    return energy_active_j / (service_s * active_w(device, slice_type_name, clock_mhz))
+
+
+def saturated_w(device: DeviceType, linear_w: float) -> float:
+    """What the slices together draw above idle, from the sum of their linear shares. Equal at 0 and at full load."""
+    span_w = dynamic_w(device)
+    return linear_w * (1.0 + CONCAVITY * (1.0 - linear_w / span_w)) if linear_w < span_w else linear_w
