@@ -1,0 +1,96 @@
+"""The only place that reads time. Shells take a `Clock`; brains take `now_s` as a number.
+
+`now_s` is for humans and for values that cross machines; durations and leases are counted on `monotonic_s`.
+"""
+
+import asyncio
+import heapq
+import itertools
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A source of time."""
+
+    def now_s(self) -> float:
+        """UTC seconds since the epoch."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Seconds that never jump; comparable only inside one process."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after that many seconds of this clock."""
+        ...
+
+
+class WallClock:
+    """Real time."""
+
+    def now_s(self) -> float:
+        return time.time()
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def block(self, seconds: float) -> None:
+        """Sleep in a plain thread (never on an event loop)."""
+        time.sleep(seconds)
+
+
+class ManualClock:
+    """Time that moves only when told to: `await clock.advance(s)` also runs whoever was sleeping, in order."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self._now_s = now_s
+        self._elapsed_s = 0.0
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._order = itertools.count()
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def monotonic_s(self) -> float:
+        return self._elapsed_s
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._elapsed_s + seconds, next(self._order), woken))
+        await woken
+
+    def move(self, seconds: float) -> None:
+        """Advance without an event loop; sleepers that are due wake when their loop runs next."""
+        assert seconds >= 0, "time does not go back; use jump() for the wall clock"
+        self._elapsed_s += seconds
+        self._now_s += seconds
+        while self._sleepers and self._sleepers[0][0] <= self._elapsed_s:
+            woken = heapq.heappop(self._sleepers)[2]
+            if not woken.done():
+                woken.set_result(None)
+
+    def jump(self, seconds: float) -> None:
+        """Step the wall clock alone, as an operator or NTP does: monotonic time and sleepers do not notice."""
+        self._now_s += seconds
+
+    async def advance(self, seconds: float) -> None:
+        """Advance, stopping at each sleeper's time on the way, so that loops tick as often as in real time."""
+        target_s = self._elapsed_s + seconds
+        await self._settle()
+        while self._sleepers and self._sleepers[0][0] <= target_s:
+            self.move(max(0.0, self._sleepers[0][0] - self._elapsed_s))
+            await self._settle()
+        self.move(max(0.0, target_s - self._elapsed_s))
+        await self._settle()
+
+    async def _settle(self) -> None:
+        # A woken task may need several turns of the loop before it sleeps again.
+        for _ in range(20):
+            await asyncio.sleep(0)

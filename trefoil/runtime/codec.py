@@ -1,0 +1,302 @@
+"""The only converter between `trefoil.core` dataclasses, protobuf messages, bytes and canonical JSON.
+
+Reflective: the table below pairs classes, the fields pair by name. Proto field `x_at` (Timestamp) is dataclass field
+`x_at_s` (UTC seconds; 0.0 = unset); a sub-message is a dataclass or None when unset; repeated is a tuple, map a dict.
+Timestamps carry whole microseconds, which is as fine as a float of this century resolves.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any, Final, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from protos.types.v1 import carbon_pb2, common_pb2, energy_pb2, fleet_pb2, load_pb2, plan_pb2
+from trefoil.core import carbon, common, demand, energy, errors, fleet, latency, objective, plan
+
+MESSAGES: Final[Mapping[type, type[Message]]] = {
+    common.Revision: common_pb2.Revision,
+    common.Lease: common_pb2.Lease,
+    common.Provenance: common_pb2.Provenance,
+    latency.Histogram: common_pb2.Histogram,
+    carbon.Series: carbon_pb2.Series,
+    carbon.CarbonReading: carbon_pb2.CarbonReading,
+    carbon.CarbonBand: carbon_pb2.CarbonBand,
+    carbon.CarbonForecast: carbon_pb2.CarbonForecast,
+    carbon.CarbonRatio: carbon_pb2.CarbonRatio,
+    fleet.SliceType: fleet_pb2.SliceType,
+    fleet.DeviceType: fleet_pb2.DeviceType,
+    fleet.SliceKey: fleet_pb2.SliceKey,
+    fleet.Hosted: fleet_pb2.Hosted,
+    fleet.ClockLease: fleet_pb2.ClockLease,
+    fleet.SliceStatus: fleet_pb2.SliceStatus,
+    fleet.DeviceStatus: fleet_pb2.DeviceStatus,
+    fleet.NodeStatus: fleet_pb2.NodeStatus,
+    objective.Objective: plan_pb2.Objective,
+    plan.PlannedSlice: plan_pb2.PlannedSlice,
+    plan.PlannedDevice: plan_pb2.PlannedDevice,
+    plan.NodePlan: plan_pb2.NodePlan,
+    plan.RouteTarget: plan_pb2.RouteTarget,
+    plan.Route: plan_pb2.Route,
+    plan.Expected: plan_pb2.Expected,
+    plan.InputStamp: plan_pb2.InputStamp,
+    plan.Plan: plan_pb2.Plan,
+    plan.Rollout: plan_pb2.Rollout,
+    plan.DecisionRecord: plan_pb2.DecisionRecord,
+    energy.HostedEnergy: energy_pb2.HostedEnergy,
+    energy.SliceEnergy: energy_pb2.SliceEnergy,
+    energy.EnergySample: energy_pb2.EnergySample,
+    energy.Receipt: energy_pb2.Receipt,
+    demand.LoadKey: load_pb2.LoadKey,
+    demand.LoadCell: load_pb2.LoadCell,
+    demand.LoadWindow: load_pb2.LoadWindow,
+    demand.SliceLoad: load_pb2.SliceLoad,
+    demand.TableAck: load_pb2.TableAck,
+    demand.LoadForecast: load_pb2.LoadForecast,
+    demand.ScaleSignal: load_pb2.ScaleSignal,
+}
+CLASSES: Final[Mapping[str, type]] = {pb.DESCRIPTOR.full_name: cls for cls, pb in MESSAGES.items()}
+
+TIMESTAMP: Final = Timestamp.DESCRIPTOR.full_name
+MICROS_PER_S: Final = 1_000_000
+
+T = TypeVar("T")
+
+
+def core_field_name(field: FieldDescriptor) -> str:
+    """The dataclass field that mirrors a proto field."""
+    is_time = field.message_type is not None and field.message_type.full_name == TIMESTAMP
+    return f"{field.name}_s" if is_time else str(field.name)
+
+
+def to_proto(obj: Any) -> Any:
+    """The protobuf message of a core dataclass."""
+    message = _message_class(type(obj))()
+    for copy in _writers(type(obj)):
+        copy(obj, message)
+    return message
+
+
+def from_proto(message: Message) -> Any:
+    """The core dataclass of a protobuf message.
+
+    Raises:
+        errors.InvalidInput: an enum value that this version does not know.
+    """
+    cls = CLASSES[message.DESCRIPTOR.full_name]
+    return cls(**{name: read(message) for name, read in _readers(cls)})
+
+
+def encode(obj: Any) -> bytes:
+    """Binary protobuf, the same bytes for equal objects within one version of the library."""
+    return typing.cast(bytes, to_proto(obj).SerializeToString(deterministic=True))
+
+
+def decode(cls: type[T], data: bytes) -> T:
+    """The inverse of `encode`.
+
+    Raises:
+        errors.InvalidInput: bytes that are not this message.
+    """
+    message = _message_class(cls)()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise errors.InvalidInput(
+            f"{len(data)} bytes are not a {cls.__name__}", remedy="the writer is of another version; restart it"
+        ) from error
+    return typing.cast(T, from_proto(message))
+
+
+def to_json(obj: Any) -> str:
+    """Canonical JSON of any core dataclass, also those without a message: sorted keys, enums by name, exact floats."""
+    return json.dumps(to_plain(obj), sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def from_json(cls: type[T], text: str) -> T:
+    """The inverse of `to_json`, which needs the class.
+
+    Raises:
+        errors.InvalidInput: not JSON, an unknown field, or a value of the wrong type.
+    """
+    try:
+        tree = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise errors.InvalidInput(f"not JSON: {error}", remedy="give the text that to_json wrote") from error
+    return typing.cast(T, from_plain(cls, tree, cls.__name__))
+
+
+def to_plain(obj: Any) -> Any:
+    """Nested dicts and lists of JSON types. Infinities are written as strings, which JSON cannot otherwise hold."""
+    if dataclasses.is_dataclass(obj):
+        return {field.name: to_plain(getattr(obj, field.name)) for field in dataclasses.fields(obj)}
+    if isinstance(obj, IntEnum):
+        return obj.name
+    if isinstance(obj, Mapping):
+        return {str(key): to_plain(value) for key, value in obj.items()}
+    if isinstance(obj, tuple | list):
+        return [to_plain(item) for item in obj]
+    if isinstance(obj, float) and not math.isfinite(obj):
+        return str(obj)
+    assert obj is None or isinstance(obj, bool | int | float | str), f"{type(obj)} has no canonical JSON"
+    return obj
+
+
+def from_plain(annotation: Any, tree: Any, path: str = "") -> Any:
+    """Rebuild a value of the annotated type; `path` names it in complaints."""
+    try:
+        return _rebuild(annotation, tree, path)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise errors.InvalidInput(
+            f"cannot become {annotation}: {error!r}", field=path, value=tree, remedy="use what to_json writes"
+        ) from error
+
+
+def _rebuild(annotation: Any, tree: Any, path: str) -> Any:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Union or origin is types.UnionType:
+        if tree is None and type(None) in arguments:
+            return None
+        members = [member for member in arguments if member is not type(None)]
+        if len(members) > 1:  # e.g. float | str: the JSON type decides
+            return next(tree for member in members if isinstance(tree, member))
+        return _rebuild(members[0], tree, path)
+    if origin is tuple:
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return tuple(from_plain(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(tree))
+        pairs = zip(arguments, tree, strict=True)
+        return tuple(from_plain(member, item, f"{path}[{i}]") for i, (member, item) in enumerate(pairs))
+    if origin is not None and issubclass(origin, Mapping):
+        return {_rebuild(arguments[0], k, path): from_plain(arguments[1], v, f"{path}.{k}") for k, v in tree.items()}
+    if dataclasses.is_dataclass(annotation):
+        return _rebuild_dataclass(typing.cast(type, annotation), tree, path)
+    if issubclass(annotation, IntEnum):
+        return annotation[tree]
+    if annotation is float:
+        return float(tree)
+    if annotation is int and isinstance(tree, str):
+        return int(tree)  # keys of a JSON object are text
+    if not isinstance(tree, annotation):
+        raise TypeError(f"{type(tree).__name__} is not {annotation.__name__}")
+    return tree
+
+
+def _rebuild_dataclass(cls: type, tree: Any, path: str) -> Any:
+    hints = _hints(cls)
+    for name in tree:
+        if name not in hints:
+            raise errors.InvalidInput(
+                "unknown field", field=f"{path}.{name}", remedy=f"use one of: {', '.join(sorted(hints))}"
+            )
+    return cls(**{name: from_plain(hints[name], value, f"{path}.{name}") for name, value in tree.items()})
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _message_class(cls: type) -> type[Message]:
+    assert cls in MESSAGES, f"{cls.__name__} has no message; add it to MESSAGES"
+    return MESSAGES[cls]
+
+
+@functools.cache
+def _writers(cls: type) -> tuple[Callable[[Any, Any], None], ...]:
+    return tuple(_writer(field) for field in _message_class(cls).DESCRIPTOR.fields)
+
+
+def _writer(field: FieldDescriptor) -> Callable[[Any, Any], None]:
+    """One function that copies this field from dataclass to message. Built once: the hot path only calls it."""
+    name, core_name = field.name, core_field_name(field)
+    if _is_map(field):
+        holds_messages = field.message_type.fields_by_name["value"].message_type is not None
+
+        def write_map(obj: Any, message: Any) -> None:
+            target = getattr(message, name)
+            for key, value in getattr(obj, core_name).items():
+                if holds_messages:
+                    target[key].CopyFrom(to_proto(value))
+                else:
+                    target[key] = value
+
+        return write_map
+    if core_name != name:
+
+        def write_time(obj: Any, message: Any) -> None:
+            value_s = getattr(obj, core_name)
+            if value_s:
+                micros = round(value_s * MICROS_PER_S)
+                seconds, rest = divmod(micros, MICROS_PER_S)
+                target = getattr(message, name)
+                target.seconds, target.nanos = seconds, rest * 1000
+
+        return write_time
+    if field.message_type is not None and field.is_repeated:
+        return lambda obj, message: getattr(message, name).extend([to_proto(item) for item in getattr(obj, name)])
+    if field.message_type is not None:
+
+        def write_message(obj: Any, message: Any) -> None:
+            value = getattr(obj, name)
+            if value is not None:
+                getattr(message, name).CopyFrom(to_proto(value))
+
+        return write_message
+    if field.is_repeated:
+        return lambda obj, message: getattr(message, name).extend(getattr(obj, name))
+    return lambda obj, message: setattr(message, name, getattr(obj, name))
+
+
+@functools.cache
+def _readers(cls: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    hints = _hints(cls)
+    fields = _message_class(cls).DESCRIPTOR.fields
+    return tuple((core_field_name(field), _reader(field, hints[core_field_name(field)])) for field in fields)
+
+
+def _reader(field: FieldDescriptor, annotation: Any) -> Callable[[Any], Any]:
+    name = field.name
+    if _is_map(field):
+        if field.message_type.fields_by_name["value"].message_type is not None:
+            return lambda message: {key: from_proto(value) for key, value in getattr(message, name).items()}
+        return lambda message: dict(getattr(message, name))
+    if core_field_name(field) != name:
+
+        def read_time(message: Any) -> float:
+            if not message.HasField(name):
+                return 0.0
+            value = getattr(message, name)
+            return (value.seconds * MICROS_PER_S + value.nanos // 1000) / MICROS_PER_S
+
+        return read_time
+    if field.message_type is not None and field.is_repeated:
+        return lambda message: tuple(from_proto(item) for item in getattr(message, name))
+    if field.message_type is not None:
+        return lambda message: from_proto(getattr(message, name)) if message.HasField(name) else None
+    if field.enum_type is not None:
+        return functools.partial(_read_enum, name, annotation)
+    if field.is_repeated:
+        return lambda message: tuple(getattr(message, name))
+    return lambda message: getattr(message, name)
+
+
+def _read_enum(name: str, enum: type[IntEnum], message: Any) -> IntEnum:
+    try:
+        return enum(getattr(message, name))
+    except ValueError as error:
+        raise errors.InvalidInput(
+            f"unknown {enum.__name__}", field=name, value=getattr(message, name), remedy="update this process"
+        ) from error
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)

@@ -1,0 +1,440 @@
+"""Redis: every key, every write. One writer per key; a leased role's writes go through one script that fences them.
+
+All calls answer within `timeout_s` or raise `StateUnavailable`: serving never waits for Redis. Connecting is lazy, so
+a service starts, and goes on, without it. What each key means and what happens when it is lost: docs/state.md.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import redis.asyncio as redis
+from pydantic import SecretStr
+from redis import exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from trefoil.core import errors
+from trefoil.core.carbon import Series
+from trefoil.core.common import Lease
+from trefoil.runtime import codec, fenced
+from trefoil.runtime.clock import Clock, WallClock
+from trefoil.runtime.fenced import Append, Delete, Increment, Put, Write
+
+LEASE_TTL_S: Final = 5.0
+TIMEOUT_S: Final = 1.0
+POLL_S: Final = 1.0
+WRITES_MAX: Final = 100_000
+LOADS_MAX: Final = 1_200
+LOADS_TTL_S: Final = 900.0
+ACK_TTL_S: Final = 5.0
+
+__all__ = [
+    "ACK_TTL_S",
+    "LEASE_TTL_S",
+    "Append",
+    "Delete",
+    "Increment",
+    "Keys",
+    "Put",
+    "State",
+    "Write",
+    "series_name",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """All key names. `<series>` is zone:method:factors in lower case."""
+
+    cluster: str
+
+    @property
+    def prefix(self) -> str:
+        return f"trefoil:{self.cluster}:"
+
+    def changed(self) -> str:
+        """The pub/sub channel that carries key names as a hint."""
+        return f"{self.prefix}changed"
+
+    def epoch(self, role: str) -> str:
+        return f"{self.prefix}epoch:{role}"
+
+    def lease(self, role: str) -> str:
+        return f"{self.prefix}lease:{role}"
+
+    def writes(self, role: str) -> str:
+        return f"{self.prefix}writes:{role}"
+
+    def carbon_now(self, series: Series) -> str:
+        return f"{self.prefix}carbon:now:{series_name(series)}"
+
+    def carbon_history(self, series: Series) -> str:
+        return f"{self.prefix}carbon:history:{series_name(series)}"
+
+    def carbon_forecast(self, series: Series) -> str:
+        return f"{self.prefix}carbon:forecast:{series_name(series)}"
+
+    def carbon_ratio(self, series: Series) -> str:
+        return f"{self.prefix}carbon:ratio:{series_name(series)}"
+
+    def carbon_scores(self, series: Series) -> str:
+        return f"{self.prefix}carbon:scores:{series_name(series)}"
+
+    def carbon_now_prefix(self) -> str:
+        return f"{self.prefix}carbon:now:"
+
+    def objective(self, family: str) -> str:
+        return f"{self.objective_prefix()}{family}"
+
+    def objective_prefix(self) -> str:
+        return f"{self.prefix}objective:"
+
+    def plan(self) -> str:
+        return f"{self.prefix}plan"
+
+    def plan_node(self, node: str) -> str:
+        return f"{self.plan_node_prefix()}{node}"
+
+    def plan_node_prefix(self) -> str:
+        return f"{self.prefix}plan:node:"
+
+    def rollout(self) -> str:
+        return f"{self.prefix}rollout"
+
+    def decisions(self) -> str:
+        return f"{self.prefix}decisions"
+
+    def node(self, node: str) -> str:
+        return f"{self.node_prefix()}{node}"
+
+    def node_prefix(self) -> str:
+        return f"{self.prefix}node:"
+
+    def energy(self, node: str) -> str:
+        return f"{self.prefix}energy:{node}"
+
+    def energy_minutes(self, node: str) -> str:
+        return f"{self.prefix}energy:minutes:{node}"
+
+    def load(self, dispatcher: str, worker: int) -> str:
+        return f"{self.load_prefix()}{dispatcher}:{worker}"
+
+    def load_prefix(self) -> str:
+        return f"{self.prefix}load:"
+
+    def ack(self, dispatcher: str, worker: int) -> str:
+        return f"{self.ack_prefix()}{dispatcher}:{worker}"
+
+    def ack_prefix(self) -> str:
+        return f"{self.prefix}ack:"
+
+    def demand(self, family: str) -> str:
+        return f"{self.prefix}demand:{family}"
+
+    def forecast_load(self, family: str) -> str:
+        return f"{self.prefix}forecast:load:{family}"
+
+    def signal_scale(self, node: str) -> str:
+        return f"{self.signal_scale_prefix()}{node}"
+
+    def signal_scale_prefix(self) -> str:
+        return f"{self.prefix}signal:scale:"
+
+    def totals(self, family: str, hour: str) -> str:
+        return f"{self.totals_prefix()}{family}:{hour}"
+
+    def totals_prefix(self) -> str:
+        return f"{self.prefix}totals:"
+
+
+def series_name(series: Series) -> str:
+    """A series as it stands in keys, labels and logs."""
+    return f"{series.zone}:{series.method.name.lower()}:{series.factors.name.lower()}"
+
+
+class State:
+    """One connection pool; safe to share between tasks of one event loop."""
+
+    def __init__(self, client: "redis.Redis", cluster: str, clock: Clock, timeout_s: float) -> None:
+        self.keys = Keys(cluster)
+        self._client = client
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._write_script = client.register_script(fenced.WRITE_SCRIPT)
+        self._lease_script = client.register_script(fenced.LEASE_SCRIPT)
+        # By role: the epoch held and when it ends on our own monotonic clock, and the highest epoch ever seen.
+        self._held_until_s: dict[tuple[str, int], float] = {}
+        self._highest_epoch: dict[str, int] = {}
+
+    @classmethod
+    def connect(
+        cls, url: SecretStr | str, cluster: str, *, clock: Clock | None = None, timeout_s: float = TIMEOUT_S
+    ) -> "State":
+        """Lazy: nothing is sent before the first call."""
+        plain = url.get_secret_value() if isinstance(url, SecretStr) else url
+        try:
+            client = redis.Redis.from_url(
+                plain,
+                protocol=2,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                retry=Retry(
+                    NoBackoff(), 0
+                ),  # a write that timed out may have been done: repeating is the caller's choice
+                health_check_interval=0,
+            )
+        except ValueError as error:
+            raise errors.SettingError(
+                f"{error}", field="redis_url", remedy="write redis://[:password@]host:port/0 or unix://path"
+            ) from error
+        return cls(client, cluster, clock or WallClock(), timeout_s)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def ping(self) -> None:
+        """Raises `StateUnavailable` unless Redis answers."""
+        async with self._guard():
+            await self._client.ping()
+
+    # Leases
+
+    async def acquire(self, role: str, holder: str, ttl_s: float = LEASE_TTL_S, floor_epoch: int = 0) -> Lease | None:
+        """Take a role nobody holds, under a higher epoch than Redis, `floor_epoch` or this process ever saw.
+
+        None: somebody holds it (also: this process did before it crashed, until that lease expires).
+        """
+        started_s = self._clock.monotonic_s()
+        async with self._guard():
+            stored = await self._client.get(self.keys.epoch(role))
+            epoch = max(int(stored or 0), floor_epoch, self._highest_epoch.get(role, 0)) + 1
+            lease = Lease(role, holder, epoch, self._clock.now_s() + ttl_s)
+            taken = await self._lease(lease, "acquire", ttl_s, stored or b"")
+        if taken != 1:
+            return None
+        self._highest_epoch[role] = epoch
+        self._held_until_s[role, epoch] = started_s + ttl_s
+        return lease
+
+    async def renew(self, lease: Lease, ttl_s: float = LEASE_TTL_S) -> bool:
+        """Hold on to a role. False: it is lost (overtaken, expired, or Redis was emptied); acquire it again."""
+        started_s = self._clock.monotonic_s()
+        if not self.holds(lease):
+            return False
+        renewed = Lease(lease.name, lease.holder, lease.epoch, self._clock.now_s() + ttl_s)
+        async with self._guard():
+            kept = await self._lease(renewed, "renew", ttl_s) == 1
+        if kept:
+            self._held_until_s[lease.name, lease.epoch] = started_s + ttl_s
+        else:
+            self._held_until_s.pop((lease.name, lease.epoch), None)
+        return kept
+
+    async def release(self, lease: Lease) -> None:
+        """Give a role back at once, if it is still ours."""
+        self._held_until_s.pop((lease.name, lease.epoch), None)
+        async with self._guard():
+            await self._lease(lease, "release", LEASE_TTL_S)
+
+    def holds(self, lease: Lease) -> bool:
+        """Whether the lease is alive on this process's own monotonic clock."""
+        return self._clock.monotonic_s() < self._held_until_s.get((lease.name, lease.epoch), float("-inf"))
+
+    async def holder(self, role: str) -> Lease | None:
+        """Who holds a role now, as Redis knows."""
+        return await self.get(self.keys.lease(role), Lease)
+
+    async def _lease(self, lease: Lease, verb: str, ttl_s: float, expected: bytes = b"") -> int:
+        keys = [self.keys.epoch(lease.name), self.keys.lease(lease.name)]
+        parts: list[Any] = [verb, lease.epoch, codec.encode(lease), fenced.milliseconds(ttl_s), expected]
+        return int(await self._lease_script(keys=keys, args=parts))
+
+    # Fenced writes
+
+    async def write(self, lease: Lease, writes: Iterable[Write]) -> list[str]:
+        """Several writes of one role, all or nothing; returns the stream id of each Append, "" for the others.
+
+        Raises:
+            errors.Fenced: the lease ended, or another holder has overtaken it: nothing was written.
+            errors.StateUnavailable: Redis does not answer; whether it was written is not known.
+        """
+        operations = list(writes)
+        if not self.holds(lease):
+            raise errors.Fenced(
+                f"the lease of {lease.name} (epoch {lease.epoch}) is not held any more",
+                remedy="acquire the role again, then repeat",
+            )
+        keys = [self.keys.epoch(lease.name), self.keys.writes(lease.name), *(write.key for write in operations)]
+        now_ms = fenced.milliseconds(self._clock.now_s())
+        parts: list[Any] = [lease.epoch, now_ms, self.keys.changed(), WRITES_MAX]
+        for operation in operations:
+            kind, values = fenced.arguments(operation)
+            parts += [kind, len(values), *values]
+        async with self._guard():
+            done, *results = await self._write_script(keys=keys, args=parts)
+        if done != 1:
+            self._held_until_s.pop((lease.name, lease.epoch), None)
+            stored = _text(results[0]) or "none: Redis lost its data"
+            raise errors.Fenced(
+                f"write of {lease.name} with epoch {lease.epoch} refused, stored epoch is {stored}",
+                remedy="acquire the role again, then repeat",
+            )
+        return [_text(result) for result in results]
+
+    async def put(self, lease: Lease, key: str, obj: Any, ttl_s: float | None = None) -> None:
+        """Fenced SET; raises like `write`."""
+        await self.write(lease, [Put(key, obj, ttl_s)])
+
+    async def append(self, lease: Lease, key: str, obj: Any, maxlen: int, ttl_s: float | None = None) -> str:
+        """Fenced XADD, returns the entry's id; raises like `write`."""
+        return (await self.write(lease, [Append(key, obj, maxlen, ttl_s)]))[0]
+
+    async def delete(self, lease: Lease, key: str) -> None:
+        """Fenced DEL; raises like `write`."""
+        await self.write(lease, [Delete(key)])
+
+    async def increment(self, lease: Lease, key: str, deltas: Mapping[str, float], ttl_s: float | None = None) -> None:
+        """Fenced HINCRBYFLOAT of several fields; raises like `write`."""
+        await self.write(lease, [Increment(key, deltas, ttl_s)])
+
+    # Unfenced writes: `load:*` and `ack:*` only, whose writer's id is new at each process start
+
+    async def put_unfenced(self, key: str, obj: Any, ttl_s: float = ACK_TTL_S) -> None:
+        """SET of a key that only this process can own."""
+        self._assert_unfenced(key)
+        async with self._guard(), self._client.pipeline(transaction=False) as pipeline:
+            pipeline.set(key, codec.encode(obj), px=fenced.milliseconds(ttl_s))
+            pipeline.publish(self.keys.changed(), key)
+            await pipeline.execute()
+
+    async def append_unfenced(
+        self, key: str, obj: Any, maxlen: int = LOADS_MAX, ttl_s: float | None = LOADS_TTL_S
+    ) -> None:
+        """XADD to a stream that only this process can own."""
+        self._assert_unfenced(key)
+        async with self._guard(), self._client.pipeline(transaction=False) as pipeline:
+            pipeline.xadd(key, {"d": codec.encode(obj)}, maxlen=maxlen, approximate=False)
+            if ttl_s is not None:
+                pipeline.pexpire(key, fenced.milliseconds(ttl_s))
+            await pipeline.execute()
+
+    async def delete_unfenced(self, *keys: str) -> None:
+        """DEL of keys that only this process can own, when it ends."""
+        for key in keys:
+            self._assert_unfenced(key)
+        async with self._guard(), self._client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.delete(key)
+                pipeline.publish(self.keys.changed(), key)
+            await pipeline.execute()
+
+    def _assert_unfenced(self, key: str) -> None:
+        allowed = (self.keys.load_prefix(), self.keys.ack_prefix())
+        assert key.startswith(allowed), f"{key} has a leased writer: use write() with the lease"
+
+    # Reads
+
+    async def get(self, key: str, cls: type[T]) -> T | None:
+        """The value of a key, None when there is none."""
+        async with self._guard():
+            data = await self._client.get(key)
+        return None if data is None else codec.decode(cls, data)
+
+    async def names(self, prefix: str) -> list[str]:
+        """All keys that begin so, sorted."""
+        pattern = "".join(f"[{c}]" if c in "*?[" else "\\\\" if c == "\\" else c for c in prefix) + "*"
+        async with self._guard():
+            return sorted({_text(key) async for key in self._client.scan_iter(match=pattern, count=1000)})
+
+    async def scan(self, prefix: str, cls: type[T]) -> dict[str, T]:
+        """All values whose key begins so, by full key."""
+        keys = await self.names(prefix)
+        if not keys:
+            return {}
+        async with self._guard():
+            values = await self._client.mget(keys)
+        return {key: codec.decode(cls, data) for key, data in zip(keys, values, strict=True) if data is not None}
+
+    async def stream(self, key: str, cls: type[T], after_id: str = "0", count: int = 1000) -> list[tuple[str, T]]:
+        """At most `count` entries after an id, oldest first."""
+        async with self._guard():
+            entries = await self._client.xrange(key, min=f"({after_id}", max="+", count=count)
+        return _entries(cls, entries)
+
+    async def tail(self, key: str, cls: type[T], count: int = 1) -> list[tuple[str, T]]:
+        """The newest `count` entries, oldest first."""
+        async with self._guard():
+            entries = await self._client.xrevrange(key, count=count)
+        return _entries(cls, entries[::-1])
+
+    async def totals(self, key: str) -> dict[str, float]:
+        """The fields of a hash of totals."""
+        async with self._guard():
+            fields = await self._client.hgetall(key)
+        return {_text(name): float(value) for name, value in fields.items()}
+
+    async def changes(self, poll_s: float = POLL_S) -> AsyncIterator[str | None]:
+        """Full key names as they change, and None at least every `poll_s`: hints may be lost, so readers also poll.
+
+        Never raises for trouble with Redis: it ticks on and subscribes again.
+        """
+        while True:
+            with contextlib.suppress(errors.StateUnavailable):
+                async for change in self._subscribed(poll_s):
+                    yield change
+            yield None
+            await self._clock.sleep(poll_s)
+
+    async def _subscribed(self, poll_s: float) -> AsyncIterator[str | None]:
+        pubsub = self._client.pubsub(ignore_subscribe_messages=True)
+        try:
+            async with self._guard():
+                await pubsub.subscribe(self.keys.changed())
+            yield None  # whatever changed before we listened
+            poll_at_s = self._clock.monotonic_s() + poll_s
+            while True:
+                wait_s = max(0.0, poll_at_s - self._clock.monotonic_s())
+                async with self._guard(extra_s=wait_s):
+                    message = await pubsub.get_message(timeout=wait_s)
+                if message is not None:
+                    yield _text(message["data"])
+                if self._clock.monotonic_s() >= poll_at_s:
+                    yield None
+                    poll_at_s = self._clock.monotonic_s() + poll_s
+        finally:
+            with contextlib.suppress(exceptions.RedisError, OSError):
+                await pubsub.aclose()
+
+    @contextlib.asynccontextmanager
+    async def _guard(self, extra_s: float = 0.0) -> AsyncIterator[None]:
+        """Bound the time of a call and turn connection trouble into `StateUnavailable`."""
+        try:
+            async with asyncio.timeout(self._timeout_s + extra_s):
+                yield
+        except exceptions.AuthenticationError as error:
+            raise errors.StateUnavailable(
+                f"Redis refuses the password ({error})", remedy="correct the password in redis_url"
+            ) from error
+        except (exceptions.ConnectionError, exceptions.TimeoutError, TimeoutError, OSError) as error:
+            raise errors.StateUnavailable(
+                f"Redis does not answer within {self._timeout_s:g} s ({error or type(error).__name__})",
+                remedy="start Redis, or correct redis_url; until then the last values stay in use",
+            ) from error
+        except exceptions.ResponseError as error:
+            if not str(error).startswith(("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "NOPERM")):
+                raise
+            raise errors.StateUnavailable(f"Redis refuses ({error})", remedy="mend the Redis server") from error
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _entries(cls: type[T], entries: Any) -> list[tuple[str, T]]:
+    return [(_text(entry_id), codec.decode(cls, fields[b"d"])) for entry_id, fields in entries]
