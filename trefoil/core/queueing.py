@@ -1,0 +1,335 @@
+"""Pooled capacity under a latency objective, and the request-level kernel that checks it.
+
+Source: M/D/c: Franx, "A simple solution for the M/D/c waiting time distribution" (OR Letters 2001) on the embedded
+chain of Crommelin (1932); M/M/c: Erlang C; between them the two-moment interpolation of waiting-time percentiles of
+Tijms ("A First Course in Stochastic Models", 9.6); arrivals that are not Poisson: Allen-Cunneen scaling of the
+conditional wait and Kraemer-Langenbach-Belz for the probability of waiting.
+Data: service time (mean, CV: a gamma law, as the simulated slices draw it), servers c, SLO (ms, quantile), SCV of gaps.
+Result: the largest rate at which P(wait + service > SLO) <= 1 - quantile for FIFO service by c equal servers.
+Deviations: none from the two exact ends; in between it is an approximation, within 2 % of the kernel
+(tests/unit/test_queueing.py), which is why the planner lets the kernel check its plans.
+
+The kernel serves requests one by one: `split_weighted` sends each to a class by weight and every class is one FIFO;
+`serve_shared` is one FIFO over unequal servers, where the mix follows speed (CLOVER).
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from numpy.random import Generator
+
+from trefoil.core.catalog import ProfileRow
+from trefoil.core.units import MS_PER_S
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+Z_95: Final = 1.6448536269514722  # standard normal quantiles
+Z_99: Final = 2.3263478740408408
+UTILISATIONS: Final[tuple[float, ...]] = (
+    *np.linspace(0.01, 0.89, 45).tolist(),
+    *(1 - np.geomspace(0.1, 0.004, 24)).tolist(),
+)
+PER_UNIT: Final = 24  # points of a waiting-time table per service time
+TABLE_UNITS: Final = 3  # beyond it the exact exponential decay of M/D/c goes on
+_LOG_TAILS: Final = -np.linspace(0.0, 12.0, 97)  # conditional tail probabilities at which two laws are interpolated
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTime:
+    """Gamma-distributed time of one executed batch."""
+
+    mean_ms: float
+    cv: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerClass:
+    """Equal servers that share one queue; `weight` is the share of the traffic that is sent to them."""
+
+    servers: int
+    service: ServiceTime
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the kernel saw, per request after warm-up: latency and the index of the class that served it."""
+
+    latency_ms: Floats
+    chosen: Ints
+
+    def attainment(self, slo_ms: float, index: int | None = None) -> float:
+        """Share of requests (of one class) within the SLO; 1.0 where there were none."""
+        latency = self.latency_ms if index is None else self.latency_ms[self.chosen == index]
+        return float(np.mean(latency <= slo_ms)) if latency.size else 1.0
+
+    def quantile_ms(self, q: float) -> float:
+        """The q-quantile of latency over all classes."""
+        return float(np.quantile(self.latency_ms, q)) if self.latency_ms.size else 0.0
+
+
+def service_time(row: ProfileRow) -> ServiceTime:
+    """Fit mean and CV to p50, p95, p99 (Wilson-Hilferty: cube roots of a gamma law are nearly normal)."""
+    assert row.latency_ms_p50 > 0
+    return _fit(row.latency_ms_p50, row.latency_ms_p95, row.latency_ms_p99)
+
+
+@lru_cache(maxsize=4096)
+def _fit(p50_ms: float, p95_ms: float, p99_ms: float) -> ServiceTime:
+    estimates = []
+    for z, tail_ms in ((Z_95, p95_ms), (Z_99, p99_ms)):
+        root = max(0.0, (tail_ms / p50_ms) ** (1 / 3) - 1.0)
+        # (1 - k^2/9) * root = z * k / 3, solved for the CV k
+        estimates.append((-z / 3 + math.sqrt(z * z / 9 + 4 * root * root / 9)) / (2 * root / 9) if root > 1e-9 else 0.0)
+    cv = sum(estimates) / len(estimates)
+    return ServiceTime(p50_ms / (1 - cv * cv / 9) ** 3, cv)
+
+
+def rate_max(row: ProfileRow, slo_ms: float, quantile: float, gap_scv: float, slices: int) -> float:
+    """The largest rate of executed batches [1/s] that a pool of `slices` equal slices answers within the SLO."""
+    service = service_time(row)
+    return slices / service.mean_ms * MS_PER_S * utilisation_max(service, slo_ms, quantile, gap_scv, slices)
+
+
+@lru_cache(maxsize=65536)
+def utilisation_max(service: ServiceTime, slo_ms: float, quantile: float, gap_scv: float, servers: int) -> float:
+    """The largest utilisation at which `quantile` of the requests take at most slo_ms; 0 if none."""
+    assert 0 < quantile < 1
+    assert gap_scv >= 0
+    limit = 1 - quantile
+    slack = slo_ms / service.mean_ms
+    if servers < 1 or _missed(UTILISATIONS[0], service.cv, slack, gap_scv, servers) > limit:
+        return 0.0
+    low, high = 0, len(UTILISATIONS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _missed(UTILISATIONS[middle], service.cv, slack, gap_scv, servers) > limit:
+            high = middle
+        else:
+            low = middle
+    if high == len(UTILISATIONS):
+        return UTILISATIONS[low]
+    below = math.log(max(1e-12, _missed(UTILISATIONS[low], service.cv, slack, gap_scv, servers)))
+    above = math.log(_missed(UTILISATIONS[high], service.cv, slack, gap_scv, servers))
+    part = (math.log(limit) - below) / (above - below) if above > below else 0.0
+    return UTILISATIONS[low] + part * (UTILISATIONS[high] - UTILISATIONS[low])
+
+
+@lru_cache(maxsize=65536)
+def _missed(utilisation: float, cv: float, slack: float, gap_scv: float, servers: int) -> float:
+    """P(wait + service > slack), in units of the mean service time."""
+    scv = cv * cv
+    within = _gamma_cdf(slack, scv)
+    if within <= 0:
+        return 1.0
+    waits, delayed = _waits(utilisation, scv, gap_scv, servers)
+    shares = (_NODES + 1) / 2 * within  # service times that alone would be in time, by their quantile
+    margins = slack - _gamma_quantiles(shares, scv)
+    tails = delayed * np.exp(np.interp(margins, waits, _LOG_TAILS, right=-np.inf))
+    if gap_scv > 1:
+        tails = np.maximum(tails, _clustered(margins, utilisation, gap_scv, servers))
+    return float(1 - within + within * np.dot(_WEIGHTS, tails) / 2)
+
+
+def _waits(utilisation: float, scv: float, gap_scv: float, servers: int) -> tuple[Floats, float]:
+    """Waiting times of the delayed at the conditional tails `_LOG_TAILS`, and the probability of a delay."""
+    waits_m = -_LOG_TAILS / (servers * (1 - utilisation))
+    delayed_m = erlang_c(servers, utilisation)
+    if scv >= 1:
+        return waits_m * (gap_scv + scv) / 2, min(1.0, delayed_m * _burst_ratio(utilisation, scv, gap_scv))
+    waits_d, delayed_d = _deterministic(utilisation, servers)
+    waits = ((1 - scv) * waits_d + scv * waits_m) * (gap_scv + scv) / (1 + scv)
+    delayed = (1 - scv) * delayed_d + scv * delayed_m
+    return waits, min(1.0, delayed * _burst_ratio(utilisation, scv, gap_scv))
+
+
+def _burst_ratio(utilisation: float, scv: float, gap_scv: float) -> float:
+    """How much likelier a wait is than under Poisson arrivals (Kraemer and Langenbach-Belz 1976; 1 for gap_scv = 1)."""
+    if gap_scv <= 1:
+        below = 1 + utilisation * (scv - 1) + utilisation**2 * (4 * gap_scv + scv)
+        factor = (1 + gap_scv + utilisation * scv) / below
+    else:
+        factor = 4 * utilisation / (gap_scv + utilisation**2 * (4 * gap_scv + scv))
+    return max(0.0, 1 + (gap_scv - 1) * (1 - utilisation) * factor)
+
+
+def _clustered(margins: Floats, utilisation: float, gap_scv: float, servers: int) -> Floats:
+    """P(wait > margin) at least: the last `servers` gaps together are shorter than one service less the margin."""
+    shape = servers / gap_scv
+    x = np.maximum(0.0, 1 - margins) * utilisation * shape
+    with np.errstate(divide="ignore"):
+        start = shape * np.log(x) - x - math.lgamma(shape + 1)
+    total, term = np.ones_like(x), np.ones_like(x)
+    for n in range(1, 40 + 3 * math.ceil(shape)):  # series of the incomplete gamma function; x < shape
+        term = term * x / (shape + n)
+        total = total + term
+    return np.minimum(1.0, np.exp(start) * total)
+
+
+def erlang_c(servers: int, utilisation: float) -> float:
+    """Probability of waiting in M/M/c."""
+    offered, blocking = servers * utilisation, 1.0
+    for k in range(1, servers + 1):
+        blocking = offered * blocking / (k + offered * blocking)
+    return blocking / (1 - utilisation * (1 - blocking))
+
+
+@lru_cache(maxsize=4096)
+def _deterministic(utilisation: float, servers: int) -> tuple[Floats, float]:
+    """M/D/c: waits of the delayed at `_LOG_TAILS`, and the probability of a delay. Unit: the service time."""
+    offered = servers * utilisation
+    decay = _decay(offered, servers)
+    waiting_at_most = np.cumsum(_in_system(offered, servers, decay))[servers:]
+    steps = np.arange(TABLE_UNITS * PER_UNIT) / PER_UNIT
+    unit = np.floor(steps).astype(np.int64) + 1  # Franx's k: (k - 1) <= wait < k
+    means = offered * (unit - steps)
+    count = TABLE_UNITS * servers
+    log_factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, count)))))
+    j = np.arange(count)
+    poisson = np.exp(j * np.log(means)[:, None] - means[:, None] - log_factorial)
+    left = unit[:, None] * servers - 1 - j
+    tails = 1 - np.sum(np.where(left >= 0, poisson * waiting_at_most[np.maximum(left, 0)], 0.0), axis=1)
+    delayed = float(tails[0])
+    if delayed < 1e-9:
+        return np.zeros_like(_LOG_TAILS), 0.0
+    logs = np.log(np.maximum(tails / delayed, 1e-9))
+    falling = np.minimum.accumulate(logs)
+    keep = np.concatenate(([True], np.diff(falling) < -1e-12)) & (falling > -11)
+    x, y = -falling[keep], steps[keep]
+    exact = np.interp(-_LOG_TAILS, x, y)
+    beyond = y[-1] + (-_LOG_TAILS - x[-1]) / (offered * (decay - 1))
+    return np.where(x[-1] >= -_LOG_TAILS, exact, beyond), delayed
+
+
+def _decay(offered: float, servers: int) -> float:
+    """The root > 1 of z^c = exp(offered (z - 1)): queue lengths fall off as z^-n."""
+    low = servers / offered  # between the roots 1 and z, where c log z - offered (z - 1) is largest
+    high = 2 * low
+    while servers * math.log(high) > offered * (high - 1):
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if servers * math.log(middle) > offered * (middle - 1) else (low, middle)
+    return (low + high) / 2
+
+
+def _in_system(offered: float, servers: int, decay: float) -> Floats:
+    """Stationary number in an M/D/c system, long enough for every index that `_deterministic` reads.
+
+    One service time later all who were in service have left: N' = max(N - c, 0) + Poisson(offered).
+    """
+    size = servers + max(48, int(3 * math.sqrt(servers)))
+    j = np.arange(size + 1)
+    arrivals = np.exp(j * math.log(offered) - offered - np.concatenate(([0.0], np.cumsum(np.log(j[1:])))))
+    moves = np.zeros((size + 1, size + 1))
+    moves[:, : servers + 1] = arrivals[:, None]
+    for k in range(servers + 1, size + 1):
+        moves[k - servers :, k] = arrivals[: size + 1 - (k - servers)]
+    for k in range(size + 1, size + servers + 1):  # beyond the table the probabilities are geometric
+        moves[k - servers :, size] += arrivals[: size + 1 - (k - servers)] * decay ** (size - k)
+    system = moves - np.eye(size + 1)
+    system[-1, :] = 1.0
+    system[-1, size] = decay / (decay - 1)
+    right = np.zeros(size + 1)
+    right[-1] = 1.0
+    probabilities = np.linalg.solve(system, right)
+    more = max(0, servers * (TABLE_UNITS + 1) - size)
+    return np.concatenate((probabilities, probabilities[-1] * decay ** -np.arange(1.0, more + 1)))
+
+
+def _gamma_cdf(x: float, scv: float) -> float:
+    """P(S <= x) for a gamma law of mean 1 (Wilson-Hilferty)."""
+    if scv < 1e-8:
+        return 1.0 if x >= 1 else 0.0
+    if x <= 0:
+        return 0.0
+    z = (x ** (1 / 3) - 1 + scv / 9) * 3 / math.sqrt(scv)
+    return 0.5 * math.erfc(-z / math.sqrt(2))
+
+
+def _gamma_quantiles(shares: Floats, scv: float) -> Floats:
+    """Inverse of `_gamma_cdf`."""
+    if scv < 1e-8:
+        return np.ones_like(shares)
+    z = _normal_quantiles(shares)
+    return np.asarray(np.maximum(0.0, 1 - scv / 9 + z * math.sqrt(scv) / 3) ** 3)
+
+
+_Z_GRID: Final = np.linspace(-6, 6, 2401)
+_PHI_GRID: Final = np.array([0.5 * math.erfc(-z / math.sqrt(2)) for z in _Z_GRID])
+
+
+def _normal_quantiles(shares: Floats) -> Floats:
+    return np.interp(shares, _PHI_GRID, _Z_GRID)
+
+
+# ------------------------------------------------------------------------------------------------ request by request
+
+
+def arrivals_s(rate_per_s: float, gap_scv: float, requests: int, rng: Generator) -> Floats:
+    """Arrival times of a renewal process with gamma gaps (SCV 1: Poisson, 0: a metronome)."""
+    assert rate_per_s > 0
+    if gap_scv < 1e-9:
+        return np.arange(1, requests + 1) / rate_per_s
+    return np.cumsum(rng.gamma(1 / gap_scv, gap_scv / rate_per_s, requests))
+
+
+def split_weighted(weights: Sequence[float], requests: int, rng: Generator) -> Ints:
+    """The class of each request, drawn independently: no router that keeps the weights is less regular."""
+    shares = np.cumsum(np.asarray(weights, dtype=np.float64))
+    assert shares[-1] > 0
+    return np.searchsorted(shares / shares[-1], rng.random(requests), side="right").astype(np.int64)
+
+
+def serve_weighted(classes: Sequence[ServerClass], at_s: Floats, rng: Generator, warm_up: float = 0.1) -> Served:
+    """Every class pulls its own FIFO; the first `warm_up` share of the requests is served but not reported."""
+    chosen = split_weighted([c.weight for c in classes], at_s.size, rng)
+    latency_ms = np.zeros(at_s.size)
+    for index, one in enumerate(classes):
+        mine = chosen == index
+        latency_ms[mine] = _fifo(at_s[mine], one.servers, _draw_s(one.service, int(mine.sum()), rng)) * MS_PER_S
+    skip = int(at_s.size * warm_up)
+    return Served(latency_ms[skip:], chosen[skip:])
+
+
+def serve_shared(classes: Sequence[ServerClass], at_s: Floats, rng: Generator, warm_up: float = 0.1) -> Served:
+    """One FIFO for all: a request goes to the server that has been idle longest, or frees first."""
+    draws = [_draw_s(c.service, at_s.size, rng).tolist() for c in classes]
+    free = [(0.0, n, index) for n, index in enumerate(i for i, c in enumerate(classes) for _ in range(c.servers))]
+    heapq.heapify(free)
+    latency_s, chosen = [], []
+    for n, at in enumerate(at_s.tolist()):
+        free_at, server, index = free[0]
+        done = max(free_at, at) + draws[index][n]
+        heapq.heapreplace(free, (done, server, index))
+        latency_s.append(done - at)
+        chosen.append(index)
+    skip = int(at_s.size * warm_up)
+    return Served(np.array(latency_s[skip:]) * MS_PER_S, np.array(chosen[skip:], dtype=np.int64))
+
+
+def _draw_s(service: ServiceTime, count: int, rng: Generator) -> Floats:
+    mean_s = service.mean_ms / MS_PER_S
+    if service.cv < 1e-6:
+        return np.full(count, mean_s)
+    scv = service.cv**2
+    return rng.gamma(1 / scv, scv * mean_s, count)
+
+
+def _fifo(at_s: Floats, servers: int, service_s: Floats) -> Floats:
+    """Latency of each request in one FIFO before equal servers."""
+    free = [0.0] * servers
+    latency = []
+    for at, length in zip(at_s.tolist(), service_s.tolist(), strict=True):
+        done = (free[0] if free[0] > at else at) + length
+        heapq.heapreplace(free, done)
+        latency.append(done - at)
+    return np.array(latency)
