@@ -1,0 +1,347 @@
+"""gRPC servers and channels: one set of options, one error table, health and reflection, one rule about listening.
+
+A `TrefoilError` in a handler becomes a status plus the trailer `trefoil-error: <class>`; `call` turns it back.
+"""
+
+import asyncio
+import contextlib
+import errno
+import hmac
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from trefoil.core import errors
+from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.telemetry import Metrics
+
+MESSAGE_BYTES_MAX: Final = 64 * 2**20
+ERROR_TRAILER: Final = "trefoil-error"
+HEALTH_SERVICE: Final = "grpc.health.v1.Health"
+
+# The first class that matches wins, so subclasses stand before their bases.
+STATUS: Final[tuple[tuple[type[errors.TrefoilError], grpc.StatusCode], ...]] = (
+    (errors.InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.Infeasible, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.Fenced, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.NotFound, grpc.StatusCode.NOT_FOUND),
+    (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (errors.StartError, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.TrefoilError, grpc.StatusCode.INTERNAL),
+)
+
+ServiceEntry = tuple[Callable[[Any, Any], None], Any, str]
+"""(add_<X>Servicer_to_server, the servicer, "trefoil.<x>.v1.<X>")"""
+
+
+@dataclass(slots=True)
+class RpcServer:
+    """A bound server. `port` is the real one when the address asked for port 0."""
+
+    server: grpc.aio.Server
+    health: health.aio.HealthServicer
+    port: int
+    names: Sequence[str]
+
+    async def start(self) -> None:
+        """Serve, and report healthy: the process ("") and each of its services."""
+        for name in ["", *self.names]:
+            await self.serving(name, True)
+        await self.server.start()
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        """Turn unhealthy, let calls in flight finish within the grace, cancel the rest."""
+        await self.health.enter_graceful_shutdown()
+        await self.server.stop(grace_s)
+
+    async def wait_for_termination(self) -> None:
+        await self.server.wait_for_termination()
+
+    async def serving(self, full_name: str, yes: bool) -> None:
+        """Set the health of one service; "" is the process as a whole."""
+        states = health_pb2.HealthCheckResponse
+        await self.health.set(full_name, states.SERVING if yes else states.NOT_SERVING)
+
+
+def make_server(
+    settings: ServiceSettings,
+    services: Sequence[ServiceEntry],
+    *,
+    address: str | None = None,
+    read_only: bool = False,
+    metrics: Metrics | None = None,
+    intercept: bool = True,
+    reuse_port: bool = False,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+) -> RpcServer:
+    """Bind a server (not started) at `address`, default `settings.admin_address`.
+
+    `intercept=False` leaves errors, tokens and metrics to the servicer (the dispatcher's raw data path).
+
+    Raises:
+        errors.SettingError: a non-loopback listener without TLS and token.
+        errors.PortInUse: somebody else listens there.
+    """
+    listen = address or settings.admin_address
+    check_listener(settings, listen, read_only=read_only)
+    if not reuse_port:
+        check_port(listen)
+    token = settings.token.get_secret_value() if settings.token and not read_only else None
+    server = grpc.aio.server(
+        interceptors=[_Interceptor(metrics, token)] if intercept else [],
+        options=[
+            ("grpc.so_reuseport", int(reuse_port)),
+            ("grpc.max_receive_message_length", message_bytes_max),
+            ("grpc.max_send_message_length", -1),
+        ],
+    )
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    for add, implementation, _ in services:
+        add(implementation, server)
+    names = [name for _, _, name in services]
+    reflection.enable_server_reflection([*names, HEALTH_SERVICE, reflection.SERVICE_NAME], server)
+    return RpcServer(server, servicer, _bind(server, settings, listen), names)
+
+
+def _bind(server: grpc.aio.Server, settings: ServiceSettings, address: str) -> int:
+    try:
+        if settings.tls_certificate and settings.tls_key:
+            pair = (settings.tls_key.read_bytes(), settings.tls_certificate.read_bytes())
+            return int(server.add_secure_port(address, grpc.ssl_server_credentials([pair])))
+        return int(server.add_insecure_port(address))
+    except RuntimeError as error:
+        raise errors.StartError(f"cannot listen ({error})", field="address", value=address, remedy=_FREE) from error
+    except OSError as error:
+        raise errors.SettingError(
+            f"cannot be read ({error})", field="tls_certificate, tls_key", remedy="name readable PEM files"
+        ) from error
+
+
+_FREE: Final = "stop what listens there, or set another address"
+
+
+def check_listener(settings: ServiceSettings, address: str, *, read_only: bool = False) -> None:
+    """House rule: loopback, or TLS and token, or `insecure` (which is warned about); read-only listeners are exempt.
+
+    Raises:
+        errors.SettingError: none of these.
+    """
+    if bool(settings.tls_certificate) != bool(settings.tls_key):
+        raise errors.SettingError("only one of the two is set", field="tls_certificate, tls_key", remedy="set both")
+    if read_only or is_loopback(address) or (settings.tls_certificate and settings.token):
+        return
+    if not settings.insecure:
+        raise errors.SettingError(
+            "a listener that other machines reach needs TLS and a token",
+            field="address",
+            value=address,
+            remedy="listen on 127.0.0.1, or set tls_certificate, tls_key and token, or give --insecure",
+        )
+    structlog.get_logger().warning("insecure listener: anyone who reaches it can command it", address=address)
+
+
+def check_port(address: str) -> None:
+    """Raises `errors.PortInUse` when somebody listens at host:port; port 0 and Unix sockets always pass."""
+    if address.startswith("unix:"):
+        return
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise errors.PortInUse("the port is in use", field="address", value=address, remedy=_FREE) from error
+            raise errors.StartError(
+                f"cannot listen ({error.strerror})",
+                field="address",
+                value=address,
+                remedy="use an address of this host",
+            ) from error
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """("127.0.0.1", 8001) of "127.0.0.1:8001"; IPv6 hosts stand in brackets."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise errors.SettingError("not host:port", field="address", value=address, remedy="write e.g. 127.0.0.1:8101")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches the address. An unknown host name counts as reachable."""
+    if address.startswith("unix:"):
+        return True
+    host, _ = split_address(address)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def channel(target: str, *, ca: bytes | None = None, token: str | None = None) -> grpc.aio.Channel:
+    """A channel without retries, message limits or proxies, that reconnects quickly. `ca` (PEM) turns TLS on."""
+    options = [
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+    ]
+    interceptors: list[grpc.aio.ClientInterceptor] = [_UnaryToken(token), _StreamToken(token)] if token else []
+    if ca is None:
+        return grpc.aio.insecure_channel(target, options=options, interceptors=interceptors)
+    credentials = grpc.ssl_channel_credentials(root_certificates=ca)
+    return grpc.aio.secure_channel(target, credentials, options=options, interceptors=interceptors)
+
+
+async def call(method: Any, request: Any, timeout_s: float) -> Any:
+    """Call a unary method with a deadline; statuses come back as the `TrefoilError` they were.
+
+    Raises:
+        errors.TrefoilError: of the class that the server raised, or `Unavailable` when it did not answer.
+    """
+    try:
+        return await method(request, timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error) from error
+
+
+_BY_NAME: Final[Mapping[str, type[errors.TrefoilError]]] = {
+    cls.__name__: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.TrefoilError)
+}
+
+
+def error_of(error: grpc.aio.AioRpcError) -> errors.TrefoilError:
+    """The operating error behind a failed call."""
+    name = str(dict(error.trailing_metadata() or ()).get(ERROR_TRAILER, ""))
+    cls = _BY_NAME.get(name)
+    if cls is None:
+        gone = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+        cls = errors.Unavailable if error.code() in gone else errors.TrefoilError
+        return cls(f"{error.code().name}: {error.details()}")
+    return cls(error.details() or name)
+
+
+def status_of(error: errors.TrefoilError) -> grpc.StatusCode:
+    """The status code of an operating error."""
+    return next(code for cls, code in STATUS if isinstance(error, cls))
+
+
+class _Interceptor(grpc.aio.ServerInterceptor):
+    """Checks the token, counts and times calls, maps errors to statuses."""
+
+    def __init__(self, metrics: Metrics | None, token: str | None) -> None:
+        self._metrics = metrics
+        self._token = token
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        method = str(handler_call_details.method)
+        if handler is None or method.startswith("/grpc."):  # health and reflection stay open
+            return handler
+        allowed = self._allowed(handler_call_details.invocation_metadata)
+        coders = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        sides = (handler.request_streaming, handler.response_streaming)
+        kind = "_".join("stream" if streaming else "unary" for streaming in sides)
+        wrap = self._streaming if handler.response_streaming else self._unary
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(wrap(getattr(handler, kind), method, allowed), **coders)
+
+    def _allowed(self, metadata: Any) -> bool:
+        if self._token is None:
+            return True
+        given = str(dict(metadata or ()).get("authorization", ""))
+        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+
+    def _unary(self, behaviour: Any, method: str, allowed: bool) -> Any:
+        async def handle(request: Any, context: Any) -> Any:
+            async with self._observed(context, method, allowed):
+                return await behaviour(request, context)
+
+        return handle
+
+    def _streaming(self, behaviour: Any, method: str, allowed: bool) -> Any:
+        async def handle(request: Any, context: Any) -> None:
+            async with self._observed(context, method, allowed):
+                responses = behaviour(request, context)
+                if not hasattr(responses, "__aiter__"):
+                    await responses
+                    return
+                async with contextlib.aclosing(responses):
+                    async for response in responses:
+                        await context.write(response)
+
+        return handle
+
+    @contextlib.asynccontextmanager
+    async def _observed(self, context: Any, method: str, allowed: bool) -> AsyncIterator[None]:
+        started_s = asyncio.get_running_loop().time()
+        code = grpc.StatusCode.OK
+        try:
+            if not allowed:
+                code = grpc.StatusCode.UNAUTHENTICATED
+                await context.abort(code, "no valid token. Remedy: send 'authorization: Bearer <token>'")
+            yield
+        except errors.TrefoilError as error:
+            code = status_of(error)
+            await context.abort(code, str(error), ((ERROR_TRAILER, type(error).__name__),))
+        except (grpc.aio.AbortError, grpc.aio.UsageError):
+            code = _context_code(context) if code is grpc.StatusCode.OK else code
+            raise
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except Exception as error:
+            code = grpc.StatusCode.INTERNAL
+            structlog.get_logger().exception("bug in an rpc handler", method=method)
+            await context.abort(code, f"bug in {method}: {error!r}")
+            raise
+        finally:
+            if self._metrics is not None:
+                took_s = asyncio.get_running_loop().time() - started_s
+                self._metrics.inc("trefoil_rpc_requests_total", method=method, code=code.name)
+                self._metrics.observe("trefoil_rpc_duration_seconds", took_s, method=method)
+
+
+def _context_code(context: Any) -> grpc.StatusCode:
+    code = context.code()
+    return next(
+        (known for known in grpc.StatusCode if known is code or known.value[0] == code), grpc.StatusCode.UNKNOWN
+    )
+
+
+def _with_token(details: grpc.aio.ClientCallDetails, token: str) -> grpc.aio.ClientCallDetails:
+    metadata = grpc.aio.Metadata(*(details.metadata or ()), ("authorization", f"Bearer {token}"))
+    return details._replace(metadata=metadata)
+
+
+class _UnaryToken(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(_with_token(client_call_details, self._token), request)
+
+
+class _StreamToken(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(_with_token(client_call_details, self._token), request)

@@ -1,0 +1,169 @@
+"""The life of a process: parts are initialised in order, run together, and shut down in reverse order.
+
+`main(build)` is all that a `__main__.py` calls. SIGTERM and SIGINT end it with exit code 0; an operating error prints
+one line and ends it with 2; a bug prints its traceback and ends it with 1.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from trefoil.core import errors
+from trefoil.runtime import rpc
+from trefoil.runtime.clock import Clock, WallClock
+from trefoil.runtime.state import State
+from trefoil.runtime.telemetry import Metrics
+
+SHUTDOWN_S: Final = 4.0  # for all parts together: a service is gone 5 s after SIGTERM
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Part(Protocol):
+    """One piece of a service. All three are awaited in one event loop."""
+
+    async def init(self) -> None:
+        """Acquire what running needs; raise to stop the start. May not block for long."""
+        ...
+
+    async def run(self) -> None:
+        """Work until cancelled. Returning means that this part has nothing more to do; raising ends the process."""
+        ...
+
+    async def shutdown(self) -> None:
+        """Give everything back. Called once, after `run` has ended, and only if `init` succeeded."""
+        ...
+
+
+async def run(parts: Sequence[Part], clock: Clock, stop: asyncio.Event | None = None) -> None:
+    """Live until a signal, until `stop` is set, or until a part fails; then shut down in reverse order and re-raise."""
+    stopping = stop or asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stopping.set)
+    started: list[tuple[Part, asyncio.Task[None]]] = []
+    try:
+        for part in parts:
+            if not await _initialised(part, stopping):
+                return
+            started.append((part, asyncio.create_task(part.run(), name=f"run {type(part).__name__}")))
+        await _until_stopped([task for _, task in started], stopping)
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)  # a second signal kills
+        await _unwind(started, clock)
+
+
+def main(build: Callable[[Sequence[str]], Sequence[Part]], argv: Sequence[str] | None = None) -> int:
+    """Wire, run, and return the exit code: `raise SystemExit(main(build))`."""
+    try:
+        asyncio.run(run(build(sys.argv[1:] if argv is None else argv), WallClock()))
+    except errors.TrefoilError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # before the handlers were there
+        return 130
+    return 0
+
+
+async def _initialised(part: Part, stopping: asyncio.Event) -> bool:
+    """Initialise, unless a signal comes first."""
+    init = asyncio.create_task(part.init(), name=f"init {type(part).__name__}")
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait((init, stop), return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not init.done():
+        init.cancel()
+        await asyncio.wait((init,))
+        return False
+    await init
+    return True
+
+
+async def _until_stopped(tasks: Sequence[asyncio.Task[None]], stopping: asyncio.Event) -> None:
+    stop = asyncio.create_task(stopping.wait())
+    pending: set[asyncio.Task[object]] = {stop, *tasks}
+    try:
+        while pending and not stopping.is_set() and pending != {stop}:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stop}:
+                task.result()  # raises what the part raised
+    finally:
+        stop.cancel()
+
+
+async def _unwind(started: Sequence[tuple[Part, asyncio.Task[None]]], clock: Clock) -> None:
+    deadline_s = clock.monotonic_s() + SHUTDOWN_S
+    log = structlog.get_logger()
+    for part, task in reversed(started):
+        name = type(part).__name__
+        task.cancel()
+        try:
+            async with asyncio.timeout(max(0.1, deadline_s - clock.monotonic_s())):
+                await asyncio.wait((task,))
+                await part.shutdown()
+        except TimeoutError:
+            log.error("part did not shut down in time", part=name)
+        except errors.TrefoilError as error:
+            log.warning("part shut down with an error", part=name, error=str(error))
+
+
+class ServerPart:
+    """A gRPC server. `make` is called inside the event loop: `ServerPart(lambda: rpc.make_server(...))`."""
+
+    def __init__(self, make: Callable[[], rpc.RpcServer], grace_s: float = 1.0) -> None:
+        self._make = make
+        self._grace_s = grace_s
+        self.server: rpc.RpcServer | None = None
+
+    async def init(self) -> None:
+        self.server = self._make()
+        await self.server.start()
+
+    async def run(self) -> None:
+        assert self.server is not None
+        await self.server.wait_for_termination()
+
+    async def shutdown(self) -> None:
+        assert self.server is not None
+        await self.server.stop(self._grace_s)
+
+
+class MetricsPart:
+    """The Prometheus endpoint; an empty address means none."""
+
+    def __init__(self, metrics: Metrics, address: str) -> None:
+        self._metrics = metrics
+        self._address = address
+        self._close: Callable[[], None] | None = None
+
+    async def init(self) -> None:
+        if self._address:
+            rpc.check_port(self._address)
+            self._close = self._metrics.serve(*rpc.split_address(self._address))
+
+    async def run(self) -> None:
+        return
+
+    async def shutdown(self) -> None:
+        if self._close is not None:
+            await asyncio.to_thread(self._close)
+
+
+class StatePart:
+    """Closes the connections to Redis at the end; list it first, so that it is shut down last."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    async def init(self) -> None:
+        return
+
+    async def run(self) -> None:
+        return
+
+    async def shutdown(self) -> None:
+        await self._state.close()
