@@ -1,0 +1,67 @@
+"""Router `fifo`: one queue for the whole family, any free credit pulls.
+
+Source: CLOVER section 4.1 (one FIFO of requests; an instance that finishes pulls the next one).
+Data: live targets k of the route with credits c_k; weights are not read.
+Decision: the slice that serves a request.
+Formulation: on arrival, if nobody waits and some slice has a credit: the one with the fewest requests in flight, then
+    the longest not chosen. Otherwise wait; a slice with a free credit takes the request that waits longest.
+Deviations: CLOVER's instances hold one request at a time; here c_k, of which one executes and the rest hide the way
+    there. The variant mix is what the pool yields: it follows speed and load, so a plan's accuracy does not bind.
+"""
+
+from dispatcher.queues.fifo import FifoQueue
+from dispatcher.routers.credits import Credits
+from trefoil.core.brains import Outcome, Pick, Ticket
+from trefoil.core.fleet import SliceKey
+from trefoil.core.plan import Route
+
+
+class Fifo:
+    """A `Router`: pure state machine, called in order."""
+
+    def __init__(self, family: str, queue: FifoQueue[None] | None = None) -> None:
+        self._queue: FifoQueue[None] = queue if queue is not None else FifoQueue(family)
+        self._credits = Credits()
+        self._picks: dict[SliceKey, Pick] = {}
+
+    def on_table(self, route: Route, now_s: float) -> None:
+        """Route by this table from now on; what waits keeps its place."""
+        live = [target for target in route.targets if not target.draining and target.credits > 0]
+        self._queue.limit(route.queue_requests_max, route.queue_bytes_max)
+        self._credits.limit({target.slice: target.credits for target in live})
+        self._picks = {
+            target.slice: Pick(target.slice, target.variant, target.stage, f"fifo: {target.slice.name} had a credit")
+            for target in live
+        }
+
+    def on_carbon(self, ratio: float | None, now_s: float) -> None:
+        """Carbon does not matter here."""
+
+    def on_arrival(self, ticket: Ticket, now_s: float) -> Pick | None:
+        """A slice at once, or None: the ticket waits.
+
+        Raises:
+            QueueFull: it would have to wait and there is no room.
+        """
+        slice_ = self._credits.idlest(self._picks) if not len(self._queue) else None
+        if slice_ is None:
+            self._queue.check(ticket)
+            self._queue.push(None, ticket)
+            return None
+        self._credits.take(slice_)
+        return self._picks[slice_]
+
+    def on_credit(self, slice: SliceKey, now_s: float) -> tuple[Ticket, Pick] | None:
+        """The next ticket for a slice that may have a credit."""
+        if not self._credits.free(slice) or (ticket := self._queue.pop(None)) is None:
+            return None
+        self._credits.take(slice)
+        return ticket, self._picks[slice]
+
+    def on_done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> None:
+        """The request is over, one way or another: its credit is free."""
+        self._credits.give_back(pick.slice)
+
+    def on_cancel(self, ticket: Ticket, now_s: float) -> None:
+        """The ticket waits no longer."""
+        self._queue.remove(ticket)

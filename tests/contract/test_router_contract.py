@@ -1,0 +1,182 @@
+"""What every router keeps, whatever its policy: one suite, run over the whole table (and over a user's own router)."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dispatcher.queues.fifo import FifoQueue, QueueFull
+from dispatcher.routers import ROUTERS, make, resolve
+from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
+from trefoil.core.errors import PlanError
+
+SLICES = 6
+VARIANTS = ("digits-xs", "digits-m", "digits-l")
+targets = st.lists(
+    st.tuples(
+        st.integers(0, SLICES - 1),
+        st.sampled_from(VARIANTS),
+        st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0, 3.0]),
+        st.integers(1, 3),
+        st.booleans(),
+    ),
+    max_size=SLICES,
+    unique_by=lambda each: each[0],
+)
+
+
+class RouterMachine(RuleBasedStateMachine):
+    """A shell as the contract describes it, with its own books of where every ticket is."""
+
+    router_name = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = make("digits", self.router_name, "fifo")
+        self.live: dict = {}
+        self.variant: dict = {}
+        self.waiting: dict = {}
+        self.flying: dict = {}
+        self.finished: Counter = Counter()
+        self.next_id = 0
+        self.limit = (50, 5000)
+        self.table([])
+
+    @rule(drawn=targets)
+    def table(self, drawn=()):
+        made = [target(n, variant, weight, credits, draining) for n, variant, weight, credits, draining in drawn]
+        self.live = {each.slice: each.credits for each in made if not each.draining}
+        self.variant = {each.slice: each.variant for each in made}
+        self.router.on_table(route(made, self.router_name, *self.limit), 0.0)
+        self.pump(self.live)
+
+    @rule(late=st.booleans(), size=st.integers(1, 2000))
+    def arrive(self, late, size):
+        self.next_id += 1
+        made = ticket(self.next_id, arrived_s=self.next_id - (2.5 if late else 0.0), bytes_=size)
+        try:
+            pick = self.router.on_arrival(made, 0.0)
+        except QueueFull as error:
+            depth, held = len(self.waiting), sum(each.bytes for each in self.waiting.values())
+            assert depth == self.limit[0] or held + size > self.limit[1], "refused although there was room"
+            text = str(error)
+            assert "digits" in text
+            assert str(self.limit[0]) in text or str(self.limit[1]) in text
+            return
+        if pick is None:
+            self.waiting[made.id] = made
+            assert len(self.waiting) <= self.limit[0]
+            assert sum(each.bytes for each in self.waiting.values()) <= self.limit[1]
+        else:
+            self.fly(made, pick)
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data())
+    def done(self, data):
+        id_ = data.draw(st.sampled_from(sorted(self.flying)))
+        made, pick = self.flying.pop(id_)
+        self.router.on_done(made, pick, OK, 0.0)
+        self.finished[id_] += 1
+        self.pump([pick.slice])
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data):
+        made = self.waiting.pop(data.draw(st.sampled_from(sorted(self.waiting))))
+        self.router.on_cancel(made, 0.0)
+
+    def pump(self, slices):
+        given = True
+        while given:
+            given = False
+            for slice_ in slices:
+                pulled = self.router.on_credit(slice_, 0.0)
+                if pulled is not None:
+                    given = True
+                    made, pick = pulled
+                    assert pick.slice == slice_, "the credit of one slice was spent on another"
+                    assert self.waiting.pop(made.id) == made, "a ticket that did not wait was dispatched"
+                    self.fly(made, pick)
+
+    def fly(self, made, pick):
+        assert made.id not in self.flying, "dispatched twice"
+        assert not self.finished[made.id], "dispatched again after its end"
+        assert pick.slice in self.live, "picked a slice that is draining or not in the table"
+        assert pick.variant == self.variant[pick.slice]
+        assert pick.why
+        self.flying[made.id] = (made, pick)
+        in_flight = sum(1 for _, each in self.flying.values() if each.slice == pick.slice)
+        assert in_flight <= self.live[pick.slice], "more in flight than credits"
+
+    @invariant()
+    def nobody_waits_beside_a_free_slice_of_his_own(self):
+        """Work conserving: with the whole family idle, nobody waits."""
+        if self.live and not self.flying:
+            assert not self.waiting
+
+    def teardown(self):
+        """Nothing is lost: once slices are there, everything that waits is served, each ticket once."""
+        expected = set(self.waiting) | set(self.flying)
+        self.table([(n, VARIANTS[n % 3], 1.0, 2, False) for n in range(SLICES)])
+        served = set()
+        while self.flying:
+            id_, (made, pick) = self.flying.popitem()
+            served.add(id_)
+            self.router.on_done(made, pick, OK, 0.0)
+            self.pump([pick.slice])
+        assert served == expected
+        assert not self.waiting
+
+
+@pytest.mark.parametrize("name", sorted(ROUTERS))
+def test_contract(name):
+    machine = type(f"{name}Machine", (RouterMachine,), {"router_name": name})
+    case = machine.TestCase
+    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    case("runTest").runTest()
+
+
+@pytest.mark.parametrize("name", sorted(ROUTERS))
+def test_one_class_is_first_in_first_out_whatever_the_table_does(name):
+    """One class only, so every router owes strict order of arrival, also over tables and out-of-order pushes."""
+    router = make("digits", name, "fifo")
+    router.on_table(route([target(0, credits=1)], name), 0.0)
+    first = router.on_arrival(ticket(1), 0.0)
+    assert first is not None
+    for id_ in (2, 3, 5):
+        assert router.on_arrival(ticket(id_), 0.0) is None
+    router.on_table(route([target(1, credits=1)], name), 0.0)
+    assert router.on_arrival(ticket(6, arrived_s=3.5), 0.0) is None  # came back: keeps the place of its arrival
+    order = []
+    for _ in range(4):
+        pulled = router.on_credit(key(1), 0.0)
+        assert pulled is not None
+        assert router.on_credit(key(1), 0.0) is None
+        order.append(pulled[0].id)
+        router.on_done(*pulled, OK, 0.0)
+    assert order == [2, 3, 6, 5]
+
+
+@pytest.mark.parametrize("name", sorted(ROUTERS))
+def test_tickets_that_arrive_at_no_slice_wait_and_are_served_when_one_comes(name):
+    router = make("digits", name, "fifo")
+    router.on_table(route([], name), 0.0)
+    assert router.on_arrival(ticket(1), 0.0) is None
+    router.on_table(route([target(2)], name), 0.0)
+    pulled = router.on_credit(key(2), 0.0)
+    assert pulled is not None
+    assert pulled[0].id == 1
+
+
+def test_a_router_of_ones_own_is_loaded_by_module_and_class():
+    mine = resolve("dispatcher.routers.fifo:Fifo")("digits", FifoQueue("digits"))
+    mine.on_table(route([target(0)]), 0.0)
+    assert mine.on_arrival(ticket(1), 0.0) is not None
+
+
+@pytest.mark.parametrize("name", ["fastest", "no.such.module:Class", "dispatcher.routers.fifo:Missing"])
+def test_an_unknown_router_is_refused_by_name(name):
+    with pytest.raises(PlanError, match=name.split(":")[0].split(".")[-1]):
+        resolve(name)
