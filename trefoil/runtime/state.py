@@ -1,4 +1,4 @@
-"""Redis: every key, every write. One writer per key; a leased role's writes go through one script that fences them.
+"""Redis: every read, every write. One writer per key; a leased role's writes go through one script that fences them.
 
 All calls answer within `timeout_s` or raise `StateUnavailable`: serving never waits for Redis. Connecting is lazy, so
 a service starts, and goes on, without it. What each key means and what happens when it is lost: docs/state.md.
@@ -7,7 +7,6 @@ a service starts, and goes on, without it. What each key means and what happens 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import redis.asyncio as redis
@@ -17,11 +16,11 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from trefoil.core import errors
-from trefoil.core.carbon import Series
 from trefoil.core.common import Lease
 from trefoil.runtime import codec, fenced
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.fenced import Append, Delete, Increment, Put, Write
+from trefoil.runtime.keys import Keys, series_name
 
 LEASE_TTL_S: Final = 5.0
 TIMEOUT_S: Final = 1.0
@@ -45,116 +44,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """All key names. `<series>` is zone:method:factors in lower case."""
-
-    cluster: str
-
-    @property
-    def prefix(self) -> str:
-        return f"trefoil:{self.cluster}:"
-
-    def changed(self) -> str:
-        """The pub/sub channel that carries key names as a hint."""
-        return f"{self.prefix}changed"
-
-    def epoch(self, role: str) -> str:
-        return f"{self.prefix}epoch:{role}"
-
-    def lease(self, role: str) -> str:
-        return f"{self.prefix}lease:{role}"
-
-    def writes(self, role: str) -> str:
-        return f"{self.prefix}writes:{role}"
-
-    def carbon_now(self, series: Series) -> str:
-        return f"{self.prefix}carbon:now:{series_name(series)}"
-
-    def carbon_history(self, series: Series) -> str:
-        return f"{self.prefix}carbon:history:{series_name(series)}"
-
-    def carbon_forecast(self, series: Series) -> str:
-        return f"{self.prefix}carbon:forecast:{series_name(series)}"
-
-    def carbon_ratio(self, series: Series) -> str:
-        return f"{self.prefix}carbon:ratio:{series_name(series)}"
-
-    def carbon_scores(self, series: Series) -> str:
-        return f"{self.prefix}carbon:scores:{series_name(series)}"
-
-    def carbon_now_prefix(self) -> str:
-        return f"{self.prefix}carbon:now:"
-
-    def objective(self, family: str) -> str:
-        return f"{self.objective_prefix()}{family}"
-
-    def objective_prefix(self) -> str:
-        return f"{self.prefix}objective:"
-
-    def plan(self) -> str:
-        return f"{self.prefix}plan"
-
-    def plan_node(self, node: str) -> str:
-        return f"{self.plan_node_prefix()}{node}"
-
-    def plan_node_prefix(self) -> str:
-        return f"{self.prefix}plan:node:"
-
-    def rollout(self) -> str:
-        return f"{self.prefix}rollout"
-
-    def decisions(self) -> str:
-        return f"{self.prefix}decisions"
-
-    def node(self, node: str) -> str:
-        return f"{self.node_prefix()}{node}"
-
-    def node_prefix(self) -> str:
-        return f"{self.prefix}node:"
-
-    def energy(self, node: str) -> str:
-        return f"{self.prefix}energy:{node}"
-
-    def energy_minutes(self, node: str) -> str:
-        return f"{self.prefix}energy:minutes:{node}"
-
-    def load(self, dispatcher: str, worker: int) -> str:
-        return f"{self.load_prefix()}{dispatcher}:{worker}"
-
-    def load_prefix(self) -> str:
-        return f"{self.prefix}load:"
-
-    def ack(self, dispatcher: str, worker: int) -> str:
-        return f"{self.ack_prefix()}{dispatcher}:{worker}"
-
-    def ack_prefix(self) -> str:
-        return f"{self.prefix}ack:"
-
-    def demand(self, family: str) -> str:
-        return f"{self.prefix}demand:{family}"
-
-    def forecast_load(self, family: str) -> str:
-        return f"{self.prefix}forecast:load:{family}"
-
-    def signal_scale(self, node: str) -> str:
-        return f"{self.signal_scale_prefix()}{node}"
-
-    def signal_scale_prefix(self) -> str:
-        return f"{self.prefix}signal:scale:"
-
-    def totals(self, family: str, hour: str) -> str:
-        return f"{self.totals_prefix()}{family}:{hour}"
-
-    def totals_prefix(self) -> str:
-        return f"{self.prefix}totals:"
-
-
-def series_name(series: Series) -> str:
-    """A series as it stands in keys, labels and logs."""
-    return f"{series.zone}:{series.method.name.lower()}:{series.factors.name.lower()}"
 
 
 class State:

@@ -1,0 +1,249 @@
+"""Read a model repository (family.toml, profile.csv) into a `Catalog`, refusing what is malformed by file and field."""
+
+import csv
+import datetime
+import tomllib
+from collections.abc import Iterable, Mapping
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from trefoil.core import errors
+from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
+from trefoil.core.common import Basis, Provenance
+
+FAMILY_FILE: Final = "family.toml"
+PROFILE_FILE: Final = "profile.csv"
+HEADER_KEYS: Final = ("basis", "source", "machine", "date", "commit")
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Variant(_Model):
+    name: Name
+    version: Annotated[int, Field(ge=1)]
+    accuracy: Annotated[float, Field(ge=0, le=1)]
+    accuracy_source: Annotated[str, Field(min_length=1)]
+    memory_mib: Annotated[int, Field(gt=0)]
+    load_s: Annotated[float, Field(ge=0)]
+    macs: Annotated[int, Field(ge=0)]
+    licence: Annotated[str, Field(min_length=1)]
+
+
+class _Class(_Model):
+    slo_ms: Positive
+    slo_quantile: Annotated[float, Field(gt=0, lt=1)]
+
+
+class _Family(_Model):
+    name: Name
+    metric: Annotated[str, Field(min_length=1)]
+    task: str = ""
+    generative: bool = False
+    sequence_batching: bool = False
+    classes: Annotated[dict[str, _Class], Field(min_length=1)]
+    variants: Annotated[tuple[_Variant, ...], Field(min_length=1)]
+
+
+class _Row(_Model):
+    device_type: Name
+    slice_type: Annotated[str, Field(min_length=1)]
+    variant: Name
+    stage: Annotated[int, Field(ge=0)]
+    batch: Annotated[int, Field(ge=1)]
+    clock_mhz: Annotated[int, Field(ge=0)]
+    cohosted: tuple[str, ...]
+    latency_ms_p50: Positive
+    latency_ms_p95: Positive
+    latency_ms_p99: Positive
+    throughput_per_s: Positive
+    energy_active_j_per_batch: Annotated[float, Field(ge=0)]
+    power_w: Annotated[float, Field(ge=0)]
+    memory_mib: Annotated[int, Field(ge=0)]
+
+    @field_validator("cohosted", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """Names separated by `+`; empty = alone."""
+        return tuple(name for name in value.split("+") if name) if isinstance(value, str) else value
+
+
+COLUMNS: Final = tuple(_Row.model_fields)
+KEY_COLUMNS: Final = ("device_type", "slice_type", "variant", "stage", "batch", "clock_mhz", "cohosted")
+
+
+def load_family(folder: Path, profile: Path | None = None) -> tuple[Family, tuple[ProfileRow, ...]]:
+    """One family; `profile` replaces the folder's own profile.csv.
+
+    Raises:
+        errors.CatalogError: names file, field, value and remedy.
+    """
+    path = folder / FAMILY_FILE
+    family = _read_family(path)
+    if family.name != folder.name:
+        raise errors.CatalogError(
+            f"{path}: differs from its folder's name {folder.name!r}",
+            field="name",
+            value=family.name,
+            remedy="give both the same name; clients and Triton use it",
+        )
+    return family, _read_profile(profile or folder / PROFILE_FILE, family)
+
+
+def load_catalog(root: Path, profile_overrides: Mapping[str, Path] | None = None) -> Catalog:
+    """Every folder of `root` that holds a family.toml; `profile_overrides` maps a family to another profile.csv.
+
+    Raises:
+        errors.CatalogError: names file, field, value and remedy.
+    """
+    overrides = dict(profile_overrides or {})
+    folders = sorted(path.parent for path in root.glob(f"*/{FAMILY_FILE}"))
+    if not folders:
+        raise errors.CatalogError(
+            f"no {FAMILY_FILE} below it", field="model repository", value=str(root), remedy="name the right folder"
+        )
+    loaded = [load_family(folder, overrides.pop(folder.name, None)) for folder in folders]
+    if overrides:
+        names = ", ".join(folder.name for folder in folders)
+        raise errors.CatalogError(
+            "no such family", field="profile_overrides", value=sorted(overrides), remedy=f"use one of: {names}"
+        )
+    return Catalog(tuple(family for family, _ in loaded), tuple(chain.from_iterable(rows for _, rows in loaded)))
+
+
+def _read_family(path: Path) -> Family:
+    try:
+        tree = tomllib.loads(_read(path))
+    except tomllib.TOMLDecodeError as error:
+        raise errors.CatalogError(f"{path} is not valid TOML: {error}", remedy="correct that line") from error
+    try:
+        read = _Family.model_validate(tree)
+    except ValidationError as error:
+        raise _explain(error, str(path), tuple(_Family.model_fields)) from error
+    for field in ("name", "version"):
+        values = [getattr(variant, field) for variant in read.variants]
+        _assert_unique(values, f"variants.{field}", str(path))
+    variants = tuple(Variant(**variant.model_dump()) for variant in read.variants)
+    classes = {name: (entry.slo_ms, entry.slo_quantile) for name, entry in read.classes.items()}
+    return Family(read.name, read.metric, variants, classes, read.generative, read.sequence_batching)
+
+
+def _read_profile(path: Path, family: Family) -> tuple[ProfileRow, ...]:
+    lines = _read(path).splitlines()
+    provenance = _provenance(path, (line[1:] for line in lines if line.startswith("#")))
+    numbered = [(i, line) for i, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
+    if not numbered:
+        raise errors.CatalogError(f"{path} holds no rows", remedy=f"begin with the columns {','.join(COLUMNS)}")
+    header = [name.strip() for name in numbered[0][1].split(",")]
+    if sorted(header) != sorted(COLUMNS):
+        wrong = sorted(set(header) ^ set(COLUMNS)) or sorted(name for name in header if header.count(name) > 1)
+        raise errors.CatalogError(
+            f"{path}: missing, unknown or repeated", field="columns", value=wrong, remedy=f"use {','.join(COLUMNS)}"
+        )
+    known = [variant.name for variant in family.variants]
+    rows: list[ProfileRow] = []
+    for (number, _), cells in zip(numbered[1:], csv.reader(line for _, line in numbered[1:]), strict=True):
+        rows.append(_row(f"{path} line {number}", family.name, known, header, cells, provenance))
+    _assert_unique([tuple(getattr(row, name) for name in KEY_COLUMNS) for row in rows], "operating point", str(path))
+    _assert_batches_grow(rows, str(path))
+    for variant in known:
+        if not any(row.variant == variant for row in rows):
+            raise errors.CatalogError(f"{path}: no row", field="variant", value=variant, remedy="profile this variant")
+    return tuple(rows)
+
+
+def _row(
+    where: str, family: str, known: list[str], header: list[str], cells: list[str], provenance: Provenance
+) -> ProfileRow:
+    if len(cells) != len(header):
+        raise errors.CatalogError(
+            f"{where}: {len(cells)} cells for {len(header)} columns", remedy="write one cell per column"
+        )
+    try:
+        read = _Row.model_validate({name: cell.strip() for name, cell in zip(header, cells, strict=True)})
+    except ValidationError as error:
+        raise _explain(error, where, COLUMNS) from error
+    if read.variant not in known:
+        raise errors.CatalogError(
+            f"{where}: not in {FAMILY_FILE}", field="variant", value=read.variant, remedy=f"use one of: {known}"
+        )
+    for low, high in pairwise(("latency_ms_p50", "latency_ms_p95", "latency_ms_p99")):
+        if getattr(read, low) > getattr(read, high):
+            raise errors.CatalogError(
+                f"{where}: above {high}", field=low, value=getattr(read, low), remedy="order the quantiles"
+            )
+    return ProfileRow(family=family, provenance=provenance, **read.model_dump())
+
+
+def _provenance(path: Path, comments: Iterable[str]) -> Provenance:
+    """The header lines `# key: value`; a profile that does not say where it comes from is refused."""
+    pairs = (line.partition(":") for line in comments)
+    header = {key.strip(): value.strip() for key, colon, value in pairs if colon and key.strip() in HEADER_KEYS}
+    missing = [key for key in HEADER_KEYS if not header.get(key)]
+    if missing:
+        raise errors.CatalogError(
+            f"{path}: header line missing", field=", ".join(missing), remedy="write '# basis: measured' and the others"
+        )
+    bases = {basis.name.lower(): basis for basis in (Basis.MEASURED, Basis.MODELLED, Basis.SYNTHETIC)}
+    if header["basis"] not in bases:
+        raise errors.CatalogError(
+            f"{path}: not a basis", field="basis", value=header["basis"], remedy=f"use one of: {', '.join(bases)}"
+        )
+    try:
+        day = datetime.datetime.strptime(header["date"], "%Y-%m-%d").replace(tzinfo=datetime.UTC)
+    except ValueError as error:
+        raise errors.CatalogError(
+            f"{path}: not a date", field="date", value=header["date"], remedy="write YYYY-MM-DD"
+        ) from error
+    source = f"{header['source']} on {header['machine']}"
+    return Provenance(bases[header["basis"]], source, header["commit"], "", day.timestamp())
+
+
+def _assert_unique(values: list[Any], field: str, where: str) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise errors.CatalogError(f"{where}: stands twice", field=field, value=value, remedy="keep one of them")
+
+
+def _assert_batches_grow(rows: list[ProfileRow], where: str) -> None:
+    """A larger batch of the same point never takes less time or energy: the sign of swapped columns or units."""
+    by_point: dict[tuple[Any, ...], list[ProfileRow]] = {}
+    for row in rows:
+        by_point.setdefault(tuple(getattr(row, name) for name in KEY_COLUMNS if name != "batch"), []).append(row)
+    for point in by_point.values():
+        for small, large in pairwise(sorted(point, key=lambda row: row.batch)):
+            for field in ("latency_ms_p50", "energy_active_j_per_batch"):
+                if getattr(large, field) < getattr(small, field):
+                    raise errors.CatalogError(
+                        f"{where}: {large.slice_type} {large.variant} batch {large.batch} is below batch {small.batch}",
+                        field=field,
+                        value=getattr(large, field),
+                        remedy="check units and columns of these two rows",
+                    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise errors.CatalogError(f"no file {path}", remedy="add it, or name the right folder") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.CatalogError(f"{path} cannot be read ({error})", remedy="make it a readable text file") from error
+
+
+def _explain(error: ValidationError, where: str, known: tuple[str, ...]) -> errors.CatalogError:
+    complaint = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in complaint["loc"])
+    if complaint["type"] == "extra_forbidden":
+        return errors.CatalogError(f"{where}: unknown key", field=field, remedy=f"remove it; known: {', '.join(known)}")
+    if complaint["type"] == "missing":
+        return errors.CatalogError(f"{where}: missing", field=field, remedy="add it")
+    message = complaint["msg"].removeprefix("Value error, ")
+    return errors.CatalogError(f"{where}: {message}", field=field, value=complaint["input"], remedy="correct it")
