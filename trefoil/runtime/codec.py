@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any, Final, TypeVar
 
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -69,9 +68,10 @@ TIMESTAMP: Final = Timestamp.DESCRIPTOR.full_name
 MICROS_PER_S: Final = 1_000_000
 
 T = TypeVar("T")
+Field = Any  # google.protobuf has two FieldDescriptors, of which the type stubs know one
 
 
-def core_field_name(field: FieldDescriptor) -> str:
+def core_field_name(field: Field) -> str:
     """The dataclass field that mirrors a proto field."""
     is_time = field.message_type is not None and field.message_type.full_name == TIMESTAMP
     return f"{field.name}_s" if is_time else str(field.name)
@@ -80,7 +80,8 @@ def core_field_name(field: FieldDescriptor) -> str:
 def to_proto(obj: Any) -> Any:
     """The protobuf message of a core dataclass."""
     message = _message_class(type(obj))()
-    for copy in _writers(type(obj)):
+    cls: Any = type(obj)
+    for copy in _writers(cls):
         copy(obj, message)
     return message
 
@@ -215,7 +216,7 @@ def _writers(cls: type) -> tuple[Callable[[Any, Any], None], ...]:
     return tuple(_writer(field) for field in _message_class(cls).DESCRIPTOR.fields)
 
 
-def _writer(field: FieldDescriptor) -> Callable[[Any, Any], None]:
+def _writer(field: Field) -> Callable[[Any, Any], None]:
     """One function that copies this field from dataclass to message. Built once: the hot path only calls it."""
     name, core_name = field.name, core_field_name(field)
     if _is_map(field):
@@ -263,7 +264,7 @@ def _readers(cls: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
     return tuple((core_field_name(field), _reader(field, hints[core_field_name(field)])) for field in fields)
 
 
-def _reader(field: FieldDescriptor, annotation: Any) -> Callable[[Any], Any]:
+def _reader(field: Field, annotation: Any) -> Callable[[Any], Any]:
     name = field.name
     if _is_map(field):
         if field.message_type.fields_by_name["value"].message_type is not None:
@@ -275,7 +276,7 @@ def _reader(field: FieldDescriptor, annotation: Any) -> Callable[[Any], Any]:
             if not message.HasField(name):
                 return 0.0
             value = getattr(message, name)
-            return (value.seconds * MICROS_PER_S + value.nanos // 1000) / MICROS_PER_S
+            return float((value.seconds * MICROS_PER_S + value.nanos // 1000) / MICROS_PER_S)
 
         return read_time
     if field.message_type is not None and field.is_repeated:
@@ -298,5 +299,5 @@ def _read_enum(name: str, enum: type[IntEnum], message: Any) -> IntEnum:
         ) from error
 
 
-def _is_map(field: FieldDescriptor) -> bool:
+def _is_map(field: Field) -> bool:
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)

@@ -240,7 +240,7 @@ def status_of(error: errors.TrefoilError) -> grpc.StatusCode:
     return next(code for cls, code in STATUS if isinstance(error, cls))
 
 
-class _Interceptor(grpc.aio.ServerInterceptor):
+class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Checks the token, counts and times calls, maps errors to statuses."""
 
     def __init__(self, metrics: Metrics | None, token: str | None) -> None:

@@ -51,7 +51,7 @@ class State:
 
     def __init__(self, client: "redis.Redis", cluster: str, clock: Clock, timeout_s: float) -> None:
         self.keys = Keys(cluster)
-        self._client = client
+        self._client: Any = client  # its stubs allow for decoded responses, which we do not ask for
         self._clock = clock
         self._timeout_s = timeout_s
         self._write_script = client.register_script(fenced.WRITE_SCRIPT)

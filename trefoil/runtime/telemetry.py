@@ -210,7 +210,7 @@ METRICS: Final[tuple[Metric, ...]] = (
 )
 
 
-class Metrics:
+class Metrics(Collector):
     """The metrics of one process. `simulated` is true as soon as anything it reports rests on simulated devices."""
 
     def __init__(self, service: str, simulated: bool = False) -> None:
@@ -283,13 +283,8 @@ class Metrics:
 
     def _outer(self) -> CollectorRegistry:
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Relabelled(self))
+        registry.register(self)
         return registry
-
-
-class _Relabelled(Collector):
-    def __init__(self, metrics: Metrics) -> None:
-        self.collect = metrics.collect  # type: ignore[method-assign,assignment]
 
 
 def _make(metric: Metric, registry: CollectorRegistry) -> Any:
