@@ -1,0 +1,35 @@
+"""Fixtures that several folders share. Processes they start are theirs to end."""
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.support.redis_server import RedisServer
+from trefoil.runtime.state import State
+
+_CLUSTERS = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def shared_redis() -> Iterator[RedisServer]:
+    """One Redis for all tests that do not break it; `state` keeps them apart by cluster name."""
+    server = RedisServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    """A Redis of the test's own, to kill, restart and empty."""
+    server = RedisServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+async def state(shared_redis: RedisServer) -> AsyncIterator[State]:
+    """Connected to a cluster that nobody else uses."""
+    connected = State.connect(shared_redis.url, f"test{next(_CLUSTERS)}")
+    yield connected
+    await connected.close()
