@@ -1,0 +1,74 @@
+"""Demand is the largest rate seen of late, plus what one reconfiguration takes.
+
+Source: the reactive baseline of InfAdapter and of DESIGN section 4 (availability: demand = forecast quantile plus what
+one wake-up and load takes); smoothing and the slope test are ours.
+Data: arrivals n_i in bins of b seconds.
+Result: rate = max over the last `lookback_s` of the moving mean over `smooth_s`: rises at once, falls patiently.
+  p90  = Poisson 90 % quantile of the arrivals in `smooth_s` at that rate, as a rate, + max(0, slope) x lead_s
+  slope = least squares over `slope_s`, 0 unless it is `slope_sigmas` standard errors of a Poisson stream above 0
+Deviations: none. With less than `smooth_s` of data the mean is over what there is, and `fallback_reason` says so.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from trefoil.core.demand import LoadForecast
+
+Z_90: Final = 1.2815515655446004
+EXACT_BELOW: Final = 200.0  # expected arrivals up to which the quantile is summed exactly
+
+
+@dataclass(frozen=True, slots=True)
+class LastMax:
+    """Stateless: everything is in the bins."""
+
+    smooth_s: float
+    lookback_s: float
+    slope_s: float
+    slope_sigmas: float
+
+    def forecast(
+        self, family: str, arrivals: Sequence[float], bin_s: float, now_s: float, lead_s: float
+    ) -> LoadForecast:
+        """Forecast from bins of `bin_s` seconds, the newest last."""
+        assert bin_s > 0
+        width = max(1, round(self.smooth_s / bin_s))
+        short = "" if len(arrivals) >= width else f"only {len(arrivals) * bin_s:g} s of data"
+        if not arrivals:
+            return LoadForecast(family, "last_max", now_s, lead_s, fallback_reason="no data")
+        width = min(width, len(arrivals))
+        ends = range(len(arrivals), max(width, len(arrivals) - round(self.lookback_s / bin_s)) - 1, -1)
+        means = [sum(arrivals[end - width : end]) / (width * bin_s) for end in ends]
+        rate = max(means)
+        span_s = width * bin_s
+        p90 = poisson_quantile(rate * span_s) / span_s + self._slope(arrivals, bin_s, means[0]) * lead_s
+        return LoadForecast(family, "last_max", now_s, lead_s, means[0], max(p90, rate), rate, short)
+
+    def _slope(self, arrivals: Sequence[float], bin_s: float, rate: float) -> float:
+        """Growth of the rate [1/s^2], 0.0 when it may be chance."""
+        count = round(self.slope_s / bin_s)
+        if len(arrivals) < count or count < 3:
+            return 0.0
+        recent = arrivals[-count:]
+        middle = (count - 1) / 2
+        spread = sum(((i - middle) * bin_s) ** 2 for i in range(count))
+        slope = sum((i - middle) * bin_s * (n / bin_s) for i, n in enumerate(recent)) / spread
+        error = math.sqrt(max(rate, 1.0) / bin_s / spread)
+        return slope if slope > self.slope_sigmas * error else 0.0
+
+
+def poisson_quantile(mean: float, z: float = Z_90) -> float:
+    """The smallest n with P(N <= n) >= 90 % for Poisson N; the normal law, corrected for continuity, when it is large."""
+    if mean <= 0:
+        return 0.0
+    if mean > EXACT_BELOW:
+        return mean + z * math.sqrt(mean) - 0.5
+    term = math.exp(-mean)
+    total, n = term, 0
+    while total < 0.9:
+        n += 1
+        term *= mean / n
+        total += term
+    return float(n)

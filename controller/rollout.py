@@ -1,0 +1,265 @@
+"""How to get from what stands to a target plan without ever falling below the capacity that the load needs.
+
+Source: CONTRACTS section 4 (rollout step order); surge and batches: Kubernetes' rolling update, per device.
+Data: what stands (observed, never remembered), the target, requests per second that each family needs now.
+Decision: a sequence of steps. A step is published as one revision: routes first; when every dispatcher has taken them
+and the slices that leave are idle, the complete desired state of each node; then the awaited slices turn READY.
+Formulation: a hop moves a set of devices to a waypoint in at most three steps:
+  1 start   routes as they are; start what fits beside what runs, swap to variants that are no slower; wait READY
+  2 shift   routes to what stays and what is new, leaving slices draining; stop them, start what they blocked, swap to
+            slower variants (their shares are cut before they slow down); wait READY
+  3 settle  the routes of the waypoint
+A hop is legal when every step of it routes at least min(need, capacity at first, capacity at last) of each family. All
+devices hop together if that is legal, else as many at a time as is legal; else a sleeping device carries the target of
+a device while that one is rebuilt (surge); else what runs first swaps to its fastest variants; else HALTED.
+Deviations: none. Stateless: after a crash or a newer plan the steps are computed again from what stands then.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from controller.shares import NEED_TOLERANCE, Terms, capacity_of, draining, routed_capacity, serving, shares
+from trefoil.core.fleet import DeviceState, SliceKey
+from trefoil.core.plan import Plan, PlannedDevice, PlannedSlice, Route
+
+Devices = Mapping[str, PlannedDevice]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What stands now. `ready` serves; `present` occupies its place (also starting, draining, failed).
+
+    Devices in `fixed` may not be touched (their node is stale); lost devices are left out.
+    """
+
+    devices: Devices
+    ready: Mapping[SliceKey, PlannedSlice]
+    present: frozenset[SliceKey]
+    routes: tuple[Route, ...]
+    fixed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One revision. `drained` must be idle before `devices` may be applied; `ready` must serve before the next step."""
+
+    name: str
+    routes: tuple[Route, ...]
+    devices: Devices
+    drained: frozenset[SliceKey]
+    ready: Mapping[SliceKey, PlannedSlice]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The steps to the target, or `halted` with the reason in `why` and no steps."""
+
+    steps: tuple[Step, ...]
+    why: str
+    halted: bool = False
+    floor_per_s: Mapping[str, float] | None = None
+
+    @property
+    def moving(self) -> tuple[SliceKey, ...]:
+        """Slices that are started, swapped or stopped on the way."""
+        keys = {key for step in self.steps for key in (*step.ready, *step.drained)}
+        return tuple(sorted(keys))
+
+    @property
+    def reconfigures(self) -> bool:
+        """Whether any node has something to do, or only the shares change."""
+        return any(step.ready or step.drained for step in self.steps) or any(s.name == "sleep" for s in self.steps)
+
+
+def way(standing: Standing, target: Plan, terms: Terms) -> Way:
+    """The steps from what stands to the target. Devices that the target does not name are left as they are."""
+    floor = dict(terms.needs)
+    planned = {d.device: d for node in target.nodes for d in node.devices}
+    standing = replace(standing, devices={n: _underway(standing, d, planned) for n, d in standing.devices.items()})
+    touchable = {n: d for n, d in planned.items() if n in standing.devices and n not in standing.fixed}
+    goal: dict[str, PlannedDevice] = {**standing.devices, **touchable}
+    moved = [name for name in sorted(goal) if _differs(standing, name, goal[name])]
+    if not moved:
+        settle = Step("settle", target.routes, goal, frozenset(), {})
+        return Way((settle,), "only the shares change: nothing to start or stop", floor_per_s=floor)
+    refused = ""
+    for name, waypoints in _ways(standing, goal, moved, terms):
+        path = _Path(standing, target, goal, terms)
+        if all(path.batches(waypoint) for waypoint in waypoints):
+            return Way(tuple(path.settled()), name, floor_per_s=floor)
+        refused = refused or path.refused
+    return Way((), f"no order of steps keeps the capacity that the load needs: {refused}", True, floor)
+
+
+def _underway(standing: Standing, device: PlannedDevice, planned: Devices) -> PlannedDevice:
+    """What serves on a device, and what is on its way there and still wanted."""
+    parts = {k: p for k, p in standing.ready.items() if k.device == device.device}
+    if device.device in planned:
+        wanted = planned[device.device].slices
+        parts |= {p.key: p for p in wanted if p.key in standing.present and p.key not in parts}
+    return replace(device, slices=tuple(parts[k] for k in sorted(parts)))
+
+
+def _differs(standing: Standing, name: str, goal: PlannedDevice) -> bool:
+    if not _alike(standing.devices[name], goal):
+        return True
+    wanted = {part.key: part for part in goal.slices}
+    here = {key for key in standing.present if key.device == name}
+    return here != set(wanted) or any(_variants(standing.ready.get(key)) != _variants(p) for key, p in wanted.items())
+
+
+def _alike(a: PlannedDevice, b: PlannedDevice) -> bool:
+    """Whether two desired states differ in their slices at most."""
+    return replace(a, slices=()) == replace(b, slices=())
+
+
+def _variants(part: PlannedSlice | None) -> tuple[tuple[str, str, int], ...]:
+    return tuple(sorted((h.family, h.variant, h.stage) for h in part.hosted)) if part else ()
+
+
+def _ways(standing: Standing, goal: Devices, moved: list[str], terms: Terms) -> Iterator[tuple[str, list[Devices]]]:
+    """Waypoints that end in the goal, cheapest first."""
+    yield "in the fewest steps that keep the capacity", [goal]
+    surges = list(_surges(standing, goal, moved, terms))
+    for helped, spare in surges:
+        surged = {**standing.devices, spare.device: spare}
+        yield f"a sleeping device carries {helped} while it is rebuilt", [surged, {**goal, spare.device: spare}, goal]
+    light_now, light_goal = _lighter(standing.devices, terms, standing.fixed), _lighter(goal, terms, standing.fixed)
+    yield "what runs has its fastest variants while devices are rebuilt", [light_now, light_goal, goal]
+    for helped, spare in surges:
+        light = _lighter({spare.device: spare}, terms, standing.fixed)
+        yield (
+            f"fastest variants, and a sleeping device carries {helped} while it is rebuilt",
+            [{**light_now, **light}, {**light_goal, **light}, goal],
+        )
+
+
+def _surges(standing: Standing, goal: Devices, moved: list[str], terms: Terms) -> Iterator[tuple[str, PlannedDevice]]:
+    """For a device that is rebuilt, a device that sleeps before and after, with the target's slices of the first."""
+    busy = {key.device for key in standing.present} | standing.fixed
+    spare = [name for name in sorted(goal) if name not in busy and not goal[name].slices]
+    for helped in moved:
+        if helped not in busy or not goal[helped].slices:
+            continue
+        for name in spare:
+            if terms.same_type(helped, name):
+                copy = tuple(replace(p, key=replace(p.key, device=name)) for p in goal[helped].slices)
+                yield helped, replace(goal[helped], device=name, slices=copy)
+                break
+
+
+def _lighter(devices: Devices, terms: Terms, fixed: frozenset[str]) -> Devices:
+    """The same slices with their fastest variants."""
+    return {
+        name: device if name in fixed else replace(device, slices=tuple(terms.fastest(part) for part in device.slices))
+        for name, device in devices.items()
+    }
+
+
+class _Path:
+    """Steps taken so far, and what would stand after them."""
+
+    def __init__(self, standing: Standing, target: Plan, goal: Devices, terms: Terms) -> None:
+        self._target, self._terms = target, terms
+        self._devices: dict[str, PlannedDevice] = dict(standing.devices)
+        self._ready: dict[SliceKey, PlannedSlice] = dict(standing.ready)
+        self._present: set[SliceKey] = set(standing.present)
+        self._routes = serving(standing.routes, self._ready)
+        self._steps: list[Step] = []
+        before = routed_capacity(self._routes, self._ready, terms)
+        after = [p for d in goal.values() for p in d.slices]
+        self._floor = {
+            family: min(need, before.get(family, 0.0), capacity_of(family, after, terms))
+            for family, need in terms.needs.items()
+        }
+        self.refused = ""
+
+    def settled(self) -> Iterator[Step]:
+        """The steps; the last one routes exactly as the target says."""
+        yield from self._steps
+        yield Step("settle", self._target.routes, dict(self._devices), frozenset(), {})
+
+    def batches(self, goal: Devices) -> bool:
+        """Hop to the goal, all at once if that is legal, else as many devices at a time as is legal."""
+        if self.hop(goal):
+            return True
+        remaining = [name for name in sorted(goal) if self._devices[name] != goal[name]]
+        while remaining:
+            chosen: list[str] = []
+            for name in remaining:
+                if self._try({**self._devices, **{n: goal[n] for n in (*chosen, name)}}) is not None:
+                    chosen.append(name)
+            if not chosen:
+                return False
+            self.hop({**self._devices, **{n: goal[n] for n in chosen}})
+            remaining = [name for name in remaining if name not in chosen]
+        return True
+
+    def hop(self, waypoint: Devices) -> bool:
+        """Take the steps to a waypoint if they are legal; else say in `refused` why not."""
+        steps = self._try(waypoint)
+        if steps is None:
+            return False
+        self._steps += steps
+        wanted = {part.key: part for d in waypoint.values() for part in d.slices}
+        self._devices, self._ready, self._present = dict(waypoint), wanted, set(wanted)
+        if steps:
+            self._routes = shares(self._target, wanted, self._terms, self._routes)
+        return True
+
+    def _try(self, waypoint: Devices) -> list[Step] | None:
+        """The steps of one hop, None when they would route too little."""
+        wanted = {part.key: part for d in waypoint.values() for part in d.slices}
+        leaving = {key for key in self._present if key not in wanted}
+        changed = {k for k, p in wanted.items() if k in self._ready and _variants(self._ready[k]) != _variants(p)}
+        missing = {k for k in wanted if k not in self._ready}
+        rebuilt = {k for k in changed if not self._terms.swappable(self._ready[k], wanted[k])}
+        # A slice that shrinks its throughput gets its smaller share first, one that grows gets its larger share last.
+        slower = {k for k in changed - rebuilt if self._slower(self._ready[k], wanted[k])}
+        early = {k for k in missing if not any(k.overlaps(other) for other in leaving)}
+        late = (missing - early) | slower | rebuilt
+        started = {**{k: wanted[k] for k in early}, **{k: wanted[k] for k in changed - rebuilt - slower}}
+        kept = {k: p for k, p in self._ready.items() if k in wanted and k not in rebuilt}
+        shifted = {**kept, **started}
+        goes = frozenset(k for k in (leaving | rebuilt) if k in self._ready)
+        slowed = {k: wanted[k] if k in slower else p for k, p in shifted.items()}
+        if not self._enough(shifted, slowed, wanted):
+            return None
+        steps = []
+        devices: Devices = self._devices
+        if started:
+            devices = self._beside(waypoint, wanted, started)
+            steps.append(Step("start", self._routes, devices, frozenset(), started))
+        if leaving or late or any(not _alike(devices[name], device) for name, device in waypoint.items()):
+            routes = shares(self._target, shifted, self._terms, self._routes, slow={k: wanted[k] for k in slower})
+            routes = tuple(draining(route, {k: self._ready[k] for k in goes}) for route in routes)
+            ready = {k: wanted[k] for k in late}
+            steps.append(Step("shift" if goes or late else "sleep", routes, dict(waypoint), goes, ready))
+        return steps
+
+    def _slower(self, old: PlannedSlice, new: PlannedSlice) -> bool:
+        return any(
+            capacity_of(h.family, [new], self._terms) < capacity_of(h.family, [old], self._terms) for h in new.hosted
+        )
+
+    def _beside(
+        self, waypoint: Devices, wanted: Mapping[SliceKey, PlannedSlice], started: Mapping[SliceKey, PlannedSlice]
+    ) -> Devices:
+        """What runs and what fits beside it, per device; nothing that serves is stopped."""
+        beside: dict[str, PlannedDevice] = {}
+        for name, goal in waypoint.items():
+            parts = {k: p for k, p in self._ready.items() if k.device == name}
+            parts |= {k: p for k, p in started.items() if k.device == name}
+            base = goal if any(k in wanted for k in parts) else self._devices[name]
+            target = DeviceState.AWAKE if parts else base.target
+            beside[name] = replace(base, target=target, slices=tuple(parts[k] for k in sorted(parts)))
+        return beside
+
+    def _enough(self, *routed: Mapping[SliceKey, PlannedSlice]) -> bool:
+        """Whether each of these sets of slices carries what the load needs, or at least what it ever did."""
+        for family, floor in sorted(self._floor.items()):
+            during = min(capacity_of(family, list(parts.values()), self._terms) for parts in routed)
+            if during < floor - NEED_TOLERANCE:
+                self.refused = f"{family} would have {during:.1f}/s of the {floor:.1f}/s it needs"
+                return False
+        return True

@@ -1,0 +1,151 @@
+"""Who gets which share of a family's traffic while a rollout is under way (and what a set of slices can carry).
+
+Data: the slices that serve, the target's shares, a capacity function. Decision: routes whose weights sum to 1.
+Formulation: the target's shares over the slices that serve already, if they overload no pool; else shares in proportion
+to capacity: a plan's accuracy may be missed for the seconds of a rollout, its SLO should not be.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from trefoil.core.fleet import SliceKey
+from trefoil.core.plan import Plan, PlannedSlice, Route, RouteTarget
+
+NEED_TOLERANCE: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a rollout has to respect, as functions so that it knows no profile.
+
+    `capacity(family, device, slice_type, variant, count)` is the rate of a pool of equal slices [1/s];
+    `swappable(old, new)` whether both fit the slice's memory at once; `fastest(part)` the same slice with the fastest
+    variants that may serve for a moment; `same_type(a, b)` whether two devices are interchangeable.
+    """
+
+    needs: Mapping[str, float]
+    capacity: Callable[[str, str, str, str, int], float]
+    swappable: Callable[[PlannedSlice, PlannedSlice], bool]
+    fastest: Callable[[PlannedSlice], PlannedSlice]
+    same_type: Callable[[str, str], bool]
+
+
+def routed_capacity(
+    routes: tuple[Route, ...], ready: Mapping[SliceKey, PlannedSlice], terms: Terms
+) -> dict[str, float]:
+    """Capacity of what is routed to and ready, per family [1/s]."""
+    found: dict[str, float] = {}
+    for route in routes:
+        live = [ready[t.slice] for t in route.targets if not t.draining and t.slice in ready]
+        found[route.family] = capacity_of(route.family, live, terms)
+    return found
+
+
+def capacity_of(family: str, live: list[PlannedSlice], terms: Terms) -> float:
+    pools: Counter[tuple[str, str]] = Counter()
+    example: dict[tuple[str, str], str] = {}
+    for part in live:
+        for hosted in part.hosted:
+            if hosted.family == family:
+                pools[part.key.slice_type, hosted.variant] += 1
+                example[part.key.slice_type, hosted.variant] = part.key.device
+    return sum(terms.capacity(family, example[pool], pool[0], pool[1], n) for pool, n in sorted(pools.items()))
+
+
+def serving(routes: tuple[Route, ...], ready: Mapping[SliceKey, PlannedSlice]) -> tuple[Route, ...]:
+    """The routes without slices that do not serve, shares made whole again."""
+    found = []
+    for route in routes:
+        targets = tuple(t for t in route.targets if t.slice in ready and not t.draining)
+        total = sum(t.weight for t in targets)
+        if total > 0:
+            targets = tuple(replace(t, weight=t.weight / total) for t in targets)
+        else:
+            targets = tuple(replace(t, weight=1 / len(targets)) for t in targets)
+        found.append(replace(route, targets=targets))
+    return tuple(found)
+
+
+def draining(route: Route, leaving: Mapping[SliceKey, PlannedSlice]) -> Route:
+    extra = tuple(
+        RouteTarget(slice=key, variant=h.variant, stage=h.stage, weight=0.0, credits=part.credits, draining=True)
+        for key, part in sorted(leaving.items())
+        for h in part.hosted
+        if h.family == route.family
+    )
+    return replace(route, targets=route.targets + extra)
+
+
+def shares(
+    target: Plan,
+    ready: Mapping[SliceKey, PlannedSlice],
+    terms: Terms,
+    standing: tuple[Route, ...],
+    slow: Mapping[SliceKey, PlannedSlice] | None = None,
+) -> tuple[Route, ...]:
+    """Routes over what serves: the target's shares where no class is overloaded by them, else by capacity.
+
+    `slow` are slices that will serve a slower variant before this step ends: their share is that of the new variant.
+    """
+    routes = []
+    families = {route.family for route in target.routes}
+    for route in (*target.routes, *(r for r in standing if r.family not in families)):
+        now = {k: p for k, p in ready.items() if any(h.family == route.family for h in p.hosted)}
+        later = {**now, **{k: p for k, p in (slow or {}).items() if k in now}}
+        planned = {(t.slice, t.stage): t for t in route.targets}
+        limits = _limits(route.family, later, terms)
+        weights = {k: max((t.weight for t in route.targets if t.slice == k), default=0.0) for k in now}
+        if not _carries(route.family, weights, limits, later, terms):
+            weights = dict(limits) if any(limits.values()) else dict.fromkeys(now, 1.0)
+        parts = [(key, h, p) for key, p in sorted(now.items()) for h in p.hosted if h.family == route.family]
+        total = {h.stage: 0.0 for _, h, _ in parts}
+        for key, h, _ in parts:
+            total[h.stage] += weights[key]
+        targets = tuple(
+            replace(
+                planned.get((key, h.stage), RouteTarget(slice=key, stage=h.stage, credits=max(1, p.credits))),
+                variant=h.variant,
+                weight=weights[key] / total[h.stage] if total[h.stage] else 1 / len(parts),
+                draining=False,
+            )
+            for key, h, p in parts
+        )
+        routes.append(replace(route, targets=targets))
+    return tuple(routes)
+
+
+def _limits(family: str, parts: Mapping[SliceKey, PlannedSlice], terms: Terms) -> dict[SliceKey, float]:
+    """Each slice's part of its pool's capacity [1/s]."""
+    pools: dict[tuple[str, str], list[SliceKey]] = {}
+    for key, part in parts.items():
+        variant = next(h.variant for h in part.hosted if h.family == family)
+        pools.setdefault((key.slice_type, variant), []).append(key)
+    return {
+        key: terms.capacity(family, keys[0].device, slice_type, variant, len(keys)) / len(keys)
+        for (slice_type, variant), keys in pools.items()
+        for key in keys
+    }
+
+
+def _carries(
+    family: str,
+    weights: Mapping[SliceKey, float],
+    limits: Mapping[SliceKey, float],
+    parts: Mapping[SliceKey, PlannedSlice],
+    terms: Terms,
+) -> bool:
+    """Whether these shares of the need overload no class."""
+    total = sum(weights.values())
+    if total <= 0:
+        return not weights
+    need = terms.needs.get(family, 0.0)
+    load: dict[tuple[str, str], float] = {}
+    limit: dict[tuple[str, str], float] = {}
+    for key, weight in weights.items():
+        variant = next(h.variant for h in parts[key].hosted if h.family == family)
+        pool = key.slice_type, variant
+        load[pool] = load.get(pool, 0.0) + need * weight / total
+        limit[pool] = limit.get(pool, 0.0) + limits[key]
+    return all(load[pool] <= limit[pool] + NEED_TOLERANCE for pool in load)

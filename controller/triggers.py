@@ -1,0 +1,239 @@
+"""When to plan again: a named cause and the comparison behind it.
+
+Source: CLOVER section 4.2 (a change of carbon intensity by more than 5 % starts an optimisation); load: two one-sided
+tests with different patience, ours.
+Data: what the plan in force was made for (intensity, demand, capacity, objectives, devices), what is observed now.
+Decision: a `Trigger` or None.
+Formulation, in order of urgency:
+  start      there is no plan
+  loss       a device or slice of the plan is gone or failed for longer than `loss_hold_s`, or a device came back
+  objective  an objective's number differs from the plan's
+  load       p90 demand > capacity of the plan, and the rate is significantly above the one planned for: at once;
+             p90 demand leaves [1 - down, 1 + up] x the planned one for `load_hold_s`: patiently, either way
+  slo        attainment < quantile - margin for `slo_hold_s`, no earlier than `slo_rest_s` after the last plan
+  carbon     |intensity - planned| > ratio x planned (or x a fixed base, if one is set)
+  tick       the planner asked to be run again at this time
+`start`, `loss`, `objective` are never switched off; the others are when the policy's row does not name them (`tick`
+belongs to the planner).
+Deviations: CLOVER compares with the intensity at the last optimisation; `carbon_base_g_per_kwh` > 0 fixes the base.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from trefoil.core.brains import PlanView
+from trefoil.core.demand import Demand
+from trefoil.core.fleet import DeviceState, FleetState, SliceKey, SliceState
+from trefoil.core.plan import Plan
+
+CAUSES: Final = ("start", "loss", "objective", "load", "slo", "carbon", "tick")
+ALWAYS: Final = frozenset({"start", "loss", "objective", "tick"})
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Settings of the triggers. Times are wall seconds; ratios are of the planned value."""
+
+    carbon_ratio: float = 0.05
+    carbon_base_g_per_kwh: float = 0.0
+    load_up_ratio: float = 0.20
+    load_down_ratio: float = 0.25
+    load_sigmas: float = 2.5
+    load_hold_s: float = 5.0
+    slo_margin: float = 0.02
+    slo_hold_s: float = 3.0
+    slo_rest_s: float = 10.0
+    slo_requests_min: int = 50
+    loss_hold_s: float = 3.0
+    rate_span_s: float = 3.0
+    """Time over which a rate was counted: its standard error is sqrt(rate / span)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeFor:
+    """What the plan in force was decided on."""
+
+    at_s: float
+    intensity_g_per_kwh: float
+    demand: Mapping[str, Demand]
+    capacity_per_s: Mapping[str, float]
+    objective_numbers: Mapping[str, int]
+    devices: frozenset[str]
+    lost: frozenset[SliceKey] = frozenset()
+    next_tick_at_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Since when each patient condition holds, by its name; a condition that stops holding is forgotten."""
+
+    since_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """Why to plan now."""
+
+    cause: str
+    why: str
+
+
+def made_for(view: PlanView, plan: Plan, next_tick_at_s: float) -> MadeFor:
+    """What a plan decided on this view was made for."""
+    return MadeFor(
+        at_s=view.now_s,
+        intensity_g_per_kwh=view.carbon.intensity_g_per_kwh,
+        demand={d.family: d for d in view.demand},
+        capacity_per_s={family: e.capacity_per_s for family, e in plan.expected.items()},
+        objective_numbers={o.family: o.number for o in view.objectives},
+        devices=usable_devices(view.fleet),
+        lost=frozenset(_lost(view, plan)),
+        next_tick_at_s=next_tick_at_s,
+    )
+
+
+def usable_devices(fleet: FleetState) -> frozenset[str]:
+    """Devices that a plan may use: not lost, on a node that reports."""
+    return frozenset(
+        d.device
+        for node in fleet.nodes
+        if node.node not in fleet.stale
+        for d in node.devices
+        if d.state != DeviceState.LOST
+    )
+
+
+def evaluate(
+    view: PlanView,
+    last: MadeFor | None,
+    memory: Memory,
+    thresholds: Thresholds,
+    allowed: Iterable[str],
+    rolling: bool = False,
+) -> tuple[Trigger | None, Memory]:
+    """The most urgent trigger, and the memory for the next call. `rolling`: a rollout is under way."""
+    if last is None or view.current is None:
+        return Trigger("start", "no plan is in force"), Memory()
+    causes = ALWAYS | set(allowed)
+    found: list[Trigger] = []
+    holding: dict[str, tuple[float, Trigger]] = {}
+    if not rolling:
+        holding |= _losses(view, view.current, last, thresholds)
+    found += _devices(view, last)
+    found += _objectives(view, last)
+    for demand in view.demand:
+        found += _load_at_once(demand, last, thresholds)
+        holding |= _load_patient(demand, last, thresholds)
+    if not rolling and view.now_s - last.at_s >= thresholds.slo_rest_s:
+        holding |= _slo(view, thresholds)
+    found += _carbon(view, last, thresholds)
+    if view.now_s >= last.next_tick_at_s:
+        found.append(Trigger("tick", "the planner asked to be run again now"))
+    since = {name: memory.since_s.get(name, view.now_s) for name in holding}
+    found += [t for name, (hold_s, t) in holding.items() if view.now_s - since[name] >= hold_s]
+    found = sorted((t for t in found if t.cause in causes), key=lambda t: CAUSES.index(t.cause))
+    return (found[0] if found else None), Memory(since)
+
+
+def _lost(view: PlanView, plan: Plan) -> dict[SliceKey, SliceState]:
+    """Slices of a plan that are gone or failed, on nodes that report."""
+    states = {s.key: s.state for node in view.fleet.nodes for d in node.devices for s in d.slices}
+    wanted = [p.key for n in plan.nodes if n.node not in view.fleet.stale for d in n.devices for p in d.slices]
+    bad = (SliceState.FAILED, SliceState.GONE, SliceState.UNSPECIFIED)
+    return {key: states.get(key, SliceState.GONE) for key in wanted if states.get(key, SliceState.GONE) in bad}
+
+
+def _losses(view: PlanView, plan: Plan, last: MadeFor, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
+    hold_s = thresholds.loss_hold_s
+    return {
+        f"loss:{key.name}": (hold_s, Trigger("loss", f"slice {key.name} of the plan is {state.name} for {hold_s:g} s"))
+        for key, state in _lost(view, plan).items()
+        if key not in last.lost  # planned again already, to no avail: its agent keeps trying
+    }
+
+
+def _devices(view: PlanView, last: MadeFor) -> list[Trigger]:
+    now = usable_devices(view.fleet)
+    gone, back = sorted(last.devices - now), sorted(now - last.devices)
+    if gone:
+        return [Trigger("loss", f"{', '.join(gone)}: lost, or the node is stale")]
+    return [Trigger("loss", f"{', '.join(back)}: can be used (again)")] if back else []
+
+
+def _objectives(view: PlanView, last: MadeFor) -> list[Trigger]:
+    return [
+        Trigger(
+            "objective",
+            f"objective of {o.family} is number {o.number}, planned for {last.objective_numbers.get(o.family, 'none')}",
+        )
+        for o in view.objectives
+        if last.objective_numbers.get(o.family) != o.number
+    ]
+
+
+def _load_at_once(demand: Demand, last: MadeFor, thresholds: Thresholds) -> list[Trigger]:
+    planned = last.demand.get(demand.family)
+    if planned is None:
+        return [Trigger("load", f"{demand.family} is asked for and was not planned for")]
+    capacity = last.capacity_per_s.get(demand.family, 0.0)
+    error = math.sqrt(max(planned.rate_per_s, 1.0) / thresholds.rate_span_s)
+    limit = planned.rate_per_s + thresholds.load_sigmas * error
+    if demand.rate_p90_per_s > capacity and demand.rate_per_s > limit:
+        return [
+            Trigger(
+                "load",
+                f"{demand.family}: p90 demand {demand.rate_p90_per_s:.1f}/s > capacity {capacity:.1f}/s, "
+                f"rate {demand.rate_per_s:.1f}/s > {limit:.1f}/s (planned for {planned.rate_per_s:.1f}/s)",
+            )
+        ]
+    return []
+
+
+def _load_patient(demand: Demand, last: MadeFor, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
+    planned = last.demand.get(demand.family)
+    if planned is None:
+        return {}
+    low = planned.rate_p90_per_s * (1 - thresholds.load_down_ratio)
+    high = planned.rate_p90_per_s * (1 + thresholds.load_up_ratio)
+    now = demand.rate_p90_per_s
+    if low <= now <= high:
+        return {}
+    side, limit = ("<", low) if now < low else (">", high)
+    why = (
+        f"{demand.family}: p90 demand {now:.1f}/s {side} {limit:.1f}/s for {thresholds.load_hold_s:g} s "
+        f"(planned for {planned.rate_p90_per_s:.1f}/s)"
+    )
+    return {f"load{side}{demand.family}": (thresholds.load_hold_s, Trigger("load", why))}
+
+
+def _slo(view: PlanView, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
+    wanted = {o.family: o for o in view.objectives}
+    found = {}
+    for measured in view.measured:
+        objective = wanted.get(measured.family)
+        if objective is None or measured.rate_per_s * measured.window_s < thresholds.slo_requests_min:
+            continue
+        limit = objective.slo_quantile - thresholds.slo_margin
+        if measured.slo_attainment < limit:
+            why = (
+                f"{measured.family}: {measured.slo_attainment:.1%} within {objective.slo_ms:g} ms over "
+                f"{measured.window_s:g} s < {limit:.1%}"
+            )
+            found[f"slo:{measured.family}"] = (thresholds.slo_hold_s, Trigger("slo", why))
+    return found
+
+
+def _carbon(view: PlanView, last: MadeFor, thresholds: Thresholds) -> list[Trigger]:
+    now, planned = view.carbon.intensity_g_per_kwh, last.intensity_g_per_kwh
+    base = thresholds.carbon_base_g_per_kwh or planned
+    if abs(now - planned) <= thresholds.carbon_ratio * base:
+        return []
+    return [
+        Trigger(
+            "carbon",
+            f"intensity {now:.0f} g/kWh is {(now - planned) / base:+.1%} of {base:.0f} g/kWh from the "
+            f"{planned:.0f} g/kWh planned for (limit {thresholds.carbon_ratio:.0%})",
+        )
+    ]

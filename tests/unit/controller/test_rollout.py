@@ -1,0 +1,241 @@
+"""A rollout is played against a model of the agents; the properties hold after every step, for any two layouts."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.rollout import Standing, Step, Way, way
+from controller.shares import Terms, capacity_of, routed_capacity
+from tests.support.plans import LARGE, SMALL, key, planned
+from trefoil.core.common import Revision
+from trefoil.core.device_types import A100_40GB, placements, slice_type
+from trefoil.core.fleet import DeviceState, Hosted, SliceKey
+from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
+
+PER_SM = {SMALL.name: 1.5, LARGE.name: 0.4}
+
+
+def capacity(family: str, device: str, kind: str, variant: str, count: int) -> float:
+    """Pools of more slices are used better, as in core/queueing."""
+    return slice_type(A100_40GB, kind).sm_count * PER_SM[variant] * count * (1 - 0.5 / (1 + count))
+
+
+def terms(need: float, swappable: bool = True) -> Terms:
+    def fastest(part: PlannedSlice) -> PlannedSlice:
+        return replace(part, hosted=(Hosted("toy", SMALL.name, SMALL.version, 0, 1, 1, 8),))
+
+    return Terms({"toy": need}, capacity, lambda *_: swappable, fastest, lambda a, b: True)
+
+
+def device_of(name: str, parts: tuple[PlannedSlice, ...]) -> PlannedDevice:
+    return PlannedDevice(name, DeviceState.AWAKE if parts else DeviceState.ASLEEP, parts)
+
+
+def plan_of(layout: dict[str, tuple[PlannedSlice, ...]]) -> Plan:
+    parts = [p for parts in layout.values() for p in parts]
+    targets = tuple(RouteTarget(p.key, p.hosted[0].variant, 0, 1 / len(parts), 2) for p in parts)
+    node = NodePlan(Revision(1, 2), "node0", tuple(device_of(n, p) for n, p in layout.items()))
+    return Plan(Revision(1, 2), nodes=(node,), routes=(Route("toy", "weighted", "fifo", "any", targets, 100),))
+
+
+def standing_of(layout: dict[str, tuple[PlannedSlice, ...]], dead: frozenset[SliceKey] = frozenset()) -> Standing:
+    plan = plan_of(layout)
+    parts = {p.key: p for parts in layout.values() for p in parts}
+    return Standing(
+        {d.device: d for d in plan.nodes[0].devices},
+        {k: p for k, p in parts.items() if k not in dead},
+        frozenset(parts),
+        plan.routes,
+    )
+
+
+@st.composite
+def device_layouts(draw: st.DrawFn, name: str) -> tuple[PlannedSlice, ...]:
+    if draw(st.integers(0, 3)) == 0:
+        return ()
+    chosen = draw(st.sampled_from(placements(A100_40GB)))
+    kept = draw(st.lists(st.booleans(), min_size=len(chosen), max_size=len(chosen)))
+    variants = draw(st.lists(st.sampled_from([SMALL, LARGE]), min_size=len(chosen), max_size=len(chosen)))
+    return tuple(
+        planned(kind, start, variant, name)
+        for (kind, start, _), keep, variant in zip(chosen, kept, variants, strict=True)
+        if keep
+    )
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> tuple[Standing, Plan, Terms]:
+    names = [f"node0/gpu{i}" for i in range(draw(st.integers(1, 3)))]
+    now = {name: draw(device_layouts(name)) for name in names}
+    then = {name: draw(device_layouts(name)) for name in names}
+    if not any(then.values()):
+        then[names[0]] = (planned("7g.40gb", 0, SMALL, names[0]),)
+    keys = [p.key for parts in now.values() for p in parts]
+    dead = frozenset(draw(st.sets(st.sampled_from(keys), max_size=1)) if keys else set())
+    return standing_of(now, dead), plan_of(then), terms(draw(st.floats(0, 200)), draw(st.booleans()))
+
+
+class Agents:
+    """What the nodes do with a step, and what must hold before, during and after it."""
+
+    def __init__(self, standing: Standing, terms: Terms, target: Plan) -> None:
+        self.ready, self.present = dict(standing.ready), set(standing.present)
+        self.terms = terms
+        wanted = [p for d in target.nodes[0].devices for p in d.slices]
+        before = routed_capacity(standing.routes, self.ready, terms).get("toy", 0.0)
+        self.floor = min(terms.needs["toy"], before, capacity_of("toy", wanted, terms))
+
+    def play(self, step: Step) -> None:
+        (route,) = step.routes
+        live = {t.slice: t for t in route.targets if not t.draining}
+        draining = {t.slice for t in route.targets if t.draining}
+        assert set(live) <= set(self.ready), "routes to a slice that does not serve"
+        assert sum(t.weight for t in live.values()) == pytest.approx(1 if live else 0)
+        assert all(t.credits > 0 for t in live.values())
+        assert all(t.weight == 0 for t in route.targets if t.draining)
+        assert step.drained == draining
+        layout = {p.key: p for d in step.devices.values() for p in d.slices}
+        self._placements(step)
+        rebuilt = {k for k in step.drained if k in layout}
+        stopped = {k for k in self.present if k not in layout}
+        assert not (stopped | rebuilt) & set(live), "stops a slice that is routed to"
+        assert (stopped | rebuilt) & set(self.ready) <= step.drained, "stops a slice that was not drained"
+        for k, part in layout.items():
+            if self.ready.get(k) != part:
+                assert k in step.ready, "starts or swaps a slice nobody waits for"
+        # While the step is under way a swapped slice serves one of two variants; the slower one has to suffice.
+        during = {k: min((self.ready[k], layout[k]), key=lambda p: capacity_of("toy", [p], self.terms)) for k in live}
+        if step.name == "start":
+            during = {k: self.ready[k] for k in live}
+        assert capacity_of("toy", list(during.values()), self.terms) >= self.floor - 1e-6, "below the floor"
+        self.ready, self.present = layout, set(layout)
+
+    def _placements(self, step: Step) -> None:
+        for device in step.devices.values():
+            assert device.target == DeviceState.AWAKE or not device.slices
+            keys = [p.key for p in device.slices]
+            assert not any(a.overlaps(b) for i, a in enumerate(keys) for b in keys[i + 1 :])
+            assert sum(slice_type(A100_40GB, k.slice_type).compute_slices for k in keys) <= 7
+
+
+@settings(max_examples=400, deadline=None)
+@given(rollouts())
+def test_every_step_is_legal_and_the_last_one_is_the_target(case):
+    standing, target, rules = case
+    found = way(standing, target, rules)
+    if found.halted:
+        assert not found.steps
+        assert "toy" in found.why
+        return
+    agents = Agents(standing, rules, target)
+    for step in found.steps:
+        agents.play(step)
+    assert agents.ready == {p.key: p for d in target.nodes[0].devices for p in d.slices}
+    assert found.steps[-1].routes == target.routes
+    assert dict(found.steps[-1].devices) == {d.device: d for d in target.nodes[0].devices}
+
+
+@settings(max_examples=200, deadline=None)
+@given(rollouts(), st.data())
+def test_a_newer_plan_in_the_middle_is_as_safe(case, data):
+    standing, target, rules = case
+    found = way(standing, target, rules)
+    agents = Agents(standing, rules, target)
+    taken = found.steps[: data.draw(st.integers(0, len(found.steps)))]
+    for step in taken:
+        agents.play(step)
+    if not taken:
+        return
+    names = [d.device for d in target.nodes[0].devices]
+    newer = {name: data.draw(device_layouts(name)) for name in names}
+    if not any(newer.values()):
+        newer[names[0]] = (planned("7g.40gb", 0, SMALL, names[0]),)
+    middle = Standing(dict(taken[-1].devices), agents.ready, frozenset(agents.present), taken[-1].routes)
+    again = way(middle, plan_of(newer), rules)
+    second = Agents(middle, rules, plan_of(newer))
+    for step in again.steps:
+        second.play(step)
+    assert again.halted or second.ready == {p.key: p for parts in newer.values() for p in parts}
+
+
+def steps_of(now, then, need, swappable=True) -> Way:
+    return way(standing_of(now), plan_of(then), terms(need, swappable))
+
+
+def test_from_nothing_everything_starts_in_one_step():
+    found = steps_of({"node0/gpu0": ()}, {"node0/gpu0": (planned("4g.20gb"), planned("3g.20gb", 4))}, 10)
+    assert [s.name for s in found.steps] == ["start", "settle"]
+
+
+def test_a_neighbour_keeps_serving_while_half_the_gpu_is_rebuilt():
+    kept = planned("4g.20gb", 0, SMALL)
+    now = {"node0/gpu0": (kept, planned("3g.20gb", 4))}
+    then = {"node0/gpu0": (kept, planned("1g.5gb", 4), planned("1g.5gb", 5))}
+    found = steps_of(now, then, 40)
+    assert [s.name for s in found.steps] == ["shift", "settle"]
+    assert found.steps[0].drained == {key("3g.20gb", 4)}
+    assert found.moving == (key("1g.5gb", 4), key("1g.5gb", 5), key("3g.20gb", 4))
+
+
+def test_a_faster_variant_is_swapped_before_the_shares_and_a_slower_one_after():
+    slow, fast = planned("7g.40gb", 0, LARGE), planned("7g.40gb", 0, SMALL)
+    faster = steps_of({"node0/gpu0": (slow,)}, {"node0/gpu0": (fast,)}, 10)
+    slower = steps_of({"node0/gpu0": (fast,)}, {"node0/gpu0": (slow,)}, 10)
+    assert [s.name for s in faster.steps] == ["start", "settle"]
+    assert [s.name for s in slower.steps] == ["shift", "settle"]
+    assert not slower.steps[0].drained
+
+
+def test_two_gpus_are_rebuilt_one_after_the_other_when_one_alone_carries_the_load():
+    now = {f"node0/gpu{i}": (planned("7g.40gb", 0, SMALL, f"node0/gpu{i}"),) for i in (0, 1)}
+    then = {
+        f"node0/gpu{i}": tuple(planned(k, s, SMALL, f"node0/gpu{i}") for k, s in (("4g.20gb", 0), ("3g.20gb", 4)))
+        for i in (0, 1)
+    }
+    found = steps_of(now, then, 80)
+    assert [{k.device for k in s.drained} for s in found.steps if s.drained] == [{"node0/gpu0"}, {"node0/gpu1"}]
+
+
+def test_a_sleeping_gpu_carries_the_load_while_the_only_awake_one_is_rebuilt():
+    now = {"node0/gpu0": (planned("7g.40gb", 0, SMALL),), "node0/gpu1": ()}
+    then = {"node0/gpu0": (planned("4g.20gb", 0, SMALL), planned("3g.20gb", 4, SMALL)), "node0/gpu1": ()}
+    found = steps_of(now, then, 80)
+    assert "sleeping device carries" in found.why
+    assert found.steps[0].devices["node0/gpu1"].target == DeviceState.AWAKE
+    assert found.steps[-1].devices["node0/gpu1"].target == DeviceState.ASLEEP
+
+
+def test_what_runs_swaps_to_its_fastest_variants_when_that_makes_room():
+    now = {f"node0/gpu{i}": (planned("7g.40gb", 0, LARGE, f"node0/gpu{i}"),) for i in (0, 1)}
+    then = {
+        f"node0/gpu{i}": tuple(planned(k, s, LARGE, f"node0/gpu{i}") for k, s in (("4g.20gb", 0), ("3g.20gb", 4)))
+        for i in (0, 1)
+    }
+    found = steps_of(now, then, 45)
+    assert "fastest variants" in found.why
+    assert {p.hosted[0].variant for p in found.steps[0].ready.values()} == {SMALL.name}
+
+
+def test_halts_naming_what_is_missing_when_the_only_gpu_must_be_rebuilt_under_load():
+    now = {"node0/gpu0": (planned("7g.40gb", 0, SMALL),)}
+    then = {"node0/gpu0": (planned("4g.20gb", 0, SMALL), planned("3g.20gb", 4, SMALL))}
+    found = steps_of(now, then, 50)
+    assert found.halted
+    assert "0.0/s of the 50.0/s" in found.why
+
+
+def test_only_shares_change_without_touching_a_node():
+    now = {"node0/gpu0": (planned("4g.20gb"), planned("3g.20gb", 4))}
+    found = steps_of(now, now, 10)
+    assert [s.name for s in found.steps] == ["settle"]
+    assert not found.reconfigures
+
+
+def test_a_device_of_a_stale_node_is_left_as_it_is():
+    now = {"node0/gpu0": (planned("7g.40gb", 0, SMALL),), "node0/gpu1": ()}
+    then = {"node0/gpu0": (), "node0/gpu1": (planned("7g.40gb", 0, SMALL, "node0/gpu1"),)}
+    standing = replace(standing_of(now), fixed=frozenset({"node0/gpu1"}))
+    found = way(standing, plan_of(then), terms(0))
+    assert all(not s.devices["node0/gpu1"].slices for s in found.steps)
