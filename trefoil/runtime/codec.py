@@ -1,7 +1,8 @@
 """The only converter between `trefoil.core` dataclasses, protobuf messages, bytes and canonical JSON.
 
 Reflective: the table below pairs classes, the fields pair by name. Proto field `x_at` (Timestamp) is dataclass field
-`x_at_s` (UTC seconds; 0.0 = unset); a sub-message is a dataclass or None when unset; repeated is a tuple, map a dict.
+`x_at_s` (UTC seconds; 0.0 = unset); a sub-message is a dataclass, or when unset None (the empty dataclass where
+the field's type does not allow None); repeated is a tuple, map a dict.
 Timestamps carry whole microseconds, which is as fine as a float of this century resolves.
 """
 
@@ -192,6 +193,8 @@ def _rebuild(annotation: Any, tree: Any, path: str) -> Any:
 
 def _rebuild_dataclass(cls: type, tree: Any, path: str) -> Any:
     hints = _hints(cls)
+    if not isinstance(tree, Mapping):
+        raise TypeError(f"{type(tree).__name__} is not an object")
     for name in tree:
         if name not in hints:
             raise errors.InvalidInput(
@@ -213,10 +216,11 @@ def _message_class(cls: type) -> type[Message]:
 
 @functools.cache
 def _writers(cls: type) -> tuple[Callable[[Any, Any], None], ...]:
-    return tuple(_writer(field) for field in _message_class(cls).DESCRIPTOR.fields)
+    hints = _hints(cls)
+    return tuple(_writer(field, hints[core_field_name(field)]) for field in _message_class(cls).DESCRIPTOR.fields)
 
 
-def _writer(field: Field) -> Callable[[Any, Any], None]:
+def _writer(field: Field, annotation: Any) -> Callable[[Any, Any], None]:
     """One function that copies this field from dataclass to message. Built once: the hot path only calls it."""
     name, core_name = field.name, core_field_name(field)
     if _is_map(field):
@@ -245,10 +249,11 @@ def _writer(field: Field) -> Callable[[Any, Any], None]:
     if field.message_type is not None and field.is_repeated:
         return lambda obj, message: getattr(message, name).extend([to_proto(item) for item in getattr(obj, name)])
     if field.message_type is not None:
+        unset = _unset(annotation)
 
         def write_message(obj: Any, message: Any) -> None:
             value = getattr(obj, name)
-            if value is not None:
+            if value != unset:
                 getattr(message, name).CopyFrom(to_proto(value))
 
         return write_message
@@ -282,7 +287,8 @@ def _reader(field: Field, annotation: Any) -> Callable[[Any], Any]:
     if field.message_type is not None and field.is_repeated:
         return lambda message: tuple(from_proto(item) for item in getattr(message, name))
     if field.message_type is not None:
-        return lambda message: from_proto(getattr(message, name)) if message.HasField(name) else None
+        unset = _unset(annotation)
+        return lambda message: from_proto(getattr(message, name)) if message.HasField(name) else unset
     if field.enum_type is not None:
         return functools.partial(_read_enum, name, annotation)
     if field.is_repeated:
@@ -297,6 +303,11 @@ def _read_enum(name: str, enum: type[IntEnum], message: Any) -> IntEnum:
         raise errors.InvalidInput(
             f"unknown {enum.__name__}", field=name, value=getattr(message, name), remedy="update this process"
         ) from error
+
+
+def _unset(annotation: Any) -> Any:
+    """What an absent sub-message reads as; written as absent, so that each object has one encoding."""
+    return None if type(None) in typing.get_args(annotation) else annotation()
 
 
 def _is_map(field: Field) -> bool:

@@ -1,0 +1,156 @@
+"""Every message survives every encoding, and every dataclass has exactly its message's fields."""
+
+import dataclasses
+import functools
+import importlib
+import pkgutil
+import typing
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trefoil.core
+from protos.types.v1 import carbon_pb2, common_pb2, energy_pb2, fleet_pb2, load_pb2, plan_pb2
+from trefoil.core import errors, plan
+from trefoil.core.common import Provenance, Revision
+from trefoil.core.demand import LoadKey
+from trefoil.core.fleet import DeviceState, SliceKey
+from trefoil.runtime import codec
+
+FILES = (common_pb2, carbon_pb2, fleet_pb2, plan_pb2, energy_pb2, load_pb2)
+CLASSES = sorted(codec.MESSAGES, key=lambda cls: cls.__name__)
+SCALARS = {
+    FieldDescriptor.CPPTYPE_UINT32: st.integers(0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: st.integers(0, 2**64 - 1),
+    FieldDescriptor.CPPTYPE_DOUBLE: st.floats(allow_nan=False),
+    FieldDescriptor.CPPTYPE_BOOL: st.booleans(),
+    FieldDescriptor.CPPTYPE_STRING: st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+}
+# Microseconds from 1970 to 2100: what a float64 of seconds holds exactly enough.
+TIMES = st.integers(0, 4_102_444_800_000_000).map(lambda micros: micros / 1_000_000)
+
+
+@functools.cache
+def strategy(cls: type) -> st.SearchStrategy:
+    hints = typing.get_type_hints(cls)
+    fields = codec.MESSAGES[cls].DESCRIPTOR.fields
+    named = {codec.core_field_name(field): field for field in fields}
+    return st.builds(cls, **{name: field_strategy(field, hints[name]) for name, field in named.items()})
+
+
+def field_strategy(field, annotation) -> st.SearchStrategy:
+    if codec._is_map(field):
+        parts = field.message_type.fields_by_name
+        return st.dictionaries(value_strategy(parts["key"], str), value_strategy(parts["value"], None), max_size=3)
+    if field.is_repeated:
+        return st.lists(value_strategy(field, None), max_size=2).map(tuple)
+    if type(None) in typing.get_args(annotation):
+        return st.none() | value_strategy(field, None)
+    return value_strategy(field, annotation)
+
+
+def value_strategy(field, annotation) -> st.SearchStrategy:
+    if field.message_type is not None:
+        if field.message_type.full_name == codec.TIMESTAMP:
+            return TIMES
+        return strategy(codec.CLASSES[field.message_type.full_name])
+    if field.enum_type is not None:
+        return st.sampled_from(annotation)
+    return SCALARS[field.cpp_type]
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_round_trips(cls):
+    @settings(max_examples=25, deadline=None)
+    @given(strategy(cls))
+    def check(obj):
+        assert codec.decode(cls, codec.encode(obj)) == obj
+        assert codec.from_proto(codec.to_proto(obj)) == obj
+        text = codec.to_json(obj)
+        assert codec.from_json(cls, text) == obj
+        assert codec.to_json(codec.from_json(cls, text)) == text
+
+    check()
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_fields_are_the_messages_fields_in_the_same_order(cls):
+    fields = codec.MESSAGES[cls].DESCRIPTOR.fields
+    assert [field.name for field in dataclasses.fields(cls)] == [codec.core_field_name(field) for field in fields]
+    assert codec.MESSAGES[cls].DESCRIPTOR.name == cls.__name__
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_an_empty_message_is_the_default_object(cls):
+    assert codec.decode(cls, b"") == cls()
+
+
+def test_every_message_has_a_class():
+    names = {message.full_name for file in FILES for message in file.DESCRIPTOR.message_types_by_name.values()}
+    assert names == set(codec.CLASSES)
+
+
+def test_every_enum_has_the_same_members():
+    core = {}
+    for module in pkgutil.iter_modules(trefoil.core.__path__, "trefoil.core."):
+        core |= vars(importlib.import_module(module.name))
+    for file in FILES:
+        for name, enum in file.DESCRIPTOR.enum_types_by_name.items():
+            prefix = "".join(f"_{c}" if c.isupper() else c.upper() for c in name).lstrip("_") + "_"
+            assert {value.name.removeprefix(prefix): value.number for value in enum.values} == {
+                member.name: member.value for member in core[name]
+            }
+
+
+@given(strategy(plan.Plan))
+@settings(max_examples=20, deadline=None)
+def test_equal_objects_have_equal_bytes(obj):
+    assert codec.encode(obj) == codec.encode(codec.decode(plan.Plan, codec.encode(obj)))
+
+
+def test_times_keep_microseconds_and_unset_stays_unset():
+    stamped = Provenance(as_of_s=1_795_219_200.123456)
+    assert codec.decode(Provenance, codec.encode(stamped)) == stamped
+    assert not codec.to_proto(Provenance()).HasField("as_of")
+
+
+def test_an_absent_message_is_none_where_the_type_allows_it_and_else_the_empty_object():
+    assert LoadKey(slice=None) == codec.decode(LoadKey, codec.encode(LoadKey()))
+    assert codec.decode(LoadKey, codec.encode(LoadKey(slice=SliceKey()))).slice == SliceKey()
+    assert codec.decode(plan.Plan, b"").revision == Revision()
+    assert codec.encode(plan.Plan()) == b""
+
+
+def test_broken_bytes_are_an_operating_error():
+    with pytest.raises(errors.InvalidInput, match="Plan"):
+        codec.decode(plan.Plan, b"\xff\xff\xff")
+
+
+def test_an_enum_value_of_a_later_version_is_named():
+    message = fleet_pb2.DeviceStatus(state=99)
+    with pytest.raises(errors.InvalidInput, match="99"):
+        codec.from_proto(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{", "not JSON"),
+        ('{"nonsense": 1}', "Revision.nonsense"),
+        ('{"epoch": "one"}', "Revision.epoch"),
+        ('{"epoch": 1.5}', "Revision.epoch"),
+        ("[]", "Revision"),
+        ("null", "Revision"),
+    ],
+)
+def test_bad_json_names_what_is_wrong(text, named):
+    with pytest.raises(errors.InvalidInput, match=named):
+        codec.from_json(Revision, text)
+
+
+def test_json_is_canonical_and_readable():
+    text = codec.to_json(plan.PlannedDevice(device="node0/gpu0", target=DeviceState.AWAKE))
+    assert text.startswith('{"clock_max_mhz":0,"clock_min_mhz":0,"device":"node0/gpu0"')
+    assert '"target":"AWAKE"' in text
