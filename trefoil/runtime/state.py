@@ -306,11 +306,12 @@ class State:
         try:
             async with asyncio.timeout(self._timeout_s + extra_s):
                 yield
-        except exceptions.AuthenticationError as error:
-            raise errors.StateUnavailable(
-                f"Redis refuses the password ({error})", remedy="correct the password in redis_url"
-            ) from error
         except (exceptions.ConnectionError, exceptions.TimeoutError, TimeoutError, OSError) as error:
+            # While connecting, redis-py wraps the refusal of a password into a plain ConnectionError.
+            if "authentication" in str(error).lower() or "password" in str(error):
+                raise errors.StateUnavailable(
+                    f"Redis refuses the password ({error})", remedy="correct the password in redis_url"
+                ) from error
             raise errors.StateUnavailable(
                 f"Redis does not answer within {self._timeout_s:g} s ({error or type(error).__name__})",
                 remedy="start Redis, or correct redis_url; until then the last values stay in use",
