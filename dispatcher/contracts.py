@@ -1,0 +1,113 @@
+"""What a family looks like from outside: one metadata and one configuration, under its public name and version "1".
+
+All variants of a family agree on names, types and shapes, so any live slice can tell; it is asked once. The slice's own
+configuration is not passed on: it names variants and paths, and changes when they swap.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher.hub import Hub
+from dispatcher.wire import PUBLIC_VERSION
+from trefoil.core.errors import NotFound, Unavailable
+from trefoil.core.fleet import SliceKey
+
+ASK_TIMEOUT_S: Final = 5.0
+BYTES_PER_ELEMENT: Final = {
+    "BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4,
+    "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8, "BYTES": 4,
+}  # fmt: skip
+"""BYTES: an empty element is its 4-byte length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """Both messages as clients get them."""
+
+    metadata: Any
+    config: Any
+
+    def zeros(self, model: str) -> Any:
+        """The smallest request that the family accepts: what a probe sends."""
+        request = pb.ModelInferRequest(model_name=model, id="trefoil-probe")
+        for each in self.metadata.inputs:
+            shape = [max(1, size) for size in each.shape]
+            count = 1
+            for size in shape:
+                count *= size
+            request.inputs.add(name=each.name, datatype=each.datatype, shape=shape)
+            request.raw_input_contents.append(bytes(count * BYTES_PER_ELEMENT[each.datatype]))
+        return request
+
+
+class Contracts:
+    """Contracts by family, asked once each."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._known: dict[str, Contract] = {}
+        self._asking = asyncio.Lock()
+
+    def known(self, family: str) -> Contract | None:
+        """What was learned so far."""
+        return self._known.get(family)
+
+    async def of(self, family: str) -> Contract:
+        """The family's contract.
+
+        Raises:
+            NotFound: the plan routes no such family.
+            Unavailable: it is not known yet, and no live slice tells.
+        """
+        if family not in self._hub.table.routes:
+            raise unknown_model(family)
+        async with self._asking:
+            if family not in self._known:
+                self._known[family] = await self._ask(family)
+        return self._known[family]
+
+    async def from_slice(self, family: str, slice_: SliceKey) -> Contract:
+        """What one slice says; raises AioRpcError."""
+        connection = self._hub.transport.to(slice_)
+        asked = pb.ModelMetadataRequest(name=family)
+        metadata = await connection.ask("ModelMetadata", asked, pb.ModelMetadataResponse, ASK_TIMEOUT_S)
+        wanted = pb.ModelConfigRequest(name=family)
+        config = await connection.ask("ModelConfig", wanted, pb.ModelConfigResponse, ASK_TIMEOUT_S)
+        return published(family, metadata, config.config)
+
+    async def _ask(self, family: str) -> Contract:
+        why = self._hub.table.why.get(family) or "no slice is live"
+        for target in self._hub.table.live(family):
+            try:
+                return await self.from_slice(family, target.slice)
+            except grpc.aio.AioRpcError as error:
+                why = f"{target.slice.name} answers {error.code().name} {error.details()}"
+        raise Unavailable(f"the contract of {family} is not known yet: {why}", remedy="try again")
+
+
+def published(family: str, metadata: Any, config: Any) -> Contract:
+    """A slice's own answers, without what is the slice's own."""
+    public = pb.ModelMetadataResponse(name=family, versions=[PUBLIC_VERSION], platform=metadata.platform)
+    public.inputs.extend(metadata.inputs)
+    public.outputs.extend(metadata.outputs)
+    clean = model_config_pb2.ModelConfig(
+        name=family, platform=config.platform, backend=config.backend, max_batch_size=config.max_batch_size
+    )
+    clean.version_policy.specific.versions.append(int(PUBLIC_VERSION))
+    clean.input.extend(config.input)
+    clean.output.extend(config.output)
+    if config.HasField("dynamic_batching"):
+        clean.dynamic_batching.SetInParent()
+    if config.HasField("model_transaction_policy"):
+        clean.model_transaction_policy.CopyFrom(config.model_transaction_policy)
+    return Contract(public, pb.ModelConfigResponse(config=clean))
+
+
+def unknown_model(family: str) -> NotFound:
+    """In Triton's words."""
+    return NotFound(f"Request for unknown model: '{family}' is not found")

@@ -1,0 +1,218 @@
+"""Keeps the hub current and tells others about it: plan and nodes in, acknowledgements and load windows out.
+
+Redis is never on a request's way. While it is away the last good table serves; the table is also on disk, so that a
+dispatcher that starts without Redis serves what it last knew, each slice once a probe has shown that it is there.
+"""
+
+import asyncio
+import os
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from dispatcher.ejection import Failure
+from dispatcher.hub import Hub
+from dispatcher.telemetry import Gauges
+from trefoil.core.demand import LoadWindow, TableAck
+from trefoil.core.errors import InvalidInput, StateUnavailable, TrefoilError
+from trefoil.core.fleet import NodeStatus
+from trefoil.core.plan import Plan
+from trefoil.runtime import codec
+from trefoil.runtime.state import State
+
+LOG = structlog.get_logger()
+WATCHERS_MAX: Final = 64
+WATCHER_WINDOWS_MAX: Final = 20
+
+
+class Loop:
+    """A part of the service."""
+
+    def __init__(self, hub: Hub, state: State, gauges: Gauges) -> None:
+        self._hub = hub
+        self._state = state
+        self._gauges = gauges
+        self._ack_key = state.keys.ack(*hub.me)
+        self._load_key = state.keys.load(*hub.me)
+        self._file = TableFile(hub.settings.state_dir / "dispatcher")
+        self._pending: deque[LoadWindow] = deque(maxlen=hub.settings.windows_pending_max)
+        self._watchers: set[asyncio.Queue[LoadWindow]] = set()
+        self._complaint = ""
+
+    async def init(self) -> None:
+        """Serve what was last known, then what Redis says, if it answers."""
+        self._remember()
+        await self._refresh()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch(), name="watch plan and nodes")
+            group.create_task(self._acknowledge(), name="acknowledge tables")
+            group.create_task(self._flush(), name="flush load windows")
+
+    async def shutdown(self) -> None:
+        """A last window, and no acknowledgement that others would wait for."""
+        await self._close_window()
+        try:
+            await self._state.delete_unfenced(self._ack_key)
+        except StateUnavailable as error:
+            LOG.warning("acknowledgement left to expire", why=str(error))
+
+    def subscribe(self) -> "asyncio.Queue[LoadWindow]":
+        """Each window from now on; the oldest are dropped for a watcher that does not keep up.
+
+        Raises:
+            InvalidInput: too many watch already.
+        """
+        if len(self._watchers) >= WATCHERS_MAX:
+            raise InvalidInput(f"{WATCHERS_MAX} clients watch already", remedy="read the stream in Redis")
+        queue: asyncio.Queue[LoadWindow] = asyncio.Queue(WATCHER_WINDOWS_MAX)
+        self._watchers.add(queue)
+        return queue
+
+    def unsubscribe(self, queue: "asyncio.Queue[LoadWindow]") -> None:
+        """No more windows."""
+        self._watchers.discard(queue)
+
+    async def _watch(self) -> None:
+        keys = self._state.keys
+        async for key in self._state.changes():
+            if key is None or key == keys.plan():
+                await self._refresh()
+            elif key.startswith(keys.node_prefix()):
+                await self._refresh(node_key=key)
+
+    async def _refresh(self, node_key: str | None = None) -> None:
+        """Read what is routed by, or one node. Trouble of any kind leaves the last good table in force."""
+        before = self._hub.table
+        try:
+            if node_key is None:
+                await self._read_all()
+            elif (node := await self._state.get(node_key, NodeStatus)) is not None:
+                self._hub.take_nodes([*(n for n in self._hub.nodes.values() if n.node != node.node), node])
+        except TrefoilError as error:
+            self._complain(error)
+            return
+        if self._complaint:
+            LOG.info("plan and nodes are read again")
+            self._complaint = ""
+        if self._hub.table != before:
+            self._save()
+
+    async def _read_all(self) -> None:
+        keys = self._state.keys
+        plan = await self._state.get(keys.plan(), Plan)
+        nodes = await self._state.scan(keys.node_prefix(), NodeStatus)
+        acks = await self._state.scan(keys.ack_prefix(), TableAck)
+        self._hub.take_nodes(nodes.values())
+        self._hub.take_workers([(ack.dispatcher, ack.worker) for ack in acks.values()])
+        if plan is not None:
+            self._hub.take_plan(plan)
+
+    def _complain(self, error: TrefoilError) -> None:
+        """Once for each new complaint."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            LOG.warning("the last good table stays in force", why=str(error))
+        if isinstance(error, StateUnavailable):
+            self._gauges.state_error("refresh")
+
+    async def _acknowledge(self) -> None:
+        """At once on every change, and every ack_s."""
+        while True:
+            self._hub.changed.clear()
+            ack = TableAck(
+                dispatcher=self._hub.me[0],
+                worker=self._hub.me[1],
+                table=self._hub.table.revision,
+                slices=self._hub.loads(),
+                observed_at_s=self._hub.clock.now_s(),
+            )
+            try:
+                await self._state.put_unfenced(self._ack_key, ack)
+            except StateUnavailable:
+                self._gauges.state_error("ack")
+            try:
+                async with asyncio.timeout(self._hub.settings.ack_s):
+                    await self._hub.changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _flush(self) -> None:
+        while True:
+            await self._hub.clock.sleep(self._hub.settings.window_s)
+            await self._close_window()
+
+    async def _close_window(self) -> None:
+        window = self._hub.book.take(self._hub.clock.now_s(), self._hub.table.revision)
+        self._gauges.window(window)
+        for queue in self._watchers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(window)
+        if len(self._pending) == self._pending.maxlen:
+            LOG.warning("load window lost: Redis has been away too long", seq=self._pending[0].seq)
+        self._pending.append(window)
+        try:
+            while self._pending:
+                await self._state.append_unfenced(self._load_key, self._pending[0])
+                self._pending.popleft()
+        except StateUnavailable:
+            self._gauges.state_error("load")
+
+    def _remember(self) -> None:
+        """The last table from disk: its slices are out until a probe has found them."""
+        try:
+            known = self._file.load()
+        except TrefoilError as error:
+            LOG.warning("the table on disk is not used", why=str(error))
+            return
+        if known is None:
+            return
+        plan, nodes = known
+        self._hub.take_nodes(nodes)
+        for target in (target for route in plan.routes for target in route.targets):
+            self._hub.eject(target.slice, Failure.UNREACHABLE, "known from disk only, not probed yet")
+        try:
+            self._hub.take_plan(plan)
+        except TrefoilError as error:
+            LOG.warning("the plan on disk is not used", why=str(error))
+
+    def _save(self) -> None:
+        if self._hub.plan is None:
+            return
+        try:
+            self._file.save(self._hub.plan, tuple(self._hub.nodes.values()))
+        except OSError as error:
+            LOG.warning("the table cannot be kept on disk", path=str(self._file.path), why=str(error))
+
+
+class TableFile:
+    """What the table was built from: line 1 the plan, then a node a line, as canonical JSON."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "table.jsonl"
+
+    def save(self, plan: Plan, nodes: tuple[NodeStatus, ...]) -> None:
+        """Replace the file in one step; raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text("".join(f"{codec.to_json(each)}\n" for each in (plan, *nodes)), encoding="utf-8")
+        os.replace(fresh, self.path)
+
+    def load(self) -> tuple[Plan, tuple[NodeStatus, ...]] | None:
+        """None if nothing was saved.
+
+        Raises:
+            InvalidInput: the file is damaged.
+        """
+        try:
+            first, *rest = self.path.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            raise InvalidInput(f"{self.path} cannot be read: {error}", remedy="delete it") from error
+        return codec.from_json(Plan, first), tuple(codec.from_json(NodeStatus, line) for line in rest)
