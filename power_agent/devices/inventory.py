@@ -1,8 +1,8 @@
-"""What the agent sees of its GPUs: one typed wrapper over the unmodified pynvml, the same for real and simulated hardware.
+"""What the agent sees of its GPUs: one typed wrapper over the unmodified pynvml, for real and simulated hardware alike.
 
-Slices are named by (profile, start, size) as in plans; GPU-instance ids and MIG UUIDs are read anew at each listing and never
-kept, because drivers reuse the one and change the other. NVML keeps no generation: the agent counts re-creations in its
-journal. Nothing here retries: the caller knows how long it may wait (errors say who holds what).
+Slices are named by (profile, start, size) as in plans; GPU-instance ids and MIG UUIDs are read anew at each listing and
+never kept, because drivers reuse the one and change the other. NVML keeps no generation: the agent counts re-creations
+in its journal. Nothing here retries: the caller knows how long it may wait (errors say who holds what).
 """
 
 import ctypes
@@ -87,7 +87,7 @@ class Inventory:
         self._profiles: dict[str, tuple[Profile, ...]] = {}
         self._initialised = False
 
-    # --- lifecycle -------------------------------------------------------------------------------------------------------
+    # --- lifecycle ---
 
     def open(self) -> None:
         """Initialise NVML. Raises DriverUnavailable when there is no driver; may be called again after that."""
@@ -107,7 +107,7 @@ class Inventory:
         with translated(self._node, "read the driver version"):
             return str(pynvml.nvmlSystemGetDriverVersion())
 
-    # --- devices ---------------------------------------------------------------------------------------------------------
+    # --- devices ---
 
     def list_devices(self) -> tuple[ObservedDevice, ...]:
         with translated(self._node, "list devices"):
@@ -115,7 +115,7 @@ class Inventory:
             return tuple(self._observe_device(index) for index in range(count))
 
     def energy_j(self, device: str) -> float | None:
-        """Joules since the driver was loaded; None where this device has no counter. A decrease means a driver reload."""
+        """Joules since the driver was loaded; None where there is no counter. A decrease means a driver reload."""
         return self._optional(device, "read the energy counter", pynvml.nvmlDeviceGetTotalEnergyConsumption, 1e-3)
 
     def power_w(self, device: str) -> float | None:
@@ -166,7 +166,7 @@ class Inventory:
             pynvml.nvmlDeviceSetMigMode(self._handle(device), int(enabled))  # returns a status, not an error: re-read
             return self._observe_device(self._index(device))
 
-    # --- slices ----------------------------------------------------------------------------------------------------------
+    # --- slices ---
 
     def profiles(self, device: str) -> tuple[Profile, ...]:
         """GPU-instance profiles of this device, read once per driver load."""
@@ -188,8 +188,8 @@ class Inventory:
     def create_slice(self, device: str, slice_type: str, start: int) -> ObservedSlice:
         """GPU instance at that start, one full-width compute instance, UUID read after creation.
 
-        Idempotent: what exists already is completed or returned. A GPU instance whose compute instance cannot be made is
-        removed again. Raises NoRoom when something else occupies the place (the text names it).
+        Idempotent: what exists already is completed or returned. A GPU instance whose compute instance cannot be made
+        is removed again. Raises NoRoom when something else occupies the place (the text names it).
         """
         key = self.create_gpu_instance(device, slice_type, start).key
         try:
@@ -278,7 +278,7 @@ class Inventory:
             rows = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
         return tuple(ObservedProcess(int(row.pid), int(row.usedGpuMemory or 0) // MEBIBYTE) for row in rows)
 
-    # --- helpers ---------------------------------------------------------------------------------------------------------
+    # --- helpers ---
 
     def _index(self, device: str) -> int:
         node, _, name = device.rpartition("/")

@@ -1,8 +1,8 @@
 """Client of a simulated node's socket: processes on slices, the pace summary, and (for tests) the hidden truth.
 
-Length-prefixed JSON over a Unix stream. Every method is synchronous and safe to call from several threads: each call borrows
-a connection of its own, so a slow `process_stop` never blocks an NVML read. A connection that the node has closed meanwhile
-is noticed before use; a call that was sent is never sent again, because the node may have carried it out.
+Length-prefixed JSON over a Unix stream. Every method is synchronous and safe to call from several threads: each call
+borrows a connection of its own, so a slow `process_stop` never blocks an NVML read. A connection that the node has
+closed meanwhile is noticed before use; a call that was sent is never sent again: the node may have carried it out.
 """
 
 import json
@@ -24,7 +24,7 @@ POOL_CONNECTIONS_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One process that the node started on a slice; it stays listed after its exit until it is forgotten or replaced."""
+    """One process that the node started on a slice; listed after its exit until it is forgotten or replaced."""
 
     tag: str
     pid: int
@@ -38,7 +38,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class PaceSummary:
-    """What the padded models report since the node started: an overrun is a batch whose real work outlasted its drawn time."""
+    """What padded models did since the node started. Overrun: a batch whose real work outlasted its drawn time."""
 
     batches: int
     items: int
@@ -61,7 +61,7 @@ class NodeClient:
         self._lock = threading.Lock()
         self._closed = False
 
-    # --- processes -------------------------------------------------------------------------------------------------------
+    # --- processes ---
 
     def process_start(
         self, tag: str, argv: Sequence[str], env: Mapping[str, str], log_path: Path | str, cwd: Path | str | None = None
@@ -89,7 +89,7 @@ class NodeClient:
         """Drop an exited process from the list; a live one is refused."""
         self.call("process_forget", tag=tag)
 
-    # --- observation -----------------------------------------------------------------------------------------------------
+    # --- observation ---
 
     def describe(self) -> dict[str, Any]:
         """Node name, pid, driver_load_id, device types and start time of the simulated node."""
@@ -100,7 +100,7 @@ class NodeClient:
         return PaceSummary(**self.call("pace_summary"))
 
     def truth(self) -> dict[str, Any]:
-        """The driver's hidden split per device and slice, in joules. For tests: no part of the product may act on it."""
+        """The driver's hidden split per device and slice, in joules. For tests: no product code may act on it."""
         split: dict[str, Any] = self.call("truth")
         return split
 
@@ -112,14 +112,14 @@ class NodeClient:
         """Ask the node to end: it stops everything that runs on its slices first."""
         self.call("shutdown")
 
-    # --- NVML ------------------------------------------------------------------------------------------------------------
+    # --- NVML ---
 
     def nvml(self, function: str, args: Sequence[Any]) -> tuple[int, list[Any]]:
         """One driver call by its C name; returns (nvmlReturn_t, out values)."""
         ret, out = self.call("nvml", fn=function, args=list(args))
         return ret, out
 
-    # --- transport -------------------------------------------------------------------------------------------------------
+    # --- transport ---
 
     def call(self, op: str, timeout_s: float | None = None, /, **args: Any) -> Any:
         """One request and its answer.

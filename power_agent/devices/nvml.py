@@ -11,8 +11,8 @@ from power_agent.devices.nvml_shim import NvmlShim
 def install_simulated(socket_path: Path | str) -> NodeClient:
     """Answer every pynvml call of this process from the simulated node at `socket_path`; returns the client in use.
 
-    pynvml resolves each C symbol by `getattr` on its module global `nvmlLib` and remembers it; both are replaced here, so a
-    later call of this function moves the process to another node.
+    pynvml resolves each C symbol by `getattr` on its module global `nvmlLib` and remembers it; both are replaced here,
+    so a later call of this function moves the process to another node.
     """
     client = NodeClient(socket_path)
     with pynvml.libLoadLock:

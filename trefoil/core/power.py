@@ -5,12 +5,12 @@ P = idle_w(state, clock) + sum over slices of busy * density * sm_share * dynami
 idle_w    belongs to the device: sleep_w when asleep, else DeviceType.idle_w scaled weakly with the clock.
 density   how much of the slice's dynamic power a variant draws while it computes (1 = all of it).
 sm_share  streaming multiprocessors of the slice over those of the whole device in MIG mode.
-dynamic_w span between idle and an inference load that keeps every SM busy; below max_w - idle_w, because inference does not
-          reach the board limit. Labelled synthetic until measured.
-clock_law c1 r + c3 r^3 with r = f / f_max: linear in activity at constant voltage, cubic where voltage follows (Zeus, mu-Serve).
+dynamic_w span between idle and an inference load that keeps every SM busy; below max_w - idle_w, because inference does
+          not reach the board limit. Synthetic until measured.
+clock_law c1 r + c3 r^3 with r = f / f_max: linear at constant voltage, cubic where voltage follows (Zeus, mu-Serve).
 
-`saturated_w` bends the sum slightly: two busy slices draw a little less than twice one. The planner does not know this: truth
-and estimate differ on purpose (at most CONCAVITY of the dynamic power).
+`saturated_w` bends the sum slightly: two busy slices draw a little less than twice one. The planner does not know this:
+truth and estimate differ on purpose, by at most CONCAVITY of a small load.
 """
 
 from typing import Final

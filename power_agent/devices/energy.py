@@ -1,0 +1,127 @@
+"""Where the joules of one simulated GPU go: integrated tick by tick into the counter and into its true split.
+
+Each term is integrated on its own; none is computed as what the others leave. idle_j is the baseline while at least one
+slice serves; unallocated_j the baseline while none does, plus what a slice draws before it serves (start, warm-up) and
+what foreign processes draw; active_j the rest, per slice and version. A slice serves from the end of its process's
+first batch (the warm-up) to the end of the process.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from trefoil.core import power
+from trefoil.core.fleet import DeviceState, DeviceType
+
+NOISE_CLIP: Final = 3.0  # in standard deviations
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One version's work on one slice in a tick. `account` is where it is booked; None = unallocated."""
+
+    slice_type: str
+    busy_s: float
+    density: float
+    account: "VersionAccount | None"
+
+
+@dataclass(slots=True)
+class VersionAccount:
+    """What one version did on one slice."""
+
+    family: str
+    variant: str
+    version: int
+    active_j: float = 0.0
+    busy_s: float = 0.0
+    batches: int = 0
+    items: int = 0
+
+
+@dataclass(slots=True)
+class SliceAccount:
+    """One creation of one slice."""
+
+    slice_type: str
+    start: int
+    size: int
+    generation: int
+    mig_uuid: str
+    versions: dict[tuple[int, int], VersionAccount] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What the driver reports of the last tick."""
+
+    power_w: float
+    capped: bool
+
+
+class DeviceEnergy:
+    """Counter and true split of one GPU [J]."""
+
+    def __init__(self, device: DeviceType, chance: np.random.Generator, noise_ratio: float) -> None:
+        self._device = device
+        self._chance = chance
+        self._noise_ratio = noise_ratio
+        self.counter_j = 0.0
+        self.idle_j = 0.0
+        self.asleep_j = 0.0  # baseline while no process has a context
+        self.starting_j = 0.0  # baseline while a process runs but no slice serves yet
+        self.warm_up_j = 0.0
+        self.foreign_j = 0.0
+        self.slices: list[SliceAccount] = []
+
+    @property
+    def unallocated_j(self) -> float:
+        return self.asleep_j + self.starting_j + self.warm_up_j + self.foreign_j
+
+    @property
+    def active_j(self) -> float:
+        return sum(version.active_j for account in self.slices for version in account.versions.values())
+
+    def step(
+        self,
+        dt_s: float,
+        *,
+        clock_mhz: int,
+        limit_w: float,
+        occupied: bool,
+        serving: bool,
+        draws: Sequence[Draw],
+        foreign_w: float = 0.0,
+    ) -> Tick:
+        """Book `dt_s` seconds. `occupied`: a process has a context; `serving`: a slice is past its warm-up."""
+        state = DeviceState.AWAKE if occupied or foreign_w else DeviceState.ASLEEP
+        noise = 1.0 + self._noise_ratio * float(np.clip(self._chance.standard_normal(), -NOISE_CLIP, NOISE_CLIP))
+        base_w = power.idle_w(self._device, state, clock_mhz) * noise
+        linear_w = [
+            draw.busy_s / dt_s * power.active_w(self._device, draw.slice_type, clock_mhz, draw.density)
+            for draw in draws
+        ]
+        total_w = sum(linear_w) + foreign_w
+        bent_w = power.saturated_w(self._device, total_w) * noise
+        capped = base_w + bent_w > limit_w
+        if capped:
+            bent_w = max(0.0, limit_w - base_w)
+        scale = bent_w / total_w if total_w else 0.0
+        self.counter_j += (base_w + bent_w) * dt_s
+        base_j = base_w * dt_s
+        if serving:
+            self.idle_j += base_j
+        elif occupied:
+            self.starting_j += base_j
+        else:
+            self.asleep_j += base_j
+        self.foreign_j += foreign_w * scale * dt_s
+        for draw, draw_w in zip(draws, linear_w, strict=True):
+            joules = draw_w * scale * dt_s
+            if draw.account is None:
+                self.warm_up_j += joules
+            else:
+                draw.account.active_j += joules
+        return Tick(base_w + bent_w, capped)

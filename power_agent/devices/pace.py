@@ -1,0 +1,167 @@
+"""The driver's side of pace files: service times out, busy time in. The constants below are the layout.
+
+A pace file is one page, mapped by the node and by the model that runs on a slice. The driver writes clock and service
+times under a sequence lock; the model pads each batch to a time drawn from them and adds up what it did, one slot per
+version.
+"""
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trefoil.core.errors import InvalidInput
+
+PACE_BYTES: Final = 4096
+MAGIC: Final = b"TRFPACE1"
+SEQUENCE: Final = struct.Struct("<Q")
+SEQUENCE_AT: Final = 8
+HEADER: Final = struct.Struct("<IIII")  # clock_mhz, table_id, entries, padding
+HEADER_AT: Final = 16
+SEED_AT: Final = 32
+ENTRY: Final = struct.Struct("<IIIIdd")  # family_crc32, version, batch, padding, service_ms_mean, service_cv
+ENTRIES_AT: Final = 64
+ENTRIES_MAX: Final = 48
+SLOT: Final = struct.Struct(
+    "<IIQQQQQQQ"
+)  # version, family_crc32, busy_ns, batches, items, overruns, overrun_ns, started_ns
+SLOTS_AT: Final = 2048
+SLOTS: Final = 16
+STALLED_SERVICE_TIMES: Final = (
+    8  # a batch that runs longer than this many of the longest service times: its stub is dead
+)
+STALLED_S_MIN: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PaceEntry:
+    """How long a batch of a version takes on this slice at this clock."""
+
+    family: str
+    version: int
+    batch: int
+    service_ms_mean: float
+    service_cv: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one version did since the last reading."""
+
+    family_crc32: int
+    version: int
+    busy_s: float
+    batches: int
+    items: int
+    overruns: int
+    overrun_s: float
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Last reading of one slot."""
+
+    busy_ns: int = 0
+    batches: int = 0
+    items: int = 0
+    overruns: int = 0
+    overrun_ns: int = 0
+    running_ns: int = 0
+
+
+def family_crc32(family: str) -> int:
+    """How a pace file names a family."""
+    return zlib.crc32(family.encode())
+
+
+class PaceFile:
+    """One process on one slice. A new process gets a new file, so a leftover writer cannot reach it."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.ftruncate(descriptor, PACE_BYTES)
+            self._map = mmap.mmap(descriptor, PACE_BYTES)
+        finally:
+            os.close(descriptor)
+        self._map[SEED_AT : SEED_AT + 8] = SEQUENCE.pack(seed)
+        self._map[: len(MAGIC)] = MAGIC
+        self._sequence = 0
+        self._table_id = 0
+        self._stalled_ns = int(STALLED_S_MIN * 1e9)
+        self._slots: dict[tuple[int, int], _Slot] = {}
+
+    def write_table(self, clock_mhz: int, entries: Sequence[PaceEntry]) -> None:
+        """Replace clock and service times; a reader sees all of it or none.
+
+        Raises:
+            InvalidInput: more operating points than a pace file holds.
+        """
+        if len(entries) > ENTRIES_MAX:
+            raise InvalidInput(
+                f"{len(entries)} operating points for one slice",
+                field="profile.csv",
+                remedy=f"keep (variants x batch sizes) of all families at one clock within {ENTRIES_MAX}",
+            )
+        self._table_id += 1
+        body = b"".join(
+            ENTRY.pack(family_crc32(e.family), e.version, e.batch, 0, e.service_ms_mean, e.service_cv) for e in entries
+        )
+        self._put_sequence()
+        self._map[HEADER_AT : HEADER_AT + HEADER.size] = HEADER.pack(clock_mhz, self._table_id, len(entries), 0)
+        self._map[ENTRIES_AT : ENTRIES_AT + len(body)] = body
+        self._put_sequence()
+        longest_ms = max((entry.service_ms_mean for entry in entries), default=0.0)
+        self._stalled_ns = int(max(STALLED_S_MIN, STALLED_SERVICE_TIMES * longest_ms / 1e3) * 1e9)
+
+    def _put_sequence(self) -> None:
+        self._sequence += 1
+        self._map[SEQUENCE_AT : SEQUENCE_AT + 8] = SEQUENCE.pack(self._sequence)
+
+    def advance(self, now_ns: int) -> list[Work]:
+        """What each version did since the last call, the batch in progress included. Never negative."""
+        done = []
+        for position in range(SLOTS):
+            raw = SLOT.unpack_from(self._map, SLOTS_AT + position * SLOT.size)
+            if raw[0] == 0:
+                continue
+            last = self._slots.setdefault((raw[1], raw[0]), _Slot())
+            if raw[7] and raw[2] != last.busy_ns:
+                # Perhaps read between the model's two stores (busy added, started not yet cleared): look once more.
+                raw = SLOT.unpack_from(self._map, SLOTS_AT + position * SLOT.size)
+            work = self._difference(raw, last, now_ns)
+            if work is not None:
+                done.append(work)
+        return done
+
+    def _difference(self, raw: tuple[int, ...], last: _Slot, now_ns: int) -> Work | None:
+        version, crc, busy_ns, batches, items, overruns, overrun_ns, started_ns, _ = raw
+        if busy_ns < last.busy_ns or batches < last.batches:  # the slot was taken anew and counts from zero
+            last.busy_ns = last.batches = last.items = last.overruns = last.overrun_ns = last.running_ns = 0
+        elapsed_ns = max(0, now_ns - started_ns) if started_ns else 0
+        # A killed stub leaves its start behind: nothing more is drawn for it, and what was counted stays counted.
+        running_ns = min(elapsed_ns, self._stalled_ns)
+        gained_ns = (busy_ns - last.busy_ns) + running_ns - last.running_ns
+        work = Work(
+            family_crc32=crc,
+            version=version,
+            busy_s=max(0, gained_ns) / 1e9,
+            batches=batches - last.batches,
+            items=items - last.items,
+            overruns=overruns - last.overruns,
+            overrun_s=(overrun_ns - last.overrun_ns) / 1e9,
+        )
+        last.busy_ns, last.batches, last.items = busy_ns, batches, items
+        last.overruns, last.overrun_ns, last.running_ns = overruns, overrun_ns, running_ns
+        return work if work.busy_s or work.batches else None
+
+    def close(self) -> None:
+        """Unmap and remove; a model that still maps it writes into nothing."""
+        self._map.close()
+        self.path.unlink(missing_ok=True)

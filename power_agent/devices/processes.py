@@ -1,0 +1,218 @@
+"""Processes on simulated slices: each in a session of its own, gone with the node, and nothing of it left behind.
+
+The node is a child subreaper, so that the python stubs of a killed Triton come to it and are ended and reaped too. A
+stop asks the leader first (SIGTERM) and later kills the whole session. What a killed Triton leaves in /dev/shm is
+removed once no process maps it.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from power_agent.devices.errors import NodeRefused
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+SHARED_MEMORY: Final = Path("/dev/shm")
+REGION_PREFIX: Final = "triton_python_backend_shm_region_"
+REGION_IN_MAPS: Final = re.compile(rf"/dev/shm/({REGION_PREFIX}\S+)")
+CHILDREN_MAX: Final = 512
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children instead of init's."""
+    if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def _die_with_parent() -> None:
+    # Runs in the child between fork and exec. The node has one thread, so this is safe there.
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that the node started, and the session that it leads."""
+
+    tag: str
+    popen: subprocess.Popen[bytes]
+    mig_uuid: str
+    argv: tuple[str, ...]
+    log_path: str
+    started_at_s: float
+    exit_code: int | None = None  # of the leader; the session may outlive it for a moment
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # the whole session is gone
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def alive(self) -> bool:
+        """Until every process of the session is gone, so that ports and memory are free when this turns False."""
+        return not self.ended.is_set()
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "tag": self.tag,
+            "pid": self.pid,
+            "mig_uuid": self.mig_uuid,
+            "alive": self.alive,
+            "exit_code": None if self.alive else self.exit_code,
+            "started_at_s": self.started_at_s,
+            "argv": list(self.argv),
+            "log_path": self.log_path,
+        }
+
+
+class ProcessTable:
+    """All children by tag. `poll` must be called regularly: it notices exits and finishes sessions off."""
+
+    def __init__(self) -> None:
+        self._children: dict[str, Child] = {}
+
+    def __iter__(self) -> Iterator[Child]:
+        return iter(tuple(self._children.values()))
+
+    def get(self, tag: str) -> Child:
+        if tag not in self._children:
+            known = ", ".join(self._children) or "none"
+            raise NodeRefused(f"no process with tag {tag!r}", remedy=f"one of: {known}")
+        return self._children[tag]
+
+    def find_alive(self, tag: str) -> Child | None:
+        child = self._children.get(tag)
+        return child if child is not None and child.alive else None
+
+    def start(
+        self,
+        tag: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log_path: str,
+        cwd: str,
+        mig_uuid: str,
+        now_s: float,
+    ) -> Child:
+        if len(self._children) >= CHILDREN_MAX:
+            raise NodeRefused(f"{CHILDREN_MAX} processes are listed", remedy="forget those that have exited")
+        try:
+            Path(log_path).parent.mkdir(parents=True, exist_ok=True)
+            with open(log_path, "ab") as log:
+                popen = subprocess.Popen(
+                    list(argv),
+                    env=dict(env),
+                    cwd=cwd or None,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent,
+                )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise NodeRefused(
+                f"{tag}: could not start {argv[0]} ({error})", remedy="check path and log folder"
+            ) from error
+        child = Child(tag, popen, mig_uuid, tuple(argv), log_path, now_s)
+        self._children[tag] = child
+        return child
+
+    def forget(self, tag: str) -> None:
+        if self.get(tag).alive:
+            raise NodeRefused(f"{tag} is alive", remedy="stop it first")
+        del self._children[tag]
+
+    def poll(self) -> list[Child]:
+        """Reap whatever has exited, kill what a dead leader left; returns the children whose session ended just now."""
+        self._reap()
+        ended = []
+        for child in self._children.values():
+            if child.exit_code is None or child.ended.is_set():
+                continue
+            if not kill_session(child.pid):
+                child.ended.set()
+                ended.append(child)
+        return ended
+
+    def _reap(self) -> None:
+        leaders = {child.pid: child for child in self._children.values() if child.exit_code is None}
+        while True:
+            try:
+                # Look without reaping: a leader must be reaped by its Popen, which keeps the exit code.
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            if found.si_pid in leaders:
+                leaders[found.si_pid].exit_code = leaders[found.si_pid].popen.wait()
+            else:
+                os.waitpid(found.si_pid, 0)
+
+
+def kill_session(session: int) -> list[int]:
+    """SIGKILL whatever still belongs to a session; returns whom (empty = it is gone)."""
+    members = session_members(session)
+    for pid in members:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return members
+
+
+def session_members(session: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            stat = Path("/proc", name, "stat").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it exited while we looked
+        fields = stat[stat.rindex(b")") + 2 :].split()  # state ppid pgrp session ...
+        if int(fields[3]) == session:
+            found.append(int(name))
+    return found
+
+
+def sweep_shared_memory(now_s: float, age_s_min: float) -> list[str]:
+    """Remove regions of Triton's python backend that are ours, old enough, and mapped by nobody; returns their names.
+
+    A region is created a moment before it is mapped, hence the age. A live Triton maps its regions while it lives.
+    """
+    candidates = []
+    for entry in os.scandir(SHARED_MEMORY):
+        if entry.name.startswith(REGION_PREFIX):
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat()
+                if status.st_uid == os.geteuid() and now_s - status.st_ctime >= age_s_min:
+                    candidates.append(entry.name)
+    if not candidates:
+        return []
+    mapped = _mapped_regions()
+    removed = [name for name in candidates if name not in mapped]
+    for name in removed:
+        (SHARED_MEMORY / name).unlink(missing_ok=True)
+    return removed
+
+
+def _mapped_regions() -> set[str]:
+    mapped: set[str] = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                maps = Path("/proc", name, "maps").read_text(errors="replace")
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # gone, or another user's: those cannot map a region of ours (mode 0600)
+            mapped.update(REGION_IN_MAPS.findall(maps))
+    return mapped

@@ -1,0 +1,363 @@
+"""A simulated GPU node as a process of its own: `python -m power_agent.devices.simulated --node N --socket S`.
+
+It owns driver state, the energy integral and the processes on slices, so that killing the agent loses nothing, as on
+hardware. Ending it is a driver unload: everything on its slices ends with it.
+
+Protocol: Unix stream; 4-byte little-endian length, then JSON {"op", ...}; answer {"result"} or {"error"}. One request at
+a time per connection; connections are served concurrently, so a slow stop blocks nobody.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import structlog
+
+from power_agent.devices.calls import CALLS
+from power_agent.devices.driver import Driver, Gpu, NvmlFault
+from power_agent.devices.energy import DeviceEnergy
+from power_agent.devices.errors import NodeRefused
+from power_agent.devices.faults import FaultPlan
+from power_agent.devices.node import SimulatedNode
+from power_agent.devices.node_client import FRAME, FRAME_BYTES_MAX
+from power_agent.devices.node_settings import NodeSettings, parse
+from power_agent.devices.processes import Child, become_subreaper, kill_session, sweep_shared_memory
+from power_agent.devices.tables import GPU_MODELS
+from power_agent.devices.workload import Workload
+from trefoil.core import errors
+from trefoil.core.catalog import Catalog
+from trefoil.core.device_types import device_type
+from trefoil.runtime import config
+from trefoil.runtime.clock import Clock, WallClock
+from trefoil.runtime.repository import load_catalog
+from trefoil.runtime.telemetry import setup_logging
+
+log = structlog.get_logger()
+
+SHUTDOWN_GRACE_S: Final = 2.5  # from SIGTERM of the processes to SIGKILL, when the node itself ends
+REGION_AGE_S_MIN: Final = 10.0
+REGION_AGE_AT_END_S_MIN: Final = 1.0
+SWEEP_S: Final = 5.0
+SOCKET_PATH_BYTES_MAX: Final = 107
+# Modelled on measurements of nvidia-smi and on driver developers' comments: mean and half-width [s].
+LATENCY_S: Final = {
+    "nvmlDeviceCreateGpuInstance": (0.015, 0.005),
+    "nvmlDeviceCreateGpuInstanceWithPlacement": (0.015, 0.005),
+    "nvmlGpuInstanceCreateComputeInstance": (0.010, 0.003),
+    "nvmlGpuInstanceCreateComputeInstanceWithPlacement": (0.010, 0.003),
+    "nvmlComputeInstanceDestroy": (0.020, 0.005),
+    "nvmlGpuInstanceDestroy": (0.040, 0.010),
+    "nvmlDeviceSetMigMode": (1.0, 0.2),
+    "nvmlDeviceSetGpuLockedClocks": (0.008, 0.003),
+}
+
+
+class NodeServer:
+    """The socket, the ticks and the end of a simulated node."""
+
+    def __init__(self, settings: NodeSettings, catalog: Catalog, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._stop = asyncio.Event()
+        self._faults = FaultPlan()
+        self._latency = np.random.default_rng(settings.seed + 1)
+        self._handlers: set[asyncio.Task[None]] = set()
+        self._started_at_s = clock.now_s()
+        self._sweep_until_s = clock.monotonic_s() + 2 * REGION_AGE_S_MIN  # a killed predecessor may have left some
+        self._sweep_at_s = 0.0
+        self.driver_load_id = str(uuid.uuid4())
+        models = tuple(GPU_MODELS[name] for name in settings.devices)
+        types = {name: device_type(name) for name in settings.devices}
+        driver = Driver(
+            settings.node,
+            models,
+            load_number=uuid.UUID(self.driver_load_id).int % 2**24 + 1,
+            mig_enabled=settings.mig_enabled,
+            fresh_uuids=settings.fresh_uuids,
+        )
+        chance = np.random.default_rng(settings.seed)
+        self.node = SimulatedNode(
+            settings.node,
+            driver,
+            {name: Workload(kind, catalog) for name, kind in types.items()},
+            [
+                DeviceEnergy(types[model.name], generator, settings.noise_ratio)
+                for model, generator in zip(models, chance.spawn(len(models)), strict=True)
+            ],
+            self._directory / "pace",
+            settings.seed,
+            clock.monotonic_s(),
+        )
+        self._ops: dict[str, Callable[..., Awaitable[Any]]] = {
+            "nvml": self._nvml,
+            "process_start": self._process_start,
+            "process_list": self._process_list,
+            "process_stop": self._process_stop,
+            "process_wait": self._process_wait,
+            "process_forget": self._process_forget,
+            "pace_summary": self._pace_summary,
+            "truth": self._truth,
+            "describe": self._describe,
+            "admin": self._admin,
+            "shutdown": self._shutdown,
+        }
+        self._signatures = {op.__name__: inspect.signature(op) for op in self._ops.values()}
+
+    @property
+    def _directory(self) -> Path:
+        return self._settings.socket.parent
+
+    # --- life ---
+
+    async def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or the `shutdown` op; then end every process and leave nothing behind."""
+        become_subreaper()
+        self._prepare_directory()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        server = await asyncio.start_unix_server(self._serve, str(self._settings.socket))
+        self._settings.socket.chmod(0o600)
+        log.info("simulated node is up", **config.masked(self._settings), driver_load_id=self.driver_load_id)
+        ticking = asyncio.create_task(self._tick_until_stopped())
+        try:
+            stopping = asyncio.create_task(self._stop.wait())
+            await asyncio.wait((ticking, stopping), return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if ticking.done():
+                ticking.result()  # a bug in the driver ends the node loudly
+            server.close()
+            await self._end_processes()
+        finally:
+            ticking.cancel()
+            for handler in self._handlers:
+                handler.cancel()
+            await asyncio.gather(ticking, *self._handlers, return_exceptions=True)
+            self._settings.socket.unlink(missing_ok=True)
+            sweep_shared_memory(self._clock.now_s(), REGION_AGE_AT_END_S_MIN)
+            log.info("simulated node is down")
+
+    def _prepare_directory(self) -> None:
+        path = str(self._settings.socket)
+        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+            message = f"longer than the {SOCKET_PATH_BYTES_MAX} bytes of a Unix socket path"
+            raise errors.SettingError(message, field="socket", value=path, remedy="name a shorter path")
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if _listens(path):
+            raise errors.PortInUse("a node listens there already", field="socket", value=path, remedy="stop it")
+        self._settings.socket.unlink(missing_ok=True)
+        for leftover in (self._directory / "pace").glob("*.pace"):
+            leftover.unlink()
+        (self._directory / "driver_load_id").write_text(self.driver_load_id + "\n")
+
+    async def _tick_until_stopped(self) -> None:
+        while True:
+            await self._clock.sleep(self._settings.tick_ms / 1e3)
+            self.tick()
+
+    def tick(self) -> None:
+        now_s = self._clock.monotonic_s()
+        for child in self.node.tick(now_s):
+            log.info("process ended", tag=child.tag, pid=child.pid, exit_code=child.exit_code)
+            if child.exit_code:  # killed or failed: it had no chance to clean up
+                self._sweep_until_s = now_s + 2 * REGION_AGE_S_MIN
+        if self._sweep_at_s <= now_s <= self._sweep_until_s:
+            self._sweep_at_s = now_s + SWEEP_S
+            removed = sweep_shared_memory(self._clock.now_s(), REGION_AGE_S_MIN)
+            if removed:
+                log.info("removed shared memory that a killed process left", regions=len(removed))
+
+    async def _end_processes(self) -> None:
+        alive = [child for child in self.node.processes if child.alive]
+        for child in alive:
+            child.popen.terminate()
+        try:
+            async with asyncio.timeout(SHUTDOWN_GRACE_S):
+                for child in alive:
+                    await child.ended.wait()
+        except TimeoutError:
+            for child in alive:
+                if child.alive:
+                    kill_session(child.pid)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    for child in alive:
+                        await child.ended.wait()
+
+    # --- protocol ---
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handler = asyncio.current_task()
+        assert handler is not None
+        self._handlers.add(handler)
+        try:
+            while True:
+                (length,) = FRAME.unpack(await reader.readexactly(FRAME.size))
+                if length > FRAME_BYTES_MAX:
+                    break
+                answer = await self._answer(await reader.readexactly(length))
+                body = json.dumps(answer, separators=(",", ":")).encode()
+                writer.write(FRAME.pack(len(body)) + body)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client went away: nothing of it is kept here
+        finally:
+            self._handlers.discard(handler)
+            writer.close()
+
+    async def _answer(self, frame: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(frame)
+            operation = self._ops[request.pop("op")]
+            call = self._signatures[operation.__name__].bind(**request)
+        except (json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
+            return {
+                "error": f"malformed request ({error!r}). Remedy: an op of {', '.join(self._ops)}, with its arguments"
+            }
+        try:
+            return {"result": await operation(*call.args, **call.kwargs)}
+        except errors.TrefoilError as error:
+            return {"error": str(error)}
+
+    # --- operations ---
+
+    async def _nvml(self, fn: str, args: Sequence[Any]) -> tuple[int, list[Any]]:
+        call = CALLS[fn]
+        fault = self._faults.hit(fn)
+        if self._settings.call_latency and fn in LATENCY_S:
+            mean_s, spread_s = LATENCY_S[fn]
+            await self._clock.sleep(mean_s + spread_s * (2 * self._latency.random() - 1))
+        if fault is not None:
+            await self._clock.sleep(fault.delay_s)
+            if fault.effect != "delay":
+                return (fault.code, []) if fault.effect == "fail" else (0, [])
+        try:
+            return 0, call(self.node.driver, *args)
+        except NvmlFault as refusal:
+            return int(refusal.code), []
+
+    async def _process_start(
+        self, tag: str, argv: list[str], env: dict[str, str], log_path: str, cwd: str = ""
+    ) -> dict[str, Any]:
+        child = self.node.start(tag, argv, env, log_path, cwd, self._clock.now_s())
+        log.info("process started", tag=tag, pid=child.pid, mig_uuid=child.mig_uuid)
+        return child.status()
+
+    async def _process_list(self) -> list[dict[str, Any]]:
+        return [child.status() for child in self.node.processes]
+
+    async def _process_stop(self, tag: str, kill_after_s: float = 8.0) -> dict[str, Any]:
+        child = self.node.processes.get(tag)
+        if child.alive:
+            child.popen.terminate()
+            if not await self._ended(child, kill_after_s):
+                log.warning("process did not end in time: killed", tag=tag, pid=child.pid, kill_after_s=kill_after_s)
+                kill_session(child.pid)
+                await child.ended.wait()
+        return child.status()
+
+    async def _process_wait(self, tag: str, timeout_s: float) -> dict[str, Any]:
+        child = self.node.processes.get(tag)
+        await self._ended(child, timeout_s)
+        return child.status()
+
+    @staticmethod
+    async def _ended(child: Child, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await child.ended.wait()
+        return not child.alive
+
+    async def _process_forget(self, tag: str) -> None:
+        self.node.processes.forget(tag)
+
+    async def _pace_summary(self) -> dict[str, Any]:
+        return self.node.pace_summary()
+
+    async def _truth(self) -> dict[str, Any]:
+        return self.node.truth()
+
+    async def _describe(self) -> dict[str, Any]:
+        return {
+            "node": self._settings.node,
+            "simulated": True,
+            "pid": os.getpid(),
+            "driver_load_id": self.driver_load_id,
+            "devices": list(self._settings.devices),
+            "started_at_s": self._started_at_s,
+            "faults": self._faults.describe(),
+        }
+
+    async def _admin(self, verb: str, args: dict[str, Any]) -> Any:
+        """Verbs: fault, clear_faults, foreign_load {index, watts}, lose {index}, reset {index}."""
+        verbs: dict[str, Callable[..., None]] = {
+            "fault": self._faults.plan,
+            "clear_faults": self._faults.clear,
+            "foreign_load": self._foreign_load,
+            "lose": self._lose,
+            "reset": self._reset,
+        }
+        if verb not in verbs:
+            raise NodeRefused(f"no admin verb {verb!r}", remedy=f"one of {', '.join(verbs)}")
+        verbs[verb](**args)
+        log.warning("rehearsed trouble", verb=verb, **args)
+
+    def _gpu(self, index: int) -> Gpu:
+        gpus = self.node.driver.gpus
+        if not 0 <= index < len(gpus):
+            raise NodeRefused(f"no GPU {index}", remedy=f"0 to {len(gpus) - 1}")
+        return gpus[index]
+
+    def _foreign_load(self, index: int, watts: float) -> None:
+        self.node.foreign_w[self._gpu(index).index] = watts
+
+    def _lose(self, index: int) -> None:
+        self._gpu(index).lost = True
+
+    def _reset(self, index: int) -> None:
+        try:
+            self.node.reset(self._gpu(index))
+        except NvmlFault as error:
+            raise NodeRefused(f"GPU {index} is in use", remedy="stop its processes first") from error
+
+    async def _shutdown(self) -> None:
+        self._stop.set()
+
+
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True
+
+
+def main(argv: Sequence[str]) -> int:
+    try:
+        settings = parse(argv)
+        setup_logging("node", settings.log_level, settings.log_json)
+        catalog = load_catalog(settings.model_repository, settings.profile_overrides)
+        asyncio.run(_run(settings, catalog))
+    except errors.TrefoilError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def _run(settings: NodeSettings, catalog: Catalog) -> None:
+    await NodeServer(settings, catalog, WallClock()).run()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,186 @@
+"""What simulated GPU models look like to NVML: MIG profiles, placements, clocks, limits. A new model is a row.
+
+`constant` is the argument of nvmlDeviceGetGpuInstanceProfileInfo, `id` that of create and list: they differ.
+Sources: MIG user guide r580 (placements, engines), go-nvml's DGX A100 dump (A100-40 memory and SMs), `nvidia-smi -lgip`
+transcripts (A100-80, H100: where 3g has 60 SMs, not 48). Driver branches shift memory by a few hundred MiB.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+MEMORY_SLICES: Final = 8
+COMPUTE_SLICES: Final = 7
+
+# Legal starts of a GPU instance in memory slices, in the order that the driver's own placement tries them.
+_ONES: Final = (6, 4, 5, 0, 1, 2, 3)
+_DOUBLE_ONES: Final = (6, 4, 0, 2)
+_TWOS: Final = (4, 0, 2)
+_THREES: Final = (4, 0)
+_FIRST: Final = (0,)
+
+# Compute instances inside a GPU instance: width in compute slices -> (profile id = constant, legal starts).
+CI_PROFILES: Final[dict[int, tuple[int, tuple[int, ...]]]] = {
+    1: (0, (0, 1, 2, 3, 4, 5, 6)),
+    2: (1, (0, 2, 4)),
+    3: (2, (0, 4)),
+    4: (3, (0,)),
+    7: (4, (0,)),
+}
+REV1_CI_ID: Final = 7  # the compute instance of 1g+me has a constant of its own
+
+# GPU instance ids per size in memory slices: opaque to users, lowest free first, reused at once.
+GI_IDS: Final = {8: (0,), 4: (1, 2), 2: (3, 4, 5, 6), 1: (7, 8, 9, 10, 11, 12, 13, 14)}
+
+KNOWN_PROFILE_CONSTANTS: Final = 0xA  # this driver branch (R535) knows 0..9; a larger constant is INVALID_ARGUMENT
+
+
+@dataclass(frozen=True, slots=True)
+class GiProfile:
+    """A GPU-instance profile. engines = (copy, decoder, encoder, jpeg, optical flow)."""
+
+    name: str
+    constant: int
+    id: int
+    compute_slices: int
+    memory_slices: int
+    instances_max: int
+    sm_count: int
+    memory_mib: int
+    starts: tuple[int, ...]  # in the driver's default order
+    engines: tuple[int, int, int, int, int]
+
+    @property
+    def ci_widths(self) -> tuple[int, ...]:
+        return tuple(width for width in CI_PROFILES if width <= self.compute_slices)
+
+    def ci_id(self, width: int) -> int:
+        return REV1_CI_ID if self.constant == REV1_CI_ID else CI_PROFILES[width][0]
+
+    def ci_starts(self, width: int) -> tuple[int, ...]:
+        return tuple(start for start in CI_PROFILES[width][1] if start + width <= self.compute_slices)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """One GPU model as its driver presents it."""
+
+    name: str
+    architecture: int  # NVML_DEVICE_ARCH_*
+    compute_capability: tuple[int, int]
+    pci_device_id: int
+    memory_mib: int
+    profiles: tuple[GiProfile, ...]
+    clock_min_mhz: int
+    clock_max_mhz: int
+    clock_step_mhz: int
+    memory_clocks_mhz: tuple[int, ...]
+    power_limit_w: tuple[float, float, float]  # min, default, max
+    mig_mode_immediate: bool  # Hopper: at once, lost at reset; A100: pending until the reset of an idle GPU
+
+    @property
+    def clocks_mhz(self) -> tuple[int, ...]:
+        return tuple(range(self.clock_min_mhz, self.clock_max_mhz + 1, self.clock_step_mhz))
+
+    def profile(self, profile_id: int) -> GiProfile | None:
+        return next((profile for profile in self.profiles if profile.id == profile_id), None)
+
+
+Sizes = tuple[tuple[int, int], ...]
+Engines = tuple[tuple[int, int, int, int, int], ...]
+
+
+def _profiles(unit_gb: tuple[int, int, int, int], sizes: Sizes, engines: Engines) -> tuple[GiProfile, ...]:
+    """The seven profiles that all 8-slice GPUs share; `sizes` = (SMs, MiB) for 1g, 1g double, 2g, 3g, 4g, 7g."""
+    one, two, half, whole = unit_gb
+    rows = (
+        (f"1g.{one}gb", 0, 19, 1, 1, 7, sizes[0], _ONES),
+        (f"1g.{one}gb+me", 7, 20, 1, 1, 1, sizes[0], _ONES),
+        (f"1g.{two}gb", 9, 15, 1, 2, 4, sizes[1], _DOUBLE_ONES),
+        (f"2g.{two}gb", 1, 14, 2, 2, 3, sizes[2], _TWOS),
+        (f"3g.{half}gb", 2, 9, 3, 4, 2, sizes[3], _THREES),
+        (f"4g.{half}gb", 3, 5, 4, 4, 1, sizes[4], _FIRST),
+        (f"7g.{whole}gb", 4, 0, 7, 8, 1, sizes[5], _FIRST),
+    )
+    return tuple(
+        GiProfile(name, constant, profile_id, compute, memory, most, size[0], size[1], starts, engine)
+        for (name, constant, profile_id, compute, memory, most, size, starts), engine in zip(rows, engines, strict=True)
+    )
+
+
+_AMPERE_ENGINES: Final = (
+    (1, 0, 0, 0, 0),
+    (1, 1, 0, 1, 1),
+    (1, 1, 0, 0, 0),
+    (2, 1, 0, 0, 0),
+    (3, 2, 0, 0, 0),
+    (4, 2, 0, 0, 0),
+    (7, 5, 0, 1, 1),
+)
+_HOPPER_ENGINES: Final = (
+    (1, 1, 0, 1, 0),
+    (1, 1, 0, 1, 1),
+    (1, 1, 0, 1, 0),
+    (2, 2, 0, 2, 0),
+    (3, 3, 0, 3, 0),
+    (4, 4, 0, 4, 0),
+    (8, 7, 0, 7, 1),
+)
+
+A100_40GB: Final = GpuModel(
+    name="A100-SXM4-40GB",
+    architecture=7,
+    compute_capability=(8, 0),
+    pci_device_id=0x20B010DE,
+    memory_mib=40960,
+    profiles=_profiles(
+        (5, 10, 20, 40),
+        ((14, 4864), (14, 9856), (28, 9856), (42, 19968), (56, 19968), (98, 40192)),
+        _AMPERE_ENGINES,
+    ),
+    clock_min_mhz=210,
+    clock_max_mhz=1410,
+    clock_step_mhz=15,
+    memory_clocks_mhz=(1215,),
+    power_limit_w=(100.0, 400.0, 400.0),
+    mig_mode_immediate=False,
+)
+
+A100_80GB: Final = GpuModel(
+    name="A100-SXM4-80GB",
+    architecture=7,
+    compute_capability=(8, 0),
+    pci_device_id=0x20B210DE,
+    memory_mib=81920,
+    profiles=_profiles(
+        (10, 20, 40, 80),
+        ((14, 9728), (14, 19968), (28, 19968), (42, 40192), (56, 40192), (98, 80896)),
+        _AMPERE_ENGINES,
+    ),
+    clock_min_mhz=210,
+    clock_max_mhz=1410,
+    clock_step_mhz=15,
+    memory_clocks_mhz=(1593,),
+    power_limit_w=(100.0, 400.0, 400.0),
+    mig_mode_immediate=False,
+)
+
+H100_80GB: Final = GpuModel(
+    name="H100-SXM5-80GB",
+    architecture=9,
+    compute_capability=(9, 0),
+    pci_device_id=0x233010DE,
+    memory_mib=81559,
+    profiles=_profiles(
+        (10, 20, 40, 80),
+        ((16, 9984), (26, 20096), (32, 20096), (60, 40448), (64, 40448), (132, 81152)),
+        _HOPPER_ENGINES,
+    ),
+    clock_min_mhz=345,
+    clock_max_mhz=1980,
+    clock_step_mhz=15,
+    memory_clocks_mhz=(2619, 1593),
+    power_limit_w=(200.0, 700.0, 700.0),
+    mig_mode_immediate=True,
+)
+
+GPU_MODELS: Final = {model.name: model for model in (A100_40GB, A100_80GB, H100_80GB)}
