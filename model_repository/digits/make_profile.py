@@ -30,7 +30,7 @@ SERVICE_CV = 0.05
 BATCH_FIXED, BATCH_PER_ITEM = 0.35, 0.65
 NORMAL_QUANTILES = {"p50": 0.0, "p95": 1.6448536269514722, "p99": 2.3263478740408408}
 SLICE_TYPES = ("1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
-COLUMNS = [
+COLUMNS = (
     "device_type",
     "slice_type",
     "variant",
@@ -45,7 +45,7 @@ COLUMNS = [
     "energy_active_j_per_batch",
     "power_w",
     "memory_mib",
-]
+)
 
 # Mean service time [ms] of one item, in the order of SLICE_TYPES; density (share of the slice's dynamic power); MiB.
 VARIANTS: dict[str, tuple[tuple[float, ...], float, int]] = {

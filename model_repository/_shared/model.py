@@ -1,0 +1,255 @@
+"""The one Triton python-backend model: runs the ONNX file of its version, and on a simulated slice keeps its pace.
+
+A slice's repository links this file into every version folder, beside that version's model.onnx. It runs inside the
+python stub of Triton, in an environment of its own (numpy < 2, onnxruntime), so it imports nothing of Trefoil.
+
+On real hardware the environment has no TREFOIL_PACE_FILE and nothing here pads. On a simulated slice the node process
+maps a pace file per slice: the driver writes service times, this model really infers, sleeps what is left of a service
+time drawn from them, and books its busy time. Layout (little-endian, 4096 bytes):
+
+    driver writes   0 magic "TRFPACE1"   8 u64 seqlock (odd: being written)   16 u32 clock_mhz   20 u32 table_id
+                    24 u32 entries (<= 48)   32 u64 rng_seed
+                    64 + 32 i: u32 family_crc32, u32 version, u32 batch, u32 -, f64 service_ms_mean, f64 service_cv
+    model writes    2048 + 64 ((version - 1) % 16): u32 version, u32 family_crc32, u64 busy_ns, batches, items,
+                    overruns, overrun_ns, started_ns (CLOCK_MONOTONIC of the batch in progress, 0 = none)
+
+An overrun is a batch whose real work took longer than its draw: then the simulation is too slow to be trusted, and
+the node reports the share of such batches.
+"""
+
+import json
+import mmap
+import os
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+PACE_BYTES = 4096
+PACE_MAGIC = b"TRFPACE1"
+ENTRIES_MAX = 48
+ENTRY = np.dtype(
+    [("family", "<u4"), ("version", "<u4"), ("batch", "<u4"), ("_", "<u4"), ("mean_ms", "<f8"), ("cv", "<f8")]
+)
+SLOT = np.dtype(
+    [
+        ("version", "<u4"),
+        ("family", "<u4"),
+        ("busy_ns", "<u8"),
+        ("batches", "<u8"),
+        ("items", "<u8"),
+        ("overruns", "<u8"),
+        ("overrun_ns", "<u8"),
+        ("started_ns", "<u8"),
+        ("_", "<u8"),
+    ]
+)
+SEQLOCK_TRIES = 1000  # a writer needs microseconds; 1,000 tries of 100 us are 0.1 s
+NS_PER_MS = 1e6
+
+
+class PaceError(Exception):
+    """The pace file cannot be used; the message says why."""
+
+
+class Pace:
+    """This version's view of the slice's pace file."""
+
+    def __init__(self, path, family, version):
+        """Map the file and take this version's slot. Raises PaceError when it is not a pace file."""
+        try:
+            with open(path, "r+b") as file:
+                self._map = mmap.mmap(file.fileno(), PACE_BYTES)
+        except (OSError, ValueError) as error:
+            raise PaceError(f"TREFOIL_PACE_FILE={path} cannot be mapped: {error}") from error
+        if self._map[:8] != PACE_MAGIC:
+            raise PaceError(f"TREFOIL_PACE_FILE={path} is no pace file: it begins with {self._map[:8]!r}")
+        self._path, self._family, self._version = path, zlib.crc32(family.encode()), version
+        self._sequence = np.frombuffer(self._map, "<u8", 1, 8)
+        self._numbers = np.frombuffer(self._map, "<u4", 3, 16)
+        self._seed = np.frombuffer(self._map, "<u8", 1, 32)
+        self._entries = np.frombuffer(self._map, ENTRY, ENTRIES_MAX, 64)
+        self._slot = np.frombuffer(self._map, SLOT, 1, 2048 + SLOT.itemsize * ((version - 1) % 16))[0:1]
+        self._read_at = None
+        self._table = ()
+        self._chance = None
+        self._take_slot()
+
+    def _take_slot(self):
+        if (int(self._slot["version"][0]), int(self._slot["family"][0])) != (self._version, self._family):
+            self._slot[0] = np.zeros((), SLOT)  # it was never used, or by another family
+        self._slot["started_ns"] = 0  # a stub that was killed in a batch left it set
+        self._slot["family"] = self._family
+        self._slot["version"] = self._version
+
+    def _refresh(self):
+        """Read the table when the driver changed it; the same sequence before and after means an untorn copy."""
+        if int(self._sequence[0]) == self._read_at:
+            return
+        for _ in range(SEQLOCK_TRIES):
+            before = int(self._sequence[0])
+            if before % 2 == 0:
+                count = min(int(self._numbers[2]), ENTRIES_MAX)
+                entries, seed = self._entries[:count].copy(), int(self._seed[0])
+                if int(self._sequence[0]) == before:
+                    break
+            time.sleep(1e-4)  # noqa: TID251 - the stub's environment does not hold trefoil.runtime.clock
+        else:
+            raise PaceError(f"{self._path} stayed locked by its writer")
+        mine = entries[(entries["family"] == self._family) & (entries["version"] == self._version)]
+        self._table = np.sort(mine, order="batch")
+        self._read_at = before
+        if self._chance is None:
+            self._chance = np.random.Generator(np.random.PCG64(seed ^ self._version))
+
+    def draw_ns(self, items):
+        """A service time for a batch of that many items."""
+        self._refresh()
+        if len(self._table) == 0:
+            raise PaceError(f"{self._path} has no service time for version {self._version}: no profile row for it")
+        batches, largest = self._table["batch"], int(self._table["batch"][-1])
+        mean_ms = float(np.interp(items, batches, self._table["mean_ms"]))
+        cv = float(np.interp(items, batches, self._table["cv"]))
+        if items > largest:
+            mean_ms *= items / largest
+        if cv > 0:
+            mean_ms = float(self._chance.gamma(1.0 / cv**2, mean_ms * cv**2))
+        return int(mean_ms * NS_PER_MS)
+
+    def start(self):
+        """Book that a batch runs from now on; return when that was."""
+        now_ns = time.monotonic_ns()
+        self._slot["started_ns"] = now_ns
+        return now_ns
+
+    def finish(self, started_ns, items):
+        """Sleep what is left of the drawn service time and book the batch."""
+        try:
+            service_ns = self.draw_ns(items)
+            worked_ns = time.monotonic_ns() - started_ns
+            if worked_ns > service_ns:
+                self._slot["overruns"] += 1
+                self._slot["overrun_ns"] += worked_ns - service_ns
+            else:
+                time.sleep((service_ns - worked_ns) / 1e9)  # noqa: TID251 - as above
+        finally:
+            self._slot["busy_ns"] += time.monotonic_ns() - started_ns
+            self._slot["batches"] += 1
+            self._slot["items"] += items
+            self._slot["started_ns"] = 0
+
+
+def refuse_wrong_numpy():
+    """With numpy 2 the stub of this Triton returns outputs of 0 bytes with status OK: refuse to serve at all."""
+    if int(np.__version__.split(".")[0]) >= 2:
+        raise pb_utils.TritonModelException(
+            f"numpy {np.__version__} in Triton's Python environment ({np.__file__}): outputs would be empty. "
+            "Remedy: install numpy<2 there, and put its bin/ first on Triton's PATH"
+        )
+
+
+class TritonPythonModel:
+    """One version of one family. Inputs and outputs are those of the generated config.pbtxt."""
+
+    def initialize(self, args):
+        """Load the graph, run it once, and open the pace file where there is one."""
+        refuse_wrong_numpy()
+        import onnxruntime
+        from onnxruntime.capi import onnxruntime_pybind11_state as errors
+
+        config = json.loads(args["model_config"])
+        self._inputs = {
+            i["name"]: (np.dtype(pb_utils.triton_string_to_numpy(i["data_type"])), tuple(int(d) for d in i["dims"]))
+            for i in config["input"]
+        }
+        self._outputs = [o["name"] for o in config["output"]]
+        self._batch_max = max(1, int(config.get("max_batch_size", 0)))
+        self._run_errors = (errors.Fail, errors.InvalidArgument, errors.RuntimeException, errors.NotImplemented)
+        version = int(args["model_version"])
+        path = Path(args["model_repository"]) / str(version) / "model.onnx"
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._refuse_other_contract(path)
+        self._session.run(self._outputs, {n: np.zeros((1, *dims), dtype) for n, (dtype, dims) in self._inputs.items()})
+        self._pace = None
+        pace_file = os.environ.get("TREFOIL_PACE_FILE", "")
+        if pace_file:
+            try:
+                self._pace = Pace(pace_file, args["model_name"], version)
+            except PaceError as error:
+                raise pb_utils.TritonModelException(str(error)) from error
+
+    def _refuse_other_contract(self, path):
+        """Every variant of a family has the same tensors; one that has not would fail at its first request."""
+        have = ({i.name for i in self._session.get_inputs()}, {o.name for o in self._session.get_outputs()})
+        want = (set(self._inputs), set(self._outputs))
+        if have[0] != want[0] or not want[1] <= have[1]:
+            raise pb_utils.TritonModelException(f"{path} has tensors {have}, the family's config.pbtxt says {want}")
+
+    def execute(self, requests):
+        """Answer the requests as one batch. A request that cannot be run gets its error; the others are answered."""
+        responses = [None] * len(requests)
+        batch = []
+        for index, request in enumerate(requests):
+            try:
+                batch.append((index, self._read(request)))
+            except ValueError as error:
+                responses[index] = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
+        if batch:
+            try:
+                outputs = self._run({n: np.concatenate([arrays[n] for _, arrays in batch]) for n in self._inputs})
+            except (*self._run_errors, PaceError) as error:
+                failure = pb_utils.TritonError(f"{type(error).__name__}: {error}")
+                for index, _ in batch:
+                    responses[index] = pb_utils.InferenceResponse(error=failure)
+            else:
+                self._split(batch, outputs, responses)
+        return responses
+
+    def _read(self, request):
+        """Return the request's arrays by input name. Raises ValueError saying what is wrong with them."""
+        arrays = {}
+        for name, (dtype, dims) in self._inputs.items():
+            tensor = pb_utils.get_input_tensor_by_name(request, name)
+            if tensor is None:
+                raise ValueError(f"input {name} is missing")
+            array = tensor.as_numpy()
+            fits = array.ndim == len(dims) + 1 and all(
+                want in (-1, have) for want, have in zip(dims, array.shape[1:], strict=True)
+            )
+            if array.dtype != dtype or not fits or not 1 <= array.shape[0] <= self._batch_max:
+                raise ValueError(
+                    f"input {name} is {array.dtype}{list(array.shape)}; "
+                    f"expected {dtype}[1..{self._batch_max}, {', '.join(map(str, dims))}]"
+                )
+            arrays[name] = array
+        if len({len(a) for a in arrays.values()}) > 1:
+            raise ValueError(f"inputs differ in their number of items: { {n: len(a) for n, a in arrays.items()} }")
+        return arrays
+
+    def _run(self, arrays):
+        """Infer for real; on a simulated slice fill the rest of the service time."""
+        if self._pace is None:
+            return self._session.run(self._outputs, arrays)
+        started_ns = self._pace.start()
+        try:
+            return self._session.run(self._outputs, arrays)
+        finally:
+            self._pace.finish(started_ns, len(next(iter(arrays.values()))))
+
+    def _split(self, batch, outputs, responses):
+        """Give each request its rows."""
+        start = 0
+        for index, arrays in batch:
+            end = start + len(next(iter(arrays.values())))
+            tensors = [
+                pb_utils.Tensor(name, np.ascontiguousarray(output[start:end]))
+                for name, output in zip(self._outputs, outputs, strict=True)
+            ]
+            responses[index] = pb_utils.InferenceResponse(output_tensors=tensors)
+            start = end

@@ -1,0 +1,221 @@
+"""Writes one slice's own Triton repository and says how to start its Triton (argv, env). Starts nothing.
+
+    <slice repository>/<family>/config.pbtxt           generated: python backend, one version, one CPU instance
+                               <version>/model.onnx    link to the shared model_repository
+                               <version>/model.py      link to model_repository/_shared/model.py
+
+Every version of the family is linked, only one is loaded, so a swap needs no file but the new config.pbtxt.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2
+
+from power_agent.triton_install import TritonInstall
+from trefoil.core.errors import CatalogError
+from trefoil.core.fleet import Hosted
+
+LOOPBACK: Final = "127.0.0.1"
+CONFIG: Final = "config.pbtxt"
+MODEL: Final = "model.onnx"
+SHARED_MODEL: Final = Path("_shared") / "model.py"
+SHARED_MEMORY: Final = Path("/dev/shm")
+# Everything else stays out of Triton. By the launch id a launcher finds what outlives its parents.
+PASSED_ON: Final = ("HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "TREFOIL_LAUNCH_ID")
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSpec:
+    """What one slice's Triton shall serve, and where."""
+
+    name: str  # SliceKey.name, path-safe
+    repository: Path  # this slice's own folder; created, rewritten idempotently
+    source: Path  # the shared model_repository
+    hosted: Sequence[Hosted]
+    grpc_port: int
+    metrics_port: int
+    mig_uuid: str  # "" = no device is visible
+    exit_timeout_s: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SliceLaunch:
+    """Complete command of one slice's Triton. `env` is the whole environment, not an addition."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    repository: Path
+    grpc_target: str  # "127.0.0.1:8200"
+    metrics_url: str  # "http://127.0.0.1:8201/metrics"
+    shm_prefix: str  # /dev/shm/<prefix>* belongs to this slice; see clean_shared_memory
+
+
+def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
+    """Write the repository (config.pbtxt, links to ONNX files and the shared model.py) and return the command.
+
+    Raises:
+        CatalogError: naming family, version and path when the source lacks something.
+    """
+    for hosted in spec.hosted:
+        write_family(spec.repository, spec.source, hosted)
+    shm_prefix = f"trefoil-{spec.name}-{spec.grpc_port}-"
+    return SliceLaunch(
+        argv=_argv(install, spec, shm_prefix),
+        env=_env(install, spec),
+        cwd=spec.repository,
+        repository=spec.repository,
+        grpc_target=f"{LOOPBACK}:{spec.grpc_port}",
+        metrics_url=f"http://{LOOPBACK}:{spec.metrics_port}/metrics",
+        shm_prefix=shm_prefix,
+    )
+
+
+def _argv(install: TritonInstall, spec: SliceSpec, shm_prefix: str) -> tuple[str, ...]:
+    return (
+        str(install.binary),
+        f"--id={spec.name}",
+        f"--model-repository={spec.repository.resolve()}",
+        f"--backend-directory={install.backends.resolve()}",
+        f"--cache-directory={install.caches.resolve()}",
+        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+        "--model-control-mode=explicit",
+        *(f"--load-model={hosted.family}" for hosted in spec.hosted),
+        "--disable-auto-complete-config",  # the config is complete; auto-complete would start every stub twice
+        "--allow-http=false",
+        f"--http-address={LOOPBACK}",
+        f"--grpc-address={LOOPBACK}",
+        f"--grpc-port={spec.grpc_port}",
+        f"--metrics-address={LOOPBACK}",
+        f"--metrics-port={spec.metrics_port}",
+        "--allow-gpu-metrics=false",  # not available in MIG mode; the agent meters the whole GPU
+        "--allow-cpu-metrics=false",
+        f"--exit-timeout-secs={spec.exit_timeout_s}",
+        "--log-format=ISO8601",
+    )
+
+
+def _env(install: TritonInstall, spec: SliceSpec) -> dict[str, str]:
+    env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    env["PATH"] = os.pathsep.join([str(install.environment.absolute() / "bin"), os.environ.get("PATH", os.defpath)])
+    if not install.libpython_loads:
+        env["LD_LIBRARY_PATH"] = install.libpython_folder
+    return env | {
+        "CUDA_VISIBLE_DEVICES": spec.mig_uuid,
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "2",  # arenas of 64 MiB per thread would be most of a stub's memory
+    }
+
+
+def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
+    """The family's tensor contract: names, types, shapes and largest batch that all of its variants share.
+
+    Raises:
+        CatalogError: the file is missing or is no model configuration.
+    """
+    path = source / family / CONFIG
+    try:
+        config = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+    except OSError as error:
+        raise CatalogError(
+            f"no tensor contract of family {family}: {path}: {error.strerror}",
+            field="family",
+            value=family,
+            remedy="add config.pbtxt with max_batch_size, input and output to the family's folder",
+        ) from error
+    except text_format.ParseError as error:
+        raise CatalogError(f"{path} is no Triton model configuration: {error}", remedy="mend that line") from error
+    if config.name != family or not config.input or not config.output or config.max_batch_size < 1:
+        raise CatalogError(
+            f"{path} needs name {family!r}, max_batch_size >= 1, input and output", field="family", value=family
+        )
+    return config
+
+
+def slice_config(contract: model_config_pb2.ModelConfig, hosted: Hosted) -> model_config_pb2.ModelConfig:
+    """The configuration that serves one variant of the family on one slice. Pure.
+
+    Requests are executed one by one unless the family's contract asks for dynamic batching: planner and queueing kernel
+    count a request as one executed batch.
+    """
+    config = model_config_pb2.ModelConfig()
+    config.CopyFrom(contract)
+    config.backend, config.platform, config.default_model_filename = "python", "", ""
+    config.ClearField("instance_group")
+    config.instance_group.add(kind=model_config_pb2.ModelInstanceGroup.KIND_CPU, count=max(1, hosted.instances))
+    config.version_policy.Clear()
+    config.version_policy.specific.versions.append(hosted.version)
+    return config
+
+
+def config_json(config: model_config_pb2.ModelConfig) -> str:
+    """The form that RepositoryModelLoad takes as an override."""
+    return str(json_format.MessageToJson(config, preserving_proto_field_name=True, indent=None))
+
+
+def write_family(repository: Path, source: Path, hosted: Hosted) -> None:
+    """Make the family's folder of a slice hold what `hosted` needs; what is right already is left alone.
+
+    Raises:
+        CatalogError: naming family, version and path when the source lacks something.
+    """
+    shared = (source / SHARED_MODEL).resolve()
+    versions = _versions(source, hosted.family)
+    if not shared.is_file() or hosted.version not in versions:
+        missing = shared if hosted.version in versions else source / hosted.family / str(hosted.version) / MODEL
+        raise CatalogError(
+            f"version {hosted.version} of family {hosted.family} cannot be served: {missing} is missing",
+            field="version",
+            value=hosted.version,
+            remedy=f"one of {sorted(versions)}" if versions else f"train the family: {source / hosted.family}",
+        )
+    for version, model in versions.items():
+        folder = repository / hosted.family / str(version)
+        folder.mkdir(parents=True, exist_ok=True)
+        _link(folder / MODEL, model)
+        _link(folder / SHARED_MODEL.name, shared)
+    write_config(repository, slice_config(contract(source, hosted.family), hosted))
+
+
+def _versions(source: Path, family: str) -> dict[int, Path]:
+    folders = (source / family).glob("[0-9]*")
+    return {int(f.name): (f / MODEL).resolve() for f in folders if f.name.isdigit() and (f / MODEL).is_file()}
+
+
+def write_config(repository: Path, config: model_config_pb2.ModelConfig) -> None:
+    """Replace a family's config.pbtxt of a slice at once, so that no Triton ever reads half of it."""
+    folder = repository / config.name
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{CONFIG}.", delete=False) as file:
+        file.write(text_format.MessageToString(config))
+    os.replace(file.name, folder / CONFIG)
+
+
+def read_config(repository: Path, family: str) -> model_config_pb2.ModelConfig:
+    """The configuration a slice's repository holds now."""
+    return contract(repository, family)
+
+
+def _link(link: Path, target: Path) -> None:
+    if link.is_symlink() and Path(os.readlink(link)) == target:
+        return
+    fresh = link.with_name(f".{link.name}.new")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    os.replace(fresh, link)
+
+
+def clean_shared_memory(shm_prefix: str) -> int:
+    """Remove the regions that a killed Triton of this slice left behind. Call it only when its process is gone."""
+    left = list(SHARED_MEMORY.glob(f"{shm_prefix}*")) if shm_prefix else []
+    for region in left:
+        region.unlink(missing_ok=True)
+    return len(left)

@@ -1,0 +1,147 @@
+"""The real Triton of one slice, started by the test itself (in the product the node process starts it)."""
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import zlib
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from power_agent.triton import TritonServer
+from power_agent.triton_install import TritonInstall, find_triton, prepare_triton
+from power_agent.triton_slice import SliceLaunch, SliceSpec, clean_shared_memory, prepare_slice
+from trefoil.core.fleet import Hosted
+from trefoil.runtime.clock import WallClock
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "model_repository"
+ENVIRONMENT = ROOT / ".venv-triton"
+VERSIONS = (1, 2, 3, 4)
+NAMES = ("digits-xs", "digits-s", "digits-m", "digits-l")
+
+EXPECT = """
+import json, sys
+import numpy, onnxruntime
+images = numpy.load(sys.argv[1])["images"]
+answers = {}
+for version in (1, 2, 3, 4):
+    session = onnxruntime.InferenceSession(f"{sys.argv[2]}/{version}/model.onnx", providers=["CPUExecutionProvider"])
+    answers[str(version)] = session.run(["PROBABILITIES"], {"IMAGE": images})[0]
+numpy.savez(sys.argv[3], **answers)
+print(json.dumps({"numpy": numpy.__version__, "onnxruntime": onnxruntime.__version__}))
+"""
+
+
+def hosted(version: int) -> Hosted:
+    return Hosted("digits", NAMES[version - 1], version, 0, 1, 1, 8)
+
+
+@cache
+def install() -> TritonInstall:
+    """The installation of `make setup`, prepared once."""
+    found = find_triton(None, ENVIRONMENT)
+    prepare_triton(found)
+    return found
+
+
+@cache
+def heldout() -> tuple[np.ndarray, np.ndarray]:
+    with np.load(MODELS / "digits" / "heldout.npz") as data:
+        return data["images"], data["labels"]
+
+
+def expected(folder: Path) -> dict[int, np.ndarray]:
+    """Probabilities of every version on the held-out images, by onnxruntime itself in Triton's environment."""
+    output = folder / "expected.npz"
+    images, family = MODELS / "digits" / "heldout.npz", MODELS / "digits"
+    done = subprocess.run(
+        [str(ENVIRONMENT / "bin" / "python3"), "-c", EXPECT, str(images), str(family), str(output)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["numpy"].startswith("1."), "Triton's environment needs numpy < 2"
+    with np.load(output) as data:
+        return {version: data[str(version)] for version in VERSIONS}
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+class TritonProcess:
+    """Starts at once and is killed by `close`, whatever happened in between."""
+
+    def __init__(self, folder: Path, version: int, *, source: Path = MODELS, pace: Path | None = None) -> None:
+        grpc_port, metrics_port = free_ports(2)
+        spec = SliceSpec("test", folder / "slice", source, [hosted(version)], grpc_port, metrics_port, "")
+        self.launch: SliceLaunch = prepare_slice(install(), spec)
+        self.log = folder / f"triton-{grpc_port}.log"
+        env = dict(self.launch.env) | ({"TREFOIL_PACE_FILE": str(pace)} if pace else {})
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.launch.argv,
+                env=env,
+                cwd=self.launch.cwd,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def client(self) -> TritonServer:
+        return TritonServer(
+            self.launch.grpc_target, self.launch.metrics_url, self.launch.repository, WallClock(), call_timeout_s=10.0
+        )
+
+    def stubs(self) -> list[int]:
+        return [child.pid for child in psutil.Process(self.process.pid).children() if "stub" in child.name()]
+
+    def kill_stubs(self) -> None:
+        for pid in self.stubs():
+            os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        stubs = self.stubs() if self.process.poll() is None else []
+        self.process.kill()
+        self.process.wait()
+        psutil.wait_procs([psutil.Process(pid) for pid in stubs if psutil.pid_exists(pid)], timeout=5)
+        clean_shared_memory(self.launch.shm_prefix)
+
+
+class PaceFile:
+    """Writes the driver's half of a pace file and reads the model's, by the documented layout and nothing else."""
+
+    ENTRY, SLOT = struct.Struct("<IIIIdd"), struct.Struct("<IIQQQQQQ")
+    FIELDS = ("version", "family_crc32", "busy_ns", "batches", "items", "overruns", "overrun_ns", "started_ns")
+
+    def __init__(self, path: Path, entries: list[tuple[int, int, float, float]], seed: int = 7) -> None:
+        """`entries`: (version, batch, mean ms, cv) of the family digits."""
+        self.path = path
+        path.write_bytes(bytes(4096))
+        self.write(entries, seed)
+
+    def write(self, entries: list[tuple[int, int, float, float]], seed: int = 7, sequence: int = 2) -> None:
+        data = bytearray(self.path.read_bytes())
+        struct.pack_into("<8sQIIIIQ", data, 0, b"TRFPACE1", sequence, 1410, 1, len(entries), 0, seed)
+        for i, (version, batch, mean_ms, cv) in enumerate(entries):
+            self.ENTRY.pack_into(data, 64 + 32 * i, zlib.crc32(b"digits"), version, batch, 0, mean_ms, cv)
+        with self.path.open("r+b") as file:
+            file.write(data[:2048])
+
+    def read(self, version: int) -> dict[str, int]:
+        values = self.SLOT.unpack_from(self.path.read_bytes(), 2048 + 64 * ((version - 1) % 16))
+        return dict(zip(self.FIELDS, values, strict=True))

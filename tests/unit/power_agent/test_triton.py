@@ -1,0 +1,291 @@
+"""Finding Triton, a slice's repository and the pure halves of the client; no Triton runs here."""
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from google.protobuf import json_format
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from power_agent import triton, triton_install, triton_slice
+from power_agent.triton_install import STUB, TritonInstall, find_triton, prepare_triton, refuse_environment
+from power_agent.triton_slice import SliceSpec, contract, prepare_slice, slice_config
+from trefoil.core.errors import BinaryMissing, CatalogError, StartError
+from trefoil.core.fleet import Hosted
+
+CONTRACT = """
+name: "toy" backend: "onnxruntime" max_batch_size: 8
+input [ { name: "IMAGE" data_type: TYPE_UINT8 dims: [ 8, 8 ] } ]
+output [ { name: "PROBABILITIES" data_type: TYPE_FP32 dims: [ 10 ] } ]
+"""
+TOY = Hosted("toy", "toy-s", 2, 0, 1, 1, 8)
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> TritonInstall:
+    root = tmp_path / "tritonserver"
+    for version in ("3.10", "3.11"):
+        folder = root / "python_backend_stubs" / version
+        folder.mkdir(parents=True)
+        (folder / STUB).write_text(f"stub of {version}")
+    (root / "backends" / "python").mkdir(parents=True)
+    (root / "bin").mkdir()
+    binary = root / "bin" / "tritonserver"
+    binary.write_text("#!/bin/sh\n")
+    binary.chmod(0o755)
+    environment = tmp_path / "environment"
+    return TritonInstall(
+        binary,
+        root / "backends",
+        root / "caches",
+        environment,
+        "3.11",
+        "1.26.4",
+        "1.20",
+        "libpython3.11.so.1.0",
+        True,
+        "",
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    models = tmp_path / "models"
+    (models / "_shared").mkdir(parents=True)
+    (models / "_shared" / "model.py").write_text("model")
+    for version in ("1", "2"):
+        (models / "toy" / version).mkdir(parents=True)
+        (models / "toy" / version / "model.onnx").write_text(f"graph {version}")
+    (models / "toy" / "config.pbtxt").write_text(CONTRACT)
+    return models
+
+
+def spec(tmp_path: Path, source: Path, *hosted: Hosted) -> SliceSpec:
+    return SliceSpec("node0-gpu0-3g.20gb-4", tmp_path / "slice", source, hosted or (TOY,), 8200, 8201, "MIG-1")
+
+
+def test_the_setting_wins_and_a_wrong_one_is_named(install, tmp_path):
+    assert find_triton(install.binary, None).binary == install.binary
+    with pytest.raises(BinaryMissing, match=r"triton_binary = /absent/tritonserver.*Remedy: run `make setup`"):
+        find_triton(Path("/absent/tritonserver"), None)
+
+
+def test_nothing_found_names_every_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BinaryMissing, match=r"the wheel nvidia-pytriton in .*, tritonserver on PATH"):
+        find_triton(None, tmp_path)
+
+
+def test_path_is_the_last_resort(install, monkeypatch):
+    monkeypatch.setenv("PATH", f"{install.binary.parent}{os.pathsep}{os.environ['PATH']}")
+    assert find_triton(None, None).binary == install.binary
+
+
+def test_an_environment_without_python_is_refused(install, tmp_path):
+    with pytest.raises(BinaryMissing, match="no Python for Triton's models"):
+        find_triton(install.binary, tmp_path / "nowhere")
+
+
+def test_the_stub_of_the_right_python_is_installed_once(install):
+    target = install.backends / "python" / STUB
+    prepare_triton(install)
+    assert target.read_text() == "stub of 3.11"
+    assert target.stat().st_mode & stat.S_IXUSR
+    first = target.stat().st_ino
+    prepare_triton(install)
+    assert target.stat().st_ino == first
+    target.write_text("half a st")  # a copy that was cut off, or another Python's
+    prepare_triton(install)
+    assert target.read_text() == "stub of 3.11"
+    assert [p.name for p in target.parent.iterdir()] == [STUB]
+
+
+def test_a_python_without_stub_is_told_which_there_are(install):
+    with pytest.raises(BinaryMissing, match=r"no stub for Python 3\.14 .*3\.10, 3\.11.*PYTHON=python3\.11"):
+        prepare_triton(replace(install, python_version="3.14"))
+
+
+def test_an_image_that_brings_its_stub_is_left_alone(install):
+    stubs = install.backends.parent / "python_backend_stubs"
+    stubs.rename(stubs.with_name("gone"))
+    with pytest.raises(BinaryMissing, match="none"):
+        prepare_triton(install)
+    (install.backends / "python" / STUB).write_text("image's own")
+    prepare_triton(install)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"libpython_loads": False}, BinaryMissing, r"libpython3\.11\.so\.1\.0 cannot be loaded.*apt-get install"),
+        ({"numpy_version": "2.1.0"}, StartError, r"numpy 2\.1\.0 in .*empty.*numpy<2"),
+        ({"numpy_version": ""}, StartError, "numpy is missing"),
+        ({"onnxruntime_version": ""}, StartError, "onnxruntime is missing"),
+    ],
+)
+def test_an_environment_that_cannot_serve_is_refused_with_its_remedy(install, changes, error, text):
+    with pytest.raises(error, match=text):
+        refuse_environment(replace(install, **changes))
+
+
+def test_a_libpython_off_the_loader_path_is_passed_to_triton(install, tmp_path, source):
+    told = replace(install, libpython_loads=False, libpython_folder="/opt/python/lib")
+    refuse_environment(told)
+    assert prepare_slice(told, spec(tmp_path, source)).env["LD_LIBRARY_PATH"] == "/opt/python/lib"
+    assert "LD_LIBRARY_PATH" not in prepare_slice(install, spec(tmp_path, source)).env
+
+
+def test_the_command_listens_on_loopback_only_and_sees_one_device(install, tmp_path, source):
+    launch = prepare_slice(install, spec(tmp_path, source))
+    addresses = [a for a in launch.argv if "address" in a]
+    assert len(addresses) == 3
+    assert all(a.endswith("=127.0.0.1") for a in addresses)
+    assert {"--model-control-mode=explicit", "--load-model=toy", "--allow-http=false"} <= set(launch.argv)
+    assert launch.env["CUDA_VISIBLE_DEVICES"] == "MIG-1"
+    assert launch.env["PATH"].split(os.pathsep)[0] == str(install.environment / "bin")
+    assert "TREFOIL_PACE_FILE" not in launch.env
+    assert (launch.grpc_target, launch.metrics_url) == ("127.0.0.1:8200", "http://127.0.0.1:8201/metrics")
+
+
+def test_secrets_of_the_agent_do_not_reach_triton(install, tmp_path, source, monkeypatch):
+    monkeypatch.setenv("TREFOIL_POWER_AGENT_REDIS_URL", "redis://:hunter2@127.0.0.1")
+    assert "hunter2" not in str(prepare_slice(install, spec(tmp_path, source)).env)
+
+
+def test_the_repository_links_every_version_and_loads_one(install, tmp_path, source):
+    launch = prepare_slice(install, spec(tmp_path, source))
+    family = launch.repository / "toy"
+    assert (family / "1" / "model.onnx").read_text() == "graph 1"
+    assert (family / "2" / "model.py").resolve() == (source / "_shared" / "model.py").resolve()
+    config = contract(launch.repository, "toy")
+    assert config.version_policy.specific.versions == [2]
+    assert config.backend == "python"
+    assert config.max_batch_size == 8
+    assert [(g.kind, g.count) for g in config.instance_group] == [(model_config_pb2.ModelInstanceGroup.KIND_CPU, 1)]
+    inodes = {p: p.lstat().st_ino for p in family.rglob("model.*")}
+    prepare_slice(install, spec(tmp_path, source))
+    assert {p: p.lstat().st_ino for p in family.rglob("model.*")} == inodes  # a running Triton sees no change
+
+
+def test_links_follow_a_repository_that_moved(install, tmp_path, source):
+    prepare_slice(install, spec(tmp_path, source))
+    moved = source.rename(tmp_path / "moved")
+    launch = prepare_slice(install, spec(tmp_path, moved))
+    assert (launch.repository / "toy" / "1" / "model.onnx").read_text() == "graph 1"
+
+
+@pytest.mark.parametrize(
+    ("lacking", "text"),
+    [
+        ("toy/2/model.onnx", r"version 2 of family toy cannot be served: .*toy/2/model\.onnx is missing.*one of \[1\]"),
+        ("_shared/model.py", r"_shared/model\.py is missing"),
+        ("toy/config.pbtxt", r"no tensor contract of family toy: .*config\.pbtxt"),
+    ],
+)
+def test_what_the_source_lacks_is_named(install, tmp_path, source, lacking, text):
+    (source / lacking).unlink()
+    with pytest.raises(CatalogError, match=text):
+        prepare_slice(install, spec(tmp_path, source))
+
+
+@pytest.mark.parametrize(
+    "bad", ["nonsense {", 'name: "other" max_batch_size: 8', CONTRACT.replace("size: 8", "size: 0")]
+)
+def test_a_bad_contract_is_refused(source, bad):
+    (source / "toy" / "config.pbtxt").write_text(bad)
+    with pytest.raises(CatalogError, match=r"toy/config\.pbtxt"):
+        contract(source, "toy")
+
+
+def test_the_override_is_the_same_configuration_as_the_file(source):
+    config = slice_config(contract(source, "toy"), TOY)
+    assert json_format.Parse(triton_slice.config_json(config), model_config_pb2.ModelConfig()) == config
+    swapped = slice_config(config, replace(TOY, version=1))
+    assert swapped.version_policy.specific.versions == [1]
+    assert config.version_policy.specific.versions == [2]
+
+
+def test_shared_memory_of_one_slice_only_is_cleaned(tmp_path, monkeypatch):
+    monkeypatch.setattr(triton_slice, "SHARED_MEMORY", tmp_path)
+    for name in ("trefoil-a-8200-x", "trefoil-a-8200-y", "trefoil-b-8202-x"):
+        (tmp_path / name).touch()
+    assert triton_slice.clean_shared_memory("trefoil-a-8200-") == 2
+    assert triton_slice.clean_shared_memory("") == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["trefoil-b-8202-x"]
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "dead"),
+    [
+        (grpc.StatusCode.INTERNAL, "Failed to process: Stub process 'digits_0_0' is not healthy.", True),
+        (grpc.StatusCode.INTERNAL, "onnxruntime failed", False),
+        (grpc.StatusCode.UNAVAILABLE, "Stub process is fine, the network is not", False),
+        (grpc.StatusCode.INTERNAL, None, False),
+    ],
+)
+def test_only_the_text_of_a_dead_stub_counts_as_one(code, details, dead):
+    assert triton.is_stub_dead(code, details) is dead
+
+
+def test_a_probe_fits_the_contract_and_an_empty_answer_is_wrong(source):
+    config = contract(source, "toy")
+    request = triton.probe_request(config, 2)
+    assert [(i.name, i.datatype, list(i.shape)) for i in request.inputs] == [("IMAGE", "UINT8", [1, 8, 8])]
+    assert [len(raw) for raw in request.raw_input_contents] == [64]
+    reply = service_pb2.ModelInferResponse(model_name="toy", model_version="2")
+    reply.outputs.add(name="PROBABILITIES", datatype="FP32", shape=[1, 10])
+    assert "0 bytes, expected 40" in triton.wrong_reply(config, 2, reply)
+    reply.raw_output_contents.append(bytes(40))
+    assert triton.wrong_reply(config, 2, reply) == ""
+    assert "version 2 answered instead of 1" in triton.wrong_reply(config, 1, reply)
+
+
+def test_pending_is_summed_and_a_missing_gauge_is_no_zero():
+    page = 'nv_inference_request_success{model="a",version="1"} 5\n'
+    gauge = 'nv_inference_pending_request_count{model="a",version="%d"} %d\n'
+    assert triton.pending_requests(page + gauge % (1, 3) + gauge % (2, 4)) == 7
+    assert triton.pending_requests("# nothing loaded\n") == 0
+    with pytest.raises(ValueError, match="is missing"):
+        triton.pending_requests(page)
+
+
+def test_counters_tell_busy_time_from_the_sum_over_joined_requests():
+    batch = SimpleNamespace(compute_infer=SimpleNamespace(ns=30))
+    stats = SimpleNamespace(
+        success=SimpleNamespace(count=4),
+        fail=SimpleNamespace(count=1),
+        compute_infer=SimpleNamespace(ns=60),
+        queue=SimpleNamespace(ns=7),
+    )
+    seen = triton.counters(
+        SimpleNamespace(
+            name="toy",
+            version="2",
+            inference_stats=stats,
+            execution_count=2,
+            inference_count=4,
+            batch_stats=[batch],
+            last_inference=1500,
+        )
+    )
+    assert (seen.compute_infer_ns, seen.compute_batch_ns, seen.last_inference_at_s) == (60, 30, 1.5)
+
+
+def test_the_wheel_is_found_by_its_files_and_never_imported(tmp_path, monkeypatch):
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    binary = packages / "pytriton" / "tritonserver" / "bin" / "tritonserver"
+    binary.parent.mkdir(parents=True)
+    binary.write_text("#!/bin/sh\n")
+    binary.chmod(0o755)
+    (packages / "pytriton" / "__init__.py").write_text("raise RuntimeError('imported')")
+    info = packages / "nvidia_pytriton-0.7.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-pytriton\nVersion: 0.7.0\n")
+    (info / "RECORD").write_text("pytriton/__init__.py,,\npytriton/tritonserver/bin/tritonserver,,\n")
+    assert triton_install._in_wheel(tmp_path) == binary
+    binary.chmod(0o644)
+    assert triton_install._in_wheel(tmp_path) is None
