@@ -21,6 +21,7 @@ from trefoil.runtime import codec, fenced
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.fenced import Append, Delete, Increment, Put, Write
 from trefoil.runtime.keys import Keys, series_name
+from trefoil.runtime.telemetry import Metrics
 
 LEASE_TTL_S: Final = 5.0
 TIMEOUT_S: Final = 1.0
@@ -49,11 +50,14 @@ T = TypeVar("T")
 class State:
     """One connection pool; safe to share between tasks of one event loop."""
 
-    def __init__(self, client: "redis.Redis", cluster: str, clock: Clock, timeout_s: float) -> None:
+    def __init__(
+        self, client: "redis.Redis", cluster: str, clock: Clock, timeout_s: float, metrics: Metrics | None = None
+    ) -> None:
         self.keys = Keys(cluster)
         self._client: Any = client  # its stubs allow for decoded responses, which we do not ask for
         self._clock = clock
         self._timeout_s = timeout_s
+        self._metrics = metrics
         self._write_script = client.register_script(fenced.WRITE_SCRIPT)
         self._lease_script = client.register_script(fenced.LEASE_SCRIPT)
         # By role: the epoch held and when it ends on our own monotonic clock, and the highest epoch ever seen.
@@ -62,9 +66,15 @@ class State:
 
     @classmethod
     def connect(
-        cls, url: SecretStr | str, cluster: str, *, clock: Clock | None = None, timeout_s: float = TIMEOUT_S
+        cls,
+        url: SecretStr | str,
+        cluster: str,
+        *,
+        clock: Clock | None = None,
+        timeout_s: float = TIMEOUT_S,
+        metrics: Metrics | None = None,
     ) -> "State":
-        """Lazy: nothing is sent before the first call."""
+        """Lazy: nothing is sent before the first call. `metrics` count leases, refusals and silences."""
         plain = url.get_secret_value() if isinstance(url, SecretStr) else url
         try:
             client = redis.Redis.from_url(
@@ -81,7 +91,7 @@ class State:
             raise errors.SettingError(
                 f"{error}", field="redis_url", remedy="write redis://[:password@]host:port/0 or unix://path"
             ) from error
-        return cls(client, cluster, clock or WallClock(), timeout_s)
+        return cls(client, cluster, clock or WallClock(), timeout_s, metrics)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -109,6 +119,7 @@ class State:
             return None
         self._highest_epoch[role] = epoch
         self._held_until_s[role, epoch] = started_s + ttl_s
+        self._show_epoch(role, epoch)
         return lease
 
     async def renew(self, lease: Lease, ttl_s: float = LEASE_TTL_S) -> bool:
@@ -122,12 +133,12 @@ class State:
         if kept:
             self._held_until_s[lease.name, lease.epoch] = started_s + ttl_s
         else:
-            self._held_until_s.pop((lease.name, lease.epoch), None)
+            self._lose(lease)
         return kept
 
     async def release(self, lease: Lease) -> None:
         """Give a role back at once, if it is still ours."""
-        self._held_until_s.pop((lease.name, lease.epoch), None)
+        self._lose(lease)
         async with self._guard():
             await self._lease(lease, "release", LEASE_TTL_S)
 
@@ -138,6 +149,14 @@ class State:
     async def holder(self, role: str) -> Lease | None:
         """Who holds a role now, as Redis knows."""
         return await self.get(self.keys.lease(role), Lease)
+
+    def _lose(self, lease: Lease) -> None:
+        self._held_until_s.pop((lease.name, lease.epoch), None)
+        self._show_epoch(lease.name, 0)
+
+    def _show_epoch(self, role: str, epoch: int) -> None:
+        if self._metrics is not None:
+            self._metrics.set("trefoil_lease_epoch", epoch, role=role)
 
     async def _lease(self, lease: Lease, verb: str, ttl_s: float, expected: bytes = b"") -> int:
         keys = [self.keys.epoch(lease.name), self.keys.lease(lease.name)]
@@ -168,7 +187,9 @@ class State:
         async with self._guard():
             done, *results = await self._write_script(keys=keys, args=parts)
         if done != 1:
-            self._held_until_s.pop((lease.name, lease.epoch), None)
+            self._lose(lease)
+            if self._metrics is not None:
+                self._metrics.inc("trefoil_writes_fenced_total", role=lease.name)
             stored = _text(results[0]) or "none: Redis lost its data"
             raise errors.Fenced(
                 f"write of {lease.name} with epoch {lease.epoch} refused, stored epoch is {stored}",
@@ -268,6 +289,19 @@ class State:
             fields = await self._client.hgetall(key)
         return {_text(name): float(value) for name, value in fields.items()}
 
+    async def raw(self, key: str, count: int) -> Any:
+        """A key of any type as text, for people; of a stream the newest `count` entries."""
+        async with self._guard():
+            kind = _text(await self._client.type(key))
+            if kind == "string":
+                return _readable(await self._client.get(key) or b"")
+            if kind == "hash":
+                return {_text(name): _readable(value) for name, value in (await self._client.hgetall(key)).items()}
+            if kind == "stream":
+                entries = (await self._client.xrevrange(key, count=count))[::-1]
+                return [{_text(name): _readable(value) for name, value in fields.items()} for _, fields in entries]
+        return f"({kind})"
+
     async def changes(self, poll_s: float = POLL_S) -> AsyncIterator[str | None]:
         """Full key names as they change, and None at least every `poll_s`: hints may be lost, so readers also poll.
 
@@ -307,6 +341,8 @@ class State:
             async with asyncio.timeout(self._timeout_s + extra_s):
                 yield
         except (exceptions.ConnectionError, exceptions.TimeoutError, TimeoutError, OSError) as error:
+            if self._metrics is not None:
+                self._metrics.inc("trefoil_state_errors_total")
             # While connecting, redis-py wraps the refusal of a password into a plain ConnectionError.
             if "authentication" in str(error).lower() or "password" in str(error):
                 raise errors.StateUnavailable(
@@ -324,6 +360,10 @@ class State:
 
 def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _readable(value: bytes) -> str:
+    return value.decode(errors="replace")
 
 
 def _entries(cls: type[T], entries: Any) -> list[tuple[str, T]]:

@@ -1,0 +1,78 @@
+"""A small recorded demo: three runs of 24 s, as the recorder writes them."""
+
+import math
+
+from trefoil.cli.results import Event, Report, Series, Summary
+
+SECONDS = 24
+NAMES = ("base", "static_mix", "exact")
+DEVICES = ("node0/gpu0", "node0/gpu1")
+
+
+def summary(grams: float | None = 0.0021, joules: float | None = 11.0, accuracy: float = 0.97) -> Summary:
+    return Summary(
+        requests=900,
+        answered=900,
+        failed=0,
+        slo={"percentile": 95.0, "latency_ms": 66.0},
+        latency_ms_p50=28.1,
+        latency_ms_p95=49.0,
+        latency_ms_p99=61.5,
+        slo_attainment=0.991,
+        accuracy=accuracy,
+        joules_per_request=joules,
+        grams_per_request=grams,
+        idle_share=None if joules is None else 0.4,
+        replans={"carbon": 3, "load": 2, "slo": 0, "objective": 0},
+        reconfigurations={"carbon": 1, "load": 2, "slo": 0, "objective": 0},
+    )
+
+
+def series(name: str, metered: bool = True) -> Series:
+    times = [float(t) for t in range(SECONDS)]
+    watts = {"base": 120.0, "static_mix": 80.0, "exact": 60.0}[name]
+    best = 26 if name == "base" else 18
+    events = [
+        Event(
+            7.2, 2.4, "carbon", "intensity 320 -> 180 g/kWh (-44 % > 5 %)", "gpu0: 7g digits-l; gpu1 asleep", 62, True
+        )
+    ]
+    return Series(
+        policy=name,
+        t_s=times,
+        intensity_g_per_kwh=[250 + 120 * math.sin(t / 4) for t in times],
+        offered_per_s=[26.0 + (t > 10) * 26 for t in times],
+        answered_per_s=[26.0 for _ in times],
+        latency_ms_p95=[None if t == 3 else 40 + 8 * math.cos(t) for t in times],
+        power_w={device: [watts if metered else None for _ in times] for device in DEVICES},
+        device_state={device: ["AWAKE"] * SECONDS for device in DEVICES},
+        clock_mhz={device: [1410] * SECONDS for device in DEVICES},
+        slices={device: ["7g digits-l"] * SECONDS for device in DEVICES},
+        answered_by_variant={"digits-m": [26 - best] * SECONDS, "digits-l": [best] * SECONDS},
+        grams=[watts * t * 250 / 3.6e6 if metered else None for t in times],
+        events=events if name == "exact" else [],
+    )
+
+
+def report(metered: bool = True) -> Report:
+    grams = {"base": 0.0035, "static_mix": 0.0024, "exact": 0.0022}
+    return Report(
+        simulated=True,
+        triton_version="2.51.0",
+        gpus=("A100-SXM4-40GB", "A100-SXM4-40GB"),
+        duration_s=float(SECONDS),
+        carbon_speedup=2057.1,
+        seed=7,
+        commit="0123abc",
+        pad_overrun_ratio=0.001,
+        accuracy_floor=0.955,
+        command="trefoil demo",
+        machine="2 cores, 8 GiB",
+        started_at="2026-11-21T08:00:00+00:00",
+        runs={
+            name: summary(
+                grams[name] if metered else None, 10.0 if metered else None, 0.97 if name == "base" else 0.956
+            )
+            for name in NAMES
+        },
+    )

@@ -1,0 +1,276 @@
+"""Starts a whole system on this machine, keeps it running, and takes all of it down again.
+
+Everything is checked before anything is started. Services start as soon as what they need answers; each must report
+itself healthy within a deadline, and one that dies shows its last words. A service that crashes later is started
+again, a bounded number of times. Teardown runs in reverse order on every way out: exception, signal, or normal end;
+what a SIGKILLed launcher left is cleaned up by the next one (`clean_up`).
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from trefoil.cli import processes, services
+from trefoil.cli.interrupt import uncancellable
+from trefoil.cli.layout import Launch, Layout, StateLock, to_toml, write_private
+from trefoil.cli.processes import Child, Command, Identity
+from trefoil.cli.scenario import System
+from trefoil.cli.services import Service
+from trefoil.core.errors import StartError, TrefoilError
+from trefoil.runtime.clock import Clock, WallClock
+
+START_DEADLINE_S: Final = 45.0
+POLL_S: Final = 0.1
+RESTARTS_MAX: Final = 5
+RESTARTS_WINDOW_S: Final = 60.0
+SETTINGS_REFUSED: Final = 2  # the exit code of a TrefoilError: starting again cannot help
+TEARDOWN: Final = (("dispatcher", "controller"), ("power_agent", "carbon_feed"), ("node",), ("redis",))
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process that ended without being asked to."""
+
+    service: str
+    exit_code: int
+    at_s: float
+    restarted: bool
+
+
+class Launcher:
+    """One running system. `async with Launcher(...) as system:` holds it."""
+
+    def __init__(
+        self,
+        system: System,
+        state_dir: Path,
+        *,
+        clock: Clock | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        hurry: Callable[[], bool] = lambda: False,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.system = system
+        self.layout = Layout(state_dir.resolve())
+        self.ended: list[Ended] = []
+        self.failed: str = ""  # why the system no longer is whole
+        self._clock = clock or WallClock()
+        self._say = say
+        self._hurry = hurry
+        self._overrides = {name: dict(values) for name, values in (overrides or {}).items()}
+        self._lock = StateLock(self.layout)
+        self._launch_id = secrets.token_hex(8)
+        self._children: dict[str, Child] = {}
+        self._recent: dict[str, deque[float]] = {}
+        self._supervision: asyncio.Task[None] | None = None
+        self._busy: set[str] = set()  # being restarted on purpose: their end is no crash
+        self._services: dict[str, Service] = {}
+        self.launch: Launch | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await uncancellable(self.stop())
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await uncancellable(self.stop())
+
+    # Start
+
+    async def start(self) -> None:
+        """Check, write settings, start, and wait until all services are healthy.
+
+        Raises:
+            TrefoilError: what is wrong here; nothing of ours is left running then (see `__aenter__`).
+        """
+        self._lock.acquire()
+        await clean_up(self.layout, self._clock)
+        services.check(self.system)
+        self.launch = services.describe(
+            self.system, self.layout, self._launch_id, Identity.of(os.getpid()), self._clock.now_s()
+        )
+        self.layout.write_launch(self.launch)
+        self._services = services.table(self.system, self.launch, self.layout, self._clock)
+        for service in self._services.values():
+            self._write_settings(service)
+        healthy = {name: asyncio.Event() for name in self._services}
+        await _together([self._bring_up(service, healthy) for service in self._services.values()])
+        self.launch = replace(self.launch, ready_at_s=self._clock.now_s())
+        self.layout.write_launch(self.launch)
+        self._supervision = asyncio.create_task(self._supervise(), name="supervision")
+
+    def _write_settings(self, service: Service) -> None:
+        if service.settings is None:
+            return
+        values = _merged(service.settings, self._overrides.get(service.name, {}))
+        write_private(self.layout.settings(service.name), service.render(values) if service.render else to_toml(values))
+
+    async def _bring_up(self, service: Service, healthy: Mapping[str, asyncio.Event]) -> None:
+        for needed in service.after:
+            await healthy[needed].wait()
+        self._spawn(service)
+        await self._until_healthy(service)
+        healthy[service.name].set()
+
+    def _spawn(self, service: Service) -> None:
+        command = Command(service.name, service.argv, self.layout.log(service.name), service.env, service.stop_grace_s)
+        child = Child(command, self._launch_id, self._clock)
+        self._children[service.name] = child
+        identity = child.identity
+        write_private(
+            self.layout.run / f"{service.name}.json",
+            f'{{"pid": {identity.pid}, "start_ticks": {identity.start_ticks}, "started_at_s": {child.started_at_s}}}\n',
+        )
+
+    async def _until_healthy(self, service: Service) -> None:
+        child = self._children[service.name]
+        started_s = self._clock.monotonic_s()
+        while True:
+            if (code := child.exit_code) is not None:
+                raise _died(child, code)
+            if await service.healthy():
+                self._say(f"{service.name} is up after {self._clock.monotonic_s() - started_s:.1f} s")
+                return
+            if self._clock.monotonic_s() - started_s > START_DEADLINE_S:
+                raise StartError(
+                    f"not healthy after {START_DEADLINE_S:.0f} s; its last lines:\n{child.last_lines()}",
+                    field=service.name,
+                    remedy=f"read {child.command.log_path}",
+                )
+            await self._clock.sleep(POLL_S)
+
+    # While it runs
+
+    async def restart(self, name: str, overrides: Mapping[str, Any] | None = None) -> None:
+        """Stop a service and start it again with changed settings; returns when it is healthy."""
+        service = self._services[name]
+        self._busy.add(name)
+        try:
+            self._overrides[name] = _merged(self._overrides.get(name, {}), overrides or {})
+            await self._children[name].stop(hurry=self._hurry)
+            self._write_settings(service)
+            self._spawn(service)
+            await self._until_healthy(service)
+        finally:
+            self._busy.discard(name)
+
+    def pid(self, name: str) -> int:
+        """Process id of a service, as of its last start."""
+        return self._children[name].pid
+
+    @property
+    def restarts(self) -> int:
+        """How often a service ended without being asked to."""
+        return len(self.ended)
+
+    async def until_failed(self) -> None:
+        """Returns when a service cannot be kept running."""
+        while not self.failed:
+            await self._clock.sleep(POLL_S)
+
+    async def _supervise(self) -> None:
+        while True:
+            for name, child in list(self._children.items()):
+                if name not in self._busy and (code := child.exit_code) is not None:
+                    await self._revive(self._services[name], child, code)
+            await self._clock.sleep(POLL_S)
+
+    async def _revive(self, service: Service, child: Child, code: int) -> None:
+        """A crash is mended by a new start, a bounded number of times; a refusal of its settings is not."""
+        now_s = self._clock.monotonic_s()
+        recent = self._recent.setdefault(service.name, deque(maxlen=RESTARTS_MAX))
+        hopeless = code == SETTINGS_REFUSED or (len(recent) == RESTARTS_MAX and now_s - recent[0] < RESTARTS_WINDOW_S)
+        self.ended.append(Ended(service.name, code, self._clock.now_s(), not hopeless))
+        child.kill()  # what it may have left in its group
+        if hopeless:
+            del self._children[service.name]
+            self.failed = str(_died(child, code))
+            self._say(self.failed)
+            return
+        recent.append(now_s)
+        self._say(f"{service.name} ended with {_exit(code)}; starting it again ({len(recent)}/{RESTARTS_MAX})")
+        self._spawn(service)
+
+    # End
+
+    async def stop(self) -> None:
+        """Take everything down, in order. Idempotent; safe after a start that stopped half-way."""
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.gather(self._supervision, return_exceptions=True)
+            self._supervision = None
+        for group in TEARDOWN:
+            children = [self._children.pop(name) for name in group if name in self._children]
+            for name in await processes.stop_together(children, hurry=self._hurry):
+                self._say(f"{name} did not stop when asked and was killed")
+        await processes.sweep(self._launch_id, self._clock)
+        if self._lock.held:
+            forget(self.layout)
+            self._lock.release()
+
+
+async def clean_up(layout: Layout, clock: Clock) -> bool:
+    """Remove what a launcher that was killed left here; True when there was something. Call it holding the lock."""
+    launch = layout.read_launch()
+    if launch is None:
+        return False
+    await processes.sweep(launch.launch_id, clock)
+    forget(layout)
+    return True
+
+
+def forget(layout: Layout) -> None:
+    """Remove all that stands for running processes: pid files, sockets, shared memory, Redis' and the node's files."""
+    if (launch := layout.read_launch()) is not None:
+        services.remove_shared_memory(launch)
+    for name in ("run", "redis"):
+        shutil.rmtree(layout.state_dir / name, ignore_errors=True)
+    layout.node_socket.unlink(missing_ok=True)
+    if layout.node_socket.parent.parent != layout.state_dir and layout.node_socket.parent.exists():
+        layout.node_socket.parent.rmdir()
+
+
+async def _together(work: list[Awaitable[None]]) -> None:
+    """All at once; the first error ends the others and is raised as itself."""
+    tasks = [asyncio.ensure_future(item) for item in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _died(child: Child, code: int) -> TrefoilError:
+    if code == SETTINGS_REFUSED:  # its last line is the complaint, already with its remedy
+        return StartError(f"{child.name} refuses to start: {child.last_lines(1).removeprefix('error: ')}")
+    return StartError(
+        f"ended with {_exit(code)}; its last lines:\n{child.last_lines()}\n(log: {child.command.log_path})",
+        field=child.name,
+    )
+
+
+def _exit(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merge, everything else is replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        inner = merged.get(key)
+        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merged(inner, value) if both and inner is not None else value
+    return merged

@@ -1,0 +1,219 @@
+"""Where a running system keeps its things, and how a second command finds the first.
+
+<state_dir>/lock                 held while a supervisor lives
+<state_dir>/run/launch.json      0600: who supervises, where everything listens (holds the Redis password)
+<state_dir>/run/<service>.json   pid and start of each process
+<state_dir>/config/<service>.toml, redis/, logs/, agent/, node/, dispatcher/, controller/
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import trefoil
+from trefoil.cli.processes import Identity
+from trefoil.core.errors import NotFound, SettingError, StartError
+
+SOCKET_PATH_MAX: Final = 100  # sun_path holds 107 bytes; a little is left for suffixes
+CHECKOUT: Final = Path(trefoil.__file__).resolve().parents[1]
+
+
+class AlreadyRunning(StartError):
+    """Another supervisor holds this state directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a supervisor writes down for others to find."""
+
+    launch_id: str
+    cluster: str
+    state_dir: str
+    supervisor: Identity
+    redis_url: str = field(repr=False)
+    addresses: Mapping[str, str]  # by service: admin gRPC; "inference": KServe v2
+    metrics: Mapping[str, str]
+    node_socket: str
+    family: str
+    node: str
+    zone: str
+    triton_ports: tuple[int, int]  # first, and one after the last
+    started_at_s: float
+    ready_at_s: float = 0.0  # 0: still starting
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths under one state directory."""
+
+    state_dir: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.state_dir / "lock"
+
+    @property
+    def run(self) -> Path:
+        return self.state_dir / "run"
+
+    @property
+    def launch(self) -> Path:
+        return self.run / "launch.json"
+
+    def log(self, service: str) -> Path:
+        return self.state_dir / "logs" / f"{service}.log"
+
+    def settings(self, service: str) -> Path:
+        return self.state_dir / "config" / f"{service}.toml"
+
+    def folder(self, name: str) -> Path:
+        """A folder of one service, created."""
+        path = self.state_dir / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @property
+    def node_socket(self) -> Path:
+        """Under the state directory where the path is short enough for a socket, else under the temporary one."""
+        inside = self.state_dir / "node" / "socket"
+        if len(os.fsencode(inside)) <= SOCKET_PATH_MAX:
+            return inside
+        return Path(tempfile.gettempdir()) / f"trefoil-{os.getuid()}-{self._digest}" / "node.socket"
+
+    @property
+    def _digest(self) -> str:
+        return hashlib.sha256(os.fsencode(self.state_dir)).hexdigest()[:12]
+
+    def read_launch(self) -> Launch | None:
+        """The launch written down here; None when there is none."""
+        try:
+            values = json.loads(self.launch.read_text())
+        except FileNotFoundError:
+            return None
+        except json.JSONDecodeError as error:
+            raise StartError(
+                f"not readable ({error})", field="launch file", value=str(self.launch), remedy="remove that file"
+            ) from error
+        rebuilt = {"supervisor": Identity(**values["supervisor"]), "triton_ports": tuple(values["triton_ports"])}
+        return Launch(**{**values, **rebuilt})
+
+    def write_launch(self, launch: Launch) -> None:
+        """Atomic, readable by its owner only."""
+        write_private(self.launch, json.dumps(asdict(launch), indent=1))
+
+    def running(self) -> Launch:
+        """The launch of a supervisor that lives.
+
+        Raises:
+            NotFound: nothing runs here.
+        """
+        launch = self.read_launch()
+        if launch is None or not launch.supervisor.alive:
+            raise NotFound(
+                "no system is running there",
+                field="state_dir",
+                value=str(self.state_dir),
+                remedy="start one: trefoil up (or name the right --state-dir)",
+            )
+        return launch
+
+
+class StateLock:
+    """An exclusive lock on a state directory. The file goes with the lock; the kernel frees it if we are killed."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._path = layout.lock
+        self._fd: int | None = None
+
+    def acquire(self) -> None:
+        """Raises AlreadyRunning at once when somebody else holds it."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        while self._fd is None:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(fd)
+                raise AlreadyRunning(
+                    "a system is already running there",
+                    field="state_dir",
+                    value=str(self._path.parent),
+                    remedy="stop it with `trefoil down`, or give another --state-dir and --port-offset",
+                ) from error
+            if self._is_current(fd):  # else its holder unlinked it between our open and our lock: try again
+                self._fd = fd
+            else:
+                os.close(fd)
+
+    @property
+    def held(self) -> bool:
+        return self._fd is not None
+
+    def release(self) -> None:
+        """Idempotent."""
+        if self._fd is not None:
+            self._path.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = None
+
+    def _is_current(self, fd: int) -> bool:
+        try:
+            return os.stat(self._path).st_ino == os.fstat(fd).st_ino
+        except FileNotFoundError:
+            return False
+
+
+def shipped(path: Path) -> Path:
+    """A relative path as the user means it: under the working directory, else as shipped with the project."""
+    if path.is_absolute() or path.exists():
+        return path.resolve()
+    return (CHECKOUT / path).resolve()
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file atomically; never readable by others, not even for a moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    partial.replace(path)
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """A settings file of nested tables; None is left out (it means: the default)."""
+    lines: list[str] = []
+    _table(values, (), lines)
+    return "\n".join(lines) + "\n"
+
+
+def _table(values: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping) and value is not None}
+    if path and plain:
+        lines += ["", f"[{'.'.join(json.dumps(part) for part in path)}]"]
+    lines += [f"{json.dumps(key)} = {_value(value)}" for key, value in plain.items()]
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            _table(value, (*path, key), lines)
+
+
+def _value(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float():
+            return repr(value)
+        case str() | Path():
+            return json.dumps(str(value), ensure_ascii=True)
+        case Mapping():
+            return "{" + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(_value(item) for item in value) + "]"
+    raise SettingError("cannot be written to TOML", field="value", value=value, remedy="give a plain value")

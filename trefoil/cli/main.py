@@ -1,0 +1,190 @@
+"""The `trefoil` command. Each command says what it does with --help and answers in JSON with --json.
+
+Imports that cost time stand inside the commands: `trefoil --help` answers at once.
+"""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from trefoil.cli import operate
+from trefoil.cli.output import EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
+from trefoil.core.errors import StartError
+
+UP_CONFIG: Final = Path("deploy/config/up.toml")
+DEMO_CONFIG: Final = Path("deploy/config/demo.toml")
+
+app = typer.Typer(
+    cls=Guarded,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Serve DNN inference for the fewest grams of CO2, inside the latency objective and above the accuracy floor.",
+)
+objective = typer.Typer(cls=Guarded, no_args_is_help=True, help="What is wanted of a family.")
+state = typer.Typer(cls=Guarded, no_args_is_help=True, help="What the services tell each other through Redis.")
+
+Config = Annotated[Path, typer.Option("--config", help="Settings file.", show_default=True)]
+PortOffset = Annotated[
+    int, typer.Option("--port-offset", help="Move every port by this: a second system beside a first.")
+]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, e.g. carbon.step_s=60.")
+]
+
+
+def up(
+    config: Config = UP_CONFIG,
+    policy: Annotated[str, typer.Option(help="Policy; default: the settings file's.")] = "",
+    mode: Annotated[str, typer.Option(help="observe, advise or act; default: the settings file's.")] = "",
+    port_offset: PortOffset = 0,
+    sets: Sets = None,
+    state_dir: StateDir = operate.DEFAULT_STATE_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Start Redis, a simulated node and the four services on this machine, and leave them running."""
+    from trefoil.cli.layout import shipped
+    from trefoil.cli.supervisor import start_detached
+
+    overrides = given(sets) | {key: value for key, value in (("policy", policy), ("mode", mode)) if value}
+    overrides["port_offset"] = port_offset
+    child, reading = start_detached(shipped(config), Path(state_dir), overrides)
+    ready: dict[str, Any] = {}
+    failure = ""
+    try:
+        with os.fdopen(reading) as pipe:
+            for line in pipe:
+                said = json.loads(line)
+                if "say" in said and not as_json:
+                    console().print(said["say"])
+                failure = said.get("error", failure)
+                ready = said if "ready" in said else ready
+    except KeyboardInterrupt:
+        os.kill(child.pid, signal.SIGTERM)
+        child.wait()
+        raise
+    if not ready:
+        child.wait()
+        raise StartError(failure or f"the supervisor died; read {state_dir}/logs/supervisor.log")
+    if as_json:
+        print_json({"inference": ready["ready"], "first_answer_s": ready["answered_s"], "state_dir": state_dir})
+    else:
+        console().print(f"serving on {ready['ready']}: first answer {ready['answered_s']:.1f} s after the start")
+        console().print("look with `trefoil status`, load it with `trefoil load`, stop it with `trefoil down`")
+
+
+def down(state_dir: StateDir = operate.DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
+    """Stop what `trefoil up` started; also cleans up what a killed supervisor left."""
+    from trefoil.cli.supervisor import down as stop
+
+    said: list[str] = []
+    stopped = stop(Path(state_dir), said.append)
+    if as_json:
+        print_json({"stopped": stopped, "said": said})
+    else:
+        for line in [*said, "stopped" if stopped else f"nothing runs in {state_dir}"]:
+            console().print(line)
+
+
+def state_dump(
+    prefix: Annotated[str, typer.Argument(help="Only keys that begin so, e.g. node: or plan.")] = "",
+    last: Annotated[int, typer.Option(help="Newest entries of each stream to show.", min=1, max=1000)] = 3,
+    state_dir: StateDir = operate.DEFAULT_STATE_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Print what stands in Redis, decoded."""
+    from trefoil.cli.state_dump import dump
+
+    found = operate.ask(state_dir, lambda system: dump(system.state, prefix, last))
+    if as_json:
+        print_json(found)
+        return
+    for key, value in found.items():
+        console().print(f"{key} = {json.dumps(value, ensure_ascii=False)}", markup=False)
+
+
+def demo(
+    config: Config = DEMO_CONFIG,
+    out: Annotated[Path, typer.Option(help="Folder for report.json, report.html and each run's series.")] = Path(
+        "out/demo"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Three carbon steps instead of all: a first look.")] = False,
+    port_offset: PortOffset = 0,
+    sets: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play the same load and carbon against three policies, and report what was saved. Ends by itself."""
+    from trefoil.cli import demo as main_job
+    from trefoil.cli.layout import shipped
+    from trefoil.cli.scenario import Scenario, load_system
+
+    scenario = load_system(shipped(config), Scenario, given(sets) | {"port_offset": port_offset})
+    if quick:
+        scenario = scenario.quick(main_job.QUICK_STEPS)
+    code = main_job.run(scenario, out, as_json=as_json)
+    if code:
+        raise typer.Exit(code)
+
+
+def replay(
+    decision: Annotated[
+        str, typer.Argument(help="Decision id, or a file from <state>/decisions; default: all kept.")
+    ] = "",
+    state_dir: StateDir = operate.DEFAULT_STATE_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Take recorded decisions again from what was known then, and compare the plans. Exit code 1 when one differs."""
+    from trefoil.cli.replay import replay as again
+
+    results = asyncio.run(again(decision, Path(state_dir)))
+    if as_json:
+        print_json([result.to_json() for result in results])
+    else:
+        for result in results:
+            console().print(result.line())
+    if not all(result.same for result in results):
+        raise typer.Exit(1)
+
+
+def given(sets: list[str] | None) -> dict[str, Any]:
+    """`--set key=value` as dotted overrides."""
+    from trefoil.core.errors import SettingError
+
+    overrides: dict[str, Any] = {}
+    for assignment in sets or []:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key:
+            raise SettingError("no '=' in it", field="--set", value=assignment, remedy="write --set key=value")
+        overrides[key] = value
+    return overrides
+
+
+COMMANDS: Final = {
+    "up": up,
+    "down": down,
+    "status": operate.status,
+    "plan": operate.plan,
+    "mode": operate.mode,
+    "freeze": operate.freeze,
+    "pin": operate.pin,
+    "rollback": operate.rollback,
+    "replay": replay,
+    "demo": demo,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+objective.command("set")(operate.objective_set)
+objective.command("show")(operate.objective_show)
+state.command("dump")(state_dump)
+app.add_typer(objective, name="objective")
+app.add_typer(state, name="state")
+
+if __name__ == "__main__":
+    app()
+
+__all__ = ["EXIT_ERROR", "app"]

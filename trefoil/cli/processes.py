@@ -1,0 +1,191 @@
+"""One started process and everything it may leave behind.
+
+Three nets hold, so that nothing survives whatever kills us: each child runs in a session of its own and is stopped
+group by group; the kernel stops it when the launcher dies (parent-death signal); and every descendant carries
+`TREFOIL_LAUNCH_ID` in its environment, by which `sweep` finds what escaped both.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from trefoil.runtime.clock import Clock
+
+LAUNCH_ID: Final = "TREFOIL_LAUNCH_ID"
+LAST_LINES: Final = 15
+POLL_S: Final = 0.05
+_PR_SET_PDEATHSIG: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How to start one service, and where it writes."""
+
+    name: str
+    argv: Sequence[str]
+    log_path: Path
+    env: Mapping[str, str] = field(default_factory=dict)  # added to the launcher's own environment
+    stop_grace_s: float = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process that cannot be mistaken for a later one with the same number."""
+
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def of(cls, pid: int) -> "Identity":
+        return cls(pid, start_ticks(pid) or 0)
+
+    @property
+    def alive(self) -> bool:
+        return self.start_ticks > 0 and start_ticks(self.pid) == self.start_ticks
+
+
+class Child:
+    """A running process of ours. Created running; creation holds no await, so a cancellation cannot lose one."""
+
+    def __init__(self, command: Command, launch_id: str, clock: Clock) -> None:
+        self.command = command
+        self.launch_id = launch_id
+        self._clock = clock
+        command.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with command.log_path.open("ab") as log:
+            self._log_from = log.tell()
+            self._popen = subprocess.Popen(
+                list(command.argv),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **command.env, LAUNCH_ID: launch_id},
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),
+            )
+        self.identity = Identity.of(self._popen.pid)
+        self.started_at_s = clock.now_s()
+
+    @property
+    def name(self) -> str:
+        return self.command.name
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._popen.poll()
+
+    async def wait(self) -> int:
+        """Until the process has ended."""
+        while (code := self._popen.poll()) is None:
+            await self._clock.sleep(POLL_S)
+        return code
+
+    async def stop(self, *, hurry: Callable[[], bool] = lambda: False) -> bool:
+        """SIGTERM, then SIGKILL to the whole group after the grace (or once `hurry`); True when it went by itself."""
+        by_itself = True
+        if self.exit_code is None:
+            self._popen.send_signal(signal.SIGTERM)
+            deadline_s = self._clock.monotonic_s() + self.command.stop_grace_s
+            while self.exit_code is None:
+                if hurry() or self._clock.monotonic_s() >= deadline_s:
+                    by_itself = False
+                    break
+                await self._clock.sleep(POLL_S)
+        self.kill()
+        return by_itself
+
+    def kill(self) -> None:
+        """SIGKILL to what is left of the group, at once, and reap our child."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._popen.wait()
+
+    def last_lines(self, count: int = LAST_LINES) -> str:
+        """The end of what this start of the process logged."""
+        return tail(self.command.log_path, count, self._log_from)
+
+
+def tail(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> str:
+    """The last lines of a log file, or a remark that there are none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(from_byte)
+            lines = log.read().decode(errors="replace").strip().splitlines()
+    except FileNotFoundError:
+        lines = []
+    return "\n".join(lines[-count:]) if lines else "(it logged nothing)"
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot; None when it is gone or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def descendants(launch_id: str) -> list[int]:
+    """Every live process that was started, directly or not, under this launch; never ourselves."""
+    marker = f"{LAUNCH_ID}={launch_id}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+        except OSError:  # gone meanwhile, or of another user
+            continue
+        if marker in environment.split(b"\0") and start_ticks(int(entry.name)) is not None:
+            found.append(int(entry.name))
+    return found
+
+
+async def sweep(launch_id: str, clock: Clock, *, deadline_s: float = 5.0) -> list[int]:
+    """SIGKILL what is left of a launch and wait until the kernel has let go of it; returns what was found."""
+    found: set[int] = set()
+    give_up_s = clock.monotonic_s() + deadline_s
+    while left := descendants(launch_id):
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        found.update(left)
+        if clock.monotonic_s() >= give_up_s:
+            break
+        await clock.sleep(POLL_S)
+    return sorted(found)
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Ask the kernel to SIGTERM the child when the launcher dies (Linux; elsewhere the sweep alone must do)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before the fork: nothing to import after it
+    parent = os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # it died between the fork and the request
+            os._exit(1)
+
+    return ask
+
+
+async def stop_together(children: Sequence[Child], *, hurry: Callable[[], bool] = lambda: False) -> list[str]:
+    """Stop several at once; returns the names of those that had to be killed."""
+    orderly = await asyncio.gather(*(child.stop(hurry=hurry) for child in children))
+    return [child.name for child, by_itself in zip(children, orderly, strict=True) if not by_itself]

@@ -1,0 +1,147 @@
+"""The report of a demo: report.json for programs, report.html (one file, no network) for people, a table for both."""
+
+import html
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import jinja2
+from rich.table import Table
+
+from trefoil.cli import plots
+from trefoil.cli.results import Report, Series, Summary, write_json
+
+TEMPLATES: Final = Path(__file__).parent / "templates"
+UNKNOWN: Final = "not metered"
+RUN_TITLES: Final = {
+    "base": "largest variant, one 7g slice per GPU",
+    "static_mix": "best carbon-oblivious mix at the same mean accuracy",
+    "exact": "carbon-aware planner, budget mode",
+}
+# (label, of a summary, what is better): one list for the terminal and the page.
+ROWS: Final = (
+    ("grams / request", lambda run: _number(run.grams_per_request, 4, 1000, "mg"), "lower"),
+    ("joules / request", lambda run: _number(run.joules_per_request, 2, 1, "J"), "lower"),
+    ("idle share of energy", lambda run: _percent(run.idle_share), "lower"),
+    ("accuracy, measured", lambda run: _percent(run.accuracy, 2), "higher"),
+    ("SLO attainment", lambda run: _percent(run.slo_attainment, 2), "higher"),
+    ("latency p50 / p95 / p99", lambda run: _latencies(run), "lower"),
+    ("requests", lambda run: f"{run.requests:,}", ""),
+    ("answered / failed", lambda run: f"{run.answered:,} / {run.failed:,}", ""),
+    ("replans", lambda run: _causes(run.replans), ""),
+    ("reconfigurations", lambda run: _causes(run.reconfigurations), ""),
+)
+
+
+def table(report: Report) -> Table:
+    """What is printed at the end."""
+    title = "Trefoil demo" + (" (SIMULATED GPUs)" if report.simulated else "")
+    grid = Table(title=title, caption=caption(report), title_justify="left", caption_justify="left")
+    grid.add_column("")
+    for name in report.runs:
+        grid.add_column(name, justify="right", style="bold" if name == "exact" else "")
+    for label, show, _ in ROWS:
+        grid.add_row(label, *(show(run) for run in report.runs.values()))
+    return grid
+
+
+def caption(report: Report) -> str:
+    """Both savings, whatever their sign, with what must be equal beside them."""
+    parts = []
+    for name, run in report.runs.items():
+        if name != "exact":
+            saving = report.saving_pct(name)
+            shown = UNKNOWN if saving is None else f"{saving:+.1f} %"
+            parts.append(
+                f"saving of exact against {name}: {shown} (requests {run.requests:,}, accuracy {run.accuracy:.4f})"
+            )
+    exact = report.runs["exact"]
+    parts.append(
+        f"exact: requests {exact.requests:,}, accuracy {exact.accuracy:.4f}, floor {report.accuracy_floor:.4f}"
+    )
+    return "\n".join(parts)
+
+
+def plain_lines(report: Report) -> list[str]:
+    """The same table without a terminal: one line a number, greppable."""
+    lines = []
+    for label, show, _ in ROWS:
+        values = "  ".join(f"{name}={show(run)}" for name, run in report.runs.items())
+        lines.append(f"{label}: {values}")
+    return lines + caption(report).splitlines()
+
+
+def write(folder: Path, report: Report, series: Mapping[str, Series]) -> None:
+    """report.json and report.html."""
+    write_json(folder / "report.json", report.to_json())
+    (folder / "report.html").write_text(render(report, series))
+
+
+def render(report: Report, series: Mapping[str, Series]) -> str:
+    """The whole page as one string."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    slo = next(iter(report.runs.values())).slo
+    others = [name for name in report.runs if name != "exact"]
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        slo=slo,
+        titles=RUN_TITLES,
+        savings={name: report.saving_pct(name) for name in others},
+        rows=[(label, {name: show(run) for name, run in report.runs.items()}) for label, show, _ in ROWS],
+        events={name: one.events for name, one in series.items()},
+        colours={name: plots.run_colour(name) for name in report.runs},
+        cause_colours=plots.CAUSE_COLOURS,
+        figures=_figures(report, series, slo) if series else [],
+    )
+
+
+def _figures(report: Report, series: Mapping[str, Series], slo: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    """(heading, what to see, svg)."""
+    order = _variants(series)
+    return [
+        (
+            "Carbon and load, and when exact replanned",
+            "Every run met this same carbon and these same arrivals. A numbered line is a decision of exact; "
+            "the list below says why.",
+            plots.carbon_and_load(series, report.carbon_speedup),
+        ),
+        ("Power", "Counter of all GPUs, idle and sleeping ones included.", plots.power(series)),
+        ("Grams", "Energy times intensity at that moment, from the start of the run.", plots.grams(series)),
+        (
+            "Variant mix",
+            "Which variant answered, per second; the most accurate is at the bottom.",
+            plots.variant_mix(series, order),
+        ),
+        (
+            "Latency against the SLO",
+            "Open loop, from the intended send time. The SLO was fixed before the runs.",
+            plots.latency(series, slo["latency_ms"], slo["percentile"]),
+        ),
+    ]
+
+
+def _variants(series: Mapping[str, Series]) -> list[str]:
+    """Least accurate first, as far as a name's version order tells; the recorder writes them in that order."""
+    order: list[str] = []
+    for one in series.values():
+        order += [name for name in one.answered_by_variant if name not in order]
+    return order
+
+
+def _number(value: float | None, digits: int, scale: float, unit: str) -> str:
+    return UNKNOWN if value is None else f"{value * scale:.{digits}f} {unit}"
+
+
+def _percent(value: float | None, digits: int = 1) -> str:
+    return UNKNOWN if value is None else f"{100 * value:.{digits}f} %"
+
+
+def _latencies(run: Summary) -> str:
+    return f"{run.latency_ms_p50:.1f} / {run.latency_ms_p95:.1f} / {run.latency_ms_p99:.1f} ms"
+
+
+def _causes(counts: Mapping[str, int]) -> str:
+    shown = ", ".join(f"{cause} {count}" for cause, count in counts.items() if count)
+    return f"{sum(counts.values())}" + (f" ({html.unescape(shown)})" if shown else "")

@@ -1,0 +1,121 @@
+"""What a run leaves behind: its summary, its per-second series, and the report over all runs.
+
+Field names are those of report.json; joules and grams are None when nothing metered (never 0).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+CAUSES: Final = ("carbon", "load", "slo", "objective")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One decision that was carried out: when, why, and that serving went on meanwhile."""
+
+    at_s: float  # since the start of the run
+    took_s: float | None  # None: not finished when the run ended
+    cause: str
+    why: str
+    plan: str  # what runs afterwards, in words
+    answered: int  # requests answered while it was carried out
+    reconfigured: bool  # False: only weights changed
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run, in the numbers that are compared."""
+
+    requests: int
+    answered: int
+    failed: int
+    slo: Mapping[str, float]  # percentile, latency_ms
+    latency_ms_p50: float
+    latency_ms_p95: float
+    latency_ms_p99: float
+    slo_attainment: float
+    accuracy: float
+    joules_per_request: float | None
+    grams_per_request: float | None
+    idle_share: float | None
+    replans: Mapping[str, int]
+    reconfigurations: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What happened each second of a run. All lists are as long as `t_s`."""
+
+    policy: str
+    t_s: list[float] = field(default_factory=list)
+    intensity_g_per_kwh: list[float | None] = field(default_factory=list)
+    offered_per_s: list[float] = field(default_factory=list)
+    answered_per_s: list[float] = field(default_factory=list)
+    latency_ms_p95: list[float | None] = field(default_factory=list)  # of what was due in that second
+    power_w: dict[str, list[float | None]] = field(default_factory=dict)  # by device
+    device_state: dict[str, list[str]] = field(default_factory=dict)
+    clock_mhz: dict[str, list[int | None]] = field(default_factory=dict)
+    slices: dict[str, list[str]] = field(default_factory=dict)  # by device: what is READY, in words
+    answered_by_variant: dict[str, list[int]] = field(default_factory=dict)
+    grams: list[float | None] = field(default_factory=list)  # since the start of the run
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All runs, and what they have in common."""
+
+    simulated: bool
+    triton_version: str
+    gpus: tuple[str, ...]
+    duration_s: float
+    carbon_speedup: float
+    seed: int
+    commit: str
+    pad_overrun_ratio: float | None
+    accuracy_floor: float
+    command: str
+    machine: str
+    started_at: str
+    runs: Mapping[str, Summary]
+
+    def saving_pct(self, against: str) -> float | None:
+        """Fewer grams per answered request than that run at the same offered load, in percent of it."""
+        ours, theirs = self.runs["exact"].grams_per_request, self.runs[against].grams_per_request
+        if ours is None or not theirs:
+            return None
+        return 100 * (1 - ours / theirs)
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape of report.json: the runs stand at top level, savings and accuracies beside each other."""
+        values = asdict(self)
+        runs = values.pop("runs")
+        others = [name for name in runs if name != "exact"]
+        values["saving_pct"] = {name: self.saving_pct(name) for name in others}
+        values["accuracy"] = {name: run.accuracy for name, run in self.runs.items()}
+        return values | runs
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Readable, stable order, no NaN."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def read_series(path: Path) -> Series:
+    """What a run recorded."""
+    values = json.loads(path.read_text())
+    return Series(**{**values, "events": [Event(**event) for event in values["events"]]})
+
+
+def read_report(path: Path) -> Report:
+    """A written report.json, as the object that it was."""
+    values = json.loads(path.read_text())
+    names = list(values["accuracy"])
+    runs = {name: Summary(**values.pop(name)) for name in names}
+    for derived in ("saving_pct", "accuracy"):
+        values.pop(derived)
+    return Report(**{**values, "gpus": tuple(values["gpus"]), "runs": runs})

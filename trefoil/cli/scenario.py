@@ -1,0 +1,258 @@
+"""What to start and what to play on it: the two files of deploy/config, typed.
+
+`System` is what `trefoil up` starts; `Scenario` is a system plus the load and the rules that the demo fixes before it
+measures anything. Unknown keys are refused, every error names field, value and remedy.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Self, TypeVar
+
+from pydantic import Field, model_validator
+
+from trefoil.core.device_types import DEVICE_TYPES
+from trefoil.runtime import config
+from trefoil.runtime.config import Settings
+
+HOUR_S: Final = 3600.0
+PORT_MAX: Final = 65535
+# Triton ports of a simulated node: two per memory slice, eight memory slices a device (power_agent).
+TRITON_PORTS_PER_DEVICE: Final = 16
+AnySystem = TypeVar("AnySystem", bound="System")
+
+
+class Fleet(Settings):
+    """One simulated node. Its GPUs say `simulated` in everything they report."""
+
+    node: str = "node0"
+    devices: tuple[str, ...] = ("A100-SXM4-40GB", "A100-SXM4-40GB")
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for device in self.devices:
+            if device not in DEVICE_TYPES:
+                raise ValueError(f"unknown device type {device!r}; use one of {sorted(DEVICE_TYPES)}")
+        if not self.devices:
+            raise ValueError("a node needs at least one device")
+        return self
+
+
+class Served(Settings):
+    """Which family, and whose profile of it."""
+
+    name: str = "digits"
+    repository: Path = Path("model_repository")
+    # A profile.csv that stands for the family's own, e.g. one of equal joules for every variant: then no plan can
+    # save anything, and a saving that remains is an error of measurement.
+    profile_override: Path | None = None
+
+
+class Carbon(Settings):
+    """A trace, shown `speedup` times faster than it happened. Nothing else is scaled (trace time, not wall time)."""
+
+    zone: str = "demo"
+    trace: Path | None = None  # None: the synthetic duck curve that ships
+    trace_h: float = Field(default=48.0, gt=0)
+    step_h: float = Field(default=4.0, gt=0)
+    steps: int = Field(default=12, ge=1)
+    step_s: float = Field(default=7.0, gt=0)  # wall seconds that one step lasts
+
+    @property
+    def speedup(self) -> float:
+        """Trace seconds per wall second."""
+        return self.step_h * HOUR_S / self.step_s
+
+    @property
+    def duration_s(self) -> float:
+        """Wall seconds of all steps."""
+        return self.steps * self.step_s
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.steps * self.step_h > self.trace_h:
+            raise ValueError(f"{self.steps} steps of {self.step_h} h are more than the trace's {self.trace_h} h")
+        return self
+
+
+class Availability(Settings):
+    """What must survive a failure; see deploy/config/demo.toml on why the demo asks for less than the default."""
+
+    replicas_min: int = Field(default=2, ge=1)
+    spread_min: int = Field(default=2, ge=1)
+
+
+class Accuracy(Settings):
+    """Floors relative to the best variant, in percent of it."""
+
+    below_best_pct: float = Field(default=2.0, ge=0, lt=100)
+    hard_below_best_pct: float = Field(default=10.0, ge=0, lt=100)
+
+    def floor(self, best: float) -> float:
+        """The mean that must be kept [0..1]."""
+        return best * (1 - self.below_best_pct / 100)
+
+    def hard_floor(self, best: float) -> float:
+        """What the mix may never fall below, at any instant [0..1]."""
+        return best * (1 - self.hard_below_best_pct / 100)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.hard_below_best_pct < self.below_best_pct:
+            raise ValueError("hard_below_best_pct must be at least below_best_pct: it is the lower of the two floors")
+        return self
+
+
+class Slo(Settings):
+    """A fixed SLO."""
+
+    percentile: float = Field(default=95.0, gt=0, lt=100)
+    latency_ms: float = Field(default=100.0, gt=0)
+
+
+class SloRule(Settings):
+    """An SLO that is measured once, before the runs, and then fixed for all of them."""
+
+    percentile: float = Field(default=95.0, gt=0, lt=100)
+    factor: float = Field(default=1.5, gt=0)
+    policy: str = "base"
+    measure_s: float = Field(default=15.0, gt=0)
+    provisional_ms: float = Field(default=200.0, gt=0)  # stands while BASE is being measured; it decides nothing
+
+
+class Ports(Settings):
+    """Everything that listens, all on loopback."""
+
+    inference: int = 8001
+    carbon_feed_admin: int = 8101
+    controller_admin: int = 8102
+    power_agent_admin: int = 8103
+    dispatcher_admin: int = 8104
+    carbon_feed_metrics: int = 8111
+    controller_metrics: int = 8112
+    power_agent_metrics: int = 8113
+    dispatcher_metrics: int = 8114
+    redis: int = 8179
+    triton_base: int = 8200
+
+    def shifted(self, offset: int) -> "Ports":
+        """The same ports, all moved: a second system beside the first."""
+        return Ports(**{name: port + offset for name, port in self.model_dump().items()})
+
+    def all(self, devices: int) -> dict[str, int]:
+        """Every port that may be listened on, by what it is for."""
+        named = {name: port for name, port in self.model_dump().items() if name != "triton_base"}
+        tritons = range(self.triton_base, self.triton_base + TRITON_PORTS_PER_DEVICE * devices)
+        return named | {f"triton_{port - self.triton_base}": port for port in tritons}
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        ports = list(self.model_dump().values())
+        if len(set(ports)) != len(ports):
+            raise ValueError(f"two services share a port: {sorted(p for p in ports if ports.count(p) > 1)}")
+        return self
+
+
+class System(Settings):
+    """What `trefoil up` starts."""
+
+    cluster: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
+    policy: str = "exact"
+    mode: Literal["observe", "advise", "act"] = "act"
+    objective_mode: Literal["budget", "instant"] = "budget"
+    window_s: float = Field(default=86400.0, gt=0)  # of budget mode
+    move_horizon_s: float = Field(default=600.0, gt=0)  # wall time over which a reconfiguration has to pay back
+    demand_initial_per_s: float = Field(default=10.0, ge=0)  # to plan for until the first arrivals
+    pue: float = Field(default=1.2, ge=1)
+    triton_environment: Path = Path(".venv-triton")
+    meter: Literal["nvml", "none"] = "nvml"
+    seed: int = Field(default=20240607, ge=0)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    fleet: Fleet = Fleet()
+    family: Served = Served()
+    carbon: Carbon = Carbon()
+    slo: Slo = Slo()
+    accuracy: Accuracy = Accuracy()
+    availability: Availability = Availability()
+    ports: Ports = Ports()
+    port_offset: int = 0
+
+    @property
+    def listen(self) -> Ports:
+        """The ports that are really used."""
+        return self.ports.shifted(self.port_offset)
+
+    @model_validator(mode="after")
+    def _ports_exist(self) -> Self:
+        moved = [port + self.port_offset for port in self.ports.all(len(self.fleet.devices)).values()]
+        if min(moved) < 1 or max(moved) > PORT_MAX:
+            raise ValueError(f"port_offset {self.port_offset} moves a port out of 1..{PORT_MAX}")
+        return self
+
+
+class Load(Settings):
+    """Offered load: Poisson at a rate that doubles once and returns."""
+
+    base_per_s: float = Field(default=26.0, gt=0)
+    peak_per_s: float = Field(default=52.0, gt=0)
+    peak_from: float = Field(default=0.35, ge=0, le=1)  # share of the run at which the ramp up starts
+    peak_until: float = Field(default=0.70, ge=0, le=1)  # share of the run at which the ramp down ends
+    ramp_s: float = Field(default=6.0, gt=0)
+    permute_labels: bool = False  # a control: with permuted labels the measured accuracy must fall to chance
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.peak_from >= self.peak_until:
+            raise ValueError(f"peak_from {self.peak_from} must be before peak_until {self.peak_until}")
+        return self
+
+    def points(self, duration_s: float) -> tuple[tuple[float, float], ...]:
+        """(second, rate per second) between which the rate is linear."""
+        up, down = self.peak_from * duration_s, self.peak_until * duration_s
+        ramp = min(self.ramp_s, (down - up) / 3)  # a short run keeps a plateau
+        return (
+            (0.0, self.base_per_s),
+            (up, self.base_per_s),
+            (up + ramp, self.peak_per_s),
+            (down - ramp, self.peak_per_s),
+            (down, self.base_per_s),
+            (duration_s, self.base_per_s),
+        )
+
+
+class Scenario(System):
+    """A system, the load on it, and the policies that meet both in turn."""
+
+    name: str = "demo"
+    policies: tuple[str, ...] = ("base", "static_mix", "exact")
+    load: Load = Load()
+    slo_rule: SloRule = SloRule()
+
+    @property
+    def duration_s(self) -> float:
+        """Wall seconds of one run."""
+        return self.carbon.duration_s
+
+    @model_validator(mode="after")
+    def _comparable(self) -> Self:
+        for required in ("base", "exact"):
+            if required not in self.policies:
+                raise ValueError(f"policies must contain {required!r}: savings are reported of exact against base")
+        if len(set(self.policies)) != len(self.policies):
+            raise ValueError(f"policies {self.policies} names one twice")
+        return self
+
+    def quick(self, steps: int) -> "Scenario":
+        """The same scenario, shorter: for tests and a first look."""
+        steps = min(steps, self.carbon.steps)
+        carbon = self.carbon.model_copy(update={"steps": steps})
+        rule = self.slo_rule.model_copy(update={"measure_s": min(self.slo_rule.measure_s, 5.0)})
+        return self.model_copy(update={"carbon": carbon, "slo_rule": rule})
+
+
+def load_system(path: Path, kind: type[AnySystem], overrides: Mapping[str, Any] | None = None) -> AnySystem:
+    """Read a settings file of deploy/config; `TREFOIL_UP_...` of the environment and flags (dotted keys) win over it.
+
+    Raises:
+        SettingError: naming file, field, value and remedy.
+    """
+    return config.load(kind, path, "TREFOIL_UP_", overrides)

@@ -1,0 +1,270 @@
+"""The services of one machine: what each is told, what it waits for, and how it proves that it is healthy.
+
+The one place that knows every service's settings; a service knows only its own.
+"""
+
+import asyncio
+import secrets
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from trefoil.cli import checks
+from trefoil.cli.layout import Launch, Layout, shipped
+from trefoil.cli.processes import Identity
+from trefoil.cli.scenario import TRITON_PORTS_PER_DEVICE, System
+from trefoil.core.catalog import Family
+from trefoil.core.errors import StateUnavailable
+from trefoil.runtime.clock import Clock
+from trefoil.runtime.repository import load_catalog, load_family
+from trefoil.runtime.state import State
+
+HEALTH_TIMEOUT_S: Final = 1.0
+SHARED_MEMORY: Final = Path("/dev/shm")
+DEFAULT_TRACE: Final = Path("carbon_feed/traces/duck_48h.csv")
+SERVICES: Final = ("carbon_feed", "controller", "power_agent", "dispatcher")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One process of the system. `render` writes settings that are not TOML."""
+
+    name: str
+    argv: tuple[str, ...]
+    healthy: Callable[[], Awaitable[bool]]
+    after: tuple[str, ...] = ()
+    settings: Mapping[str, Any] | None = None
+    render: Callable[[Mapping[str, Any]], str] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    stop_grace_s: float = 8.0
+
+
+def check(system: System) -> None:
+    """All that can be known to be wrong before a process is started.
+
+    Raises:
+        TrefoilError: the first thing that is wrong, with its remedy.
+    """
+    from carbon_feed.providers.trace import load_trace
+
+    from power_agent.triton_install import find_triton, prepare_triton
+
+    checks.ports_free(system.listen.all(len(system.fleet.devices)))
+    checks.redis_binary()
+    prepare_triton(find_triton(None, shipped(system.triton_environment)))
+    load_catalog(shipped(system.family.repository), profile_overrides(system))
+    load_trace(carbon_trace(system))
+
+
+def profile_overrides(system: System) -> dict[str, Path]:
+    """Profiles that stand for a family's own."""
+    if system.family.profile_override is None:
+        return {}
+    return {system.family.name: shipped(system.family.profile_override)}
+
+
+def describe(system: System, layout: Layout, launch_id: str, supervisor: Identity, now_s: float) -> Launch:
+    """Where everything will listen, with a fresh Redis password."""
+    ports = system.listen
+    address = {name: f"{checks.LOOPBACK}:{getattr(ports, f'{name}_admin')}" for name in SERVICES}
+    metrics = {name: f"{checks.LOOPBACK}:{getattr(ports, f'{name}_metrics')}" for name in SERVICES}
+    return Launch(
+        launch_id=launch_id,
+        cluster=system.cluster,
+        state_dir=str(layout.state_dir),
+        supervisor=supervisor,
+        redis_url=f"redis://:{secrets.token_urlsafe(24)}@{checks.LOOPBACK}:{ports.redis}/0",
+        addresses=address | {"inference": f"{checks.LOOPBACK}:{ports.inference}"},
+        metrics=metrics,
+        node_socket=str(layout.node_socket),
+        family=system.family.name,
+        node=system.fleet.node,
+        zone=system.carbon.zone,
+        started_at_s=now_s,
+        triton_ports=(ports.triton_base, ports.triton_base + TRITON_PORTS_PER_DEVICE * len(system.fleet.devices)),
+    )
+
+
+def table(system: System, launch: Launch, layout: Layout, clock: Clock) -> dict[str, Service]:
+    """Every service by name. Order of start follows from `after`, order of stop from launcher.TEARDOWN."""
+    rows = (
+        _redis(system, launch, layout, clock),
+        _node(system, launch, layout),
+        _ours("carbon_feed", launch, layout, carbon_feed_settings(system, launch, layout), ("redis",)),
+        _ours("power_agent", launch, layout, power_agent_settings(system, launch, layout), ("redis", "node")),
+        _ours("controller", launch, layout, controller_settings(system, launch, layout), ("redis",)),
+        _ours("dispatcher", launch, layout, dispatcher_settings(system, launch, layout), ("redis",)),
+    )
+    return {row.name: row for row in rows}
+
+
+def _redis(system: System, launch: Launch, layout: Layout, clock: Clock) -> Service:
+    folder = layout.folder("redis")
+    password = launch.redis_url.split(":")[2].split("@")[0]
+    state = State.connect(launch.redis_url, launch.cluster, clock=clock)
+
+    async def healthy() -> bool:
+        try:
+            await state.ping()
+        except StateUnavailable:
+            return False
+        await state.close()
+        return True
+
+    settings = {
+        "bind": checks.LOOPBACK,
+        "port": system.listen.redis,
+        "requirepass": password,
+        "dir": str(folder),
+        "appendonly": "no",
+        "save": '""',
+        "daemonize": "no",
+        "protected-mode": "yes",
+    }
+    return Service(
+        "redis",
+        (str(checks.redis_binary()), str(layout.settings("redis"))),
+        healthy,
+        settings=settings,
+        render=lambda values: "".join(f"{key} {_redis_value(value)}\n" for key, value in values.items()),
+    )
+
+
+def _redis_value(value: object) -> str:
+    text = str(value)
+    return f'"{text}"' if " " in text else text
+
+
+def _node(system: System, launch: Launch, layout: Layout) -> Service:
+    async def healthy() -> bool:
+        try:
+            _, writer = await asyncio.open_unix_connection(launch.node_socket)
+        except OSError:
+            return False
+        writer.close()
+        await writer.wait_closed()
+        return True
+
+    Path(launch.node_socket).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    argv = (sys.executable, "-m", "power_agent.devices.simulated", "--node", launch.node)
+    argv += ("--socket", launch.node_socket, "--config", str(layout.settings("node")))
+    return Service("node", argv, healthy, settings=node_settings(system), stop_grace_s=12.0)
+
+
+def _ours(name: str, launch: Launch, layout: Layout, settings: Mapping[str, Any], after: tuple[str, ...]) -> Service:
+    argv = (sys.executable, "-m", name, "--config", str(layout.settings(name)))
+    return Service(name, argv, lambda: serving(launch.addresses[name]), after, settings)
+
+
+async def serving(address: str, service: str = "") -> bool:
+    """What gRPC health says of an admin port."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=HEALTH_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _common(name: str, system: System, launch: Launch, folder: Path) -> dict[str, Any]:
+    return {
+        "cluster": launch.cluster,
+        "redis_url": launch.redis_url,
+        "state_dir": str(folder),
+        "admin_address": launch.addresses[name],
+        "metrics_address": launch.metrics[name],
+        "log_level": system.log_level,
+    }
+
+
+def carbon_feed_settings(system: System, launch: Launch, layout: Layout) -> dict[str, Any]:
+    """A trace whose clock alone is scaled."""
+    carbon = system.carbon
+    return _common("carbon_feed", system, launch, layout.folder("carbon_feed")) | {
+        "zone": carbon.zone,
+        "trace": {"path": str(carbon_trace(system)), "speedup": carbon.speedup},
+    }
+
+
+def carbon_trace(system: System) -> Path:
+    """The trace that is played."""
+    return shipped(system.carbon.trace or DEFAULT_TRACE)
+
+
+def power_agent_settings(system: System, launch: Launch, layout: Layout) -> dict[str, Any]:
+    """Governs the simulated node; its Tritons go down with it, because the node goes too."""
+    return _common("power_agent", system, launch, layout.folder("agent")) | {
+        "node": system.fleet.node,
+        "zone": system.carbon.zone,
+        "node_socket": launch.node_socket,
+        "model_repository": str(shipped(system.family.repository)),
+        "triton_environment": str(shipped(system.triton_environment)),
+        "triton_port_base": system.listen.triton_base,
+        "meter": system.meter,
+    }
+
+
+def controller_settings(system: System, launch: Launch, layout: Layout) -> dict[str, Any]:
+    """Policy and objective; floors are absolute, relative to the family's best variant."""
+    best = family_of(system).best.accuracy
+    objective = {
+        "family": system.family.name,
+        "mode": system.objective_mode,
+        "slo_ms": system.slo.latency_ms,
+        "slo_quantile": system.slo.percentile / 100,
+        "min_accuracy": system.accuracy.floor(best),
+        "hard_min_accuracy": system.accuracy.hard_floor(best),
+        "window_s": system.window_s,
+        "replicas_min": system.availability.replicas_min,
+        "spread_min": system.availability.spread_min,
+    }
+    return _common("controller", system, launch, layout.folder("controller")) | {
+        "policy": system.policy,
+        "mode": system.mode,
+        "seed": system.seed,
+        "pue": system.pue,
+        "model_repository": str(shipped(system.family.repository)),
+        "profile_overrides": {name: str(path) for name, path in profile_overrides(system).items()},
+        "objectives": [objective],
+        "carbon": {"zone": system.carbon.zone},
+        "move_horizon_s": system.move_horizon_s,
+        "demand_initial_per_s": {system.family.name: system.demand_initial_per_s},
+    }
+
+
+def dispatcher_settings(system: System, launch: Launch, layout: Layout) -> dict[str, Any]:
+    """One worker; routes come from the plan."""
+    return _common("dispatcher", system, launch, layout.folder("dispatcher")) | {
+        "inference_address": launch.addresses["inference"],
+    }
+
+
+def node_settings(system: System) -> dict[str, Any]:
+    """The simulated driver and what runs on its slices."""
+    return {
+        "devices": list(system.fleet.devices),
+        "model_repository": str(shipped(system.family.repository)),
+        "profile_overrides": {name: str(path) for name, path in profile_overrides(system).items()},
+        "seed": system.seed,
+    }
+
+
+def family_of(system: System) -> Family:
+    """The served family, read from its folder."""
+    family, _ = load_family(
+        shipped(system.family.repository) / system.family.name, profile_overrides(system).get(system.family.name)
+    )
+    return family
+
+
+def remove_shared_memory(launch: Launch) -> None:
+    """What killed Tritons left in /dev/shm; names carry node, slice and port (power_agent.triton_slice)."""
+    for port in range(*launch.triton_ports):
+        for region in SHARED_MEMORY.glob(f"trefoil-{launch.node}-*-{port}-*"):
+            region.unlink(missing_ok=True)
