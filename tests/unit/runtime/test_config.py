@@ -1,0 +1,111 @@
+import pytest
+from pydantic import Field, SecretStr
+
+from trefoil.core.errors import SettingError
+from trefoil.runtime.config import ServiceSettings, Settings, load, masked, parser_main
+
+
+class Trace(Settings):
+    speedup: float = Field(1.0, gt=0)
+    files: tuple[str, ...] = ()
+
+
+class Example(ServiceSettings):
+    """An example service."""
+
+    zone: str = "GB"
+    trace: Trace = Trace()
+    traces: dict[str, Trace] = Field(default_factory=dict)
+
+
+def write(tmp_path, text):
+    path = tmp_path / "example.toml"
+    path.write_text(text)
+    return path
+
+
+def test_each_layer_overrides_the_one_before(tmp_path):
+    path = write(tmp_path, 'zone = "toml"\nlog_level = "debug"\n[trace]\nspeedup = 2\n')
+    environ = {"TREFOIL_EXAMPLE_ZONE": "environment", "TREFOIL_EXAMPLE_TRACE__SPEEDUP": "3", "OTHER": "x"}
+    assert load(Example).zone == "GB"
+    assert load(Example, path).zone == "toml"
+    settings = load(Example, path, "TREFOIL_EXAMPLE_", environ=environ)
+    assert (settings.zone, settings.trace.speedup, settings.log_level) == ("environment", 3.0, "debug")
+    settings = load(Example, path, "TREFOIL_EXAMPLE_", {"zone": "flag", "trace.speedup": "4"}, environ)
+    assert (settings.zone, settings.trace.speedup) == ("flag", 4.0)
+
+
+def test_lists_and_tables_in_environment_and_flags_are_toml():
+    settings = load(Example, None, "", {"trace.files": '["a.csv", "b.csv"]', "traces": "{GB = {speedup = 9}}"})
+    assert settings.trace.files == ("a.csv", "b.csv")
+    assert settings.traces["GB"].speedup == 9.0
+    assert load(Example, None, "", {"admin_address": "[::1]:80"}).admin_address == "[::1]:80"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("zon = 1", "zon: unknown setting .*use one of: .*zone"),
+        ("[trace]\nspedup = 1", r"trace\.spedup: unknown setting .*files, speedup"),
+        ("[trace]\nspeedup = -1", r"trace\.speedup = -1: .*greater than 0"),
+        ("[trace]\nspeedup = nan", r"trace\.speedup = nan: .*finite"),
+        ('log_level = "loud"', "log_level = 'loud': .*'debug'"),
+        ("zone = 3", "zone = 3: .*string"),
+        ("trace = 3", "trace = 3"),
+        ("zone = \nx = 1", "not valid TOML.*line 1"),
+    ],
+)
+def test_bad_values_name_file_field_value_and_remedy(tmp_path, text, named):
+    path = write(tmp_path, text)
+    with pytest.raises(SettingError, match=named) as caught:
+        load(Example, path)
+    assert str(path) in str(caught.value)
+    assert "Remedy: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_environment_variable_is_named_not_the_file(tmp_path):
+    path = write(tmp_path, 'zone = "GB"')
+    with pytest.raises(SettingError, match="in environment TREFOIL_EXAMPLE_TRACE__SPEEDUP"):
+        load(Example, path, "TREFOIL_EXAMPLE_", environ={"TREFOIL_EXAMPLE_TRACE__SPEEDUP": "fast"})
+    with pytest.raises(SettingError, match=r"zon: unknown setting .in environment TREFOIL_EXAMPLE_ZON"):
+        load(Example, path, "TREFOIL_EXAMPLE_", environ={"TREFOIL_EXAMPLE_ZON": "GB"})
+    with pytest.raises(SettingError, match="zone: is a value, not a section"):
+        load(Example, path, "TREFOIL_EXAMPLE_", environ={"TREFOIL_EXAMPLE_ZONE__X": "GB"})
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(SettingError, match=r"no settings file .*absent\.toml"):
+        load(Example, tmp_path / "absent.toml")
+    with pytest.raises(SettingError, match="cannot be read"):
+        load(Example, tmp_path)
+
+
+def test_settings_cannot_change():
+    with pytest.raises(ValueError, match="frozen"):
+        Example().zone = "FR"
+
+
+def test_secrets_are_masked_everywhere():
+    settings = Example(redis_url=SecretStr("redis://:hunter2@localhost"), token=SecretStr("t0k"))
+    shown = masked(settings)
+    assert shown["redis_url"] == shown["token"] == "***"
+    assert shown["trace"] == {"speedup": 1.0, "files": []}
+    assert shown["state_dir"] == ".trefoil/default"
+    assert "hunter2" not in repr(settings)
+    with pytest.raises(SettingError) as caught:
+        load(Example, None, "", {"redis_url": 42})
+    assert "42" not in str(caught.value)
+
+
+def test_command_line(tmp_path, monkeypatch, capsys):
+    path = write(tmp_path, 'zone = "toml"')
+    monkeypatch.setenv("TREFOIL_EXAMPLE_LOG_LEVEL", "warning")
+    settings = parser_main(Example, "example", ["--config", str(path), "--set", "trace.speedup=5", "--insecure"])
+    assert (settings.zone, settings.trace.speedup, settings.insecure) == ("toml", 5.0, True)
+    assert settings.log_level == "warning"
+    with pytest.raises(SettingError, match="--set = 'zone'"):
+        parser_main(Example, "example", ["--set", "zone"])
+    with pytest.raises(SystemExit):
+        parser_main(Example, "example", ["--help"])
+    assert "An example service." in capsys.readouterr().out

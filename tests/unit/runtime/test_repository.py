@@ -1,0 +1,150 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from trefoil.core.common import Basis
+from trefoil.core.errors import CatalogError
+from trefoil.runtime.repository import COLUMNS, load_catalog, load_family
+
+ROOT = Path(__file__).parents[3]
+
+FAMILY = """
+name = "toy"
+metric = "top-1"
+[classes.""]
+slo_ms = 50.0
+slo_quantile = 0.95
+[[variants]]
+name = "small"
+version = 1
+accuracy = 0.8
+accuracy_source = "held-out"
+memory_mib = 10
+load_s = 1.5
+macs = 100
+licence = "MIT"
+[[variants]]
+name = "large"
+version = 2
+accuracy = 0.9
+accuracy_source = "held-out"
+memory_mib = 20
+load_s = 2.5
+macs = 1000
+licence = "MIT"
+"""
+PROFILE = f"""# basis: synthetic
+# source: a test
+# machine: none
+# date: 2026-11-21
+# commit: abc
+{",".join(COLUMNS)}
+A100-SXM4-40GB,1g.5gb,small,0,1,1410,,10,11,12,100,1.5,35,10
+A100-SXM4-40GB,1g.5gb,small,0,2,1410,,16,17,18,120,2.5,35,10
+A100-SXM4-40GB,1g.5gb,large,0,1,1410,small+other,20,22,23,50,3.0,35,20
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "family.toml").write_text(FAMILY)
+    (tmp_path / "toy" / "profile.csv").write_text(PROFILE)
+    return tmp_path / "toy"
+
+
+def test_loads(folder):
+    family, rows = load_family(folder)
+    assert family.classes == {"": (50.0, 0.95)}
+    assert family.best.name == "large"
+    assert [row.cohosted for row in rows] == [(), (), ("small", "other")]
+    assert rows[1].batch == 2
+    assert rows[0].family == "toy"
+    provenance = rows[0].provenance
+    assert (provenance.basis, provenance.source, provenance.version) == (Basis.SYNTHETIC, "a test on none", "abc")
+    assert provenance.as_of_s == 1795219200.0
+
+
+def test_the_catalogue_of_this_repository_loads():
+    catalog = load_catalog(ROOT / "model_repository")
+    assert catalog.family("digits").best.accuracy > 0.97
+    row = catalog.lookup("A100-SXM4-40GB", "7g.40gb", "digits", catalog.family("digits").best.name, 1410)
+    assert row.provenance.basis is Basis.SYNTHETIC
+
+
+def test_a_profile_can_be_replaced(folder, tmp_path):
+    other = tmp_path / "other.csv"
+    other.write_text(PROFILE.replace("synthetic", "measured"))
+    catalog = load_catalog(tmp_path, {"toy": other})
+    assert {row.provenance.basis for row in catalog.rows} == {Basis.MEASURED}
+    with pytest.raises(CatalogError, match=r"profile_overrides = \['tyo'\].*one of: toy"):
+        load_catalog(tmp_path, {"tyo": other})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("accuracy = 0.8", "accuracy = 80", r"variants.0.accuracy = 80: .*family.toml.*less than or equal to 1"),
+        ("accuracy = 0.8", "acuracy = 0.8", r"variants.0.acuracy|variants.0.accuracy"),
+        ("version = 2", "version = 1", "variants.version = 1: .*stands twice"),
+        ('name = "large"', 'name = "small"', "variants.name = 'small': .*stands twice"),
+        ('name = "toy"', 'name = "tuy"', "name = 'tuy': .*folder's name 'toy'"),
+        ("slo_quantile = 0.95", "slo_quantile = 95", "slo_quantile = 95"),
+        ("load_s = 1.5", "load_s = nan", "load_s = nan: .*finite"),
+        ('[classes.""]\nslo_ms = 50.0\nslo_quantile = 0.95', "classes = {}", "classes = {}"),
+        ('metric = "top-1"', "metric = ", "not valid TOML"),
+        ('metric = "top-1"', 'metric = "top-1"\ncolour = "red"', "colour: .*unknown key.*known: name, metric"),
+    ],
+)
+def test_a_malformed_family_is_named(folder, old, new, named):
+    path = folder / "family.toml"
+    assert old in FAMILY
+    path.write_text(FAMILY.replace(old, new, 1))
+    refused(folder, named, path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        (",10,11,12,", ",10,9,12,", "latency_ms_p50 = 10.0: .*line 7: above latency_ms_p95"),
+        (",10,11,12,", ",-10,11,12,", "latency_ms_p50 = '-10': .*line 7: .*greater than 0"),
+        (",10,11,12,", ",ten,11,12,", "latency_ms_p50 = 'ten': .*line 7"),
+        (",1.5,35,10", ",nan,35,10", "energy_active_j_per_batch = 'nan': .*line 7"),
+        (",1.5,35,10", ",1.5,35", "line 7: 13 cells for 14 columns"),
+        (",2.5,35,10", ",0.5,35,10", "energy_active_j_per_batch = 0.5: .*batch 2 is below batch 1"),
+        ("small,0,2", "small,0,1", "operating point.*stands twice"),
+        ("small,0,2", "tiny,0,2", r"variant = 'tiny': .*line 8: not in family.toml.*\['small', 'large'\]"),
+        ("batch,", "bach,", r"columns = \['bach', 'batch'\]"),
+        ("# commit: abc\n", "", "commit: .*header line missing"),
+        ("synthetic", "guessed", "basis = 'guessed': .*measured, modelled, synthetic"),
+        ("2026-11-21", "yesterday", "date = 'yesterday': .*YYYY-MM-DD"),
+        (PROFILE[PROFILE.index("A100") :], "", "variant = 'small': .*no row"),
+        (PROFILE[PROFILE.index("device_type") :], "", "holds no rows"),
+    ],
+)
+def test_a_malformed_profile_is_named(folder, old, new, named):
+    path = folder / "profile.csv"
+    assert old in PROFILE
+    path.write_text(PROFILE.replace(old, new, 1))
+    refused(folder, named, path)
+
+
+def refused(folder, named, path):
+    with pytest.raises(CatalogError) as caught:
+        load_family(folder)
+    assert re.search(named, str(caught.value)), str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "Remedy: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_absent_files_are_named(folder, tmp_path):
+    (folder / "profile.csv").unlink()
+    with pytest.raises(CatalogError, match=r"no file .*profile\.csv"):
+        load_family(folder)
+    with pytest.raises(CatalogError, match=r"no family\.toml below it"):
+        load_catalog(tmp_path / "absent")
+    (folder / "profile.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(CatalogError, match="cannot be read"):
+        load_family(folder)

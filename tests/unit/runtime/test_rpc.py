@@ -1,0 +1,211 @@
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
+from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
+from trefoil.core import errors
+from trefoil.runtime import rpc
+from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.telemetry import Metrics
+
+KEYS = Path(__file__).parents[2] / "support"
+NAME = "trefoil.carbon_feed.v1.CarbonFeed"
+ERRORS = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.TrefoilError)]
+
+
+class Servicer(pb_grpc.CarbonFeedServicer):
+    """Raises what its zone names."""
+
+    def __init__(self):
+        self.cancelled = asyncio.Event()
+
+    async def GetIntensity(self, request, context):
+        if request.zone == "bug":
+            raise ZeroDivisionError("oops")
+        if request.zone == "abort":
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, "own status")
+        if request.zone:
+            raise getattr(errors, request.zone)("told to", remedy="do not")
+        return pb.GetIntensityResponse()
+
+    async def WatchIntensity(self, request, context):
+        yield pb.WatchIntensityResponse()
+        if request.zone == "forever":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.set()
+        if request.zone:
+            raise getattr(errors, request.zone)("told to")
+
+
+@pytest.fixture
+def metrics():
+    return Metrics("carbon_feed")
+
+
+@pytest.fixture
+def servicer():
+    return Servicer()
+
+
+@pytest.fixture
+async def server(metrics, servicer):
+    settings = ServiceSettings(admin_address="127.0.0.1:0")
+    entries = [(pb_grpc.add_CarbonFeedServicer_to_server, servicer, NAME)]
+    running = rpc.make_server(settings, entries, metrics=metrics)
+    await running.start()
+    yield running
+    await running.stop(0)
+
+
+@pytest.fixture
+async def channel(server):
+    async with rpc.channel(f"127.0.0.1:{server.port}") as open_channel:
+        yield open_channel
+
+
+async def test_answers(channel):
+    stub = pb_grpc.CarbonFeedStub(channel)
+    assert await rpc.call(stub.GetIntensity, pb.GetIntensityRequest(), 5) == pb.GetIntensityResponse()
+    assert len([r async for r in stub.WatchIntensity(pb.WatchIntensityRequest(), timeout=5)]) == 1
+
+
+@pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
+async def test_operating_errors_cross_the_wire(channel, cls):
+    stub = pb_grpc.CarbonFeedStub(channel)
+    with pytest.raises(errors.TrefoilError, match=r"^told to. Remedy: do not$") as caught:
+        await rpc.call(stub.GetIntensity, pb.GetIntensityRequest(zone=cls.__name__), 5)
+    assert type(caught.value) is cls
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        [r async for r in stub.WatchIntensity(pb.WatchIntensityRequest(zone=cls.__name__), timeout=5)]
+    assert failed.value.code() is rpc.status_of(cls("x"))
+    assert type(rpc.error_of(failed.value)) is cls
+
+
+def test_the_status_table():
+    codes = grpc.StatusCode
+    for error, code in (
+        (errors.SettingError("x"), codes.INVALID_ARGUMENT),
+        (errors.StaleRevision("x"), codes.FAILED_PRECONDITION),
+        (errors.Infeasible("x"), codes.FAILED_PRECONDITION),
+        (errors.NotFound("x"), codes.NOT_FOUND),
+        (errors.StateUnavailable("x"), codes.UNAVAILABLE),
+        (errors.TrefoilError("x"), codes.INTERNAL),
+    ):
+        assert rpc.status_of(error) is code
+
+
+async def test_a_bug_is_internal_and_an_own_status_passes(channel, metrics):
+    stub = pb_grpc.CarbonFeedStub(channel)
+    for zone, code in (("bug", grpc.StatusCode.INTERNAL), ("abort", grpc.StatusCode.OUT_OF_RANGE)):
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.GetIntensity(pb.GetIntensityRequest(zone=zone), timeout=5)
+        assert failed.value.code() is code
+        assert f'trefoil_rpc_requests_total{{code="{code.name}",method="/{NAME}/GetIntensity"' in metrics.text()
+
+
+async def test_a_watcher_that_leaves_ends_its_handler(channel, servicer):
+    call = pb_grpc.CarbonFeedStub(channel).WatchIntensity(pb.WatchIntensityRequest(zone="forever"))
+    await call.read()
+    call.cancel()
+    await asyncio.wait_for(servicer.cancelled.wait(), 5)
+
+
+async def test_nobody_there_is_unavailable():
+    async with rpc.channel("127.0.0.1:1") as dead:
+        with pytest.raises(errors.Unavailable):
+            await rpc.call(pb_grpc.CarbonFeedStub(dead).GetIntensity, pb.GetIntensityRequest(), 5)
+
+
+async def test_health_and_reflection(server, channel):
+    health = health_pb2_grpc.HealthStub(channel)
+    for name in ("", NAME):
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    await server.serving(NAME, False)
+    answer = await health.Check(health_pb2.HealthCheckRequest(service=NAME), timeout=5)
+    assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+    requests = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+    async for listed in reflection.ServerReflectionInfo(requests, timeout=5):
+        assert NAME in {service.name for service in listed.list_services_response.service}
+
+
+async def test_token_is_demanded_except_for_health():
+    entries = [(pb_grpc.add_CarbonFeedServicer_to_server, Servicer(), NAME)]
+    server = rpc.make_server(ServiceSettings(token="right"), entries)
+    await server.start()
+    for token, accepted in (("right", True), ("wrong", False), (None, False)):
+        async with rpc.channel(f"127.0.0.1:{server.port}", token=token) as channel:
+            stub = pb_grpc.CarbonFeedStub(channel)
+            calls = (
+                lambda stub=stub: rpc.call(stub.GetIntensity, pb.GetIntensityRequest(), 5),
+                lambda stub=stub: anext(aiter(stub.WatchIntensity(pb.WatchIntensityRequest(), timeout=5))),
+            )
+            for call in calls:
+                if accepted:
+                    await call()
+                else:
+                    with pytest.raises((errors.TrefoilError, grpc.aio.AioRpcError), match="UNAUTHENTICATED"):
+                        await call()
+            health = health_pb2_grpc.HealthStub(channel)
+            await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
+    await server.stop(0)
+
+
+async def test_a_taken_port_is_one_clear_line(server):
+    address = f"127.0.0.1:{server.port}"
+    with pytest.raises(errors.PortInUse, match=f"address = '{address}': the port is in use[.] Remedy: stop"):
+        rpc.make_server(ServiceSettings(admin_address=address), [])
+    with pytest.raises(errors.StartError, match="Remedy: use an address of this host"):
+        rpc.check_port("192.0.2.1:80")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:0", "unix:/tmp/x.sock", "127.8.8.8:0"])
+def test_loopback_needs_nothing(address):
+    rpc.check_listener(ServiceSettings(), address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "10.0.0.1:0", "node7:8000"])
+def test_other_listeners_need_tls_and_token_or_insecure(address, tmp_path):
+    for settings in (ServiceSettings(), ServiceSettings(token="t")):
+        with pytest.raises(errors.SettingError, match=r"needs TLS and a token.*--insecure"):
+            rpc.check_listener(settings, address)
+    rpc.check_listener(ServiceSettings(insecure=True), address)
+    rpc.check_listener(ServiceSettings(), address, read_only=True)
+    pem = tmp_path / "x.pem"
+    rpc.check_listener(ServiceSettings(tls_certificate=pem, tls_key=pem, token="t"), address)
+    with pytest.raises(errors.SettingError, match="only one of the two"):
+        rpc.check_listener(ServiceSettings(tls_certificate=pem, token="t"), address)
+
+
+async def test_unreadable_certificates_are_named(tmp_path):
+    pem = tmp_path / "x.pem"
+    with pytest.raises(errors.SettingError, match="readable PEM"):
+        rpc.make_server(ServiceSettings(tls_certificate=pem, tls_key=pem, token="t"), [], address="127.0.0.1:0")
+
+
+async def test_tls_and_token():
+    pems = {"tls_certificate": KEYS / "localhost.crt", "tls_key": KEYS / "localhost.key"}
+    entries = [(pb_grpc.add_CarbonFeedServicer_to_server, Servicer(), NAME)]
+    server = rpc.make_server(ServiceSettings(token="t", **pems), entries, address="0.0.0.0:0")
+    await server.start()
+    ca = pems["tls_certificate"].read_bytes()
+    async with rpc.channel(f"localhost:{server.port}", ca=ca, token="t") as channel:
+        await rpc.call(pb_grpc.CarbonFeedStub(channel).GetIntensity, pb.GetIntensityRequest(), 5)
+    async with rpc.channel(f"localhost:{server.port}", token="t") as plain:
+        with pytest.raises(errors.Unavailable):
+            await rpc.call(pb_grpc.CarbonFeedStub(plain).GetIntensity, pb.GetIntensityRequest(), 5)
+    await server.stop(0)
+
+
+@pytest.mark.parametrize("address", ["8000", "localhost:", ":80", "localhost:http", "localhost:70000"])
+def test_malformed_addresses_are_named(address):
+    with pytest.raises(errors.SettingError, match="not host:port"):
+        rpc.split_address(address)

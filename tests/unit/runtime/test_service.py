@@ -1,0 +1,125 @@
+import asyncio
+import os
+import signal
+
+import pytest
+
+from trefoil.core import errors
+from trefoil.runtime import service
+from trefoil.runtime.clock import WallClock
+
+
+class Recorder:
+    """A part that writes down what happens to it."""
+
+    def __init__(self, name, journal, fail_init=None, fail_run=None, finite=False, hang=False):
+        self.name, self.journal = name, journal
+        self.fail_init, self.fail_run, self.finite, self.hang = fail_init, fail_run, finite, hang
+        self.running = asyncio.Event()
+
+    async def init(self):
+        if self.fail_init:
+            raise self.fail_init
+        self.journal.append(f"init {self.name}")
+
+    async def run(self):
+        self.journal.append(f"run {self.name}")
+        self.running.set()
+        if self.fail_run:
+            raise self.fail_run
+        if self.finite:
+            return
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.journal.append(f"end {self.name}")
+
+    async def shutdown(self):
+        self.journal.append(f"shutdown {self.name}")
+        if self.hang:
+            await asyncio.Event().wait()
+
+
+async def test_parts_start_in_order_and_stop_in_reverse():
+    journal = []
+    stop = asyncio.Event()
+    parts = [Recorder(name, journal) for name in "ab"]
+    task = asyncio.create_task(service.run(parts, WallClock(), stop))
+    await parts[1].running.wait()
+    stop.set()
+    await task
+    assert journal == ["init a", "run a", "init b", "run b", "end b", "shutdown b", "end a", "shutdown a"]
+
+
+async def test_a_failed_init_unwinds_the_ones_before():
+    journal = []
+    parts = [
+        Recorder("a", journal),
+        Recorder("b", journal, fail_init=errors.PortInUse("taken")),
+        Recorder("c", journal),
+    ]
+    with pytest.raises(errors.PortInUse):
+        await service.run(parts, WallClock())
+    assert "shutdown a" in journal
+    assert not [entry for entry in journal if entry.endswith(("b", "c"))]
+
+
+async def test_a_part_that_fails_ends_the_process_with_its_error():
+    journal = []
+    parts = [Recorder("a", journal), Recorder("b", journal, fail_run=errors.Unavailable("gone"))]
+    with pytest.raises(errors.Unavailable):
+        await asyncio.wait_for(service.run(parts, WallClock()), 5)
+    assert journal[-3:] == ["shutdown b", "end a", "shutdown a"]
+
+
+async def test_a_part_that_has_nothing_more_to_do_does_not_end_the_others():
+    journal = []
+    parts = [Recorder("a", journal), Recorder("b", journal, finite=True)]
+    task = asyncio.create_task(service.run(parts, WallClock()))
+    await parts[1].running.wait()
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(task, 5)
+    assert journal[-1] == "shutdown a"
+
+
+async def test_it_ends_when_all_parts_are_done():
+    journal = []
+    await asyncio.wait_for(service.run([Recorder("a", journal, finite=True)], WallClock()), 5)
+    assert journal == ["init a", "run a", "shutdown a"]
+
+
+async def test_a_part_that_hangs_in_shutdown_does_not_keep_the_others(monkeypatch):
+    monkeypatch.setattr(service, "SHUTDOWN_S", 0.05)
+    journal = []
+    stop = asyncio.Event()
+    parts = [Recorder("a", journal), Recorder("b", journal, hang=True)]
+    task = asyncio.create_task(service.run(parts, WallClock(), stop))
+    await parts[1].running.wait()
+    stop.set()
+    await asyncio.wait_for(task, 5)
+    assert journal[-1] == "shutdown a"
+
+
+async def test_a_signal_during_init_stops_the_start():
+    class Slow(Recorder):
+        async def init(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+
+    journal = []
+    await asyncio.wait_for(service.run([Recorder("a", journal), Slow("b", journal)], WallClock()), 5)
+    assert journal[-1] == "shutdown a"
+    assert not [entry for entry in journal if entry.endswith("b")]
+
+
+def test_main_maps_errors_to_exit_codes(capsys):
+    def broken(argv):
+        raise errors.SettingError("wrong", field="zone", value=3, remedy="use GB")
+
+    assert service.main(broken, []) == 2
+    assert capsys.readouterr().err == "error: zone = 3: wrong. Remedy: use GB\n"
+    assert service.main(lambda _: [Recorder("a", [], finite=True)], []) == 0
+    with pytest.raises(ZeroDivisionError):
+        service.main(lambda _: [Recorder("a", [], fail_run=ZeroDivisionError())], [])

@@ -1,0 +1,97 @@
+import io
+import json
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from trefoil.core.errors import PortInUse
+from trefoil.runtime import telemetry
+from trefoil.runtime.telemetry import ALL, METRICS, Metrics
+
+UNITS = ("_total", "_seconds", "_ratio", "_joules", "_watts", "_hertz", "_celsius", "_bytes", "_grams")
+
+
+def test_the_document_is_current():
+    page = Path(__file__).parents[3] / "docs" / "metrics.md"
+    assert page.read_text() == telemetry.markdown(), "run: python -m trefoil.runtime.telemetry > docs/metrics.md"
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_declarations_follow_the_conventions(metric):
+    assert re.fullmatch(r"trefoil_[a-z_]+", metric.name)
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert not re.search(r"_(ms|kwh|mhz|mj|percent|kb)(_|$)", metric.name.removesuffix("_per_kwh"))
+    assert bool(metric.buckets) == (metric.kind == "histogram")
+    assert metric.help.endswith(".")
+    assert set(metric.services) <= set(ALL)
+    if metric.kind == "histogram":
+        assert metric.name.endswith(UNITS)
+
+
+def test_names_are_unique():
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+
+@pytest.mark.parametrize("service", ALL)
+def test_every_sample_says_whether_it_is_simulated(service):
+    metrics = Metrics(service)
+    assert 'simulated="false"' in metrics.text()
+    metrics.simulated = True
+    lines = [line for line in metrics.text().splitlines() if not line.startswith("#")]
+    assert lines
+    assert all('simulated="true"' in line for line in lines)
+
+
+def test_counting():
+    metrics = Metrics("dispatcher")
+    metrics.inc("trefoil_requests_total", family="digits", code="OK")
+    metrics.bind("trefoil_requests_total", family="digits", code="OK").inc(2)
+    metrics.observe("trefoil_request_duration_seconds", 0.02, family="digits")
+    metrics.set("trefoil_in_flight_requests", 3, slice="a")
+    metrics.set("trefoil_in_flight_requests", 4, slice="b")
+    metrics.drop("trefoil_in_flight_requests", "a")
+    text = metrics.text()
+    assert 'trefoil_requests_total{code="OK",family="digits",simulated="false"} 3.0' in text
+    assert 'trefoil_request_duration_seconds_count{family="digits",simulated="false"} 1.0' in text
+    assert re.findall(r'trefoil_in_flight_requests{.*slice="(.)"', text) == ["b"]
+
+
+def test_state_gauges_are_one_hot():
+    metrics = Metrics("controller")
+    metrics.set_one_of("trefoil_act_mode", "mode", "act", ("observe", "advise", "act"))
+    assert re.findall(r'trefoil_act_mode{mode="(\w+)".*} 1.0', metrics.text()) == ["act"]
+
+
+def test_a_service_has_its_own_metrics_only():
+    with pytest.raises(KeyError):
+        Metrics("carbon_feed").inc("trefoil_requests_total", family="digits", code="OK")
+
+
+def test_served_over_http_and_the_port_is_given_back(unused_tcp_port):
+    metrics = Metrics("controller")
+    close = metrics.serve("127.0.0.1", unused_tcp_port)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{unused_tcp_port}/metrics") as response:
+            assert b"trefoil_build_info" in response.read()
+        with pytest.raises(PortInUse, match=str(unused_tcp_port)):
+            metrics.serve("127.0.0.1", unused_tcp_port)
+    finally:
+        close()
+    metrics.serve("127.0.0.1", unused_tcp_port)()
+
+
+def test_logs_are_json_without_a_terminal(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    telemetry.setup_logging("controller", "info")
+    import structlog
+
+    structlog.get_logger().info("decided", plan=3)
+    structlog.get_logger().debug("not shown")
+    (line,) = stream.getvalue().splitlines()
+    logged = json.loads(line)
+    assert logged.pop("timestamp").endswith("Z")
+    assert logged == {"service": "controller", "event": "decided", "plan": 3, "level": "info"}
+    structlog.reset_defaults()
