@@ -1,0 +1,152 @@
+"""From what every device ought to host to a `Plan`: node plans, routes, expectations. Shared by every planner."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from controller.planners.columns import ClassKey, Column
+from controller.planners.world import Device, Running, Task, World, setting
+from trefoil.core.carbon import Series
+from trefoil.core.common import Revision
+from trefoil.core.fleet import DeviceState, Hosted
+from trefoil.core.plan import Expected, InputStamp, NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
+from trefoil.core.plan_check import sealed
+
+GAP_SHARE: Final = 0.2  # of a slice's time; a longer pause between two requests is worth a second credit
+
+DEFAULTS: Final[Mapping[str, float]] = {
+    "overhead_ms": 2.0,  # client to dispatcher and back, taken off the SLO
+    "start_s": 1.0,  # what starting a slice costs beside loading its model: the instance and a Triton
+    "rate_floor_per_s": 1.0,  # assumed while no demand is known
+    "tick_s": 60.0,
+    "transport_gap_ms": 2.0,  # dispatcher to slice and back: the slice is taken, but does not compute
+    "queue_requests_max": 512.0,
+    "queue_bytes_max": 64.0 * 2**20,
+}
+
+
+def plan_of(
+    world: World,
+    planner: str,
+    hosted: Mapping[str, Sequence[Running]],
+    traffic: Mapping[ClassKey, float],
+    columns: Sequence[Column],
+    constants: Mapping[str, float],
+    expected: Mapping[str, Expected],
+    why: str,
+    gap: float = 0.0,
+    degraded: str = "",
+) -> Plan:
+    """A complete plan; its revision, policy and decision id are the shell's to fill in."""
+    by_key = {c.key: c for c in columns}
+    view = world.view
+    return Plan(
+        policy=planner,
+        planner=planner,
+        objectives=tuple(t.objective for t in world.tasks),
+        nodes=_nodes(world, hosted, by_key, constants),
+        routes=tuple(_route(world, task, hosted, traffic, by_key, constants) for task in world.tasks),
+        why=why,
+        expected=dict(expected),
+        optimality_gap=gap,
+        inputs=(
+            InputStamp(f"carbon:now:{_series(view.carbon.series)}", view.carbon.observed_at_s, view.carbon.rung),
+            *(InputStamp(f"node:{n.node}", n.observed_at_s, int(n.node in view.fleet.stale)) for n in view.fleet.nodes),
+        ),
+        created_at_s=view.now_s,
+        degraded=degraded,
+    )
+
+
+def _series(series: Series) -> str:
+    return f"{series.zone}:{series.method.name.lower()}:{series.factors.name.lower()}"
+
+
+def _nodes(
+    world: World,
+    hosted: Mapping[str, Sequence[Running]],
+    columns: Mapping[ClassKey, Column],
+    constants: Mapping[str, float],
+) -> tuple[NodePlan, ...]:
+    planned: dict[str, list[PlannedDevice]] = {n.node: [] for n in world.view.fleet.nodes}
+    for device in world.devices:
+        parts = tuple(_slice(world, device, r, columns, constants) for r in hosted.get(device.name, ()))
+        target = DeviceState.AWAKE if parts else DeviceState.ASLEEP
+        planned[device.node].append(PlannedDevice(device.name, target, parts, governor="fixed"))
+    for node, device_name in world.lost:
+        planned[node].append(PlannedDevice(device_name, DeviceState.ASLEEP, (), governor="fixed"))
+    return tuple(sealed(NodePlan(node=n, devices=tuple(d)), Revision()) for n, d in sorted(planned.items()))
+
+
+def _slice(
+    world: World,
+    device: Device,
+    running: Running,
+    columns: Mapping[ClassKey, Column],
+    constants: Mapping[str, float],
+) -> PlannedSlice:
+    column = columns.get((running.family, device.type.name, running.key.slice_type, running.variant))
+    version = world.view.catalog.family(running.family).variant(running.variant).version
+    batch = column.max_batch if column else 1
+    hosted = Hosted(running.family, running.variant, version, stage=0, stages=1, instances=1, max_batch=batch)
+    return PlannedSlice(running.key, (hosted,), _credits(column, world.task(running.family), constants))
+
+
+def _credits(column: Column | None, task: Task, constants: Mapping[str, float]) -> int:
+    """Two hide the transport gap between requests; where service is long, one keeps the queue shared by the pool."""
+    if column is None:
+        return 2
+    gap_ms = setting(task.objective, constants, "transport_gap_ms")
+    return 2 if gap_ms > GAP_SHARE * column.service.mean_ms else 1
+
+
+def _route(
+    world: World,
+    task: Task,
+    hosted: Mapping[str, Sequence[Running]],
+    traffic: Mapping[ClassKey, float],
+    columns: Mapping[ClassKey, Column],
+    constants: Mapping[str, float],
+) -> Route:
+    types = {d.name: d.type for d in world.devices}
+    targets = [
+        (r, (r.family, types[name].name, r.key.slice_type, r.variant))
+        for name, parts in sorted(hosted.items())
+        for r in parts
+        if r.family == task.family
+    ]
+    counts = Counter(key for _, key in targets)
+    shares = {key: traffic.get(key, 0.0) / n for key, n in counts.items()}
+    total = sum(shares[key] for _, key in targets)
+    return Route(
+        family=task.family,
+        router="weighted",
+        queue="fifo",
+        lane="any",
+        targets=tuple(
+            RouteTarget(
+                slice=r.key,
+                variant=r.variant,
+                weight=round(shares[key] / total, 9),
+                credits=_credits(columns.get(key), task, constants),
+                tier=types[r.key.device].tier,
+            )
+            for r, key in sorted(targets, key=lambda t: t[0].key)
+            if total > 0
+        ),
+        queue_requests_max=int(setting(task.objective, constants, "queue_requests_max")),
+        queue_bytes_max=int(setting(task.objective, constants, "queue_bytes_max")),
+    )
+
+
+def capacity_per_s(
+    traffic: Mapping[ClassKey, float], slices: Mapping[ClassKey, int], columns: Sequence[Column], family: str
+) -> float:
+    """The rate at which the first class is full when the shares stay as planned."""
+    total = sum(rate for key, rate in traffic.items() if key[0] == family)
+    limits = [
+        total / traffic[c.key] * c.rate_per_slice(slices[c.key]) * slices[c.key]
+        for c in columns
+        if c.family == family and traffic.get(c.key, 0.0) > 0
+    ]
+    return min(limits, default=0.0)

@@ -1,0 +1,66 @@
+"""BASE: the most accurate variant, one 7g slice per GPU, every GPU awake.
+
+Source: CLOVER (SC 23) section 5.1: "the highest-quality model that runs on every GPU exclusively".
+Data: devices, families. Decision: none; neither carbon nor load nor the SLO is looked at.
+Deviations: MIG mode stays on, so that the GPU is one 7g slice; several families take the devices in turn.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from numpy.random import Generator
+
+from controller.planners.assemble import DEFAULTS
+from controller.planners.columns import class_column
+from controller.planners.uniform import Uniform, decide
+from controller.planners.world import Device, Task, World, read
+from trefoil.core.brains import Decision, PlanView
+from trefoil.core.catalog import Variant
+from trefoil.core.device_types import Placement, placements
+
+
+def largest_layout(device: Device) -> Placement:
+    """The placement with the fewest slices: the whole GPU."""
+    return min(placements(device.type), key=lambda p: (len(p), p))
+
+
+def best_variant(world: World, task: Task, _device: Device, _slice_type: str) -> Variant:
+    """The most accurate variant of the family."""
+    return world.view.catalog.family(task.family).best
+
+
+BASE = Uniform(largest_layout, best_variant)
+
+
+@dataclass(frozen=True, slots=True)
+class BasePlanner:
+    """Stateless."""
+
+    constants: Mapping[str, float] = field(default_factory=dict)
+
+    def plan(self, view: PlanView, rng: Generator) -> Decision:
+        """BASE's one plan for this fleet."""
+        constants = {**DEFAULTS, **self.constants}
+        world = read(view, constants["rate_floor_per_s"])
+        return decide(world, "base", BASE.host(world), constants, rng)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What BASE would take for the same demand, from the same profile."""
+
+    joules_per_request: float
+    accuracy: float
+
+
+def base_reference(world: World, task: Task, constants: Mapping[str, float]) -> Reference:
+    """`base_j_per_request` where the objective leaves it at 0."""
+    best = world.view.catalog.family(task.family).best
+    rate = task.demand.rate_per_s
+    idle = sum(d.type.idle_w for d in world.devices) / rate / max(1, len(world.tasks))
+    active = []
+    for device in world.devices:
+        shape = largest_layout(device)[0][0]
+        column = class_column(world.view.catalog, task, device.type, shape, best.name, 1, constants)
+        active.append(column.energy_j if column else 0.0)
+    return Reference(idle + sum(active) / max(1, len(active)), best.accuracy)

@@ -1,0 +1,48 @@
+"""CO2OPT: the variant of least energy on the finest partition, whatever the accuracy.
+
+Source: CLOVER (SC 23) section 5.1; its artifact holds no code for it, so this follows the text.
+Data: devices, families, profile. Decision: the variant with the least active energy per request on the finest
+configuration; every GPU awake. Neither carbon nor load nor the SLO is looked at.
+Deviations: "lowest carbon" is read as least active joules: every GPU is awake in either case.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from numpy.random import Generator
+
+from controller.planners.assemble import DEFAULTS
+from controller.planners.columns import class_column
+from controller.planners.uniform import Uniform, decide
+from controller.planners.world import Device, Task, World, read
+from trefoil.core.brains import Decision, PlanView
+from trefoil.core.catalog import Variant
+from trefoil.core.device_types import Placement, placements
+
+
+def finest_layout(device: Device) -> Placement:
+    """The placement with the most slices: seven 1g."""
+    return min(placements(device.type), key=lambda p: (-len(p), p))
+
+
+@dataclass(frozen=True, slots=True)
+class Co2OptPlanner:
+    """Stateless."""
+
+    constants: Mapping[str, float] = field(default_factory=dict)
+
+    def plan(self, view: PlanView, rng: Generator) -> Decision:
+        """CO2OPT's one plan for this fleet."""
+        constants = {**DEFAULTS, **self.constants}
+        world = read(view, constants["rate_floor_per_s"])
+
+        def leanest(world: World, task: Task, device: Device, slice_type: str) -> Variant:
+            family = world.view.catalog.family(task.family)
+            found = []
+            for variant in family.by_accuracy():
+                column = class_column(world.view.catalog, task, device.type, slice_type, variant.name, 1, constants)
+                if column is not None:
+                    found.append((column.energy_j, -variant.accuracy, variant.name))
+            return family.variant(min(found)[2]) if found else family.by_accuracy()[0]
+
+        return decide(world, "co2opt", Uniform(finest_layout, leanest).host(world), constants, rng)

@@ -1,0 +1,168 @@
+"""From an objective's mode to what the program optimises: a price of accuracy and a target, with the reason.
+
+budget: the window's dual over the frontier (`frontier.py`); instant: the floor at every instant; lambda: CLOVER Eq. 3.
+Intensity multiplies every joule of a zone alike. So `instant` does not depend on carbon at all, and says so.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from controller.planners.base import base_reference
+from controller.planners.columns import Column
+from controller.planners.exact.frontier import (
+    STEEP_J,
+    Point,
+    distribution,
+    frontier,
+    price,
+    required_mean,
+)
+from controller.planners.exact.milp import Limits
+from controller.planners.exact.model import Aim, Group, Problem, value_lambda
+from controller.planners.world import Device, Task, World
+from trefoil.core.demand import Demand
+from trefoil.core.errors import InvalidInput
+from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.core.units import J_PER_KWH
+
+INTENSITY_MIN: Final = 1e-3  # g/kWh: with carbon-free power every accuracy is free, not undefined
+BASE_INTENSITY: Final = 250.0  # CLOVER's artifact, where the objective does not say
+DEMAND_STEP: Final = 1.05  # the frontier is that of the demand rounded up to such a step
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one family adds to the aim."""
+
+    value_j: float
+    target: float
+    why: str
+
+
+def aim_of(world: World, problem: Problem, constants: Mapping[str, float]) -> tuple[Aim, dict[str, Wish]]:
+    """The aim of all families together."""
+    wishes = {t.family: _wish(world, problem, t, constants) for t in world.tasks}
+    return (
+        Aim({f: w.value_j for f, w in wishes.items()}, {f: w.target for f, w in wishes.items()}),
+        wishes,
+    )
+
+
+def mode_of(objective: Objective) -> ObjectiveMode:
+    """The mode; unset means budget."""
+    return objective.mode or ObjectiveMode.BUDGET
+
+
+def _wish(world: World, problem: Problem, task: Task, constants: Mapping[str, float]) -> Wish:
+    mode = mode_of(task.objective)
+    if mode == ObjectiveMode.INSTANT:
+        floor = task.objective.min_accuracy
+        return Wish(0.0, floor, f"instant: accuracy >= {floor:.4f} at every instant, whatever the carbon")
+    if mode == ObjectiveMode.LAMBDA:
+        return _lambda(world, task, constants)
+    if mode == ObjectiveMode.BUDGET:
+        return _budget(world, problem, task, constants)
+    raise InvalidInput("no such mode", field="objective.mode", value=int(mode), remedy="one of budget, instant, lambda")
+
+
+def _lambda(world: World, task: Task, constants: Mapping[str, float]) -> Wish:
+    objective = task.objective
+    reference = base_reference(world, task, constants)
+    base_j = objective.base_j_per_request or reference.joules_per_request
+    base_intensity = objective.base_intensity_g_per_kwh or BASE_INTENSITY
+    intensity = max(world.view.carbon.intensity_g_per_kwh, INTENSITY_MIN)
+    value = min(STEEP_J, value_lambda(task, intensity, base_j, reference.accuracy, base_intensity))
+    where = "given" if objective.base_j_per_request else "BASE at this demand"
+    return Wish(
+        value,
+        objective.hard_min_accuracy,
+        f"lambda {objective.lambda_weight:g} against {base_j:.2f} J ({where}) at {base_intensity:.0f} g/kWh: "
+        f"a unit of accuracy is worth {value:.0f} J a request",
+    )
+
+
+def _budget(world: World, problem: Problem, task: Task, constants: Mapping[str, float]) -> Wish:
+    objective, view = task.objective, world.view
+    budget = next((b for b in view.budgets if b.family == task.family), None)
+    rate = task.demand.rate_per_s
+    required, left_s = required_mean(objective.min_accuracy, budget, rate, objective.window_s)
+    hull, hull_rate = _frontier(problem, task, constants)
+    if not hull:
+        return Wish(0.0, objective.hard_min_accuracy, "")
+    intervals, source = distribution(view, left_s)
+    intensity = view.carbon.intensity_g_per_kwh
+    found = price(hull, intervals, intensity, hull_rate, min(required, hull[-1].accuracy))
+    value = min(STEEP_J, found.grams * J_PER_KWH / max(intensity, INTENSITY_MIN))
+    target = max(objective.hard_min_accuracy, min(found.target, hull[-1].accuracy))
+    short = "" if required <= hull[-1].accuracy + 1e-9 else f", out of reach: {hull[-1].accuracy:.4f} is the most"
+    why = (
+        f"budget: the remaining {left_s:.0f} s need a mean accuracy of {required:.4f} for {objective.min_accuracy:.4f} "
+        f"over the window{short}; price {found.grams * 1e3:.3f} mg per request and point of accuracy ({source}), so "
+        f">= {target:.4f} now"
+    )
+    return Wish(value, target, why)
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What the frontier depends on of one family; hashable, unlike an objective with its `params`."""
+
+    family: str
+    rate_per_s: float
+    rate_p90_per_s: float
+    hard_min_accuracy: float
+    replicas_min: int
+    spread_min: int
+
+    def task(self) -> Task:
+        """A task that asks for exactly this."""
+        objective = Objective(
+            self.family,
+            hard_min_accuracy=self.hard_min_accuracy,
+            replicas_min=self.replicas_min,
+            spread_min=self.spread_min,
+        )
+        return Task(objective, Demand(self.family, "", self.rate_per_s, self.rate_p90_per_s))
+
+
+def _frontier(problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[tuple[Point, ...], float]:
+    """The frontier at the demand rounded up (remembered: it is pure), or at the demand itself if that is too much."""
+    groups = tuple(
+        replace(g, devices=tuple(Device(str(i), "", g.type, True, (), d.frozen) for i, d in enumerate(g.devices)))
+        for g in problem.groups
+    )
+    limits = Limits(int(constants["solver_nodes"]), constants["frontier_gap"])
+    for rounded in (True, False):
+        needs = tuple(_need(t, rounded) for t in problem.tasks)
+        hull = _hull(groups, problem.columns, needs, task.family, limits, int(constants["frontier_solves"]))
+        if hull:
+            return hull, next(n.rate_per_s for n in needs if n.family == task.family)
+    return (), task.demand.rate_per_s
+
+
+def _need(task: Task, rounded: bool) -> _Need:
+    mean, high = task.demand.rate_per_s, task.demand.rate_p90_per_s
+    if rounded:
+        mean, high = _step(mean), _step(high)
+    o = task.objective
+    return _Need(task.family, mean, high, o.hard_min_accuracy, o.replicas_min, o.spread_min)
+
+
+def _step(rate_per_s: float) -> float:
+    return float(DEMAND_STEP ** math.ceil(math.log(rate_per_s, DEMAND_STEP) - 1e-9))
+
+
+@lru_cache(maxsize=256)
+def _hull(
+    groups: tuple[Group, ...],
+    columns: tuple[Column, ...],
+    needs: tuple[_Need, ...],
+    family: str,
+    limits: Limits,
+    solves_max: int,
+) -> tuple[Point, ...]:
+    problem = Problem(groups, columns, tuple(n.task() for n in needs), 0.0)
+    return frontier(problem, family, limits, solves_max)

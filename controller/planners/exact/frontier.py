@@ -1,0 +1,171 @@
+"""What accuracy costs, and the price of accuracy for a budget over a window.
+
+Source: DESIGN section 4, mode budget. The window's problem is: over intervals i with weight w_i and intensity CI_i,
+  min sum_i w_i CI_i P(A_i)   subject to   sum_i w_i A_i >= required mean,
+where P is the power of the cheapest plan of accuracy A. On the lower convex hull of (A, P) it is solved by buying
+accuracy where it is cheapest: the step from hull point j to j + 1 costs CI_i * slope_j per unit. The last step bought
+is the window's dual, the price; it also says what accuracy the current interval has to reach.
+Data: the frontier at the current demand; the distribution of intensity (a forecast, else what was seen); the budget.
+Deviations: the rest of the window is taken to have the current demand; the budget spent corrects it tick by tick.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+from controller.planners.exact.milp import Limits
+from controller.planners.exact.model import Aim, Problem, solve
+from trefoil.core.brains import BudgetState, PlanView
+
+RELATIVE_TOLERANCE: Final = 2e-3  # of power: a hull point that lies closer to the chord is not worth a solve
+STEEP_J: Final = 1e5  # per request and unit of accuracy: more than any plan saves
+LEFT_MIN: Final = 0.04  # a window that is over still gives its last part to pay a debt back
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A plan on the frontier."""
+
+    accuracy: float
+    power_w: float
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The window's dual [grams per request and unit of accuracy], and what the current interval has to reach."""
+
+    grams: float
+    target: float
+    required: float
+    why: str
+
+
+def frontier(problem: Problem, family: str, limits: Limits, solves_max: int) -> tuple[Point, ...]:
+    """The lower convex hull of (accuracy, power) by ascending accuracy; empty when there is no plan at all."""
+    still = replace(problem, horizon_s=0.0)
+    low = _point(still, family, Aim(), limits)
+    if low is None:
+        return ()
+    high = _highest(still, family, limits)
+    assert high is not None
+    left = solves_max - 3
+    hull = [low, high] if high.accuracy > low.accuracy + 1e-7 else [low]
+    gaps = list(pairwise(hull))
+    while gaps and left > 0:
+        a, b = gaps.pop(0)  # widest first would need an order; breadth first is as good and simple
+        slope = (b.power_w - a.power_w) / (b.accuracy - a.accuracy)
+        left -= 1
+        middle = _point(still, family, Aim(value_j={family: _value(problem, family, slope)}), limits)
+        if middle is None or not _below(middle, a, b, slope):
+            continue
+        hull.append(middle)
+        gaps += [(a, middle), (middle, b)]
+    return _convex(hull)
+
+
+def _value(problem: Problem, family: str, slope_w: float) -> float:
+    """Watts per unit of accuracy as joules per request and unit of accuracy."""
+    return slope_w / next(t.demand.rate_per_s for t in problem.tasks if t.family == family)
+
+
+def _highest(problem: Problem, family: str, limits: Limits) -> Point | None:
+    """The most accuracy, then the least power that reaches it."""
+    steep = _point(problem, family, Aim(value_j={family: STEEP_J}), limits)
+    if steep is None:
+        return None
+    return _point(problem, family, Aim(target={family: steep.accuracy - 2e-6}), limits) or steep
+
+
+def _point(problem: Problem, family: str, aim: Aim, limits: Limits) -> Point | None:
+    solution = solve(problem, aim, limits)
+    return None if solution is None else Point(solution.accuracy[family], solution.power_w)
+
+
+def _below(middle: Point, a: Point, b: Point, slope: float) -> bool:
+    inside = a.accuracy + 1e-7 < middle.accuracy < b.accuracy - 1e-7
+    chord = a.power_w + slope * (middle.accuracy - a.accuracy)
+    return inside and middle.power_w < chord * (1 - RELATIVE_TOLERANCE)
+
+
+def _convex(points: Sequence[Point]) -> tuple[Point, ...]:
+    hull: list[Point] = []
+    for point in sorted(set(points), key=lambda p: (p.accuracy, p.power_w)):
+        if hull and point.power_w <= hull[-1].power_w:
+            while hull and point.power_w <= hull[-1].power_w:
+                hull.pop()
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return tuple(hull)
+
+
+def _slope(a: Point, b: Point) -> float:
+    return (b.power_w - a.power_w) / max(1e-12, b.accuracy - a.accuracy)
+
+
+def price(
+    hull: Sequence[Point],
+    intervals: Sequence[tuple[float, float]],
+    intensity: float,
+    rate_per_s: float,
+    required: float,
+) -> Price:
+    """Buy accuracy where it is cheapest until the window's mean is `required`. Intervals: (weight, intensity)."""
+    total = sum(w for w, _ in intervals)
+    mean = hull[0].accuracy
+    steps = sorted(
+        (ci * max(0.0, _slope(a, b)), a.accuracy, b.accuracy, ci, w / total)
+        for a, b in pairwise(hull)
+        for w, ci in intervals
+    )
+    target, cost, at = hull[0].accuracy, 0.0, 0
+    while at < len(steps) and mean < required - 1e-9:
+        cost = steps[at][0]
+        tied = [s for s in steps[at:] if s[0] <= cost * (1 + 1e-9) + 1e-12]
+        at += len(tied)
+        gain = sum(w * (b - a) for _, a, b, _, w in tied)
+        part = min(1.0, (required - mean) / gain)
+        mean += part * gain
+        here = [(a, b) for _, a, b, ci, _ in tied if ci == intensity]
+        for a, b in sorted(set(here)):
+            target = max(target, a + part * (b - a))
+    why = "" if mean >= required - 1e-6 else f"; {required:.4f} is out of reach, {mean:.4f} is the most"
+    return Price(cost / rate_per_s / 3.6e6, target, required, why)
+
+
+def distribution(view: PlanView, left_s: float) -> tuple[list[tuple[float, float]], str]:
+    """(weight, intensity) of the rest of the window: a forecast, else what was seen; the present always belongs."""
+    now = max(view.carbon.intensity_g_per_kwh, 0.0)
+    forecast = view.carbon_forecast
+    if forecast is not None and forecast.bands:
+        ahead = [b for b in forecast.bands if b.ends_at_s > view.now_s and b.starts_at_s < view.now_s + left_s]
+        if ahead:
+            ends = view.now_s + left_s
+            weighted = [
+                (min(b.ends_at_s, ends) - max(b.starts_at_s, view.now_s), b.p50_g_per_kwh)
+                for b in ahead
+                if not b.starts_at_s <= view.now_s < b.ends_at_s
+            ]
+            present = left_s - sum(w for w, _ in weighted)
+            return [(max(present, 1e-3 * left_s), now), *((w, ci) for w, ci in weighted if w > 0)], "forecast"
+    seen: dict[float, tuple[float, float]] = {}
+    for reading in (*view.carbon_history, view.carbon):
+        length = reading.ends_at_s - reading.starts_at_s
+        seen[reading.starts_at_s] = (length if length > 0 else 0.0, reading.intensity_g_per_kwh)
+    usual = [w for w, _ in seen.values() if w > 0]
+    default = sum(usual) / len(usual) if usual else 1.0
+    intervals = [(w or default, max(0.0, ci)) for w, ci in seen.values()]
+    if all(ci != now for _, ci in intervals):
+        intervals.append((default, now))
+    return intervals, f"{len(intervals)} readings"
+
+
+def required_mean(floor: float, budget: BudgetState | None, rate_per_s: float, window_s: float) -> tuple[float, float]:
+    """The mean accuracy that the rest of the window has to reach, and its length [s]."""
+    if budget is None:
+        return floor, max(window_s, 1.0)
+    window_s = budget.window_s or window_s
+    left_s = max(window_s - budget.elapsed_s, LEFT_MIN * window_s, 1.0)
+    ahead = rate_per_s * left_s
+    return (floor * (budget.requests + ahead) - budget.accuracy_sum) / ahead, left_s

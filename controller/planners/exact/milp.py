@@ -1,0 +1,117 @@
+"""A small mixed-integer program and the one place that calls the solver: one thread, fixed seed, bounded nodes."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+import highspy
+import numpy as np
+
+INFINITY: Final = highspy.kHighsInf
+SOLVED: Final = frozenset({highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kSolutionLimit})
+WALL_LIMIT_S: Final = 30.0  # a safety net, far above any bounded solve; reaching it keeps the last plan
+
+
+class WallLimitHit(Exception):
+    """The safety net was reached: the result would not replay, so there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one solve. Nodes bound the work, so that a decision replays."""
+
+    nodes: int = 4000
+    gap: float = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Values by variable, the objective, and the proven relative gap of this model."""
+
+    values: tuple[float, ...]
+    objective: float
+    gap: float
+
+
+@dataclass(slots=True)
+class Program:
+    """min cost * x, lower <= x <= upper, low <= rows * x <= high, some x integer."""
+
+    cost: list[float] = field(default_factory=list)
+    lower: list[float] = field(default_factory=list)
+    upper: list[float] = field(default_factory=list)
+    integer: list[bool] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+    starts: list[int] = field(default_factory=lambda: [0])
+    index: list[int] = field(default_factory=list)
+    value: list[float] = field(default_factory=list)
+
+    def variable(self, cost: float, lower: float, upper: float, integer: bool = False) -> int:
+        """Add a variable; the answer is its index."""
+        assert lower <= upper, (lower, upper)
+        self.cost.append(cost)
+        self.lower.append(lower)
+        self.upper.append(upper)
+        self.integer.append(integer)
+        return len(self.cost) - 1
+
+    def row(self, terms: list[tuple[int, float]], low: float = -INFINITY, high: float = INFINITY) -> int:
+        """Add a constraint; the answer is its index."""
+        for index, value in terms:
+            self.index.append(index)
+            self.value.append(value)
+        self.starts.append(len(self.index))
+        self.low.append(low)
+        self.high.append(high)
+        return len(self.low) - 1
+
+    def solve(self, limits: Limits) -> Result | None:
+        """Solve; None when no point satisfies the constraints.
+
+        Raises:
+            WallLimitHit: the safety net was reached.
+        """
+        solver = highspy.Highs()
+        for option, setting in (
+            ("output_flag", False),
+            ("threads", 1),
+            ("parallel", "off"),
+            ("random_seed", 0),
+            ("time_limit", WALL_LIMIT_S),
+            ("mip_max_nodes", limits.nodes),
+            ("mip_rel_gap", limits.gap),
+            ("mip_feasibility_tolerance", 1e-7),
+            ("primal_feasibility_tolerance", 1e-8),
+        ):
+            solver.setOptionValue(option, setting)
+        solver.passModel(self._model())
+        solver.run()
+        status = solver.getModelStatus()
+        if status == highspy.HighsModelStatus.kTimeLimit:
+            raise WallLimitHit(f"{len(self.cost)} variables, {len(self.low)} rows, {WALL_LIMIT_S:.0f} s")
+        info = solver.getInfo()
+        if status not in SOLVED or not math.isfinite(info.objective_function_value):
+            return None
+        if info.primal_solution_status != 2:  # 2 = feasible point: a node limit can end without one
+            return None
+        gap = float(info.mip_gap) if any(self.integer) and math.isfinite(info.mip_gap) else 0.0
+        return Result(tuple(solver.getSolution().col_value), float(info.objective_function_value), max(0.0, gap))
+
+    def _model(self) -> highspy.HighsLp:
+        model = highspy.HighsLp()
+        model.num_col_ = len(self.cost)
+        model.num_row_ = len(self.low)
+        model.col_cost_ = np.array(self.cost)
+        model.col_lower_ = np.array(self.lower)
+        model.col_upper_ = np.array(self.upper)
+        model.row_lower_ = np.array(self.low)
+        model.row_upper_ = np.array(self.high)
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.array(self.starts)
+        model.a_matrix_.index_ = np.array(self.index)
+        model.a_matrix_.value_ = np.array(self.value)
+        model.integrality_ = [
+            highspy.HighsVarType.kInteger if flag else highspy.HighsVarType.kContinuous for flag in self.integer
+        ]
+        return model

@@ -1,0 +1,249 @@
+"""The default planner, `exact`.
+
+Source: DESIGN section 4; docs/policies.md. The program is `model.py`, its aim `aims.py` and `frontier.py`, its check
+`verify.py`, the way to devices `mapping.py`, what happens when nothing fits `rescue.py`, the words `words.py`.
+Data: a `PlanView`. Decision: variants, MIG configurations, sleeping devices and shares, in one program.
+Formulation: aim -> solve -> check with the request-level kernel (a class that fails is scaled by 0.95, at most 4
+rounds) -> map to devices -> keep what runs, if the real price of moving exceeds what the move gains -> check that the
+rollout is possible, else solve again with configurations pinned.
+Deviations: none. Pure: equal views and generators give equal plans.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from numpy.random import Generator
+
+from controller.planners.assemble import DEFAULTS, capacity_per_s, plan_of
+from controller.planners.columns import ClassKey, Column, columns
+from controller.planners.exact import rescue, words
+from controller.planners.exact.aims import Wish, aim_of
+from controller.planners.exact.mapping import Moves, moves, place
+from controller.planners.exact.milp import Limits, WallLimitHit
+from controller.planners.exact.model import Aim, Problem, Solution, as_it_is, groups_of, judged, pinned, solve
+from controller.planners.exact.verify import BACK_OFF, ROUNDS_MAX, failing, latency_ms_p95
+from controller.planners.uniform import pue_of
+from controller.planners.world import Running, Task, World, read
+from trefoil.core.brains import Decision, PlanView
+from trefoil.core.objective import Objective
+from trefoil.core.plan import Expected, Plan
+from trefoil.core.units import grams
+
+CONSTANTS: Final[Mapping[str, float]] = {
+    **DEFAULTS,
+    "solver_nodes": 4000.0,
+    "solver_gap": 1e-4,
+    "frontier_gap": 1e-3,
+    "frontier_solves": 10.0,
+    "kernel_requests": 5000.0,
+}
+
+Refusal = Callable[[PlanView, Plan], str]
+
+
+def any_rollout(_view: PlanView, _plan: Plan) -> str:
+    """No refusal: what a caller without a rollout check uses."""
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A solution on devices, with what it costs to get there."""
+
+    problem: Problem
+    solution: Solution
+    hosted: Mapping[str, tuple[Running, ...]]
+    moves: Moves
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactPlanner:
+    """Stateless. `refuses(view, plan)` says why a plan cannot be rolled out, "" = it can."""
+
+    constants: Mapping[str, float] = field(default_factory=dict)
+    refuses: Refusal = any_rollout
+    name: str = "exact"
+    recast: Callable[[Objective], Objective] = field(default=lambda objective: objective)
+
+    def plan(self, view: PlanView, rng: Generator) -> Decision:
+        """The best plan for this view, or what remains possible, by a named rung."""
+        constants = {**CONSTANTS, **self.constants}
+        view = replace(view, objectives=tuple(self.recast(o) for o in view.objectives))
+        world = read(view, constants["rate_floor_per_s"])
+        next_at_s = _next_tick_s(view, constants)
+        if not world.tasks:
+            return Decision(None, f"{self.name}: no family has an objective", next_at_s)
+        try:
+            return self._decide(world, constants, rng, next_at_s)
+        except WallLimitHit as hit:
+            return Decision(
+                None,
+                f"{self.name}: keeps the plan, the solver ran into its wall limit ({hit})",
+                next_at_s,
+                "wall_limit",
+            )
+
+    def _decide(self, world: World, constants: Mapping[str, float], rng: Generator, next_at_s: float) -> Decision:
+        found = tuple(c for t in world.tasks for c in columns(world.view.catalog, t, world.devices, constants))
+        problem = Problem(groups_of(world.devices), found, world.tasks, world.view.move_horizon_s)
+        aim, wishes = aim_of(world, problem, constants)
+        draft = self._draft(world, problem, aim, constants, rng)
+        degraded = ""
+        if draft is None:
+            problem, aim, degraded = rescue.relaxed(world, problem, aim, constants)
+            if not rescue.better_than_current(world, problem, aim, constants):
+                why = f"{self.name}: {degraded}; keeps the plan"
+                return Decision(None, why, next_at_s, f"kept_last_plan: {degraded}")
+            draft = self._draft(world, problem, aim, constants, rng)
+            assert draft is not None, "a relaxed problem has a plan"
+        draft = self._possible(world, draft, aim, wishes, constants, rng, degraded)
+        plan = self._assembled(world, draft, wishes, constants, rng, degraded)
+        return Decision(plan, plan.why, next_at_s, degraded)
+
+    def _draft(
+        self, world: World, problem: Problem, aim: Aim, constants: Mapping[str, float], rng: Generator
+    ) -> Draft | None:
+        """Solve, check and map; keep what runs where moving does not pay."""
+        solution, problem, note = _checked(problem, aim, constants, rng)
+        if solution is None:
+            return None
+        hosted = place(problem, solution)
+        needed = moves(problem, hosted)
+        draft = Draft(problem, solution, hosted, needed, note)
+        if needed.any and not world.nothing_runs:
+            stay = stayed(problem, aim, constants)
+            if stay is not None and _score(stay, aim) <= _score(draft, aim) + 1e-9:
+                return stay
+        return draft
+
+    def _possible(
+        self,
+        world: World,
+        draft: Draft,
+        aim: Aim,
+        wishes: Mapping[str, Wish],
+        constants: Mapping[str, float],
+        rng: Generator,
+        degraded: str,
+    ) -> Draft:
+        """If no rollout leads there, the best plan that keeps the slices of every device that serves."""
+        if not draft.moves.any:
+            return draft
+        refusal = self.refuses(world.view, self._assembled(world, draft, wishes, constants, rng, degraded))
+        if not refusal:
+            return draft
+        narrowed = replace(draft.problem, groups=pinned(draft.problem.groups))
+        second = self._draft(world, narrowed, aim, constants, rng) or stayed(draft.problem, aim, constants)
+        if second is None:
+            return replace(draft, note=f"{draft.note}; no rollout is possible: {refusal}")
+        return replace(second, note=f"{second.note}; configurations stay, because {refusal}")
+
+    def _assembled(
+        self,
+        world: World,
+        draft: Draft,
+        wishes: Mapping[str, Wish],
+        constants: Mapping[str, float],
+        rng: Generator,
+        degraded: str,
+    ) -> Plan:
+        expected = {t.family: _expected(world, draft, t, constants, rng) for t in world.tasks}
+        why = words.why(self.name, world, draft.solution, draft.moves, wishes, expected, degraded, draft.note)
+        return plan_of(
+            world,
+            self.name,
+            draft.hosted,
+            draft.solution.traffic,
+            draft.problem.columns,
+            constants,
+            expected,
+            why,
+            draft.solution.gap,
+            degraded,
+        )
+
+
+def _checked(
+    problem: Problem, aim: Aim, constants: Mapping[str, float], rng: Generator
+) -> tuple[Solution | None, Problem, str]:
+    """Solve and let the kernel check, at most `ROUNDS_MAX` rounds."""
+    limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
+    late: dict[ClassKey, float] = {}
+    solution = solve(problem, aim, limits)
+    for _ in range(ROUNDS_MAX):
+        if solution is None or aim.shortage_allowed:
+            break
+        late = failing(solution, problem.columns, problem.tasks, constants, rng)
+        if not late:
+            break
+        problem = replace(problem, scale={**problem.scale, **{k: problem.scale.get(k, 1.0) * BACK_OFF for k in late}})
+        tighter = solve(problem, aim, limits)
+        if tighter is None:
+            break
+        solution = tighter
+    note = "; ".join(
+        f"the kernel sees {k[3]} on {k[2]} within its SLO for {a:.1%} only" for k, a in sorted(late.items())
+    )
+    return solution, problem, f"; {note}" if note else ""
+
+
+def stayed(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
+    """What runs now, with the best shares; None when it cannot meet the aim."""
+    still = replace(problem, groups=tuple(as_it_is(d) for d in problem.devices))
+    solution = solve(still, aim, Limits(int(constants["solver_nodes"]), constants["solver_gap"]))
+    if solution is None:
+        return None
+    hosted = {d.name: d.running for d in problem.devices}
+    return Draft(problem, judged(still, solution), hosted, Moves(0, 0, 0, 0, 0.0, 0.0))
+
+
+def _score(draft: Draft, aim: Aim) -> float:
+    """The program's objective with the real moves instead of their lower bound [W]."""
+    gained = sum(
+        value * next(t.demand.rate_per_s for t in draft.problem.tasks if t.family == f) * draft.solution.accuracy[f]
+        for f, value in aim.value_j.items()
+    )
+    horizon = draft.problem.horizon_s
+    return draft.solution.power_w - gained + (draft.moves.energy_j / horizon if horizon > 0 else 0.0)
+
+
+def _expected(world: World, draft: Draft, task: Task, constants: Mapping[str, float], rng: Generator) -> Expected:
+    solution, mine = draft.solution, [c for c in draft.problem.columns if c.family == task.family]
+    rate = task.demand.rate_per_s
+    joules = family_power_w(draft.problem, solution, task) / rate
+    scaled = tuple(_slowed(c, draft.problem.scale.get(c.key, 1.0)) for c in mine)
+    return Expected(
+        grams_per_request=grams(joules, world.view.carbon.intensity_g_per_kwh, pue_of(world.view, task)),
+        joules_per_request=joules,
+        latency_ms_p95=latency_ms_p95(solution, mine, task, constants, rng),
+        accuracy=solution.accuracy[task.family],
+        capacity_per_s=capacity_per_s(solution.traffic, solution.slices, scaled, task.family),
+        move_j=draft.moves.energy_j,
+        move_s=draft.moves.longest_s,
+    )
+
+
+def _slowed(column: Column, scale: float) -> Column:
+    return replace(column, tiers=tuple((size, rate * scale) for size, rate in column.tiers))
+
+
+def family_power_w(problem: Problem, solution: Solution, task: Task) -> float:
+    """Active power of a family and its share, by traffic, of what the fleet draws in any case."""
+    active = {
+        t.family: sum(c.energy_j * solution.traffic.get(c.key, 0.0) for c in problem.columns if c.family == t.family)
+        * t.demand.rate_per_s
+        / t.demand.rate_p90_per_s
+        for t in problem.tasks
+    }
+    shared = solution.power_w - sum(active.values())
+    total = sum(t.demand.rate_per_s for t in problem.tasks)
+    return active[task.family] + shared * task.demand.rate_per_s / total
+
+
+def _next_tick_s(view: PlanView, constants: Mapping[str, float]) -> float:
+    """After a tick, or when the present intensity ends, whichever is sooner."""
+    later = view.now_s + constants["tick_s"]
+    ends = view.carbon.ends_at_s
+    return min(later, ends) if ends > view.now_s else later

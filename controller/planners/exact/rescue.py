@@ -1,0 +1,92 @@
+"""When no plan meets an objective: what cannot be met, what comes closest, and whether it beats what runs.
+
+The ladder, first match wins; its names are what `Decision.degraded` starts with:
+  slo_out_of_reach        nothing in the fleet is fast enough even when idle: the fastest is aimed at instead
+  accuracy_out_of_reach   nothing that meets the SLO is accurate enough: the most accurate is aimed at instead
+  short_of_capacity       the fleet cannot serve this demand within SLO and floor: as much as it can serve
+With a plan in force the first two keep it (the objective is at fault, not the plan); the third replaces it only by a
+plan that serves more. With nothing running, the closest plan is taken.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from controller.planners.columns import columns, latency_best_ms
+from controller.planners.exact.milp import Limits
+from controller.planners.exact.model import Aim, Problem, as_it_is, solve
+from controller.planners.world import Task, World
+
+EASE = 1.25  # the SLO grows by this until the fleet can serve something
+SERVED_GAIN = 1.01  # a plan that serves less than this more is not worth a change
+
+
+def relaxed(world: World, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> tuple[Problem, Aim, str]:
+    """A problem that has a solution, its aim, and what had to give."""
+    reasons, tasks, target = [], [], dict(aim.target)
+    for task in world.tasks:
+        eased, reason = _eased(world, problem, task, constants)
+        if reason:
+            reasons.append(reason)
+        accuracies = [c.accuracy for c in columns(world.view.catalog, eased, world.devices, constants)]
+        best = max(accuracies, default=0.0)
+        floor = max(eased.objective.hard_min_accuracy, target.get(task.family, 0.0))
+        if floor > best:
+            reasons.append(
+                f"accuracy_out_of_reach: {task.family} asks for {floor:.4f}, {best:.4f} is the best within "
+                f"{eased.objective.slo_ms:g} ms"
+            )
+            eased = replace(
+                eased,
+                objective=replace(eased.objective, hard_min_accuracy=min(best, eased.objective.hard_min_accuracy)),
+            )
+            target[task.family] = min(best, target.get(task.family, 0.0))
+        tasks.append(eased)
+    found = tuple(c for t in tasks for c in columns(world.view.catalog, t, world.devices, constants))
+    problem = replace(problem, columns=found, tasks=tuple(tasks))
+    limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
+    aim = replace(aim, target=target)
+    if solve(problem, aim, limits) is not None:
+        return problem, aim, "; ".join(reasons)
+    aim = replace(aim, shortage_allowed=True)
+    short = solve(problem, aim, limits)
+    missing = short.shortage_per_s if short else sum(t.demand.rate_p90_per_s for t in tasks)
+    wanted = sum(t.demand.rate_p90_per_s for t in tasks)
+    names = ", ".join(t.family for t in tasks)
+    reasons.append(
+        f"short_of_capacity: {names} need {wanted:.1f}/s within SLO and floor, {wanted - missing:.1f}/s is the most "
+        f"that {len(world.devices)} devices serve"
+    )
+    return problem, aim, "; ".join(reasons)
+
+
+def _eased(world: World, problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[Task, str]:
+    if any(c.family == task.family for c in problem.columns):
+        return task, ""
+    best = latency_best_ms(world.view.catalog, task, world.devices, constants)
+    if best is None:
+        return task, f"no_profile: nothing in the fleet has a profile of {task.family}"
+    slo_ms = best[0]
+    for _ in range(20):
+        slo_ms *= EASE
+        eased = replace(task, objective=replace(task.objective, slo_ms=slo_ms))
+        if columns(world.view.catalog, eased, world.devices, constants):
+            break
+    return eased, (
+        f"slo_out_of_reach: {task.family} asks for {task.objective.slo_ms:g} ms at the "
+        f"{task.objective.slo_quantile:.0%} quantile, {best[0]:.1f} ms ({best[1]}) is the fastest"
+    )
+
+
+def better_than_current(world: World, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> bool:
+    """Whether the relaxed plan should replace what runs."""
+    if world.nothing_runs:
+        return True
+    if not aim.shortage_allowed or problem.columns == ():
+        return False
+    limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
+    wanted = sum(t.demand.rate_p90_per_s for t in problem.tasks)
+    best = solve(problem, aim, limits)
+    still = solve(replace(problem, groups=tuple(as_it_is(d) for d in problem.devices)), aim, limits)
+    if best is None or still is None:
+        return best is not None
+    return wanted - best.shortage_per_s > SERVED_GAIN * (wanted - still.shortage_per_s)

@@ -1,0 +1,142 @@
+"""What a planner reads out of a `PlanView`: usable devices, what runs on them, demand, constants.
+
+Shared by every planner, so that all of them see the same fleet. Everything is in canonical order (node, then device
+index), so that equal views give equal plans.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from trefoil.core.brains import PlanView
+from trefoil.core.demand import Demand
+from trefoil.core.device_types import device_type
+from trefoil.core.errors import InvalidInput
+from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, SliceKey, SliceState
+from trefoil.core.objective import Objective
+
+STANDING = frozenset({SliceState.PENDING, SliceState.STARTING, SliceState.READY, SliceState.SWAPPING})
+AWAKE = frozenset({DeviceState.AWAKE, DeviceState.WAKING})
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A slice that stands and what it serves, or is about to."""
+
+    key: SliceKey
+    family: str
+    variant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that may be planned. `frozen`: its node is silent, so nothing may move there."""
+
+    name: str
+    node: str
+    type: DeviceType
+    awake: bool
+    running: tuple[Running, ...]
+    frozen: bool = False
+
+    @property
+    def layout(self) -> tuple[tuple[str, int, int], ...]:
+        """(slice type, start, size) of what stands, by start."""
+        return tuple(sorted(((r.key.slice_type, r.key.start, r.key.size) for r in self.running), key=lambda s: s[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One family's objective with the demand that it has to meet, both with defaults filled in."""
+
+    objective: Objective
+    demand: Demand
+
+    @property
+    def family(self) -> str:
+        return self.objective.family
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A view, read. `lost` devices are planned asleep until their agent reports them again."""
+
+    view: PlanView
+    devices: tuple[Device, ...]
+    lost: tuple[tuple[str, str], ...]
+    tasks: tuple[Task, ...]
+
+    @property
+    def nothing_runs(self) -> bool:
+        return not any(d.running for d in self.devices)
+
+    def task(self, family: str) -> Task:
+        """The task of a family that has an objective."""
+        return next(t for t in self.tasks if t.family == family)
+
+
+def read(view: PlanView, rate_floor_per_s: float) -> World:
+    """Read a view. Families without an objective are not planned; without demand, `rate_floor_per_s` is assumed."""
+    planned = {
+        part.key: part
+        for node in (view.current.nodes if view.current else ())
+        for device in node.devices
+        for part in device.slices
+    }
+    devices, lost = [], []
+    for node in sorted(view.fleet.nodes, key=lambda n: n.node):
+        for status in sorted(node.devices, key=lambda d: natural(d.device)):
+            if status.state == DeviceState.LOST:
+                lost.append((node.node, status.device))
+                continue
+            running = tuple(sorted(_running(status, planned), key=lambda r: r.key))
+            kind = device_type(status.type)
+            awake = status.state in AWAKE or (status.state == DeviceState.UNSPECIFIED and bool(running))
+            devices.append(Device(status.device, node.node, kind, awake, running, node.node in view.fleet.stale))
+    demand = {d.family: d for d in view.demand if not d.slo_class}
+    tasks = tuple(
+        Task(_filled(o, view), _floored(demand.get(o.family) or Demand(o.family, "", 0.0, 0.0), rate_floor_per_s))
+        for o in sorted(view.objectives, key=lambda o: o.family)
+    )
+    return World(view, tuple(devices), tuple(lost), tasks)
+
+
+def _running(status: DeviceStatus, planned: Mapping[SliceKey, object]) -> list[Running]:
+    found = []
+    for part in status.slices:
+        if part.state not in STANDING:
+            continue
+        hosted = getattr(planned.get(part.key), "hosted", ()) or part.hosted
+        found += [Running(part.key, h.family, h.variant) for h in hosted[:1]]
+    return found
+
+
+def _filled(objective: Objective, view: PlanView) -> Objective:
+    """An SLO that the objective leaves open is the one of the family's default class."""
+    if objective.slo_ms > 0 and 0 < objective.slo_quantile < 1:
+        return objective
+    slo_ms, quantile = view.catalog.family(objective.family).classes.get("", (0.0, 0.0))
+    slo_ms, quantile = objective.slo_ms or slo_ms, objective.slo_quantile or quantile
+    if slo_ms > 0 and 0 < quantile < 1:
+        return replace(objective, slo_ms=slo_ms, slo_quantile=quantile)
+    raise InvalidInput(
+        "an SLO needs a latency above 0 ms and a percentile between 0 and 1",
+        field=f"objective {objective.family}: slo",
+        value=(slo_ms, quantile),
+        remedy="set slo_ms and slo_quantile, or classes in family.toml",
+    )
+
+
+def _floored(demand: Demand, rate_floor_per_s: float) -> Demand:
+    rate = max(demand.rate_per_s, rate_floor_per_s)
+    return replace(demand, rate_per_s=rate, rate_p90_per_s=max(rate, demand.rate_p90_per_s))
+
+
+def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Sort key under which gpu2 stands before gpu10."""
+    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part)
+
+
+def setting(objective: Objective, constants: Mapping[str, float], name: str) -> float:
+    """A policy's constant, overridden by the objective's `params`."""
+    return objective.params.get(name, constants[name])
