@@ -6,7 +6,6 @@ in its journal. Nothing here retries: the caller knows how long it may wait (err
 """
 
 import ctypes
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ import pynvml
 
 from power_agent.devices.errors import DeviceError, DeviceUnsupported, NoRoom, SliceMissing
 from power_agent.devices.nvml_errors import translated
+from power_agent.devices.observed import ObservedDevice, ObservedProcess, ObservedSlice, Profile
 from trefoil.core.fleet import SliceKey
 
 CLOCK_EVENT_REASONS: Final = {
@@ -32,50 +32,7 @@ REV1_GI_CONSTANT: Final = 7  # 1g with the media engines: its compute instance h
 MEBIBYTE: Final = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedDevice:
-    """One GPU as the driver reports it now."""
-
-    device: str  # "<node>/gpu<index>"
-    index: int
-    uuid: str
-    type: str  # name of the DeviceType: NVML's name without the vendor
-    memory_mib: int
-    mig_capable: bool
-    mig_current: bool
-    mig_pending: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedSlice:
-    """One GPU instance. `mig_uuid` is empty while it has no compute instance (an interrupted creation)."""
-
-    key: SliceKey
-    gi_id: int
-    ci_id: int | None
-    mig_uuid: str
-    memory_mib: int
-    sm_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedProcess:
-    pid: int
-    memory_mib: int
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """A GPU-instance profile of one device. `constant` asks for the profile, `id` creates and lists: they differ."""
-
-    name: str
-    constant: int
-    id: int
-    compute_slices: int
-    instances_max: int
-    sm_count: int
-    memory_mib: int
-    placements: tuple[tuple[int, int], ...]  # (start, size) in memory slices
+__all__ = ["Inventory", "ObservedDevice", "ObservedProcess", "ObservedSlice", "Profile", "boot_id", "driver_load_id"]
 
 
 class Inventory:

@@ -1,0 +1,87 @@
+"""An in-process simulated driver behind the real pynvml, and a simulated node as a process."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from power_agent.devices.calls import CALLS
+from power_agent.devices.driver import Driver, Nvml, NvmlFault
+from power_agent.devices.errors import NodeUnreachable
+from power_agent.devices.faults import FaultPlan
+from power_agent.devices.node_client import NodeClient
+from power_agent.devices.nvml import uninstall
+from power_agent.devices.nvml_shim import NvmlShim
+from power_agent.devices.tables import A100_40GB, GpuModel
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def make_driver(*models: GpuModel, **options: Any) -> Driver:
+    return Driver("node0", models or (A100_40GB,), **{"load_number": 7, **options})
+
+
+def outcome(call: Any, *args: Any) -> tuple[Any, Nvml]:
+    """What a driver call gave: (value, SUCCESS) or (None, the code of its refusal)."""
+    try:
+        return call(*args), Nvml.SUCCESS
+    except NvmlFault as refusal:
+        return None, refusal.code
+
+
+@contextmanager
+def pynvml_on(driver: Driver, faults: FaultPlan | None = None) -> Iterator[None]:
+    """pynvml of this process answers from `driver` inside the block."""
+
+    def send(symbol: str, args: Any) -> tuple[int, list[Any]]:
+        fault = faults.hit(symbol) if faults else None
+        if fault is not None:
+            return (fault.code, []) if fault.effect == "fail" else (0, [])
+        try:
+            return 0, CALLS[symbol](driver, *args)
+        except NvmlFault as refusal:
+            return int(refusal.code), []
+
+    with pynvml.libLoadLock:
+        pynvml.nvmlLib = NvmlShim(send)
+        pynvml._nvmlGetFunctionPointer_cache.clear()
+    try:
+        yield
+    finally:
+        uninstall()
+
+
+class NodeProcess:
+    """`python -m power_agent.devices.simulated`, started and ended by a test."""
+
+    def __init__(self, folder: Path, *settings: str) -> None:
+        self.folder = folder
+        self.socket = folder / "node.sock"
+        self._argv = [sys.executable, "-m", "power_agent.devices.simulated", "--node", "node0"]
+        self._argv += ["--socket", str(self.socket), "--set", f"model_repository={ROOT / 'model_repository'}"]
+        self._argv += [word for setting in ("call_latency=false", *settings) for word in ("--set", setting)]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, deadline_s: float = 20.0) -> NodeClient:
+        with open(self.folder / "node.log", "ab") as log:
+            self.process = subprocess.Popen(self._argv, stderr=log, start_new_session=True, cwd=ROOT)
+        client = NodeClient(self.socket)
+        give_up_s = time.monotonic() + deadline_s
+        while True:
+            try:
+                client.describe()
+                return client
+            except NodeUnreachable:
+                assert self.process.poll() is None, (self.folder / "node.log").read_text()
+                assert time.monotonic() < give_up_s
+                time.sleep(0.02)
+
+    def end(self) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(10)

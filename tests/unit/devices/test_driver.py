@@ -1,0 +1,274 @@
+"""MIG's rules as the driver enforces them: first the documented facts, then each refusal with its code."""
+
+from collections import Counter
+from itertools import permutations
+
+import pytest
+
+from power_agent.devices.driver import Gpu, Nvml, NvmlFault
+from power_agent.devices.tables import A100_40GB, A100_80GB, GPU_MODELS, H100_80GB
+from tests.support.simulated_driver import make_driver, outcome
+from trefoil.core import device_types
+
+ID = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}  # compute slices -> profile id
+SIZE = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
+LOWER = (((4, 0),), ((3, 0),), ((2, 0), (2, 2)), ((2, 0), (1, 2), (1, 3)), ((1, 0), (1, 1), (2, 2)))
+LOWER += (((1, 0), (1, 1), (1, 2), (1, 3)),)
+UPPER = (((3, 4),), ((2, 4), (1, 6)), ((1, 4), (1, 5), (1, 6)))
+MAXIMAL = (((7, 0),), *((*low, *high) for low in LOWER for high in UPPER))
+
+
+def refused(code, call, *args):
+    with pytest.raises(NvmlFault) as caught:
+        call(*args)
+    assert caught.value.code is code
+
+
+def layout(gpu: Gpu):
+    return sorted((i.profile.compute_slices, i.start) for i in gpu.instances.values())
+
+
+def default_create(order):
+    driver = make_driver()
+    for width in order:
+        driver.create_gpu_instance(driver.gpus[0], ID[width])
+    return layout(driver.gpus[0])
+
+
+@pytest.mark.parametrize("model", GPU_MODELS.values(), ids=lambda m: m.name)
+@pytest.mark.parametrize("configuration", MAXIMAL, ids=str)
+def test_every_maximal_configuration_can_be_placed_and_then_nothing_more_fits(model, configuration):
+    driver = make_driver(model)
+    (gpu,) = driver.gpus
+    for width, start in configuration:
+        driver.create_gpu_instance(gpu, ID[width], (start, SIZE[width]))
+    assert layout(gpu) == sorted(configuration)
+    for width in ID:
+        assert driver.remaining_capacity(gpu, driver.profile(gpu, ID[width])) == 0
+        refused(Nvml.INSUFFICIENT_RESOURCES, driver.create_gpu_instance, gpu, ID[width])
+
+
+def test_there_are_19_maximal_configurations_and_14_multisets():
+    assert len(MAXIMAL) == 19
+    assert len({tuple(sorted(width for width, _ in c)) for c in MAXIMAL}) == 14
+
+
+def test_the_core_device_type_and_the_driver_table_agree():
+    core = device_types.A100_40GB
+    by_name = {profile.name: profile for profile in A100_40GB.profiles}
+    for kind in core.slice_types:
+        profile = by_name[kind.name]
+        assert (kind.compute_slices, kind.memory_slices) == (profile.compute_slices, profile.memory_slices)
+        assert (kind.sm_count, kind.memory_mib) == (profile.sm_count, profile.memory_mib)
+        assert sorted(kind.starts) == sorted(profile.starts)
+    assert core.clocks_mhz == A100_40GB.clocks_mhz
+    placed = {tuple((name, start) for name, start, _ in p) for p in device_types.placements(core)}
+    names = {kind.compute_slices: kind.name for kind in core.slice_types}
+    assert placed == {tuple((names[width], start) for width, start in c) for c in MAXIMAL}
+
+
+# The driver's own placement: examples of the MIG user guide, and what it cannot do.
+
+
+def test_default_placement_fills_from_the_upper_half():
+    assert default_create([3, 2, 1, 1]) == [(1, 2), (1, 3), (2, 0), (3, 4)]
+    assert default_create([1, 1, 1, 1, 1, 1, 1]) == [(1, start) for start in range(7)]
+    assert default_create([3, 3]) == [(3, 0), (3, 4)]
+    assert default_create([2]) == [(2, 4)]
+    assert default_create([1]) == [(1, 6)]
+
+
+def test_default_placement_of_two_ones_a_two_and_a_three_fails():
+    driver = make_driver()
+    (gpu,) = driver.gpus
+    driver.create_gpu_instance(gpu, 19)
+    driver.create_gpu_instance(gpu, 19)
+    driver.create_gpu_instance(gpu, 14)
+    refused(Nvml.INSUFFICIENT_RESOURCES, driver.create_gpu_instance, gpu, 9)
+    assert default_create([3, 2, 1, 1])  # the same multiset in another order works
+
+
+def test_15_of_65_creation_orders_fail_without_placement():
+    """The count that transcripts of real drivers give: hence placements are always planned."""
+    orders = {order for c in MAXIMAL for order in permutations(tuple(width for width, _ in c))}
+    codes = Counter(outcome(default_create, order)[1] for order in orders)
+    assert codes == {Nvml.SUCCESS: 50, Nvml.INSUFFICIENT_RESOURCES: 15}
+
+
+# Refusals.
+
+
+def test_the_same_instance_twice_is_insufficient_resources():
+    driver = make_driver()
+    (gpu,) = driver.gpus
+    driver.create_gpu_instance(gpu, 9, (4, 4))
+    refused(Nvml.INSUFFICIENT_RESOURCES, driver.create_gpu_instance, gpu, 9, (4, 4))
+    refused(Nvml.INSUFFICIENT_RESOURCES, driver.create_gpu_instance, gpu, 19, (5, 1))
+    assert driver.create_gpu_instance(gpu, 9, (0, 4)).id == 2
+
+
+@pytest.mark.parametrize("placement", [(1, 2), (4, 1), (6, 2), (7, 2)])
+def test_an_illegal_placement_is_an_invalid_argument(placement):
+    driver = make_driver()
+    refused(Nvml.INVALID_ARGUMENT, driver.create_gpu_instance, driver.gpus[0], 14, placement)
+
+
+def test_a_profile_constant_is_not_a_profile_id():
+    driver = make_driver()
+    for constant in (1, 2, 3, 4):
+        refused(Nvml.INVALID_ARGUMENT, driver.create_gpu_instance, driver.gpus[0], constant)
+
+
+def test_only_one_instance_has_the_media_engines():
+    driver = make_driver()
+    driver.create_gpu_instance(driver.gpus[0], 20)
+    refused(Nvml.INSUFFICIENT_RESOURCES, driver.create_gpu_instance, driver.gpus[0], 20)
+
+
+def test_compute_instances_go_before_their_gpu_instance():
+    driver = make_driver()
+    instance = driver.create_gpu_instance(driver.gpus[0], 9)
+    compute = driver.create_compute_instance(instance, 2)
+    refused(Nvml.IN_USE, driver.destroy_gpu_instance, instance)
+    driver.destroy_compute_instance(compute)
+    driver.destroy_gpu_instance(instance)
+    assert not driver.gpus[0].instances
+
+
+def test_a_process_holds_its_compute_instance_and_only_that():
+    driver = make_driver()
+    (gpu,) = driver.gpus
+    held, free = (driver.create_gpu_instance(gpu, 9) for _ in range(2))
+    held_ci, free_ci = (driver.create_compute_instance(instance, 2) for instance in (held, free))
+    driver.attach(42, held_ci, 450)
+    refused(Nvml.IN_USE, driver.destroy_compute_instance, held_ci)
+    driver.destroy_compute_instance(free_ci)
+    driver.destroy_gpu_instance(free)
+    driver.detach(42)
+    driver.destroy_compute_instance(held_ci)
+
+
+def test_compute_instances_share_a_gpu_instance_by_width():
+    driver = make_driver()
+    instance = driver.create_gpu_instance(driver.gpus[0], 0)
+    starts = [driver.create_compute_instance(instance, ci).start for ci in (2, 2)]
+    assert starts == [0, 4]
+    refused(Nvml.INSUFFICIENT_RESOURCES, driver.create_compute_instance, instance, 1)
+    assert driver.create_compute_instance(instance, 0).start == 3
+
+
+def test_a_width_that_the_instance_lacks_is_not_supported():
+    driver = make_driver()
+    instance = driver.create_gpu_instance(driver.gpus[0], 14)
+    refused(Nvml.NOT_SUPPORTED, driver.create_compute_instance, instance, 2)
+
+
+def test_instance_ids_are_reused_but_generations_uuids_and_handles_are_not():
+    driver = make_driver()
+    (gpu,) = driver.gpus
+    seen = []
+    for _ in range(3):
+        instance = driver.create_gpu_instance(gpu, 9, (4, 4))
+        compute = driver.create_compute_instance(instance, 2)
+        seen.append(
+            (instance.id, instance.generation, compute.mig_uuid, driver.handle(instance), driver.handle(compute))
+        )
+        driver.destroy_compute_instance(compute)
+        driver.destroy_gpu_instance(instance)
+    assert Counter(row[0] for row in seen) == {1: 3}
+    for column in range(1, 5):
+        assert len({row[column] for row in seen}) == 3
+
+
+def test_an_old_driver_repeats_its_uuids():
+    driver = make_driver(fresh_uuids=False)
+    uuids = set()
+    for _ in range(2):
+        instance = driver.create_gpu_instance(driver.gpus[0], 9, (4, 4))
+        compute = driver.create_compute_instance(instance, 2)
+        uuids.add(compute.mig_uuid)
+        driver.destroy_compute_instance(compute)
+        driver.destroy_gpu_instance(instance)
+    assert len(uuids) == 1
+
+
+def test_stale_handles_are_refused_by_kind():
+    driver = make_driver()
+    instance = driver.create_gpu_instance(driver.gpus[0], 9)
+    compute = driver.create_compute_instance(instance, 2)
+    gi, ci = driver.handle(instance), driver.handle(compute)
+    driver.destroy_compute_instance(compute)
+    driver.destroy_gpu_instance(instance)
+    refused(Nvml.INVALID_ARGUMENT, driver.gpu_instance, gi)
+    refused(Nvml.INVALID_ARGUMENT, driver.compute_instance, ci)
+    refused(Nvml.NOT_FOUND, driver.device, ci)
+    refused(Nvml.INVALID_ARGUMENT, driver.gpu_instance, driver.handle(driver.gpus[0]))
+
+
+def test_a_handle_of_an_earlier_driver_load_is_uninitialised():
+    handle = make_driver(load_number=7).handle(make_driver().gpus[0])
+    later = make_driver(load_number=8)
+    refused(Nvml.UNINITIALIZED, later.device, handle)
+
+
+# MIG mode.
+
+
+def test_a100_changes_mig_mode_only_with_a_reset():
+    driver = make_driver(A100_80GB, mig_enabled=False)
+    (gpu,) = driver.gpus
+    refused(Nvml.NOT_SUPPORTED, driver.create_gpu_instance, gpu, 9)
+    assert driver.set_mig_mode(gpu, True) is Nvml.RESET_REQUIRED
+    assert (gpu.mig_current, gpu.mig_pending) == (False, True)
+    driver.reset(gpu)
+    assert (gpu.mig_current, gpu.mig_pending) == (True, True)
+    driver.create_gpu_instance(gpu, 9)
+    assert driver.set_mig_mode(gpu, False) is Nvml.IN_USE
+
+
+def test_h100_changes_mig_mode_at_once_and_loses_it_at_a_reset():
+    driver = make_driver(H100_80GB, mig_enabled=False)
+    (gpu,) = driver.gpus
+    assert driver.set_mig_mode(gpu, True) is Nvml.SUCCESS
+    assert gpu.mig_current
+    driver.reset(gpu)
+    assert not gpu.mig_current
+
+
+# Clocks and limits.
+
+
+def test_locked_clocks_snap_down_and_bad_ranges_are_refused():
+    driver = make_driver()
+    (gpu,) = driver.gpus
+    driver.lock_clocks(gpu, 300, 1001)
+    assert gpu.locked_mhz == (300, 990)
+    assert gpu.clock_mhz == 300
+    instance = driver.create_gpu_instance(gpu, 9)
+    driver.attach(1, driver.create_compute_instance(instance, 2), 450)
+    assert gpu.clock_mhz == 990
+    for low, high in ((900, 600), (100, 600), (300, 2000)):
+        refused(Nvml.INVALID_ARGUMENT, driver.lock_clocks, gpu, low, high)
+
+
+def test_a_power_limit_outside_the_constraints_is_refused():
+    driver = make_driver()
+    driver.set_power_limit(driver.gpus[0], 250.0)
+    refused(Nvml.INVALID_ARGUMENT, driver.set_power_limit, driver.gpus[0], 99.0)
+    refused(Nvml.INVALID_ARGUMENT, driver.set_power_limit, driver.gpus[0], 401.0)
+
+
+def test_a_lost_gpu_answers_nothing_else():
+    driver = make_driver()
+    (gpu,) = driver.gpus
+    handle = driver.handle(gpu)
+    gpu.lost = True
+    refused(Nvml.GPU_IS_LOST, driver.device, handle)
+
+
+def test_cuda_refuses_a_whole_gpu_in_mig_mode():
+    driver = make_driver()
+    refused(Nvml.INVALID_ARGUMENT, driver.attach, 1, driver.gpus[0], 450)
+    driver = make_driver(mig_enabled=False)
+    driver.attach(1, driver.gpus[0], 450)
+    assert driver.gpus[0].clock_mhz == 1410
