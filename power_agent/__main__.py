@@ -1,0 +1,67 @@
+"""`python -m power_agent --config settings.toml`: the only privileged process of a node."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+
+from power_agent.agent import AgentPart
+from power_agent.devices.inventory import Inventory, boot_id, driver_load_id
+from power_agent.devices.nvml import install_simulated
+from power_agent.health import Health
+from power_agent.journal import Journal
+from power_agent.ledger import Ledger
+from power_agent.loop import Publisher
+from power_agent.metering import Metering
+from power_agent.mig import Mig
+from power_agent.node import Node
+from power_agent.pursuit import Pursuit
+from power_agent.service import FULL_NAME, PowerAgentServicer
+from power_agent.settings import PowerAgentSettings
+from power_agent.verbs import Verbs
+from protos.power_agent.v1 import power_agent_pb2_grpc
+from trefoil.runtime import rpc
+from trefoil.runtime.clock import WallClock
+from trefoil.runtime.config import masked, parser_main
+from trefoil.runtime.repository import load_catalog
+from trefoil.runtime.service import MetricsPart, Part, ServerPart, StatePart, main
+from trefoil.runtime.state import State
+from trefoil.runtime.telemetry import Metrics, setup_logging
+
+
+def build(argv: Sequence[str]) -> Sequence[Part]:
+    """The whole wiring of the service.
+
+    Raises:
+        TrefoilError: bad settings, a bad model repository, or no simulated node at the socket.
+    """
+    settings = parser_main(PowerAgentSettings, "power_agent", argv)
+    setup_logging("power_agent", settings.log_level, settings.log_json)
+    structlog.get_logger().info("settings", **masked(settings))
+    clock = WallClock()
+    client = install_simulated(settings.node_socket)
+    metrics = Metrics("power_agent", simulated=bool(client.describe()["simulated"]))
+    state = State.connect(settings.redis_url, settings.cluster, clock=clock)
+    inventory = Inventory(settings.node)
+    driver = ThreadPoolExecutor(1, "driver")  # changes of instances, one after the other
+    gauges = ThreadPoolExecutor(1, "gauges")  # readings never wait for a change
+    calls = ThreadPoolExecutor(4, "node")
+    mig = Mig(inventory, driver, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
+    journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker))
+    node = Node(settings, clock, journal, load_catalog(settings.model_repository), metrics)
+    node.boot_id, node.driver_load_id = boot_id(), driver_load_id(settings.driver_marker)
+    verbs = Verbs(settings, clock, mig, client, calls, state, journal, node.depart)
+    pursuit = Pursuit(node, verbs)
+    ledger = Ledger(settings.state_dir, int(settings.ring_s / settings.sample_period_s))
+    publisher = Publisher(node, state, ledger)
+    metering = Metering(node, inventory, gauges, ledger, publisher.publish)
+    health = Health(node, pursuit, verbs, mig, inventory, state)
+    agent = AgentPart(node, inventory, mig, verbs, pursuit, health, metering, publisher, state)
+    servicer = PowerAgentServicer(node, pursuit)
+    entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
+    server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics))
+    return [StatePart(state), MetricsPart(metrics, settings.metrics_address), agent, server]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(build))

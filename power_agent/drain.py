@@ -1,0 +1,40 @@
+"""When a slice may be stopped: no dispatcher worker can still send to it, and nothing is in flight on it.
+
+CONTRACTS section 4, rollout order. Every worker says in its TableAck by which table it routes and what it has in
+flight; an ack older than its limit is that of a dead worker and does not count. The table that a worker must have reached is the node
+plan's revision, or, when the published routes already leave the slice out, the revision of those routes: a rollout
+publishes them before it takes the slice away, and later routes may wait for this very drain.
+"""
+
+from collections.abc import Sequence
+
+from trefoil.core.common import Revision
+from trefoil.core.demand import TableAck
+from trefoil.core.fleet import SliceKey
+from trefoil.core.plan import Plan
+
+
+def required_table(key: SliceKey, node_revision: Revision, published: Plan | None) -> Revision:
+    """The oldest table by which nobody routes to the slice any more."""
+    if published is None or published.revision >= node_revision:
+        return node_revision
+    routed = any(target.slice == key and not target.draining for route in published.routes for target in route.targets)
+    return node_revision if routed else published.revision
+
+
+def waiting_for(key: SliceKey, required: Revision, acks: Sequence[TableAck]) -> str:
+    """What still stands in the way by the acks of live workers, in words; empty when nothing does."""
+    for ack in sorted(acks, key=lambda a: (a.dispatcher, a.worker)):
+        worker = f"worker {ack.dispatcher}:{ack.worker}"
+        if ack.table < required:
+            return f"{worker} routes by table {_text(ack.table)}, {_text(required)} is needed"
+        for load in ack.slices:
+            if load.slice == key and load.in_flight:
+                return f"{worker} has {load.in_flight} requests in flight"
+            if load.slice == key and load.open_sequences:
+                return f"{worker} has {load.open_sequences} open sequences"
+    return ""
+
+
+def _text(revision: Revision) -> str:
+    return f"{revision.epoch}.{revision.number}.{revision.step}"

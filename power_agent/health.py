@@ -1,0 +1,236 @@
+"""Notices what fails by itself: a Triton that exits, a python stub that dies, an instance that somebody destroys, a
+driver that is loaded again. It only declares; `pursuit` mends.
+
+Readiness shows none of the second kind: only a real inference does. One is made when a dispatcher has ejected the
+slice, when its calls fail, or when nothing has succeeded on it for `quiet_probe_s`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from power_agent.adopt import list_devices
+from power_agent.devices.errors import DeviceError, DeviceLost, NodeRefused
+from power_agent.devices.inventory import Inventory, driver_load_id
+from power_agent.mig import Mig
+from power_agent.node import Device, Node
+from power_agent.pursuit import Pursuit
+from power_agent.slices import Slice
+from power_agent.triton import StubDead
+from power_agent.verbs import Verbs
+from trefoil.core.demand import TableAck
+from trefoil.core.errors import StateUnavailable, TrefoilError, Unavailable
+from trefoil.core.fleet import SERVING, DeviceState, SliceKey, SliceState
+from trefoil.runtime.state import ACK_TTL_S, State
+
+STABLE_S: Final = 20.0  # healthy for so long: the next failure is the first again
+TIMEOUTS_MAX: Final = 2  # a probe that only times out may stand behind a queue
+
+
+def suspicion(ejected: bool, failing: bool, quiet_s: float, quiet_probe_s: float) -> str:
+    """Why a READY slice should prove that it infers; empty when there is no reason."""
+    if ejected:
+        return "a dispatcher ejected it"
+    if failing:
+        return "its calls fail"
+    if quiet_s >= quiet_probe_s:
+        return f"no success for {quiet_s:.1f} s"
+    return ""
+
+
+def ejected_slices(acks: Sequence[TableAck], now_s: float) -> frozenset[SliceKey]:
+    """Slices that a live dispatcher worker does not send to because they fail."""
+    live = (ack for ack in acks if now_s - ack.observed_at_s <= ACK_TTL_S)
+    return frozenset(load.slice for ack in live for load in ack.slices if load.ejected)
+
+
+class Health:
+    """A part of the service: polls the node process, the driver and the acknowledgements."""
+
+    def __init__(
+        self, node: Node, pursuit: Pursuit, verbs: Verbs, mig: Mig, inventory: Inventory, state: State
+    ) -> None:
+        self._node = node
+        self._pursuit = pursuit
+        self._verbs = verbs
+        self._mig = mig
+        self._inventory = inventory
+        self._state = state
+        self._probes: dict[SliceKey, asyncio.Task[None]] = {}
+        self._timeouts: dict[SliceKey, int] = {}
+        self._drift_at_s = 0.0
+        self._ejected_at_s: dict[SliceKey, float] = {}
+        self._log = structlog.get_logger()
+
+    async def run(self) -> None:
+        """Look every `health_poll_s` until cancelled."""
+        settings, clock = self._node.settings, self._node.clock
+        while True:
+            try:
+                await self._check_driver()
+                await self._check_processes()
+                await self._check_inference()
+                if clock.monotonic_s() >= self._drift_at_s:
+                    self._drift_at_s = clock.monotonic_s() + settings.drift_poll_s
+                    await self._check_drift()
+                self._miss("node", False)
+            except (Unavailable, DeviceError) as error:
+                self._miss("node", True, str(error))
+            self._raise_bugs()
+            await clock.sleep(settings.health_poll_s)
+
+    async def stop(self) -> None:
+        """Cancel probes in flight."""
+        for probe in self._probes.values():
+            probe.cancel()
+        await asyncio.gather(*self._probes.values(), return_exceptions=True)
+
+    def _miss(self, what: str, missing: bool, why: str = "") -> None:
+        if missing != (what in self._node.missing):
+            names = {*self._node.missing, what} if missing else set(self._node.missing) - {what}
+            self._node.missing = tuple(sorted(names))
+            (self._log.error if missing else self._log.info)("missing" if missing else "back", what=what, why=why)
+            self._node.changed()
+
+    def _raise_bugs(self) -> None:
+        for key, probe in list(self._probes.items()):
+            if probe.done():
+                del self._probes[key]
+                if not probe.cancelled():
+                    probe.result()  # a bug in a probe ends the service
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    async def _check_processes(self) -> None:
+        processes = await self._verbs.processes()
+        for part in list(self._node.slices.values()):
+            if not part.running or part.state == SliceState.GONE:
+                continue
+            process = processes.get(part.tag)
+            if process is not None and process.alive:
+                continue
+            if self._stopping(part):
+                continue
+            how = "vanished" if process is None else f"exited with {process.exit_code}"
+            await self._declare(part, f"Triton {how}", "exit", process_gone=True)
+
+    def _stopping(self, part: Slice) -> bool:
+        return self._pursuit.verb(part) == "stop"
+
+    async def _declare(self, part: Slice, why: str, cause: str, *, process_gone: bool) -> None:
+        """A slice has failed: say so, and let it be mended at once if it was healthy for long."""
+        now_s = self._node.clock.now_s()
+        if part.state in SERVING and now_s - part.since_s >= STABLE_S:
+            part.failures, part.retry_at_s = 0, 0.0
+        if part.failures or part.state not in SERVING:
+            self._pursuit.retry_later(part)
+        else:
+            part.failures = 1
+        self._pursuit.interrupt(part)
+        part.fail(why, now_s)
+        self._node.metrics.inc("trefoil_slice_restarts_total", slice=part.key.name, cause=cause)
+        if process_gone:
+            await self._verbs.process_ended(part)
+            self._node.work.set()
+
+    # --- inference ----------------------------------------------------------------------------------------------------
+
+    async def _check_inference(self) -> None:
+        settings, clock = self._node.settings, self._node.clock
+        try:
+            acks = await self._state.scan(self._state.keys.ack_prefix(), TableAck)
+            ejected = ejected_slices(tuple(acks.values()), clock.now_s())
+            self._miss("redis", False)
+        except StateUnavailable as error:
+            ejected = frozenset()
+            self._miss("redis", True, str(error))
+        now_s = clock.now_s()
+        for part in self._node.slices.values():
+            if part.state != SliceState.READY or part.key in self._probes or self._pursuit.busy(part):
+                continue
+            # An ejection that a good probe has answered is not asked about again every half second.
+            asked_s = now_s - self._ejected_at_s.get(part.key, 0.0)
+            new_ejection = part.key in ejected and asked_s >= settings.probe_timeout_s / 2
+            why = suspicion(new_ejection, part.failing, now_s - part.last_success_s, settings.quiet_probe_s)
+            if why:
+                if new_ejection:
+                    self._ejected_at_s[part.key] = now_s
+                self._probes[part.key] = asyncio.create_task(self._probe(part, why))
+
+    async def _probe(self, part: Slice, why: str) -> None:
+        assert part.server is not None
+        incarnation, settings = part.incarnation, self._node.settings
+        try:
+            for hosted in part.hosted:
+                await part.server.probe(hosted.family, hosted.version, settings.probe_timeout_s)
+        except TrefoilError as error:
+            if part.incarnation != incarnation or part.state != SliceState.READY or self._pursuit.busy(part):
+                return  # somebody else has dealt with it meanwhile
+            self._timeouts[part.key] = self._timeouts.get(part.key, 0) + 1
+            if not isinstance(error, StubDead):
+                if self._timeouts[part.key] < TIMEOUTS_MAX:
+                    return
+                part.broken = str(error)
+            self._timeouts.pop(part.key)
+            await self._declare(part, f"{why}: {error}", "stub", process_gone=False)
+            return
+        self._timeouts.pop(part.key, None)
+        part.overhead_requests += len(part.hosted)
+        part.last_success_s, part.failing = self._node.clock.now_s(), False
+
+    # --- driver -------------------------------------------------------------------------------------------------------
+
+    async def _check_driver(self) -> None:
+        """The driver was loaded again: nothing that it held exists any more."""
+        loaded = driver_load_id(self._node.settings.driver_marker)
+        if loaded == self._node.driver_load_id:
+            return
+        self._log.warning("driver loaded again", was=self._node.driver_load_id, now=loaded)
+        observed = await self._mig.reopen()
+        self._node.driver_load_id = loaded
+        self._node.journal.driver_changed(loaded)
+        for part in list(self._node.slices.values()):
+            self._pursuit.interrupt(part)
+            part.fail("the driver was loaded again", self._node.clock.now_s())
+            if part.running:
+                await self._verbs.process_ended(part)
+            part.has_instance = part.has_compute = False
+            part.mig_uuid = ""
+        await self._mig.call(lambda: list_devices(self._node, self._inventory, observed))
+        for device in self._node.devices.values():
+            self._node.set_device(device, DeviceState.ASLEEP)
+        self._node.changed()
+
+    async def _check_drift(self) -> None:
+        for device in self._node.devices.values():
+            try:
+                instances = {instance.key: instance for instance in await self._mig.instances(device.device)}
+            except (DeviceLost, NodeRefused) as error:
+                self._log.error("device lost", device=device.device, why=str(error))
+                self._node.set_device(device, DeviceState.LOST)
+                continue
+            if device.state == DeviceState.LOST:
+                self._node.set_device(device, DeviceState.AWAKE if instances else DeviceState.ASLEEP)
+            await self._compare(device, frozenset(instances))
+
+    async def _compare(self, device: Device, listed: frozenset[SliceKey]) -> None:
+        own = [part for part in self._node.slices.values() if part.key.device == device.device]
+        moving = {part.key for part in own if self._pursuit.busy(part)}
+        known = {part.key for part in own if part.has_instance} | moving
+        for part in own:
+            if part.has_instance and part.key not in listed and part.key not in moving:
+                self._log.warning("instance vanished", slice=part.key.name)
+                part.fail("somebody destroyed its instance", self._node.clock.now_s())
+                await self._verbs.stop_process(part)
+                part.has_instance = part.has_compute = False
+                part.mig_uuid = ""
+                self._node.changed()
+        foreign = tuple(sorted(listed - known))
+        if foreign != device.foreign:
+            device.foreign = foreign
+            device.drift = tuple(f"foreign instance {key.slice_type}@{key.start}" for key in foreign)
+            self._node.metrics.set("trefoil_device_drift", len(foreign), device=device.device)
+            self._log.warning("drift", device=device.device, drift=device.drift)
+            self._node.changed()

@@ -1,0 +1,239 @@
+"""The node as it is: devices, slices, and what is published of them.
+
+Siblings: `pursuit` changes it, `health` declares failures, `metering` reads its counters, `loop` publishes it.
+"""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import structlog
+
+from power_agent.journal import Journal
+from power_agent.meter import SliceReading
+from power_agent.reconcile import SeenDevice
+from power_agent.settings import PowerAgentSettings
+from power_agent.slices import Slice
+from trefoil.core.catalog import Catalog
+from trefoil.core.common import Revision
+from trefoil.core.device_types import slice_type
+from trefoil.core.fleet import SERVING, DeviceState, DeviceStatus, DeviceType, NodeStatus, SliceKey, SliceState
+from trefoil.core.plan import NodePlan
+from trefoil.runtime.clock import Clock
+from trefoil.runtime.telemetry import Metrics
+
+SLICE_STATES: Final = tuple(state.name for state in SliceState if state)
+DEVICE_STATES: Final = tuple(state.name for state in DeviceState if state)
+
+
+@dataclass(slots=True)
+class Device:
+    """One GPU. `departed` holds the last readings of processes that ended since the last metering."""
+
+    device: str
+    type: DeviceType
+    state: DeviceState
+    mig_current: bool = False
+    mig_pending: bool = False
+    power_limit_w: float = 0.0
+    power_w: float = 0.0
+    temperature_c: float = 0.0
+    clock_mhz: int = 0
+    clock_event_reasons: tuple[str, ...] = ()
+    foreign: tuple[SliceKey, ...] = ()
+    drift: tuple[str, ...] = ()
+    departed: list[SliceReading] = field(default_factory=list)
+    serving_count: int = 0
+    serving_since_s: float = 0.0
+    served_s: float = 0.0
+
+    def take_served_s(self, now_s: float) -> float:
+        """Seconds with at least one slice serving since the last call (monotonic)."""
+        served_s = self.served_s + (now_s - self.serving_since_s if self.serving_count else 0.0)
+        self.served_s, self.serving_since_s = 0.0, now_s
+        return served_s
+
+
+class Changes:
+    """Wakes everyone who waits for the node to change."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        """Something changed."""
+        self.count += 1
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, seen: int) -> int:
+        """Return the count as soon as it differs from `seen`."""
+        while self.count == seen:
+            await self._event.wait()
+        return self.count
+
+
+class Node:
+    """All devices and slices of one node."""
+
+    def __init__(
+        self, settings: PowerAgentSettings, clock: Clock, journal: Journal, catalog: Catalog, metrics: Metrics
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.journal = journal
+        self.catalog = catalog
+        self.metrics = metrics
+        self.devices: dict[str, Device] = {}
+        self.slices: dict[SliceKey, Slice] = {}
+        self.plan: NodePlan | None = None
+        self.applied = Revision()
+        self.changes = Changes()
+        self.boot_id = self.driver_load_id = ""
+        self.epoch = 0
+        self.missing: tuple[str, ...] = ()
+        self.capabilities: tuple[str, ...] = ()
+        self.work = asyncio.Event()  # set: somebody should look whether there is something to do
+        self._log = structlog.get_logger()
+
+    # --- what is ------------------------------------------------------------------------------------------------------
+
+    def new_slice(self, key: SliceKey, generation: int, state: SliceState) -> Slice:
+        """A record of a slice, known from now on."""
+        part = Slice(key, generation, state, self.clock.now_s(), self.moved)
+        self.add_slice(part)
+        return part
+
+    def add_slice(self, part: Slice) -> None:
+        """Know a slice from now on."""
+        self.slices[part.key] = part
+        if part.serving:
+            self._count_serving(part, 1)
+
+    def moved(self, part: Slice, before: SliceState) -> None:
+        """A slice has changed its state (or the reason for it): count, remember, tell everyone."""
+        if before != part.state:
+            was, now = self._serves(before), self._serves(part.state)
+            if was != now:
+                self._count_serving(part, 1 if now else -1)
+            self._log.info(
+                "slice", slice=part.key.name, generation=part.generation, was=before.name, now=part.state.name,
+                why=part.why,
+            )  # fmt: skip
+            self.metrics.set_one_of("trefoil_slice_state", "state", part.state.name, SLICE_STATES, slice=part.key.name)
+            if part.has_instance:
+                self.journal.remember(part.memory())
+        self.changed()
+
+    def changed(self) -> None:
+        """Tell those who watch, and those who work."""
+        self.changes.notify()
+        self.work.set()
+
+    @staticmethod
+    def _serves(state: SliceState) -> bool:
+        return state in SERVING or state == SliceState.DRAINING
+
+    def _count_serving(self, part: Slice, change: int) -> None:
+        device, now_s = self.devices[part.key.device], self.clock.monotonic_s()
+        if device.serving_count:
+            device.served_s += now_s - device.serving_since_s
+        device.serving_since_s = now_s
+        device.serving_count += change
+        assert device.serving_count >= 0
+
+    def depart(self, part: Slice) -> None:
+        """A slice's process has ended: keep what it did until the next metering."""
+        if part.incarnation:
+            reading = replace(self.reading(part), serving=True)
+            self.devices[part.key.device].departed.append(reading)
+
+    def reading(self, part: Slice) -> SliceReading:
+        """What the meter needs of a slice."""
+        kind = self.devices[part.key.device].type
+        whole = max(s.sm_count for s in kind.slice_types)
+        return part.reading(slice_type(kind, part.key.slice_type).sm_count / whole, self.variant_of)
+
+    def variant_of(self, family: str, version: int) -> str:
+        """The variant behind a version at the Triton edge."""
+        for variant in self.catalog.family(family).variants:
+            if variant.version == version:
+                return variant.name
+        return f"version-{version}"
+
+    def seen(self) -> tuple[SeenDevice, ...]:
+        """As reconciliation looks at it."""
+        by_device: dict[str, list[Slice]] = {name: [] for name in self.devices}
+        for part in self.slices.values():
+            by_device[part.key.device].append(part)
+        return tuple(
+            SeenDevice(
+                device.device,
+                device.type.name,
+                device.state,
+                device.mig_current,
+                device.power_limit_w,
+                tuple(part.seen() for part in by_device[device.device]),
+                device.foreign,
+            )
+            for device in self.devices.values()
+        )
+
+    def status(self) -> NodeStatus:
+        """As it is published."""
+        slices: dict[str, list[Slice]] = {name: [] for name in self.devices}
+        for part in sorted(self.slices.values(), key=lambda s: s.key):
+            slices[part.key.device].append(part)
+        return NodeStatus(
+            node=self.settings.node,
+            zone=self.settings.zone,
+            site=self.settings.site,
+            epoch=self.epoch,
+            boot_id=self.boot_id,
+            driver_load_id=self.driver_load_id,
+            applied=self.applied,
+            devices=tuple(
+                DeviceStatus(
+                    device=d.device,
+                    type=d.type.name,
+                    state=d.state,
+                    slices=tuple(part.status() for part in slices[d.device]),
+                    clock_mhz=d.clock_mhz,
+                    power_limit_w=d.power_limit_w,
+                    mig_current=d.mig_current,
+                    mig_pending=d.mig_pending,
+                    clock_event_reasons=d.clock_event_reasons,
+                    drift=d.drift,
+                    power_w=d.power_w,
+                    temperature_c=d.temperature_c,
+                )
+                for d in self.devices.values()
+            ),
+            capabilities=self.capabilities,
+            missing=self.missing,
+            observed_at_s=self.clock.now_s(),
+            simulated=self.metrics.simulated,
+            agent_target=self.settings.admin_address,
+            highest_epoch_seen=self.journal.memory.highest_epoch,
+        )
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    def set_device(self, device: Device, state: DeviceState) -> None:
+        """Change a device's state."""
+        if device.state != state:
+            self._log.info("device", device=device.device, was=device.state.name, now=state.name)
+            device.state = state
+            self.metrics.set_one_of("trefoil_device_state", "state", state.name, DEVICE_STATES, device=device.device)
+            self.changed()
+
+    def drop(self, part: Slice) -> None:
+        """Forget a slice that does not exist."""
+        assert part.state == SliceState.GONE, part.state
+        assert not part.has_instance
+        del self.slices[part.key]
+        self.journal.forget(part.key)
+        for state in SLICE_STATES:
+            self.metrics.drop("trefoil_slice_state", part.key.name, state)
+        self.changed()

@@ -1,0 +1,270 @@
+"""The way from the node as it is to the node as it ought to be.
+
+`apply` takes a plan; `pursue` asks the brain (`reconcile`) what is left to do and starts what may start now, one step
+per slice at a time; the end of a step, each move of a slice and each new plan makes it look again.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import structlog
+
+from power_agent.devices.errors import DeviceLost, DriverUnavailable
+from power_agent.node import Device, Node
+from power_agent.reconcile import Task, reconcile, refuse
+from power_agent.slices import Slice
+from power_agent.verbs import Verbs
+from trefoil.core.common import Revision
+from trefoil.core.errors import PlanError, StaleRevision, TrefoilError
+from trefoil.core.fleet import SERVING, DeviceState, SliceKey, SliceState, Step
+from trefoil.core.plan import NodePlan
+from trefoil.core.plan_check import node_digest
+
+FIRST_BACKOFF_S: Final = 0.5
+TEARDOWN: Final = frozenset({"drain", "stop", "destroy_ci", "destroy_gi"})
+STARTS: Final = frozenset({"start", "load", "warm_up"})
+SETTLED: Final = frozenset({DeviceState.AWAKE, DeviceState.ASLEEP, DeviceState.LOST})
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The answer to Apply."""
+
+    changed: bool
+    steps: tuple[Step, ...] = ()
+
+
+class Pursuit:
+    """The one worker that gives slices their steps."""
+
+    def __init__(self, node: Node, verbs: Verbs) -> None:
+        self._node = node
+        self._verbs = verbs
+        self._jobs: dict[SliceKey, tuple[str, asyncio.Task[None]]] = {}
+        self._starting: set[SliceKey] = set()  # those that hold one of the places for parallel starts
+        self._waking: dict[str, asyncio.Task[None]] = {}
+        self._apply = asyncio.Lock()
+        self._stopping = False
+        self._bug: BaseException | None = None
+        self._log = structlog.get_logger()
+
+    # --- what ought to be ---------------------------------------------------------------------------------------------
+
+    async def apply(self, plan: NodePlan) -> Applied:
+        """Take a plan. Idempotent by revision and digest.
+
+        Raises:
+            StaleRevision: older than one already taken; names both.
+            PlanError: this node cannot carry it out; nothing was touched.
+        """
+        async with self._apply:
+            return await self._accept(replace(plan, digest=plan.digest or node_digest(plan)))
+
+    async def _accept(self, plan: NodePlan) -> Applied:
+        self._refuse_stale(plan)
+        refuse(plan, self._node.settings.node, self._node.seen(), self._node.catalog)
+        current = self._node.plan
+        if current is not None and current.revision == plan.revision:
+            if current.digest != plan.digest:
+                raise PlanError(
+                    f"this revision was taken with digest {current.digest}",
+                    field="digest",
+                    value=plan.digest,
+                    remedy="give a changed plan a new revision",
+                )
+            return Applied(False)
+        changed = current is None or current.digest != plan.digest
+        await self._node.journal.accept(plan)
+        self._take(plan)
+        steps = tuple(task.step() for task in reconcile(self._node.seen(), plan, self._node.catalog))
+        self._log.info("plan", revision=plan.revision, changed=changed, steps=len(steps))
+        return Applied(changed, steps)
+
+    def _refuse_stale(self, plan: NodePlan) -> None:
+        highest = self._node.journal.memory.highest_epoch
+        newest = self._node.plan.revision if self._node.plan else Revision()
+        if plan.revision.epoch < highest or plan.revision < newest:
+            raise StaleRevision(
+                f"node {self._node.settings.node} obeys epoch {highest} and revision {newest}; "
+                f"epoch {plan.revision.epoch} and revision {plan.revision} are older",
+                remedy="read the node's highest_epoch_seen and plan under a newer epoch",
+            )
+
+    def resume(self, plan: NodePlan) -> None:
+        """Go on with the plan that the journal remembers."""
+        try:
+            refuse(plan, self._node.settings.node, self._node.seen(), self._node.catalog)
+        except PlanError as error:
+            self._log.warning("the remembered plan does not fit this node any more", why=str(error))
+            return
+        self._take(plan)
+
+    def _take(self, plan: NodePlan) -> None:
+        self._node.plan = plan
+        for device in plan.devices:
+            for wanted in device.slices:
+                part = self._node.slices.get(wanted.key)
+                if part is None:
+                    part = self._node.new_slice(wanted.key, 0, SliceState.PENDING)
+                    part.why = "planned"
+                part.revision, part.credits = plan.revision, wanted.credits
+        self._node.changed()
+
+    # --- the way there ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Pursue the plan until cancelled; a bug in a step ends it."""
+        while True:
+            await self._node.work.wait()
+            self._node.work.clear()
+            if self._bug is not None:
+                raise self._bug
+            self.pursue()
+
+    def pursue(self) -> None:
+        """Start every step that may start now."""
+        if self._node.plan is None:
+            return
+        planned = {part.key for device in self._node.plan.devices for part in device.slices}
+        self._prune(planned)
+        self._drive_devices()
+        tasks = reconcile(self._node.seen(), self._node.plan, self._node.catalog)
+        for task in tasks:
+            if not task.after and task.slice not in self._jobs and self._may(task):
+                self._begin(task)
+        settled = all(device.state in SETTLED for device in self._node.devices.values())
+        if not tasks and not self._jobs and settled and self._node.applied != self._node.plan.revision:
+            self._node.applied = self._node.plan.revision
+            self._node.changes.notify()
+
+    def _may(self, task: Task) -> bool:
+        device, part = self._node.devices[task.slice.device], self._node.slices[task.slice]
+        if task.verb not in TEARDOWN and device.state != DeviceState.AWAKE:
+            return False
+        if self._node.clock.monotonic_s() < part.retry_at_s:
+            return False
+        if task.verb == "start" and task.slice not in self._starting:
+            if len(self._starting) >= self._node.settings.starts_parallel:
+                return False
+            self._starting.add(task.slice)
+        return True
+
+    def _prune(self, planned: set[SliceKey]) -> None:
+        """Drop records of what is gone; stop starting what is not wanted any more; renew what is wanted again."""
+        now_s = self._node.clock.now_s()
+        for key, part in list(self._node.slices.items()):
+            if part.state in (SliceState.READY, SliceState.FAILED, SliceState.GONE):
+                self._starting.discard(key)
+            if key in self._jobs:
+                if key not in planned and part.state not in SERVING:
+                    self.interrupt(part)
+            elif part.state == SliceState.GONE and key in planned:
+                fresh = self._node.new_slice(key, part.generation, SliceState.PENDING)
+                fresh.has_instance, fresh.has_compute = part.has_instance, part.has_compute
+                fresh.mig_uuid, fresh.why = part.mig_uuid, "planned again"
+                fresh.revision, fresh.credits = part.revision, part.credits
+            elif key not in planned and not part.has_instance and not part.running:
+                if part.state != SliceState.GONE:
+                    part.fail("not planned any more", now_s)
+                    part.move(SliceState.GONE, "not planned any more", now_s)
+                self._node.drop(part)
+
+    def _begin(self, task: Task) -> None:
+        job = asyncio.create_task(
+            self._step(self._node.slices[task.slice], task), name=f"{task.verb} {task.slice.name}"
+        )
+        self._jobs[task.slice] = (task.verb, job)
+        job.add_done_callback(partial(self._ended, task.slice))
+
+    def _ended(self, key: SliceKey, job: asyncio.Task[None]) -> None:
+        del self._jobs[key]
+        if not job.cancelled() and (bug := job.exception()) is not None:
+            self._bug = bug
+        self._node.work.set()
+
+    async def _step(self, part: Slice, task: Task) -> None:
+        clock = self._node.clock
+        started_s = clock.monotonic_s()
+        outcome, why = "done", task.why
+        try:
+            await self._node.journal.begin(task.step("begun"))
+            await self._verbs.run(part, task)
+        except asyncio.CancelledError:
+            outcome, why = "failed", "interrupted"
+            if not self._stopping:
+                part.fail("interrupted", clock.now_s())
+        except (TrefoilError, OSError) as error:
+            outcome, why = "failed", str(error)
+            self._failed(part, task, error)
+        took_ms = (clock.monotonic_s() - started_s) * 1e3
+        self._node.journal.end(task.step(outcome, took_ms, why))
+        log = self._log.info if outcome == "done" else self._log.warning
+        log("step", slice=task.slice.name, verb=task.verb, outcome=outcome, took_ms=round(took_ms, 1), why=why)
+        self._node.metrics.inc("trefoil_steps_total", verb=task.verb, outcome=outcome)
+        self._node.metrics.observe("trefoil_step_duration_seconds", took_ms / 1e3, verb=task.verb)
+
+    def _failed(self, part: Slice, task: Task, error: Exception) -> None:
+        if isinstance(error, DeviceLost | DriverUnavailable):
+            self._node.set_device(self._node.devices[part.key.device], DeviceState.LOST)
+        if part.state not in SERVING:
+            part.fail(f"{task.verb}: {error}", self._node.clock.now_s())
+        self.retry_later(part)
+
+    def retry_later(self, part: Slice) -> None:
+        """The first retry comes at once, then after longer and longer pauses."""
+        part.failures += 1
+        if part.failures == 1:
+            return
+        pause_s = min(self._node.settings.retry_backoff_max_s, FIRST_BACKOFF_S * 2.0 ** (part.failures - 2))
+        part.retry_at_s = self._node.clock.monotonic_s() + pause_s
+        asyncio.get_running_loop().call_later(pause_s, self._node.work.set)
+
+    def interrupt(self, part: Slice) -> None:
+        """End the start, load or warm-up that a slice is in: what it works on is gone, or not wanted."""
+        verb, job = self._jobs.get(part.key, ("", None))
+        if job is not None and verb in STARTS:
+            job.cancel()
+
+    def busy(self, part: Slice) -> bool:
+        """Whether a step works on this slice now."""
+        return part.key in self._jobs
+
+    def verb(self, part: Slice) -> str:
+        """The step that works on this slice now; empty for none."""
+        return self._jobs[part.key][0] if part.key in self._jobs else ""
+
+    async def stop(self) -> None:
+        """Let go of all steps; the processes on slices stay."""
+        self._stopping = True
+        jobs = [*(job for _, job in self._jobs.values()), *self._waking.values()]
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+
+    # --- sleep and wake -----------------------------------------------------------------------------------------------
+
+    def _drive_devices(self) -> None:
+        assert self._node.plan is not None
+        targets = {planned.device: planned.target for planned in self._node.plan.devices}
+        occupied = {key.device for key, part in self._node.slices.items() if part.has_instance or part.running}
+        for device in self._node.devices.values():
+            asleep = targets.get(device.device, DeviceState.ASLEEP) == DeviceState.ASLEEP
+            if device.state == DeviceState.AWAKE and asleep:
+                next_state = DeviceState.FALLING_ASLEEP if device.device in occupied else DeviceState.ASLEEP
+                self._node.set_device(device, next_state)
+            elif device.state == DeviceState.FALLING_ASLEEP and not asleep:
+                self._node.set_device(device, DeviceState.AWAKE)
+            elif device.state == DeviceState.FALLING_ASLEEP and device.device not in occupied:
+                self._node.set_device(device, DeviceState.ASLEEP)
+            elif device.state == DeviceState.ASLEEP and not asleep:
+                self._node.set_device(device, DeviceState.WAKING)
+                self._waking[device.device] = asyncio.create_task(self._wake_up(device))
+            elif device.state == DeviceState.WAKING and asleep:
+                self._waking[device.device].cancel()
+                self._node.set_device(device, DeviceState.ASLEEP)
+
+    async def _wake_up(self, device: Device) -> None:
+        await self._node.clock.sleep(device.type.wake_s)
+        self._node.set_device(device, DeviceState.AWAKE)

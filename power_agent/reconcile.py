@@ -1,0 +1,234 @@
+"""From what a node runs to what it ought to run: the fewest steps, and none that touches a slice which may stay.
+
+Data: seen slices (driver, processes and journal agree), the desired NodePlan, the catalogue.
+Decision: a partial order of tasks. `after` names the tasks that must be done first; all others may run at once, so that
+a slice starts while its neighbour drains.
+Rules: placements are explicit (the driver's own choice fragments the GPU); a slice that is planned with what it runs
+gets no task; another variant of the same families is loaded in place while the old one serves, if both fit into the
+slice's memory, else the slice drains and starts again; an instance is created after all that overlap it are destroyed.
+Level-triggered: it is asked again after each task, so a new plan, a crash or a failed step needs no case of its own.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from trefoil.core.catalog import Catalog
+from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.errors import PlanError
+from trefoil.core.fleet import (
+    DeviceState,
+    DeviceStatus,
+    FleetState,
+    Hosted,
+    NodeStatus,
+    SliceKey,
+    SliceState,
+    Step,
+)
+from trefoil.core.plan import NodePlan, PlannedDevice, PlannedSlice
+from trefoil.core.plan_check import CONTEXT_MIB, check_node, node_digest
+
+CREATE: Final = ("create_gi", "create_ci")
+REBUILD: Final = ("start", "load", "warm_up")
+HAS_TRAFFIC: Final = frozenset({SliceState.READY, SliceState.SWAPPING, SliceState.DRAINING})
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSlice:
+    """One slice as it is now. `hosted` is what its Triton was last told to serve."""
+
+    key: SliceKey
+    state: SliceState
+    hosted: tuple[Hosted, ...] = ()
+    has_instance: bool = True
+    has_compute: bool = True  # a crash may have left the GPU instance without its compute instance
+    running: bool = False  # its Triton is alive
+    loaded: bool = False  # ... and has loaded `hosted`
+    drained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SeenDevice:
+    """One device as it is now. `foreign`: instances that somebody else made; they are reported, never touched."""
+
+    device: str
+    type: str
+    state: DeviceState
+    mig_on: bool = True
+    power_limit_w: float = 0.0
+    slices: tuple[SeenSlice, ...] = ()
+    foreign: tuple[SliceKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One step, what it needs to know, and the indices of the tasks that come first."""
+
+    slice: SliceKey
+    verb: str
+    hosted: tuple[Hosted, ...] = ()
+    after: tuple[int, ...] = ()
+    why: str = ""
+
+    def step(self, state: str = "planned", took_ms: float = 0.0, why: str = "") -> Step:
+        """As it is answered, journalled and logged."""
+        return Step(self.slice, self.verb, state, took_ms, why or self.why)
+
+
+@dataclass(slots=True)
+class _Order:
+    """Tasks in the making: a chain per slice, plus edges between slices that overlap."""
+
+    tasks: list[Task] = field(default_factory=list)
+
+    def chain(self, key: SliceKey, verbs: Sequence[str], hosted: tuple[Hosted, ...], why: str) -> None:
+        previous: tuple[int, ...] = ()
+        for verb in verbs:
+            self.tasks.append(Task(key, verb, hosted, previous, why))
+            previous = (len(self.tasks) - 1,)
+
+    def block_overlaps(self) -> None:
+        """Let every create_gi wait for the destroy_gi of what lies in its place."""
+        destroyed = [(index, task.slice) for index, task in enumerate(self.tasks) if task.verb == "destroy_gi"]
+        for index, task in enumerate(self.tasks):
+            if task.verb == "create_gi":
+                blockers = tuple(other for other, key in destroyed if key.overlaps(task.slice))
+                self.tasks[index] = replace(task, after=task.after + blockers)
+
+
+def reconcile(devices: Sequence[SeenDevice], plan: NodePlan, catalog: Catalog) -> tuple[Task, ...]:
+    """The tasks that lead from `devices` to `plan`; empty when nothing is left to do.
+
+    The plan has passed `refuse`. A device that the plan does not name ought to be empty: plans are complete.
+    """
+    planned = {part.key: part for device in plan.devices for part in device.slices}
+    order = _Order()
+    for device in sorted(devices, key=lambda d: d.device):
+        if device.state == DeviceState.LOST:
+            continue  # fenced: no call to it can succeed
+        for seen in sorted(device.slices, key=lambda s: s.key):
+            wanted = planned.pop(seen.key, None)
+            if wanted is None:
+                order.chain(seen.key, tuple(_teardown(seen)), seen.hosted, "not in the plan")
+            else:
+                _keep(order, seen, wanted, device.type, catalog)
+    lost = {device.device for device in devices if device.state == DeviceState.LOST}
+    for key in sorted(planned):
+        if key.device not in lost:
+            order.chain(key, (*CREATE, *REBUILD), planned[key].hosted, f"planned: {_names(planned[key].hosted)}")
+    order.block_overlaps()
+    return tuple(order.tasks)
+
+
+def _teardown(seen: SeenSlice) -> Iterator[str]:
+    if seen.running:
+        if seen.state in HAS_TRAFFIC and not seen.drained:
+            yield "drain"
+        yield "stop"
+    if seen.has_instance and seen.has_compute:
+        yield "destroy_ci"
+    if seen.has_instance:
+        yield "destroy_gi"
+
+
+def _keep(order: _Order, seen: SeenSlice, wanted: PlannedSlice, type_name: str, catalog: Catalog) -> None:
+    """The chain of a slice that exists and is planned."""
+    if seen.running and seen.state == SliceState.DRAINING:  # a drain is not taken back: routes have left it
+        drain = () if seen.drained else ("drain",)
+        order.chain(seen.key, (*drain, "stop", *REBUILD), wanted.hosted, "planned again while it drained")
+    elif not seen.running:
+        create = CREATE if not seen.has_instance else () if seen.has_compute else CREATE[1:]
+        why = "its Triton is gone" if seen.state == SliceState.FAILED else f"planned: {_names(wanted.hosted)}"
+        order.chain(seen.key, (*create, *REBUILD), wanted.hosted, why)
+    elif seen.state == SliceState.FAILED:
+        order.chain(seen.key, ("load", "warm_up"), wanted.hosted, "answers no inference")
+    elif set(seen.hosted) != set(wanted.hosted) and seen.state in HAS_TRAFFIC:
+        change = f"{_names(seen.hosted)} -> {_names(wanted.hosted)}"
+        if _swappable(seen, wanted, type_name, catalog):
+            order.chain(seen.key, ("load", "warm_up"), wanted.hosted, change)
+        else:
+            why = f"{change}: both do not fit at once"
+            order.chain(seen.key, ("drain", "stop", *REBUILD), wanted.hosted, why)
+    elif seen.state != SliceState.READY:
+        order.chain(
+            seen.key,
+            ("warm_up",) if seen.loaded else ("load", "warm_up"),
+            wanted.hosted,
+            f"planned: {_names(wanted.hosted)}",
+        )
+
+
+def _swappable(seen: SeenSlice, wanted: PlannedSlice, type_name: str, catalog: Catalog) -> bool:
+    """Whether old and new fit beside each other: the same families and stages, and memory for all of them."""
+    if {(h.family, h.stage) for h in seen.hosted} != {(h.family, h.stage) for h in wanted.hosted}:
+        return False
+    need_mib = CONTEXT_MIB + sum(
+        catalog.family(h.family).variant(h.variant).memory_mib for h in {*seen.hosted, *wanted.hosted}
+    )
+    return need_mib <= slice_type(device_type(type_name), seen.key.slice_type).memory_mib
+
+
+def _names(hosted: Sequence[Hosted]) -> str:
+    return "+".join(h.variant for h in hosted) or "nothing"
+
+
+def refuse(plan: NodePlan, node: str, devices: Sequence[SeenDevice], catalog: Catalog) -> None:
+    """Refuse a plan that this node cannot carry out, before anything is touched.
+
+    Raises:
+        PlanError: the first rule broken, naming field, value and remedy.
+    """
+    if plan.node != node:
+        raise PlanError(f"this is node {node}", field="node", value=plan.node, remedy="send it to that node's agent")
+    if plan.digest and plan.digest != node_digest(plan):
+        raise PlanError(
+            f"the content has digest {node_digest(plan)}",
+            field="digest",
+            value=plan.digest,
+            remedy="seal the plan after its last change",
+        )
+    fleet = FleetState((NodeStatus(node, devices=tuple(DeviceStatus(d.device, d.type, d.state) for d in devices)),))
+    check_node(plan, fleet, catalog)
+    names = [device.device for device in plan.devices]
+    for name in names:
+        if names.count(name) > 1:
+            raise PlanError("planned twice", field="devices", value=name, remedy="one entry per device")
+    seen = {device.device: device for device in devices}
+    for planned in plan.devices:
+        _refuse_device(planned, seen[planned.device])
+
+
+def _refuse_device(planned: PlannedDevice, seen: SeenDevice) -> None:
+    kind, here = device_type(seen.type), f"device {seen.device}"
+    if planned.target not in (DeviceState.AWAKE, DeviceState.ASLEEP):
+        raise PlanError("not a target", field=f"{here}.target", value=planned.target.name, remedy="AWAKE or ASLEEP")
+    if planned.slices and not seen.mig_on:
+        remedy = f"sudo nvidia-smi -i {seen.device.rpartition('gpu')[2]} -mig 1 while the GPU is idle"
+        raise PlanError("MIG mode is off", field=here, value="mig_current", remedy=remedy)
+    for part in planned.slices:
+        if part.key.device != seen.device:
+            raise PlanError("a slice of another device", field=f"{here}.slices", value=part.key.name)
+        for foreign in seen.foreign:
+            if part.key.overlaps(foreign):
+                raise PlanError(
+                    f"its place holds {foreign.name}, which this agent did not make",
+                    field=f"{here}.slices",
+                    value=part.key.name,
+                    remedy="destroy that instance, or plan around it",
+                )
+    free_mhz = (0, kind.clocks_mhz[0], kind.clocks_mhz[-1]) if kind.clocks_mhz else (0,)
+    if planned.clock_min_mhz not in free_mhz or planned.clock_max_mhz not in (0, free_mhz[-1]):
+        raise PlanError(
+            "this agent does not lock clocks",
+            field=f"{here}.clock_mhz",
+            value=(planned.clock_min_mhz, planned.clock_max_mhz),
+            remedy=f"0 or {free_mhz[-1]}, the clock it runs at",
+        )
+    if planned.power_limit_w and abs(planned.power_limit_w - seen.power_limit_w) > 0.5:
+        raise PlanError(
+            f"this agent does not change power limits; {seen.power_limit_w:g} W is enforced",
+            field=f"{here}.power_limit_w",
+            value=planned.power_limit_w,
+            remedy="0, or the limit in force",
+        )

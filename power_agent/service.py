@@ -1,0 +1,48 @@
+"""gRPC: PowerAgent. Apply takes a plan, GetNode and WatchNode show the node."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from power_agent.node import Node
+from power_agent.pursuit import Pursuit
+from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
+from trefoil.core.errors import InvalidInput
+from trefoil.core.fleet import Step
+from trefoil.runtime import codec
+
+FULL_NAME: Final = "trefoil.power_agent.v1.PowerAgent"
+
+
+class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: ignore[misc]
+    """Translates; decides nothing."""
+
+    def __init__(self, node: Node, pursuit: Pursuit) -> None:
+        self._node = node
+        self._pursuit = pursuit
+
+    async def Apply(self, request: Any, context: Any) -> Any:
+        """Takes a complete desired state; answers with the steps that lead there."""
+        if not request.HasField("plan"):
+            raise InvalidInput("missing", field="plan", remedy="send a NodePlan")
+        applied = await self._pursuit.apply(codec.from_proto(request.plan))
+        return power_agent_pb2.ApplyResponse(
+            accepted=True, changed=applied.changed, steps=[step_message(step) for step in applied.steps]
+        )
+
+    async def GetNode(self, request: Any, context: Any) -> Any:
+        """The node now."""
+        return power_agent_pb2.GetNodeResponse(node=codec.to_proto(self._node.status()))
+
+    async def WatchNode(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """The node now, then each change."""
+        seen = self._node.changes.count
+        while True:
+            yield power_agent_pb2.WatchNodeResponse(node=codec.to_proto(self._node.status()))
+            seen = await self._node.changes.wait(seen)
+
+
+def step_message(step: Step) -> Any:
+    """A step on the wire."""
+    return power_agent_pb2.Step(
+        slice=codec.to_proto(step.slice), verb=step.verb, state=step.state, took_ms=step.took_ms, why=step.why
+    )

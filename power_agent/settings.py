@@ -1,0 +1,68 @@
+"""Settings of `python -m power_agent`."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from trefoil.runtime.config import ServiceSettings
+
+
+class PowerAgentSettings(ServiceSettings):
+    """The power agent governs the GPUs of one node: MIG instances, Tritons, energy."""
+
+    admin_address: str = "127.0.0.1:8103"
+    metrics_address: str = "127.0.0.1:8113"
+    node: str = Field(default="node0", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of this node; devices are `<node>/gpu<index>`."""
+    zone: str = ""
+    """Grid zone that this node draws from."""
+    site: str = ""
+    node_socket: Path
+    """Socket of the process that owns the (simulated) driver and the processes on slices."""
+    model_repository: Path = Path("model_repository")
+    """Families: one folder each, one numbered folder per variant."""
+    triton_binary: Path | None = None
+    """None: look in `triton_environment`, then on PATH."""
+    triton_environment: Path | None = None
+    """Virtual environment with Triton's Python side (numpy < 2, onnxruntime)."""
+    triton_port_base: int = Field(default=8200, ge=1024, le=65000)
+    """gRPC port of slice start s on device d: base + 2 (8 d + s); its metrics one above."""
+    meter: Literal["nvml", "none"] = "nvml"
+    """none: joules and grams are unknown, and say so."""
+    sample_period_s: float = Field(default=1.0, ge=0.2, le=10.0)
+    """One EnergySample per device each period."""
+    ring_s: float = Field(default=600.0, ge=10.0)
+    """How much of the energy stream is kept on disk, to be sent again after Redis was away."""
+    starts_parallel: int = Field(default=2, ge=1)
+    """Tritons that may start at once: a start keeps a core busy."""
+    ready_timeout_s: float = Field(default=30.0, gt=0)
+    swap_timeout_s: float = Field(default=30.0, gt=0)
+    drain_timeout_s: float = Field(default=30.0, gt=0)
+    """After this a slice is stopped whatever is in flight on it."""
+    drain_poll_s: float = Field(default=0.1, gt=0)
+    stop_kill_after_s: float = Field(default=5.0, gt=0)
+    """SIGKILL follows SIGTERM after this."""
+    idle_kill_after_s: float = Field(default=0.5, gt=0)
+    """... of a Triton that every dispatcher has drained."""
+    in_use_retries_max: int = Field(default=7, ge=0)
+    """A driver says IN_USE for a while after the last process of an instance is gone."""
+    in_use_backoff_s: float = Field(default=0.1, gt=0)
+    retry_backoff_max_s: float = Field(default=15.0, gt=0)
+    """Longest pause between two tries to start a slice that fails again and again."""
+    health_poll_s: float = Field(default=0.5, gt=0)
+    quiet_probe_s: float = Field(default=8.0, gt=0)
+    """A slice without any success for so long gets a real inference: readiness does not show a dead python stub."""
+    probe_timeout_s: float = Field(default=4.0, gt=0)
+    drift_poll_s: float = Field(default=5.0, gt=0)
+    """How often the driver's listing is compared with what the agent made."""
+    lease_ttl_s: float = Field(default=3.0, gt=1.0)
+    driver_marker_path: Path | None = None
+    """File that changes with each load of the driver; None: `driver_load_id` beside the socket."""
+    stop_slices_on_exit: bool = False
+    """Stop all Tritons at SIGTERM: `trefoil down`. Otherwise they go on serving, to be adopted by the next agent."""
+
+    @property
+    def driver_marker(self) -> Path:
+        """The file that changes with each load of the driver."""
+        return self.driver_marker_path or self.node_socket.parent / "driver_load_id"

@@ -1,0 +1,326 @@
+"""What each step does to one slice. Whoever calls has made sure that one slice has one step at a time.
+
+An error of a step is a TrefoilError with a remedy; the caller marks the slice FAILED and tries again later. Blocking
+calls (driver, node process, files) run in threads.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import TypeVar
+
+import structlog
+
+from power_agent.devices.node_client import NodeClient, ProcessStatus
+from power_agent.drain import required_table, waiting_for
+from power_agent.journal import Journal
+from power_agent.mig import Mig
+from power_agent.reconcile import Task
+from power_agent.settings import PowerAgentSettings
+from power_agent.slices import Slice
+from power_agent.triton import TritonServer, VersionCounters
+from power_agent.triton_install import TritonInstall
+from power_agent.triton_slice import SliceLaunch, SliceSpec, clean_shared_memory, prepare_slice
+from trefoil.core.common import Revision
+from trefoil.core.demand import TableAck
+from trefoil.core.errors import StateUnavailable, TrefoilError
+from trefoil.core.fleet import Hosted, SliceState
+from trefoil.core.plan import Plan
+from trefoil.runtime.clock import Clock
+from trefoil.runtime.state import ACK_TTL_S, State
+
+T = TypeVar("T")
+PORTS_PER_DEVICE = 8  # one pair of ports per memory slice
+
+
+class Verbs:
+    """Carries out steps: driver through Mig, processes through the node, Triton through its gRPC."""
+
+    def __init__(
+        self,
+        settings: PowerAgentSettings,
+        clock: Clock,
+        mig: Mig,
+        node: NodeClient,
+        threads: Executor,
+        state: State,
+        journal: Journal,
+        depart: Callable[[Slice], None],
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._mig = mig
+        self._node = node
+        self._threads = threads
+        self.install: TritonInstall | None = None  # found at start, before the first step
+        self._state = state
+        self._journal = journal
+        self._depart = depart
+        self._by_name: Mapping[str, Callable[[Slice, Task], Awaitable[None]]] = {
+            "drain": self._drain,
+            "stop": self._stop,
+            "destroy_ci": self._destroy_ci,
+            "destroy_gi": self._destroy_gi,
+            "create_gi": self._create_gi,
+            "create_ci": self._create_ci,
+            "start": self._start,
+            "load": self._load,
+            "warm_up": self._warm_up,
+        }
+        self._log = structlog.get_logger()
+
+    async def run(self, part: Slice, task: Task) -> None:
+        """One step.
+
+        Raises:
+            TrefoilError: it did not work; the slice is as it was before, or FAILED by the caller.
+        """
+        await self._by_name[task.verb](part, task)
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """A blocking call of the node process or the file system."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    async def processes(self) -> dict[str, ProcessStatus]:
+        """What the node process runs, by tag."""
+        return {process.tag: process for process in await self.in_thread(self._node.process_list)}
+
+    # --- instances ---------------------------------------------------------------------------------------------------
+
+    async def _create_gi(self, part: Slice, task: Task) -> None:
+        part.generation = self._journal.next_generation()
+        part.hosted = task.hosted
+        self._journal.remember(part.memory())
+        observed = await self._mig.create_gi(part.key)
+        part.has_instance, part.has_compute = True, observed.ci_id is not None
+        part.mig_uuid = observed.mig_uuid
+
+    async def _create_ci(self, part: Slice, task: Task) -> None:
+        observed = await self._mig.create_ci(part.key)
+        part.has_compute, part.mig_uuid = True, observed.mig_uuid
+
+    async def _destroy_ci(self, part: Slice, task: Task) -> None:
+        await self._mig.destroy_ci(part.key)
+        part.has_compute, part.mig_uuid = False, ""
+
+    async def _destroy_gi(self, part: Slice, task: Task) -> None:
+        await self._mig.destroy_gi(part.key)
+        part.has_instance = part.has_compute = False
+        part.mig_uuid = ""
+
+    # --- processes ---------------------------------------------------------------------------------------------------
+
+    def attach(self, part: Slice, process: ProcessStatus) -> None:
+        """Take over a process that runs already. Blocking: writes the slice's repository."""
+        part.launch = self._prepare(part, part.hosted)
+        self._attached(part, process)
+
+    def _attached(self, part: Slice, process: ProcessStatus) -> None:
+        assert part.launch is not None
+        part.running, part.incarnation = True, f"{process.pid}-{process.started_at_s:.3f}"
+        part.server = TritonServer(
+            part.launch.grpc_target, part.launch.metrics_url, part.launch.repository, self._clock
+        )
+
+    def _prepare(self, part: Slice, hosted: Sequence[Hosted]) -> SliceLaunch:
+        assert self.install is not None
+        settings = self._settings
+        index = int(part.key.device.rpartition("gpu")[2])
+        port = settings.triton_port_base + 2 * (PORTS_PER_DEVICE * index + part.key.start)
+        spec = SliceSpec(
+            name=part.key.name,
+            repository=(settings.state_dir / "slices" / part.key.name).absolute(),
+            source=settings.model_repository.absolute(),
+            hosted=hosted,
+            grpc_port=port,
+            metrics_port=port + 1,
+            mig_uuid=part.mig_uuid,
+        )
+        return prepare_slice(self.install, spec)
+
+    async def _start(self, part: Slice, task: Task) -> None:
+        if part.state == SliceState.FAILED:
+            part.move(SliceState.PENDING, task.why, self._clock.now_s())
+        part.hosted = task.hosted
+        part.move(SliceState.STARTING, task.why, self._clock.now_s())
+        part.launch = await self.in_thread(lambda: self._prepare(part, task.hosted))
+        launch, log_path = part.launch, (self._settings.state_dir / "logs" / f"{part.key.name}.log").absolute()
+
+        def start() -> ProcessStatus:
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+            clean_shared_memory(launch.shm_prefix)
+            return self._node.process_start(part.tag, launch.argv, launch.env, log_path, launch.cwd)
+
+        self._attached(part, await self.in_thread(start))
+
+    async def _stop(self, part: Slice, task: Task) -> None:
+        await self.stop_process(part)
+        if part.state != SliceState.DRAINING:
+            part.fail(task.why, self._clock.now_s())
+        part.move(SliceState.GONE, task.why, self._clock.now_s())
+
+    async def stop_process(self, part: Slice, patience_s: float | None = None) -> None:
+        """End its Triton and all that belongs to it; no-op when it is gone. SIGKILL follows after `patience_s`."""
+        if not part.running:
+            return
+        if part.server is not None:
+            try:
+                part.note(await part.server.statistics(), self._clock.now_s())
+            except TrefoilError as error:
+                self._log.info("no last counters", slice=part.key.name, why=str(error))
+        tag, prefix = part.tag, part.launch.shm_prefix if part.launch else ""
+        # A Triton takes 2 s to end by itself; one that surely has nothing in flight need not be waited for.
+        settings = self._settings
+        kill_after_s = settings.idle_kill_after_s if part.proved_idle else settings.stop_kill_after_s
+
+        def stop() -> None:
+            self._node.process_stop(tag, kill_after_s if patience_s is None else patience_s)
+            self._node.process_forget(tag)
+            clean_shared_memory(prefix)
+
+        await self.in_thread(stop)
+        await self.process_ended(part)
+
+    async def end_orphan(self, tag: str) -> None:
+        """End a process that belongs to no slice."""
+
+        def stop() -> None:
+            self._node.process_stop(tag, self._settings.stop_kill_after_s)
+            self._node.process_forget(tag)
+
+        await self.in_thread(stop)
+
+    async def process_ended(self, part: Slice) -> None:
+        """Note that its Triton is gone, with what it did last."""
+        server = part.server
+        self._depart(part)
+        part.process_gone()
+        if server is not None:
+            await server.close()
+
+    # --- models ------------------------------------------------------------------------------------------------------
+
+    async def _load(self, part: Slice, task: Task) -> None:
+        assert part.server is not None
+        if part.state == SliceState.FAILED:
+            await self._heal(part, task)
+        elif part.state == SliceState.STARTING:
+            await part.server.wait_ready(part.hosted, self._settings.ready_timeout_s)
+        elif part.state == SliceState.PENDING:
+            part.move(SliceState.STARTING, task.why, self._clock.now_s())
+            await part.server.wait_ready(part.hosted, self._settings.ready_timeout_s)
+        else:
+            await self._swap(part, task)
+        part.loaded = part.running
+
+    async def _heal(self, part: Slice, task: Task) -> None:
+        """A dead python stub comes back by unload and load; where that fails only a new process helps."""
+        assert part.server is not None
+        part.move(SliceState.PENDING, task.why, self._clock.now_s())
+        if part.broken:
+            await self.stop_process(part)
+            return
+        part.move(SliceState.STARTING, task.why, self._clock.now_s())
+        try:
+            for hosted in part.hosted:
+                await part.server.heal(hosted, self._settings.swap_timeout_s)
+        except TrefoilError as error:
+            part.broken = str(error)
+            raise
+
+    async def _swap(self, part: Slice, task: Task) -> None:
+        assert part.server is not None
+        if part.state == SliceState.READY:
+            part.move(SliceState.SWAPPING, task.why, self._clock.now_s())
+
+        def on_counters(counters: tuple[VersionCounters, ...]) -> None:
+            part.note(counters, self._clock.now_s())
+
+        wanted = {(hosted.family, hosted.stage): hosted for hosted in task.hosted}
+        for old in part.hosted:
+            new = wanted[old.family, old.stage]
+            if new == old:
+                continue
+            try:
+                result = await part.server.swap(old, new, self._settings.swap_timeout_s, on_counters)
+            except TrefoilError as error:
+                # The old variant goes on serving: the slice is as good as before.
+                part.move(SliceState.READY, f"could not load {new.variant}: {error}", self._clock.now_s())
+                raise
+            part.note(result.before, self._clock.now_s())
+            part.hosted = tuple(new if hosted == old else hosted for hosted in part.hosted)
+        part.hosted = task.hosted
+        self._journal.remember(part.memory())
+
+    async def _warm_up(self, part: Slice, task: Task) -> None:
+        assert part.server is not None
+        for hosted in part.hosted:
+            await part.server.probe(hosted.family, hosted.version, self._settings.probe_timeout_s)
+        counters = await part.server.statistics()
+        if part.state == SliceState.STARTING:
+            part.note_overhead(counters)
+        else:
+            part.overhead_requests += len(part.hosted)
+        now_s = self._clock.now_s()
+        part.note(counters, now_s)
+        part.last_success_s, part.failing = now_s, False
+        part.move(SliceState.READY, "", now_s)
+
+    # --- drain -------------------------------------------------------------------------------------------------------
+
+    async def _drain(self, part: Slice, task: Task) -> None:
+        if part.state != SliceState.DRAINING:
+            part.move(SliceState.DRAINING, task.why, self._clock.now_s())
+        deadline_s = self._clock.monotonic_s() + self._settings.drain_timeout_s
+        revision = self._journal.memory.plan.revision if self._journal.memory.plan else Revision()
+        while waiting := await self._waiting(part, revision):
+            if self._clock.monotonic_s() >= deadline_s:
+                self._log.warning("drain gave up", slice=part.key.name, waiting_for=waiting)
+                part.why = f"stopped after {self._settings.drain_timeout_s:g} s although {waiting}"
+                break
+            if part.why != waiting:
+                part.why = waiting
+                part.on_move(part, part.state)
+            await self._clock.sleep(self._settings.drain_poll_s)
+        part.drained = True
+
+    async def _waiting(self, part: Slice, revision: Revision) -> str:
+        keys = self._state.keys
+        try:
+            acks: dict[str, TableAck] = await self._state.scan(keys.ack_prefix(), TableAck)
+            published = await self._state.get(keys.plan(), Plan)
+        except StateUnavailable as error:
+            return f"no acknowledgement can be read: {error}"
+        required = required_table(part.key, revision, published)
+        now_s = self._clock.now_s()
+        live = tuple(ack for ack in acks.values() if now_s - ack.observed_at_s <= ACK_TTL_S)
+        waiting = waiting_for(part.key, required, live)
+        part.proved_idle = bool(live) and not waiting
+        if waiting or part.server is None:
+            return waiting
+        try:
+            pending = await part.server.pending()
+        except TrefoilError as error:
+            self._log.warning("drained a Triton that does not answer", slice=part.key.name, why=str(error))
+            return ""
+        return f"Triton has {pending} requests pending" if pending else ""
+
+    # --- adoption ----------------------------------------------------------------------------------------------------
+
+    async def loaded(self, part: Slice, variant_of: Callable[[str, int], str]) -> tuple[Hosted, ...]:
+        """What a running Triton really serves: a swap may have ended without anybody noting it."""
+        assert part.server is not None
+        counters = await part.server.statistics()
+        part.note(counters, self._clock.now_s())
+        versions: dict[str, list[int]] = {}
+        for model in counters:
+            versions.setdefault(model.family, []).append(model.version)
+        found = []
+        for hosted in part.hosted:
+            loaded = versions.get(hosted.family, [])
+            if hosted.version not in loaded and loaded:
+                version = max(loaded)
+                hosted = replace(hosted, version=version, variant=variant_of(hosted.family, version))
+            found.append(hosted)
+        return tuple(found)
