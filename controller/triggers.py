@@ -47,6 +47,8 @@ class Thresholds:
     slo_rest_s: float = 10.0
     slo_requests_min: int = 50
     loss_hold_s: float = 3.0
+    tick_grace_s: float = 2.0
+    """A tick is often asked for when the intensity is due to change: the change itself shall be the cause."""
     rate_span_s: float = 3.0
     """Time over which a rate was counted: its standard error is sqrt(rate / span)."""
 
@@ -129,7 +131,7 @@ def evaluate(
     if not rolling and view.now_s - last.at_s >= thresholds.slo_rest_s:
         holding |= _slo(view, thresholds)
     found += _carbon(view, last, thresholds)
-    if view.now_s >= last.next_tick_at_s:
+    if view.now_s >= last.next_tick_at_s + thresholds.tick_grace_s:
         found.append(Trigger("tick", "the planner asked to be run again now"))
     since = {name: memory.since_s.get(name, view.now_s) for name in holding}
     found += [t for name, (hold_s, t) in holding.items() if view.now_s - since[name] >= hold_s]

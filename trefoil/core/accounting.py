@@ -6,11 +6,12 @@ per request: divided by the requests answered. A sample without a method makes j
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trefoil.core.carbon import CarbonReading, Series
-from trefoil.core.energy import EnergyMethod, EnergySample
+from trefoil.core.energy import EnergyMethod, EnergySample, HostedEnergy, SliceEnergy
 from trefoil.core.errors import SeriesMismatch
+from trefoil.core.fleet import SliceKey
 from trefoil.core.units import grams
 
 CONSERVATION_TOLERANCE = 1e-6
@@ -45,8 +46,8 @@ def check_conservation(sample: EnergySample) -> None:
     assert min([sample.idle_j, sample.unallocated_j, *(part.active_j for part in sample.slices)]) >= 0, sample
 
 
-def intensity_at(readings: Sequence[CarbonReading], at_s: float) -> float:
-    """The intensity in force at a time [g/kWh]; readings ordered by `observed_at_s`, the first one reaches back.
+def reading_at(readings: Sequence[CarbonReading], at_s: float) -> CarbonReading:
+    """The reading in force at a time; readings ordered by `observed_at_s`, the first one reaches back.
 
     Raises:
         SeriesMismatch: the readings are not of one series.
@@ -56,7 +57,12 @@ def intensity_at(readings: Sequence[CarbonReading], at_s: float) -> float:
         raise ValueError("no carbon reading")
     same_series(readings)
     position = bisect_right([r.observed_at_s for r in readings], at_s)
-    return readings[max(0, position - 1)].intensity_g_per_kwh
+    return readings[max(0, position - 1)]
+
+
+def intensity_at(readings: Sequence[CarbonReading], at_s: float) -> float:
+    """The intensity in force at a time [g/kWh]; raises like `reading_at`."""
+    return reading_at(readings, at_s).intensity_g_per_kwh
 
 
 def same_series(readings: Sequence[CarbonReading]) -> Series:
@@ -110,6 +116,53 @@ def account(
         return Account(None, None, None, None, None, None, ends_at_s - starts_at_s)
     idle_share = (idle + unallocated) / counter if counter else None
     return Account(counter, active, idle, unallocated, co2, idle_share, unknown_s)
+
+
+def by_family(sample: EnergySample, families: Sequence[str]) -> dict[str, float]:
+    """Who a sample's whole energy belongs to [J]: active energy to what ran, the rest in proportion to it.
+
+    Where nothing was active the rest is split evenly over `families`; it never disappears unless there are none.
+    """
+    active: dict[str, float] = {}
+    for part in sample.slices:
+        for hosted in part.hosted:
+            active[hosted.family] = active.get(hosted.family, 0.0) + hosted.active_j
+    total = sum(active.values())
+    if total > 0:
+        return {family: sample.counter_j * joules / total for family, joules in active.items()}
+    return {family: sample.counter_j / len(families) for family in families}
+
+
+def fold(samples: Sequence[EnergySample]) -> EnergySample:
+    """Several samples of one device as one: energies add, the last state stands, the worst method names itself."""
+    first, last = samples[0], samples[-1]
+    assert all(s.device == first.device for s in samples)
+    parts: dict[tuple[SliceKey, int], dict[tuple[str, str], HostedEnergy]] = {}
+    slice_j: dict[tuple[SliceKey, int], float] = {}
+    for sample in samples:
+        for part in sample.slices:
+            key = (part.key, part.generation)
+            slice_j[key] = slice_j.get(key, 0.0) + part.active_j
+            hosted = parts.setdefault(key, {})
+            for h in part.hosted:
+                old = hosted.get((h.family, h.variant), HostedEnergy(h.family, h.variant))
+                hosted[h.family, h.variant] = replace(
+                    old,
+                    active_j=old.active_j + h.active_j,
+                    compute_s=old.compute_s + h.compute_s,
+                    requests=old.requests + h.requests,
+                )
+    return replace(
+        last,
+        starts_at_s=first.starts_at_s,
+        counter_j=sum(s.counter_j for s in samples),
+        idle_j=sum(s.idle_j for s in samples),
+        unallocated_j=sum(s.unallocated_j for s in samples),
+        slices=tuple(SliceEnergy(key[0], key[1], slice_j[key], tuple(parts[key].values())) for key in sorted(slice_j)),
+        method=max(samples, key=lambda s: s.method).method,
+        clock_mhz_mean=sum(s.clock_mhz_mean for s in samples) / len(samples),
+        uncertainty_ratio=max(s.uncertainty_ratio for s in samples),
+    )
 
 
 def per_request(total: float | None, answered: int) -> float | None:

@@ -1,0 +1,120 @@
+"""What an objective must be before it is put in force. A brain: values in, an objective or one clear refusal out."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Final
+
+from trefoil.core.catalog import Catalog, Family
+from trefoil.core.errors import InvalidInput, NotFound, StaleRevision
+from trefoil.core.objective import Objective, ObjectiveMode
+
+WINDOW_S: Final = 86_400.0
+LAMBDA: Final = 0.5  # CLOVER section 5.1
+REPLICAS_MIN: Final = 2
+SPREAD_MIN: Final = 2
+
+
+def accept(
+    wanted: Objective,
+    stored: Mapping[str, Objective],
+    catalog: Catalog,
+    params: Collection[str] | None,
+    expected_number: int = 0,
+    pue: float = 1.0,
+) -> Objective:
+    """The objective with defaults filled in and the next number. `params` None: the planner's own are not known.
+
+    Raises:
+        InvalidInput: naming field, value and remedy.
+        StaleRevision: somebody else has changed the objective since.
+    """
+    before = stored.get(wanted.family)
+    number = before.number if before else 0
+    if expected_number and expected_number != number:
+        raise StaleRevision(
+            f"the stored objective of {wanted.family} has number {number}, not {expected_number}",
+            remedy="read it again, then repeat",
+        )
+    filled = replace(
+        wanted,
+        number=number + 1,
+        window_s=wanted.window_s or WINDOW_S,
+        pue=wanted.pue or pue,
+        replicas_min=wanted.replicas_min or REPLICAS_MIN,
+        spread_min=wanted.spread_min or SPREAD_MIN,
+        lambda_weight=(wanted.lambda_weight or LAMBDA) if wanted.mode == ObjectiveMode.LAMBDA else wanted.lambda_weight,
+    )
+    _numbers(filled)
+    family = _family(filled, catalog)
+    _reachable(filled, family, catalog)
+    if params is not None:
+        for name in filled.params:
+            if name not in params:
+                raise InvalidInput(
+                    "unknown constant of the policy",
+                    field=f"params.{name}",
+                    value=filled.params[name],
+                    remedy=f"one of {', '.join(sorted(params)) or 'none: this policy has none'}",
+                )
+    return filled
+
+
+def _numbers(objective: Objective) -> None:
+    if objective.mode == ObjectiveMode.UNSPECIFIED:
+        raise InvalidInput("no mode", field="mode", value="unspecified", remedy="one of budget, instant, lambda")
+    for name, low, high in (
+        ("slo_ms", 0.0, math.inf),
+        ("slo_quantile", 0.0, 1.0),
+        ("window_s", 0.0, math.inf),
+        ("pue", 0.0, math.inf),
+    ):
+        value = getattr(objective, name)
+        if not low < value < high:
+            raise InvalidInput(f"must be between {low:g} and {high:g}", field=name, value=value, remedy="correct it")
+    for name in ("min_accuracy", "hard_min_accuracy", "lambda_weight"):
+        value = getattr(objective, name)
+        if not 0 <= value <= 1:
+            raise InvalidInput("must be a fraction", field=name, value=value, remedy="write e.g. 0.95 for 95 %")
+    for name in ("base_intensity_g_per_kwh", "base_j_per_request"):
+        value = getattr(objective, name)
+        if not 0 <= value < math.inf:
+            raise InvalidInput("must not be negative", field=name, value=value, remedy="0 = from BASE's plan")
+    if objective.mode == ObjectiveMode.BUDGET and objective.hard_min_accuracy > objective.min_accuracy:
+        raise InvalidInput(
+            f"is above min_accuracy {objective.min_accuracy:g}",
+            field="hard_min_accuracy",
+            value=objective.hard_min_accuracy,
+            remedy="the hard minimum is the lower of the two",
+        )
+
+
+def _family(objective: Objective, catalog: Catalog) -> Family:
+    try:
+        return catalog.family(objective.family)
+    except NotFound as error:
+        names = ", ".join(f.name for f in catalog.families)
+        raise InvalidInput(
+            "no such family in the model repository", field="family", value=objective.family, remedy=f"one of {names}"
+        ) from error
+
+
+def _reachable(objective: Objective, family: Family, catalog: Catalog) -> None:
+    """Refuse what no variant on any slice can meet, however little load there is."""
+    floor = max(objective.min_accuracy, objective.hard_min_accuracy)
+    if floor > family.best.accuracy:
+        raise InvalidInput(
+            f"no variant of {family.name} is that accurate",
+            field="min_accuracy" if objective.min_accuracy >= floor else "hard_min_accuracy",
+            value=floor,
+            remedy=f"at most {family.best.accuracy:g} ({family.best.name})",
+        )
+    rows = [r for r in catalog.rows if r.family == family.name and r.batch == 1]
+    fastest = min(rows, key=lambda r: r.latency_ms_p50, default=None)
+    if fastest is not None and fastest.latency_ms_p50 > objective.slo_ms:
+        raise InvalidInput(
+            f"no variant of {family.name} is that fast on any profiled slice",
+            field="slo_ms",
+            value=objective.slo_ms,
+            remedy=f"at least {fastest.latency_ms_p95:g} ({fastest.variant} on {fastest.slice_type})",
+        )

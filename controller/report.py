@@ -1,0 +1,175 @@
+"""What serving has cost: energy streams joined with carbon readings, by family and hour.
+
+grams = counter_j / 3.6e6 x intensity at the sample x PUE (CONTRACTS section 4): idle, sleep, warm-up, moves included.
+A gap in a stream is booked as `unknown_s`, never interpolated; a sample without a method adds nothing and turns the
+per-request values of its time into None.
+"""
+
+import datetime
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from controller.authority import Authority
+from controller.disk import Disk
+from controller.observe import Observer
+from controller.settings import ControllerSettings
+from trefoil.core import errors
+from trefoil.core.accounting import by_family, fold, reading_at
+from trefoil.core.carbon import CarbonReading
+from trefoil.core.energy import EnergyMethod, EnergySample
+from trefoil.core.units import grams
+from trefoil.runtime.clock import Clock
+from trefoil.runtime.fenced import Append, Increment, Write
+from trefoil.runtime.state import State
+from trefoil.runtime.telemetry import Metrics
+
+TOTALS_TTL_S = 90 * 86_400.0
+MINUTES_MAX = 90 * 24 * 60 * 8  # 90 days of a node with eight devices
+FLUSH_S = 5.0
+GAP_S = 0.5  # between two samples of a device before the time counts as unknown
+UNMEASURED = (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED)
+
+
+@dataclass(slots=True)
+class _Recent:
+    """What a family consumed lately: (ends_at_s, joules, grams)."""
+
+    energy: "deque[tuple[float, float, float]]" = field(default_factory=deque)
+    unmeasured_until_s: float = 0.0
+
+
+class Accountant:
+    """Tails every node's energy stream once and remembers where it was."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        state: State,
+        authority: Authority,
+        observer: Observer,
+        disk: Disk,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self._settings, self._state, self._authority, self._observer = settings, state, authority, observer
+        self._disk, self._metrics, self._clock = disk, metrics, clock
+        self._ids: dict[str, str] = {str(k): str(v) for k, v in disk.load_plain("energy_ids").items()}
+        self._recent: dict[str, _Recent] = {}
+        self._pending: dict[str, dict[str, float]] = {}
+        self._minute: dict[str, list[EnergySample]] = {}
+        self._folded: list[tuple[str, EnergySample]] = []
+        self._last: dict[str, EnergySample] = {}
+        self._answered: Counter[tuple[str, str]] = Counter()
+        self._flushed_at_s = clock.now_s()
+        self._log = structlog.get_logger()
+        self.unallocated_j = 0.0
+        self.unknown_s = 0.0
+
+    async def refresh(self, families: Sequence[str]) -> None:
+        """Read new samples of all nodes and book them; every few seconds write the totals."""
+        readings = self._readings()
+        for node in sorted(self._observer.inputs.nodes):
+            key = self._state.keys.energy(node)
+            try:
+                entries = await self._state.stream(key, EnergySample, self._ids.get(key, "0"))
+            except errors.StateUnavailable:
+                return  # the observer says so; the agents send again what was missed
+            for entry_id, sample in entries:
+                self._ids[key] = entry_id
+                self._book(node, sample, readings, families)
+        self._served()
+        if self._clock.now_s() - self._flushed_at_s >= FLUSH_S:
+            await self.flush()
+
+    def grams_per_request(self, family: str) -> float | None:
+        """Over the measuring window; None when energy was not measured or nothing was answered."""
+        recent = self._recent.get(family)
+        now_s = self._clock.now_s()
+        since_s = now_s - self._settings.measure_s
+        if recent is None or recent.unmeasured_until_s > since_s:
+            return None
+        while recent.energy and recent.energy[0][0] < since_s:
+            recent.energy.popleft()
+        answered = self._observer.windows.answered_since(family, since_s)
+        return sum(e[2] for e in recent.energy) / answered if answered and recent.energy else None
+
+    async def flush(self) -> None:
+        """Add what is pending to totals:<family>:<hour>; nothing is lost when that fails."""
+        hour = datetime.datetime.fromtimestamp(self._clock.now_s(), datetime.UTC).strftime("%Y%m%d%H")
+        keys = self._state.keys
+        writes: list[Write] = [
+            Increment(keys.totals(family, hour), dict(deltas), TOTALS_TTL_S)
+            for family, deltas in sorted(self._pending.items())
+            if deltas
+        ]
+        writes += [Append(keys.energy_minutes(node), sample, MINUTES_MAX) for node, sample in self._folded]
+        self._flushed_at_s = self._clock.now_s()
+        if not writes:
+            return
+        try:
+            await self._authority.write(writes)
+        except (errors.Fenced, errors.StateUnavailable) as error:
+            self._log.info("totals wait", error=str(error))
+            return
+        self._pending, self._folded = {}, []
+        self._disk.save("energy_ids", self._ids)
+
+    def _readings(self) -> tuple[CarbonReading, ...]:
+        """The readings of one series, oldest first, the one planned by last."""
+        now = self._observer.carbon()
+        known = [r for r in self._observer.inputs.carbon_history if r.series == now.series]
+        return tuple(sorted([*known, now], key=lambda r: r.observed_at_s))
+
+    def _book(
+        self, node: str, sample: EnergySample, readings: Sequence[CarbonReading], families: Sequence[str]
+    ) -> None:
+        before = self._last.get(sample.device)
+        if before is not None and sample.seq <= before.seq and sample.ends_at_s <= before.ends_at_s:
+            return  # sent again by an agent that was not sure
+        if before is not None and sample.starts_at_s - before.ends_at_s > GAP_S:
+            gap_s = sample.starts_at_s - before.ends_at_s
+            self.unknown_s += gap_s
+            self._metrics.inc("trefoil_energy_unknown_seconds_total", gap_s, node=node)
+        self._last[sample.device] = sample
+        self._fold(node, sample)
+        if sample.method in UNMEASURED:
+            for family in families:
+                self._of(family).unmeasured_until_s = sample.ends_at_s
+                self._add(family, "unmeasured_s", sample.ends_at_s - sample.starts_at_s)
+            return
+        self.unallocated_j += sample.unallocated_j
+        reading = reading_at(readings, (sample.starts_at_s + sample.ends_at_s) / 2)
+        for family, joules in by_family(sample, families).items():
+            co2 = grams(joules, reading.intensity_g_per_kwh, self._settings.pue)
+            self._of(family).energy.append((sample.ends_at_s, joules, co2))
+            self._add(family, "joules", joules)
+            self._add(family, "grams", co2)
+            self._add(family, f"grams:{reading.quality.name.lower()}", co2)
+            self._metrics.inc("trefoil_emissions_grams_total", co2, zone=reading.series.zone)
+
+    def _served(self) -> None:
+        """Requests answered since the last look, by variant."""
+        for (family, variant), count in self._observer.windows.answered.items():
+            new = count - self._answered[family, variant]
+            if new > 0:
+                self._answered[family, variant] = count
+                self._add(family, "requests", new)
+                self._add(family, f"requests:{variant}", new)
+
+    def _fold(self, node: str, sample: EnergySample) -> None:
+        """Collect a device's samples of one minute and put the whole in line for energy:minutes."""
+        minute = self._minute.setdefault(sample.device, [])
+        if minute and int(minute[0].starts_at_s // 60) != int(sample.starts_at_s // 60):
+            self._folded.append((node, fold(minute)))
+            minute.clear()
+        minute.append(sample)
+
+    def _add(self, family: str, name: str, amount: float) -> None:
+        booked = self._pending.setdefault(family, {})
+        booked[name] = booked.get(name, 0.0) + amount
+
+    def _of(self, family: str) -> _Recent:
+        return self._recent.setdefault(family, _Recent())

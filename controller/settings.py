@@ -1,0 +1,196 @@
+"""Settings of the controller: every bound and period it has, with its unit."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from controller.forecasters.table import FORECASTERS, ForecastSettings
+from controller.triggers import Thresholds
+from controller.windows import WindowSettings
+from trefoil.core import policies
+from trefoil.core.carbon import Factors, Method, Series
+from trefoil.core.errors import NotFound
+from trefoil.core.objective import ActMode, Objective, ObjectiveMode
+from trefoil.runtime.config import ServiceSettings, Settings
+
+
+class CarbonSettings(Settings):
+    """Which series of the feed to plan by."""
+
+    zone: str = "demo"
+    method: str = "average"
+    factors: str = "lifecycle"
+    history_max: int = Field(default=96, ge=1)
+    """Readings of carbon:history that a planner sees."""
+
+    static_g_per_kwh: float = Field(default=400.0, gt=0)
+    """Planned by until the feed's first reading."""
+    wait_s: float = Field(default=10.0, ge=0)
+    """How long the first plan waits for that reading."""
+
+    @field_validator("method", "factors")
+    @classmethod
+    def _known(cls, value: str, info: Any) -> str:
+        names = [m.name.lower() for m in (Method if info.field_name == "method" else Factors) if m]
+        if value not in names:
+            raise ValueError(f"use one of {', '.join(names)}")
+        return value
+
+    @property
+    def series(self) -> Series:
+        return Series(self.zone, Method[self.method.upper()], Factors[self.factors.upper()])
+
+
+class ObjectiveSettings(Settings):
+    """An objective as a scenario writes it; it is put in force unless the disk copy is of a later number."""
+
+    family: str
+    mode: str = "budget"
+    slo_ms: float = Field(gt=0)
+    slo_quantile: float = Field(default=0.95, gt=0, lt=1)
+    min_accuracy: float = Field(default=0.0, ge=0, le=1)
+    lambda_weight: float = Field(default=0.5, ge=0, le=1)
+    base_intensity_g_per_kwh: float = Field(default=0.0, ge=0)
+    base_j_per_request: float = Field(default=0.0, ge=0)
+    window_s: float = Field(default=86_400.0, gt=0)
+    hard_min_accuracy: float = Field(default=0.0, ge=0, le=1)
+    replicas_min: int = Field(default=2, ge=1)
+    spread_min: int = Field(default=2, ge=1)
+    pue: float = Field(default=0.0, ge=0)
+    """0: the controller's own."""
+    params: dict[str, float] = Field(default_factory=dict)
+
+    @field_validator("mode")
+    @classmethod
+    def _mode(cls, value: str) -> str:
+        names = [m.name.lower() for m in ObjectiveMode if m]
+        if value not in names:
+            raise ValueError(f"use one of {', '.join(names)}")
+        return value
+
+    def objective(self) -> Objective:
+        fields = self.model_dump()
+        return Objective(**{**fields, "mode": ObjectiveMode[self.mode.upper()], "number": 1})
+
+
+class TriggerSettings(Settings):
+    """Thresholds of controller/triggers.py, by the same names."""
+
+    carbon_ratio: float = Field(default=0.05, gt=0)
+    carbon_base_g_per_kwh: float = Field(default=0.0, ge=0)
+    """0: compare with the intensity of the last plan."""
+    load_up_ratio: float = Field(default=0.20, gt=0)
+    load_down_ratio: float = Field(default=0.25, gt=0, lt=1)
+    load_sigmas: float = Field(default=2.5, gt=0)
+    load_hold_s: float = Field(default=5.0, ge=0)
+    slo_margin: float = Field(default=0.02, ge=0)
+    slo_hold_s: float = Field(default=3.0, ge=0)
+    slo_rest_s: float = Field(default=10.0, ge=0)
+    slo_requests_min: int = Field(default=50, ge=1)
+    loss_hold_s: float = Field(default=3.0, ge=0)
+
+
+class RolloutSettings(Settings):
+    """How patient a rollout is."""
+
+    apply_timeout_s: float = Field(default=5.0, gt=0)
+    apply_tries: int = Field(default=3, ge=1)
+    ready_timeout_s: float = Field(default=90.0, gt=0)
+    ack_timeout_s: float = Field(default=10.0, gt=0)
+    """How long to wait for a dispatcher that is alive but does not take the table."""
+    drain_timeout_s: float = Field(default=30.0, gt=0)
+    """After it the agent stops the slice all the same; requests in flight on it may fail."""
+    poll_s: float = Field(default=0.1, gt=0)
+    retry_s: float = Field(default=10.0, gt=0)
+    """Between attempts at a halted rollout."""
+
+
+class ControllerSettings(ServiceSettings):
+    """Settings of `python -m controller`."""
+
+    admin_address: str = "127.0.0.1:8102"
+    policy: str = "exact"
+    planner: str = ""
+    """A planner of one's own, module:Class; empty: the policy's."""
+    forecaster: str = ""
+    """Empty: the policy's."""
+    model_repository: Path = Path("model_repository")
+    profile_overrides: dict[str, Path] = Field(default_factory=dict)
+    objectives: tuple[ObjectiveSettings, ...] = ()
+    carbon: CarbonSettings = CarbonSettings()
+    mode: str = "act"
+    seed: int = Field(default=0, ge=0)
+    pue: float = Field(default=1.2, ge=1)
+    tick_s: float = Field(default=0.5, gt=0)
+    move_horizon_s: float = Field(default=600.0, gt=0)
+    """Wall time over which a reconfiguration has to pay back."""
+    solve_timeout_s: float = Field(default=20.0, gt=0)
+    """A planner that takes longer is abandoned: the last plan stays and the decision says so."""
+    node_stale_s: float = Field(default=5.0, gt=0)
+    carbon_stale_intervals: float = Field(default=2.0, gt=0)
+    demand_initial_per_s: dict[str, float] = Field(default_factory=dict)
+    """Demand to plan for until the first arrivals, by family."""
+    demand_initial_hold_s: float = Field(default=60.0, ge=0)
+    """How long to hold it when nothing arrives at all."""
+    start_s: float = Field(default=3.0, ge=0)
+    """Start of a Triton, added to wake_s and load_s as the time that a growing load must be foreseen."""
+    slo_boost_ratio: float = Field(default=0.15, ge=0)
+    """By how much an SLO breach raises the demand that is planned for; wears off while the SLO is met."""
+    slo_boost_max: float = Field(default=0.6, ge=0)
+    decisions_max: int = Field(default=2_000, ge=1)
+    plans_kept: int = Field(default=20, ge=2)
+    triggers: TriggerSettings = TriggerSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    smooth_s: float = Field(default=4.0, gt=0)
+    lookback_s: float = Field(default=6.0, gt=0)
+    slope_s: float = Field(default=5.0, gt=0)
+    slope_sigmas: float = Field(default=2.5, gt=0)
+    measure_s: float = Field(default=10.0, gt=0)
+
+    @field_validator("mode")
+    @classmethod
+    def _mode(cls, value: str) -> str:
+        names = [m.name.lower() for m in ActMode if m]
+        if value not in names:
+            raise ValueError(f"use one of {', '.join(names)}")
+        return value
+
+    @field_validator("policy")
+    @classmethod
+    def _policy(cls, value: str) -> str:
+        try:
+            policies.policy(value)
+        except NotFound as error:
+            raise ValueError(error.remedy) from error
+        return value
+
+    @field_validator("forecaster")
+    @classmethod
+    def _forecaster(cls, value: str) -> str:
+        if value and value not in FORECASTERS:
+            raise ValueError(f"use one of {', '.join(sorted(FORECASTERS))}")
+        return value
+
+    @model_validator(mode="after")
+    def _families(self) -> "ControllerSettings":
+        names = [o.family for o in self.objectives]
+        if len(set(names)) < len(names):
+            raise ValueError("one objective a family")
+        return self
+
+    @property
+    def act_mode(self) -> ActMode:
+        return ActMode[self.mode.upper()]
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(rate_span_s=self.smooth_s, **self.triggers.model_dump())
+
+    @property
+    def forecast(self) -> ForecastSettings:
+        return ForecastSettings(self.smooth_s, self.lookback_s, self.slope_s, self.slope_sigmas)
+
+    @property
+    def windows(self) -> WindowSettings:
+        return WindowSettings(measure_s=self.measure_s, keep_s=max(60.0, self.measure_s))

@@ -1,0 +1,151 @@
+"""What a rollout has to respect, read out of a view: needs, capacities, memory.
+
+Formulation: capacity = `core/queueing.rate_max` at the slice's highest clock and batch 1, the objective's SLO and the
+gaps of the demand. Relaxed terms count a slice's saturation rate instead, less a reserve: for the seconds of a rollout
+the SLO may be missed, requests may not pile up. They are the second choice, and the rollout says so.
+Deviations: none.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+from controller.rollout import Standing, Way, way
+from controller.shares import Terms
+from trefoil.core.brains import PlanView
+from trefoil.core.catalog import Catalog, ProfileRow
+from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.errors import NotFound
+from trefoil.core.fleet import SERVING, DeviceState, DeviceStatus, FleetState, Hosted, SliceKey, SliceState
+from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
+from trefoil.core.plan_check import CONTEXT_MIB
+from trefoil.core.queueing import rate_max
+
+SATURATION: Final = 0.9  # of a slice's throughput that relaxed terms count on
+Rows = dict[tuple[str, str, str, str], ProfileRow]
+AWAKE_STATES: Final = (DeviceState.AWAKE, DeviceState.WAKING)
+
+
+def terms(view: PlanView, relaxed: bool = False) -> Terms:
+    """The terms of a rollout decided on this view."""
+    types = {d.device: d.type for node in view.fleet.nodes for d in node.devices}
+    objectives = {o.family: o for o in view.objectives}
+    demand = {d.family: d for d in view.demand}
+    rows = _rows(view.catalog)
+
+    @lru_cache(maxsize=4096)
+    def capacity(family: str, device: str, kind: str, variant: str, count: int) -> float:
+        row = rows.get((types.get(device, ""), kind, family, variant))
+        if row is None or family not in objectives:
+            return 0.0
+        if relaxed:
+            return SATURATION * row.throughput_per_s * count
+        gap_scv = demand[family].gap_scv if family in demand else 1.0
+        objective = objectives[family]
+        return rate_max(row, objective.slo_ms, objective.slo_quantile, gap_scv, count)
+
+    def fastest(part: PlannedSlice) -> PlannedSlice:
+        return replace(
+            part, hosted=tuple(_fastest(view, rows, types.get(part.key.device, ""), part, h) for h in part.hosted)
+        )
+
+    return Terms(
+        needs={d.family: d.rate_per_s for d in view.demand if d.family in objectives},
+        capacity=capacity,
+        swappable=lambda old, new: _fits(view.catalog, types, old, new),
+        fastest=fastest,
+        same_type=lambda a, b: types.get(a) == types.get(b),
+    )
+
+
+def _rows(catalog: Catalog) -> Rows:
+    """One row per class: batch 1, alone, stage 0, the highest clock."""
+    found: Rows = {}
+    for row in catalog.rows:
+        if row.batch != 1 or row.cohosted or row.stage:
+            continue
+        key = (row.device_type, row.slice_type, row.family, row.variant)
+        if key not in found or found[key].clock_mhz < row.clock_mhz:
+            found[key] = row
+    return found
+
+
+def _fastest(view: PlanView, rows: Rows, kind: str, part: PlannedSlice, hosted: Hosted) -> Hosted:
+    """The fastest variant that fits and is not below the hard floor; the same when there is none faster."""
+    objective = next((o for o in view.objectives if o.family == hosted.family), None)
+    now = rows.get((kind, part.key.slice_type, hosted.family, hosted.variant))
+    best, best_row = hosted, now
+    for variant in view.catalog.family(hosted.family).by_accuracy():
+        row = rows.get((kind, part.key.slice_type, hosted.family, variant.name))
+        if row is None or (objective is not None and variant.accuracy < objective.hard_min_accuracy):
+            continue
+        if best_row is None or row.throughput_per_s > best_row.throughput_per_s:
+            best, best_row = replace(hosted, variant=variant.name, version=variant.version), row
+    return best
+
+
+def _fits(catalog: Catalog, types: dict[str, str], old: PlannedSlice, new: PlannedSlice) -> bool:
+    """Whether a slice has memory for the old and the new variants at once."""
+    try:
+        memory_mib = slice_type(device_type(types.get(old.key.device, "")), old.key.slice_type).memory_mib
+    except NotFound:
+        return False
+    names = {(h.family, h.variant) for part in (old, new) for h in part.hosted}
+    return CONTEXT_MIB + sum(catalog.family(f).variant(v).memory_mib for f, v in names) <= memory_mib
+
+
+def standing(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple[Route, ...]) -> Standing:
+    """What stands, by what the agents report; `commanded` only fills in what they cannot report (clocks, limits)."""
+    devices: dict[str, PlannedDevice] = {}
+    ready: dict[SliceKey, PlannedSlice] = {}
+    present: set[SliceKey] = set()
+    fixed: set[str] = set()
+    wanted = {d.device: d for plan in commanded.values() for d in plan.devices}
+    for node in fleet.nodes:
+        for status in node.devices:
+            base = wanted.get(status.device, PlannedDevice(device=status.device))
+            awake = status.state in AWAKE_STATES
+            now = DeviceState.AWAKE if awake else DeviceState.ASLEEP
+            devices[status.device] = replace(base, target=now, slices=())
+            if status.state == DeviceState.LOST:
+                fixed.add(status.device)
+                devices[status.device] = replace(base, target=DeviceState.ASLEEP, slices=())
+            elif node.node in fleet.stale:
+                fixed.add(status.device)
+                devices[status.device] = base
+            if status.state != DeviceState.LOST:
+                _slices(status, base, ready, present)
+    return Standing(devices, ready, frozenset(present), routes, frozenset(fixed))
+
+
+def _slices(
+    status: DeviceStatus, base: PlannedDevice, ready: dict[SliceKey, PlannedSlice], present: set[SliceKey]
+) -> None:
+    credits = {part.key: part.credits for part in base.slices}
+    for part in status.slices:
+        if part.state in (SliceState.GONE, SliceState.UNSPECIFIED):
+            continue
+        present.add(part.key)
+        if part.state in SERVING and part.hosted:
+            ready[part.key] = PlannedSlice(part.key, part.hosted, part.credits or credits.get(part.key, 1))
+
+
+def impossible(view: PlanView, plan: Plan) -> str:
+    """Why no rollout leads from what the view shows to the plan; "" when one does. Planners ask before they decide."""
+    current = view.current
+    commanded = {node.node: node for node in current.nodes} if current else {}
+    stands = standing(view.fleet, commanded, current.routes if current else ())
+    found = best_way(view, stands, plan)
+    return found.why if found.halted else ""
+
+
+def best_way(view: PlanView, stands: Standing, plan: Plan) -> Way:
+    """The way under the SLO's capacities, else one on which requests at least do not pile up."""
+    strict = way(stands, plan, terms(view))
+    if not strict.halted:
+        return strict
+    relaxed = way(stands, plan, terms(view, relaxed=True))
+    if relaxed.halted:
+        return strict
+    return replace(relaxed, why=f"{relaxed.why}; for a moment the SLO may be missed ({strict.why})")

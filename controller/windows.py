@@ -1,0 +1,228 @@
+"""What the dispatchers' load windows say: arrivals over time, latency, attainment, accuracy, budget.
+
+Data: `LoadWindow`s of all workers, in any order. No I/O, no clock: `now_s` comes in.
+Formulation: arrivals go to bins of `bin_s` in proportion to the overlap (windows of different workers are not aligned);
+the newest bin that counts is the last one that every live worker has reported. SCV of the gaps: the index of dispersion
+of arrivals per window (for a renewal stream it tends to the SCV of its gaps), taken as 1 unless it is 2.6 standard
+errors of a Poisson stream away; from successive differences, so that a ramp does not pass for burstiness.
+slo_attainment = answered within the SLO / ended (rejected and failed are misses); accuracy = of the variants that
+answered.
+Deviations: none.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from trefoil.core.brains import BudgetState
+from trefoil.core.catalog import Catalog
+from trefoil.core.demand import LoadWindow, Measured
+from trefoil.core.latency import Histogram, merge, quantile_ms
+
+DISPERSION_MIN: Final = 20  # windows of a worker below which nothing is said
+DISPERSION_SIGMAS: Final = 2.6
+BUDGET_BUCKETS: Final = 240
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSettings:
+    """How long load is remembered and over how long it is measured."""
+
+    bin_s: float = 0.5
+    keep_s: float = 60.0
+    measure_s: float = 10.0
+    worker_silent_s: float = 2.0
+
+
+@dataclass(slots=True)
+class _Budget:
+    window_s: float
+    started_at_s: float
+    buckets: "deque[list[float]]" = field(default_factory=deque)  # [starts_at_s, requests, accuracy_sum]
+
+
+class Windows:
+    """The recent load windows of all workers, and the accuracy budgets that they spent."""
+
+    def __init__(self, settings: WindowSettings) -> None:
+        self._settings = settings
+        self._windows: deque[LoadWindow] = deque()
+        self._newest: dict[tuple[str, int], LoadWindow] = {}
+        self._budgets: dict[str, _Budget] = {}
+        self._arrivals: dict[str, Counter[int]] = {}
+        self._first_bin: int | None = None
+        self.answered: Counter[tuple[str, str]] = Counter()
+
+    def add(self, window: LoadWindow, catalog: Catalog) -> None:
+        """Count a window once; a repeated or reordered one of the same worker is dropped by its `seq`."""
+        worker = (window.dispatcher, window.worker)
+        newest = self._newest.get(worker)
+        if newest is not None and window.seq <= newest.seq:
+            return
+        self._newest[worker] = window
+        self._windows.append(window)
+        for cell in window.cells:
+            if cell.arrived:
+                self._spread(cell.key.family, cell.arrived, window)
+            if cell.answered:
+                self.answered[cell.key.family, cell.key.variant] += cell.answered
+                self._spend(cell.key.family, cell.key.variant, cell.answered, window.ends_at_s, catalog)
+        first = int(window.starts_at_s // self._settings.bin_s)
+        self._first_bin = first if self._first_bin is None else min(first, self._first_bin)
+
+    def forget(self, now_s: float) -> None:
+        """Drop what is older than `keep_s`."""
+        oldest_s = now_s - self._settings.keep_s
+        while self._windows and self._windows[0].ends_at_s < oldest_s:
+            self._windows.popleft()
+        for counts in self._arrivals.values():
+            for old in [i for i in counts if (i + 1) * self._settings.bin_s < oldest_s]:
+                del counts[old]
+        self._newest = {w: v for w, v in self._newest.items() if v.ends_at_s >= oldest_s}
+
+    def arrivals(self, family: str, now_s: float) -> tuple[float, ...]:
+        """Arrivals per bin, oldest first, up to the newest bin that every live worker has reported."""
+        if self._first_bin is None:
+            return ()
+        all_ends = [w.ends_at_s for w in self._newest.values()]
+        live = [end_s for end_s in all_ends if now_s - end_s <= self._settings.worker_silent_s]
+        end = int((min(live) if live else max(all_ends, default=0.0)) // self._settings.bin_s)
+        first = max(self._first_bin, end - int(self._settings.keep_s / self._settings.bin_s))
+        counts = self._arrivals.get(family, Counter())
+        return tuple(float(counts[i]) for i in range(first, end))
+
+    def families(self) -> tuple[str, ...]:
+        """Families that anybody asked for."""
+        return tuple(sorted(self._arrivals))
+
+    def live(self, now_s: float) -> bool:
+        """Whether any worker has reported of late; without one, arrivals are unknown and not zero."""
+        return any(now_s - w.ends_at_s <= self._settings.worker_silent_s for w in self._newest.values())
+
+    def gap_scv(self, family: str) -> float:
+        """Squared coefficient of variation of the gaps between arrivals; 1.0 where Poisson cannot be refused."""
+        counts: dict[tuple[str, int], list[int]] = {}
+        for window in self._windows:
+            arrived = sum(c.arrived for c in window.cells if c.key.family == family)
+            counts.setdefault((window.dispatcher, window.worker), []).append(arrived)
+        total = sum(sum(c) for c in counts.values()) or 1
+        found = [(sum(c) / total, *_dispersion(c)) for c in counts.values() if len(c) >= DISPERSION_MIN and any(c)]
+        if not found:
+            return 1.0
+        # A worker sees a share p of the stream: thinning moves an index I to 1 + p (I - 1).
+        weight = sum(share for share, _, _ in found)
+        index = 1 + sum(i - 1 for _, i, _ in found) / weight
+        error = math.sqrt(sum(e * e for _, _, e in found)) / weight
+        return 1.0 if abs(index - 1) <= DISPERSION_SIGMAS * error else max(0.05, index)
+
+    def items_mean(self, family: str) -> float:
+        """Rows per request; 1.0 while nothing was answered."""
+        cells = [c for w in self._windows for c in w.cells if c.key.family == family]
+        answered = sum(c.answered for c in cells)
+        return sum(c.items for c in cells) / answered if answered else 1.0
+
+    def answered_since(self, family: str, since_s: float) -> int:
+        """Requests answered in windows that ended after a time."""
+        recent = (w for w in self._windows if w.ends_at_s > since_s)
+        return sum(c.answered for w in recent for c in w.cells if c.key.family == family)
+
+    def measured(self, family: str, now_s: float, catalog: Catalog, grams_per_request: float | None) -> Measured | None:
+        """What the family got over the last `measure_s`; None when nothing arrived."""
+        since_s = now_s - self._settings.measure_s
+        recent = [w for w in self._windows if w.ends_at_s > since_s]
+        cells = [c for w in recent for c in w.cells if c.key.family == family]
+        arrived = sum(c.arrived for c in cells)
+        answered = sum(c.answered for c in cells)
+        if not arrived and not answered:
+            return None
+        latency: Histogram = merge(c.latency for c in cells)
+        accuracy = sum(c.answered * _accuracy(catalog, family, c.key.variant) for c in cells if c.answered)
+        # What arrived in the window may be answered after it: count against whichever is larger.
+        failed = sum(sum(c.failed_by_code.values()) for c in cells)
+        ended = answered + failed
+        return Measured(
+            family=family,
+            latency_ms_p95=quantile_ms(latency, 0.95),
+            latency_ms_p99=quantile_ms(latency, 0.99),
+            slo_attainment=min(1.0, sum(c.within_slo for c in cells) / max(1, ended)),
+            accuracy=accuracy / answered if answered else 0.0,
+            grams_per_request=grams_per_request,
+            rate_per_s=arrived / self._settings.measure_s,
+            window_s=self._settings.measure_s,
+        )
+
+    def open_budget(self, family: str, window_s: float, now_s: float) -> None:
+        """Begin to account an accuracy window; goes on when it is open with the same length already."""
+        budget = self._budgets.get(family)
+        if budget is None or budget.window_s != window_s:
+            self._budgets[family] = _Budget(window_s, now_s)
+
+    def budgets(self, now_s: float) -> tuple[BudgetState, ...]:
+        """What each accuracy window has served. It opens with the first answer and rolls once it is full."""
+        found = []
+        for family, budget in sorted(self._budgets.items()):
+            while budget.buckets and budget.buckets[0][0] < now_s - budget.window_s:
+                budget.buckets.popleft()
+            first_s = budget.buckets[0][0] if budget.buckets else now_s
+            elapsed_s = min(budget.window_s, max(0.0, now_s - first_s))
+            requests = sum(b[1] for b in budget.buckets)
+            accuracy_sum = sum(b[2] for b in budget.buckets)
+            found.append(BudgetState(family, budget.window_s, elapsed_s, round(requests), accuracy_sum))
+        return tuple(found)
+
+    def dump_budgets(self) -> dict[str, object]:
+        """For the disk, so that a restart does not forget what was served."""
+        return {f: {"window_s": b.window_s, "buckets": [list(x) for x in b.buckets]} for f, b in self._budgets.items()}
+
+    def load_budgets(self, dumped: Mapping[str, Mapping[str, object]], now_s: float) -> None:
+        """What `dump_budgets` wrote."""
+        for family, entry in dumped.items():
+            buckets = entry["buckets"]
+            assert isinstance(buckets, list)
+            window_s = entry["window_s"]
+            assert isinstance(window_s, int | float)
+            rows = deque([float(value) for value in row] for row in buckets)
+            self._budgets[family] = _Budget(float(window_s), now_s, rows)
+
+    def _spread(self, family: str, arrived: int, window: LoadWindow) -> None:
+        width = self._settings.bin_s
+        counts = self._arrivals.setdefault(family, Counter())
+        length_s = window.ends_at_s - window.starts_at_s
+        if length_s <= 0:
+            counts[int(window.ends_at_s // width)] += arrived
+            return
+        for i in range(int(window.starts_at_s // width), int(window.ends_at_s // width) + 1):
+            inside = min(window.ends_at_s, (i + 1) * width) - max(window.starts_at_s, i * width)
+            if inside > 0:
+                counts[i] += arrived * inside / length_s  # type: ignore[assignment]
+
+    def _spend(self, family: str, variant: str, answered: int, at_s: float, catalog: Catalog) -> None:
+        budget = self._budgets.get(family)
+        if budget is None:
+            return
+        width = budget.window_s / BUDGET_BUCKETS
+        starts_at_s = at_s // width * width
+        if not budget.buckets or budget.buckets[-1][0] < starts_at_s:
+            budget.buckets.append([starts_at_s, 0.0, 0.0])
+        budget.buckets[-1][1] += answered
+        budget.buckets[-1][2] += answered * _accuracy(catalog, family, variant)
+
+
+def _accuracy(catalog: Catalog, family: str, variant: str) -> float:
+    """The accuracy of a variant; a family or variant that the catalogue lost counts as 0."""
+    for known in catalog.families:
+        if known.name == family:
+            return next((v.accuracy for v in known.variants if v.name == variant), 0.0)
+    return 0.0
+
+
+def _dispersion(counts: Sequence[int]) -> tuple[float, float]:
+    """Index of dispersion of successive counts, and its standard error for a Poisson stream."""
+    pairs = len(counts) - 1
+    mean = sum(counts) / len(counts)
+    variance = sum((b - a) ** 2 for a, b in pairwise(counts)) / (2 * pairs)
+    # Successive differences know as much as 2/3 of that many independent counts.
+    return variance / mean, math.sqrt(2 / (pairs * 2 / 3))
