@@ -77,6 +77,10 @@ class DeviceEnergy:
         self.slices: list[SliceAccount] = []
 
     @property
+    def at_rest_w(self) -> float:
+        return power.idle_w(self._device, DeviceState.ASLEEP, 0)
+
+    @property
     def unallocated_j(self) -> float:
         return self.asleep_j + self.starting_j + self.warm_up_j + self.foreign_j
 

@@ -68,6 +68,8 @@ class SimulatedNode:
         self._last_s = now_s
         self._counter_zero_j = [0.0] * len(driver.gpus)
         self._paced = Work(0, 0, 0.0, 0, 0, 0, 0.0)
+        for gpu, energy in zip(driver.gpus, self.energies, strict=True):
+            gpu.power_w = energy.at_rest_w  # until the first tick
 
     # --- processes ---
 

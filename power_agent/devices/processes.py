@@ -23,7 +23,7 @@ PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 SHARED_MEMORY: Final = Path("/dev/shm")
 REGION_PREFIX: Final = "triton_python_backend_shm_region_"
-REGION_IN_MAPS: Final = re.compile(rf"/dev/shm/({REGION_PREFIX}\S+)")
+REGION_IN_MAPS: Final = re.compile(rf"/({REGION_PREFIX}\S+)")
 CHILDREN_MAX: Final = 512
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -185,13 +185,13 @@ def session_members(session: int) -> list[int]:
     return found
 
 
-def sweep_shared_memory(now_s: float, age_s_min: float) -> list[str]:
+def sweep_shared_memory(now_s: float, age_s_min: float, folder: Path = SHARED_MEMORY) -> list[str]:
     """Remove regions of Triton's python backend that are ours, old enough, and mapped by nobody; returns their names.
 
     A region is created a moment before it is mapped, hence the age. A live Triton maps its regions while it lives.
     """
     candidates = []
-    for entry in os.scandir(SHARED_MEMORY):
+    for entry in os.scandir(folder):
         if entry.name.startswith(REGION_PREFIX):
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat()
@@ -202,7 +202,7 @@ def sweep_shared_memory(now_s: float, age_s_min: float) -> list[str]:
     mapped = _mapped_regions()
     removed = [name for name in candidates if name not in mapped]
     for name in removed:
-        (SHARED_MEMORY / name).unlink(missing_ok=True)
+        (folder / name).unlink(missing_ok=True)
     return removed
 
 

@@ -1,0 +1,278 @@
+"""The simulated node as a process: what survives whose death, and that nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from power_agent.devices.errors import DeviceBusy, DriverUnavailable, NodeRefused, NodeUnreachable
+from power_agent.devices.inventory import Inventory, driver_load_id
+from power_agent.devices.node_client import NodeClient
+from power_agent.devices.nvml import install_simulated, uninstall
+from tests.support.simulated_driver import ROOT, NodeProcess
+
+pytestmark = pytest.mark.integration
+CHILD = ROOT / "tests" / "support" / "paced_child.py"
+GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
+
+
+@pytest.fixture
+def folder():
+    with tempfile.TemporaryDirectory(prefix="trefoil-node-") as name:  # short: socket paths end at 107 bytes
+        yield Path(name)
+
+
+@pytest.fixture
+def node(folder):
+    process = NodeProcess(folder, "noise_ratio=0")
+    yield process
+    if process.process is not None and process.process.poll() is None:
+        assert process.end() == 0
+
+
+@pytest.fixture
+def client(node):
+    opened = node.start()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def inventory(node, client):
+    used = install_simulated(node.socket)
+    opened = Inventory("node0")
+    opened.open()
+    yield opened
+    used.close()
+    uninstall()
+
+
+def until(true, deadline_s=15.0):
+    give_up_s = time.monotonic() + deadline_s
+    while not (value := true()):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.02)
+    return value
+
+
+def start(client, folder, mig_uuid, *arguments, tag="a"):
+    argv = [sys.executable, "-S", "-E", str(CHILD), *map(str, arguments)]
+    env = {"CUDA_VISIBLE_DEVICES": mig_uuid, "PATH": os.environ["PATH"]}
+    return client.process_start(tag, argv, env, folder / "logs" / f"{tag}.log")
+
+
+def device_truth(client, index=0):
+    return client.truth()["devices"][index]
+
+
+def gone(pid):
+    """No process and no zombie of that pid."""
+    return not psutil.pid_exists(pid)
+
+
+def test_work_in_the_pace_file_becomes_energy_in_its_own_account(client, inventory, folder):
+    made = inventory.create_slice(GPU0, "7g.40gb", 0)
+    assert inventory.power_w(GPU0) == pytest.approx(35.0)
+    until(lambda: inventory.energy_j(GPU0) > 0)
+    child = start(client, folder, made.mig_uuid, 4, 21, 25)
+    assert [p.pid for p in inventory.processes(made.mig_uuid)] == [child.pid]
+    until(lambda: "done" in Path(child.log_path).read_text())
+    until(lambda: inventory.power_w(GPU0) == pytest.approx(55.0))
+    truth = device_truth(client)
+    (account,) = truth["slices"]
+    (version,) = account["versions"]
+    assert (account["slice_type"], account["start"], account["mig_uuid"]) == ("7g.40gb", 0, made.mig_uuid)
+    assert (version["variant"], version["batches"], version["items"]) == ("digits-l", 21, 21)
+    warm_up_s = version["busy_s"] / 21
+    active_s = version["busy_s"] - warm_up_s
+    assert version["active_j"] == pytest.approx(250.0 * active_s, rel=0.15)  # the tick that ends the warm-up is shared
+    assert version["active_j"] + truth["unallocated"]["warm_up_j"] == pytest.approx(250.0 * version["busy_s"], rel=0.03)
+    assert truth["active_j"] + truth["idle_j"] + truth["unallocated_j"] == pytest.approx(truth["counter_j"], rel=1e-9)
+    assert truth["idle_j"] > 0
+    assert truth["unallocated"]["asleep_j"] > 0
+    assert inventory.energy_j(GPU0) >= int(truth["counter_j"] * 1e3) / 1e3
+    summary = client.pace_summary()
+    assert (summary.batches, summary.overrun_ratio) == (21, 0.0)
+
+
+def test_a_process_is_listed_stopped_and_forgotten(client, inventory, node, folder):
+    made = inventory.create_slice(GPU1, "1g.5gb", 3)
+    child = start(client, folder, made.mig_uuid, 1, 0, 1)
+    assert start(client, folder, made.mig_uuid, 1, 0, 1) == child  # idempotent
+    with pytest.raises(NodeRefused, match="another command line"):
+        start(client, folder, made.mig_uuid, 2, 0, 1)
+    with pytest.raises(NodeRefused, match="is alive"):
+        client.process_forget("a")
+    with pytest.raises(DeviceBusy):
+        inventory.destroy_slice(made.key)
+    assert len(list((node.folder / "pace").iterdir())) == 1
+    assert client.process_wait("a", 0.05).alive
+    stopped = client.process_stop("a")
+    assert (stopped.alive, stopped.exit_code) == (False, -signal.SIGTERM)
+    assert gone(child.pid)
+    assert list((node.folder / "pace").iterdir()) == []
+    inventory.destroy_slice(made.key)
+    assert [p.tag for p in client.process_list()] == ["a"]
+    client.process_forget("a")
+    assert client.process_list() == ()
+
+
+def test_a_stubborn_session_is_killed_whole(client, inventory, folder):
+    made = inventory.create_slice(GPU0, "1g.5gb", 3)
+    child = start(client, folder, made.mig_uuid, 1, 0, 1, "ignore")
+    until(lambda: "done" in Path(child.log_path).read_text())
+    (below,) = psutil.Process(child.pid).children()
+    stopped = client.process_stop("a", kill_after_s=0.2)
+    assert stopped.exit_code == -signal.SIGKILL
+    assert gone(child.pid)
+    assert gone(below.pid)
+
+
+def test_a_killed_leader_takes_its_session_along(client, inventory, folder):
+    made = inventory.create_slice(GPU0, "1g.5gb", 3)
+    child = start(client, folder, made.mig_uuid, 1, 0, 1, "ignore")
+    until(lambda: "done" in Path(child.log_path).read_text())
+    (below,) = psutil.Process(child.pid).children()
+    os.kill(child.pid, signal.SIGKILL)
+    status = client.process_wait("a", 10.0)
+    assert (status.alive, status.exit_code) == (False, -signal.SIGKILL)
+    assert gone(child.pid)
+    assert gone(below.pid)
+    assert inventory.processes(made.mig_uuid) == ()
+    again = start(client, folder, made.mig_uuid, 1, 0, 1)
+    assert again.pid != child.pid
+
+
+CLIENT_THAT_DIES = """
+import os, signal, sys
+from power_agent.devices.inventory import Inventory
+from power_agent.devices.nvml import install_simulated
+from tests.integration.test_simulated_node import start
+from pathlib import Path
+folder = Path(sys.argv[1])
+client = install_simulated(folder / "node.sock")
+inventory = Inventory("node0")
+inventory.open()
+made = inventory.create_slice("node0/gpu0", "3g.20gb", 4)
+start(client, folder, made.mig_uuid, 4, 10000, 10)
+inventory.create_gpu_instance("node0/gpu0", "2g.10gb", 0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_agent_loses_nothing(client, inventory, folder):
+    dead = subprocess.run([sys.executable, "-c", CLIENT_THAT_DIES, str(folder)], cwd=ROOT, check=False)
+    assert dead.returncode == -signal.SIGKILL
+    half, whole = inventory.gpu_instances(GPU0)
+    assert (half.key.slice_type, half.mig_uuid) == ("2g.10gb", "")
+    (process,) = client.process_list()
+    assert process.alive
+    assert process.mig_uuid == whole.mig_uuid
+    before_j, before = inventory.energy_j(GPU0), client.pace_summary().batches
+    until(lambda: client.pace_summary().batches > before + 5)
+    assert inventory.energy_j(GPU0) > before_j
+
+
+def test_sigterm_ends_everything_and_leaves_nothing(node, client, inventory, folder):
+    made = inventory.create_slice(GPU0, "3g.20gb", 4)
+    polite = start(client, folder, made.mig_uuid, 4, 10000, 10, tag="polite")
+    stubborn = start(client, folder, made.mig_uuid, 4, 0, 10, "ignore", tag="stubborn")
+    started_s = time.monotonic()
+    assert node.end() == 0
+    assert time.monotonic() - started_s < 5.0
+    assert gone(polite.pid)
+    assert gone(stubborn.pid)
+    assert not node.socket.exists()
+    assert list((folder / "pace").iterdir()) == []
+    with pytest.raises(NodeUnreachable, match="start it"):
+        client.describe()
+
+
+def test_a_killed_node_takes_its_processes_along_and_is_another_driver_load(node, client, inventory, folder):
+    first_load = driver_load_id(folder / "driver_load_id")
+    assert client.describe()["driver_load_id"] == first_load
+    made = inventory.create_slice(GPU0, "3g.20gb", 4)
+    child = start(client, folder, made.mig_uuid, 4, 10000, 10)
+    node.process.kill()
+    node.process.wait()
+    until(lambda: gone(child.pid) or psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
+    with pytest.raises(DriverUnavailable):
+        inventory.energy_j(GPU0)
+    node.start()
+    assert driver_load_id(folder / "driver_load_id") != first_load
+    with pytest.raises(DriverUnavailable):
+        inventory.gpu_instances(GPU0)
+    inventory.open()
+    assert inventory.gpu_instances(GPU0) == ()
+    assert client.process_list() == ()  # the same client, reconnected
+
+
+def test_rehearsed_trouble_reaches_the_driver(client, inventory):
+    made = inventory.create_slice(GPU0, "3g.20gb", 4)
+    client.admin("fault", symbol="nvmlComputeInstanceDestroy", code=19, times=1)
+    with pytest.raises(DeviceBusy):
+        inventory.destroy_slice(made.key)
+    inventory.destroy_slice(made.key)
+    client.admin("foreign_load", index=1, watts=100.0)
+    until(lambda: inventory.power_w(GPU1) > 140.0)
+    client.admin("foreign_load", index=1, watts=0.0)
+    truth = until(lambda: inventory.power_w(GPU1) == 35.0 and device_truth(client, 1))
+    assert truth["unallocated"]["foreign_j"] > 0
+    assert truth["idle_j"] == 0
+    with pytest.raises(NodeRefused, match="one of fault"):
+        client.admin("explode")
+    with pytest.raises(NodeRefused, match="malformed request"):
+        client.call("process_stop")
+
+
+def test_a_process_needs_a_slice_that_exists(client, inventory, folder):
+    with pytest.raises(NodeRefused, match="names no device"):
+        start(client, folder, "MIG-00000000-0000-0000-0000-000000000000", 1, 0, 1)
+    with pytest.raises(NodeRefused, match="is in MIG mode"):
+        start(client, folder, inventory.list_devices()[0].uuid, 1, 0, 1)
+    made = inventory.create_slice(GPU0, "1g.5gb", 0)
+    with pytest.raises(NodeRefused, match="could not start"):
+        client.process_start("b", ["/nonexistent"], {"CUDA_VISIBLE_DEVICES": made.mig_uuid}, folder / "b.log")
+    assert list((folder / "pace").iterdir()) == []
+
+
+def test_an_idle_node_is_cheap(client):
+    process = psutil.Process(client.describe()["pid"])
+    before, began_s = process.cpu_times(), time.monotonic()
+    time.sleep(2.0)
+    after, ended_s = process.cpu_times(), time.monotonic()
+    share = (after.user + after.system - before.user - before.system) / (ended_s - began_s)
+    assert share < 0.04  # measured 0.8 %; twice the target of 2 %, for noisy machines
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ('devices=["B200"]', "no simulated device 'B200'"),
+        ("tick_ms=500", "tick_ms"),
+        ("colour=red", "unknown setting"),
+        ("model_repository=/nonexistent", "nonexistent"),
+    ],
+)
+def test_bad_settings_are_one_line_and_exit_code_2(folder, setting, expected):
+    argv = [sys.executable, "-m", "power_agent.devices.simulated", "--socket", str(folder / "s"), "--set", setting]
+    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert expected in line
+    assert "Remedy" in line
+    assert not (folder / "s").exists()
+
+
+def test_two_nodes_cannot_share_a_socket(node, client):
+    second = NodeProcess(node.folder)
+    ended = subprocess.run(second._argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "a node listens there already" in ended.stderr
+    assert NodeClient(node.socket).describe()["node"] == "node0"
