@@ -97,7 +97,7 @@ class Launcher:
         """
         self._lock.acquire()
         await clean_up(self.layout, self._clock)
-        services.check(self.system)
+        services.check(self.system, self._clock.now_s())
         self.launch = services.describe(
             self.system, self.layout, self._launch_id, Identity.of(os.getpid()), self._clock.now_s()
         )

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from trefoil.cli import operate
+from trefoil.cli.load_command import load
 from trefoil.cli.output import EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
 from trefoil.core.errors import StartError
 
@@ -173,6 +174,7 @@ COMMANDS: Final = {
     "freeze": operate.freeze,
     "pin": operate.pin,
     "rollback": operate.rollback,
+    "load": load,
     "replay": replay,
     "demo": demo,
 }

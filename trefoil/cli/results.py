@@ -96,7 +96,7 @@ class Report:
         others = [name for name in runs if name != "exact"]
         values["saving_pct"] = {name: self.saving_pct(name) for name in others}
         values["accuracy"] = {name: run.accuracy for name, run in self.runs.items()}
-        return values | runs
+        return {**values, **runs}
 
 
 def write_json(path: Path, values: Any) -> None:

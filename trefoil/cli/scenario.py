@@ -224,6 +224,7 @@ class Scenario(System):
 
     name: str = "demo"
     policies: tuple[str, ...] = ("base", "static_mix", "exact")
+    warmup_s: float = Field(default=6.0, ge=0)  # of load at the base rate before each run; sent, answered, not counted
     load: Load = Load()
     slo_rule: SloRule = SloRule()
 

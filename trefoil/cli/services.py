@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from trefoil.cli import checks
 from trefoil.cli.layout import Launch, Layout, shipped
 from trefoil.cli.processes import Identity
-from trefoil.cli.scenario import TRITON_PORTS_PER_DEVICE, System
+from trefoil.cli.scenario import HOUR_S, TRITON_PORTS_PER_DEVICE, System
 from trefoil.core.catalog import Family
 from trefoil.core.errors import StateUnavailable
 from trefoil.runtime.clock import Clock
@@ -26,7 +26,6 @@ from trefoil.runtime.state import State
 
 HEALTH_TIMEOUT_S: Final = 1.0
 SHARED_MEMORY: Final = Path("/dev/shm")
-DEFAULT_TRACE: Final = Path("carbon_feed/traces/duck_48h.csv")
 SERVICES: Final = ("carbon_feed", "controller", "power_agent", "dispatcher")
 
 
@@ -44,21 +43,21 @@ class Service:
     stop_grace_s: float = 8.0
 
 
-def check(system: System) -> None:
+def check(system: System, now_s: float) -> None:
     """All that can be known to be wrong before a process is started.
 
     Raises:
         TrefoilError: the first thing that is wrong, with its remedy.
     """
-    from carbon_feed.providers.trace import load_trace
-
+    from carbon_feed.providers.trace import make_trace
+    from carbon_feed.settings import CarbonFeedSettings, TraceSettings
     from power_agent.triton_install import find_triton, prepare_triton
 
     checks.ports_free(system.listen.all(len(system.fleet.devices)))
     checks.redis_binary()
     prepare_triton(find_triton(None, shipped(system.triton_environment)))
     load_catalog(shipped(system.family.repository), profile_overrides(system))
-    load_trace(carbon_trace(system))
+    make_trace(CarbonFeedSettings(trace=TraceSettings(**trace_settings(system))), now_s)
 
 
 def profile_overrides(system: System) -> dict[str, Path]:
@@ -151,9 +150,9 @@ def _node(system: System, launch: Launch, layout: Layout) -> Service:
         return True
 
     Path(launch.node_socket).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    argv = (sys.executable, "-m", "power_agent.devices.simulated", "--node", launch.node)
-    argv += ("--socket", launch.node_socket, "--config", str(layout.settings("node")))
-    return Service("node", argv, healthy, settings=node_settings(system), stop_grace_s=12.0)
+    argv = [sys.executable, "-m", "power_agent.devices.simulated", "--node", launch.node]
+    argv += ["--socket", launch.node_socket, "--config", str(layout.settings("node"))]
+    return Service("node", tuple(argv), healthy, settings=node_settings(system), stop_grace_s=12.0)
 
 
 def _ours(name: str, launch: Launch, layout: Layout, settings: Mapping[str, Any], after: tuple[str, ...]) -> Service:
@@ -185,16 +184,17 @@ def _common(name: str, system: System, launch: Launch, folder: Path) -> dict[str
 
 def carbon_feed_settings(system: System, launch: Launch, layout: Layout) -> dict[str, Any]:
     """A trace whose clock alone is scaled."""
-    carbon = system.carbon
     return _common("carbon_feed", system, launch, layout.folder("carbon_feed")) | {
-        "zone": carbon.zone,
-        "trace": {"path": str(carbon_trace(system)), "speedup": carbon.speedup},
+        "zone": system.carbon.zone,
+        "trace": trace_settings(system),
     }
 
 
-def carbon_trace(system: System) -> Path:
-    """The trace that is played."""
-    return shipped(system.carbon.trace or DEFAULT_TRACE)
+def trace_settings(system: System) -> dict[str, Any]:
+    """The trace in the scenario's steps, each as long as the scenario says."""
+    carbon = system.carbon
+    own = {} if carbon.trace is None else {"path": str(shipped(carbon.trace))}
+    return own | {"speedup": carbon.speedup, "step_s": carbon.step_h * HOUR_S}
 
 
 def power_agent_settings(system: System, launch: Launch, layout: Layout) -> dict[str, Any]:

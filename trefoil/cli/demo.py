@@ -1,0 +1,153 @@
+"""The main job: the same arrivals and carbon against each policy in turn, on fresh clusters, and what was saved.
+
+The SLO is measured first: `slo_rule.factor` times the p95 of BASE under the demo's own load profile, compressed into
+`measure_s` (mean and peak both occur, in the same proportion). It is printed and then fixed for every run.
+"""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from trefoil.cli import interrupt, report, services
+from trefoil.cli.interrupt import Interrupts
+from trefoil.cli.layout import CHECKOUT
+from trefoil.cli.live import View, view_for
+from trefoil.cli.output import console, print_json
+from trefoil.cli.play import Run, Setup, measure, play
+from trefoil.cli.results import Report, write_json
+from trefoil.cli.scenario import Scenario, Slo
+from trefoil.runtime.clock import Clock, WallClock
+
+QUICK_STEPS: Final = 3
+SLO_ROUND_MS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All runs and what they share."""
+
+    report: Report
+    runs: Mapping[str, Run]
+
+
+def run(scenario: Scenario, out: Path, *, as_json: bool) -> int:
+    """Play everything; returns the exit code. On every way out nothing is left running."""
+    clock = WallClock()
+    started_at_s = clock.now_s()
+    screen = console()
+    outcomes: list[Outcome] = []
+    if as_json:
+        screen.quiet = True
+    try:
+        with view_for(screen) as view:
+            code = interrupt.run(lambda interrupts: _play_all(scenario, out, view, interrupts, clock, outcomes))
+    except KeyboardInterrupt:
+        code = interrupt.INTERRUPTED
+    if code or not outcomes:
+        screen.print("interrupted; everything that was started has been stopped", highlight=False)
+        return code
+    outcome = outcomes[0]
+    report.write(out, outcome.report, {name: one.series for name, one in outcome.runs.items()})
+    if as_json:
+        print_json(outcome.report.to_json())
+        return 0
+    if screen.is_terminal:
+        screen.print(report.table(outcome.report))
+    else:
+        for line in report.plain_lines(outcome.report):
+            screen.print(line, soft_wrap=True)
+    took_s = clock.now_s() - started_at_s
+    screen.print(f"report: {out / 'report.html'} and {out / 'report.json'} ({took_s:.0f} s)", soft_wrap=True)
+    return 0
+
+
+async def _play_all(
+    scenario: Scenario, out: Path, view: View, interrupts: Interrupts, clock: Clock, outcomes: list[Outcome]
+) -> int:
+    setup = Setup(scenario, out, view, clock, lambda: interrupts.hurry)
+    started = datetime.fromtimestamp(clock.now_s(), UTC).isoformat(timespec="seconds")
+    out.mkdir(parents=True, exist_ok=True)
+    for stale in ("report.json", "report.html"):  # an interrupted demo must not leave an older one's result
+        (out / stale).unlink(missing_ok=True)
+    view.say(_announcement(scenario))
+    slo = await _measured_slo(setup)
+    runs: dict[str, Run] = {}
+    for number, policy in enumerate(scenario.policies, 1):
+        runs[policy] = await play(setup, policy, slo, number)
+        write_json(out / policy / "series.json", runs[policy].to_json())
+    outcomes.append(Outcome(_report(scenario, runs, started), runs))
+    return 0
+
+
+async def _measured_slo(setup: Setup) -> Slo:
+    rule = setup.scenario.slo_rule
+    p95_ms = await measure(setup)
+    latency_ms = max(SLO_ROUND_MS, round(rule.factor * p95_ms / SLO_ROUND_MS) * SLO_ROUND_MS)
+    setup.view.say(
+        f"SLO: {rule.factor:g} x {p95_ms:.1f} ms (p{rule.percentile:g} of {rule.policy} under the demo's load profile, "
+        f"in {rule.measure_s:.0f} s) = {latency_ms:.0f} ms, fixed for all runs"
+    )
+    return Slo(percentile=rule.percentile, latency_ms=latency_ms)
+
+
+def _announcement(scenario: Scenario) -> str:
+    carbon, load, kept = scenario.carbon, scenario.load, scenario.availability
+    best = services.family_of(scenario).best
+    floor = scenario.accuracy.floor(best.accuracy)
+    return (
+        f"{len(scenario.fleet.devices)} SIMULATED {scenario.fleet.devices[0]}, real Triton and models; "
+        f"{carbon.steps * carbon.step_h:.0f} h of carbon in {carbon.duration_s:.0f} s a run ({carbon.speedup:.0f} x); "
+        f"load {load.base_per_s:g} -> {load.peak_per_s:g} -> {load.base_per_s:g} requests/s; "
+        f"accuracy floor {floor:.4f} (best {best.accuracy:.4f} - {scenario.accuracy.below_best_pct:g} %); "
+        f"replicas {kept.replicas_min}, spread {kept.spread_min}, so that a GPU may sleep"
+    )
+
+
+def _report(scenario: Scenario, runs: Mapping[str, Run], started: str) -> Report:
+    batches = sum(run.batches for run in runs.values())
+    best = services.family_of(scenario).best.accuracy
+    return Report(
+        simulated=all(run.simulated for run in runs.values()),
+        triton_version=next(iter(runs.values())).triton_version,
+        gpus=scenario.fleet.devices,
+        duration_s=scenario.duration_s,
+        carbon_speedup=scenario.carbon.speedup,
+        seed=scenario.seed,
+        commit=commit(),
+        pad_overrun_ratio=sum(run.overruns for run in runs.values()) / batches if batches else None,
+        accuracy_floor=scenario.accuracy.floor(best),
+        command=shlex.join(["trefoil", *sys.argv[1:]]),
+        machine=machine(),
+        started_at=started,
+        runs={name: run.summary for name, run in runs.items()},
+    )
+
+
+def commit() -> str:
+    """The checked-out commit, marked when files differ from it; `unknown` outside a checkout."""
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return described.stdout.strip() or "unknown"
+
+
+def machine() -> str:
+    """What the numbers were taken on."""
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    python = platform.python_version()
+    return f"{cores} cores ({platform.machine()}), {gib:.0f} GiB, {platform.system()}, Python {python}"

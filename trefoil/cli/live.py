@@ -1,0 +1,179 @@
+"""What a person sees while the demo runs: one screen that refreshes on a terminal, plain lines elsewhere."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+LINES_KEPT: Final = 6
+PLAIN_EVERY_S: Final = 7.0
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU, now."""
+
+    name: str
+    state: str
+    slices: str
+    clock_mhz: int
+    power_w: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One run, now."""
+
+    run: str
+    number: int  # of runs
+    count: int
+    at_s: float  # below 0: warming up
+    duration_s: float
+    intensity_g_per_kwh: float | None
+    offered_per_s: float
+    answered_per_s: float
+    answered: int
+    failed: int
+    latency_ms_p95: float | None
+    slo_ms: float
+    percentile: float
+    power_w: float | None
+    grams: float | None
+    revision: str
+    why: str
+    rollout: str
+    devices: Sequence[Device] = ()
+
+
+class View(Protocol):
+    """Where the demo shows itself. A context, because a screen has to be given back."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def say(self, line: str) -> None:
+        """Something that happened once."""
+        ...
+
+    def show(self, picture: Picture) -> None:
+        """The run as it stands; called about once a second."""
+        ...
+
+
+class PlainView:
+    """Lines, for logs and pipes: one now and then, and all that happens once."""
+
+    def __init__(self, console: Console, every_s: float = PLAIN_EVERY_S) -> None:
+        self._console = console
+        self._every_s = every_s
+        self._last: tuple[str, float] = ("", 0.0)
+        self._revision = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, picture: Picture) -> None:
+        run, at_s = self._last
+        if picture.revision != self._revision and picture.revision:
+            self._revision = picture.revision
+            self.say(f"[{picture.run} {picture.at_s:5.1f} s] plan {picture.revision}: {picture.why}")
+        if picture.run == run and picture.at_s - at_s < self._every_s:
+            return
+        self._last = (picture.run, picture.at_s)
+        self.say(plain_line(picture))
+
+
+class ScreenView:
+    """One screen that refreshes."""
+
+    def __init__(self, console: Console) -> None:
+        self._lines: list[str] = []
+        self._picture: Picture | None = None
+        self._live = Live(console=console, refresh_per_second=4, transient=True, get_renderable=self._render)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def say(self, line: str) -> None:
+        self._lines = [*self._lines, line][-LINES_KEPT:]
+
+    def show(self, picture: Picture) -> None:
+        self._picture = picture
+
+    def _render(self) -> Group:
+        parts = [] if self._picture is None else [screen(self._picture)]
+        return Group(*parts, Text("\n".join(self._lines), style="dim"))
+
+
+def view_for(console: Console) -> View:
+    """A screen on a terminal, lines elsewhere."""
+    return ScreenView(console) if console.is_terminal else PlainView(console)
+
+
+def plain_line(picture: Picture) -> str:
+    """One run now, in one line."""
+    watts = "-" if picture.power_w is None else f"{picture.power_w:.0f} W"
+    grams = "not metered" if picture.grams is None else f"{picture.grams:.3f} g"
+    gpus = "; ".join(f"{d.name} {d.state} {d.clock_mhz} MHz {d.slices}" for d in picture.devices)
+    return (
+        f"[{picture.run} {picture.at_s:5.1f} s] carbon {_or_dash(picture.intensity_g_per_kwh)} g/kWh, "
+        f"{picture.answered_per_s:.0f} of {picture.offered_per_s:.0f} requests/s, "
+        f"p95 {_or_dash(picture.latency_ms_p95)} ms (SLO {picture.slo_ms:.0f}), {watts}, {grams}, "
+        f"{picture.answered} answered, {picture.failed} failed | {gpus}"
+    )
+
+
+def screen(picture: Picture) -> Panel:
+    """One run now, as a panel."""
+    late = picture.latency_ms_p95 is not None and picture.latency_ms_p95 > picture.slo_ms
+    numbers = Table.grid(padding=(0, 3))
+    for _ in range(3):
+        numbers.add_column()
+    numbers.add_row(
+        f"carbon [bold]{_or_dash(picture.intensity_g_per_kwh)}[/] g/kWh",
+        f"offered [bold]{picture.offered_per_s:.0f}[/], answered [bold]{picture.answered_per_s:.0f}[/] requests/s",
+        f"p{picture.percentile:g} [bold {'red' if late else 'green'}]{_or_dash(picture.latency_ms_p95)}[/] ms"
+        f" (SLO {picture.slo_ms:.0f})",
+    )
+    numbers.add_row(
+        f"power [bold]{_or_dash(picture.power_w)}[/] W",
+        f"{picture.answered} answered, {picture.failed} failed",
+        "grams not metered" if picture.grams is None else f"[bold]{picture.grams:.3f}[/] g CO2 so far",
+    )
+    gpus = Table(expand=True, box=None, header_style="dim")
+    for name in ("GPU (simulated)", "state", "slices", "clock", "power"):
+        gpus.add_column(name)
+    for d in picture.devices:
+        watts = "-" if d.power_w is None else f"{d.power_w:.0f} W"
+        gpus.add_row(d.name, d.state, d.slices, f"{d.clock_mhz} MHz", watts)
+    progress = ProgressBar(total=picture.duration_s, completed=max(0.0, picture.at_s))
+    done = "warming up" if picture.at_s < 0 else f"{picture.at_s:.0f} of {picture.duration_s:.0f} s"
+    why = Text(f"plan {picture.revision} ({picture.rollout}): {picture.why}", style="italic")
+    title = f"[bold]{picture.run}[/] (run {picture.number} of {picture.count}) {done}"
+    return Panel(Group(progress, numbers, gpus, why), title=title, title_align="left", subtitle="SIMULATED GPUs")
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"

@@ -1,0 +1,223 @@
+"""Watches one run through Redis: each second what the system is doing, and every plan change with its cause.
+
+Power and grams come from the energy stream, that is from what was metered, and carbon from the feed's own history;
+nothing here is interpolated. What was asked and answered comes from the load generator (`player`), not from here.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from trefoil.cli.layout import Launch
+from trefoil.cli.operate import describe_slices
+from trefoil.core.accounting import Account, account
+from trefoil.core.carbon import CarbonReading
+from trefoil.core.energy import EnergyMethod, EnergySample
+from trefoil.core.errors import StateUnavailable
+from trefoil.core.fleet import DeviceState, NodeStatus
+from trefoil.core.plan import DecisionRecord, Plan, Rollout, RolloutState
+from trefoil.runtime.clock import Clock
+from trefoil.runtime.state import State
+
+TICK_S: Final = 0.2
+SAMPLES_MAX: Final = 100_000
+FINISHED: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What could be seen in one second."""
+
+    at_s: float
+    carbon: CarbonReading | None
+    nodes: tuple[NodeStatus, ...]
+    plan: Plan | None
+    rollout: Rollout | None
+
+
+@dataclass(slots=True)
+class Change:
+    """A plan that was put in force; `done_at_s` once its rollout has ended."""
+
+    decision: DecisionRecord
+    started_at_s: float
+    done_at_s: float | None = None
+    moved: bool = False  # slices or devices changed, not only weights
+    runs: str = ""  # what runs afterwards, in words
+
+
+@dataclass(slots=True)
+class Recorder:
+    """`run()` until cancelled; then read `moments`, `changes`, and `energy()`."""
+
+    launch: Launch
+    clock: Clock
+    on_moment: Callable[[Moment], Awaitable[None]] | None = None
+    moments: list[Moment] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    _seen_decision: str = "0"
+    _seen_sample: str = "0"
+    _samples: list[EnergySample] = field(default_factory=list)
+    _state: State | None = None
+
+    @property
+    def state(self) -> State:
+        """One connection for the whole run."""
+        if self._state is None:
+            self._state = State.connect(self.launch.redis_url, self.launch.cluster, clock=self.clock)
+        return self._state
+
+    async def close(self) -> None:
+        if self._state is not None:
+            await self._state.close()
+            self._state = None
+
+    async def run(self) -> None:
+        """Look every TICK_S for changes, every second at everything."""
+        next_moment_s = self.clock.monotonic_s()
+        while True:
+            try:
+                await self._follow_changes()
+                if self.clock.monotonic_s() >= next_moment_s:
+                    moment = await self._look()
+                    self.moments.append(moment)
+                    if self.on_moment is not None:
+                        await self.on_moment(moment)
+                    next_moment_s += 1.0
+            except StateUnavailable:
+                next_moment_s += 1.0  # a second that nobody saw; the energy stream still holds it
+            await self.clock.sleep(TICK_S)
+
+    async def _look(self) -> Moment:
+        keys = self.state.keys
+        readings = await self.state.scan(keys.carbon_now_prefix(), CarbonReading)
+        nodes = await self.state.scan(keys.node_prefix(), NodeStatus)
+        plan = await self.state.get(keys.plan(), Plan)
+        rollout = await self.state.get(keys.rollout(), Rollout)
+        mine = [r for r in readings.values() if r.series is not None and r.series.zone == self.launch.zone]
+        return Moment(
+            self.clock.now_s(),
+            mine[0] if mine else None,
+            tuple(nodes[key] for key in sorted(nodes)),
+            plan,
+            rollout,
+        )
+
+    async def _follow_changes(self) -> None:
+        entries = await self.state.stream(self.state.keys.decisions(), DecisionRecord, self._seen_decision)
+        for entry_id, decision in entries:
+            self._seen_decision = entry_id
+            known = self.changes[-1].decision.revision if self.changes else None
+            if decision.revision.number and decision.revision != known:
+                self.changes.append(Change(decision, decision.at_s))
+        if not self.changes or self.changes[-1].done_at_s is not None:
+            return
+        rollout = await self.state.get(self.state.keys.rollout(), Rollout)
+        change = self.changes[-1]
+        if rollout is None or _number(rollout) != (change.decision.revision.epoch, change.decision.revision.number):
+            return
+        change.moved = change.moved or bool(rollout.moving) or rollout.spent_j > 0
+        if rollout.state in FINISHED:
+            change.done_at_s = self.clock.now_s()
+            nodes = await self.state.scan(self.state.keys.node_prefix(), NodeStatus)
+            change.runs = in_words(tuple(nodes.values()))
+
+    # Energy
+
+    async def grams_since(self, starts_at_s: float, pue: float) -> float | None:
+        """Grams so far, of what has been metered; None when nothing has."""
+        samples, readings = await self.samples(), await self.readings()
+        now_s = self.clock.now_s()
+        return account(samples, readings, starts_at_s, now_s, pue).grams if readings and now_s > starts_at_s else None
+
+    async def samples(self) -> list[EnergySample]:
+        """All energy samples of the node so far."""
+        key = self.state.keys.energy(self.launch.node)
+        entries = await self.state.stream(key, EnergySample, self._seen_sample, SAMPLES_MAX)
+        if entries:
+            self._seen_sample = entries[-1][0]
+            self._samples += [sample for _, sample in entries]
+        return self._samples
+
+    async def readings(self) -> list[CarbonReading]:
+        """All readings of our zone so far, oldest first."""
+        found: list[CarbonReading] = []
+        for name in await self.state.names(self.state.keys.prefix + "carbon:history:"):
+            entries = await self.state.stream(name, CarbonReading, count=SAMPLES_MAX)
+            found += [r for _, r in entries if r.series is not None and r.series.zone == self.launch.zone]
+        return sorted(found, key=lambda r: r.observed_at_s)
+
+    async def metered_until(self, at_s: float, deadline_s: float) -> None:
+        """Wait until the meter has reported past a time (or until the deadline): samples come a second late."""
+        give_up_s = self.clock.monotonic_s() + deadline_s
+        while self.clock.monotonic_s() < give_up_s:
+            latest: dict[str, float] = {}
+            for sample in await self.samples():
+                latest[sample.device] = max(latest.get(sample.device, 0.0), sample.ends_at_s)
+            if latest and min(latest.values()) >= at_s:
+                return
+            await self.clock.sleep(TICK_S)
+
+
+def grams_by_second(
+    samples: list[EnergySample], readings: list[CarbonReading], starts_at_s: float, seconds: int, pue: float
+) -> list[float | None]:
+    """Grams from the start until the end of each second; None where nothing metered."""
+    if not readings:
+        return [None] * seconds
+    total: list[float | None] = []
+    so_far = 0.0
+    for second in range(seconds):
+        begin_s = starts_at_s + second
+        part: Account = account(samples, readings, begin_s, begin_s + 1, pue)
+        if part.grams is None:
+            total.append(None)
+            continue
+        so_far += part.grams
+        total.append(so_far)
+    return total
+
+
+def power_by_second(samples: list[EnergySample], starts_at_s: float, seconds: int) -> dict[str, list[float | None]]:
+    """Mean watts of each device in each second, of what was metered in it."""
+    devices = sorted({sample.device for sample in samples})
+    joules = {device: [0.0] * seconds for device in devices}
+    covered = {device: [0.0] * seconds for device in devices}
+    for sample in samples:
+        length_s = sample.ends_at_s - sample.starts_at_s
+        if sample.method in (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED) or length_s <= 0:
+            continue
+        first = max(0, int(sample.starts_at_s - starts_at_s))
+        for second in range(first, min(seconds, int(sample.ends_at_s - starts_at_s) + 1)):
+            begin_s = starts_at_s + second
+            inside_s = min(sample.ends_at_s, begin_s + 1) - max(sample.starts_at_s, begin_s)
+            if inside_s > 0:
+                joules[sample.device][second] += sample.counter_j * inside_s / length_s
+                covered[sample.device][second] += inside_s
+    return {
+        device: [j / c if c > 0 else None for j, c in zip(joules[device], covered[device], strict=True)]
+        for device in devices
+    }
+
+
+def in_words(nodes: tuple[NodeStatus, ...]) -> str:
+    """What a fleet serves: `gpu0: 7g.40gb digits-l; gpu1: asleep`."""
+    parts = []
+    for node in sorted(nodes, key=lambda n: n.node):
+        for device in node.devices:
+            resting = device.state in (DeviceState.ASLEEP, DeviceState.FALLING_ASLEEP)
+            parts.append(f"{device.device.split('/')[-1]}: {'asleep' if resting else describe_slices(device)}")
+    return "; ".join(parts)
+
+
+def _number(rollout: Rollout) -> tuple[int, int]:
+    return rollout.target.epoch, rollout.target.number
+
+
+async def stopped(task: "asyncio.Task[None]") -> None:
+    """Cancel a background task and wait for its end; its own failure is raised."""
+    task.cancel()
+    (result,) = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(result, Exception):
+        raise result
