@@ -1,0 +1,93 @@
+"""The committed family `digits`: its files agree with each other, and its profile is what its script writes."""
+
+import csv
+import importlib.util
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from trefoil.core.device_types import A100_40GB
+from trefoil.core.power import density
+
+FAMILY = Path(__file__).resolve().parents[2] / "model_repository" / "digits"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_profile", FAMILY / "make_profile.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def committed() -> tuple[list[str], list[dict[str, str]]]:
+    lines = (FAMILY / "profile.csv").read_text().splitlines()
+    header = [line for line in lines if line.startswith("#")]
+    return header, list(csv.DictReader(lines[len(header) :]))
+
+
+def variants() -> dict[str, dict[str, float]]:
+    return {v["name"]: v for v in tomllib.loads((FAMILY / "family.toml").read_text())["variants"]}
+
+
+def test_the_committed_profile_is_what_its_script_writes_and_says_that_it_is_synthetic(script):
+    header, rows = committed()
+    assert [list(row.values()) for row in rows] == script.rows(equal_joules=False)
+    assert tuple(rows[0]) == tuple(script.COLUMNS)
+    assert header[0] == "# basis: synthetic"
+    assert [line.split(":")[0] for line in header] == ["# basis", "# source", "# machine", "# date", "# commit"]
+
+
+def test_energy_time_and_throughput_of_a_row_agree():
+    expected = {"digits-xs": 0.97, "digits-s": 0.98, "digits-m": 0.99, "digits-l": 1.0}
+    for row in committed()[1]:
+        mean_s = int(row["batch"]) / float(row["throughput_per_s"])
+        energy_j = float(row["energy_active_j_per_batch"])
+        found = density(A100_40GB, row["slice_type"], int(row["clock_mhz"]), mean_s, energy_j)
+        assert found == pytest.approx(expected[row["variant"]], rel=1e-4)
+        assert float(row["latency_ms_p50"]) == pytest.approx(mean_s * 1e3, rel=2e-3)
+        assert float(row["latency_ms_p50"]) < float(row["latency_ms_p95"]) < float(row["latency_ms_p99"])
+
+
+def test_each_step_of_accuracy_costs_more_joules_than_the_one_before():
+    """A convex frontier on every slice type: no variant is beaten by a mix of its neighbours."""
+    accuracy = {name: v["accuracy"] for name, v in variants().items()}
+    order = sorted(accuracy, key=accuracy.__getitem__)
+    for slice_type in {row["slice_type"] for row in committed()[1]}:
+        energy_j = {
+            row["variant"]: float(row["energy_active_j_per_batch"])
+            for row in committed()[1]
+            if row["slice_type"] == slice_type and row["batch"] == "1"
+        }
+        slopes = np.diff([energy_j[v] for v in order]) / np.diff([accuracy[v] for v in order])
+        assert np.all(np.diff(slopes) > 0), slice_type
+
+
+def test_the_control_profile_costs_the_same_for_every_variant(script):
+    table = [dict(zip(script.COLUMNS, row, strict=True)) for row in script.rows(equal_joules=True)]
+    points: dict[tuple[str, str], set[tuple[str, ...]]] = {}
+    for row in table:
+        rest = tuple(value for name, value in row.items() if name != "variant")
+        points.setdefault((row["slice_type"], row["batch"]), set()).add(rest)
+    assert all(len(same) == 1 for same in points.values())
+
+
+def test_the_held_out_images_are_a_stratified_third():
+    with np.load(FAMILY / "heldout.npz") as data:
+        images, labels = data["images"], data["labels"]
+    assert images.shape == (599, 8, 8)
+    assert images.dtype == np.uint8
+    assert images.max() == 16
+    assert np.bincount(labels).min() >= 57
+    assert np.bincount(labels).max() <= 61
+
+
+def test_the_readme_states_the_accuracies_of_family_toml():
+    text = (FAMILY / "README.md").read_text()
+    for name, variant in variants().items():
+        assert f"| {name} | {variant['version']} | {variant['accuracy']:.4f} | {variant['macs']:,} |" in text
