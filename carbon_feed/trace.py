@@ -1,0 +1,131 @@
+"""Playing a trace of carbon intensity: a step function of trace time, mapped to wall time by an anchor and a speed-up.
+
+Data: values v_i [g/kWh], each valid for [i, i + 1) * step_s of trace time; time zero lies `lead_in_s` after the first.
+Resampling: a bin of `bin_s` holds the mean of the step function over it (energy drawn evenly emits by that mean).
+Mapping: trace time = (now - starts_at) * speedup; only this clock is scaled, everything else runs in wall time.
+Before `starts_at` the first bin holds; what lies before time zero is history. At the end the trace starts again at
+time zero, or stops.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+INTENSITY_MAX_G_PER_KWH: Final = 1500.0  # above every grid: the dirtiest lignite plants emit about 1,200
+BOUNDARY_S: Final = 1e-6  # a clock that reads this much too early is already in the next bin
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A validated trace. `lead_in_s` is a multiple of nothing: any part of the file may be history."""
+
+    source: str
+    digest: str
+    starts: str
+    step_s: float
+    values_g_per_kwh: tuple[float, ...]
+    lead_in_s: float = 0.0
+    synthetic: bool = False
+    licence: str = ""
+
+    @property
+    def body_s(self) -> float:
+        """Trace seconds from time zero to the end."""
+        return self.step_s * len(self.values_g_per_kwh) - self.lead_in_s
+
+    def mean_g_per_kwh(self, begin_s: float, end_s: float) -> float:
+        """The mean over [begin, end) of trace time, counted from the first row."""
+        assert 0 <= begin_s < end_s <= self.step_s * len(self.values_g_per_kwh) + BOUNDARY_S
+        total = 0.0
+        for i in range(int(begin_s / self.step_s), min(len(self.values_g_per_kwh), math.ceil(end_s / self.step_s))):
+            overlap_s = min(end_s, (i + 1) * self.step_s) - max(begin_s, i * self.step_s)
+            total += max(0.0, overlap_s) * self.values_g_per_kwh[i]
+        return total / (end_s - begin_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """One interval of wall time. `record` = it belongs to the history; a held value does not."""
+
+    starts_at_s: float
+    ends_at_s: float
+    intensity_g_per_kwh: float
+    record: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Playback:
+    """A trace in bins on the wall clock. `starts_at_s` may be infinite: the first bin holds for ever."""
+
+    lead_g_per_kwh: tuple[float, ...]
+    body_g_per_kwh: tuple[float, ...]
+    bin_s: float
+    starts_at_s: float
+    created_at_s: float
+    speedup: float = 1.0
+    loop: bool = True
+
+    @property
+    def wall_s(self) -> float:
+        """Wall seconds that a bin lasts."""
+        return self.bin_s / self.speedup
+
+    def at(self, now_s: float) -> Bin | None:
+        """The bin that holds now; None: the trace has ended."""
+        if math.isinf(self.starts_at_s):
+            return self._bin(math.floor((now_s - self.created_at_s) / self.wall_s), self.created_at_s, held=True)
+        index = math.floor((now_s - self.starts_at_s + BOUNDARY_S) / self.wall_s)
+        if index >= len(self.body_g_per_kwh) and not self.loop:
+            return None
+        return self._bin(index, self.starts_at_s, held=index < 0)
+
+    def history(self, now_s: float, count_max: int) -> tuple[Bin, ...]:
+        """The lead-in and all bins that have begun, oldest first, at most the newest `count_max`."""
+        if math.isinf(self.starts_at_s):
+            return ()
+        begun = math.floor((now_s - self.starts_at_s + BOUNDARY_S) / self.wall_s)
+        last = max(-1, begun if self.loop else min(begun, len(self.body_g_per_kwh) - 1))
+        first = max(-len(self.lead_g_per_kwh), last + 1 - count_max)
+        return tuple(self._bin(index, self.starts_at_s, held=False) for index in range(first, last + 1))
+
+    def _bin(self, index: int, origin_s: float, held: bool) -> Bin:
+        if held:
+            value = self.body_g_per_kwh[0]
+        elif index < 0:
+            value = self.lead_g_per_kwh[index]
+        else:
+            value = self.body_g_per_kwh[index % len(self.body_g_per_kwh)]
+        starts_at_s = origin_s + index * self.wall_s
+        return Bin(starts_at_s, origin_s + (index + 1) * self.wall_s, value, record=not held)
+
+
+def playback(
+    trace: Trace, *, bin_s: float, speedup: float, starts_at_s: float, created_at_s: float, loop: bool
+) -> Playback:
+    """Cut a trace into bins of `bin_s` (0 = as it is), aligned to time zero; incomplete ones at the ends are left out.
+
+    The trace must be long enough for one bin; `bin_fits` tells.
+    """
+    width_s = bin_s or trace.step_s
+    assert bin_fits(trace, width_s)
+    zero_s = trace.lead_in_s
+    body = math.floor(trace.body_s / width_s + BOUNDARY_S)
+    lead = math.floor(zero_s / width_s + BOUNDARY_S)
+
+    def mean(index: int) -> float:
+        return trace.mean_g_per_kwh(max(0.0, zero_s + index * width_s), zero_s + (index + 1) * width_s)
+
+    return Playback(
+        lead_g_per_kwh=tuple(mean(index) for index in range(-lead, 0)),
+        body_g_per_kwh=tuple(mean(index) for index in range(body)),
+        bin_s=width_s,
+        starts_at_s=starts_at_s,
+        created_at_s=created_at_s,
+        speedup=speedup,
+        loop=loop,
+    )
+
+
+def bin_fits(trace: Trace, bin_s: float) -> bool:
+    """Whether at least one whole bin lies between time zero and the end."""
+    return trace.body_s / bin_s + BOUNDARY_S >= 1
