@@ -62,7 +62,8 @@ class RpcServer:
         await self.server.stop(grace_s)
 
     async def wait_for_termination(self) -> None:
-        await self.server.wait_for_termination()
+        # Shielded: a cancelled waiter would cancel the future inside grpc.aio that stop() waits for.
+        await asyncio.shield(asyncio.ensure_future(self.server.wait_for_termination()))
 
     async def serving(self, full_name: str, yes: bool) -> None:
         """Set the health of one service; "" is the process as a whole."""

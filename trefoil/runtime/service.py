@@ -1,4 +1,4 @@
-"""The life of a process: parts are initialised in order, run together, and shut down in reverse order.
+"""The life of a process: all parts are initialised in order, then run together, and shut down in reverse order.
 
 `main(build)` is all that a `__main__.py` calls. SIGTERM and SIGINT end it with exit code 0; an operating error prints
 one line and ends it with 2; a bug prints its traceback and ends it with 1.
@@ -8,6 +8,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Final, Protocol
 
 import structlog
@@ -26,7 +27,7 @@ class Part(Protocol):
     """One piece of a service. All three are awaited in one event loop."""
 
     async def init(self) -> None:
-        """Acquire what running needs; raise to stop the start. May not block for long."""
+        """Acquire what running needs; raise to stop the start. Nothing that others see, before all parts have this."""
         ...
 
     async def run(self) -> None:
@@ -44,17 +45,19 @@ async def run(parts: Sequence[Part], clock: Clock, stop: asyncio.Event | None = 
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stopping.set)
-    started: list[tuple[Part, asyncio.Task[None]]] = []
+    ready: list[Part] = []
+    tasks: list[asyncio.Task[None]] = []
     try:
         for part in parts:
             if not await _initialised(part, stopping):
                 return
-            started.append((part, asyncio.create_task(part.run(), name=f"run {type(part).__name__}")))
-        await _until_stopped([task for _, task in started], stopping)
+            ready.append(part)
+        tasks += [asyncio.create_task(part.run(), name=f"run {type(part).__name__}") for part in parts]
+        await _until_stopped(tasks, stopping)
     finally:
         for number in SIGNALS:
             loop.remove_signal_handler(number)  # a second signal kills
-        await _unwind(started, clock)
+        await _unwind(ready, tasks, clock)
 
 
 def main(build: Callable[[Sequence[str]], Sequence[Part]], argv: Sequence[str] | None = None) -> int:
@@ -95,15 +98,16 @@ async def _until_stopped(tasks: Sequence[asyncio.Task[None]], stopping: asyncio.
         stop.cancel()
 
 
-async def _unwind(started: Sequence[tuple[Part, asyncio.Task[None]]], clock: Clock) -> None:
+async def _unwind(ready: Sequence[Part], tasks: Sequence[asyncio.Task[None]], clock: Clock) -> None:
     deadline_s = clock.monotonic_s() + SHUTDOWN_S
     log = structlog.get_logger()
-    for part, task in reversed(started):
+    for part, task in reversed(list(zip_longest(ready, tasks))):
         name = type(part).__name__
-        task.cancel()
         try:
             async with asyncio.timeout(max(0.1, deadline_s - clock.monotonic_s())):
-                await asyncio.wait((task,))
+                if task is not None:
+                    task.cancel()
+                    await asyncio.wait((task,))
                 await part.shutdown()
         except TimeoutError:
             log.error("part did not shut down in time", part=name)

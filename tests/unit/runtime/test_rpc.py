@@ -9,7 +9,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
 from trefoil.core import errors
-from trefoil.runtime import rpc
+from trefoil.runtime import rpc, service
+from trefoil.runtime.clock import WallClock
 from trefoil.runtime.config import ServiceSettings
 from trefoil.runtime.telemetry import Metrics
 
@@ -121,6 +122,27 @@ async def test_nobody_there_is_unavailable():
     async with rpc.channel("127.0.0.1:1") as dead:
         with pytest.raises(errors.Unavailable):
             await rpc.call(pb_grpc.CarbonFeedStub(dead).GetIntensity, pb.GetIntensityRequest(), 5)
+
+
+async def test_a_cancelled_waiter_does_not_break_the_stop(server):
+    waiter = asyncio.create_task(server.wait_for_termination())
+    await asyncio.sleep(0)
+    waiter.cancel()
+    await asyncio.wait((waiter,))
+    await asyncio.wait_for(server.stop(0), 5)
+
+
+async def test_a_server_part_lives_and_ends(unused_tcp_port):
+    settings = ServiceSettings(admin_address=f"127.0.0.1:{unused_tcp_port}")
+    part = service.ServerPart(lambda: rpc.make_server(settings, []))
+    stop = asyncio.Event()
+    running = asyncio.create_task(service.run([part], WallClock(), stop))
+    async with rpc.channel(settings.admin_address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        await health.Check(health_pb2.HealthCheckRequest(), timeout=5, wait_for_ready=True)
+    stop.set()
+    await asyncio.wait_for(running, 5)
+    rpc.check_port(settings.admin_address)
 
 
 async def test_health_and_reflection(server, channel):

@@ -48,7 +48,7 @@ async def test_parts_start_in_order_and_stop_in_reverse():
     await parts[1].running.wait()
     stop.set()
     await task
-    assert journal == ["init a", "run a", "init b", "run b", "end b", "shutdown b", "end a", "shutdown a"]
+    assert journal == ["init a", "init b", "run a", "run b", "end b", "shutdown b", "end a", "shutdown a"]
 
 
 async def test_a_failed_init_unwinds_the_ones_before():
