@@ -18,6 +18,8 @@ DEFAULTS: Final[Mapping[str, float]] = {
     "overhead_ms": 2.0,  # client to dispatcher and back, taken off the SLO
     "start_s": 1.0,  # what starting a slice costs beside loading its model: the instance and a Triton
     "rate_floor_per_s": 1.0,  # assumed while no demand is known
+    "accuracy_margin": 0.0,  # planned above the floor: what is measured is a sample
+    "reaction_s": 10.0,  # from a decision to the slices that it asks for
     "tick_s": 60.0,
     "transport_gap_ms": 2.0,  # dispatcher to slice and back: the slice is taken, but does not compute
     "queue_requests_max": 512.0,

@@ -7,6 +7,7 @@ A class whose memory does not fit, or that cannot meet the SLO even alone and id
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 from controller.planners.world import Device, Task, setting
@@ -85,7 +86,7 @@ def columns(
                 tiers = _tiers(row, slo_ms, task.objective.slo_quantile, scv, pool)
                 if tiers:
                     found.append(_column(kinds[name], shape, variant, row, tiers, constants))
-    return _undominated(found)
+    return undominated(found, devices)
 
 
 def class_column(
@@ -207,17 +208,44 @@ def _column(
     )
 
 
-def _undominated(found: Sequence[Column]) -> tuple[Column, ...]:
-    """Drop a column where another of the same slice type is at least as good in everything and better in something."""
+def undominated(found: Sequence[Column], devices: Sequence[Device], keep_running: bool = True) -> tuple[Column, ...]:
+    """Drop a column if slices of another class in its place are at least as good in everything, whatever their number.
 
-    def beats(a: Column, b: Column) -> bool:
-        if (a.family, a.device_type, a.slice_type) != (b.family, b.device_type, b.slice_type) or a.key == b.key:
-            return False
-        good = a.accuracy >= b.accuracy and a.energy_j <= b.energy_j and a.load_j <= b.load_j
-        good = good and all(a.rate_per_slice(size) >= rate for size, rate in b.tiers)
-        return good and (a.accuracy, -a.energy_j, a.tiers, b.key) > (b.accuracy, -b.energy_j, b.tiers, a.key)
+    A class that runs now keeps its column: staying is free, its replacement is not.
+    """
+    running = {(r.family, d.type.name, r.key.slice_type, r.variant) for d in devices for r in d.running if keep_running}
+    kinds = {d.type.name: d.type for d in devices}
+    kept: list[Column] = []
+    for b in sorted(found, key=lambda c: (c.energy_j, -c.accuracy, c.key)):  # who beats it comes before it
+        if b.key in running or not any(_beats(a, b, kinds[b.device_type]) for a in kept):
+            kept.append(b)
+    return tuple(c for c in found if c in kept)
 
-    return tuple(b for b in found if not any(beats(a, b) for a in found))
+
+def _beats(a: Column, b: Column, kind: DeviceType) -> bool:
+    if (a.family, a.device_type) != (b.family, b.device_type) or a.accuracy < b.accuracy or a.energy_j > b.energy_j:
+        return False
+    fitting = replaces(kind, a.slice_type, b.slice_type)
+    if not fitting or a.load_j * fitting > b.load_j + 1e-9 or a.start_j * fitting > b.start_j + 1e-9:
+        return False
+    sizes = {size for size, _ in b.tiers} | {size - 1 for size, _ in b.tiers if size > 1} | {max(TIERS)}
+    return all(
+        a.rate_per_slice(fitting * size) * fitting * size >= b.rate_per_slice(size) * size - 1e-9 for size in sizes
+    )
+
+
+@cache
+def replaces(kind: DeviceType, small: str, large: str) -> int:
+    """How many slices of one type fit in the place of one of another, wherever that lies."""
+    a, b = slice_type(kind, small), slice_type(kind, large)
+    counts = []
+    for start in b.starts:
+        free, number = start, 0
+        for at in sorted(a.starts):
+            if at >= free and at + a.memory_slices <= start + b.memory_slices:
+                free, number = at + a.memory_slices, number + 1
+        counts.append(min(number, b.compute_slices // max(1, a.compute_slices)))
+    return min(counts, default=0)
 
 
 def latency_best_ms(

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from controller.planners.base import base_reference
-from controller.planners.columns import Column
+from controller.planners.columns import Column, undominated
 from controller.planners.exact.frontier import (
     STEEP_J,
     Point,
@@ -22,7 +22,7 @@ from controller.planners.exact.frontier import (
 )
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Group, Problem, value_lambda
-from controller.planners.world import Device, Task, World
+from controller.planners.world import Device, Task, World, setting
 from trefoil.core.demand import Demand
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import Objective, ObjectiveMode
@@ -30,7 +30,7 @@ from trefoil.core.units import J_PER_KWH
 
 INTENSITY_MIN: Final = 1e-3  # g/kWh: with carbon-free power every accuracy is free, not undefined
 BASE_INTENSITY: Final = 250.0  # CLOVER's artifact, where the objective does not say
-DEMAND_STEP: Final = 1.05  # the frontier is that of the demand rounded up to such a step
+DEMAND_STEP: Final = 1.08  # the frontier is that of the demand rounded up to such a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,15 @@ def mode_of(objective: Objective) -> ObjectiveMode:
     return objective.mode or ObjectiveMode.BUDGET
 
 
+def floor_of(task: Task, constants: Mapping[str, float]) -> float:
+    """The floor and its margin: accuracy is measured on a sample, and a mean on the floor misses by chance."""
+    return task.objective.min_accuracy + setting(task.objective, constants, "accuracy_margin")
+
+
 def _wish(world: World, problem: Problem, task: Task, constants: Mapping[str, float]) -> Wish:
     mode = mode_of(task.objective)
     if mode == ObjectiveMode.INSTANT:
-        floor = task.objective.min_accuracy
+        floor = floor_of(task, constants)
         return Wish(0.0, floor, f"instant: accuracy >= {floor:.4f} at every instant, whatever the carbon")
     if mode == ObjectiveMode.LAMBDA:
         return _lambda(world, task, constants)
@@ -88,18 +93,20 @@ def _budget(world: World, problem: Problem, task: Task, constants: Mapping[str, 
     objective, view = task.objective, world.view
     budget = next((b for b in view.budgets if b.family == task.family), None)
     rate = task.demand.rate_per_s
-    required, left_s = required_mean(objective.min_accuracy, budget, rate, objective.window_s)
+    floor = floor_of(task, constants)
+    reaction_s = setting(objective, constants, "reaction_s")
+    required, left_s = required_mean(floor, budget, rate, objective.window_s, reaction_s)
     hull, hull_rate = _frontier(problem, task, constants)
     if not hull:
         return Wish(0.0, objective.hard_min_accuracy, "")
-    intervals, source = distribution(view, left_s)
+    intervals, source = distribution(view, left_s, reaction_s)
     intensity = view.carbon.intensity_g_per_kwh
     found = price(hull, intervals, intensity, hull_rate, min(required, hull[-1].accuracy))
     value = min(STEEP_J, found.grams * J_PER_KWH / max(intensity, INTENSITY_MIN))
     target = max(objective.hard_min_accuracy, min(found.target, hull[-1].accuracy))
     short = "" if required <= hull[-1].accuracy + 1e-9 else f", out of reach: {hull[-1].accuracy:.4f} is the most"
     why = (
-        f"budget: the remaining {left_s:.0f} s need a mean accuracy of {required:.4f} for {objective.min_accuracy:.4f} "
+        f"budget: the remaining {left_s:.0f} s need a mean accuracy of {required:.4f} for {floor:.4f} "
         f"over the window{short}; price {found.grams * 1e3:.3f} mg per request and point of accuracy ({source}), so "
         f">= {target:.4f} now"
     )
@@ -134,10 +141,11 @@ def _frontier(problem: Problem, task: Task, constants: Mapping[str, float]) -> t
         replace(g, devices=tuple(Device(str(i), "", g.type, True, (), d.frozen) for i, d in enumerate(g.devices)))
         for g in problem.groups
     )
+    bare = undominated(problem.columns, problem.devices, keep_running=False)
     limits = Limits(int(constants["solver_nodes"]), constants["frontier_gap"])
     for rounded in (True, False):
         needs = tuple(_need(t, rounded) for t in problem.tasks)
-        hull = _hull(groups, problem.columns, needs, task.family, limits, int(constants["frontier_solves"]))
+        hull = _hull(groups, bare, needs, task.family, limits, int(constants["frontier_solves"]))
         if hull:
             return hull, next(n.rate_per_s for n in needs if n.family == task.family)
     return (), task.demand.rate_per_s

@@ -74,7 +74,7 @@ def _highest(problem: Problem, family: str, limits: Limits) -> Point | None:
     steep = _point(problem, family, Aim(value_j={family: STEEP_J}), limits)
     if steep is None:
         return None
-    return _point(problem, family, Aim(target={family: steep.accuracy - 2e-6}), limits) or steep
+    return _point(problem, family, Aim(target={family: steep.accuracy - 1e-6}), limits) or steep
 
 
 def _point(problem: Problem, family: str, aim: Aim, limits: Limits) -> Point | None:
@@ -134,38 +134,50 @@ def price(
     return Price(cost / rate_per_s / 3.6e6, target, required, why)
 
 
-def distribution(view: PlanView, left_s: float) -> tuple[list[tuple[float, float]], str]:
-    """(weight, intensity) of the rest of the window: a forecast, else what was seen; the present always belongs."""
+def distribution(view: PlanView, left_s: float, reaction_s: float) -> tuple[list[tuple[float, float]], str]:
+    """(weight, intensity) of the rest of the window: a forecast, else what was seen, and the present in either case.
+
+    Without a forecast the present lasts to the end of its interval and as long again as a decision takes to change.
+    """
     now = max(view.carbon.intensity_g_per_kwh, 0.0)
-    forecast = view.carbon_forecast
-    if forecast is not None and forecast.bands:
-        ahead = [b for b in forecast.bands if b.ends_at_s > view.now_s and b.starts_at_s < view.now_s + left_s]
-        if ahead:
-            ends = view.now_s + left_s
-            weighted = [
-                (min(b.ends_at_s, ends) - max(b.starts_at_s, view.now_s), b.p50_g_per_kwh)
-                for b in ahead
-                if not b.starts_at_s <= view.now_s < b.ends_at_s
-            ]
-            present = left_s - sum(w for w, _ in weighted)
-            return [(max(present, 1e-3 * left_s), now), *((w, ci) for w, ci in weighted if w > 0)], "forecast"
+    ends_s = view.now_s + left_s
+    if view.carbon_forecast is not None:
+        ahead = [
+            (min(b.ends_at_s, ends_s) - max(b.starts_at_s, view.now_s), b.p50_g_per_kwh)
+            for b in view.carbon_forecast.bands
+            if b.ends_at_s > view.now_s and b.starts_at_s < ends_s and not b.starts_at_s <= view.now_s < b.ends_at_s
+        ]
+        present_s = left_s - sum(w for w, _ in ahead)
+        if ahead or view.carbon_forecast.bands:
+            return [(max(present_s, 1e-3 * left_s), now), *ahead], "forecast"
     seen: dict[float, tuple[float, float]] = {}
     for reading in (*view.carbon_history, view.carbon):
-        length = reading.ends_at_s - reading.starts_at_s
-        seen[reading.starts_at_s] = (length if length > 0 else 0.0, reading.intensity_g_per_kwh)
+        seen[reading.starts_at_s] = (max(0.0, reading.ends_at_s - reading.starts_at_s), reading.intensity_g_per_kwh)
     usual = [w for w, _ in seen.values() if w > 0]
     default = sum(usual) / len(usual) if usual else 1.0
-    intervals = [(w or default, max(0.0, ci)) for w, ci in seen.values()]
-    if all(ci != now for _, ci in intervals):
-        intervals.append((default, now))
-    return intervals, f"{len(intervals)} readings"
+    past = [(w or default, max(0.0, ci)) for w, ci in seen.values()]
+    present = min(1.0, (max(0.0, view.carbon.ends_at_s - view.now_s) + reaction_s) / left_s)
+    total = sum(w for w, _ in past)
+    rest = [(w / total * (1 - present), ci) for w, ci in past if present < 1]
+    return [(present, now), *rest], f"{len(past)} readings"
 
 
-def required_mean(floor: float, budget: BudgetState | None, rate_per_s: float, window_s: float) -> tuple[float, float]:
-    """The mean accuracy that the rest of the window has to reach, and its length [s]."""
+def required_mean(
+    floor: float, budget: BudgetState | None, rate_per_s: float, window_s: float, reaction_s: float
+) -> tuple[float, float]:
+    """The mean accuracy that the rest of the window has to reach, and its length [s].
+
+    A debt is spread over few requests (none while a move still takes effect): it must be payable by what will surely
+    come. A surplus is spread over many, so that it lasts.
+    """
     if budget is None:
         return floor, max(window_s, 1.0)
     window_s = budget.window_s or window_s
     left_s = max(window_s - budget.elapsed_s, LEFT_MIN * window_s, 1.0)
-    ahead = rate_per_s * left_s
-    return (floor * (budget.requests + ahead) - budget.accuracy_sum) / ahead, left_s
+    seen_per_s = budget.requests / budget.elapsed_s if budget.elapsed_s > 0 else rate_per_s
+    debt = floor * budget.requests - budget.accuracy_sum
+    if debt > 0:
+        ahead = max(left_s - reaction_s, LEFT_MIN * window_s) * min(rate_per_s, seen_per_s)
+    else:
+        ahead = left_s * max(rate_per_s, seen_per_s)
+    return floor + debt / max(ahead, 1.0), left_s

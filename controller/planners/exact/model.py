@@ -27,7 +27,6 @@ from controller.planners.world import Device, Task
 from trefoil.core.device_types import configurations
 from trefoil.core.fleet import Configuration, DeviceType
 
-ACCURACY_SLACK: Final = 1e-6  # above the solver's tolerance, so that a floor holds in the plan itself
 TIE_J: Final = 1e-6  # equal plans: fewer slices
 
 
@@ -215,11 +214,9 @@ class _Builder:
             self.short[task.family] = self.program.variable(SHORTAGE_J, 0, wanted)
             flows.append((self.short[task.family], 1.0))
         self.program.row(flows, low=wanted, high=wanted)
-        best = max((c.accuracy for c in mine), default=0.0)
         for floor in (task.objective.hard_min_accuracy, self.aim.target.get(task.family, 0.0)):
             if floor > 0:
-                needed = min(floor + ACCURACY_SLACK, max(best, floor))
-                self.program.row([(self.traffic[c.key], c.accuracy - needed) for c in mine], low=0)
+                self.program.row([(self.traffic[c.key], c.accuracy - floor) for c in mine], low=0)
         slices = [(v, 1.0) for c in mine for v, _ in self.counts[c.key]]
         least = max(task.objective.replicas_min, task.objective.spread_min)
         if least > 1:

@@ -33,9 +33,9 @@ from trefoil.core.units import grams
 CONSTANTS: Final[Mapping[str, float]] = {
     **DEFAULTS,
     "solver_nodes": 4000.0,
-    "solver_gap": 1e-4,
-    "frontier_gap": 1e-3,
-    "frontier_solves": 10.0,
+    "solver_gap": 1e-3,
+    "frontier_gap": 3e-3,
+    "frontier_solves": 8.0,
     "kernel_requests": 5000.0,
 }
 
