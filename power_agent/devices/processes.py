@@ -1,8 +1,8 @@
 """Processes on simulated slices: each in a session of its own, gone with the node, and nothing of it left behind.
 
 The node is a child subreaper, so that the python stubs of a killed Triton come to it and are ended and reaped too. A
-stop asks the leader first (SIGTERM) and later kills the whole session. What a killed Triton leaves in /dev/shm is
-removed once no process maps it.
+stop asks the leader first (SIGTERM) and later kills the whole session. What a killed Triton leaves in /dev/shm is found
+by the prefix that its command line gives it, and removed.
 """
 
 import asyncio
@@ -22,8 +22,7 @@ from power_agent.devices.errors import NodeRefused
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 SHARED_MEMORY: Final = Path("/dev/shm")
-REGION_PREFIX: Final = "triton_python_backend_shm_region_"
-REGION_IN_MAPS: Final = re.compile(rf"/({REGION_PREFIX}\S+)")
+REGION_PREFIX_OPTION: Final = re.compile(r"shm-region-prefix-name=([\w.-]+)")  # of Triton's python backend
 CHILDREN_MAX: Final = 512
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -36,7 +35,7 @@ def become_subreaper() -> None:
 
 
 def _die_with_parent() -> None:
-    # Runs in the child between fork and exec. The node has one thread, so this is safe there.
+    # Runs in the child between fork and exec: two system calls, and no other Python thread whose lock could be held.
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
@@ -62,6 +61,11 @@ class Child:
     def alive(self) -> bool:
         """Until every process of the session is gone, so that ports and memory are free when this turns False."""
         return not self.ended.is_set()
+
+    @property
+    def region_prefix(self) -> str:
+        """How its shared memory is named; empty when its command line does not say."""
+        return region_prefix(self.argv)
 
     def status(self) -> dict[str, Any]:
         return {
@@ -161,6 +165,11 @@ class ProcessTable:
                 os.waitpid(found.si_pid, 0)
 
 
+def region_prefix(argv: Sequence[str]) -> str:
+    found = REGION_PREFIX_OPTION.search(" ".join(argv))
+    return found.group(1) if found else ""
+
+
 def kill_session(session: int) -> list[int]:
     """SIGKILL whatever still belongs to a session; returns whom (empty = it is gone)."""
     members = session_members(session)
@@ -185,34 +194,9 @@ def session_members(session: int) -> list[int]:
     return found
 
 
-def sweep_shared_memory(now_s: float, age_s_min: float, folder: Path = SHARED_MEMORY) -> list[str]:
-    """Remove regions of Triton's python backend that are ours, old enough, and mapped by nobody; returns their names.
-
-    A region is created a moment before it is mapped, hence the age. A live Triton maps its regions while it lives.
-    """
-    candidates = []
-    for entry in os.scandir(folder):
-        if entry.name.startswith(REGION_PREFIX):
-            with contextlib.suppress(FileNotFoundError):
-                status = entry.stat()
-                if status.st_uid == os.geteuid() and now_s - status.st_ctime >= age_s_min:
-                    candidates.append(entry.name)
-    if not candidates:
-        return []
-    mapped = _mapped_regions()
-    removed = [name for name in candidates if name not in mapped]
-    for name in removed:
-        (folder / name).unlink(missing_ok=True)
-    return removed
-
-
-def _mapped_regions() -> set[str]:
-    mapped: set[str] = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                maps = Path("/proc", name, "maps").read_text(errors="replace")
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # gone, or another user's: those cannot map a region of ours (mode 0600)
-            mapped.update(REGION_IN_MAPS.findall(maps))
-    return mapped
+def remove_regions(prefix: str, folder: Path = SHARED_MEMORY) -> int:
+    """Remove the shared memory of a Triton that is gone; the empty prefix is nobody's."""
+    left = [entry for entry in folder.iterdir() if entry.name.startswith(prefix)] if prefix else []
+    for region in left:
+        region.unlink(missing_ok=True)
+    return len(left)

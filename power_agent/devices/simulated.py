@@ -24,14 +24,14 @@ import numpy as np
 import structlog
 
 from power_agent.devices.calls import CALLS
-from power_agent.devices.driver import Driver, Gpu, NvmlFault
+from power_agent.devices.driver import Driver, Gpu, Nvml, NvmlFault
 from power_agent.devices.energy import DeviceEnergy
 from power_agent.devices.errors import NodeRefused
 from power_agent.devices.faults import FaultPlan
 from power_agent.devices.node import SimulatedNode
 from power_agent.devices.node_client import FRAME, FRAME_BYTES_MAX
 from power_agent.devices.node_settings import NodeSettings, parse
-from power_agent.devices.processes import Child, become_subreaper, kill_session, sweep_shared_memory
+from power_agent.devices.processes import Child, become_subreaper, kill_session, region_prefix, remove_regions
 from power_agent.devices.tables import GPU_MODELS
 from power_agent.devices.workload import Workload
 from trefoil.core import errors
@@ -45,9 +45,6 @@ from trefoil.runtime.telemetry import setup_logging
 log = structlog.get_logger()
 
 SHUTDOWN_GRACE_S: Final = 2.5  # from SIGTERM of the processes to SIGKILL, when the node itself ends
-REGION_AGE_S_MIN: Final = 10.0
-REGION_AGE_AT_END_S_MIN: Final = 1.0
-SWEEP_S: Final = 5.0
 SOCKET_PATH_BYTES_MAX: Final = 107
 # Modelled on measurements of nvidia-smi and on driver developers' comments: mean and half-width [s].
 LATENCY_S: Final = {
@@ -73,8 +70,6 @@ class NodeServer:
         self._latency = np.random.default_rng(settings.seed + 1)
         self._handlers: set[asyncio.Task[None]] = set()
         self._started_at_s = clock.now_s()
-        self._sweep_until_s = clock.monotonic_s() + 2 * REGION_AGE_S_MIN  # a killed predecessor may have left some
-        self._sweep_at_s = 0.0
         self.driver_load_id = str(uuid.uuid4())
         models = tuple(GPU_MODELS[name] for name in settings.devices)
         types = {name: device_type(name) for name in settings.devices}
@@ -117,6 +112,11 @@ class NodeServer:
     def _directory(self) -> Path:
         return self._settings.socket.parent
 
+    @property
+    def _prefixes_path(self) -> Path:
+        """Shared memory of every process started here, for a successor to remove should this node be killed."""
+        return self._directory / "shared_memory_prefixes"
+
     # --- life ---
 
     async def run(self) -> None:
@@ -144,7 +144,9 @@ class NodeServer:
                 handler.cancel()
             await asyncio.gather(ticking, *self._handlers, return_exceptions=True)
             self._settings.socket.unlink(missing_ok=True)
-            sweep_shared_memory(self._clock.now_s(), REGION_AGE_AT_END_S_MIN)
+            for child in self.node.processes:
+                remove_regions(child.region_prefix)
+            self._prefixes_path.unlink(missing_ok=True)
             log.info("simulated node is down")
 
     def _prepare_directory(self) -> None:
@@ -158,6 +160,10 @@ class NodeServer:
         self._settings.socket.unlink(missing_ok=True)
         for leftover in (self._directory / "pace").glob("*.pace"):
             leftover.unlink()
+        if self._prefixes_path.exists():  # a predecessor was killed, and its processes with it
+            for prefix in self._prefixes_path.read_text().split():
+                remove_regions(prefix)
+            self._prefixes_path.unlink()
         (self._directory / "driver_load_id").write_text(self.driver_load_id + "\n")
 
     async def _tick_until_stopped(self) -> None:
@@ -169,13 +175,9 @@ class NodeServer:
         now_s = self._clock.monotonic_s()
         for child in self.node.tick(now_s):
             log.info("process ended", tag=child.tag, pid=child.pid, exit_code=child.exit_code)
-            if child.exit_code:  # killed or failed: it had no chance to clean up
-                self._sweep_until_s = now_s + 2 * REGION_AGE_S_MIN
-        if self._sweep_at_s <= now_s <= self._sweep_until_s:
-            self._sweep_at_s = now_s + SWEEP_S
-            removed = sweep_shared_memory(self._clock.now_s(), REGION_AGE_S_MIN)
+            removed = remove_regions(child.region_prefix)
             if removed:
-                log.info("removed shared memory that a killed process left", regions=len(removed))
+                log.info("removed shared memory that a killed process left", tag=child.tag, regions=removed)
 
     async def _end_processes(self) -> None:
         alive = [child for child in self.node.processes if child.alive]
@@ -232,7 +234,9 @@ class NodeServer:
     # --- operations ---
 
     async def _nvml(self, fn: str, args: Sequence[Any]) -> tuple[int, list[Any]]:
-        call = CALLS[fn]
+        call = CALLS.get(fn)
+        if call is None:
+            return int(Nvml.FUNCTION_NOT_FOUND), []
         fault = self._faults.hit(fn)
         if self._settings.call_latency and fn in LATENCY_S:
             mean_s, spread_s = LATENCY_S[fn]
@@ -249,6 +253,10 @@ class NodeServer:
     async def _process_start(
         self, tag: str, argv: list[str], env: dict[str, str], log_path: str, cwd: str = ""
     ) -> dict[str, Any]:
+        prefix = region_prefix(argv)
+        if prefix:
+            with self._prefixes_path.open("a") as file:
+                file.write(f"{prefix}\n")
         child = self.node.start(tag, argv, env, log_path, cwd, self._clock.now_s())
         log.info("process started", tag=tag, pid=child.pid, mig_uuid=child.mig_uuid)
         return child.status()

@@ -1,17 +1,17 @@
-"""What a killed Triton leaves in shared memory goes; what somebody maps, or has only just made, stays."""
+"""A killed Triton's shared memory is removed by its own prefix, and nobody else's is."""
 
-import mmap
-import os
-
-from power_agent.devices.processes import REGION_PREFIX, sweep_shared_memory
+from power_agent.devices.processes import region_prefix, remove_regions
 
 
-def test_only_old_unmapped_regions_are_removed(tmp_path):
-    for name in (f"{REGION_PREFIX}left", f"{REGION_PREFIX}mapped", "something_else"):
-        (tmp_path / name).write_bytes(bytes(4096))
-    now_s = (tmp_path / f"{REGION_PREFIX}left").stat().st_ctime
-    with open(tmp_path / f"{REGION_PREFIX}mapped", "r+b") as file, mmap.mmap(file.fileno(), 4096):
-        assert sweep_shared_memory(now_s + 5.0, 10.0, tmp_path) == []
-        assert sweep_shared_memory(now_s + 11.0, 10.0, tmp_path) == [f"{REGION_PREFIX}left"]
-        assert sorted(os.listdir(tmp_path)) == ["something_else", f"{REGION_PREFIX}mapped"]
-    assert sweep_shared_memory(now_s + 11.0, 10.0, tmp_path) == [f"{REGION_PREFIX}mapped"]
+def test_the_prefix_is_read_from_the_command_line():
+    argv = ["tritonserver", "--backend-config=python,shm-region-prefix-name=trefoil-node0-gpu0-3g.20gb-4-8208-"]
+    assert region_prefix(argv) == "trefoil-node0-gpu0-3g.20gb-4-8208-"
+    assert region_prefix(["tritonserver"]) == ""
+
+
+def test_only_regions_of_the_prefix_are_removed(tmp_path):
+    for name in ("trefoil-a-1-x", "trefoil-a-1-y", "trefoil-a-10-x", "other"):
+        (tmp_path / name).touch()
+    assert remove_regions("", tmp_path) == 0
+    assert remove_regions("trefoil-a-1-", tmp_path) == 2
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["other", "trefoil-a-10-x"]

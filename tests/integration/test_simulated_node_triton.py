@@ -1,0 +1,88 @@
+"""The simulated node with what it is for: a real Triton on a slice."""
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from power_agent.devices.inventory import Inventory
+from power_agent.devices.nvml import install_simulated, uninstall
+from power_agent.triton import TritonServer, TritonUnready
+from power_agent.triton_slice import SliceSpec, prepare_slice
+from tests.support.simulated_driver import NodeProcess
+from tests.support.triton_process import MODELS, free_ports, hosted, install
+from trefoil.runtime.clock import WallClock
+
+pytestmark = pytest.mark.integration
+GPU = "node0/gpu0"
+SERVICE_S = 0.044  # digits-l on 3g.20gb at batch 1, by profile
+ACTIVE_W = 250.0 * 42 / 98
+
+
+def regions(launch):
+    return list(Path("/dev/shm").glob(f"{launch.shm_prefix}*"))
+
+
+async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
+    with tempfile.TemporaryDirectory(prefix="trefoil-node-") as name:
+        folder = Path(name)
+        node = NodeProcess(folder, "noise_ratio=0")
+        client = node.start()
+        install_simulated(folder / "node.sock")
+        inventory = Inventory("node0")
+        inventory.open()
+        made = inventory.create_slice(GPU, "3g.20gb", 4)
+        grpc_port, metrics_port = free_ports(2)
+        parts = (hosted(4),)
+        spec = SliceSpec(made.key.name, folder / "slice", MODELS, parts, grpc_port, metrics_port, made.mig_uuid)
+        launch = prepare_slice(install(), spec)
+        triton = TritonServer(launch.grpc_target, launch.metrics_url, launch.repository, WallClock())
+
+        def start():
+            return client.process_start(made.key.name, launch.argv, launch.env, folder / "triton.log", launch.cwd)
+
+        try:
+            process = start()
+            await triton.wait_ready(parts, 30.0)
+            for _ in range(21):
+                took_s = await triton.probe("digits", 4)
+                assert took_s >= 0.7 * SERVICE_S
+            time.sleep(0.1)  # two ticks
+            truth = client.truth()["devices"][0]
+            (version,) = truth["slices"][0]["versions"]
+            assert version["variant"] == "digits-l"
+            assert version["batches"] in (21, 22)  # waiting for readiness may have probed once
+            assert version["busy_s"] == pytest.approx(version["batches"] * SERVICE_S, rel=0.1)
+            spent_j = version["active_j"] + truth["unallocated"]["warm_up_j"]
+            assert spent_j == pytest.approx(ACTIVE_W * version["busy_s"], rel=0.03)
+            assert truth["idle_j"] > 0
+            assert truth["unallocated"]["starting_j"] > 0
+            assert client.pace_summary().overrun_ratio <= 0.05
+
+            below = psutil.Process(process.pid).children(recursive=True)
+            assert below
+            os.kill(process.pid, signal.SIGKILL)
+            dead = client.process_wait(made.key.name, 10.0)
+            assert (dead.alive, dead.exit_code) == (False, -signal.SIGKILL)
+            assert not any(psutil.pid_exists(one.pid) for one in (*below, process))
+            assert regions(launch) == []
+            with pytest.raises(TritonUnready):
+                await triton.probe("digits", 4)
+
+            again = start()
+            await triton.wait_ready(parts, 30.0)
+            await triton.probe("digits", 4)
+            began_s = time.monotonic()
+            assert node.end() == 0
+            assert time.monotonic() - began_s < 5.0
+            assert not psutil.pid_exists(again.pid)
+            assert regions(launch) == []
+        finally:
+            await triton.close()
+            uninstall()
+            if node.process.poll() is None:
+                node.end()
