@@ -56,6 +56,11 @@ class Windows:
         self._first_bin: int | None = None
         self.answered: Counter[tuple[str, str]] = Counter()
 
+    @property
+    def bin_s(self) -> float:
+        """Width of the bins of `arrivals`."""
+        return self._settings.bin_s
+
     def add(self, window: LoadWindow, catalog: Catalog) -> None:
         """Count a window once; a repeated or reordered one of the same worker is dropped by its `seq`."""
         worker = (window.dispatcher, window.worker)

@@ -1,0 +1,84 @@
+"""What the controller tells others beside its plans: demand, metrics, the versions behind a decision."""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Final
+
+from controller.decide import RUNG_DEGRADED, RUNG_KEPT, Control, Verdict
+from controller.observe import Observer
+from trefoil.core.brains import PlanView
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.objective import ActMode
+from trefoil.core.plan import Plan, Rollout, RolloutState
+from trefoil.core.plan_check import node_digest
+from trefoil.runtime.fenced import Append, Put, Write
+from trefoil.runtime.state import Keys
+from trefoil.runtime.telemetry import Metrics
+
+DEMAND_MAX: Final = 86_400  # 24 h of seconds
+MODES: Final = tuple(m.name.lower() for m in ActMode if m)
+STATES: Final = tuple(s.name.lower() for s in RolloutState if s)
+RUNGS: Final[Mapping[int, str]] = {RUNG_DEGRADED: "degraded", RUNG_KEPT: "kept"}
+
+
+def demand(keys: Keys, observer: Observer, now_s: float) -> list[Write]:
+    """Arrivals of the last second and the forecast, of each family."""
+    bins = round(1 / observer.windows.bin_s)
+    writes: list[Write] = []
+    for family, forecast in sorted(observer.forecasts.items()):
+        arrived = round(sum(observer.windows.arrivals(family, now_s)[-bins:]))
+        cell = LoadCell(LoadKey(family), arrived=arrived, arrived_per_s=(arrived,))
+        window = LoadWindow(starts_at_s=now_s - 1, ends_at_s=now_s, cells=(cell,))
+        writes.append(Append(keys.demand(family), window, DEMAND_MAX, ttl_s=float(DEMAND_MAX)))
+        writes.append(Put(keys.forecast_load(family), forecast))
+    return writes
+
+
+def gauge(metrics: Metrics, view: PlanView, control: Control, rollout: Rollout, last: Verdict | None) -> None:
+    """The state of control as metrics."""
+    metrics.simulated = any(n.simulated for n in view.fleet.nodes)
+    metrics.set("trefoil_nodes_stale", len(view.fleet.stale))
+    metrics.set_one_of("trefoil_act_mode", "mode", control.mode.name.lower(), MODES)
+    metrics.set_one_of("trefoil_rollout_state", "state", rollout.state.name.lower(), STATES)
+    rung = RUNGS.get(last.rung, "") if last else ""
+    metrics.set_one_of("trefoil_plan_degraded", "rung", rung, tuple(RUNGS.values()))
+    for wanted in view.demand:
+        name = "trefoil_demand_requests_per_second"
+        metrics.set(name, wanted.rate_per_s, family=wanted.family, quantile="mean")
+        metrics.set(name, wanted.rate_p90_per_s, family=wanted.family, quantile="0.9")
+    for measured in view.measured:
+        family = measured.family
+        metrics.set("trefoil_slo_attainment_ratio", measured.slo_attainment, family=family)
+        metrics.set("trefoil_accuracy_ratio", measured.accuracy, family=family)
+        metrics.set("trefoil_latency_seconds", measured.latency_ms_p95 / 1e3, family=family, quantile="0.95")
+        metrics.set("trefoil_latency_seconds", measured.latency_ms_p99 / 1e3, family=family, quantile="0.99")
+        if measured.grams_per_request is not None:
+            metrics.set("trefoil_grams_per_request", measured.grams_per_request, family=family)
+    if view.current is not None:
+        metrics.set("trefoil_plan_revision_epoch", view.current.revision.epoch)
+        metrics.set("trefoil_plan_revision_number", view.current.revision.number)
+        metrics.set("trefoil_optimality_gap_ratio", view.current.optimality_gap)
+        for family, expected in view.current.expected.items():
+            metrics.set("trefoil_capacity_requests_per_second", expected.capacity_per_s, family=family)
+
+
+def versions(planner: str, verdict: Verdict, effect: str) -> dict[str, str]:
+    """What a decision rests on and what came of it. `plan`: digest of the planner's plan, which a replay must meet.
+
+    `effect`: reconfigure (slices, variants, sleep or clocks change), reroute (shares alone), or the outcome.
+    """
+    return {
+        "trefoil": version("trefoil"),
+        "planner": planner,
+        "numpy": version("numpy"),
+        "highspy": version("highspy"),
+        "plan": verdict.digest,
+        "outcome": verdict.outcome,
+        "effect": effect,
+    }
+
+
+def moves(current: Plan | None, plan: Plan) -> bool:
+    """Whether any node has something to do; not the shares alone."""
+    before = {node.node: node_digest(node) for node in current.nodes} if current else {}
+    return {node.node: node_digest(node) for node in plan.nodes} != before

@@ -1,0 +1,202 @@
+"""The gRPC face of the controller: what operators and the command line ask of it."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from controller.act import FINAL
+from controller.decide import saving
+from controller.loop import Loop
+from controller.objectives import accept
+from protos.controller.v1 import controller_pb2 as pb
+from protos.controller.v1 import controller_pb2_grpc
+from trefoil.core import errors
+from trefoil.core.brains import PlanView
+from trefoil.core.catalog import Catalog
+from trefoil.core.objective import ActMode, Objective
+from trefoil.core.plan import Expected, Plan, RolloutState
+from trefoil.core.plan_check import check
+from trefoil.runtime import codec
+
+FULL_NAME = "trefoil.controller.v1.Controller"
+
+
+class ControllerService(controller_pb2_grpc.ControllerServicer):
+    """Thin: checks what it is given, then asks the loop."""
+
+    def __init__(self, loop: Loop, catalog: Catalog, constants: Mapping[str, float] | None) -> None:
+        self._loop, self._catalog, self._constants = loop, catalog, constants
+
+    async def GetPlan(self, request: Any, context: Any) -> Any:
+        control = self._loop.control
+        return pb.GetPlanResponse(
+            plan=self._plan(),
+            rollout=codec.to_proto(self._loop.actor.rollout),
+            mode=int(control.mode),
+            frozen=control.frozen,
+            pinned=control.pinned,
+        )
+
+    async def WatchPlan(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        sent = None
+        while True:
+            async with self._loop.changed:
+                now = (self._loop.current, self._loop.actor.rollout)
+                if now == sent:
+                    await self._loop.changed.wait()
+                    continue
+            sent = now
+            yield pb.WatchPlanResponse(plan=self._plan(), rollout=codec.to_proto(now[1]))
+
+    async def SetObjective(self, request: Any, context: Any) -> Any:
+        if not request.HasField("objective"):
+            raise errors.InvalidInput("missing", field="objective", remedy="give one")
+        wanted: Objective = codec.from_proto(request.objective)
+        accepted = accept(
+            wanted,
+            self._loop.objectives,
+            self._catalog,
+            self._constants,
+            request.expected_number,
+            self._loop.settings.pue,
+        )
+        degraded = await self._loop.set_objective(accepted)
+        return pb.SetObjectiveResponse(objective=codec.to_proto(accepted), degraded=degraded)
+
+    async def GetObjective(self, request: Any, context: Any) -> Any:
+        return pb.GetObjectiveResponse(objective=codec.to_proto(self._objective(request.family)))
+
+    async def Explain(self, request: Any, context: Any) -> Any:
+        loop = self._loop
+        objective = self._objective(request.family or self._only_family())
+        view = loop.view()
+        plan, last = loop.current, loop.last
+        response = pb.ExplainResponse(
+            why=explain(view, plan, objective, loop.actor.rollout.state, loop.actor.rollout.why),
+            trigger=f"{loop.last_trigger.cause}: {loop.last_trigger.why}" if loop.last_trigger else "",
+            replans_by_cause=dict(loop.causes),
+            reconfigurations_by_cause={cause: n for cause, n in loop.reconfigurations.items() if n},
+        )
+        if plan is not None and objective.family in plan.expected:
+            response.expected.CopyFrom(codec.to_proto(plan.expected[objective.family]))
+        if last is not None and last.plan is None and (last.advised is not None or last.degraded):
+            response.advice = last.why
+            if last.advised is not None:
+                response.advice = f"{loop.control.held or 'was held'}: {saving(view, last.advised)}. {last.advised.why}"
+                response.advised.CopyFrom(codec.to_proto(last.advised.expected.get(objective.family, Expected())))
+        return response
+
+    async def SetMode(self, request: Any, context: Any) -> Any:
+        known = {int(m): m for m in ActMode if m}
+        if request.mode not in known:
+            names = ", ".join(m.name.lower() for m in known.values())
+            raise errors.InvalidInput("no such mode", field="mode", value=request.mode, remedy=f"one of {names}")
+        await self._loop.operate(replace(self._loop.control, mode=known[request.mode]))
+        return pb.SetModeResponse(mode=int(self._loop.control.mode))
+
+    async def Freeze(self, request: Any, context: Any) -> Any:
+        await self._loop.operate(replace(self._loop.control, frozen=request.frozen))
+        return pb.FreezeResponse(frozen=self._loop.control.frozen, revision=self._revision())
+
+    async def Pin(self, request: Any, context: Any) -> Any:
+        control = self._loop.control
+        if not request.HasField("plan"):
+            await self._loop.operate(replace(control, pinned=False))
+            return pb.PinResponse(revision=self._revision())
+        self._may_act("Pin")
+        view = self._loop.view()
+        plan: Plan = codec.from_proto(request.plan)
+        if not plan.nodes:
+            raise errors.PlanError("a plan without node plans", field="plan.nodes", value=(), remedy="take GetPlan's")
+        plan = replace(plan, objectives=view.objectives)
+        check(plan, view.fleet, view.catalog, view.demand, view.objectives)
+        why = f"pinned by the operator; {plan.why}" if plan.why else "pinned by the operator"
+        await self._loop.operate(replace(control, pinned=True), plan, why)
+        return pb.PinResponse(revision=self._revision())
+
+    async def Rollback(self, request: Any, context: Any) -> Any:
+        self._may_act("Rollback")
+        plans = self._loop.plans
+        if len(plans) < 2:
+            raise errors.NotFound("there is no earlier plan to go back to", remedy="pin a plan instead")
+        before, now = plans[-2], plans[-1]
+        view = self._loop.view()
+        plan = replace(before, objectives=view.objectives)
+        check(plan, view.fleet, view.catalog, (), view.objectives)
+        why = f"rolled back from {_number(now)} to {_number(before)} and frozen; {before.why}"
+        await self._loop.operate(replace(self._loop.control, frozen=True), plan, why)
+        return pb.RollbackResponse(revision=self._revision(), why=why)
+
+    # --- small parts --------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> Any:
+        return codec.to_proto(self._loop.current) if self._loop.current is not None else None
+
+    def _revision(self) -> Any:
+        return codec.to_proto(self._loop.current.revision) if self._loop.current is not None else None
+
+    def _may_act(self, what: str) -> None:
+        mode = self._loop.control.mode
+        if mode != ActMode.ACT:
+            raise errors.InvalidInput(
+                f"{what} rolls a plan out, mode {mode.name.lower()} touches nothing",
+                field="mode",
+                value=mode.name.lower(),
+                remedy="set mode act first",
+            )
+
+    def _objective(self, family: str) -> Objective:
+        if family not in self._loop.objectives:
+            raise errors.NotFound(
+                f"no objective for family {family!r}", remedy=f"one of {sorted(self._loop.objectives) or 'none yet'}"
+            )
+        return self._loop.objectives[family]
+
+    def _only_family(self) -> str:
+        names = sorted(self._loop.objectives)
+        if len(names) != 1:
+            raise errors.InvalidInput("which family?", field="family", value="", remedy=f"one of {names}")
+        return names[0]
+
+
+def explain(view: PlanView, plan: Plan | None, objective: Objective, state: RolloutState, rolling: str) -> str:
+    """Why the plan in force is what it is, in words and numbers."""
+    family = objective.family
+    demand = next((d for d in view.demand if d.family == family), None)
+    measured = next((m for m in view.measured if m.family == family), None)
+    lines = []
+    if plan is None:
+        lines.append("no plan is in force yet")
+    else:
+        lines.append(f"plan {_number(plan)} ({plan.policy or plan.planner}): {plan.why}")
+        expected = plan.expected.get(family)
+        if expected is not None:
+            lines.append(
+                f"expected: {expected.grams_per_request * 1e3:.3g} mg and {expected.joules_per_request:.3g} J "
+                f"a request, p95 {expected.latency_ms_p95:.0f} ms, accuracy {expected.accuracy:.4f}, "
+                f"capacity {expected.capacity_per_s:.1f}/s"
+            )
+        if plan.degraded:
+            lines.append(f"degraded: {plan.degraded}")
+    if demand is not None:
+        lines.append(f"demand: {demand.rate_per_s:.1f}/s, p90 {demand.rate_p90_per_s:.1f}/s")
+    if measured is not None:
+        grams = "not measured"
+        if measured.grams_per_request is not None:
+            grams = f"{measured.grams_per_request * 1e3:.3g} mg a request"
+        lines.append(
+            f"measured over {measured.window_s:g} s: p95 {measured.latency_ms_p95:.0f} ms, "
+            f"{measured.slo_attainment:.1%} within {objective.slo_ms:g} ms, accuracy {measured.accuracy:.4f}, {grams}"
+        )
+    carbon = view.carbon
+    rung = f", rung {carbon.rung}: {carbon.fallback_reason}" if carbon.rung else ""
+    lines.append(f"carbon: {carbon.intensity_g_per_kwh:.0f} g/kWh in {carbon.series.zone}{rung}")
+    if view.fleet.stale:
+        lines.append(f"stale nodes, nothing moves there: {', '.join(view.fleet.stale)}")
+    if state not in FINAL or state == RolloutState.HALTED:
+        lines.append(f"rollout {state.name}: {rolling}")
+    return "\n".join(lines)
+
+
+def _number(plan: Plan) -> str:
+    return f"{plan.revision.epoch}.{plan.revision.number}"
