@@ -1,0 +1,7 @@
+"""What a person touches."""
+
+import os
+
+# Our children run nothing but two system calls between fork and exec; gRPC's own fork handlers would only print a
+# warning into the live view. Has to be known before gRPC is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -102,6 +102,7 @@ class Launcher:
             self.system, self.layout, self._launch_id, Identity.of(os.getpid()), self._clock.now_s()
         )
         self.layout.write_launch(self.launch)
+        self.layout.rotate_logs()
         self._services = services.table(self.system, self.launch, self.layout, self._clock)
         for service in self._services.values():
             self._write_settings(service)

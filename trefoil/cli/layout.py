@@ -69,6 +69,12 @@ class Layout:
     def log(self, service: str) -> Path:
         return self.state_dir / "logs" / f"{service}.log"
 
+    def rotate_logs(self) -> None:
+        """Each launch writes logs of its own; the launch before stays readable as `.log.1`."""
+        for log in (self.state_dir / "logs").glob("*.log"):
+            if log.name != "supervisor.log":  # its own: open since before the launch
+                log.replace(log.with_suffix(".log.1"))
+
     def settings(self, service: str) -> Path:
         return self.state_dir / "config" / f"{service}.toml"
 

@@ -1,7 +1,6 @@
 """`trefoil load`: the load generator on a running system, or on any KServe v2 endpoint."""
 
 import asyncio
-import contextlib
 import signal
 from dataclasses import asdict
 from pathlib import Path
@@ -112,8 +111,7 @@ async def _run(spec: LoadSpec, target: str, *, quiet: bool) -> LoadResult:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(NotImplementedError):
-            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
     said_s = 0.0
 
     def report(now: Progress) -> None:

@@ -3,7 +3,6 @@
 Imports that cost time stand inside the commands: `trefoil --help` answers at once.
 """
 
-import asyncio
 import json
 import os
 import signal
@@ -140,15 +139,16 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Take recorded decisions again from what was known then, and compare the plans. Exit code 1 when one differs."""
-    from trefoil.cli.replay import replay as again
+    from trefoil.cli import replay as again
 
-    results = asyncio.run(again(decision, Path(state_dir)))
+    results = again.replay(decision, Path(state_dir))
     if as_json:
-        print_json([result.to_json() for result in results])
+        print_json([again.to_json(result) for result in results])
     else:
         for result in results:
-            console().print(result.line())
-    if not all(result.same for result in results):
+            for line in again.lines(result):
+                console().print(line, markup=False, soft_wrap=True)
+    if not all(result.equal for result in results):
         raise typer.Exit(1)
 
 

@@ -119,7 +119,7 @@ async def play(setup: Setup, policy: str, slo: Slo, number: int) -> Run:
 def _cluster(setup: Setup, policy: str, slo: Slo, folder: Path) -> Launcher:
     shutil.rmtree(folder / "cluster", ignore_errors=True)  # fresh: no plan, no objective, no journal of an earlier run
     folder.mkdir(parents=True, exist_ok=True)
-    system = setup.scenario.model_copy(update={"policy": policy, "slo": slo})
+    system = setup.scenario.model_copy(update={"policy": policy, "slo": slo, "window_s": setup.scenario.duration_s})
     # Until the run's second 0 the trace's first value holds: its clock is started when the load is.
     waiting = {"carbon_feed": {"trace": {"starts_at_s": math.inf}}}
     return Launcher(

@@ -1,0 +1,110 @@
+"""The report: every number that is promised, one file without a network, and nothing invented when nothing metered."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli import recorded
+from trefoil.cli import report
+from trefoil.cli.results import read_report
+
+TOP_LEVEL = {
+    "simulated", "triton_version", "gpus", "duration_s", "carbon_speedup", "seed", "commit", "pad_overrun_ratio",
+    "saving_pct", "accuracy", "base", "static_mix", "exact",
+}  # fmt: skip
+PER_RUN = {
+    "requests", "answered", "failed", "slo", "latency_ms_p50", "latency_ms_p95", "latency_ms_p99", "slo_attainment",
+    "accuracy", "joules_per_request", "grams_per_request", "idle_share", "replans", "reconfigurations",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return report.render(recorded.report(), {name: recorded.series(name) for name in recorded.NAMES})
+
+
+def test_report_json_has_the_promised_fields() -> None:
+    values = recorded.report().to_json()
+    assert values.keys() >= TOP_LEVEL
+    for name in recorded.NAMES:
+        assert set(values[name]) == PER_RUN
+        assert set(values[name]["slo"]) == {"percentile", "latency_ms"}
+        assert set(values[name]["replans"]) >= {"carbon", "load", "slo", "objective"}
+        assert set(values[name]["reconfigurations"]) >= {"carbon", "load", "slo", "objective"}
+    assert set(values["saving_pct"]) == {"base", "static_mix"}
+
+
+def test_savings_are_of_grams_per_request() -> None:
+    values = recorded.report().to_json()
+    assert values["saving_pct"]["base"] == pytest.approx(100 * (1 - 0.0022 / 0.0035))
+    assert values["saving_pct"]["static_mix"] == pytest.approx(100 * (1 - 0.0022 / 0.0024))
+
+
+def test_a_written_report_reads_back(tmp_path: Path) -> None:
+    report.write(tmp_path, recorded.report(), {})
+    assert read_report(tmp_path / "report.json") == recorded.report()
+    json.loads((tmp_path / "report.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+
+
+def test_without_a_meter_joules_grams_and_savings_are_null_not_zero(tmp_path: Path) -> None:
+    unmetered = recorded.report(metered=False)
+    report.write(tmp_path, unmetered, {name: recorded.series(name, metered=False) for name in recorded.NAMES})
+    values = json.loads((tmp_path / "report.json").read_text())
+    for name in recorded.NAMES:
+        assert values[name]["joules_per_request"] is None
+        assert values[name]["grams_per_request"] is None
+        assert values[name]["idle_share"] is None
+    assert values["saving_pct"] == {"base": None, "static_mix": None}
+    assert "not metered" in (tmp_path / "report.html").read_text()
+
+
+def test_the_page_fetches_nothing(page: str) -> None:
+    assert not re.findall(r"""\b(?:src|data|srcset|poster)\s*=""", page)
+    assert not re.findall(r"<(?:link|script|iframe|img|object|embed|base)\b", page)
+    assert not re.findall(r"@import|url\(\s*['\"]?(?!#)", page)
+    links = re.findall(r"""\bhref\s*=\s*["']([^"']*)""", page)
+    assert all(link.startswith("#") for link in links)
+    outside = set(re.findall(r"https?://[^\s\"'<>]+", page))
+    assert outside <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}, "namespaces are not fetched"
+
+
+def test_references_inside_the_plots_resolve_and_do_not_meet(page: str) -> None:
+    ids = re.findall(r'\sid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    used = set(re.findall(r'href="#([^"]+)"', page)) | set(re.findall(r"url\(#([^)]+)\)", page))
+    assert used <= set(ids)
+
+
+def test_the_page_says_simulated_and_where_numbers_come_from(page: str) -> None:
+    for said in ("Simulated GPUs", "2.51.0", "0123abc", "trefoil demo", "2 cores, 8 GiB", "2,057", "37.1 %", "8.3 %"):
+        assert said in page
+
+
+def test_the_page_reads_in_light_and_dark(page: str) -> None:
+    assert "prefers-color-scheme: dark" in page
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        assert "currentColor" in svg
+        assert "#010203" not in svg
+        assert "#000000" not in svg, "black text would vanish on a dark page"
+
+
+def test_decisions_are_listed_with_cause_and_reason(page: str) -> None:
+    assert "intensity 320 -&gt; 180 g/kWh" in page
+    assert "Decisions of exact" in page
+    assert "gpu1 asleep" in page
+
+
+def test_text_from_a_planner_cannot_become_markup() -> None:
+    one = recorded.series("exact")
+    nasty = [type(one.events[0])(1.0, None, "load", "<script>alert(1)</script>", "", 0, True)]
+    series = {name: recorded.series(name) for name in recorded.NAMES}
+    series["exact"] = type(one)(**{f: getattr(one, f) for f in one.__dataclass_fields__} | {"events": nasty})
+    assert "<script>" not in report.render(recorded.report(), series)
+
+
+def test_both_savings_are_printed_whatever_their_sign() -> None:
+    lines = "\n".join(report.plain_lines(recorded.report()))
+    assert "against base: +37.1 %" in lines
+    assert "against static_mix: +8.3 %" in lines

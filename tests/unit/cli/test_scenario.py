@@ -1,0 +1,102 @@
+"""Scenario files: what ships loads; what is wrong is refused in one line that names field, value and remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from trefoil.cli.scenario import Carbon, Load, Ports, Scenario, System, load_system
+from trefoil.core.errors import SettingError
+
+SHIPPED = Path(__file__).parents[3] / "deploy" / "config"
+
+
+def demo(tmp_path: Path, text: str = "", **overrides: object) -> Scenario:
+    path = tmp_path / "scenario.toml"
+    path.write_text(text)
+    return load_system(path, Scenario, overrides)
+
+
+def test_the_shipped_files_load() -> None:
+    assert load_system(SHIPPED / "up.toml", System).policy == "exact"
+    shipped = load_system(SHIPPED / "demo.toml", Scenario)
+    assert shipped.policies == ("base", "static_mix", "exact")
+    assert shipped.duration_s == pytest.approx(84.0)
+    assert shipped.carbon.speedup == pytest.approx(48 * 3600 / 84)
+    assert (shipped.availability.replicas_min, shipped.availability.spread_min) == (1, 1)
+
+
+def test_a_real_deployment_is_safer_than_the_demo() -> None:
+    kept = load_system(SHIPPED / "up.toml", System).availability
+    assert kept.replicas_min >= 2
+    assert kept.spread_min >= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("polices = ['base']", "polices"),
+        ("[carbon]\nstep_s = -1", "carbon.step_s"),
+        ("[carbon]\nsteps = 13", "trace"),
+        ("[fleet]\ndevices = ['A100']", "A100"),
+        ("policies = ['exact']", "base"),
+        ("policies = ['base', 'exact', 'exact']", "twice"),
+        ("[load]\npeak_from = 0.8\npeak_until = 0.2", "peak_from"),
+        ("[accuracy]\nbelow_best_pct = 5\nhard_below_best_pct = 2", "hard_below_best_pct"),
+        ("[slo_rule]\npercentile = 100", "slo_rule.percentile"),
+        ("[ports]\nredis = 8001", "8001"),
+        ("port_offset = 60000", "60000"),
+        ("cluster = 'Demo!'", "cluster"),
+        ("[carbon", "TOML"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        demo(tmp_path, text)
+    assert named in str(refused.value)
+    assert "Remedy" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"nowhere\.toml"):
+        load_system(tmp_path / "nowhere.toml", System)
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    scenario = demo(tmp_path, "seed = 1\n[carbon]\nsteps = 6", **{"carbon.steps": "3"})
+    assert (scenario.seed, scenario.carbon.steps) == (1, 3)
+
+
+def test_the_load_doubles_once_and_returns() -> None:
+    load = Load()
+    rates = [rate for _, rate in load.points(84.0)]
+    times = [at_s for at_s, _ in load.points(84.0)]
+    assert rates == [26.0, 26.0, 52.0, 52.0, 26.0, 26.0]
+    assert times == sorted(set(times))
+    assert times[-1] == 84.0
+    assert 84 * 0.25 <= times[3] - times[2] + 6 <= 84 * 0.4, "about a third of the run is at the peak"
+
+
+@pytest.mark.parametrize("duration_s", [3.0, 5.0, 15.0, 84.0, 1000.0])
+def test_a_compressed_load_keeps_its_shape(duration_s: float) -> None:
+    times = [at_s for at_s, _ in Load().points(duration_s)]
+    assert times == sorted(set(times)), "still rising, with a plateau"
+
+
+def test_quick_plays_fewer_steps_of_the_same_length(tmp_path: Path) -> None:
+    whole = demo(tmp_path)
+    quick = whole.quick(3)
+    assert quick.carbon.steps == 3
+    assert quick.carbon.speedup == whole.carbon.speedup
+    assert quick.duration_s == 21.0
+
+
+def test_ports_move_together() -> None:
+    ports = Ports().shifted(1000)
+    assert (ports.inference, ports.redis, ports.triton_base) == (9001, 9179, 9200)
+    every = ports.all(devices=2)
+    assert len(every) == len(set(every.values())) == 10 + 32
+
+
+def test_the_speedup_scales_a_step_of_the_trace_to_a_step_of_the_wall() -> None:
+    assert Carbon(step_h=4, step_s=7).speedup == pytest.approx(14400 / 7)
