@@ -107,7 +107,7 @@ def _budget(world: World, problem: Problem, task: Task, constants: Mapping[str, 
     short = "" if required <= hull[-1].accuracy + 1e-9 else f", out of reach: {hull[-1].accuracy:.4f} is the most"
     why = (
         f"budget: the remaining {left_s:.0f} s need a mean accuracy of {required:.4f} for {floor:.4f} "
-        f"over the window{short}; price {found.grams * 1e3:.3f} mg per request and point of accuracy ({source}), so "
+        f"over the window{short}; price {found.grams * 1e3:.3f} mg per request and unit of accuracy ({source}), so "
         f">= {target:.4f} now"
     )
     return Wish(value, target, why)

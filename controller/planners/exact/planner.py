@@ -97,9 +97,13 @@ class ExactPlanner:
                 why = f"{self.name}: {degraded}; keeps the plan"
                 return Decision(None, why, next_at_s, f"kept_last_plan: {degraded}")
             draft = self._draft(world, problem, aim, constants, rng)
-            assert draft is not None, "a relaxed problem has a plan"
-        draft = self._possible(world, draft, aim, wishes, constants, rng, degraded)
-        plan = self._assembled(world, draft, wishes, constants, rng, degraded)
+            if draft is None:
+                why = f"{self.name}: {degraded}; there is nothing to plan with"
+                return Decision(None, why, next_at_s, f"no_plan: {degraded}")
+        plan, refusal = self._possible(world, draft, aim, wishes, constants, rng, degraded)
+        if plan is None:
+            why = f"{self.name}: no rollout leads to a plan: {refusal}; keeps the plan"
+            return Decision(None, why, next_at_s, f"no_rollout: {refusal}")
         return Decision(plan, plan.why, next_at_s, degraded)
 
     def _draft(
@@ -127,18 +131,26 @@ class ExactPlanner:
         constants: Mapping[str, float],
         rng: Generator,
         degraded: str,
-    ) -> Draft:
-        """If no rollout leads there, the best plan that keeps the slices of every device that serves."""
-        if not draft.moves.any:
-            return draft
-        refusal = self.refuses(world.view, self._assembled(world, draft, wishes, constants, rng, degraded))
-        if not refusal:
-            return draft
-        narrowed = replace(draft.problem, groups=pinned(draft.problem.groups))
-        second = self._draft(world, narrowed, aim, constants, rng) or stayed(draft.problem, aim, constants)
-        if second is None:
-            return replace(draft, note=f"{draft.note}; no rollout is possible: {refusal}")
-        return replace(second, note=f"{second.note}; configurations stay, because {refusal}")
+    ) -> tuple[Plan | None, str]:
+        """The first plan that a rollout leads to: the best; the best with the slices of serving devices; to stay."""
+        refusal = ""
+        for attempt in ("free", "pinned", "stay"):
+            found: Draft | None = draft
+            if attempt == "pinned":
+                narrowed = replace(draft.problem, groups=pinned(draft.problem.groups))
+                found = self._draft(world, narrowed, aim, constants, rng)
+            elif attempt == "stay":
+                found = stayed(draft.problem, aim, constants)
+            if found is None:
+                continue
+            if attempt != "free":
+                found = replace(found, note=f"{found.note}; configurations stay, because {refusal}")
+            plan = self._assembled(world, found, wishes, constants, rng, degraded)
+            reason = self.refuses(world.view, plan) if found.moves.any else ""
+            if not reason:
+                return plan, ""
+            refusal = refusal or reason
+        return None, refusal
 
     def _assembled(
         self,
