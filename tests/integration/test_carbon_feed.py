@@ -1,0 +1,263 @@
+"""The carbon feed as a process of its own, with a real Redis that dies, is emptied and comes back."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
+from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
+from tests.support.redis_server import RedisServer
+from trefoil.core import errors
+from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
+from trefoil.runtime import codec, rpc
+from trefoil.runtime.clock import WallClock
+from trefoil.runtime.state import State
+
+pytestmark = pytest.mark.integration
+
+SERIES = Series("demo", Method.AVERAGE, Factors.LIFECYCLE)
+TIMEOUT_S = 20
+
+
+@dataclass
+class FeedProcess:
+    """Starts `python -m carbon_feed`, collects its log, speaks to it."""
+
+    folder: Path
+    redis_url: str
+    port: int
+    settings: dict[str, object] = field(default_factory=dict)
+    process: asyncio.subprocess.Process | None = None
+
+    async def start(self, **settings: object) -> None:
+        lines = {
+            "redis_url": self.redis_url,
+            "cluster": "c",
+            "admin_address": f"127.0.0.1:{self.port}",
+            "metrics_address": "",
+            "state_dir": self.folder / "feed",
+            **self.settings,
+            **settings,
+        }
+        arguments = [part for name, value in lines.items() for part in ("--set", f"{name.replace('__', '.')}={value}")]
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "carbon_feed", *arguments, stderr=asyncio.subprocess.PIPE
+        )
+
+    async def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Exit code and log; a feed is gone within 5 s of SIGTERM."""
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        _, log = await asyncio.wait_for(self.process.communicate(), 5)
+        code = self.process.returncode
+        self.process = None
+        assert code is not None
+        return code, log.decode()
+
+    async def ask(self, zone: str = "demo") -> CarbonReading:
+        async with rpc.channel(f"127.0.0.1:{self.port}") as channel:
+            stub = pb_grpc.CarbonFeedStub(channel)
+            request = pb.GetIntensityRequest(zone=zone)
+            try:
+                answer = await stub.GetIntensity(request, timeout=TIMEOUT_S, wait_for_ready=True)
+            except rpc.grpc.aio.AioRpcError as error:
+                raise rpc.error_of(error) from error
+            reading = codec.from_proto(answer.reading)
+            assert isinstance(reading, CarbonReading)
+            return reading
+
+
+@pytest.fixture
+async def feed(tmp_path, redis_server: RedisServer, unused_tcp_port) -> AsyncIterator[FeedProcess]:
+    made = FeedProcess(tmp_path, redis_server.url, unused_tcp_port)
+    yield made
+    if made.process is not None:
+        await made.end(signal.SIGKILL)
+
+
+@pytest.fixture
+async def own_state(redis_server: RedisServer) -> AsyncIterator[State]:
+    connected = State.connect(redis_server.url, "c")
+    yield connected
+    await connected.close()
+
+
+async def until(state: State, accept) -> CarbonReading:
+    """Poll Redis until a reading is accepted."""
+    deadline_s = WallClock().monotonic_s() + TIMEOUT_S
+    while WallClock().monotonic_s() < deadline_s:
+        try:
+            reading = await state.get(state.keys.carbon_now(SERIES), CarbonReading)
+        except errors.StateUnavailable:
+            reading = None
+        if reading is not None and accept(reading):
+            return reading
+        await asyncio.sleep(0.02)
+    raise AssertionError("no such reading appeared")
+
+
+async def test_publishes_serves_watches_and_ends(feed, own_state):
+    await feed.start(trace__speedup=14_400, trace__step_s=3_600)  # an hour of trace every quarter of a second
+    first = await until(own_state, lambda _: True)
+    assert (first.series, first.simulated, first.quality, first.rung) == (SERIES, True, Quality.ESTIMATED, 0)
+    assert first.epoch == 1
+    assert first.ends_at_s - first.starts_at_s == pytest.approx(0.25, abs=1e-3)
+    async with rpc.channel(f"127.0.0.1:{feed.port}") as channel:
+        stub = pb_grpc.CarbonFeedStub(channel)
+        seen: list[CarbonReading] = []
+        async for response in stub.WatchIntensity(pb.WatchIntensityRequest(zone="demo"), timeout=TIMEOUT_S):
+            seen.append(codec.from_proto(response.reading))
+            if len(seen) == 4:
+                break
+    assert len({reading.as_of for reading in seen}) >= 3
+    assert [reading.as_of for reading in seen] == sorted(reading.as_of for reading in seen)
+    with pytest.raises(errors.NotFound, match="use one of: demo"):
+        await feed.ask("GB")
+    code, log = await feed.end()
+    assert (code, "Traceback" in log) == (0, False)
+    history = [reading for _, reading in await own_state.stream(own_state.keys.carbon_history(SERIES), CarbonReading)]
+    assert len(history) >= 24 + 2, "a day of lead-in, and what was played"
+    ends = [reading.ends_at_s for reading in history[:-1]]
+    assert [reading.starts_at_s for reading in history[1:]] == pytest.approx(ends, abs=1e-3), "without a gap"
+    assert await own_state.holder("feed:demo") is None, "the role is given back"
+
+
+async def test_serves_without_redis_and_rewrites_what_was_lost(feed, redis_server, own_state):
+    await feed.start(provider="constant", constant__intensity_g_per_kwh=123)
+    first = await until(own_state, lambda _: True)
+    assert (first.intensity_g_per_kwh, first.quality, first.simulated) == (123.0, Quality.STATIC, False)
+    redis_server.kill()
+    assert (await feed.ask()).intensity_g_per_kwh == 123.0
+    redis_server.start()
+    answering_s = WallClock().monotonic_s()
+    again = await until(own_state, lambda reading: reading.epoch > first.epoch)
+    assert WallClock().monotonic_s() - answering_s < 3.0, "1 s on an idle machine"
+    assert again.intensity_g_per_kwh == 123.0
+    redis_server.flush()
+    last = await until(own_state, lambda reading: reading.epoch > again.epoch)
+    assert last.epoch == again.epoch + 1
+    assert len(await own_state.stream(own_state.keys.carbon_history(SERIES), CarbonReading)) >= 1
+    assert (await feed.end())[0] == 0
+
+
+async def test_starts_without_redis(feed, redis_server, own_state):
+    redis_server.kill()
+    await feed.start()
+    assert (await feed.ask()).epoch == 0
+    await asyncio.sleep(1.2)  # two rounds
+    redis_server.start()
+    assert (await until(own_state, lambda _: True)).epoch == 1
+    code, log = await feed.end()
+    assert code == 0
+    assert log.count("redis does not answer") == 1, "said once, not every half second"
+    assert log.count("redis answers again") == 1
+
+
+async def test_a_restart_goes_on_with_the_same_history_and_a_higher_epoch(feed, redis_server, own_state):
+    starts_at_s = round(WallClock().now_s() - 1.0, 3)
+    played = {"trace__speedup": 7_200, "trace__step_s": 3_600, "trace__starts_at_s": starts_at_s}
+    await feed.start(**played)
+    first = await until(own_state, lambda reading: reading.starts_at_s > starts_at_s + 1.0)
+    await feed.end(signal.SIGKILL)
+    await feed.start(**played)
+    second = await until(own_state, lambda reading: reading.epoch > first.epoch)
+    assert second.as_of > first.as_of
+    assert (await feed.ask()).starts_at_s >= first.starts_at_s, "the trace did not start again"
+    await feed.end()
+    await feed.start(**{**played, "trace__starts_at_s": "inf"})
+    third = await until(own_state, lambda reading: reading.epoch > second.epoch)
+    assert "held" in third.estimation_method
+    assert (feed.folder / "feed" / "epoch-demo").read_text() == f"{third.epoch}\n"
+    history = [r.starts_at_s for _, r in await own_state.stream(own_state.keys.carbon_history(SERIES), CarbonReading)]
+    assert len({round(at_s, 2) for at_s in history}) == len(history), "nothing stands twice"
+    assert max(history) >= second.starts_at_s - 1e-3, "a feed that holds leaves the history as it was"
+
+
+async def test_an_emptied_redis_and_a_new_process_still_rise(feed, redis_server, own_state):
+    await feed.start()
+    first = await until(own_state, lambda _: True)
+    await feed.end()
+    redis_server.flush()
+    await feed.start()
+    second = await until(own_state, lambda _: True)
+    assert second.epoch == first.epoch + 1, "the disk remembers"
+
+
+async def test_another_replay_replaces_the_history(feed, own_state):
+    key = own_state.keys.carbon_history(SERIES)
+    now_s = round(WallClock().now_s(), 3)
+    await feed.start(trace__starts_at_s=now_s + 500)
+    await until(own_state, lambda _: True)
+    assert len(await own_state.stream(key, CarbonReading)) == 24
+    await feed.end()
+    await feed.start(trace__starts_at_s=now_s - 1, trace__step_s=7_200)
+    await until(own_state, lambda reading: reading.starts_at_s == pytest.approx(now_s - 1, abs=1e-3))
+    history = [reading for _, reading in await own_state.stream(key, CarbonReading)]
+    assert len(history) == 12 + 1
+    assert history[-1].starts_at_s == pytest.approx(now_s - 1, abs=1e-3)
+
+
+async def test_of_two_feeds_of_a_zone_one_publishes(feed, own_state, redis_server, tmp_path, unused_tcp_port_factory):
+    other = FeedProcess(tmp_path / "other", redis_server.url, unused_tcp_port_factory())
+    other.folder.mkdir()
+    await feed.start(provider="constant", constant__intensity_g_per_kwh=100)
+    await until(own_state, lambda _: True)
+    await other.start(provider="constant", constant__intensity_g_per_kwh=200)
+    assert (await other.ask()).intensity_g_per_kwh == 200.0, "the second answers its own callers"
+    assert (await until(own_state, lambda _: True)).intensity_g_per_kwh == 100.0
+    await feed.end()
+    taken = await until(own_state, lambda reading: reading.intensity_g_per_kwh == 200.0)
+    assert taken.epoch == 2
+    await other.end()
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"zon": "x"}, "error: zon: unknown setting"),
+        ({"trace__path": "absent.csv"}, "error: no trace absent.csv"),
+        ({"trace__speedup": 0}, "error: trace.speedup = '0': .*greater than 0"),
+        ({"admin_address": "0.0.0.0:0"}, "error: address = '0.0.0.0:0': .*TLS and a token"),
+        ({"provider": "electricity"}, "error: provider = 'electricity': .*'trace'"),
+    ],
+)
+async def test_bad_settings_are_one_line_and_exit_code_2(feed, settings, named):
+    await feed.start(**settings)
+    _, log = await asyncio.wait_for(feed.process.communicate(), TIMEOUT_S)
+    complaints = [line for line in log.decode().splitlines() if not line.startswith("{")]
+    assert feed.process.returncode == 2
+    feed.process = None
+    assert len(complaints) == 1, complaints
+    assert re.match(named, complaints[0]), complaints[0]
+    assert "Remedy: " in complaints[0]
+
+
+async def test_a_port_in_use_starts_nothing(feed, own_state):
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", feed.port)
+    await feed.start()
+    _, log = await asyncio.wait_for(feed.process.communicate(), TIMEOUT_S)
+    assert feed.process.returncode == 2
+    feed.process = None
+    assert f"error: address = '127.0.0.1:{feed.port}': the port is in use" in log.decode()
+    assert await own_state.names(own_state.keys.prefix) == [], "nothing half-started"
+    server.close()
+
+
+async def test_an_insecure_listener_is_warned_about(feed):
+    await feed.start(admin_address=f"0.0.0.0:{feed.port}", insecure="true")
+    await feed.ask()
+    _, log = await feed.end()
+    assert "insecure listener" in log
+
+
+def test_help_is_helpful():
+    pid = os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-m", "carbon_feed", "--help"])
+    assert pid == 0

@@ -1,0 +1,164 @@
+"""The shell around the brain, with a provider that fails when told to."""
+
+import asyncio
+
+import pytest
+
+from carbon_feed.feed import Observation
+from carbon_feed.loop import FeedLoop, read_epoch, write_epoch
+from carbon_feed.service import CarbonFeedServicer
+from carbon_feed.settings import CarbonFeedSettings
+from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
+from trefoil.core import errors
+from trefoil.core.carbon import CarbonReading, Quality
+from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.telemetry import Metrics
+
+NOW_S = 1_795_000_020.0  # a full minute
+
+
+class Scripted:
+    """Says what it is told, in minutes."""
+
+    name = "scripted"
+    speedup = 1.0
+
+    def __init__(self):
+        self.value: float | None = 200.0
+
+    async def read(self, now_s):
+        if self.value is None:
+            raise errors.Unavailable("told to fail")
+        return self._at(now_s // 60 * 60)
+
+    def history(self, now_s, count_max):
+        return (self._at(now_s // 60 * 60),) if self.value is not None else ()
+
+    def _at(self, starts_at_s):
+        return Observation(
+            starts_at_s, starts_at_s + 60.0, self.value, Quality.MEASURED, "scripted", "", "", starts_at_s, True
+        )
+
+
+@pytest.fixture
+def provider():
+    return Scripted()
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(NOW_S)
+
+
+@pytest.fixture
+def metrics():
+    return Metrics("carbon_feed")
+
+
+@pytest.fixture
+def loop(state, provider, clock, metrics, tmp_path):
+    state._clock = clock
+    return FeedLoop(CarbonFeedSettings(state_dir=tmp_path), provider, state, clock, metrics)
+
+
+async def tick(loop):
+    await loop._read()
+    await loop._publish()
+
+
+async def stored(state, loop):
+    return await state.get(state.keys.carbon_now(loop.series), CarbonReading)
+
+
+async def history(state, loop):
+    entries = await state.stream(state.keys.carbon_history(loop.series), CarbonReading)
+    return [reading.intensity_g_per_kwh for _, reading in entries]
+
+
+async def test_a_reading_is_there_before_the_first_caller(loop, state):
+    await loop.init()
+    assert loop.reading.intensity_g_per_kwh == 200.0
+    assert await stored(state, loop) is None, "nothing is written before all parts are ready"
+
+
+async def test_what_holds_now_is_in_the_history_as_it_was_published(loop, state, provider, clock):
+    await loop.init()
+    for value in (200.0, 210.0, 220.0):
+        provider.value = value
+        for _ in range(20):  # a minute in steps that keep the lease
+            await tick(loop)
+            clock.move(3.0)
+    assert await history(state, loop) == [200.0, 210.0, 220.0]
+    entries = await state.stream(state.keys.carbon_history(loop.series), CarbonReading)
+    assert [reading.as_of for _, reading in entries] == sorted(reading.as_of for _, reading in entries)
+
+
+async def test_a_failing_provider_degrades_by_a_named_rung_and_is_counted(loop, state, provider, metrics):
+    await loop.init()
+    await tick(loop)
+    provider.value = None
+    await tick(loop)
+    reading = await stored(state, loop)
+    assert (reading.rung, reading.fallback_reason, reading.intensity_g_per_kwh) == (1, "told to fail", 200.0)
+    provider.value = -1.0
+    await tick(loop)
+    text = metrics.text()
+    for cause in ("unavailable", "refused"):
+        assert f'trefoil_carbon_provider_errors_total{{cause="{cause}",provider="scripted"' in text
+    assert 'rung="1",simulated="true",zone="demo"} 1.0' in text
+    assert await history(state, loop) == [200.0], "a carried value is no history"
+
+
+async def test_a_deleted_key_is_rewritten_in_the_next_round(loop, state):
+    await loop.init()
+    await tick(loop)
+    await state.delete(loop._lease, state.keys.carbon_now(loop.series))
+    await tick(loop)
+    assert (await stored(state, loop)).intensity_g_per_kwh == 200.0
+
+
+async def test_an_overtaken_feed_stops_writing_and_comes_back_higher(loop, state, clock, shared_redis):
+    await loop.init()
+    await tick(loop)
+    await state._client.incr(state.keys.epoch("feed:demo"))  # somebody took the role
+    await tick(loop)
+    assert loop._lease is None, "the lease key of the other still stands"
+    await state._client.delete(state.keys.lease("feed:demo"))
+    await tick(loop)
+    assert (await stored(state, loop)).epoch == 3
+
+
+async def test_watchers_get_now_and_each_change(loop, provider):
+    await loop.init()
+    watch = loop.watch()
+    assert (await anext(watch)).intensity_g_per_kwh == 200.0
+    waiting = asyncio.ensure_future(anext(watch))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    provider.value = 300.0
+    await loop._read()
+    assert (await asyncio.wait_for(waiting, 5)).intensity_g_per_kwh == 300.0
+    await watch.aclose()
+
+
+async def test_a_zone_without_any_reading_is_unavailable_not_zero(loop, provider):
+    provider.value = None
+    await loop.init()
+    servicer = CarbonFeedServicer([loop])
+    with pytest.raises(errors.Unavailable, match="no reading of demo yet"):
+        await servicer.GetIntensity(pb.GetIntensityRequest(zone="demo"), None)
+    await tick(loop)
+    with pytest.raises(errors.NotFound, match=r"zone = 'GB': no such zone. Remedy: use one of: demo"):
+        await servicer.GetIntensity(pb.GetIntensityRequest(zone="GB"), None)
+
+
+def test_the_disk_remembers_the_epoch(tmp_path):
+    path = tmp_path / "epoch"
+    assert read_epoch(path) == 0
+    write_epoch(path, 7)
+    write_epoch(path, 8)
+    assert read_epoch(path) == 8
+    assert [entry.name for entry in tmp_path.iterdir()] == ["epoch"]
+    path.write_text("seven")
+    with pytest.raises(errors.StartError, match="not a number"):
+        read_epoch(path)
