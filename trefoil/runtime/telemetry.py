@@ -55,15 +55,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("trefoil_state_errors_total", "counter", "Calls that Redis did not answer in time."),
     Metric("trefoil_writes_fenced_total", "counter", "Writes and commands refused for an old epoch.", ("role",)),
     Metric("trefoil_lease_epoch", "gauge", "Epoch under which a role is held; 0 = not held.", ("role",)),
-    Metric("trefoil_input_age_seconds", "gauge", "Age of a value read through Redis.", ("input",)),
-    Metric("trefoil_input_rung", "gauge", "Step of the fallback ladder in use for an input; 0 = normal.", ("input",)),
     # Carbon feed
     Metric(
         "trefoil_carbon_intensity_grams_per_kwh",
         "gauge",
         "Carbon intensity of the grid, the last accepted reading.",
         ("zone", "method", "factors"),
-        ("carbon_feed", "controller"),
+        CARBON_FEED,
     ),
     Metric(
         "trefoil_carbon_reading_age_seconds", "gauge", "Time since the reading was observed.", ("zone",), CARBON_FEED
@@ -168,12 +166,10 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "trefoil_accuracy_ratio", "gauge", "Request-weighted mean accuracy of the variants.", ("family",), CONTROLLER
     ),
-    Metric("trefoil_accuracy_price_grams", "gauge", "Dual of the accuracy budget.", ("family",), CONTROLLER),
     Metric(
         "trefoil_emissions_grams_total", "counter", "All grams: active, idle, sleep and moves.", ("zone",), CONTROLLER
     ),
     Metric("trefoil_grams_per_request", "gauge", "Grams over answered requests.", ("family",), CONTROLLER),
-    Metric("trefoil_joules_per_request", "gauge", "Joules over answered requests.", ("family",), CONTROLLER),
     Metric("trefoil_energy_unknown_seconds_total", "counter", "Gaps in the energy stream.", ("node",), CONTROLLER),
     # Power agent
     Metric("trefoil_device_power_watts", "gauge", "Power of a device.", ("device",), POWER_AGENT),
@@ -200,13 +196,6 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("trefoil_steps_total", "counter", "Reconfiguration steps.", ("verb", "outcome"), POWER_AGENT),
     Metric("trefoil_step_duration_seconds", "histogram", "Time in a step.", ("verb",), POWER_AGENT, STEP_BUCKETS_S),
     Metric("trefoil_slice_restarts_total", "counter", "Tritons or stubs healed.", ("slice", "cause"), POWER_AGENT),
-    Metric(
-        "trefoil_pad_overruns_ratio",
-        "gauge",
-        "Batches whose real work took longer than the simulated service time, over all batches.",
-        (),
-        POWER_AGENT,
-    ),
 )
 
 

@@ -1,3 +1,4 @@
+import inspect
 import io
 import json
 import re
@@ -10,11 +11,12 @@ from trefoil.core.errors import PortInUse
 from trefoil.runtime import telemetry
 from trefoil.runtime.telemetry import ALL, METRICS, Metrics
 
+ROOT = Path(__file__).parents[3]
 UNITS = ("_total", "_seconds", "_ratio", "_joules", "_watts", "_hertz", "_celsius", "_bytes", "_grams")
 
 
 def test_the_document_is_current():
-    page = Path(__file__).parents[3] / "docs" / "metrics.md"
+    page = ROOT / "docs" / "metrics.md"
     assert page.read_text() == telemetry.markdown(), "run: python -m trefoil.runtime.telemetry > docs/metrics.md"
 
 
@@ -28,6 +30,16 @@ def test_declarations_follow_the_conventions(metric):
     assert set(metric.services) <= set(ALL)
     if metric.kind == "histogram":
         assert metric.name.endswith(UNITS)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_what_is_declared_is_written_by_each_of_its_services(metric):
+    """A page built on a metric that nobody writes shows a calm that is not there."""
+    runtime = "".join((ROOT / "trefoil" / "runtime" / f"{name}.py").read_text() for name in ("rpc", "state"))
+    common = runtime + inspect.getsource(Metrics)
+    for service in metric.services:
+        own = "".join(path.read_text() for path in (ROOT / service).rglob("*.py"))
+        assert f'"{metric.name}"' in own + common
 
 
 def test_names_are_unique():
