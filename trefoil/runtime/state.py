@@ -80,7 +80,9 @@ class State:
             client = redis.Redis.from_url(
                 plain,
                 protocol=2,
-                socket_timeout=timeout_s,
+                # _guard bounds every call. With a timeout of its own the client sends under asyncio.wait_for, which in
+                # Python 3.11 can swallow a cancellation: the task then outlives its service's shutdown.
+                socket_timeout=None,
                 socket_connect_timeout=timeout_s,
                 retry=Retry(
                     NoBackoff(), 0
