@@ -82,7 +82,7 @@ async def _adopt_one(
     part.has_instance, part.has_compute = True, instance.ci_id is not None
     part.mig_uuid = instance.mig_uuid
     if running and process is not None:
-        await verbs.in_thread(lambda: verbs.attach(part, process))
+        await verbs.attach(part, process)
     node.add_slice(part)
     return part
 

@@ -1,9 +1,9 @@
 """When a slice may be stopped: no dispatcher worker can still send to it, and nothing is in flight on it.
 
 CONTRACTS section 4, rollout order. Every worker says in its TableAck by which table it routes and what it has in
-flight; an ack older than its limit is that of a dead worker and does not count. The table that a worker must have reached is the node
-plan's revision, or, when the published routes already leave the slice out, the revision of those routes: a rollout
-publishes them before it takes the slice away, and later routes may wait for this very drain.
+flight; an ack older than its limit is that of a dead worker and does not count. The table that a worker must have
+reached is the node plan's revision, or, when the published routes already leave the slice out, the revision of those
+routes: a rollout publishes them before it takes the slice away, and later routes may wait for this very drain.
 """
 
 from collections.abc import Sequence

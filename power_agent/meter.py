@@ -22,7 +22,7 @@ from trefoil.core.fleet import DeviceState, SliceKey
 
 UNCERTAINTY_SOLE: Final = 0.01  # one slice serves: only the baseline can be wrong
 UNCERTAINTY_SHARED: Final = 0.05  # split by busy seconds: density differs by a few percent between variants
-NOISE_J: Final = 1e-9
+TICK_S: Final = 1e-9  # Triton counts nanoseconds
 
 Place = tuple[SliceKey, int]  # slice and generation
 Done = Mapping[tuple[str, str], tuple[float, int]]  # (family, variant) -> busy seconds, requests
@@ -197,7 +197,7 @@ def _split(reading: DeviceReading, done: Sequence[Done], rest_j: float) -> tuple
         weights.append(own_s * part.sm_share)
         unserved += (busy_s - own_s) * part.sm_share
     total = sum(weights) + unserved
-    if rest_j <= 0 or total <= 0:
+    if rest_j <= 0 or total < TICK_S:
         return [0.0] * len(weights), max(0.0, rest_j)
     per_weight_j = rest_j / total
     if reading.foreign:
@@ -242,7 +242,7 @@ def _slice_energy(part: SliceReading, own: Done, active_j: float) -> SliceEnergy
     overhead = part.overhead_requests
     hosted = []
     for (family, variant), (busy_s, requests) in sorted(own.items()):
-        share = busy_s / total_s if total_s > 0 else 0.0
+        share = busy_s / total_s if total_s >= TICK_S else 0.0
         hosted.append(HostedEnergy(family, variant, active_j * share, busy_s, max(0, requests - overhead)))
         overhead = max(0, overhead - requests)
     return SliceEnergy(part.key, part.generation, active_j, tuple(hosted))

@@ -111,9 +111,9 @@ class Verbs:
 
     # --- processes ---------------------------------------------------------------------------------------------------
 
-    def attach(self, part: Slice, process: ProcessStatus) -> None:
-        """Take over a process that runs already. Blocking: writes the slice's repository."""
-        part.launch = self._prepare(part, part.hosted)
+    async def attach(self, part: Slice, process: ProcessStatus) -> None:
+        """Take over a process that runs already."""
+        part.launch = await self.in_thread(lambda: self._prepare(part, part.hosted))
         self._attached(part, process)
 
     def _attached(self, part: Slice, process: ProcessStatus) -> None:

@@ -1,0 +1,435 @@
+"""The agent on a simulated node with real Redis and Tritons: plans, trouble, restarts, and where the joules went."""
+
+import asyncio
+import itertools
+import os
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from power_agent.devices import nvml
+from power_agent.devices.inventory import Inventory
+from tests.support.agent_cluster import NODE, AgentCluster, Load, key, node_plan, planned, until
+from trefoil.core.accounting import active_j, check_conservation
+from trefoil.core.common import Revision
+from trefoil.core.demand import SliceLoad
+from trefoil.core.energy import EnergyMethod, EnergySample
+from trefoil.core.errors import PlanError, StaleRevision
+from trefoil.core.fleet import DeviceState, Hosted, NodeStatus, SliceState
+from trefoil.core.plan import NodePlan, PlannedSlice
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+BACK_WITHIN_S = 15.0
+BOOT_S = 40.0  # generous: a shared machine
+WHOLE, LEFT, RIGHT = key("7g.40gb"), key("4g.20gb", 0), key("3g.20gb", 4)
+numbers = itertools.count(1)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster():
+    one = AgentCluster(quiet_probe_s=3, drain_timeout_s=12)
+    try:
+        await one.start()
+        yield one
+    finally:
+        await one.close()
+
+
+def plan(*parts, epoch: int = 1) -> NodePlan:
+    return node_plan(next(numbers), *parts, epoch=epoch)
+
+
+async def run(cluster: AgentCluster, *parts) -> NodePlan:
+    """Bring the node there, whatever ran before."""
+    wanted = plan(*parts)
+    await cluster.apply(wanted)
+    await cluster.settled(wanted, BOOT_S)
+    return wanted
+
+
+async def state_of(cluster: AgentCluster, part) -> SliceState | None:
+    found = (await cluster.slices()).get(part)
+    return found.state if found else None
+
+
+async def test_a_plan_becomes_a_slice_that_infers_and_the_node_says_so(cluster):
+    wanted = plan(planned("7g.40gb", 0, 4))
+    answer = await cluster.apply(wanted)
+    assert answer.accepted
+    assert answer.changed
+    assert [step.verb for step in answer.steps] == ["create_gi", "create_ci", "start", "load", "warm_up"]
+    await cluster.ready(WHOLE, timeout_s=BOOT_S)
+    await cluster.settled(wanted)
+    load = Load((await cluster.slices())[WHOLE].grpc_target)
+    await until(lambda: load.answered >= 10, 10)
+    await load.stop()
+    assert (load.failed, load.versions) == ([], {"4"})
+
+    async def published() -> bool:
+        status = await cluster.state.get(cluster.state.keys.node(NODE), NodeStatus)
+        return status is not None and status.applied == wanted.revision and time.time() - status.observed_at_s < 3
+
+    await until(published, 5)
+    status = await cluster.node()
+    assert (status.simulated, status.zone, status.highest_epoch_seen) == (True, "test", 1)
+    assert [device.state for device in status.devices] == [DeviceState.AWAKE, DeviceState.ASLEEP]
+    again = await cluster.apply(wanted)
+    assert (again.accepted, again.changed, list(again.steps)) == (True, False, [])
+
+
+async def test_old_and_illegal_plans_are_refused_and_nothing_is_touched(cluster):
+    await run(cluster, planned("7g.40gb", 0, 4))
+    before = (await cluster.slices())[WHOLE]
+    with pytest.raises(PlanError, match="overlap"):
+        await cluster.apply(plan(planned("7g.40gb", 0, 4), planned("1g.5gb", 3, 1)))
+    unknown = plan(PlannedSlice(WHOLE, (Hosted("digits", "digits-xl", 9, 0, 1, 1, 8),), 2))
+    with pytest.raises(PlanError, match="digits-xl"):
+        await cluster.apply(unknown)
+    with pytest.raises(StaleRevision, match="epoch 0 and revision"):
+        await cluster.apply(plan(planned("1g.5gb", 0, 1), epoch=0))
+    with pytest.raises(StaleRevision):
+        await cluster.apply(node_plan(1, planned("1g.5gb", 0, 1)))
+    after = (await cluster.slices())[WHOLE]
+    assert (after.state, after.generation, after.since_s) == (SliceState.READY, before.generation, before.since_s)
+
+
+async def test_a_variant_is_swapped_in_place_under_load_without_a_failure(cluster):
+    await run(cluster, planned("7g.40gb", 0, 4))
+    process = cluster.triton(WHOLE)
+    load = Load((await cluster.slices())[WHOLE].grpc_target, clients=3)
+    try:
+        for version in (1, 3):
+            await until(lambda: load.answered > 10, 10)
+            await run(cluster, planned("7g.40gb", 0, version))
+            load.versions.clear()
+            answered = load.answered
+            await until(lambda seen=answered: load.answered > seen + 10, 10)
+            assert load.versions == {str(version)}
+    finally:
+        await load.stop()
+    assert load.failed == []
+    assert cluster.triton(WHOLE).pid == process.pid
+    assert (await cluster.slices())[WHOLE].hosted[0].version == 3
+
+
+async def test_a_slice_stops_only_when_every_dispatcher_has_let_go_of_it(cluster):
+    await run(cluster, planned("4g.20gb", 0, 2), planned("3g.20gb", 4, 2))
+    kept = cluster.triton(LEFT)
+    load = Load((await cluster.slices())[RIGHT].grpc_target, clients=1)
+    wanted = plan(planned("4g.20gb", 0, 2), planned("2g.10gb", 4, 1))
+    await cluster.acknowledge(Revision(1, 1), SliceLoad(RIGHT, in_flight=1))
+    try:
+        await cluster.apply(wanted)
+        for step in range(3):  # an old table, then requests in flight: it has to wait for both
+            await asyncio.sleep(0.4)
+            assert await state_of(cluster, RIGHT) == SliceState.DRAINING, step
+            await cluster.acknowledge(wanted.revision, SliceLoad(RIGHT, in_flight=1))
+        assert load.answered > 0
+        assert load.failed == []
+    finally:
+        await load.stop()
+    assert "1 requests in flight" in (await cluster.slices())[RIGHT].why
+    await cluster.acknowledge(wanted.revision, SliceLoad(RIGHT))
+    await cluster.ready(LEFT, key("2g.10gb", 4), timeout_s=BOOT_S)
+    assert cluster.triton(LEFT).pid == kept.pid
+    await cluster.settled(wanted)
+
+
+async def test_a_killed_triton_is_back_soon_and_its_neighbour_does_not_notice(cluster):
+    await run(cluster, planned("4g.20gb", 0, 2), planned("3g.20gb", 4, 2))
+    before = await cluster.slices()
+    neighbour, own = (Load(before[part].grpc_target, clients=1) for part in (LEFT, RIGHT))
+    try:
+        await until(lambda: own.answered > 3, 10)
+        killed_s = time.monotonic()
+        cluster.triton(RIGHT).kill()
+        await until(lambda: own.last_success_s > killed_s and len(own.failed) > 0, BACK_WITHIN_S)
+        await cluster.ready(LEFT, RIGHT, timeout_s=BACK_WITHIN_S)
+        print(f"killed Triton READY again after {time.monotonic() - killed_s:.1f} s")
+        assert time.monotonic() - killed_s < BACK_WITHIN_S
+    finally:
+        await neighbour.stop()
+        await own.stop()
+    assert neighbour.failed == []
+    after = await cluster.slices()
+    assert after[RIGHT].generation == before[RIGHT].generation  # the instance stayed
+    assert after[LEFT].since_s == before[LEFT].since_s
+
+
+@pytest.mark.parametrize("loaded", [True, False], ids=["under load", "idle"])
+async def test_a_dead_stub_is_found_by_inference_and_healed_in_place(cluster, loaded):
+    await run(cluster, planned("7g.40gb", 0, 1))
+    process = cluster.triton(WHOLE)
+    load = Load((await cluster.slices())[WHOLE].grpc_target, clients=1 if loaded else 0)
+    started_s = time.monotonic()
+    for child in process.children(recursive=True):
+        if "stub" in child.name():
+            child.kill()
+    try:
+        await until(lambda: _is(cluster, WHOLE, SliceState.FAILED, SliceState.STARTING), BACK_WITHIN_S)
+        await cluster.ready(WHOLE, timeout_s=BACK_WITHIN_S)
+        print(f"dead stub READY again after {time.monotonic() - started_s:.1f} s ({'loaded' if loaded else 'idle'})")
+        assert time.monotonic() - started_s < BACK_WITHIN_S
+        if loaded:
+            await until(lambda: load.last_success_s > started_s, 5)
+    finally:
+        await load.stop()
+    assert cluster.triton(WHOLE).pid == process.pid
+
+
+async def _is(cluster: AgentCluster, part, *states: SliceState) -> bool:
+    return await state_of(cluster, part) in states
+
+
+async def test_a_killed_agent_loses_neither_a_request_nor_a_joule(cluster):
+    """Also: each slice's energy against the driver's hidden split."""
+    await run(cluster, planned("4g.20gb", 0, 4), planned("3g.20gb", 4, 2), planned("7g.40gb", 0, 3, gpu=1))
+    parts = (LEFT, RIGHT, key("7g.40gb", 0, 1))
+    before = await cluster.slices()
+    pids = {part: cluster.triton(part).pid for part in parts}
+    loads = [Load(before[part].grpc_target, clients=1, gap_s=0.01) for part in parts]
+    await asyncio.sleep(1.5)
+    first, truth = (await cluster.samples())[-1], cluster.client.truth()
+    await asyncio.sleep(3)
+    cluster.kill_agent()
+    answered = [load.answered for load in loads]
+    await asyncio.sleep(1)
+    await cluster.start_agent()
+    after = await cluster.slices()
+    assert {part: after[part].state for part in parts} == dict.fromkeys(parts, SliceState.READY)
+    assert {part: after[part].generation for part in parts} == {part: before[part].generation for part in parts}
+    await asyncio.sleep(6)
+    for load, was in zip(loads, answered, strict=True):
+        await load.stop()
+        assert load.failed == []
+        assert load.answered > was
+    assert {part: cluster.triton(part).pid for part in parts} == pids
+    await _settle_energy(cluster)
+    _compare_with_truth(await cluster.samples(), first.ends_at_s, truth, cluster.client.truth())
+
+
+async def _settle_energy(cluster: AgentCluster) -> None:
+    """Wait until the agent that came back has published what it had to catch up with."""
+    now_s = time.time()
+
+    async def caught_up() -> bool:
+        tail = await cluster.state.tail(cluster.state.keys.energy(NODE), EnergySample, 2)
+        return min((sample.ends_at_s for _, sample in tail), default=0.0) > now_s
+
+    await until(caught_up, 15)
+
+
+def _compare_with_truth(samples, since_s: float, before: dict, after: dict) -> None:
+    """The hidden split runs on while we read it: a second of idle power is the error of the comparison."""
+    ours: dict[tuple, float] = {}
+    for sample in samples:
+        if sample.ends_at_s > since_s:
+            for part in sample.slices:
+                name = (sample.device, part.key.slice_type, part.key.start)
+                ours[name] = ours.get(name, 0.0) + part.active_j
+
+    def active(truth: dict) -> dict[tuple, float]:
+        total: dict[tuple, float] = {}
+        for device in truth["devices"]:
+            for part in device["slices"]:
+                name = (device["device"], part["slice_type"], part["start"])
+                total[name] = total.get(name, 0.0) + part["active_j"]
+        return total
+
+    start, end = active(before), active(after)
+    for name, joules in ours.items():
+        true_j = end[name] - start.get(name, 0.0)
+        print(f"{name}: attributed {joules:.0f} J, truth {true_j:.0f} J ({100 * (joules / true_j - 1):+.1f} %)")
+        assert joules == pytest.approx(true_j, rel=0.05, abs=5)
+
+
+async def test_the_stream_holds_what_the_counter_counted(cluster):
+    """After everything above: kills, swaps, repartitions and a restart of the agent."""
+    await _settle_energy(cluster)
+    samples = await cluster.samples()
+    inventory = Inventory(NODE)
+    nvml.install_simulated(cluster.folder / "node" / "node.sock")
+    try:
+        inventory.open()
+        for index in range(2):
+            device = f"{NODE}/gpu{index}"
+            own = [sample for sample in samples if sample.device == device]
+            assert [sample.seq for sample in own] == list(range(own[0].seq, own[0].seq + len(own)))
+            for sample in own:
+                check_conservation(sample)
+                assert (sample.method, sample.simulated) == (EnergyMethod.NVML_COUNTER, True)
+            for one, other in itertools.pairwise(own):
+                assert other.starts_at_s == pytest.approx(one.ends_at_s, abs=1e-3)
+            counted_j = sum(sample.counter_j for sample in own)
+            split_j = sum(active_j(sample) + sample.idle_j + sample.unallocated_j for sample in own)
+            assert split_j == pytest.approx(counted_j, rel=1e-6)
+            # The agent's first reading came within the first seconds of the driver's life, its last one just now.
+            whole_j = inventory.energy_j(device)
+            first_s, power_w = own[0].starts_at_s, 500.0
+            driver_s = cluster.client.describe()["started_at_s"]
+            slack_j = 60.0 * (first_s - driver_s) + power_w * (time.time() - own[-1].ends_at_s)
+            assert whole_j - slack_j - 5 <= counted_j <= whole_j
+    finally:
+        inventory.close()
+        nvml.uninstall()
+
+
+async def test_samples_are_sent_again_when_redis_comes_back_empty(cluster):
+    before = await cluster.samples()
+    cluster.redis.kill()
+    await asyncio.sleep(2)
+    cluster.redis.start()
+
+    async def back() -> bool:
+        again = await cluster.samples()
+        return {(s.device, s.seq) for s in before} <= {(s.device, s.seq) for s in again}
+
+    await until(back, 15)
+    seqs = [(sample.device, sample.seq) for sample in await cluster.samples()]
+    assert len(seqs) == len(set(seqs))
+    assert (await cluster.node()).epoch >= 2
+
+
+async def test_a_foreign_instance_is_reported_not_touched_and_planned_around(cluster):
+    await run(cluster, planned("4g.20gb", 0, 1))
+    inventory = Inventory(NODE)
+    nvml.install_simulated(cluster.folder / "node" / "node.sock")
+    try:
+        inventory.open()
+        inventory.create_slice(f"{NODE}/gpu0", "1g.5gb", 6)
+
+        async def drift() -> bool:
+            return (await cluster.node()).devices[0].drift == ("foreign instance 1g.5gb@6",)
+
+        await until(drift, 10)
+        with pytest.raises(PlanError, match=r"1g\.5gb-6, which this agent did not make"):
+            await cluster.apply(plan(planned("4g.20gb", 0, 1), planned("3g.20gb", 4, 1)))
+        inventory.destroy_slice(key("1g.5gb", 6))
+    finally:
+        inventory.close()
+        nvml.uninstall()
+
+    async def clean() -> bool:
+        return (await cluster.node()).devices[0].drift == ()
+
+    await until(clean, 10)
+
+
+async def test_sleep_leaves_nothing_and_waking_takes_its_time(cluster):
+    await run(cluster)
+    status = await cluster.node()
+    assert [device.state for device in status.devices] == [DeviceState.ASLEEP] * 2
+    assert [device.slices for device in status.devices] == [(), ()]
+    assert [process for process in cluster.client.process_list() if process.alive] == []
+    wanted = plan(planned("1g.5gb", 0, 1))
+    started_s = time.monotonic()
+    await cluster.apply(wanted)
+    await until(lambda: _device_is(cluster, DeviceState.WAKING), 2)
+    await cluster.settled(wanted, BOOT_S)
+    assert time.monotonic() - started_s > 1.0  # wake_s of the device type
+
+
+async def _device_is(cluster: AgentCluster, state: DeviceState) -> bool:
+    return (await cluster.node()).devices[0].state == state
+
+
+async def test_a_driver_that_was_loaded_again_gets_its_slices_back(cluster):
+    await run(cluster, planned("7g.40gb", 0, 1))
+    before = (await cluster.slices())[WHOLE]
+    assert cluster._node is not None
+    cluster._node.kill()
+    cluster._node.wait()
+
+    async def missing() -> bool:
+        return "node" in (await cluster.node()).missing
+
+    await until(missing, 10)
+    cluster.start_node()
+
+    async def rebuilt() -> bool:
+        part = (await cluster.slices()).get(WHOLE)
+        return part is not None and part.state == SliceState.READY and part.generation > before.generation
+
+    await until(rebuilt, BOOT_S)
+    resets = [sample.counter_resets for sample in await cluster.samples() if sample.device == f"{NODE}/gpu0"]
+    assert resets[-1] >= 1
+    assert (await cluster.node()).missing == ()
+
+
+async def test_an_agent_that_is_told_to_end_leaves_its_slices_serving(cluster):
+    await run(cluster, planned("7g.40gb", 0, 1))
+    process = cluster.triton(WHOLE)
+    assert cluster.agent is not None
+    cluster.agent.send_signal(signal.SIGTERM)
+    started_s = time.monotonic()
+    await until(lambda: cluster.agent is not None and cluster.agent.poll() is not None, 10)
+    assert cluster.agent.returncode == 0
+    assert time.monotonic() - started_s < 5
+    assert process.is_running()
+    await cluster.start_agent()
+    assert await state_of(cluster, WHOLE) == SliceState.READY
+    assert cluster.triton(WHOLE).pid == process.pid
+
+
+async def test_an_idle_agent_costs_little(cluster):
+    assert cluster.agent is not None
+    process = psutil.Process(cluster.agent.pid)
+    await asyncio.sleep(1)
+    before = sum(process.cpu_times()[:2])
+    await asyncio.sleep(4)
+    used = (sum(process.cpu_times()[:2]) - before) / 4
+    print(f"idle agent: {100 * used:.1f} % of a core")
+    assert used < 0.06  # 3 % on a quiet machine
+
+
+async def test_a_stopped_meter_counts_work_but_no_joules_and_teardown_stops_all():
+    one = AgentCluster(meter="none", stop_slices_on_exit="true")
+    try:
+        await one.start()
+        wanted = node_plan(1, planned("7g.40gb", 0, 1))
+        await one.apply(wanted)
+        await one.settled(wanted, BOOT_S)
+        load = Load((await one.slices())[WHOLE].grpc_target, clients=1)
+
+        async def counted() -> bool:
+            return sum(h.requests for s in await one.samples() for p in s.slices for h in p.hosted) >= 5
+
+        await until(counted, 10)
+        await load.stop()
+        samples = await one.samples()
+        assert {sample.method for sample in samples} == {EnergyMethod.NONE}
+        assert sum(sample.counter_j for sample in samples) == 0
+        process = one.triton(WHOLE)
+        assert one.agent is not None
+        one.agent.send_signal(signal.SIGTERM)
+        await until(lambda: one.agent is not None and one.agent.poll() is not None, 6)
+        assert one.agent.returncode == 0
+        assert not process.is_running()
+        assert not any(name.startswith(f"trefoil-{WHOLE.name}-{one.port_base}-") for name in os.listdir("/dev/shm"))
+    finally:
+        await one.close()
+
+
+async def test_without_a_node_it_ends_with_one_clear_line(tmp_path):
+    process = await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            "-m",
+            "power_agent",
+            "--set",
+            f"node_socket={tmp_path}/none.sock",
+            "--set",
+            f"state_dir={tmp_path}",
+        ),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, stderr = await process.communicate()
+    assert process.returncode == 2
+    last = stderr.decode().strip().splitlines()[-1]
+    assert last.startswith("error: no simulated node listens at")
+    assert "Remedy: start it" in last

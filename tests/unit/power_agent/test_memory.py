@@ -1,0 +1,154 @@
+"""Journal and ledger: what a killed agent wrote is what its successor knows, to the last whole line."""
+
+import dataclasses
+
+import pytest
+
+from power_agent.journal import Journal, SliceMemory
+from power_agent.ledger import Ledger
+from power_agent.meter import Mark, MeterState
+from tests.support.plans import key, plan_of, planned
+from trefoil.core.common import Revision
+from trefoil.core.energy import EnergyMethod, EnergySample
+from trefoil.core.errors import StartError
+from trefoil.core.fleet import DeviceState, SliceState, Step
+from trefoil.core.plan_check import sealed
+
+KEY = key("3g.20gb", 4)
+MEMORY = SliceMemory(KEY, 3, SliceState.READY, f"{KEY.name}.g3", planned("3g.20gb", 4).hosted, Revision(4, 2, 1), 2)
+PLAN = sealed(plan_of(planned("3g.20gb", 4)).nodes[0], Revision(4, 2, 1))
+
+
+def reopened(folder, boot: str = "boot", driver: str = "driver") -> Journal:
+    journal = Journal(folder, boot, driver)
+    journal.open()
+    return journal
+
+
+async def written(folder) -> None:
+    journal = reopened(folder)
+    await journal.accept(PLAN)
+    journal.hold_lease(9)
+    assert [journal.next_generation() for _ in range(3)] == [1, 2, 3]
+    journal.remember(MEMORY)
+    await journal.begin(Step(KEY, "create_gi", "begun"))
+    journal.end(Step(KEY, "create_gi", "done", 12.0))
+    await journal.begin(Step(KEY, "create_ci", "begun"))
+    journal.close()
+
+
+async def test_a_successor_knows_everything_and_which_step_was_cut_off(tmp_path):
+    await written(tmp_path)
+    journal = reopened(tmp_path)
+    memory = journal.memory
+    assert (memory.plan, memory.highest_epoch, memory.lease_epoch, memory.generation) == (PLAN, 4, 9, 3)
+    assert memory.slices == {KEY: MEMORY}
+    assert [step.verb for step in memory.unfinished.values()] == ["create_ci"]
+    journal.forget(KEY)
+    journal.close()
+    assert reopened(tmp_path).memory.slices == {}
+
+
+@pytest.mark.parametrize(("boot", "driver"), [("other", "driver"), ("boot", "other")])
+async def test_instances_do_not_outlive_boot_or_driver_but_plan_and_epochs_do(tmp_path, boot, driver):
+    await written(tmp_path)
+    memory = reopened(tmp_path, boot, driver).memory
+    assert (memory.slices, memory.unfinished) == ({}, {})
+    assert (memory.plan, memory.highest_epoch, memory.generation) == (PLAN, 4, 3)
+
+
+async def test_a_torn_last_line_never_counted(tmp_path):
+    await written(tmp_path)
+    path = tmp_path / "journal.jsonl"
+    whole = path.read_bytes()
+    for cut in range(1, 60):
+        path.write_bytes(whole[:-cut])
+        journal = reopened(tmp_path)
+        assert journal.memory.slices == {KEY: MEMORY}
+        journal.close()
+
+
+async def test_one_agent_per_state_directory(tmp_path):
+    first = reopened(tmp_path)
+    with pytest.raises(StartError, match="another power agent works in"):
+        Journal(tmp_path, "boot", "driver").open()
+    first.close()
+    reopened(tmp_path).close()
+
+
+async def test_the_file_stays_bounded(tmp_path):
+    journal = reopened(tmp_path)
+    journal.remember(MEMORY)
+    for number in range(6000):
+        journal.end(Step(KEY, "start", "done", float(number)))
+    journal.close()
+    assert len((tmp_path / "journal.jsonl").read_text().splitlines()) < 5100
+    assert reopened(tmp_path).memory.slices == {KEY: MEMORY}
+
+
+def sample(seq: int) -> EnergySample:
+    return EnergySample(
+        "node0", "node0/gpu0", seq, seq - 1.0, float(seq), 55.0, EnergyMethod.NVML_COUNTER, idle_j=55.0,
+        state=DeviceState.AWAKE,
+    )  # fmt: skip
+
+
+def state(seq: int) -> MeterState:
+    marks = (Mark(KEY, 3, "17-1.0", "toy", "toy-l", seq * 0.5, seq),)
+    return MeterState("node0/gpu0", seq, float(seq), float(seq), "boot/driver", seq * 55.0, 0, True, 1410, marks)
+
+
+def write(folder, first: int, last: int, lines_max: int = 10) -> Ledger:
+    ledger = Ledger(folder, lines_max)
+    ledger.open()
+    for seq in range(first, last + 1):
+        ledger.append([sample(seq)], {"node0/gpu0": state(seq)})
+    ledger.close()
+    return ledger
+
+
+@pytest.mark.parametrize("last", [1, 4, 5, 6, 10, 11, 23, 40])
+def test_a_successor_has_the_newest_state_and_the_last_samples(tmp_path, last):
+    write(tmp_path, 1, last)
+    ledger = Ledger(tmp_path, 10)
+    ledger.open()
+    assert ledger.states == {"node0/gpu0": state(last)}
+    seqs = [one.seq for one in ledger.ring]
+    assert seqs == list(range(seqs[0], last + 1))
+    assert len(seqs) >= min(last, 6)
+    ledger.close()
+    write(tmp_path, last + 1, last + 3)
+    ledger.open()
+    assert ledger.states == {"node0/gpu0": state(last + 3)}
+    ledger.close()
+
+
+def test_a_torn_line_loses_only_itself(tmp_path):
+    write(tmp_path, 1, 3)
+    path = tmp_path / "energy.0.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    ledger = write(tmp_path, 3, 4)
+    assert [one.seq for one in ledger.ring] == [1, 2, 3, 4]
+    again = Ledger(tmp_path, 10)
+    again.open()
+    assert [one.seq for one in again.ring] == [1, 2, 3, 4]
+    assert again.states == {"node0/gpu0": state(4)}
+    again.close()
+
+
+def test_the_ring_is_bounded(tmp_path):
+    ledger = write(tmp_path, 1, 200)
+    assert len(ledger.ring) <= 10
+    assert sum(len(path.read_text().splitlines()) for path in tmp_path.iterdir()) <= 11
+
+
+def test_samples_that_are_equal_come_back_equal(tmp_path):
+    odd = dataclasses.replace(sample(1), counter_j=0.1 + 0.2, clock_mhz_mean=1410.5)
+    ledger = Ledger(tmp_path, 10)
+    ledger.open()
+    ledger.append([odd], {"node0/gpu0": state(1)})
+    ledger.close()
+    ledger = Ledger(tmp_path, 10)
+    ledger.open()
+    assert list(ledger.ring) == [odd]
+    ledger.close()

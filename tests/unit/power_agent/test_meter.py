@@ -1,0 +1,246 @@
+"""Conservation over any history: what the samples hold is what the counter counted, resets and restarts included."""
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from power_agent.meter import DeviceReading, MeterState, SliceReading, Work, advance
+from tests.support.plans import key
+from trefoil.core.accounting import active_j
+from trefoil.core.energy import AttributionMethod, EnergyMethod, EnergySample
+from trefoil.core.fleet import DeviceState
+
+GPU = "node0/gpu0"
+IDLE_W = 55.0
+KEYS = (key("4g.20gb", 0), key("3g.20gb", 4))
+SHARES = (56 / 98, 42 / 98)
+
+
+def reading(at_s: float, counter_j: float | None, *slices: SliceReading, **more) -> DeviceReading:
+    fields = {
+        "device": GPU,
+        "at_s": 1e9 + at_s,
+        "monotonic_s": 100 + at_s,
+        "driver": "boot/1",
+        "counter_j": counter_j,
+        "baseline_w": IDLE_W,
+        "active_w_max": 345.0,
+        "state": DeviceState.AWAKE,
+        "clock_mhz": 1410,
+        "serving_s": 1.0,
+        "slices": slices,
+    }
+    return DeviceReading(**{**fields, **more})
+
+
+def part(index: int, busy_s: float, requests: int = 0, **more) -> SliceReading:
+    fields = {
+        "key": KEYS[index],
+        "generation": 1,
+        "incarnation": "a",
+        "sm_share": SHARES[index],
+        "serving": True,
+        "work": (Work("toy", "toy-l", busy_s, requests),),
+    }
+    return SliceReading(**{**fields, **more})
+
+
+def meter(*readings: DeviceReading, state: MeterState | None = None) -> tuple[MeterState, list[EnergySample]]:
+    state, samples = state or MeterState(GPU), []
+    for one in readings:
+        state, sample = advance(state, one, "node0", True)
+        if sample is not None:
+            samples.append(sample)
+    return state, samples
+
+
+@st.composite
+def histories(draw):
+    """Readings of a device whose counter, slices, Tritons, driver and agent come and go."""
+    at_s, counter_j, driver, readings, total_j = 0.0, draw(st.floats(0, 1e9)), 1, [], 0.0
+    busy, requests, generation, incarnation = [0.0, 0.0], [0, 0], [1, 1], [1, 1]
+    first = True
+    for _ in range(draw(st.integers(2, 12))):
+        length_s = draw(st.floats(0.01, 30))
+        at_s += length_s
+        event = draw(st.sampled_from(("none", "none", "reset", "driver", "restart", "swap", "recreate", "no_stats")))
+        spent_j = draw(st.floats(0, 400)) * length_s
+        if event == "reset" and spent_j >= counter_j:
+            event = "none"  # a counter that has passed its old value again cannot be seen to have been reset
+        if event in ("reset", "driver"):
+            counter_j, driver = 0.0, driver + (event == "driver")
+        counter_j += spent_j
+        total_j += 0.0 if first else spent_j
+        slices = []
+        for index in range(2):
+            if event == "swap":
+                busy[index], requests[index], incarnation[index] = 0.0, 0, incarnation[index] + 1
+            if event == "recreate":
+                busy[index], generation[index] = 0.0, generation[index] + 1
+            done_s = draw(st.floats(0, 1)) * length_s
+            busy[index] += done_s
+            requests[index] += draw(st.integers(0, 50))
+            one = part(
+                index,
+                busy[index],
+                requests[index],
+                generation=generation[index],
+                incarnation=str(incarnation[index]),
+                serving=draw(st.booleans()),
+                overhead_s=draw(st.sampled_from((0.0, done_s / 2, done_s * 2))),
+                overhead_requests=draw(st.integers(0, 3)),
+            )
+            if draw(st.booleans()):
+                slices.append(dataclasses.replace(one, work=()) if event == "no_stats" else one)
+        # A restarted agent has not watched; a driver that was loaded again meanwhile leaves a gap, which it may.
+        serving_s = None if event == "restart" else draw(st.floats(0, 1)) * length_s
+        readings.append(
+            reading(
+                at_s,
+                counter_j,
+                *slices,
+                driver=f"boot/{driver}",
+                serving_s=serving_s,
+                foreign=draw(st.booleans()),
+            )
+        )
+        first = False
+    return readings, total_j
+
+
+@given(history=histories())
+def test_no_joule_is_lost_or_invented_over_any_history(history):
+    readings, total_j = history
+    _, samples = meter(*readings)
+    assert sum(s.counter_j for s in samples) == pytest.approx(total_j, rel=1e-9, abs=1e-3)
+    for sample in samples:
+        parts = [p.active_j for p in sample.slices]
+        assert min([*parts, sample.idle_j, sample.unallocated_j]) >= 0
+        assert sum(parts) + sample.idle_j + sample.unallocated_j == pytest.approx(sample.counter_j, rel=1e-6, abs=1e-6)
+        for one in sample.slices:
+            assert sum(h.active_j for h in one.hosted) == pytest.approx(one.active_j, rel=1e-9, abs=1e-9)
+            assert all(h.requests >= 0 and h.compute_s >= 0 for h in one.hosted)
+
+
+@given(history=histories())
+def test_samples_are_numbered_without_a_gap_and_join_in_time(history):
+    readings, _ = history
+    _, samples = meter(*readings, state=MeterState(GPU, seq=41))
+    assert [s.seq for s in samples] == list(range(42, 42 + len(samples)))
+    for before, after in pairwise(samples):
+        assert after.starts_at_s >= before.ends_at_s
+
+
+@given(history=histories(), cut=st.integers(1, 11))
+def test_a_state_that_went_through_the_disk_continues_the_same(history, cut):
+    from trefoil.runtime import codec
+
+    readings, _ = history
+    state, samples = meter(*readings[:cut])
+    restored = codec.from_json(MeterState, codec.to_json(state))
+    assert restored == state
+    _, rest = meter(*readings[cut:], state=restored)
+    assert samples + rest == meter(*readings)[1]
+
+
+def test_idle_power_is_the_devices_and_the_rest_goes_by_busy_seconds_and_size():
+    _, (sample,) = meter(
+        reading(0, 1000, part(0, 10), part(1, 5)), reading(1, 1155, part(0, 10.6), part(1, 5.8), clock_mhz=1400)
+    )
+    weights = (0.6 * SHARES[0], 0.8 * SHARES[1])
+    assert sample.idle_j == pytest.approx(55)
+    own = {p.key: p.active_j for p in sample.slices}
+    assert own == pytest.approx({k: 100 * w / sum(weights) for k, w in zip(KEYS, weights, strict=True)})
+    assert sample.unallocated_j == pytest.approx(0, abs=1e-9)
+    assert (sample.clock_mhz_mean, sample.attribution) == (1405, AttributionMethod.TRITON_COMPUTE)
+
+
+def test_one_busy_slice_gets_the_whole_rest():
+    _, (sample,) = meter(reading(0, 0, part(0, 0)), reading(1, 155, part(0, 0.01)))
+    assert active_j(sample) == pytest.approx(100)
+    assert sample.attribution == AttributionMethod.SOLE
+
+
+def test_without_a_slice_that_serves_everything_is_unallocated():
+    _, (sample,) = meter(reading(0, 0), reading(1, 35, serving_s=0.0))
+    assert (sample.idle_j, sample.unallocated_j) == (0, pytest.approx(35))
+
+
+def test_idle_shrinks_to_the_counter():
+    _, (sample,) = meter(reading(0, 0, part(0, 0)), reading(1, 40, part(0, 0.5)))
+    assert (sample.idle_j, active_j(sample), sample.unallocated_j) == (pytest.approx(40), 0, 0)
+
+
+def test_warm_up_serves_nobody():
+    before = reading(0, 0, part(0, 0), part(1, 0, serving=False))
+    now = reading(1, 155, part(0, 0.5, 9, overhead_s=0.5, overhead_requests=1), part(1, 0.3, serving=False))
+    _, (sample,) = meter(before, now)
+    assert active_j(sample) == 0
+    assert sample.unallocated_j == pytest.approx(100)
+    assert {p.key: p.hosted[0].requests for p in sample.slices} == {KEYS[0]: 8, KEYS[1]: 0}
+
+
+def test_a_foreign_client_pays_for_what_our_work_cannot_have_drawn():
+    before, now = reading(0, 0, part(0, 0)), reading(1, 355, part(0, 0.1))
+    _, (ours,) = meter(before, now)
+    _, (shared,) = meter(before, dataclasses.replace(now, foreign=True))
+    assert active_j(ours) == pytest.approx(300)
+    assert active_j(shared) == pytest.approx(345 * 0.1 * SHARES[0])
+    assert shared.unallocated_j == pytest.approx(300 - active_j(shared))
+
+
+def test_an_agent_that_comes_back_books_the_whole_gap():
+    state, _ = meter(reading(0, 1000, part(0, 10)), reading(1, 1100, part(0, 10.5)))
+    _, (gap,) = meter(reading(61, 1100 + 60 * 100, part(0, 40.5), serving_s=None), state=state)
+    assert gap.counter_j == pytest.approx(6000)
+    assert gap.idle_j == pytest.approx(60 * 55)
+    assert (gap.starts_at_s, gap.ends_at_s) == (1e9 + 1, 1e9 + 61)
+
+
+def test_another_driver_load_while_nobody_watched_leaves_a_gap():
+    state, _ = meter(reading(0, 1000, part(0, 10)), reading(1, 1100, part(0, 10.5)))
+    after, none = meter(reading(61, 500, driver="boot/2", serving_s=None), state=state)
+    assert none == []
+    _, (sample,) = meter(reading(62, 600, driver="boot/2"), state=after)
+    assert sample.counter_j == pytest.approx(100)
+
+
+def test_a_reload_that_was_watched_counts_what_the_new_counter_shows():
+    _, (sample,) = meter(reading(0, 1000), reading(1, 30, driver="boot/2"))
+    assert (sample.counter_j, sample.counter_resets) == (30, 1)
+
+
+def test_a_triton_that_did_not_answer_is_caught_up_with():
+    silent = dataclasses.replace(part(0, 0), work=())
+    _, samples = meter(
+        reading(0, 0, part(0, 1, 10)), reading(1, 100, silent), reading(2, 300, part(0, 2.5, 30)), reading(3, 355)
+    )
+    assert [sum(h.compute_s for p in s.slices for h in p.hosted) for s in samples] == pytest.approx([0, 1.5, 0])
+    assert [sum(h.requests for p in s.slices for h in p.hosted) for s in samples] == [0, 20, 0]
+
+
+def test_a_process_that_was_replaced_within_one_interval_counts_in_both_lives():
+    before = reading(0, 0, part(0, 1.0, 10))
+    now = reading(1, 155, part(0, 1.2, 12), part(0, 0.3, 4, incarnation="b"))
+    _, (sample,) = meter(before, now)
+    assert len(sample.slices) == 1
+    assert sample.slices[0].hosted[0].compute_s == pytest.approx(0.5)
+    assert sample.slices[0].hosted[0].requests == 6
+    assert sample.slices[0].active_j == pytest.approx(100)
+
+
+def test_a_stopped_meter_says_so_and_still_counts_work():
+    _, (sample,) = meter(reading(0, None, part(0, 0)), reading(1, None, part(0, 0.5, 7)))
+    assert (sample.method, sample.counter_j, active_j(sample)) == (EnergyMethod.NONE, 0, 0)
+    assert sample.slices[0].hosted[0].requests == 7
+
+
+def test_readings_of_another_device_or_from_the_past_are_bugs():
+    with pytest.raises(AssertionError):
+        advance(MeterState("node0/gpu1"), reading(0, 0), "node0", True)
+    state, _ = meter(reading(5, 0))
+    with pytest.raises(AssertionError, match="time went back"):
+        advance(state, reading(4, 0), "node0", True)

@@ -1,0 +1,149 @@
+"""Legal moves only; what is counted when; when a slice may be stopped; when it must prove itself."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from power_agent.drain import required_table, waiting_for
+from power_agent.health import ejected_slices, suspicion
+from power_agent.slices import Slice
+from power_agent.triton import VersionCounters
+from tests.support.plans import key, plan_of, planned
+from trefoil.core.common import Revision
+from trefoil.core.demand import SliceLoad, TableAck
+from trefoil.core.fleet import LEGAL_MOVES, Hosted, SliceState
+from trefoil.core.plan import Plan
+
+KEY = key("3g.20gb", 0)
+OTHER = key("3g.20gb", 4)
+
+
+def make(state: SliceState = SliceState.PENDING) -> tuple[Slice, list[tuple[SliceState, SliceState]]]:
+    moves: list[tuple[SliceState, SliceState]] = []
+    part = Slice(KEY, 1, state, 0.0, lambda s, before: moves.append((before, s.state)))
+    return part, moves
+
+
+@given(path=st.lists(st.sampled_from([s for s in SliceState if s]), max_size=12))
+def test_exactly_the_legal_moves_are_made(path):
+    part, moves = make()
+    for state in path:
+        before = part.state
+        if state in LEGAL_MOVES[before]:
+            part.move(state, "because", 5.0)
+            assert (part.state, part.why, part.since_s, moves[-1]) == (state, "because", 5.0, (before, state))
+        else:
+            with pytest.raises(AssertionError, match=f"{before.name} > {state.name}"):
+                part.move(state, "because", 5.0)
+            assert part.state == before
+
+
+def test_the_first_cause_of_a_failure_stays():
+    part, moves = make(SliceState.STARTING)
+    part.fail("first", 1.0)
+    part.fail("second", 2.0)
+    assert (part.why, part.since_s, len(moves)) == ("first", 1.0, 1)
+
+
+def test_a_drain_counts_for_one_life_only():
+    part, _ = make(SliceState.DRAINING)
+    part.drained = True
+    part.move(SliceState.FAILED, "died", 1.0)
+    assert not part.drained
+
+
+def counters(version: int = 4, successes: int = 0, busy_s: float = 0.0, failures: int = 0) -> VersionCounters:
+    return VersionCounters("toy", version, successes, failures, successes, successes, 0, int(busy_s * 1e9), 0, 0.0)
+
+
+def variant_of(family: str, version: int) -> str:
+    return f"v{version}"
+
+
+def test_failing_calls_are_noticed_until_one_succeeds():
+    part, _ = make(SliceState.READY)
+    part.note((counters(successes=5),), 1.0)
+    assert (part.failing, part.last_success_s) == (False, 1.0)
+    part.note((counters(successes=5, failures=2),), 2.0)
+    assert (part.failing, part.last_success_s) == (True, 1.0)
+    part.note((counters(successes=6, failures=2),), 3.0)
+    assert (part.failing, part.last_success_s) == (False, 3.0)
+
+
+def test_counters_of_an_unloaded_version_are_handed_over_once():
+    part, _ = make(SliceState.READY)
+    part.hosted = (Hosted("toy", "v1", 1, 0, 1, 1, 8),)
+    part.note((counters(4, 10, 1.0), counters(1, 2, 0.1)), 1.0)
+    first = part.reading(0.4, variant_of)
+    assert {w.variant for w in first.work} == {"v4", "v1"}
+    part.note((counters(1, 3, 0.2),), 2.0)
+    assert {w.variant for w in part.reading(0.4, variant_of).work} == {"v1"}
+
+
+def test_a_reading_without_fresh_counters_says_nothing_about_work():
+    part, _ = make(SliceState.READY)
+    part.hosted = (Hosted("toy", "v4", 4, 0, 1, 1, 8),)
+    part.note((counters(successes=1),), 1.0)
+    assert part.reading(0.4, variant_of).work
+    assert part.reading(0.4, variant_of).work == ()
+
+
+def test_all_that_was_done_since_the_last_reading_may_be_warm_up():
+    part, _ = make(SliceState.STARTING)
+    part.note((counters(successes=1, busy_s=0.1),), 1.0)
+    part.note_overhead((counters(successes=3, busy_s=0.4),))
+    reading = part.reading(0.4, variant_of)
+    assert reading.overhead_s == pytest.approx(0.3)
+    assert reading.overhead_requests == 2
+    assert part.reading(0.4, variant_of).overhead_requests == 0
+
+
+def ack(table: Revision, *loads: SliceLoad, worker: int = 0, at_s: float = 100.0) -> TableAck:
+    return TableAck("d", worker, table, loads, at_s)
+
+
+AT = Revision(2, 7, 3)
+
+
+@pytest.mark.parametrize(
+    ("acks", "text"),
+    [
+        ((), ""),
+        ((ack(AT),), ""),
+        ((ack(Revision(2, 7, 2)),), "worker d:0 routes by table 2.7.2, 2.7.3 is needed"),
+        ((ack(Revision(3, 1, 0)),), ""),
+        ((ack(AT, SliceLoad(KEY, in_flight=2)),), "worker d:0 has 2 requests in flight"),
+        ((ack(AT, SliceLoad(KEY, open_sequences=1)),), "worker d:0 has 1 open sequences"),
+        ((ack(AT, SliceLoad(OTHER, in_flight=9), SliceLoad(KEY)),), ""),
+        ((ack(AT), ack(Revision(2, 7, 2), worker=1)), "worker d:1 routes by table 2.7.2, 2.7.3 is needed"),
+    ],
+)
+def test_a_slice_is_free_when_every_worker_says_so(acks, text):
+    assert waiting_for(KEY, AT, acks) == text
+
+
+def published(number: int, step: int, *parts) -> Plan:
+    plan = plan_of(*parts)
+    return Plan(revision=Revision(2, number, step), routes=plan.routes)
+
+
+def test_routes_that_leave_the_slice_out_already_are_enough():
+    kept = planned("3g.20gb", 4)
+    assert required_table(KEY, AT, None) == AT
+    assert required_table(KEY, AT, published(7, 2, kept)) == Revision(2, 7, 2)
+    assert required_table(KEY, AT, published(7, 2, planned("3g.20gb", 0), kept)) == AT
+    assert required_table(KEY, AT, published(8, 0, planned("3g.20gb", 0))) == AT
+
+
+def test_only_live_workers_eject():
+    bad = SliceLoad(KEY, ejected=True)
+    assert ejected_slices((ack(AT, bad, at_s=100.0),), 104.0) == {KEY}
+    assert ejected_slices((ack(AT, bad, at_s=100.0),), 106.0) == frozenset()
+    assert ejected_slices((ack(AT, SliceLoad(KEY)),), 100.0) == frozenset()
+
+
+def test_a_slice_proves_itself_when_somebody_doubts_it_or_it_was_quiet():
+    assert suspicion(False, False, 3.0, 8.0) == ""
+    assert "ejected" in suspicion(True, False, 0.0, 8.0)
+    assert "fail" in suspicion(False, True, 0.0, 8.0)
+    assert suspicion(False, False, 8.04, 8.0) == "no success for 8.0 s"
