@@ -1,28 +1,31 @@
 """How to get from what stands to a target plan without ever falling below the capacity that the load needs.
 
-Source: CONTRACTS section 4 (rollout step order); surge and batches: Kubernetes' rolling update, per device.
+Source: CONTRACTS section 4 (rollout step order); surge and batches: Kubernetes' rolling update.
 Data: what stands (observed, never remembered), the target, requests per second that each family needs now.
 Decision: a sequence of steps. A step is published as one revision: routes first; when every dispatcher has taken them
 and the slices that leave are idle, the complete desired state of each node; then the awaited slices turn READY.
-Formulation: a hop moves a set of devices to a waypoint in at most three steps:
+Formulation: a hop leads to a waypoint in at most three steps:
   1 start   routes as they are; start what fits beside what runs, swap to variants that are no slower; wait READY
   2 shift   routes to what stays and what is new, leaving slices draining; stop them, start what they blocked, swap to
             slower variants (their shares are cut before they slow down); wait READY
   3 settle  the routes of the waypoint
 A hop is legal when every step of it routes at least min(need, capacity at first, capacity at last) of each family. All
-devices hop together if that is legal, else as many at a time as is legal; else a sleeping device carries the target of
-a device while that one is rebuilt (surge); else what runs first swaps to its fastest variants; else HALTED.
+units hop together if that is legal, else as many at a time as is legal (a unit: slices that go, with those that need
+their place); else a sleeping device carries the target of a device while that one is rebuilt (surge); else what runs
+first swaps to its fastest variants; else HALTED.
 Deviations: none. Stateless: after a crash or a newer plan the steps are computed again from what stands then.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from controller.shares import NEED_TOLERANCE, Terms, capacity_of, draining, routed_capacity, serving, shares
 from trefoil.core.fleet import DeviceState, SliceKey
 from trefoil.core.plan import Plan, PlannedDevice, PlannedSlice, Route
 
 Devices = Mapping[str, PlannedDevice]
+UNITS_MAX: Final = 48  # a larger fleet is changed in bundles: the search for a legal order is quadratic
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,45 @@ def _lighter(devices: Devices, terms: Terms, fixed: frozenset[str]) -> Devices:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Slices that go, with the slices that need their place: the smallest change that can be made by itself."""
+
+    drops: frozenset[SliceKey]
+    adds: tuple[PlannedSlice, ...]
+
+
+def _units(now: Devices, goal: Devices) -> list[Unit]:
+    """Everything that differs, in at most UNITS_MAX bundles."""
+    units = []
+    for name in sorted(goal):
+        here, there = ({p.key: p for p in devices[name].slices} for devices in (now, goal))
+        groups: list[set[SliceKey]] = []
+        for key in sorted({*here, *there}):
+            if _variants(here.get(key)) != _variants(there.get(key)):
+                touching = [g for g in groups if any(key.overlaps(other) for other in g)]
+                groups = [*(g for g in groups if g not in touching), {key}.union(*touching)]
+        units += [Unit(frozenset(g & here.keys()), tuple(there[k] for k in sorted(g & there.keys()))) for g in groups]
+    size = -(-len(units) // UNITS_MAX)
+    bundles = [units[i : i + size] for i in range(0, len(units), size)] if units else []
+    return [Unit(frozenset().union(*(u.drops for u in b)), tuple(p for u in b for p in u.adds)) for b in bundles]
+
+
+def _with(now: Devices, goal: Devices, units: list[Unit]) -> Devices:
+    """What stands after these units."""
+    drops = frozenset[SliceKey]().union(*(u.drops for u in units))
+    adds: dict[str, list[PlannedSlice]] = {}
+    for part in (p for u in units for p in u.adds):
+        adds.setdefault(part.key.device, []).append(part)
+    waypoint = {}
+    for name, device in now.items():
+        parts = {p.key: p for p in (*(p for p in device.slices if p.key not in drops), *adds.get(name, ()))}
+        base = goal[name] if goal[name].slices or not parts else device
+        target = DeviceState.AWAKE if parts else base.target
+        waypoint[name] = replace(base, target=target, slices=tuple(parts[k] for k in sorted(parts)))
+    return waypoint
+
+
 class _Path:
     """Steps taken so far, and what would stand after them."""
 
@@ -180,20 +222,20 @@ class _Path:
         yield Step("settle", self._target.routes, dict(self._devices), frozenset(), {})
 
     def batches(self, goal: Devices) -> bool:
-        """Hop to the goal, all at once if that is legal, else as many devices at a time as is legal."""
+        """Hop to the goal, all at once if that is legal, else as many units at a time as is legal."""
         if self.hop(goal):
             return True
-        remaining = [name for name in sorted(goal) if self._devices[name] != goal[name]]
+        remaining = _units(self._devices, goal)
         while remaining:
-            chosen: list[str] = []
-            for name in remaining:
-                if self._try({**self._devices, **{n: goal[n] for n in (*chosen, name)}}) is not None:
-                    chosen.append(name)
+            chosen: list[Unit] = []
+            for unit in remaining:
+                if self._try(_with(self._devices, goal, [*chosen, unit])) is not None:
+                    chosen.append(unit)
             if not chosen:
                 return False
-            self.hop({**self._devices, **{n: goal[n] for n in chosen}})
-            remaining = [name for name in remaining if name not in chosen]
-        return True
+            self.hop(_with(self._devices, goal, chosen))
+            remaining = [unit for unit in remaining if unit not in chosen]
+        return self.hop(goal)
 
     def hop(self, waypoint: Devices) -> bool:
         """Take the steps to a waypoint if they are legal; else say in `refused` why not."""

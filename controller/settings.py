@@ -145,7 +145,9 @@ class ControllerSettings(ServiceSettings):
     smooth_s: float = Field(default=4.0, gt=0)
     lookback_s: float = Field(default=6.0, gt=0)
     slope_s: float = Field(default=5.0, gt=0)
-    slope_sigmas: float = Field(default=2.5, gt=0)
+    slope_sigmas: float = Field(default=2.0, gt=0)
+    growth_ratio_max: float = Field(default=0.5, ge=0)
+    """By how much of the rate a slope may raise the forecast."""
     measure_s: float = Field(default=10.0, gt=0)
 
     @field_validator("mode")
@@ -189,7 +191,7 @@ class ControllerSettings(ServiceSettings):
 
     @property
     def forecast(self) -> ForecastSettings:
-        return ForecastSettings(self.smooth_s, self.lookback_s, self.slope_s, self.slope_sigmas)
+        return ForecastSettings(self.smooth_s, self.lookback_s, self.slope_s, self.slope_sigmas, self.growth_ratio_max)
 
     @property
     def windows(self) -> WindowSettings:

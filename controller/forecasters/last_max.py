@@ -4,8 +4,10 @@ Source: the reactive baseline of InfAdapter and of DESIGN section 4 (availabilit
 one wake-up and load takes); smoothing and the slope test are ours.
 Data: arrivals n_i in bins of b seconds.
 Result: rate = max over the last `lookback_s` of the moving mean over `smooth_s`: rises at once, falls patiently.
-  p90  = Poisson 90 % quantile of the arrivals in `smooth_s` at that rate, as a rate, + max(0, slope) x lead_s
+  p90  = Poisson 90 % quantile of the arrivals in `smooth_s` at that rate, as a rate,
+         + min(slope x lead_s, growth_ratio_max x rate)
   slope = least squares over `slope_s`, 0 unless it is `slope_sigmas` standard errors of a Poisson stream above 0
+The limit on growth is there because a step of the load looks like a steep slope for `slope_s`.
 Deviations: none. With less than `smooth_s` of data the mean is over what there is, and `fallback_reason` says so.
 """
 
@@ -28,6 +30,7 @@ class LastMax:
     lookback_s: float
     slope_s: float
     slope_sigmas: float
+    growth_ratio_max: float = 0.5
 
     def forecast(
         self, family: str, arrivals: Sequence[float], bin_s: float, now_s: float, lead_s: float
@@ -43,7 +46,8 @@ class LastMax:
         means = [sum(arrivals[end - width : end]) / (width * bin_s) for end in ends]
         rate = max(means)
         span_s = width * bin_s
-        p90 = poisson_quantile(rate * span_s) / span_s + self._slope(arrivals, bin_s, means[0]) * lead_s
+        growth = min(self._slope(arrivals, bin_s, means[0]) * lead_s, self.growth_ratio_max * rate)
+        p90 = poisson_quantile(rate * span_s) / span_s + growth
         return LoadForecast(family, "last_max", now_s, lead_s, means[0], max(p90, rate), rate, short)
 
     def _slope(self, arrivals: Sequence[float], bin_s: float, rate: float) -> float:
@@ -60,7 +64,7 @@ class LastMax:
 
 
 def poisson_quantile(mean: float, z: float = Z_90) -> float:
-    """The smallest n with P(N <= n) >= 90 % for Poisson N; the normal law, corrected for continuity, when it is large."""
+    """The smallest n with P(N <= n) >= 90 % for Poisson N; by the normal law, continuity-corrected, for large means."""
     if mean <= 0:
         return 0.0
     if mean > EXACT_BELOW:

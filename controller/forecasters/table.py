@@ -24,11 +24,12 @@ class ForecastSettings:
     smooth_s: float = 4.0
     lookback_s: float = 6.0
     slope_s: float = 5.0
-    slope_sigmas: float = 2.5
+    slope_sigmas: float = 2.0
+    growth_ratio_max: float = 0.5
 
 
 FORECASTERS: Final[Mapping[str, Callable[[ForecastSettings], Forecaster]]] = {
-    "last_max": lambda s: LastMax(s.smooth_s, s.lookback_s, s.slope_s, s.slope_sigmas),
+    "last_max": lambda s: LastMax(s.smooth_s, s.lookback_s, s.slope_s, s.slope_sigmas, s.growth_ratio_max),
 }
 
 

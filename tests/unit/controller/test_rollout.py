@@ -26,7 +26,7 @@ def terms(need: float, swappable: bool = True) -> Terms:
     def fastest(part: PlannedSlice) -> PlannedSlice:
         return replace(part, hosted=(Hosted("toy", SMALL.name, SMALL.version, 0, 1, 1, 8),))
 
-    return Terms({"toy": need}, capacity, lambda *_: swappable, fastest, lambda a, b: True)
+    return Terms({"toy": need}, capacity, lambda *_: swappable, fastest, lambda *_: True)
 
 
 def device_of(name: str, parts: tuple[PlannedSlice, ...]) -> PlannedDevice:

@@ -1,0 +1,127 @@
+"""What comes of a planner's decision in each mode."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from controller.boosts import Boosts
+from controller.decide import ADVISED, DEGRADED, FAILED, NEW, UNCHANGED, Control, judge, saving, think
+from controller.replay import replay
+from controller.triggers import Trigger
+from tests.support.plans import plan_of, planned
+from tests.unit.controller.views import PLAN, view
+from trefoil.core.brains import Decision
+from trefoil.core.errors import Infeasible
+from trefoil.core.objective import ActMode
+from trefoil.core.plan import DecisionRecord, Expected
+from trefoil.core.plan_check import plan_digest
+from trefoil.runtime import codec
+
+TRIGGER = Trigger("carbon", "300 -> 400")
+OTHER = replace(
+    plan_of(planned("7g.40gb")), expected={"toy": Expected(0.0005, 2.5, 50.0, 0.96, 60.0)}, why="one large slice"
+)
+ACT = Control()
+
+
+def decision(plan=OTHER, degraded=""):
+    return Decision(plan, plan.why if plan else "nothing better", 1060.0, degraded)
+
+
+def test_act_rolls_a_new_plan_out_with_trigger_and_reason():
+    verdict = judge(view(), TRIGGER, decision(), ACT)
+    assert verdict.outcome == NEW
+    assert verdict.plan.why == "carbon: 300 -> 400; one large slice"
+
+
+def test_the_same_plan_is_left_alone():
+    verdict = judge(view(), TRIGGER, decision(PLAN), ACT)
+    assert (verdict.outcome, verdict.plan) == (UNCHANGED, None)
+
+
+@pytest.mark.parametrize(
+    "control", [Control(ActMode.ADVISE), Control(frozen=True), Control(pinned=True), Control(ActMode.OBSERVE)]
+)
+def test_a_held_controller_touches_nothing_and_predicts_the_saving(control):
+    verdict = judge(view(grams=0.001), TRIGGER, decision(), control)
+    assert (verdict.outcome, verdict.plan) == (ADVISED, None)
+    assert plan_digest(verdict.advised) == plan_digest(OTHER)
+    assert control.held in verdict.why
+    assert "saves 50.0%" in verdict.why
+
+
+def test_the_saving_compares_with_what_is_measured_else_with_what_was_predicted():
+    assert "(measured)" in saving(view(grams=0.002), OTHER)
+    assert "(predicted), saves" in saving(view(), OTHER)
+    assert "costs 25.0%" in saving(view(grams=0.0004), OTHER)
+    assert "nothing runs" in saving(view(current=None), OTHER)
+
+
+def test_an_infeasible_objective_keeps_the_last_good_plan_and_says_by_which_rung():
+    verdict = judge(view(), TRIGGER, decision(None, "accuracy 0.99 > 0.98, the best there is"), ACT)
+    assert (verdict.outcome, verdict.plan, verdict.rung) == (DEGRADED, None, 2)
+    assert "the last good plan stays, because accuracy 0.99" in verdict.why
+
+
+def test_a_degraded_plan_is_rolled_out_on_rung_one():
+    verdict = judge(view(), TRIGGER, decision(replace(OTHER, degraded="demand above capacity")), ACT)
+    assert (verdict.outcome, verdict.rung) == (NEW, 1)
+    assert "rung 1: demand above capacity" in verdict.why
+
+
+def test_a_plan_that_breaks_a_rule_is_refused_whoever_made_it():
+    broken = replace(OTHER, routes=())
+    overlapping = plan_of(planned("7g.40gb"), planned("3g.20gb", 4))
+    assert judge(view(), TRIGGER, decision(overlapping), ACT).outcome == FAILED
+    weak = replace(OTHER, expected={"toy": Expected(capacity_per_s=1.0)})
+    assert "below the demand" in judge(view(), TRIGGER, decision(weak), ACT).why
+    assert judge(view(), TRIGGER, decision(broken), ACT).outcome == NEW  # routes nothing: legal, if pointless
+
+
+class Dicing:
+    """Draws from its generator: equal seeds, equal plans."""
+
+    def plan(self, view, rng):
+        return decision(plan_of(planned("7g.40gb"), number=1) if rng.random() < 0.5 else plan_of(planned("4g.20gb")))
+
+
+class Hopeless:
+    def plan(self, view, rng):
+        raise Infeasible("nothing fits", remedy="add a GPU")
+
+
+def test_a_planner_that_raises_an_operating_error_degrades():
+    verdict = judge(view(), TRIGGER, think(view(), Hopeless(), 1), ACT)
+    assert (verdict.outcome, verdict.rung) == (DEGRADED, 2)
+    assert "add a GPU" in verdict.degraded
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_recorded_decision_replays_to_the_same_plan(seed):
+    seen = view()
+    made = think(seen, Dicing(), seed)
+    versions = {"plan": plan_digest(made.plan)}
+    record = DecisionRecord("1.000001", trigger="load", view_json=codec.to_json(seen), seed=seed, versions=versions)
+    assert replay(record, Dicing(), made.plan).equal
+    expected = np.random.default_rng(seed).random() < 0.5
+    assert (made.plan.nodes[0].devices[0].slices[0].key.slice_type == "7g.40gb") == expected
+
+
+def test_a_replay_that_differs_shows_where():
+    record = DecisionRecord("1", view_json=codec.to_json(view()), seed=1, versions={"plan": plan_digest(PLAN)})
+    replayed = replay(record, Dicing(), PLAN)
+    assert not replayed.equal
+    assert any("slice_type" in line for line in replayed.diff)
+
+
+def test_a_breach_raises_the_demand_planned_for_and_it_wears_off():
+    boosts = Boosts(0.15, 0.6)
+    boosts.wear(view())
+    for _ in range(10):
+        boosts.breach(view(attainment=0.5))
+    assert boosts.by_family == {"toy": 0.6}
+    boosts.wear(view(now_s=1030.0))
+    assert boosts.by_family["toy"] == pytest.approx(0.3)
+    boosts.wear(view(now_s=1090.0))
+    assert boosts.by_family["toy"] == 0

@@ -1,0 +1,57 @@
+"""An objective is accepted whole or refused by naming field, value and remedy."""
+
+from dataclasses import replace
+
+import pytest
+
+from controller.objectives import accept
+from tests.support.plans import CATALOG
+from tests.unit.controller.views import OBJECTIVE
+from trefoil.core.catalog import Catalog, ProfileRow
+from trefoil.core.errors import InvalidInput, StaleRevision
+from trefoil.core.objective import ObjectiveMode
+
+ROW = ProfileRow("A100-SXM4-40GB", "7g.40gb", "toy", "toy-s", 0, 1, 1410, (), 20.0, 22.0, 23.0, 50.0, 5.0, 100.0, 100)
+PROFILED = Catalog(CATALOG.families, (ROW,))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mode", ObjectiveMode.UNSPECIFIED),
+        ("slo_ms", 0.0),
+        ("slo_ms", float("nan")),
+        ("slo_quantile", 95.0),
+        ("slo_quantile", 0.0),
+        ("min_accuracy", 95.0),
+        ("min_accuracy", 0.99),
+        ("hard_min_accuracy", 0.96),
+        ("lambda_weight", -0.1),
+        ("window_s", -1.0),
+        ("slo_ms", 10.0),
+        ("base_intensity_g_per_kwh", -5.0),
+        ("family", "unknown"),
+        ("params", {"nonsense": 1.0}),
+    ],
+)
+def test_what_nothing_can_meet_is_refused_by_field_value_and_remedy(field, value):
+    with pytest.raises(InvalidInput, match=field) as refused:
+        accept(replace(OBJECTIVE, **{field: value}), {}, PROFILED, {"theta": 1.0})
+    assert "Remedy: " in str(refused.value)
+
+
+def test_defaults_are_filled_in_and_the_number_counts_on():
+    sparse = replace(OBJECTIVE, window_s=0.0, pue=0.0, replicas_min=0, spread_min=0)
+    first = accept(sparse, {}, PROFILED, {}, pue=1.2)
+    assert (first.number, first.window_s, first.pue, first.replicas_min, first.spread_min) == (1, 86400.0, 1.2, 2, 2)
+    second = accept(sparse, {"toy": first}, PROFILED, {}, expected_number=1)
+    assert second.number == 2
+
+
+def test_a_change_by_somebody_else_is_noticed():
+    with pytest.raises(StaleRevision, match="number 1, not 7"):
+        accept(OBJECTIVE, {"toy": OBJECTIVE}, PROFILED, {}, expected_number=7)
+
+
+def test_params_of_a_planner_of_ones_own_are_its_own_business():
+    assert accept(replace(OBJECTIVE, params={"mine": 2.0}), {}, PROFILED, None).params == {"mine": 2.0}

@@ -1,0 +1,145 @@
+"""When the controller plans again, and above all when it does not."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.triggers import CAUSES, Memory, Thresholds, evaluate, made_for
+from tests.support.plans import key
+from tests.unit.controller.views import OBJECTIVE, PLAN, view
+from trefoil.core.fleet import DeviceState, FleetState, SliceState
+
+LIMITS = Thresholds()
+INFINITE = float("inf")
+
+
+def fire(seen, last=None, memory=None, thresholds=LIMITS, allowed=CAUSES, rolling=False):
+    last = last or made_for(view(), PLAN, INFINITE)
+    return evaluate(seen, last, memory or Memory(), thresholds, allowed, rolling)[0]
+
+
+def play(views, thresholds=LIMITS, replan=True):
+    """Causes of the triggers along a sequence of views, each replanned for."""
+    last, memory, causes = made_for(views[0], PLAN, INFINITE), Memory(), []
+    for seen in views[1:]:
+        trigger, memory = evaluate(seen, last, memory, thresholds, CAUSES)
+        if trigger is not None:
+            causes.append(trigger.cause)
+            if replan:
+                last = made_for(seen, PLAN, INFINITE)
+    return causes
+
+
+def test_starts_when_there_is_no_plan():
+    assert evaluate(view(current=None), None, Memory(), LIMITS, CAUSES)[0].cause == "start"
+
+
+def test_nothing_fires_when_nothing_changed():
+    assert fire(view()) is None
+
+
+@given(st.floats(1, 1500), st.floats(1, 1500))
+def test_carbon_fires_exactly_beyond_the_ratio_of_the_last_plan(planned_g, now_g):
+    trigger = fire(view(intensity=now_g), made_for(view(intensity=planned_g), PLAN, INFINITE))
+    assert (trigger is not None) == (abs(now_g - planned_g) > 0.05 * planned_g)
+
+
+def test_carbon_may_compare_with_a_fixed_base():
+    fixed = Thresholds(carbon_base_g_per_kwh=1000.0)
+    assert fire(view(intensity=345.0), thresholds=fixed) is None
+    assert "+5.1% of 1000 g/kWh" in fire(view(intensity=351.0), thresholds=fixed).why
+
+
+def test_the_reason_names_both_sides_of_the_comparison():
+    trigger = fire(view(intensity=330.0))
+    assert trigger.why == ("intensity 330 g/kWh is +10.0% of 300 g/kWh from the 300 g/kWh planned for (limit 5%)")
+
+
+def test_load_above_capacity_fires_at_once():
+    trigger = fire(view(rate=40.0, p90=46.0))
+    assert trigger.cause == "load"
+    assert "46.0/s > capacity 40.0/s" in trigger.why
+
+
+def test_noise_above_a_tight_capacity_does_not_fire():
+    tight = replace(PLAN, expected={"toy": replace(PLAN.expected["toy"], capacity_per_s=30.0)})
+    last = made_for(view(rate=26.0, p90=30.0), tight, INFINITE)
+    assert fire(view(rate=29.0, p90=33.0), last) is None
+
+
+@given(
+    high=st.floats(1.0, 1.19),
+    low=st.floats(0.76, 1.0),
+    period_ticks=st.integers(1, 30),
+)
+def test_a_square_wave_within_the_hysteresis_never_fires(high, low, period_ticks):
+    rates = [26 * (high if i // period_ticks % 2 else low) for i in range(200)]
+    assert play([view(), *(view(now_s=1000 + 0.5 * i, rate=r) for i, r in enumerate(rates))]) == []
+
+
+def test_a_square_wave_that_leaves_the_band_for_less_than_the_hold_never_fires():
+    rates = [15.0 if i // 8 % 2 else 26.0 for i in range(200)]  # 4 s below, 4 s planned
+    assert play([view(), *(view(now_s=1000 + 0.5 * i, rate=r) for i, r in enumerate(rates))]) == []
+
+
+def test_a_lasting_fall_fires_once_after_the_hold():
+    views = [view(), *(view(now_s=1000 + 0.5 * i, rate=13.0) for i in range(60))]
+    assert play(views) == ["load"]
+    trigger, memory = evaluate(views[1], made_for(views[0], PLAN, INFINITE), Memory(), LIMITS, CAUSES)
+    assert trigger is None
+    assert memory.since_s == {"load<toy": 1000.0}
+
+
+def test_slo_breach_waits_for_the_hold_and_rests_after_a_plan():
+    late = [view(now_s=1000 + 0.5 * i, attainment=0.80) for i in range(100)]
+    causes = play([view(), *late])
+    assert causes == ["slo"] * 3  # 50 s: after 10 s rest and 3 s hold each
+    assert fire(view(now_s=1020.0, attainment=0.94), memory=Memory({"slo:toy": 1000.0})) is None
+
+
+def test_a_new_objective_fires():
+    assert fire(view(objective=replace(OBJECTIVE, number=2))).cause == "objective"
+
+
+def test_a_failed_slice_fires_after_the_hold_and_not_again_once_planned_for():
+    broken = {PLAN.nodes[0].devices[0].slices[0].key: SliceState.FAILED}
+    views = [view(), *(view(now_s=1000 + 0.5 * i, states=broken) for i in range(40))]
+    assert play(views) == ["loss"]
+
+
+def test_a_slice_that_is_still_starting_is_no_loss_and_neither_is_anything_during_a_rollout():
+    assert fire(view(now_s=1010.0, states={key("4g.20gb"): SliceState.STARTING}), memory=Memory()) is None
+    gone = view(now_s=1010.0, states={key("4g.20gb"): SliceState.GONE})
+    held = Memory({"loss:node0-gpu0-4g.20gb-0": 1000.0})
+    assert fire(gone, memory=held).cause == "loss"
+    assert fire(gone, memory=held, rolling=True) is None
+
+
+def test_a_lost_device_and_a_stale_node_fire_and_so_does_their_return():
+    whole = view()
+    (node,) = whole.fleet.nodes
+    lost = replace(node, devices=(node.devices[0], replace(node.devices[1], state=DeviceState.LOST)))
+    partial = replace(whole, fleet=FleetState((lost,)))
+    stale = replace(whole, fleet=FleetState((node,), ("node0",)))
+    assert "node0/gpu1: lost" in fire(partial).why
+    assert fire(stale).cause == "loss"
+    assert "can be used" in fire(whole, made_for(partial, PLAN, INFINITE)).why
+
+
+@pytest.mark.parametrize("cause", ["carbon", "load", "slo"])
+def test_a_policy_that_does_not_name_a_trigger_never_sees_it(cause):
+    seen = view(now_s=1100.0, intensity=900.0, rate=60.0, p90=70.0, attainment=0.1)
+    memory = Memory({"slo:toy": 1000.0, "load>toy": 1000.0})
+    found = fire(seen, memory=memory, allowed=tuple(c for c in ("carbon", "load", "slo") if c != cause))
+    assert found is not None
+    assert found.cause != cause
+    assert fire(seen, memory=memory, allowed=()) is None
+
+
+def test_a_tick_gives_a_change_of_carbon_the_time_to_be_the_cause():
+    last = made_for(view(), PLAN, 1010.0)
+    assert fire(view(now_s=1010.5), last) is None
+    assert fire(view(now_s=1010.5, intensity=400.0), last).cause == "carbon"
+    assert fire(view(now_s=1012.0), last).cause == "tick"

@@ -1,0 +1,109 @@
+"""What load windows say, whatever their order and however they are aligned."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.windows import Windows, WindowSettings
+from tests.support.plans import CATALOG, LARGE, SMALL
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.latency import of
+
+
+def window(seq, starts_s, ends_s, arrived=0, small=0, large=0, worker=0, latencies=(), failed=0, dispatcher="d"):
+    cells = [LoadCell(LoadKey("toy"), arrived=arrived, failed_by_code={"RESOURCE_EXHAUSTED": failed} if failed else {})]
+    for variant, count in ((SMALL, small), (LARGE, large)):
+        if count:
+            cells.append(
+                LoadCell(
+                    LoadKey("toy", variant.name), answered=count, items=2 * count, within_slo=count,
+                    latency=of(latencies or [20.0] * count),
+                )
+            )  # fmt: skip
+    return LoadWindow(dispatcher, worker, seq, starts_s, ends_s, cells=tuple(cells))
+
+
+def book(*windows, **settings):
+    found = Windows(WindowSettings(**settings))
+    found.open_budget("toy", 100.0, 0.0)
+    for one in windows:
+        found.add(one, CATALOG)
+    return found
+
+
+@settings(max_examples=50)
+@given(st.floats(0, 0.49), st.lists(st.integers(0, 50), min_size=4, max_size=40))
+def test_no_arrival_is_lost_or_invented_by_alignment(offset_s, counts):
+    windows = [window(i + 1, 10 + offset_s + 0.5 * i, 10.5 + offset_s + 0.5 * i, n) for i, n in enumerate(counts)]
+    idle = [
+        window(len(counts) + i, windows[-1].ends_at_s + 0.5 * (i - 1), windows[-1].ends_at_s + 0.5 * i) for i in (1, 2)
+    ]
+    found = book(*windows, *idle)
+    assert sum(found.arrivals("toy", idle[-1].ends_at_s)) == pytest.approx(sum(counts))
+
+
+def test_a_repeated_window_counts_once():
+    one = window(1, 10, 10.5, 7, small=7)
+    found = book(one, one, window(2, 10.5, 11.0))
+    assert sum(found.arrivals("toy", 11.0)) == 7
+    assert found.answered["toy", SMALL.name] == 7
+
+
+def test_bins_end_where_the_slowest_live_worker_has_reported():
+    found = book(window(1, 10, 10.5, 5), window(2, 10.5, 11.0, 5), window(1, 10, 10.5, 3, worker=1))
+    assert found.arrivals("toy", 11.0) == (8.0,)
+    assert found.arrivals("toy", 13.0) == (8.0, 5.0)  # nobody is live any more: no zeros are made up
+    assert not found.live(13.0)
+
+
+def test_measured_counts_refusals_as_misses_and_weighs_accuracy_by_answers():
+    found = book(window(1, 10, 10.5, 10, small=6, large=2, failed=2))
+    measured = found.measured("toy", 10.5, CATALOG, None)
+    assert measured.slo_attainment == pytest.approx(0.8)
+    assert measured.accuracy == pytest.approx((6 * SMALL.accuracy + 2 * LARGE.accuracy) / 8)
+    assert measured.rate_per_s == pytest.approx(1.0)
+    assert found.items_mean("toy") == 2.0
+    assert found.measured("other", 10.5, CATALOG, None) is None
+
+
+def test_the_budget_fills_then_rolls_and_survives_a_restart():
+    found = book(*(window(i + 1, 10.0 * i, 10.0 * (i + 1), large=10) for i in range(8)))
+    (budget,) = found.budgets(80.0)
+    assert (budget.requests, budget.accuracy_sum) == (80, pytest.approx(80 * LARGE.accuracy))
+    assert 65 <= budget.elapsed_s <= 80
+    again = Windows(WindowSettings())
+    again.load_budgets(found.dump_budgets(), 80.0)
+    assert again.budgets(80.0) == found.budgets(80.0)
+    (later,) = again.budgets(150.0)
+    assert later.requests == 30
+    assert later.elapsed_s <= 100.0
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_poisson_arrivals_have_a_gap_scv_of_one_and_batches_have_more(workers):
+    rng = np.random.default_rng(5)
+
+    def scv(size):
+        windows = [
+            window(i + 1, 0.5 * i, 0.5 * (i + 1), int(size * rng.poisson(12 / size / workers)), worker=w)
+            for i in range(120)
+            for w in range(workers)
+        ]
+        return book(*windows).gap_scv("toy")
+
+    assert scv(1) == 1.0
+    assert scv(4) > 2.0
+
+
+def test_a_ramp_is_not_burstiness():
+    rng = np.random.default_rng(6)
+    found = book(*(window(i + 1, 0.5 * i, 0.5 * (i + 1), int(rng.poisson(5 + i / 4))) for i in range(120)))
+    assert found.gap_scv("toy") == 1.0
+
+
+def test_old_windows_are_forgotten():
+    found = book(window(1, 0, 0.5, 5, small=5), window(2, 100, 100.5, 1, small=1))
+    found.forget(100.5)
+    assert found.answered_since("toy", 0) == 1
+    assert sum(found.arrivals("toy", 100.5)) == pytest.approx(1)
