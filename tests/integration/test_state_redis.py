@@ -271,6 +271,35 @@ async def test_a_hung_redis_is_given_up_after_the_timeout(tmp_path):
     server.close()
 
 
+async def test_a_late_answer_is_never_taken_for_the_next_one(redis_server: RedisServer):
+    state = State.connect(redis_server.url, "c", timeout_s=0.2)
+    lease = await state.acquire("controller", "a", ttl_s=60)
+    await state.write(lease, [Put("one", Plan(why="one")), Put("two", Plan(why="two"))])
+    await raw(state, "CLIENT", "PAUSE", "600", "ALL")
+    with pytest.raises(errors.StateUnavailable):
+        await state.get("one", Plan)
+    answered: Plan | None = None
+    while answered is None:
+        try:
+            answered = await state.get("two", Plan)
+        except errors.StateUnavailable:
+            continue
+    assert answered.why == "two"
+    await state.close()
+
+
+async def test_cancelling_a_call_ends_it(redis_server: RedisServer):
+    state = State.connect(redis_server.url, "c", timeout_s=30)
+    await raw(state, "CLIENT", "PAUSE", "20000", "ALL")
+    for _ in range(20):
+        call = asyncio.create_task(state.get("one", Plan))
+        await asyncio.sleep(0.005)
+        call.cancel()
+        await asyncio.wait((call,), timeout=5)
+        assert call.cancelled()
+    await state.close()
+
+
 async def test_wrong_password_is_named(redis_server: RedisServer):
     admin = State.connect(redis_server.url, "c")
     await raw(admin, "CONFIG", "SET", "requirepass", "secret")
