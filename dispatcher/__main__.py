@@ -20,7 +20,6 @@ from trefoil.runtime.service import MetricsPart, Part, ServerPart, StatePart, ma
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
 
-
 HEALTH_TICK_S = 0.1
 
 
@@ -55,7 +54,7 @@ def build(argv: Sequence[str]) -> list[Part]:
     structlog.get_logger().info("settings", **config.masked(settings))
     clock = WallClock()
     metrics = Metrics("dispatcher")
-    state = State.connect(settings.redis_url, settings.cluster, clock=clock)
+    state = State.connect(settings.redis_url, settings.cluster, clock=clock, metrics=metrics)
     hub = Hub(settings, f"dispatcher-{uuid.uuid4().hex[:12]}", clock)
     contracts = Contracts(hub)
     loop = Loop(hub, state, Gauges(hub, metrics))

@@ -148,12 +148,11 @@ class Inference:
                 call = self._hub.transport.to(pick.slice).infer(request.payload, timeout=context.time_remaining())
                 answer = await call
                 trailers = await call.trailing_metadata()
-            except grpc.aio.AioRpcError as error:
-                failure = self._came_back(request, error)
+            except (grpc.aio.AioRpcError, Unavailable) as error:
+                refused = _status(error)
+                failure = self._came_back(request, refused)
                 if failure is not Failure.UNREACHABLE or tried_again:
-                    raise Refused(
-                        error.code(), error.details() or "", tuple(error.trailing_metadata() or ())
-                    ) from error
+                    raise refused from error
                 tried_again = True
                 request.ticket = replace(request.ticket, id=next(self._ids))
                 continue

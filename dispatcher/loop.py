@@ -39,7 +39,7 @@ class Loop:
         self._file = TableFile(hub.settings.state_dir / "dispatcher")
         self._pending: deque[LoadWindow] = deque(maxlen=hub.settings.windows_pending_max)
         self._watchers: set[asyncio.Queue[LoadWindow]] = set()
-        self._complaint = ""
+        self.complaint = ""
 
     async def init(self) -> None:
         """Serve what was last known, then what Redis says, if it answers."""
@@ -96,9 +96,9 @@ class Loop:
         except TrefoilError as error:
             self._complain(error)
             return
-        if self._complaint:
+        if self.complaint:
             LOG.info("plan and nodes are read again")
-            self._complaint = ""
+            self.complaint = ""
         if self._hub.table != before:
             self._save()
 
@@ -114,11 +114,9 @@ class Loop:
 
     def _complain(self, error: TrefoilError) -> None:
         """Once for each new complaint."""
-        if str(error) != self._complaint:
-            self._complaint = str(error)
+        if str(error) != self.complaint:
+            self.complaint = str(error)
             LOG.warning("the last good table stays in force", why=str(error))
-        if isinstance(error, StateUnavailable):
-            self._gauges.state_error("refresh")
 
     async def _acknowledge(self) -> None:
         """At once on every change, and every ack_s."""
@@ -134,7 +132,7 @@ class Loop:
             try:
                 await self._state.put_unfenced(self._ack_key, ack)
             except StateUnavailable:
-                self._gauges.state_error("ack")
+                pass  # counted by State; agents see the acknowledgement expire
             try:
                 async with asyncio.timeout(self._hub.settings.ack_s):
                     await self._hub.changed.wait()
@@ -161,7 +159,7 @@ class Loop:
                 await self._state.append_unfenced(self._load_key, self._pending[0])
                 self._pending.popleft()
         except StateUnavailable:
-            self._gauges.state_error("load")
+            pass  # counted by State; the window stays pending
 
     def _remember(self) -> None:
         """The last table from disk: its slices are out until a probe has found them."""

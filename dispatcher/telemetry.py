@@ -15,10 +15,6 @@ class Gauges:
         self._slices: set[str] = set()
         self._ejections: dict[tuple[str, str], int] = {}
 
-    def state_error(self, operation: str) -> None:
-        """Redis did not answer."""
-        self._metrics.inc("trefoil_state_errors_total", operation=operation)
-
     def window(self, window: LoadWindow) -> None:
         """Add one window, and show how things stand."""
         self._metrics.simulated = self._hub.simulated()

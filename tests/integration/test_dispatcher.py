@@ -1,0 +1,789 @@
+"""A real dispatcher on a real Redis, in front of slices that do as they are told."""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_sync
+import tritonclient.grpc.aio as triton
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from dispatcher.admin import NAME, DispatcherAdmin
+from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
+from tests.support import fake_triton as fake
+from tests.support.dispatching import Plane, Running, dispatching, image, until
+from tests.support.fake_triton import FakeTriton
+from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
+from trefoil.core.common import Revision
+from trefoil.core.demand import LoadWindow, TableAck
+from trefoil.core.fleet import SliceState
+from trefoil.core.latency import merge
+from trefoil.runtime import rpc
+
+pytestmark = pytest.mark.integration
+NO_SHM = "shared memory is disabled"
+
+
+class World:
+    """Slices digits-xs and digits-l, a dispatcher, and what writes to it."""
+
+    def __init__(self, plane: Plane, xs: FakeTriton, large: FakeTriton, running: Running, client) -> None:
+        self.plane, self.xs, self.large, self.running, self.client = plane, xs, large, running, client
+        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.aio.insecure_channel(running.address))
+
+    @property
+    def hub(self):
+        return self.running.hub
+
+    def statuses(self, **changes):
+        return [
+            replace(status(0, self.xs.target, variant="digits-xs"), **changes.get("xs", {})),
+            replace(status(1, self.large.target, variant="digits-l"), **changes.get("large", {})),
+        ]
+
+    async def infer(self, first: int = 3, **more):
+        return await self.client.infer("digits", [image(first)], **more)
+
+    async def serve(self, weights=(0.5, 0.5), number=1, credits=2, **more):
+        targets = [target(0, "digits-xs", weights[0], credits), target(1, "digits-l", weights[1], credits)]
+        await self.plane.node(node(self.statuses()))
+        await self.plane.plan(plan([route(targets, **more)], number=number))
+        await until(lambda: self.hub.table.revision == Revision(1, number, 0) and self.hub.table.live("digits"))
+
+    async def live(self, count: int, timeout_s: float = 15.0):
+        await until(lambda: len(self.hub.table.live("digits")) == count, timeout_s)
+
+
+@pytest.fixture
+async def world(state, tmp_path) -> AsyncIterator[World]:
+    async with (
+        FakeTriton(version=1) as xs,
+        FakeTriton(version=4) as large,
+        dispatching(state, tmp_path) as running,
+        triton.InferenceServerClient(running.address) as client,
+    ):
+        yield World(Plane(state), xs, large, running, client)
+
+
+def variant(result) -> str:
+    return result.get_response().parameters["trefoil_variant"].string_param
+
+
+def code(error: InferenceServerException) -> str:
+    return error.status().removeprefix("StatusCode.")
+
+
+# What clients see
+
+
+async def test_an_unmodified_client_gets_right_values_the_variant_and_its_own_id(world):
+    await world.serve()
+    seen = Counter()
+    for first in range(10):
+        result = await world.infer(first, request_id=f"r{first}", model_version="1" if first % 2 else "")
+        assert int(np.argmax(result.as_numpy("PROBABILITIES"))) == first
+        response = result.get_response()
+        assert (response.model_name, response.model_version, response.id) == ("digits", "1", f"r{first}")
+        seen[variant(result)] += 1
+    assert seen == {"digits-xs": 5, "digits-l": 5}
+    assert {request.model_version for request in world.xs.requests + world.large.requests} == {""}
+
+
+async def test_the_sync_client_works_too(world):
+    await world.serve()
+
+    def ask():
+        with triton_sync.InferenceServerClient(world.running.address) as client:
+            assert client.is_server_live()
+            assert client.is_server_ready()
+            assert client.is_model_ready("digits")
+            assert not client.is_model_ready("digits", "2")
+            tensor = triton_sync.InferInput("IMAGE", [2, 8, 8], "UINT8")
+            tensor.set_data_from_numpy(np.full((2, 8, 8), 7, np.uint8))
+            return client.infer("digits", [tensor]).as_numpy("PROBABILITIES")
+
+    assert (await asyncio.to_thread(ask)).argmax(axis=1).tolist() == [7, 7]
+
+
+async def test_what_perf_analyzer_asks_at_its_start_and_around_every_window(world):
+    await world.serve()
+    metadata = await world.client.get_model_metadata("digits")
+    config = (await world.client.get_model_config("digits")).config
+    server = await world.client.get_server_metadata()
+    before = (await world.client.get_inference_statistics("digits")).model_stats[0]
+    assert list(metadata.versions) == ["1"]
+    assert [tensor.name for tensor in metadata.inputs] == ["IMAGE"]
+    assert (config.name, config.max_batch_size, config.platform) == ("digits", 8, "")
+    assert not config.parameters, "a slice's own configuration must not leak"
+    assert not config.default_model_filename
+    assert "statistics" in server.extensions
+    assert not any("shared_memory" in extension for extension in server.extensions)
+    for _ in range(6):
+        await world.client.infer("digits", [image(1, items=2)])
+    after = (await world.client.get_inference_statistics("digits", "1")).model_stats[0]
+    assert (after.name, after.version) == ("digits", "1")
+    stats = after.inference_stats
+    counts = {stats.success.count, stats.queue.count, stats.compute_input.count, stats.compute_infer.count}
+    assert counts == {before.inference_stats.queue.count + 6} == {stats.compute_output.count}
+    assert (after.inference_count, after.execution_count) == (12, 6)
+    assert after.last_inference > 0
+    assert stats.compute_infer.ns > 0
+    asked = len(world.xs.requests) + len(world.large.requests)
+    assert asked == 6, "the contract was asked of a slice once, not on every call"
+
+
+async def test_the_index_lists_families_with_the_reason_why_one_is_not_ready(world):
+    await world.serve()
+    (only,) = (await world.client.get_model_repository_index()).models
+    assert (only.name, only.version, only.state, only.reason) == ("digits", "1", "READY", "")
+    await world.plane.node(
+        node(world.statuses(xs={"state": SliceState.FAILED, "why": "no memory"}, large={"state": SliceState.GONE}))
+    )
+    await world.live(0)
+    (only,) = (await world.client.get_model_repository_index()).models
+    assert only.state == "UNAVAILABLE"
+    assert "FAILED (no memory)" in only.reason
+    assert not await world.client.is_model_ready("digits")
+    assert not await world.client.is_server_ready()
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda s: s.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="digits")), "controller"),
+        (lambda s: s.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="digits")), "controller"),
+        (lambda s: s.SystemSharedMemoryRegister(pb.SystemSharedMemoryRegisterRequest()), NO_SHM),
+        (lambda s: s.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest()), NO_SHM),
+        (lambda s: s.CudaSharedMemoryRegister(pb.CudaSharedMemoryRegisterRequest()), NO_SHM),
+        (lambda s: s.CudaSharedMemoryUnregister(pb.CudaSharedMemoryUnregisterRequest()), NO_SHM),
+        (lambda s: s.TraceSetting(pb.TraceSettingRequest()), "trace"),
+        (lambda s: s.LogSettings(pb.LogSettingsRequest()), "log"),
+    ],
+)  # fmt: skip
+async def test_what_is_not_offered_says_why(world, call, reason):
+    with pytest.raises(grpc.aio.AioRpcError, match=reason) as caught:
+        await call(world.stub)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_streams_and_sequences_are_refused_with_the_remedy(world):
+    await world.serve()
+    with pytest.raises(grpc.aio.AioRpcError, match="unary ModelInfer") as caught:
+        await world.stub.ModelStreamInfer(iter([pb.ModelInferRequest(model_name="digits")])).read()
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    with pytest.raises(InferenceServerException, match="leave sequence_id out") as refused:
+        await world.infer(sequence_id=7, sequence_start=True)
+    assert code(refused.value) == "UNIMPLEMENTED"
+
+
+async def test_shared_memory_status_is_empty_as_tritons_is(world):
+    assert not (await world.client.get_system_shared_memory_status()).regions
+    assert not (await world.client.get_cuda_shared_memory_status()).regions
+
+
+async def test_health_and_reflection_stand_on_the_inference_port(world):
+    channel = grpc.aio.insecure_channel(world.running.address)
+    health = health_pb2_grpc.HealthStub(channel)
+
+    async def serving(name=""):
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
+        return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    async with asyncio.timeout(10):
+        while await serving():
+            await asyncio.sleep(0.01)
+    await world.serve()
+    async with asyncio.timeout(10):
+        while not await serving() or not await serving("inference.GRPCInferenceService"):
+            await asyncio.sleep(0.01)
+    from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
+    from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
+
+    stream = ServerReflectionStub(channel).ServerReflectionInfo(iter([ServerReflectionRequest(list_services="")]))
+    names = {service.name for service in (await stream.read()).list_services_response.service}
+    assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= names
+    await channel.close()
+
+
+async def test_before_any_plan_it_says_so(world):
+    assert await world.client.is_server_live()
+    assert not await world.client.is_server_ready()
+    with pytest.raises(InferenceServerException, match="no plan has been read") as caught:
+        await world.infer()
+    assert code(caught.value) == "UNAVAILABLE"
+
+
+async def test_planned_but_not_up_yet_is_unavailable_with_the_slices_state(world):
+    await world.plane.node(node([status(0, "", SliceState.STARTING)]))
+    await world.plane.plan(plan([route([target(0)])]))
+    await until(lambda: world.hub.table.routes)
+    with pytest.raises(
+        InferenceServerException, match=r"no slice serves digits now: no live slice: .*STARTING"
+    ) as caught:
+        await world.infer()
+    assert code(caught.value) == "UNAVAILABLE"
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("more", "expected", "text"),
+    [
+        ({"model_name": "letters"}, "NOT_FOUND", "unknown model: 'letters'"),
+        ({"model_version": "4"}, "NOT_FOUND", "version 4"),
+        ({"parameters": {"trefoil_min_acuracy": 0.9}}, "INVALID_ARGUMENT", "trefoil_min_acuracy"),
+        ({"parameters": {"trefoil_min_accuracy": 1.5}}, "INVALID_ARGUMENT", "trefoil_min_accuracy"),
+        ({"parameters": {"trefoil_slo_ms": "soon"}}, "INVALID_ARGUMENT", "trefoil_slo_ms"),
+        ({"parameters": {"trefoil_class": 3}}, "INVALID_ARGUMENT", "trefoil_class"),
+    ],
+)
+async def test_bad_requests_are_refused_by_name(world, more, expected, text):
+    await world.serve()
+    arguments = {"model_name": "digits", "inputs": [image()], **more}
+    with pytest.raises(InferenceServerException, match=text) as caught:
+        await world.client.infer(**arguments)
+    assert code(caught.value) == expected
+    assert not world.xs.requests
+    assert not world.large.requests
+
+
+async def test_tensors_in_shared_memory_are_refused(world):
+    await world.serve()
+    tensor = triton.InferInput("IMAGE", [1, 8, 8], "UINT8")
+    tensor.set_shared_memory("region", 64)
+    with pytest.raises(InferenceServerException, match="'IMAGE' is in shared memory") as caught:
+        await world.client.infer("digits", [tensor])
+    assert code(caught.value) == "INVALID_ARGUMENT"
+
+
+async def test_bytes_that_are_no_request_are_refused(world):
+    await world.serve()
+    raw = grpc.aio.insecure_channel(world.running.address).unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    with pytest.raises(grpc.aio.AioRpcError, match="not a ModelInferRequest") as caught:
+        await raw(b"\xff\xff\xff")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_our_knobs_never_reach_triton_and_others_do(world):
+    await world.serve()
+    asked = {"trefoil_class": "gold", "trefoil_min_accuracy": "0.9", "trefoil_slo_ms": 50, "temperature": 3}
+    await world.infer(parameters=asked, model_version="1")
+    (request,) = world.xs.requests + world.large.requests
+    assert set(request.parameters) == {"temperature"}
+    assert request.model_version == ""
+
+
+# Errors, deadlines, cancellation
+
+
+async def test_status_details_and_trailers_of_a_slice_arrive_unchanged(world):
+    await world.serve()
+    for slice_ in (world.xs, world.large):
+        slice_.error, slice_.error_trailers = (grpc.StatusCode.FAILED_PRECONDITION, "not tonight"), (("moon", "full"),)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await world.stub.ModelInfer(_request())
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert caught.value.details() == "not tonight"
+    assert ("moon", "full") in [tuple(pair) for pair in caught.value.trailing_metadata()]
+    assert len(world.xs.requests) + len(world.large.requests) == 1, "not retried"
+    assert len(world.hub.table.live("digits")) == 2, "a model's own error says nothing of its slice"
+
+
+async def test_a_slices_full_queue_is_its_own_status_and_no_reason_to_eject(world):
+    await world.serve()
+    world.xs.error = world.large.error = fake.QUEUE_FULL
+    with pytest.raises(InferenceServerException, match="Exceeds maximum queue size") as caught:
+        await world.infer()
+    assert code(caught.value) == "UNAVAILABLE"
+    assert len(world.hub.table.live("digits")) == 2
+
+
+async def test_the_deadline_is_forwarded_and_reported(world):
+    await world.serve()
+    world.xs.gate.clear()
+    world.large.gate.clear()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await world.stub.ModelInfer(_request(), timeout=0.3)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: world.xs.cancelled + world.large.cancelled == 1)
+    (deadline_s,) = world.xs.deadlines_s + world.large.deadlines_s
+    assert 0 < deadline_s < 0.35
+    await until(lambda: not world.hub.in_flight())
+    assert world.hub.book.totals["digits"].by_code == {"DEADLINE_EXCEEDED": 1}
+
+
+async def test_a_client_that_leaves_while_its_request_waits_costs_nothing(world):
+    await world.serve(credits=1)
+    world.xs.gate.clear()
+    world.large.gate.clear()
+    first = [asyncio.create_task(world.infer()) for _ in range(2)]
+    pump = world.hub.pumps["digits"]
+    await until(lambda: pump.flying == 2)
+    waiting = [world.stub.ModelInfer(_request()) for _ in range(4)]
+    tasks = [asyncio.ensure_future(call) for call in waiting]
+    await until(lambda: pump.waiting == 4)
+    for call in waiting:
+        call.cancel()
+    await until(lambda: pump.waiting == 0)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    world.xs.gate.set()
+    world.large.gate.set()
+    await asyncio.gather(*first)
+    assert world.xs.executed + world.large.executed == 2
+    assert world.hub.book.totals["digits"].by_code == {"CANCELLED": 4}
+    assert not world.hub.in_flight()
+
+
+async def test_a_client_that_leaves_while_its_request_runs_frees_the_credit(world):
+    await world.serve(credits=1)
+    world.xs.gate.clear()
+    world.large.gate.clear()
+    calls = [world.stub.ModelInfer(_request()) for _ in range(2)]
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    await until(lambda: world.xs.requests and world.large.requests)
+    for call in calls:
+        call.cancel()
+    await until(lambda: world.xs.cancelled == world.large.cancelled == 1)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await until(lambda: not world.hub.in_flight())
+    world.xs.gate.set()
+    world.large.gate.set()
+    await world.infer()
+
+
+async def test_a_queue_timeout_of_the_request_counts_here_too(world):
+    await world.serve(credits=1)
+    world.xs.gate.clear()
+    world.large.gate.clear()
+    first = [asyncio.create_task(world.infer()) for _ in range(2)]
+    await until(lambda: world.hub.pumps["digits"].flying == 2)
+    with pytest.raises(InferenceServerException, match="Request timeout expired") as caught:
+        await world.infer(timeout=100_000)
+    assert code(caught.value) == "UNAVAILABLE"
+    assert world.hub.pumps["digits"].waiting == 0
+    world.xs.gate.set()
+    world.large.gate.set()
+    await asyncio.gather(*first)
+
+
+async def test_a_full_queue_refuses_with_name_depth_and_limit(world):
+    await world.serve(credits=1, requests_max=3)
+    world.xs.gate.clear()
+    world.large.gate.clear()
+    admitted = [asyncio.create_task(world.infer()) for _ in range(5)]
+    await until(lambda: world.hub.pumps["digits"].waiting == 3)
+    with pytest.raises(InferenceServerException, match="queue digits is full: it holds 3 requests, limit 3") as caught:
+        await world.infer()
+    assert code(caught.value) == "RESOURCE_EXHAUSTED"
+    world.xs.gate.set()
+    world.large.gate.set()
+    assert len(await asyncio.gather(*admitted)) == 5
+
+
+async def test_a_message_of_ten_megabytes_passes_and_a_cap_is_kept(state, tmp_path):
+    async with FakeTriton() as slice_, dispatching(state, tmp_path, message_bytes_max=12 * 2**20) as running:
+        plane = Plane(state)
+        await plane.node(node([status(0, slice_.target)]))
+        await plane.plan(plan([route([target(0)])]))
+        await until(lambda: running.hub.table.live("digits"))
+        options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.aio.insecure_channel(running.address, options=options))
+        items = 10 * 2**20 // 64
+        answer = await stub.ModelInfer(_request(items=items))
+        assert len(answer.raw_output_contents[0]) == items * 40
+        with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as caught:
+            await stub.ModelInfer(_request(items=13 * 2**20 // 64))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+# Slices that die
+
+
+async def test_a_killed_slice_fails_only_what_was_in_flight_and_comes_back(world):
+    await world.serve()
+    world.xs.latency_s = world.large.latency_s = 0.01
+    stop = asyncio.Event()
+    codes: Counter = Counter()
+
+    async def load():
+        while not stop.is_set():
+            try:
+                await world.infer()
+                codes["OK"] += 1
+            except InferenceServerException as error:
+                codes[code(error)] += 1
+
+    users = [asyncio.create_task(load()) for _ in range(8)]
+    await until(lambda: codes["OK"] > 50)
+    in_flight = 2
+    await world.large.stop()
+    await world.live(1)
+    before = codes["OK"]
+    await until(lambda: codes["OK"] > before + 50)
+    await world.large.start()
+    await world.live(2)
+    answered = world.large.executed
+    await until(lambda: world.large.executed > answered + 10)
+    stop.set()
+    await asyncio.gather(*users)
+    assert sum(n for name, n in codes.items() if name != "OK") <= in_flight
+    assert set(codes) <= {"OK", "UNAVAILABLE", "CANCELLED"}
+
+
+async def test_a_request_that_nobody_took_goes_to_another_slice_once(world):
+    await world.serve()
+    await world.large.stop()
+    results = await asyncio.gather(*(world.infer() for _ in range(8)))
+    assert {variant(result) for result in results} == {"digits-xs"}
+    assert world.hub.table.why["digits"].startswith("share 0.500 is spread over 1 live slices")
+
+
+@pytest.mark.parametrize("error", [fake.EXITING, fake.UNLOADED])
+async def test_a_slice_that_is_going_away_is_ejected_and_its_request_served_elsewhere(world, error):
+    await world.serve()
+    world.large.error, world.large.ready = error, False
+    results = await asyncio.gather(*(world.infer() for _ in range(6)))
+    assert {variant(result) for result in results} == {"digits-xs"}
+    world.large.error, world.large.ready = None, True
+    await world.live(2)
+
+
+async def test_requests_wait_for_the_only_slice_instead_of_failing_on_it(world):
+    await world.plane.node(node([world.statuses()[0]]))
+    await world.plane.plan(plan([route([target(0, "digits-xs")])]))
+    await world.live(1)
+    await world.infer()
+    await world.xs.stop()
+    waiting = [asyncio.create_task(world.infer()) for _ in range(5)]
+    await world.live(0)
+    await until(lambda: world.hub.pumps["digits"].waiting == 5)
+    await world.xs.start()
+    assert len(await asyncio.gather(*waiting)) == 5
+
+
+async def test_they_do_not_wait_for_ever(state, tmp_path):
+    async with dispatching(state, tmp_path, no_slice_wait_s=0.3) as running, FakeTriton() as slice_:
+        plane = Plane(state)
+        await plane.node(node([status(0, slice_.target)]))
+        await plane.plan(plan([route([target(0)])]))
+        await until(lambda: running.hub.table.live("digits"))
+        await slice_.stop()
+        async with triton.InferenceServerClient(running.address) as client:
+            for _ in range(2):  # one that waited, one that need not
+                with pytest.raises(InferenceServerException, match=r"no slice serves digits now.*ejected") as caught:
+                    await client.infer("digits", [image()])
+                assert code(caught.value) == "UNAVAILABLE"
+
+
+async def test_a_dead_stub_is_ejected_reported_and_readmitted_by_an_inference_only(world, state):
+    await world.serve()
+    world.large.error, world.large.error_delay_s = fake.DEAD_STUB, 0.05
+    outcomes = await asyncio.gather(*(world.infer() for _ in range(8)), return_exceptions=True)
+    failed = [each for each in outcomes if isinstance(each, InferenceServerException)]
+    assert 1 <= len(failed) <= 2, "no more than its credits"
+    assert {code(each) for each in failed} == {"INTERNAL"}
+    await world.live(1)
+
+    async def ejected():
+        acks = await state.scan(state.keys.ack_prefix(), TableAck)
+        return {load.slice: load.ejected for ack in acks.values() for load in ack.slices}
+
+    async with asyncio.timeout(5):
+        while (await ejected()).get(key(1)) is not True:
+            await asyncio.sleep(0.02)
+    assert (await ejected())[key(0)] is False
+    probes = len(world.large.requests)
+    await until(lambda: len(world.large.requests) >= probes + 2)
+    assert len(world.hub.table.live("digits")) == 1, "readiness stays true while the stub is dead: it proves nothing"
+    world.large.error = None
+    await world.live(2)
+    assert world.large.requests[-1].id == "trefoil-probe"
+
+
+async def test_what_the_agent_publishes_anew_is_probed_at_once(world):
+    await world.serve()
+    world.large.error = fake.DEAD_STUB
+    await asyncio.gather(*(world.infer() for _ in range(4)), return_exceptions=True)
+    await world.live(1)
+    await until(lambda: (world.hub.ejections.next_probe_at_s() or 0) - world.hub.clock.monotonic_s() > 1.0)
+    world.large.error = None
+    started_s = world.hub.clock.monotonic_s()
+    await world.plane.node(node(world.statuses(large={"since_s": 99.0})))
+    await world.live(2)
+    assert world.hub.clock.monotonic_s() - started_s < 1.0
+
+
+# Tables, acknowledgements, windows
+
+
+async def test_a_draining_slice_gets_nothing_new_while_what_it_has_finishes(world, state):
+    await world.serve(credits=1)
+    world.large.gate.clear()
+    running = [asyncio.create_task(world.infer()) for _ in range(2)]
+    await until(lambda: world.large.requests and world.xs.executed)
+    draining = [target(0, "digits-xs", 1.0), target(1, "digits-l", 0.0, draining=True)]
+    await world.plane.plan(plan([route(draining)], number=2))
+
+    async def ack():
+        return await state.get(state.keys.ack("d1", 0), TableAck)
+
+    async with asyncio.timeout(10):
+        while (await ack()).table < Revision(1, 2, 0):
+            await asyncio.sleep(0.01)
+    assert {load.slice: load.in_flight for load in (await ack()).slices} == {key(0): 0, key(1): 1}
+    for _ in range(10):
+        assert variant(await world.infer()) == "digits-xs"
+    world.large.gate.set()
+    assert {variant(result) for result in await asyncio.gather(*running)} == {"digits-xs", "digits-l"}
+    async with asyncio.timeout(10):
+        while any(load.in_flight for load in (await ack()).slices):
+            await asyncio.sleep(0.01)
+    assert len(world.large.requests) == 1
+
+
+async def test_windows_add_up_to_what_was_done(world, state):
+    await world.serve(weights=(0.25, 0.75))
+    for _ in range(20):
+        await world.infer(parameters={"trefoil_class": "gold"})
+    world.xs.error = world.large.error = fake.BACKEND
+    with pytest.raises(InferenceServerException):
+        await world.infer()
+
+    async def cells():
+        windows = [window for _, window in await state.stream(state.keys.load("d1", 0), LoadWindow)]
+        assert [window.seq for window in windows] == list(range(1, len(windows) + 1))
+        assert all(a.ends_at_s == b.starts_at_s for a, b in itertools.pairwise(windows))
+        return [cell for window in windows for cell in window.cells]
+
+    async with asyncio.timeout(10):
+        while not any(cell.failed_by_code for cell in await cells()):
+            await asyncio.sleep(0.02)
+    found = await cells()
+    answered: Counter = Counter()
+    for cell in found:
+        answered[cell.key.variant] += cell.answered
+        assert sum(cell.arrived_per_s) == cell.arrived
+    assert answered == {"": 0, "digits-xs": 5, "digits-l": 15}
+    assert sum(cell.arrived for cell in found) == 21
+    assert sum(cell.arrived for cell in found if cell.key.slo_class == "gold") == 20
+    assert sum(cell.within_slo for cell in found) == sum(cell.items for cell in found) == 20
+    assert merge(cell.latency for cell in found).total == 20
+    assert sum(cell.failed_by_code.get("INTERNAL", 0) for cell in found if cell.key.slice is not None) == 1
+
+
+@pytest.mark.parametrize("router", ["weighted", "fifo"])
+async def test_shares_are_those_of_the_plan_and_follow_a_new_one(world, router):
+    await world.serve(weights=(0.2, 0.8), router=router)
+    world.xs.latency_s, world.large.latency_s = 0.001, 0.01
+
+    async def shares(count=200):
+        seen = Counter()
+        for _ in range(count // 4):
+            seen.update(variant(result) for result in await asyncio.gather(*(world.infer() for _ in range(4))))
+        return seen["digits-l"] / count
+
+    if router == "weighted":
+        assert abs(await shares() - 0.8) <= 0.01
+        await world.serve(weights=(0.65, 0.35), number=2, router=router)
+        assert abs(await shares() - 0.35) <= 0.01
+    else:
+        assert 0.2 < await shares() <= 0.55, "a pull queue serves as credits come free"
+
+
+async def test_another_router_takes_over_in_mid_flight(world):
+    await world.serve(credits=1)
+    world.xs.gate.clear()
+    world.large.gate.clear()
+    running = [asyncio.create_task(world.infer()) for _ in range(12)]
+    await until(lambda: world.hub.pumps["digits"].waiting == 10)
+    await world.serve(credits=1, number=2, router="fifo")
+    world.xs.gate.set()
+    world.large.gate.set()
+    assert len(await asyncio.gather(*running)) == 12
+    assert not world.hub.in_flight()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        plan([route([target(0)], router="fastest")], number=2),
+        plan([route([target(0, weight=float("nan"))])], number=2),
+        plan([route([target(0, credits=0)])], number=2),
+        plan([replace(route([target(0)]), queue="lifo")], number=2),
+        plan([route([target(0), target(0)])], number=2),
+        plan([route([target(0)]), route([target(1)])], number=2),
+        plan([route([target(0)])], number=0),
+    ],
+)
+async def test_a_plan_that_cannot_be_routed_leaves_the_last_good_table(world, broken):
+    await world.serve()
+    await world.plane.plan(broken)
+    await until(lambda: world.running.loop.complaint)
+    assert world.hub.table.revision == Revision(1, 1, 0)
+    await world.infer()
+    await world.serve(number=3)
+    await until(lambda: not world.running.loop.complaint)
+
+
+async def test_slices_that_share_credits_with_another_dispatcher_get_half(world, state, tmp_path):
+    await world.serve(credits=2)
+    async with dispatching(
+        state,
+        tmp_path / "other",
+    ) as other:
+        other.hub.me = ("d2", 0)
+        await state.put_unfenced(state.keys.ack("d2", 0), TableAck(dispatcher="d2", observed_at_s=1.0))
+        await until(lambda: [t.credits for t in world.hub.table.live("digits")] == [1, 1])
+    await state.delete_unfenced(state.keys.ack("d2", 0))
+    await until(lambda: [t.credits for t in world.hub.table.live("digits")] == [2, 2])
+
+
+# Redis and process deaths
+
+
+async def test_serving_goes_on_when_redis_dies_and_when_it_comes_back_empty(redis_server, tmp_path):
+    from trefoil.runtime.state import State
+
+    state = State.connect(redis_server.url, "mortal")
+    async with FakeTriton() as slice_, dispatching(state, tmp_path) as running:
+        plane = Plane(state)
+        await plane.node(node([status(0, slice_.target)]))
+        await plane.plan(plan([route([target(0)])], number=5))
+        await until(lambda: running.hub.table.live("digits"))
+        async with triton.InferenceServerClient(running.address) as client:
+            redis_server.kill()
+            for _ in range(20):
+                await client.infer("digits", [image()])
+            await until(lambda: running.loop.complaint)
+            redis_server.start()
+            await until(lambda: not running.loop.complaint, 30)
+            for _ in range(20):
+                await client.infer("digits", [image()])
+            assert running.hub.table.revision == Revision(1, 5, 0)
+            assert await client.is_server_ready()
+            await Plane(state).plan(plan([route([target(0)])], number=1))  # a controller that forgot everything
+            await until(lambda: "older than" in running.loop.complaint)
+            assert running.hub.table.revision == Revision(1, 5, 0)
+
+            async def answered():
+                windows = await state.stream(state.keys.load("d1", 0), LoadWindow)
+                return sum(cell.answered for _, window in windows for cell in window.cells)
+
+            async with asyncio.timeout(10):
+                while await answered() < 40:  # windows of the outage were kept and sent
+                    await asyncio.sleep(0.05)
+    await state.close()
+
+
+async def test_a_dispatcher_that_starts_without_redis_serves_what_it_last_knew(redis_server, tmp_path):
+    from trefoil.runtime.state import State
+
+    state = State.connect(redis_server.url, "mortal")
+    async with FakeTriton() as slice_, FakeTriton() as dead:
+        async with dispatching(state, tmp_path) as running:
+            plane = Plane(state)
+            await plane.node(node([status(0, slice_.target), status(1, dead.target)]))
+            await plane.plan(plan([route([target(0, weight=0.5), target(1, weight=0.5)])], number=5))
+            await until(lambda: len(running.hub.table.live("digits")) == 2)
+        redis_server.kill()
+        await dead.stop()
+        async with dispatching(state, tmp_path) as again, triton.InferenceServerClient(again.address) as client:
+            await until(lambda: again.hub.table.live("digits"))
+            assert [each.slice for each in again.hub.table.live("digits")] == [key(0)]
+            for _ in range(5):
+                await client.infer("digits", [image()])
+    await state.close()
+
+
+async def test_a_damaged_table_file_is_named_and_not_used(state, tmp_path):
+    (tmp_path / "dispatcher").mkdir()
+    (tmp_path / "dispatcher" / "table.jsonl").write_text('{"revision": "no"}\n')
+    async with dispatching(state, tmp_path) as running:
+        assert not running.hub.table.routes
+
+
+async def test_slices_of_a_silent_agent_are_probed_from_here(state, tmp_path):
+    async with (
+        FakeTriton() as well,
+        FakeTriton() as hung,
+        dispatching(state, tmp_path, node_stale_s=0.1, stale_probe_s=0.1, stale_probe_failures=2) as running,
+    ):
+        plane = Plane(state)
+        await plane.node(node([status(0, well.target), status(1, hung.target)]), fresh=False)
+        await plane.plan(plan([route([target(0, weight=0.5), target(1, weight=0.5)])]))
+        await until(lambda: len(running.hub.table.live("digits")) == 2)
+        hung.ready = False
+        await until(lambda: [each.slice for each in running.hub.table.live("digits")] == [key(0)])
+        hung.ready = True
+        await until(lambda: len(running.hub.table.live("digits")) == 2)
+
+
+async def test_stopping_turns_clients_away_and_lets_what_is_in_flight_finish(state, tmp_path):
+    async with FakeTriton(latency_s=0.3) as slice_:
+        async with dispatching(state, tmp_path, drain_s=3.0) as running:
+            plane = Plane(state)
+            await plane.node(node([status(0, slice_.target)]))
+            await plane.plan(plan([route([target(0)])]))
+            await until(lambda: running.hub.table.live("digits"))
+            client = triton.InferenceServerClient(running.address)
+            last = asyncio.create_task(client.infer("digits", [image(4)]))
+            await until(lambda: slice_.requests)
+        assert (await last).as_numpy("PROBABILITIES").argmax() == 4
+        await client.close()
+        assert await state.get(state.keys.ack("d1", 0), TableAck) is None, "nobody waits for a dispatcher that is gone"
+
+
+# The admin port
+
+
+async def test_the_table_and_the_load_can_be_watched(world):
+    await world.serve()
+    admin = (
+        dispatcher_pb2_grpc.add_DispatcherServicer_to_server,
+        DispatcherAdmin(world.hub, world.running.loop),
+        NAME,
+    )
+    server = rpc.make_server(world.running.settings, [admin], address="127.0.0.1:0")
+    await server.start()
+    async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
+        stub = dispatcher_pb2_grpc.DispatcherStub(channel)
+        table = await stub.GetTable(dispatcher_pb2.GetTableRequest())
+        assert (table.table.epoch, table.table.number, table.why) == (1, 1, "")
+        assert [len(each.targets) for each in table.routes] == [2]
+        assert len(table.slices) == 2
+        watching = stub.WatchLoad(dispatcher_pb2.WatchLoadRequest())
+        first = (await watching.read()).window
+        await world.infer()
+        second = (await watching.read()).window
+        assert second.seq == first.seq + 1
+        watching.cancel()
+    await server.stop(0.1)
+
+
+async def test_metrics_follow_the_windows(world):
+    await world.serve()
+    for _ in range(4):
+        await world.infer()
+
+    def text():
+        return world.running.metrics.text()
+
+    await until(lambda: 'trefoil_requests_total{code="OK",family="digits",simulated="true"} 4.0' in text())
+    assert 'trefoil_request_duration_seconds_count{family="digits",simulated="true"} 4.0' in text()
+    assert f'trefoil_credits{{simulated="true",slice="{key(0).name}"}} 2.0' in text()
+
+
+def _request(first: int = 0, items: int = 1):
+    request = pb.ModelInferRequest(model_name="digits", id="x")
+    request.inputs.add(name="IMAGE", datatype="UINT8", shape=[items, 8, 8])
+    request.raw_input_contents.append(bytes([first]) + bytes(items * 64 - 1))
+    return request
