@@ -174,7 +174,8 @@ def required_mean(
         return floor, max(window_s, 1.0)
     window_s = budget.window_s or window_s
     left_s = max(window_s - budget.elapsed_s, LEFT_MIN * window_s, 1.0)
-    seen_per_s = budget.requests / budget.elapsed_s if budget.elapsed_s > 0 else rate_per_s
+    early = budget.elapsed_s < LEFT_MIN * window_s  # too early to tell a rate from what was seen
+    seen_per_s = rate_per_s if early else budget.requests / budget.elapsed_s
     debt = floor * budget.requests - budget.accuracy_sum
     if debt > 0:
         ahead = max(left_s - reaction_s, LEFT_MIN * window_s) * min(rate_per_s, seen_per_s)

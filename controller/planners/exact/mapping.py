@@ -10,6 +10,7 @@ first to slices that run them, then by device with the fewest slices, so that a 
 Deviations: 2 and 3 are greedy inside the optimum of 1; both are exact where every load costs the same.
 """
 
+import heapq
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def _configure(
     """Step 1: the configuration of each device of a group."""
     classes: dict[tuple[bool, tuple[tuple[str, int, str], ...]], list[Device]] = defaultdict(list)
     for device in group.devices:
-        runs = tuple((r.key.slice_type, r.key.start, r.variant) for r in device.running)
+        runs = tuple((r.key.slice_type, r.key.start, f"{r.family}/{r.variant}") for r in device.running)
         classes[(device.awake, runs)].append(device)
     asleep = len(group.devices) - sum(n for _, n in wanted)
     options = [(option, n) for option, n in [*wanted, (SLEEP, asleep)] if n]
@@ -148,14 +149,25 @@ def _host(
         else:
             free.append((device, key))
     place_of = {key: i for i, (_, key) in enumerate(slots)}
+    queues: dict[tuple[str, str], list[tuple[int, bool, int]]] = defaultdict(list)
+    for device, key in free:
+        queues[(device.type.name, key.slice_type)].append((len(hosted[device.name]), key not in runs, place_of[key]))
+    for queue in queues.values():
+        heapq.heapify(queue)
+    used = set()
     for kind in sorted(left):
-        for _ in range(left[kind]):
-            fitting = [(d, k) for d, k in free if (d.type.name, k.slice_type) == kind[1:3]]
-            assert fitting, f"no slice left for {kind}"
-            device, key = min(fitting, key=lambda s: (len(hosted[s[0].name]), s[1] not in runs, place_of[s[1]]))
-            free.remove((device, key))
+        queue = queues[(kind[1], kind[2])]
+        while left[kind]:
+            assert queue, f"no slice left for {kind}"
+            busy, new, at = heapq.heappop(queue)
+            device, key = slots[at]
+            if busy != len(hosted[device.name]):  # another slice of the device got work since
+                heapq.heappush(queue, (len(hosted[device.name]), new, at))
+                continue
+            left[kind] -= 1
+            used.add(key)
             hosted[device.name].append(Running(key, kind[0], kind[3]))
-    _fill_empty(free, hosted, awake)
+    _fill_empty([(d, k) for d, k in free if k not in used], hosted, awake)
 
 
 def _fill_empty(free: Sequence[tuple[Device, SliceKey]], hosted: dict[str, list[Running]], awake: int) -> None:

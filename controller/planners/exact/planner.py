@@ -97,7 +97,7 @@ class ExactPlanner:
                 why = f"{self.name}: {degraded}; keeps the plan"
                 return Decision(None, why, next_at_s, f"kept_last_plan: {degraded}")
             draft = self._draft(world, problem, aim, constants, rng)
-            if draft is None:
+            if draft is None or not draft.solution.slices:
                 why = f"{self.name}: {degraded}; there is nothing to plan with"
                 return Decision(None, why, next_at_s, f"no_plan: {degraded}")
         plan, refusal = self._possible(world, draft, aim, wishes, constants, rng, degraded)

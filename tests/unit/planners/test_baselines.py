@@ -1,0 +1,112 @@
+"""BASE, CO2OPT: fixed plans, honest expectations. STATIC_MIX: `exact` that cannot see carbon."""
+
+import numpy as np
+import pytest
+
+from controller.planners.base import BasePlanner, base_reference
+from controller.planners.co2opt import Co2OptPlanner
+from controller.planners.exact import CONSTANTS
+from controller.planners.static_mix import StaticMixPlanner
+from controller.planners.table import PLANNERS, make
+from controller.planners.world import read
+from tests.support.planning import DUCK, digits, fleet, objective, view
+from trefoil.core.errors import CatalogError, InvalidInput, NotFound
+from trefoil.core.fleet import DeviceState
+from trefoil.core.plan_check import check, plan_digest
+from trefoil.core.policies import POLICIES
+
+
+def decide(planner, one, seed=0):
+    decision = planner.plan(one, np.random.default_rng(seed))
+    if decision.plan is not None:
+        check(decision.plan, one.fleet, one.catalog, one.demand)
+    return decision
+
+
+def hosted(plan):
+    return sorted(
+        (s.key.device, s.key.slice_type, s.hosted[0].variant) for n in plan.nodes for d in n.devices for s in d.slices
+    )
+
+
+def test_base_is_the_best_variant_on_one_7g_slice_of_every_gpu():
+    plan = decide(BasePlanner(), view(devices=fleet(3))).plan
+    assert hosted(plan) == [(f"node0/gpu{i}", "7g.40gb", "l") for i in range(3)]
+    assert all(d.target == DeviceState.AWAKE for n in plan.nodes for d in n.devices)
+    assert [round(t.weight, 6) for t in plan.routes[0].targets] == [0.333333] * 3
+    assert plan.expected["digits"].accuracy == pytest.approx(0.993)
+    assert plan.expected["digits"].joules_per_request == pytest.approx(3 * 55 / 26 + 6.25, rel=0.01)
+
+
+def test_base_says_when_it_misses_the_slo_and_serves_all_the_same():
+    decision = decide(BasePlanner(), view(rate=60.0, wanted=[objective(slo_ms=50.0)]))
+    assert decision.plan is not None
+    assert "slo_missed" in decision.degraded
+    assert "60.0/s" in decision.degraded
+    assert "50 ms" in decision.degraded
+
+
+def test_co2opt_is_the_leanest_variant_on_seven_slices():
+    plan = decide(Co2OptPlanner(), view()).plan
+    assert len(hosted(plan)) == 14
+    assert {(shape, variant) for _, shape, variant in hosted(plan)} == {("1g.5gb", "xs")}
+
+
+def test_co2opt_goes_by_joules_not_by_size():
+    slow_but_small = {"xs": (60.0,) * 5, "l": (30.0,) * 5}
+    plan = decide(Co2OptPlanner(), view(catalog=digits(slow_but_small, {"xs": 0.9, "l": 0.99}))).plan
+    assert {variant for _, _, variant in hosted(plan)} == {"l"}
+
+
+@pytest.mark.parametrize("planner", [BasePlanner(), Co2OptPlanner(), StaticMixPlanner()])
+def test_baselines_never_follow_carbon(planner):
+    digests = {plan_digest(decide(planner, view(ci, history=DUCK)).plan) for ci in (20.0, 250.0, 700.0)}
+    assert len(digests) == 1
+
+
+def test_static_mix_holds_the_mean_accuracy_at_every_instant_and_follows_load():
+    awake = []
+    for rate in (4.0, 26.0, 40.0):
+        plan = decide(StaticMixPlanner(), view(rate=rate, devices=fleet(4), wanted=[objective(slo_ms=75.0)])).plan
+        assert plan.expected["digits"].accuracy >= 0.973 - 1e-6
+        assert plan.planner == "static_mix"
+        awake.append(sum(d.target == DeviceState.AWAKE for n in plan.nodes for d in n.devices))
+    assert awake == sorted(awake)
+    assert awake[0] < awake[-1]
+
+
+def test_reference_is_base_at_the_same_demand():
+    one = view(rate=20.0)
+    world = read(one, 1.0)
+    reference = base_reference(world, world.tasks[0], CONSTANTS)
+    planned = decide(BasePlanner(), one).plan.expected["digits"]
+    assert reference.joules_per_request == pytest.approx(planned.joules_per_request)
+    assert reference.accuracy == planned.accuracy
+
+
+def test_no_demand_yet_is_planned_for_the_stated_least_rate():
+    plan = decide(BasePlanner(), view(demand=[])).plan
+    assert plan.expected["digits"].joules_per_request == pytest.approx(110 + 6.25, rel=0.01)
+
+
+def test_a_class_without_a_profile_is_named():
+    catalog = digits()
+    rows = tuple(r for r in catalog.rows if r.slice_type != "7g.40gb")
+    with pytest.raises(CatalogError, match=r"no profile of l on 7g\.40gb"):
+        decide(BasePlanner(), view(catalog=type(catalog)(catalog.families, rows)))
+
+
+def test_an_objective_without_slo_takes_the_family_default_or_is_refused():
+    assert decide(BasePlanner(), view(wanted=[objective(slo_ms=0.0, slo_quantile=0.0)])).plan is not None
+    catalog = digits()
+    bare = type(catalog)(tuple(type(f)(f.name, f.metric, f.variants) for f in catalog.families), catalog.rows)
+    with pytest.raises(InvalidInput, match="slo"):
+        decide(BasePlanner(), view(catalog=bare, wanted=[objective(slo_ms=0.0)]))
+
+
+def test_every_policy_has_its_planner_and_unknown_names_are_refused():
+    assert {p.planner for p in POLICIES.values()} <= set(PLANNERS)
+    for name in PLANNERS:
+        assert decide(make(name), view(history=DUCK)).plan is not None
+    with pytest.raises(NotFound, match="static_mix"):
+        make("best")

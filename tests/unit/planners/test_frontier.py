@@ -1,0 +1,127 @@
+"""The price of accuracy: greedy purchase over a window, the budget's arithmetic, the distribution of intensity."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.planners.columns import columns
+from controller.planners.exact.frontier import Point, distribution, frontier, price, required_mean
+from controller.planners.exact.milp import Limits
+from controller.planners.exact.model import Aim, Problem, groups_of, solve, value_lambda
+from controller.planners.exact.planner import CONSTANTS
+from controller.planners.world import read
+from tests.support.planning import DUCK, NOW_S, SERIES, objective, view
+from trefoil.core.brains import BudgetState
+from trefoil.core.carbon import CarbonBand, CarbonForecast
+
+HULL = (Point(0.90, 50.0), Point(0.95, 60.0), Point(0.99, 100.0))  # slopes 200 and 1000 W per unit
+
+
+def test_accuracy_is_bought_where_it_is_cheapest():
+    # Steps by CI * slope: (100, 200 W) = 20k, (300, 200 W) = 60k, (100, 1000 W) = 100k, (300, 1000 W) = 300k.
+    intervals = [(1.0, 100.0), (1.0, 300.0)]
+    half = price(HULL, intervals, 100.0, 10.0, 0.925)
+    assert half.target == pytest.approx(0.95)
+    assert price(HULL, intervals, 300.0, 10.0, 0.925).target == pytest.approx(0.90)
+    more = price(HULL, intervals, 100.0, 10.0, 0.96)
+    assert more.target == pytest.approx(0.97)  # 0.95 everywhere, then half of the last step where power is clean
+    assert price(HULL, intervals, 300.0, 10.0, 0.96).target == pytest.approx(0.95)
+    assert more.grams == pytest.approx(100.0 * 1000.0 / 10.0 / 3.6e6)
+
+
+def test_with_one_intensity_the_target_is_the_requirement():
+    assert price(HULL, [(3.0, 250.0)], 250.0, 10.0, 0.933).target == pytest.approx(0.933)
+
+
+@given(
+    weights=st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(10.0, 600.0)), min_size=1, max_size=12),
+    required=st.floats(0.90, 0.99),
+)
+def test_the_targets_of_all_intervals_meet_the_requirement_exactly(weights, required):
+    total = sum(w for w, _ in weights)
+    mean = sum(w * price(HULL, weights, ci, 10.0, required).target for w, ci in weights) / total
+    assert mean == pytest.approx(required, abs=1e-6)
+
+
+@given(weights=st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(10.0, 600.0)), min_size=2, max_size=12))
+def test_dirtier_intervals_never_get_more(weights):
+    targets = [(ci, price(HULL, weights, ci, 10.0, 0.96).target) for _, ci in weights]
+    for (a, at), (b, bt) in zip(sorted(targets), sorted(targets)[1:], strict=False):
+        assert a <= b
+        assert bt <= at + 1e-9
+
+
+def test_out_of_reach_buys_everything_and_says_so():
+    found = price(HULL, [(1.0, 100.0)], 100.0, 10.0, 0.999)
+    assert found.target == pytest.approx(0.99)
+    assert "out of reach" in found.why
+
+
+def test_budget_without_state_asks_for_the_floor():
+    assert required_mean(0.97, None, 20.0, 84.0, 10.0) == (0.97, 84.0)
+
+
+def test_debts_and_surpluses_are_spread_over_what_is_left():
+    debt = BudgetState("digits", 100.0, 50.0, 1000, 960.0)  # mean 0.96
+    needed, left_s = required_mean(0.97, debt, 20.0, 100.0, 10.0)
+    assert left_s == 50.0
+    assert needed == pytest.approx(0.97 + 10.0 / (40 * 20))  # nothing is paid while a move takes effect
+    assert required_mean(0.97, debt, 40.0, 100.0, 10.0)[0] == pytest.approx(needed)  # few requests are sure
+    surplus = BudgetState("digits", 100.0, 50.0, 1000, 980.0)
+    assert required_mean(0.97, surplus, 20.0, 100.0, 10.0)[0] == pytest.approx(0.97 - 10.0 / (50 * 20))
+    assert required_mean(0.97, surplus, 40.0, 100.0, 10.0)[0] == pytest.approx(0.97 - 10.0 / (50 * 40))
+
+
+@given(elapsed=st.floats(0.0, 500.0), requests=st.integers(0, 100_000), mean=st.floats(0.8, 1.0))
+def test_a_budget_is_finite_at_any_time(elapsed, requests, mean):
+    needed, left_s = required_mean(0.97, BudgetState("f", 100.0, elapsed, requests, mean * requests), 20.0, 100.0, 10.0)
+    assert left_s >= 1.0
+    if mean < 0.97 - 1e-6:
+        assert needed >= 0.97
+    elif mean > 0.97 + 1e-6:
+        assert needed <= 0.97
+
+
+def test_history_counts_by_length_and_the_present_lasts_a_while():
+    one = view(300.0, history=(100.0, 200.0))
+    intervals, source = distribution(one, 70.0, 7.0)
+    assert source == "3 readings"
+    assert sum(w for w, _ in intervals) == pytest.approx(1.0)
+    assert intervals[0] == (pytest.approx(0.2), 300.0)  # 7 s of its interval and 7 s to react, of 70 s
+    assert distribution(one, 10.0, 7.0)[0] == [(1.0, 300.0)]
+
+
+def test_a_forecast_replaces_history():
+    bands = tuple(
+        CarbonBand(NOW_S + 7 * i, NOW_S + 7 * i + 7, 0.0, ci, 0.0) for i, ci in enumerate((250.0, 90.0, 400.0))
+    )
+    one = view(250.0, history=DUCK, forecast=CarbonForecast(SERIES, "m", NOW_S, bands))
+    intervals, source = distribution(one, 14.0, 7.0)
+    assert source == "forecast"
+    assert intervals == [(7.0, 250.0), (7.0, 90.0)]
+
+
+def test_the_frontier_is_convex_and_its_points_are_plans():
+    one = view(wanted=[objective(slo_ms=75.0)])
+    world = read(one, 1.0)
+    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, CONSTANTS))
+    problem = Problem(groups_of(world.devices), found, world.tasks, 0.0)
+    hull = frontier(problem, "digits", Limits(gap=1e-6), 12)
+    slopes = [(b.power_w - a.power_w) / (b.accuracy - a.accuracy) for a, b in itertools.pairwise(hull)]
+    assert slopes == sorted(slopes)
+    assert hull[-1].accuracy == pytest.approx(0.993, abs=1e-4)
+    for point in hull:
+        reached = solve(problem, Aim(target={"digits": point.accuracy - 1e-6}), Limits(gap=1e-6))
+        assert reached is not None
+        assert reached.power_w <= point.power_w * (1 + 1e-3)
+
+
+def test_lambda_prefers_what_clover_figure_6_prefers():
+    # lambda 0.1, C_base 1000; A: e 0.4, dAcc -4 %; B: e 1.2, dAcc -2 %. A wins at 500 g/kWh, B at 100 (CLOVER Fig. 6).
+    world = read(view(wanted=[objective(lambda_weight=0.1)]), 1.0)
+    for intensity, winner in ((500.0, "A"), (100.0, "B")):
+        value = value_lambda(world.tasks[0], intensity, 4.0, 1.0, 250.0)
+        score = {name: e - value * a for name, e, a in (("A", 0.4, 0.96), ("B", 1.2, 0.98))}
+        assert min(score, key=score.__getitem__) == winner
