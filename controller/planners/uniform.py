@@ -79,6 +79,10 @@ def decide(
     """A plan with traffic in proportion to what every slice can serve, and honest expectations."""
     by_key, counts = columns_of(world, hosted, constants)
     columns = tuple(by_key.values())
+    bare = [t.family for t in world.tasks if not any(c.family == t.family for c in columns)]
+    if bare or not world.tasks:
+        missing = f"no device is left for {', '.join(bare)}" if bare else "no family has an objective"
+        return Decision(None, f"{planner}: {missing}", world.view.now_s + constants["tick_s"], f"no_plan: {missing}")
     traffic: dict[ClassKey, float] = {}
     expected: dict[str, Expected] = {}
     short, words = [], []

@@ -18,7 +18,7 @@ from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, solve
 from trefoil.core.brains import BudgetState, PlanView
 
-RELATIVE_TOLERANCE: Final = 2e-3  # of power: a hull point that lies closer to the chord is not worth a solve
+RELATIVE_TOLERANCE: Final = 5e-3  # of power: a hull point that lies closer to the chord is not worth a solve
 STEEP_J: Final = 1e5  # per request and unit of accuracy: more than any plan saves
 LEFT_MIN: Final = 0.04  # a window that is over still gives its last part to pay a debt back
 
@@ -72,8 +72,9 @@ def _value(problem: Problem, family: str, slope_w: float) -> float:
 def _highest(problem: Problem, family: str, limits: Limits) -> Point | None:
     """The most accuracy, then the least power that reaches it."""
     steep = _point(problem, family, Aim(value_j={family: STEEP_J}), limits)
-    if steep is None:
-        return None
+    best = max(c.accuracy for c in problem.columns if c.family == family)
+    if steep is None or steep.accuracy > best - 1e-7:  # nothing lacks, so that only power was left to weigh
+        return steep
     return _point(problem, family, Aim(target={family: steep.accuracy - 1e-6}), limits) or steep
 
 

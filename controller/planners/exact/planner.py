@@ -34,8 +34,8 @@ CONSTANTS: Final[Mapping[str, float]] = {
     **DEFAULTS,
     "solver_nodes": 4000.0,
     "solver_gap": 1e-3,
-    "frontier_gap": 3e-3,
-    "frontier_solves": 8.0,
+    "frontier_gap": 5e-3,
+    "frontier_solves": 6.0,
     "kernel_requests": 5000.0,
 }
 
@@ -74,7 +74,9 @@ class ExactPlanner:
         world = read(view, constants["rate_floor_per_s"])
         next_at_s = _next_tick_s(view, constants)
         if not world.tasks:
-            return Decision(None, f"{self.name}: no family has an objective", next_at_s)
+            return Decision(
+                None, f"{self.name}: no family has an objective", next_at_s, "no_plan: no family has an objective"
+            )
         try:
             return self._decide(world, constants, rng, next_at_s)
         except WallLimitHit as hit:

@@ -462,12 +462,12 @@ def test_ten_gpus_are_planned_in_a_fraction_of_a_second(capsys):
         aims._hull.cache_clear()
         one = view(rate=rate, devices=fleet(10), history=DUCK, wanted=[objective(slo_ms=75.0)], horizon_s=3600.0)
         for kind, ci in (("first", 250.0), ("next", 90.0), ("next", 380.0), ("next", 200.0)):
-            started = time.perf_counter()
+            started = time.process_time()
             plan = ExactPlanner().plan(one, np.random.default_rng(0)).plan
-            times[kind].append(time.perf_counter() - started)
+            times[kind].append(time.process_time() - started)
             one = after(one, plan, carbon=reading(ci))
     with capsys.disabled():
         for kind, took in times.items():
             print(f" exact, 10 GPUs, {kind}: {1e3 * min(took):.0f} to {1e3 * max(took):.0f} ms", end=";")
-    assert sorted(times["next"])[len(times["next"]) // 2] < 0.6  # 0.2 s on an idle core; this machine may be busy
+    assert sorted(times["next"])[len(times["next"]) // 2] < 0.6  # CPU seconds: this machine may be busy
     assert sorted(times["first"])[1] < 2.0  # with the frontier, that later decisions at the same demand reuse
