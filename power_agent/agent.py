@@ -89,9 +89,16 @@ class AgentPart:
 
     async def run(self) -> None:
         """Until cancelled; a bug in one of them ends all."""
-        async with asyncio.TaskGroup() as group:
-            for work in (self._pursuit.run, self._health.run, self._metering.run, self._publisher.run):
-                group.create_task(work())
+        loops = (self._pursuit.run, self._health.run, self._metering.run, self._publisher.run)
+        tasks = [asyncio.create_task(loop(), name=loop.__qualname__) for loop in loops]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def shutdown(self) -> None:
         """Stop working, say so; the Tritons go on unless the settings say otherwise."""

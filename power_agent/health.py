@@ -26,6 +26,7 @@ from trefoil.core.fleet import SERVING, DeviceState, SliceKey, SliceState
 from trefoil.runtime.state import ACK_TTL_S, State
 
 STABLE_S: Final = 20.0  # healthy for so long: the next failure is the first again
+CLEARED_POLLS: Final = 4  # for so many polls a good probe outweighs ejections and failing calls
 TIMEOUTS_MAX: Final = 2  # a probe that only times out may stand behind a queue
 
 
@@ -61,7 +62,7 @@ class Health:
         self._probes: dict[SliceKey, asyncio.Task[None]] = {}
         self._timeouts: dict[SliceKey, int] = {}
         self._drift_at_s = 0.0
-        self._ejected_at_s: dict[SliceKey, float] = {}
+        self._cleared_at_s: dict[SliceKey, float] = {}
         self._log = structlog.get_logger()
 
     async def run(self) -> None:
@@ -71,13 +72,13 @@ class Health:
             try:
                 await self._check_driver()
                 await self._check_processes()
-                await self._check_inference()
                 if clock.monotonic_s() >= self._drift_at_s:
                     self._drift_at_s = clock.monotonic_s() + settings.drift_poll_s
                     await self._check_drift()
                 self._miss("node", False)
             except (Unavailable, DeviceError) as error:
                 self._miss("node", True, str(error))
+            await self._check_inference()  # also, and all the more, when the node does not answer
             self._raise_bugs()
             await clock.sleep(settings.health_poll_s)
 
@@ -104,20 +105,15 @@ class Health:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     async def _check_processes(self) -> None:
+        running = [(part, part.incarnation) for part in self._node.slices.values() if part.running]
         processes = await self._verbs.processes()
-        for part in list(self._node.slices.values()):
-            if not part.running or part.state == SliceState.GONE:
-                continue
+        for part, incarnation in running:
             process = processes.get(part.tag)
-            if process is not None and process.alive:
-                continue
-            if self._stopping(part):
-                continue
-            how = "vanished" if process is None else f"exited with {process.exit_code}"
-            await self._declare(part, f"Triton {how}", "exit", process_gone=True)
-
-    def _stopping(self, part: Slice) -> bool:
-        return self._pursuit.verb(part) == "stop"
+            if part.incarnation != incarnation or self._pursuit.verb(part) == "stop":
+                continue  # another process meanwhile, or one that ought to end
+            if process is None or not process.alive:
+                how = "vanished" if process is None else f"exited with {process.exit_code}"
+                await self._declare(part, f"Triton {how}", "exit", process_gone=True)
 
     async def _declare(self, part: Slice, why: str, cause: str, *, process_gone: bool) -> None:
         """A slice has failed: say so, and let it be mended at once if it was healthy for long."""
@@ -150,13 +146,15 @@ class Health:
         for part in self._node.slices.values():
             if part.state != SliceState.READY or part.key in self._probes or self._pursuit.busy(part):
                 continue
-            # An ejection that a good probe has answered is not asked about again every half second.
-            asked_s = now_s - self._ejected_at_s.get(part.key, 0.0)
-            new_ejection = part.key in ejected and asked_s >= settings.probe_timeout_s / 2
-            why = suspicion(new_ejection, part.failing, now_s - part.last_success_s, settings.quiet_probe_s)
+            # A doubt that a good probe has answered is not raised again every half second.
+            doubtful = now_s - self._cleared_at_s.get(part.key, 0.0) >= settings.health_poll_s * CLEARED_POLLS
+            why = suspicion(
+                part.key in ejected and doubtful,
+                part.failing and doubtful,
+                now_s - part.last_success_s,
+                settings.quiet_probe_s,
+            )
             if why:
-                if new_ejection:
-                    self._ejected_at_s[part.key] = now_s
                 self._probes[part.key] = asyncio.create_task(self._probe(part, why))
 
     async def _probe(self, part: Slice, why: str) -> None:
@@ -179,6 +177,7 @@ class Health:
         self._timeouts.pop(part.key, None)
         part.overhead_requests += len(part.hosted)
         part.last_success_s, part.failing = self._node.clock.now_s(), False
+        self._cleared_at_s[part.key] = part.last_success_s
 
     # --- driver -------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ from trefoil.core.plan_check import node_digest
 
 FIRST_BACKOFF_S: Final = 0.5
 TEARDOWN: Final = frozenset({"drain", "stop", "destroy_ci", "destroy_gi"})
-STARTS: Final = frozenset({"start", "load", "warm_up"})
+# A start is over in milliseconds and must not be cut off: its process would run without anybody knowing.
+INTERRUPTIBLE: Final = frozenset({"load", "warm_up"})
 SETTLED: Final = frozenset({DeviceState.AWAKE, DeviceState.ASLEEP, DeviceState.LOST})
 
 
@@ -222,9 +223,9 @@ class Pursuit:
         asyncio.get_running_loop().call_later(pause_s, self._node.work.set)
 
     def interrupt(self, part: Slice) -> None:
-        """End the start, load or warm-up that a slice is in: what it works on is gone, or not wanted."""
+        """End the load or warm-up that a slice is in: what it works on is gone, or not wanted."""
         verb, job = self._jobs.get(part.key, ("", None))
-        if job is not None and verb in STARTS:
+        if job is not None and verb in INTERRUPTIBLE:
             job.cancel()
 
     def busy(self, part: Slice) -> bool:

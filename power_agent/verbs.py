@@ -101,6 +101,9 @@ class Verbs:
         part.has_compute, part.mig_uuid = True, observed.mig_uuid
 
     async def _destroy_ci(self, part: Slice, task: Task) -> None:
+        process = (await self.processes()).get(part.tag)
+        if process is not None and process.alive:  # of an agent that was killed while it started it
+            await self.end_orphan(part.tag)
         await self._mig.destroy_ci(part.key)
         part.has_compute, part.mig_uuid = False, ""
 
