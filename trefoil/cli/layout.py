@@ -200,9 +200,9 @@ def to_toml(values: Mapping[str, Any]) -> str:
 
 def _table(values: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
     plain = {key: value for key, value in values.items() if not isinstance(value, Mapping) and value is not None}
-    if path and plain:
-        lines += ["", f"[{'.'.join(json.dumps(part) for part in path)}]"]
-    lines += [f"{json.dumps(key)} = {_value(value)}" for key, value in plain.items()]
+    if path and (plain or not values):
+        lines += ["", f"[{'.'.join(_quoted(part) for part in path)}]"]
+    lines += [f"{_quoted(key)} = {_value(value)}" for key, value in plain.items()]
     for key, value in values.items():
         if isinstance(value, Mapping):
             _table(value, (*path, key), lines)
@@ -217,9 +217,14 @@ def _value(value: Any) -> str:
         case float():
             return repr(value)
         case str() | Path():
-            return json.dumps(str(value), ensure_ascii=True)
+            return _quoted(str(value))
         case Mapping():
-            return "{" + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
+            return "{" + ", ".join(f"{_quoted(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
         case list() | tuple():
             return "[" + ", ".join(_value(item) for item in value) + "]"
     raise SettingError("cannot be written to TOML", field="value", value=value, remedy="give a plain value")
+
+
+def _quoted(text: str) -> str:
+    """A basic string: JSON's escapes are TOML's, but for the one control character that JSON leaves as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")

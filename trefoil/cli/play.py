@@ -314,7 +314,8 @@ class _Screen:
         scenario = self._setup.scenario
         at_s = moment.at_s - self._starts_at_s
         devices = [device for node in moment.nodes for device in node.devices]
-        metered = scenario.meter != "none"
+        grams = await self._recorder.grams_since(self._starts_at_s, scenario.pue)
+        watts = [self._recorder.power_w(device.device) for device in devices]
         self._setup.view.show(
             Picture(
                 run=self._policy,
@@ -330,8 +331,8 @@ class _Screen:
                 latency_ms_p95=progress.latency_ms_p95 if progress else None,
                 slo_ms=self._slo.latency_ms,
                 percentile=self._slo.percentile,
-                power_w=sum(device.power_w for device in devices) if metered else None,
-                grams=await self._recorder.grams_since(self._starts_at_s, scenario.pue),
+                power_w=sum(known) if len(known := [w for w in watts if w is not None]) == len(watts) else None,
+                grams=grams,
                 revision=f"{moment.plan.revision.epoch}.{moment.plan.revision.number}" if moment.plan else "",
                 why=moment.plan.why if moment.plan else "",
                 rollout=moment.rollout.state.name.lower() if moment.rollout else "",
@@ -341,9 +342,9 @@ class _Screen:
                         d.state.name.lower(),
                         "asleep" if d.state is DeviceState.ASLEEP else describe_slices(d),
                         d.clock_mhz,
-                        d.power_w if metered else None,
+                        power_w,
                     )
-                    for d in devices
+                    for d, power_w in zip(devices, watts, strict=True)
                 ],
             )
         )

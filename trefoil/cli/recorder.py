@@ -59,6 +59,7 @@ class Recorder:
     _seen_decision: str = "0"
     _seen_sample: str = "0"
     _samples: list[EnergySample] = field(default_factory=list)
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _state: State | None = None
 
     @property
@@ -134,10 +135,11 @@ class Recorder:
     async def samples(self) -> list[EnergySample]:
         """All energy samples of the node so far."""
         key = self.state.keys.energy(self.launch.node)
-        entries = await self.state.stream(key, EnergySample, self._seen_sample, SAMPLES_MAX)
-        if entries:
-            self._seen_sample = entries[-1][0]
-            self._samples += [sample for _, sample in entries]
+        async with self._reading:  # two readers at once would both take the same new entries
+            entries = await self.state.stream(key, EnergySample, self._seen_sample, SAMPLES_MAX)
+            if entries:
+                self._seen_sample = entries[-1][0]
+                self._samples += [sample for _, sample in entries]
         return self._samples
 
     async def readings(self) -> list[CarbonReading]:
@@ -147,6 +149,13 @@ class Recorder:
             entries = await self.state.stream(name, CarbonReading, count=SAMPLES_MAX)
             found += [r for _, r in entries if r.series is not None and r.series.zone == self.launch.zone]
         return sorted(found, key=lambda r: r.observed_at_s)
+
+    def power_w(self, device: str) -> float | None:
+        """Mean watts of a device in its newest sample; what NVML calls power flickers with each batch."""
+        newest = next((s for s in reversed(self._samples) if s.device == device), None)
+        if newest is None or newest.method in (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED):
+            return None
+        return newest.counter_j / (newest.ends_at_s - newest.starts_at_s)
 
     async def metered_until(self, at_s: float, deadline_s: float) -> None:
         """Wait until the meter has reported past a time (or until the deadline): samples come a second late."""

@@ -1,0 +1,71 @@
+"""Signals: the first cancels, teardown finishes all the same, the second only hurries it."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from trefoil.cli import interrupt
+from trefoil.cli.interrupt import Interrupts, uncancellable
+
+
+@pytest.mark.parametrize("number", interrupt.SIGNALS)
+def test_a_signal_cancels_and_gives_the_shells_exit_code(number: int) -> None:
+    async def main(_: Interrupts) -> int:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(30)
+        return 0
+
+    assert interrupt.run(main) == 128 + number
+
+
+def test_without_a_signal_the_result_is_the_exit_code() -> None:
+    async def main(_: Interrupts) -> int:
+        return 7
+
+    assert interrupt.run(main) == 7
+
+
+def test_teardown_survives_more_signals_and_is_told_to_hurry() -> None:
+    steps: list[str] = []
+
+    async def teardown(interrupts: Interrupts) -> None:
+        steps.append(f"patient {not interrupts.hurry}")
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.05)
+        steps.append(f"hurried {interrupts.hurry}")
+
+    async def main(interrupts: Interrupts) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(30)
+        finally:
+            await uncancellable(teardown(interrupts))
+        return 0
+
+    assert interrupt.run(main) == 128 + signal.SIGTERM
+    assert steps == ["patient True", "hurried True"]
+
+
+async def test_a_cancellation_during_uncancellable_work_comes_afterwards() -> None:
+    finished = asyncio.Event()
+
+    async def work() -> None:
+        await asyncio.sleep(0.05)
+        finished.set()
+
+    task = asyncio.ensure_future(uncancellable(work()))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert finished.is_set()
+
+
+async def test_an_error_of_uncancellable_work_is_raised() -> None:
+    async def work() -> None:
+        raise ValueError("it")
+
+    with pytest.raises(ValueError, match="it"):
+        await uncancellable(work())

@@ -1,0 +1,294 @@
+"""The launcher: refuses before it starts anything, shows why a service died, revives, and leaves nothing behind."""
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import sys
+import tomllib
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trefoil.cli import processes, services
+from trefoil.cli.launcher import Launcher, clean_up
+from trefoil.cli.layout import AlreadyRunning, Layout, StateLock, to_toml
+from trefoil.cli.scenario import Served, System
+from trefoil.cli.services import Service
+from trefoil.core.errors import BinaryMissing, CatalogError, PortInUse, SettingError, StartError, TraceError
+from trefoil.runtime.clock import WallClock
+
+CLOCK = WallClock()
+SERVE = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
+SYSTEM = System(port_offset=20_000)
+
+
+def service(folder: Path, name: str, code: str = SERVE, after: tuple[str, ...] = (), **more: Any) -> Service:
+    up = folder / f"{name}.up"
+
+    async def healthy() -> bool:
+        return up.exists()
+
+    return Service(name, (sys.executable, "-c", code, str(up)), healthy, after, stop_grace_s=1.0, **more)
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Service]:
+    """A system of small processes; a test may replace rows before it launches."""
+    rows = {"redis": service(tmp_path, "redis"), "controller": service(tmp_path, "controller", after=("redis",))}
+    monkeypatch.setattr(services, "table", lambda *_: rows)
+    monkeypatch.setattr(services, "check", lambda *_: None)
+    return rows
+
+
+def launcher(tmp_path: Path, system: System = SYSTEM, **more: Any) -> Launcher:
+    return Launcher(system, tmp_path / "state", **more)
+
+
+def left(tmp_path: Path) -> list[str]:
+    return [str(path.relative_to(tmp_path / "state")) for path in (tmp_path / "state").rglob("*")]
+
+
+async def assert_nothing_left(tmp_path: Path, one: Launcher) -> None:
+    assert one.launch is None or processes.descendants(one.launch.launch_id) == []
+    assert not Layout(tmp_path / "state").lock.exists()
+    assert not Layout(tmp_path / "state").run.exists()
+
+
+async def test_it_starts_in_order_and_leaves_nothing(tmp_path: Path, table: dict[str, Service]) -> None:
+    said: list[str] = []
+    async with launcher(tmp_path, say=said.append) as one:
+        layout = Layout(tmp_path / "state")
+        assert [line.split()[0] for line in said] == ["redis", "controller"]
+        assert layout.running().supervisor.pid == os.getpid()
+        assert stat.S_IMODE(layout.launch.stat().st_mode) == 0o600
+        assert "redis_url" not in repr(layout.running()), "a password must not reach a log"
+        assert layout.lock.exists()
+    await assert_nothing_left(tmp_path, one)
+
+
+async def test_a_second_launcher_on_the_same_state_is_refused_and_disturbs_nothing(
+    tmp_path: Path, table: dict[str, Service]
+) -> None:
+    async with launcher(tmp_path) as first:
+        with pytest.raises(AlreadyRunning, match="trefoil down"):
+            async with launcher(tmp_path):
+                pass
+        assert Layout(tmp_path / "state").lock.exists()
+        assert len(processes.descendants(first.launch.launch_id)) == 2 if first.launch else False
+
+
+async def test_a_service_that_dies_at_its_start_shows_its_last_words(tmp_path: Path, table: dict[str, Service]) -> None:
+    code = "print('thinking'); print('cannot find the moon'); raise SystemExit(1)"
+    table["controller"] = service(tmp_path, "controller", code, ("redis",))
+    one = launcher(tmp_path)
+    with pytest.raises(StartError, match="cannot find the moon") as died:
+        async with one:
+            pass
+    assert "controller" in str(died.value)
+    await assert_nothing_left(tmp_path, one)
+
+
+async def test_a_refusal_of_settings_is_one_line(tmp_path: Path, table: dict[str, Service]) -> None:
+    code = "print('error: seed = -1: too small. Remedy: a bigger one'); raise SystemExit(2)"
+    table["controller"] = service(tmp_path, "controller", code, ("redis",))
+    with pytest.raises(StartError) as refused:
+        async with launcher(tmp_path):
+            pass
+    assert str(refused.value) == "controller refuses to start: seed = -1: too small. Remedy: a bigger one"
+
+
+async def test_a_crashed_service_is_started_again(tmp_path: Path, table: dict[str, Service]) -> None:
+    async with launcher(tmp_path) as one:
+        before = one.pid("controller")
+        os.kill(before, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            while one.pid("controller") == before:
+                await asyncio.sleep(0.02)
+        assert [(e.service, e.exit_code, e.restarted) for e in one.ended] == [("controller", -9, True)]
+        assert not one.failed
+
+
+async def test_a_service_that_crashes_again_and_again_is_given_up(tmp_path: Path, table: dict[str, Service]) -> None:
+    code = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(0.3); raise SystemExit(1)"
+    table["controller"] = service(tmp_path, "controller", code, ("redis",))
+    async with launcher(tmp_path) as one:
+        async with asyncio.timeout(30):
+            await one.until_failed()
+        assert "controller" in one.failed
+        assert one.ended[-1].restarted is False
+    await assert_nothing_left(tmp_path, one)
+
+
+async def test_restart_changes_settings_and_is_no_crash(tmp_path: Path, table: dict[str, Service]) -> None:
+    settings: Mapping[str, Any] = {"trace": {"speedup": 2.0, "starts_at_s": 0.0}}
+    table["controller"] = service(tmp_path, "controller", after=("redis",), settings=settings)
+    async with launcher(tmp_path, overrides={"controller": {"trace": {"starts_at_s": 5.0}}}) as one:
+        path = Layout(tmp_path / "state").settings("controller")
+        assert tomllib.loads(path.read_text())["trace"] == {"speedup": 2.0, "starts_at_s": 5.0}
+        before = one.pid("controller")
+        await one.restart("controller", {"trace": {"starts_at_s": 9.0}})
+        assert one.pid("controller") != before
+        assert tomllib.loads(path.read_text())["trace"] == {"speedup": 2.0, "starts_at_s": 9.0}
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert one.restarts == 0
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.02, 0.1, 0.3, 0.7])
+async def test_cancelled_at_any_moment_nothing_is_left(
+    tmp_path: Path, table: dict[str, Service], moment_s: float
+) -> None:
+    one = launcher(tmp_path)
+
+    async def hold() -> None:
+        async with one:
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(hold())
+    await asyncio.sleep(moment_s)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await assert_nothing_left(tmp_path, one)
+
+
+async def test_what_a_killed_launcher_left_is_cleaned_up(tmp_path: Path, table: dict[str, Service]) -> None:
+    one = launcher(tmp_path)
+    await one.start()
+    assert one.launch is not None
+    # As if killed: nothing of its own teardown runs, the lock goes with the process.
+    assert one._supervision is not None
+    one._supervision.cancel()
+    os.close(one._lock._fd or -1)
+    assert len(processes.descendants(one.launch.launch_id)) == 2
+    assert await clean_up(Layout(tmp_path / "state"), CLOCK)
+    assert processes.descendants(one.launch.launch_id) == []
+    for child in one._children.values():
+        child.kill()
+    async with launcher(tmp_path) as again:
+        assert again.launch is not None
+    await assert_nothing_left(tmp_path, again)
+
+
+# The checks before anything is started
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of processes that a launcher tried to start."""
+    names: list[str] = []
+    monkeypatch.setattr(Launcher, "_spawn", lambda _self, one: names.append(one.name))
+    return names
+
+
+async def refused(tmp_path: Path, system: System, error: type[Exception]) -> str:
+    one = launcher(tmp_path, system)
+    with pytest.raises(error) as caught:
+        async with one:
+            pass
+    await assert_nothing_left(tmp_path, one)
+    assert "\n" not in str(caught.value)
+    assert "Remedy" in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["inference", "redis", "controller_metrics"])
+async def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, started: list[str], name: str) -> None:
+    port = getattr(SYSTEM.listen, name)
+    with closing(socket.socket()) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        said = await refused(tmp_path, SYSTEM, PortInUse)
+    assert f"ports.{name} = {port}" in said
+    assert started == []
+
+
+async def test_a_tritons_port_in_use_is_named(tmp_path: Path, started: list[str]) -> None:
+    port = SYSTEM.listen.triton_base + 5
+    with closing(socket.socket()) as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        assert f"= {port}" in await refused(tmp_path, SYSTEM, PortInUse)
+    assert started == []
+
+
+async def test_no_redis_binary_is_named(tmp_path: Path, started: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert "redis-server" in await refused(tmp_path, SYSTEM, BinaryMissing)
+    assert started == []
+
+
+async def test_no_triton_is_named(tmp_path: Path, started: list[str]) -> None:
+    system = SYSTEM.model_copy(update={"triton_environment": tmp_path})
+    assert "tritonserver" in await refused(tmp_path, system, BinaryMissing)
+    assert started == []
+
+
+async def test_a_malformed_profile_is_named(tmp_path: Path, started: list[str]) -> None:
+    profile = tmp_path / "profile.csv"
+    profile.write_text("# basis: synthetic\nno,such,columns\n1,2,3\n")
+    system = SYSTEM.model_copy(update={"family": Served(profile_override=profile)})
+    assert "profile.csv" in await refused(tmp_path, system, CatalogError)
+    assert started == []
+
+
+@pytest.mark.parametrize("rows", ["0,100\n1,-5\n2,100\n", "0,100\n2,100\n3,100\n"])
+async def test_a_trace_with_a_gap_or_a_negative_value_is_named(tmp_path: Path, started: list[str], rows: str) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("hour,intensity_g_per_kwh\n" + rows)
+    carbon = SYSTEM.carbon.model_copy(update={"trace": trace})
+    assert "trace.csv" in await refused(tmp_path, SYSTEM.model_copy(update={"carbon": carbon}), TraceError)
+    assert started == []
+
+
+# Settings files and locks
+
+LEAVES = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=20)
+VALUES = LEAVES | st.lists(LEAVES, max_size=3)
+TABLES = st.recursive(
+    st.dictionaries(st.text(min_size=1, max_size=8), VALUES, max_size=4),
+    lambda inner: st.dictionaries(st.text(min_size=1, max_size=8), inner | VALUES, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(TABLES)
+def test_settings_files_read_back_as_written(values: dict[str, Any]) -> None:
+    assert tomllib.loads(to_toml(values)) == values
+
+
+def test_what_is_not_set_is_left_to_the_default() -> None:
+    assert tomllib.loads(to_toml({"a": None, "b": {"c": None, "d": 1}})) == {"b": {"d": 1}}
+
+
+def test_a_value_that_toml_has_not_is_refused() -> None:
+    with pytest.raises(SettingError):
+        to_toml({"a": object()})
+
+
+def test_a_lock_goes_with_its_holder(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    first, second = StateLock(layout), StateLock(layout)
+    first.acquire()
+    with pytest.raises(AlreadyRunning):
+        second.acquire()
+    first.release()
+    first.release()
+    assert not layout.lock.exists()
+    second.acquire()
+    assert second.held
+    second.release()
+
+
+def test_a_deep_state_directory_gets_a_short_socket(tmp_path: Path) -> None:
+    deep = Layout(tmp_path / ("d" * 120))
+    assert len(os.fsencode(deep.node_socket)) <= 107
+    assert Layout(tmp_path / ("e" * 120)).node_socket != deep.node_socket

@@ -1,0 +1,108 @@
+"""Children and what they leave: nothing, whatever they do when asked to stop."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from trefoil.cli import processes
+from trefoil.cli.processes import Child, Command, Identity
+from trefoil.runtime.clock import WallClock
+
+CLOCK = WallClock()
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+POLITE = "import time; print('up', flush=True); time.sleep(60)"
+PARENT = (
+    "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+    " start_new_session=True); print('up', flush=True); time.sleep(60)"
+)
+
+
+def child(tmp_path: Path, code: str, launch_id: str, grace_s: float = 5.0) -> Child:
+    return Child(
+        Command("it", (sys.executable, "-c", code), tmp_path / "it.log", stop_grace_s=grace_s), launch_id, CLOCK
+    )
+
+
+async def until_up(one: Child) -> None:
+    while "up" not in one.last_lines():
+        await asyncio.sleep(0.02)
+
+
+async def test_a_polite_child_goes_by_itself(tmp_path: Path) -> None:
+    one = child(tmp_path, POLITE, "polite")
+    await until_up(one)
+    assert one.identity.alive
+    assert await one.stop()
+    assert not one.identity.alive
+    assert one.exit_code == -signal.SIGTERM
+
+
+async def test_a_stubborn_child_is_killed_after_the_grace(tmp_path: Path) -> None:
+    one = child(tmp_path, STUBBORN, "stubborn", grace_s=0.2)
+    await until_up(one)
+    assert not await one.stop()
+    assert one.exit_code == -signal.SIGKILL
+
+
+async def test_hurry_does_not_wait_for_the_grace(tmp_path: Path) -> None:
+    one = child(tmp_path, STUBBORN, "hurry", grace_s=60.0)
+    await until_up(one)
+    async with asyncio.timeout(10):
+        assert not await one.stop(hurry=lambda: True)
+
+
+async def test_a_grandchild_in_a_session_of_its_own_is_found_and_swept(tmp_path: Path) -> None:
+    one = child(tmp_path, PARENT, "family")
+    await until_up(one)
+    assert len(processes.descendants("family")) == 2
+    await one.stop()
+    assert len(processes.descendants("family")) == 1, "it has left the group"
+    assert len(await processes.sweep("family", CLOCK)) == 1
+    assert processes.descendants("family") == []
+
+
+async def test_the_kernel_stops_children_of_a_killed_launcher(tmp_path: Path) -> None:
+    launcher = (
+        "import sys, time; from pathlib import Path; from trefoil.cli.processes import Child, Command;"
+        "from trefoil.runtime.clock import WallClock;"
+        "c = Child(Command('x', (sys.executable, '-c', 'import time; time.sleep(60)'), Path(sys.argv[1])), 'orphan',"
+        " WallClock()); print('up', flush=True); time.sleep(60)"
+    )
+    argv = (sys.executable, "-c", launcher, str(tmp_path / "x.log"))
+    one = Child(Command("launcher", argv, tmp_path / "launcher.log"), "outer", CLOCK)
+    await until_up(one)
+    assert len(processes.descendants("orphan")) == 1
+    os.kill(one.pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        while processes.descendants("orphan"):
+            await asyncio.sleep(0.05)
+    one.kill()
+
+
+async def test_last_lines_are_of_this_start(tmp_path: Path) -> None:
+    for word in ("first", "second"):
+        one = child(tmp_path, f"print({word!r})", "log")
+        await one.wait()
+    assert one.last_lines() == "second"
+
+
+async def test_a_silent_child_is_said_to_be_silent(tmp_path: Path) -> None:
+    one = child(tmp_path, "pass", "silent")
+    await one.wait()
+    assert one.last_lines() == "(it logged nothing)"
+
+
+def test_an_identity_is_not_fooled_by_a_reused_number() -> None:
+    me = Identity.of(os.getpid())
+    assert me.alive
+    assert not Identity(me.pid, me.start_ticks + 1).alive
+    assert not Identity(2**22 - 1, 0).alive
+
+
+@pytest.mark.parametrize("code", [0, 3])
+async def test_wait_returns_the_exit_code(tmp_path: Path, code: int) -> None:
+    assert await child(tmp_path, f"raise SystemExit({code})", "exit").wait() == code
