@@ -109,12 +109,18 @@ class Windows:
 
     def gap_scv(self, family: str) -> float:
         """Squared coefficient of variation of the gaps between arrivals; 1.0 where Poisson cannot be refused."""
-        counts: dict[tuple[str, int], list[int]] = {}
+        counts: dict[tuple[str, int], list[tuple[int, float]]] = {}
         for window in self._windows:
             arrived = sum(c.arrived for c in window.cells if c.key.family == family)
-            counts.setdefault((window.dispatcher, window.worker), []).append(arrived)
-        total = sum(sum(c) for c in counts.values()) or 1
-        found = [(sum(c) / total, *_dispersion(c)) for c in counts.values() if len(c) >= DISPERSION_MIN and any(c)]
+            entry = (arrived, window.ends_at_s - window.starts_at_s)
+            counts.setdefault((window.dispatcher, window.worker), []).append(entry)
+        total = sum(n for entries in counts.values() for n, _ in entries) or 1
+        found = []
+        for entries in counts.values():
+            regular = _regular(entries)
+            arrived = sum(n for n, _ in regular)
+            if len(regular) >= DISPERSION_MIN and arrived:
+                found.append((arrived / total, *_dispersion(regular)))
         if not found:
             return 1.0
         # A worker sees a share p of the stream: thinning moves an index I to 1 + p (I - 1).
@@ -224,10 +230,17 @@ def _accuracy(catalog: Catalog, family: str, variant: str) -> float:
     return 0.0
 
 
-def _dispersion(counts: Sequence[int]) -> tuple[float, float]:
-    """Index of dispersion of successive counts, and its standard error for a Poisson stream."""
-    pairs = len(counts) - 1
-    mean = sum(counts) / len(counts)
-    variance = sum((b - a) ** 2 for a, b in pairwise(counts)) / (2 * pairs)
+def _regular(entries: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Windows without those of another length (the first one, or one after a stall): they say nothing of the gaps."""
+    usual_s = sorted(length_s for _, length_s in entries)[len(entries) // 2]
+    return [(n, length_s) for n, length_s in entries if length_s > 0 and 0.5 * usual_s <= length_s <= 1.5 * usual_s]
+
+
+def _dispersion(entries: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Index of dispersion of arrivals by their successive differences, and its standard error for a Poisson stream."""
+    pairs = len(entries) - 1
+    rate = sum(n for n, _ in entries) / sum(length_s for _, length_s in entries)
+    residuals = [(n - rate * length_s) / math.sqrt(rate * length_s) for n, length_s in entries]
+    index = sum((b - a) ** 2 for a, b in pairwise(residuals)) / (2 * pairs)
     # Successive differences know as much as 2/3 of that many independent counts.
-    return variance / mean, math.sqrt(2 / (pairs * 2 / 3))
+    return index, math.sqrt(2 / (pairs * 2 / 3))

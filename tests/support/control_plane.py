@@ -37,6 +37,7 @@ state_dir = "{folder}/controller"
 admin_address = "127.0.0.1:{port}"
 model_repository = "model_repository"
 policy = "{policy}"
+planner = "{planner}"
 mode = "{mode}"
 seed = 7
 move_horizon_s = {horizon}
@@ -68,7 +69,7 @@ spread_min = 1
 class ControlPlane:
     """`await start()`, then drive `intensity` and `rate_per_s`; `await close()` leaves nothing."""
 
-    def __init__(self, policy: str = "exact", mode: str = "act", horizon_s: float = 600.0) -> None:
+    def __init__(self, policy: str = "exact", mode: str = "act", planner: str = "", horizon_s: float = 600.0) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="trefoil-control-"))
         self.redis = RedisServer()
         self.port = free_ports(1)[0]
@@ -78,7 +79,13 @@ class ControlPlane:
         self.rate_per_s = 26.0
         self.latency_ms = 30.0
         self._settings = SETTINGS.format(
-            url=self.redis.url, folder=self.folder, port=self.port, policy=policy, mode=mode, horizon=horizon_s
+            url=self.redis.url,
+            folder=self.folder,
+            port=self.port,
+            policy=policy,
+            mode=mode,
+            planner=planner,
+            horizon=horizon_s,
         )
         self._clock = WallClock()
         self._rng = np.random.default_rng(3)

