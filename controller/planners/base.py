@@ -56,7 +56,7 @@ class Reference:
 def base_reference(world: World, task: Task, constants: Mapping[str, float]) -> Reference:
     """`base_j_per_request` where the objective leaves it at 0."""
     best = world.view.catalog.family(task.family).best
-    rate = task.demand.rate_per_s
+    rate = task.mean_per_s
     idle = sum(d.type.idle_w for d in world.devices) / rate / max(1, len(world.tasks))
     active = []
     for device in world.devices:

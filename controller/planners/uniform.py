@@ -90,12 +90,12 @@ def decide(
         mine = {k: c for k, c in by_key.items() if c.family == task.family}
         full = sum(counts[k] * c.saturation_per_s for k, c in mine.items())
         for k, c in mine.items():
-            traffic[k] = task.demand.rate_per_s * counts[k] * c.saturation_per_s / full
+            traffic[k] = task.mean_per_s * counts[k] * c.saturation_per_s / full
         expected[task.family] = expectation(world, task, traffic, counts, columns, constants, rng)
         e = expected[task.family]
         words.append(
             f"{task.family}: {', '.join(f'{k[3]} on {counts[k]}x{k[2]}' for k in mine)}, all {len(world.devices)} GPUs "
-            f"awake; {task.demand.rate_per_s:.1f}/s at {world.view.carbon.intensity_g_per_kwh:.0f} g/kWh cost "
+            f"awake; {task.mean_per_s:.1f}/s at {world.view.carbon.intensity_g_per_kwh:.0f} g/kWh cost "
             f"{e.grams_per_request * 1e3:.3f} mg and {e.joules_per_request:.2f} J a request, accuracy {e.accuracy:.4f}"
         )
         if e.capacity_per_s < task.demand.rate_per_s:
@@ -120,7 +120,7 @@ def expectation(
 ) -> Expected:
     """Expectations of one family on devices that are all awake; baseline power is shared by traffic."""
     mine = [c for c in columns if c.family == task.family and traffic.get(c.key, 0.0) > 0]
-    rate = task.demand.rate_per_s
+    rate = task.mean_per_s
     total = sum(traffic.values())
     idle = sum(d.type.idle_w for d in world.devices) * (rate / total if total else 1.0)
     joules = idle / rate + sum(c.energy_j * traffic[c.key] for c in mine) / rate

@@ -56,6 +56,14 @@ class Task:
     def family(self) -> str:
         return self.objective.family
 
+    @property
+    def mean_per_s(self) -> float:
+        """What energy and accuracy are counted at; `demand.rate_per_s` may be a peak, as last_max gives it."""
+        forecast = self.demand.forecast
+        if forecast is None or forecast.mean_per_s <= 0:
+            return self.demand.rate_per_s
+        return min(forecast.mean_per_s, self.demand.rate_per_s)
+
 
 @dataclass(frozen=True, slots=True)
 class World:

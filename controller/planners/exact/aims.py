@@ -92,7 +92,7 @@ def _lambda(world: World, task: Task, constants: Mapping[str, float]) -> Wish:
 def _budget(world: World, problem: Problem, task: Task, constants: Mapping[str, float]) -> Wish:
     objective, view = task.objective, world.view
     budget = next((b for b in view.budgets if b.family == task.family), None)
-    rate = task.demand.rate_per_s
+    rate = task.mean_per_s
     floor = floor_of(task, constants)
     reaction_s = setting(objective, constants, "reaction_s")
     required, left_s = required_mean(floor, budget, rate, objective.window_s, reaction_s)
@@ -148,11 +148,11 @@ def _frontier(problem: Problem, task: Task, constants: Mapping[str, float]) -> t
         hull = _hull(groups, bare, needs, task.family, limits, int(constants["frontier_solves"]))
         if hull:
             return hull, next(n.rate_per_s for n in needs if n.family == task.family)
-    return (), task.demand.rate_per_s
+    return (), task.mean_per_s
 
 
 def _need(task: Task, rounded: bool) -> _Need:
-    mean, high = task.demand.rate_per_s, task.demand.rate_p90_per_s
+    mean, high = task.mean_per_s, task.demand.rate_p90_per_s
     if rounded:
         mean, high = _step(mean), _step(high)
     o = task.objective

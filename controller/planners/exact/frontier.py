@@ -20,7 +20,8 @@ from trefoil.core.brains import BudgetState, PlanView
 
 RELATIVE_TOLERANCE: Final = 5e-3  # of power: a hull point that lies closer to the chord is not worth a solve
 STEEP_J: Final = 1e5  # per request and unit of accuracy: more than any plan saves
-LEFT_MIN: Final = 0.04  # a window that is over still gives its last part to pay a debt back
+LEFT_MIN: Final = 0.04  # of a window: its last part is planned as one, its first is too short to tell a rate
+ROLLING: Final = 0.5  # of a full window: how far it is planned ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def frontier(problem: Problem, family: str, limits: Limits, solves_max: int) -> 
 
 def _value(problem: Problem, family: str, slope_w: float) -> float:
     """Watts per unit of accuracy as joules per request and unit of accuracy."""
-    return slope_w / next(t.demand.rate_per_s for t in problem.tasks if t.family == family)
+    return slope_w / next(t.mean_per_s for t in problem.tasks if t.family == family)
 
 
 def _highest(problem: Problem, family: str, limits: Limits) -> Point | None:
@@ -168,6 +169,7 @@ def required_mean(
 ) -> tuple[float, float]:
     """The mean accuracy that the rest of the window has to reach, and its length [s].
 
+    Once a window is full it rolls: half of it is planned ahead, by when half of what it holds has left it.
     A debt is spread over few requests (none while a move still takes effect): it must be payable by what will surely
     come. A surplus is spread over many, so that it lasts.
     """
@@ -175,9 +177,11 @@ def required_mean(
         return floor, max(window_s, 1.0)
     window_s = budget.window_s or window_s
     left_s = max(window_s - budget.elapsed_s, LEFT_MIN * window_s, 1.0)
-    early = budget.elapsed_s < LEFT_MIN * window_s  # too early to tell a rate from what was seen
+    early = budget.elapsed_s < LEFT_MIN * window_s
     seen_per_s = rate_per_s if early else budget.requests / budget.elapsed_s
     debt = floor * budget.requests - budget.accuracy_sum
+    if budget.elapsed_s >= window_s:
+        left_s, debt = ROLLING * window_s, (1 - ROLLING) * debt
     if debt > 0:
         ahead = max(left_s - reaction_s, LEFT_MIN * window_s) * min(rate_per_s, seen_per_s)
     else:

@@ -300,8 +300,8 @@ def judged(problem: Problem, solution: Solution) -> Solution:
 
 
 def _mean_share(problem: Problem, family: str) -> float:
-    demand = next(t.demand for t in problem.tasks if t.family == family)
-    return demand.rate_per_s / demand.rate_p90_per_s
+    task = next(t for t in problem.tasks if t.family == family)
+    return task.mean_per_s / task.demand.rate_p90_per_s
 
 
 def _most(problem: Problem, column: Column) -> int:

@@ -216,7 +216,7 @@ def stayed(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft 
 def _score(draft: Draft, aim: Aim) -> float:
     """The program's objective with the real moves instead of their lower bound [W]."""
     gained = sum(
-        value * next(t.demand.rate_per_s for t in draft.problem.tasks if t.family == f) * draft.solution.accuracy[f]
+        value * next(t.mean_per_s for t in draft.problem.tasks if t.family == f) * draft.solution.accuracy[f]
         for f, value in aim.value_j.items()
     )
     horizon = draft.problem.horizon_s
@@ -225,7 +225,7 @@ def _score(draft: Draft, aim: Aim) -> float:
 
 def _expected(world: World, draft: Draft, task: Task, constants: Mapping[str, float], rng: Generator) -> Expected:
     solution, mine = draft.solution, [c for c in draft.problem.columns if c.family == task.family]
-    rate = task.demand.rate_per_s
+    rate = task.mean_per_s
     joules = family_power_w(draft.problem, solution, task) / rate
     scaled = tuple(_slowed(c, draft.problem.scale.get(c.key, 1.0)) for c in mine)
     return Expected(
@@ -247,13 +247,13 @@ def family_power_w(problem: Problem, solution: Solution, task: Task) -> float:
     """Active power of a family and its share, by traffic, of what the fleet draws in any case."""
     active = {
         t.family: sum(c.energy_j * solution.traffic.get(c.key, 0.0) for c in problem.columns if c.family == t.family)
-        * t.demand.rate_per_s
+        * t.mean_per_s
         / t.demand.rate_p90_per_s
         for t in problem.tasks
     }
     shared = solution.power_w - sum(active.values())
-    total = sum(t.demand.rate_per_s for t in problem.tasks)
-    return active[task.family] + shared * task.demand.rate_per_s / total
+    total = sum(t.mean_per_s for t in problem.tasks)
+    return active[task.family] + shared * task.mean_per_s / total
 
 
 def _next_tick_s(view: PlanView, constants: Mapping[str, float]) -> float:

@@ -52,5 +52,5 @@ def latency_ms_p95(
     if not mine:
         return 0.0
     pools = [ServerClass(solution.slices[c.key], c.service, solution.traffic[c.key]) for c in mine]
-    at = arrivals_s(task.demand.rate_per_s, gap_scv(task), int(constants["kernel_requests"]), rng)
+    at = arrivals_s(task.mean_per_s, gap_scv(task), int(constants["kernel_requests"]), rng)
     return serve_weighted(pools, at, rng).quantile_ms(0.95) + setting(task.objective, constants, "overhead_ms")

@@ -27,7 +27,7 @@ def why(
     for task in world.tasks:
         e, wish = expected[task.family], wishes[task.family]
         parts.append(
-            f"{task.family}: {task.demand.rate_per_s:.1f}/s (plan for {task.demand.rate_p90_per_s:.1f}/s): "
+            f"{task.family}: {task.mean_per_s:.1f}/s (plan for {task.demand.rate_p90_per_s:.1f}/s): "
             f"{_mix(solution, task.family)}; accuracy {e.accuracy:.4f}, p95 {e.latency_ms_p95:.0f} ms of "
             f"{task.objective.slo_ms:.0f} ms, {e.joules_per_request:.2f} J and {e.grams_per_request * 1e3:.3f} mg a "
             f"request{_against(world, task.family, e)}"

@@ -12,7 +12,7 @@ from controller.planners.exact import planner as planner_module
 from tests.support.planning import DUCK, NOW_S, applied, digits, fleet, objective, reading, row, view
 from trefoil.core.brains import BudgetState, PlanView
 from trefoil.core.catalog import Catalog, Family, Variant
-from trefoil.core.demand import Demand
+from trefoil.core.demand import Demand, LoadForecast
 from trefoil.core.fleet import DeviceState, FleetState, SliceState
 from trefoil.core.objective import ObjectiveMode
 from trefoil.core.plan import Plan
@@ -158,6 +158,16 @@ def test_availability_is_respected():
     assert len(hosting) == 2
     assert len({d.device.split("/")[0] for d in hosting}) == 2
     assert sum(len(d.slices) for d in hosting) >= 3
+
+
+def test_capacity_is_for_the_peak_but_energy_is_counted_at_the_mean():
+    forecast = LoadForecast("digits", "last_max", NOW_S, 10.0, mean_per_s=13.0, p90_per_s=31.2, max_per_s=26.0)
+    one = view(demand=[Demand("digits", "", 26.0, 31.2, forecast=forecast)], wanted=[objective(slo_ms=75.0)])
+    plan = decide(one).plan
+    assert expected(plan).capacity_per_s >= 31.2 * (1 - 1e-6)
+    peak = decide(view(wanted=[objective(slo_ms=75.0)])).plan
+    assert expected(plan).joules_per_request > expected(peak).joules_per_request
+    assert "13.0/s (plan for 31.2/s)" in plan.why
 
 
 def test_bursty_arrivals_get_more_room():

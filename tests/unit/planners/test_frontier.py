@@ -74,6 +74,13 @@ def test_debts_and_surpluses_are_spread_over_what_is_left():
     assert required_mean(0.97, surplus, 40.0, 100.0, 10.0)[0] == pytest.approx(0.97 - 10.0 / (50 * 40))
 
 
+def test_a_full_window_rolls():
+    debt = BudgetState("digits", 100.0, 100.0, 2000, 0.96 * 2000)
+    needed, left_s = required_mean(0.97, debt, 20.0, 100.0, 0.0)
+    assert left_s == 50.0
+    assert needed == pytest.approx(0.98)  # half of the window stays at 0.96 and is made up for by the other half
+
+
 @given(elapsed=st.floats(0.0, 500.0), requests=st.integers(0, 100_000), mean=st.floats(0.8, 1.0))
 def test_a_budget_is_finite_at_any_time(elapsed, requests, mean):
     needed, left_s = required_mean(0.97, BudgetState("f", 100.0, elapsed, requests, mean * requests), 20.0, 100.0, 10.0)
