@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from power_agent.adopt import list_devices
-from power_agent.devices.errors import DeviceError, DeviceLost, NodeRefused
+from power_agent.devices.errors import DeviceError, DeviceLost
 from power_agent.devices.inventory import Inventory, driver_load_id
 from power_agent.mig import Mig
 from power_agent.node import Device, Node
@@ -205,14 +205,24 @@ class Health:
     async def _check_drift(self) -> None:
         for device in self._node.devices.values():
             try:
-                instances = {instance.key: instance for instance in await self._mig.instances(device.device)}
-            except (DeviceLost, NodeRefused) as error:
-                self._log.error("device lost", device=device.device, why=str(error))
-                self._node.set_device(device, DeviceState.LOST)
+                instances = frozenset(instance.key for instance in await self._mig.instances(device.device))
+            except DeviceLost as error:
+                await self._fence(device, str(error))
                 continue
+            await self._compare(device, instances)
             if device.state == DeviceState.LOST:
+                self._log.info("device back", device=device.device)
                 self._node.set_device(device, DeviceState.AWAKE if instances else DeviceState.ASLEEP)
-            await self._compare(device, frozenset(instances))
+
+    async def _fence(self, device: Device, why: str) -> None:
+        """A lost GPU: end what runs there, so that a person can reset it; touch nothing else until it answers again."""
+        if device.state != DeviceState.LOST:
+            self._log.error("device lost", device=device.device, why=why)
+            self._node.set_device(device, DeviceState.LOST)
+        for part in list(self._node.slices.values()):
+            if part.key.device == device.device and not self._pursuit.busy(part):
+                part.fail(f"device lost: {why}", self._node.clock.now_s())
+                await self._verbs.stop_process(part)
 
     async def _compare(self, device: Device, listed: frozenset[SliceKey]) -> None:
         own = [part for part in self._node.slices.values() if part.key.device == device.device]

@@ -28,6 +28,15 @@ class Ledger:
         self.states: dict[str, MeterState] = {}
         self.ring: deque[EnergySample] = deque()
 
+    def history(self) -> list[tuple[str, MeterState]]:
+        """Every state on disk, oldest first: the counter readings behind the samples."""
+        lines = sorted((line for path in self._paths for line in self._read(path)), key=lambda line: int(line["n"]))
+        return [
+            (device, codec.from_plain(MeterState, state, "state"))
+            for line in lines
+            for device, state in line["states"].items()
+        ]
+
     def open(self) -> None:
         """Read what a predecessor left."""
         read = [self._read(path) for path in self._paths]

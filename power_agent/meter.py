@@ -57,7 +57,10 @@ class SliceReading:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """One device at the time of a reading. counter_j None: nothing measures it."""
+    """One device at the time of a reading. counter_j None: nothing measures it.
+
+    monotonic_s counts from the boot of the machine, so two agents on one boot continue each other.
+    """
 
     device: str
     at_s: float

@@ -72,7 +72,7 @@ class Mig:
             try:
                 return await self.call(call)
             except (DeviceBusy, NoRoom):
-                pass
+                pass  # passes with time, or is raised by the last try below
             except DeviceError as error:
                 # "reported destroyed, but still listed" carries no NVML code; every other refusal is final
                 if not also_unexplained or error.code:

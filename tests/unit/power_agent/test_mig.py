@@ -1,0 +1,90 @@
+"""Patience with a driver: it passes with time, or never."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from power_agent.devices.errors import DeviceBusy, DeviceError, NoPermission, NoRoom
+from power_agent.devices.inventory import ObservedSlice
+from power_agent.mig import Mig
+from tests.support.plans import key
+from trefoil.core.fleet import SliceKey
+from trefoil.runtime.clock import ManualClock
+
+KEY = key("3g.20gb", 4)
+
+
+class Driver:
+    """An inventory that refuses the first calls."""
+
+    def __init__(self, *refusals: DeviceError) -> None:
+        self.refusals = list(refusals)
+        self.calls = 0
+
+    def _call(self) -> None:
+        self.calls += 1
+        if self.refusals:
+            raise self.refusals.pop(0)
+
+    def create_gpu_instance(self, device: str, slice_type: str, start: int) -> ObservedSlice:
+        self._call()
+        return ObservedSlice(SliceKey(device, slice_type, start, 4), 1, None, "", 19968, 42)
+
+    def destroy_gpu_instance(self, key: SliceKey) -> None:
+        self._call()
+
+    def destroy_compute_instances(self, key: SliceKey) -> None:
+        self._call()
+
+
+async def outcome(driver: Driver, verb: str, retries_max: int = 3) -> tuple[object, float]:
+    """Result or error of one verb, and how long it waited."""
+    clock = ManualClock()
+    with ThreadPoolExecutor(1) as thread:
+        mig = Mig(driver, thread, clock, retries_max, 0.1)  # type: ignore[arg-type]
+        task = asyncio.create_task(getattr(mig, verb)(KEY))
+        while not task.done():
+            await asyncio.sleep(0.001)  # the driver's thread runs in real time
+            await clock.advance(0.05)
+    return task.exception() or task.result(), clock.monotonic_s()
+
+
+def busy(*pids: int) -> DeviceBusy:
+    return DeviceBusy("in use", code=19, holders=pids)
+
+
+async def test_in_use_is_waited_for_with_growing_pauses():
+    driver = Driver(busy(7), busy(7), busy(7))
+    result, waited_s = await outcome(driver, "destroy_ci")
+    assert result is None
+    assert driver.calls == 4
+    assert waited_s >= 0.1 + 0.2 + 0.4
+
+
+async def test_patience_ends_and_the_error_names_the_holders():
+    driver = Driver(*(busy(7, 8) for _ in range(9)))
+    result, _ = await outcome(driver, "destroy_gi")
+    assert isinstance(result, DeviceBusy)
+    assert result.holders == (7, 8)
+    assert driver.calls == 4
+
+
+async def test_a_destruction_that_did_not_happen_is_tried_again():
+    driver = Driver(DeviceError("reported destroyed, but still listed"))
+    assert (await outcome(driver, "destroy_gi"))[0] is None
+    assert driver.calls == 2
+
+
+@pytest.mark.parametrize("error", [NoPermission("root is needed", code=4), DeviceError("unknown", code=999)])
+async def test_other_refusals_are_final(error):
+    driver = Driver(error)
+    assert (await outcome(driver, "create_gi"))[0] is error
+    assert driver.calls == 1
+
+
+async def test_a_place_that_is_just_being_freed_is_waited_for():
+    driver = Driver(NoRoom("held", code=23))
+    result, _ = await outcome(driver, "create_gi")
+    assert isinstance(result, ObservedSlice)
+    assert result.key == KEY
