@@ -6,6 +6,7 @@ Imports that cost time stand inside the commands: `trefoil --help` answers at on
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -165,7 +166,7 @@ def given(sets: list[str] | None) -> dict[str, Any]:
     return overrides
 
 
-COMMANDS: Final = {
+COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "up": up,
     "down": down,
     "status": operate.status,

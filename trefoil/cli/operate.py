@@ -173,7 +173,7 @@ def mode(
 
     if mode_ not in MODES:
         raise SettingError("no such mode", field="mode", value=mode_, remedy=f"one of {', '.join(MODES)}")
-    request = controller_pb2.SetModeRequest(mode=MODES[mode_])
+    request = controller_pb2.SetModeRequest(mode=f"ACT_MODE_{MODES[mode_].name}")
     answer = ask(state_dir, lambda system: system.ask("SetMode", request))
     _said({"mode": ActMode(answer.mode).name.lower()}, as_json_)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -210,6 +211,8 @@ def _mark_events(axes: Axes, series: Series) -> None:
 
 
 def _trace_hours(axes: Axes, speedup: float) -> None:
-    hours = axes.secondary_xaxis("top", functions=(lambda t: t * speedup / 3600, lambda hour: hour * 3600 / speedup))
+    hours = axes.secondary_xaxis(
+        "top", functions=(lambda t: np.asarray(t) * speedup / 3600, lambda hour: np.asarray(hour) * 3600 / speedup)
+    )
     hours.set_xlabel("hour of the carbon trace", fontsize=9, labelpad=8)
     hours.tick_params(labelsize=8, pad=8)

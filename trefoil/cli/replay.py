@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from controller import replay as brain
-from controller.planners.table import planner as planner_of
+from controller.planning import planner_of
+from trefoil.core.brains import Planner
 from trefoil.core.errors import InvalidInput, NotFound
 from trefoil.core.plan import DecisionRecord, Plan
 from trefoil.core.policies import policy
@@ -30,7 +31,7 @@ def replay(decision: str, state_dir: Path) -> list[brain.Replayed]:
             value=decision or str(state_dir),
             remedy="trefoil state dump decisions",
         )
-    return [brain.replay(record, planner_of(policy(record.policy).planner), made) for record, made in found]
+    return [brain.replay(record, _planner(record), made) for record, made in found]
 
 
 def lines(result: brain.Replayed) -> Iterator[str]:
@@ -43,6 +44,12 @@ def lines(result: brain.Replayed) -> Iterator[str]:
 def to_json(result: brain.Replayed) -> dict[str, Any]:
     """As one JSON object."""
     return {name: getattr(result, name) for name in brain.Replayed.__dataclass_fields__}
+
+
+def _planner(record: DecisionRecord) -> Planner:
+    """The planner that took it: the policy's, or one of the user's own (module:Class)."""
+    used = record.versions.get("planner", "")
+    return planner_of(used if ":" in used else "", policy(record.policy))
 
 
 def _from_file(path: Path) -> list[tuple[DecisionRecord, Plan | None]]:

@@ -1,7 +1,7 @@
 """The report of a demo: report.json for programs, report.html (one file, no network) for people, a table for both."""
 
 import html
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,8 @@ RUN_TITLES: Final = {
     "exact": "carbon-aware planner, budget mode",
 }
 # (label, of a summary, what is better): one list for the terminal and the page.
-ROWS: Final = (
+Show = Callable[[Summary], str]
+ROWS: Final[tuple[tuple[str, Show, str], ...]] = (
     ("grams / request", lambda run: _number(run.grams_per_request, 4, 1000, "mg"), "lower"),
     ("joules / request", lambda run: _number(run.joules_per_request, 2, 1, "J"), "lower"),
     ("idle share of energy", lambda run: _percent(run.idle_share), "lower"),

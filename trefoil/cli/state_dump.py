@@ -31,6 +31,7 @@ VALUES: Final[Mapping[str, type]] = {
 STREAMS: Final[Mapping[str, type]] = {
     "carbon:history:": CarbonReading,
     "decisions": DecisionRecord,
+    "demand:": LoadWindow,
     "energy:": EnergySample,
     "load:": LoadWindow,
 }
@@ -41,11 +42,13 @@ async def dump(state: State, prefix: str, last: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key in await state.names(state.keys.prefix + prefix):
         short = key.removeprefix(state.keys.prefix)
-        if (kind := _kind(VALUES, short)) is not None:
-            value = await state.get(key, kind)
+        value_kind, stream_kind = _kind(VALUES, short), _kind(STREAMS, short)
+        if value_kind is not None:
+            value: Any = await state.get(key, value_kind)
             found[short] = None if value is None else as_json(value)
-        elif (kind := _kind(STREAMS, short)) is not None:
-            found[short] = [as_json(entry) for _, entry in await state.tail(key, kind, last)]
+        elif stream_kind is not None:
+            entries: list[tuple[str, Any]] = await state.tail(key, stream_kind, last)
+            found[short] = [as_json(entry) for _, entry in entries]
         else:
             found[short] = await state.raw(key, last)
     return found

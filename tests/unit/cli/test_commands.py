@@ -1,0 +1,320 @@
+"""Every command: a helpful --help, JSON with --json, and one line with exit code 2 when it cannot."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from protos.controller.v1 import controller_pb2
+from protos.types.v1 import plan_pb2
+from trefoil.cli import attached, services
+from trefoil.cli.layout import Launch, Layout
+from trefoil.cli.main import app
+from trefoil.cli.processes import Identity
+from trefoil.core.carbon import CarbonReading, Factors, Method, Series
+from trefoil.core.common import Revision
+from trefoil.core.errors import StaleRevision
+from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
+from trefoil.core.objective import ActMode, Objective, ObjectiveMode
+from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, RolloutState, Route, RouteTarget
+from trefoil.runtime import codec
+
+COMMANDS = [
+    ["up"], ["down"], ["status"], ["plan"], ["objective", "set"], ["objective", "show"], ["mode"], ["freeze"], ["pin"],
+    ["rollback"], ["load"], ["state", "dump"], ["replay"], ["demo"],
+]  # fmt: skip
+KEY = SliceKey("node0/gpu0", "7g.40gb", 0, 8)
+HOSTED = (Hosted("digits", "digits-l", 4, 0, 1, 1, 8),)
+PLAN = Plan(
+    revision=Revision(1, 3),
+    policy="exact",
+    planner="exact",
+    nodes=(
+        NodePlan(
+            Revision(1, 3), "node0", (PlannedDevice("node0/gpu0", DeviceState.AWAKE, (PlannedSlice(KEY, HOSTED, 1),)),)
+        ),
+    ),
+    routes=(Route("digits", "weighted", "fifo", "any", (RouteTarget(KEY, "digits-l", weight=1.0, credits=1),)),),
+    why="carbon fell",
+)
+OBJECTIVE = Objective(
+    "digits", ObjectiveMode.BUDGET, slo_ms=75, slo_quantile=0.95, min_accuracy=0.97, hard_min_accuracy=0.9, number=4
+)
+NODE = NodeStatus(
+    node="node0",
+    simulated=True,
+    devices=(
+        DeviceStatus(
+            "node0/gpu0",
+            "A100-SXM4-40GB",
+            DeviceState.AWAKE,
+            (SliceStatus(KEY, state=SliceState.READY, hosted=HOSTED),),
+            clock_mhz=1410,
+            power_w=231.5,
+        ),
+        DeviceStatus("node0/gpu1", "A100-SXM4-40GB", DeviceState.ASLEEP),
+    ),
+)
+READING = CarbonReading(
+    Series("demo", Method.AVERAGE, Factors.LIFECYCLE), intensity_g_per_kwh=249.0, provider="trace", simulated=True
+)
+
+
+class Running:
+    """What commands meet instead of a running system; keeps what they asked the controller."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+
+    async def ask(self, method: str, request: Any) -> Any:
+        self.asked.append((method, request))
+        revision = codec.to_proto(Revision(1, 4))
+        match method:
+            case "GetPlan":
+                rollout = plan_pb2.Rollout(state=int(RolloutState.DONE))
+                return controller_pb2.GetPlanResponse(
+                    plan=codec.to_proto(PLAN), rollout=rollout, mode=int(ActMode.ACT), frozen=True
+                )
+            case "Explain":
+                return controller_pb2.ExplainResponse(
+                    why="carbon fell", trigger="carbon", replans_by_cause={"carbon": 2}
+                )
+            case "GetObjective":
+                return controller_pb2.GetObjectiveResponse(objective=codec.to_proto(OBJECTIVE))
+            case "SetObjective":
+                if request.expected_number != OBJECTIVE.number:
+                    raise StaleRevision("somebody changed it", remedy="look again")
+                return controller_pb2.SetObjectiveResponse(objective=request.objective, degraded="too slow for it")
+            case "SetMode":
+                return controller_pb2.SetModeResponse(mode=request.mode)
+            case "Freeze":
+                return controller_pb2.FreezeResponse(frozen=request.frozen, revision=revision)
+            case "Pin":
+                return controller_pb2.PinResponse(revision=revision)
+            case "Rollback":
+                return controller_pb2.RollbackResponse(revision=revision, why="back to 1.2")
+        raise AssertionError(method)
+
+
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
+    """A launch file of a living supervisor (this test), with a controller and a Redis that answer from above."""
+    import os
+
+    fake = Running()
+    launch = Launch(
+        launch_id="test",
+        cluster="test",
+        state_dir=str(tmp_path),
+        supervisor=Identity.of(os.getpid()),
+        redis_url="redis://127.0.0.1:1/0",
+        addresses=dict.fromkeys([*services.SERVICES, "inference"], "127.0.0.1:1"),
+        metrics={},
+        node_socket="",
+        family="digits",
+        node="node0",
+        zone="demo",
+        triton_ports=(1, 2),
+        started_at_s=0.0,
+    )
+    Layout(tmp_path).write_launch(launch)
+
+    async def nodes(_: Any) -> list[NodeStatus]:
+        return [NODE]
+
+    async def carbon(_: Any) -> list[CarbonReading]:
+        return [READING]
+
+    async def serving(_: str) -> bool:
+        return True
+
+    monkeypatch.setattr(attached.Attached, "ask", lambda _self, method, request: fake.ask(method, request))
+    monkeypatch.setattr(attached.Attached, "nodes", nodes)
+    monkeypatch.setattr(attached.Attached, "carbon", carbon)
+    monkeypatch.setattr(services, "serving", serving)
+    return fake
+
+
+def run(tmp_path: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--state-dir", str(tmp_path)], catch_exceptions=False)
+
+
+def document(tmp_path: Path, *arguments: str) -> Any:
+    result = run(tmp_path, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_says_what_it_does_and_offers_json(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+    about = result.stdout.split("\n\n")[1].strip()
+    assert len(about.split()) >= 5, "a sentence, not a name"
+
+
+def test_no_command_is_missing_from_the_tests() -> None:
+    from trefoil.cli.main import COMMANDS as known
+
+    assert {command[0] for command in COMMANDS} == {*known, "objective", "state"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["status"],
+        ["plan"],
+        ["objective", "show"],
+        ["mode", "act"],
+        ["freeze"],
+        ["rollback"],
+        ["state", "dump"],
+        ["load"],
+    ],
+    ids=" ".join,
+)
+def test_without_a_running_system_one_line_says_so(tmp_path: Path, command: list[str]) -> None:
+    result = run(tmp_path, *command)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("trefoil: state_dir")
+    assert "trefoil up" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_down_without_a_system_is_no_error(tmp_path: Path) -> None:
+    assert document(tmp_path, "down") == {"stopped": False, "said": []}
+
+
+def test_status(tmp_path: Path, running: Running) -> None:
+    found = document(tmp_path, "status")
+    assert found["mode"] == "act"
+    assert found["frozen"] is True
+    assert found["rollout"] == "done"
+    assert found["services"] == dict.fromkeys(services.SERVICES, True)
+    assert found["nodes"][0]["devices"][0]["power_w"] == 231.5
+    said = run(tmp_path, "status").stdout
+    for part in ("SIMULATED", "7g.40gb digits-l", "asleep", "249 g/kWh", "frozen"):
+        assert part in said
+
+
+def test_plan_says_why_and_its_json_can_be_pinned(tmp_path: Path, running: Running) -> None:
+    said = run(tmp_path, "plan").stdout
+    for part in ("plan 1.3", "carbon fell", "7g.40gb digits-l", "100.0 %"):
+        assert part in said
+    file = tmp_path / "plan.json"
+    file.write_text(run(tmp_path, "plan", "--json").stdout)
+    assert document(tmp_path, "pin", str(file))["pinned"] is True
+    method, request = running.asked[-1]
+    assert method == "Pin"
+    assert codec.from_proto(request.plan) == PLAN
+
+
+def test_pin_off_unpins(tmp_path: Path, running: Running) -> None:
+    assert document(tmp_path, "pin", "--off")["pinned"] is False
+    assert not running.asked[-1][1].HasField("plan")
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "not JSON"), ('{"plan": {"nonsense": 1}}', "nonsense")])
+def test_a_malformed_plan_file_is_refused(tmp_path: Path, running: Running, text: str, said: str) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(text)
+    result = run(tmp_path, "pin", str(file))
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert running.asked == []
+
+
+def test_objective_set_changes_only_what_is_given(tmp_path: Path, running: Running) -> None:
+    found = document(tmp_path, "objective", "set", "--min-accuracy", "0.98", "--slo-percentile", "99")
+    sent: Objective = codec.from_proto(running.asked[-1][1].objective)
+    assert (sent.min_accuracy, sent.slo_quantile, sent.slo_ms) == (0.98, 0.99, 75)
+    assert running.asked[-1][1].expected_number == 4
+    assert found["degraded"] == "too slow for it"
+    assert "cannot meet it: too slow for it" in run(tmp_path, "objective", "set", "--slo-ms", "1").stdout
+
+
+def test_lambda_selects_lambda_mode(tmp_path: Path, running: Running) -> None:
+    document(tmp_path, "objective", "set", "--lambda", "0.1")
+    sent: Objective = codec.from_proto(running.asked[-1][1].objective)
+    assert (sent.mode, sent.lambda_weight) == (ObjectiveMode.LAMBDA, 0.1)
+
+
+@pytest.mark.parametrize("flags", [[], ["--lambda", "0.1", "--min-accuracy", "0.9"], ["--min-accuracy", "1.5"]])
+def test_objective_set_refuses_what_means_nothing(tmp_path: Path, running: Running, flags: list[str]) -> None:
+    result = run(tmp_path, "objective", "set", *flags)
+    assert result.exit_code == 2
+    assert not [method for method, _ in running.asked if method == "SetObjective"]
+
+
+def test_a_hard_floor_never_lies_above_the_floor(tmp_path: Path, running: Running) -> None:
+    document(tmp_path, "objective", "set", "--min-accuracy", "0.8")
+    sent: Objective = codec.from_proto(running.asked[-1][1].objective)
+    assert sent.hard_min_accuracy == 0.8
+
+
+@pytest.mark.parametrize("mode", ["observe", "advise", "act"])
+def test_mode(tmp_path: Path, running: Running, mode: str) -> None:
+    assert document(tmp_path, "mode", mode) == {"mode": mode}
+
+
+def test_an_unknown_mode_names_those_that_exist(tmp_path: Path, running: Running) -> None:
+    result = run(tmp_path, "mode", "panic")
+    assert result.exit_code == 2
+    assert "observe, advise, act" in result.stderr
+
+
+def test_freeze_and_thaw(tmp_path: Path, running: Running) -> None:
+    assert document(tmp_path, "freeze")["frozen"] is True
+    assert document(tmp_path, "freeze", "--off")["frozen"] is False
+
+
+def test_rollback(tmp_path: Path, running: Running) -> None:
+    assert "back to 1.2" in run(tmp_path, "rollback").stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--profile", "0:26;10"], "--profile"),
+        (["--batch", "a"], "--batch"),
+        (["--images", "/nowhere.npz"], "nowhere.npz"),
+        (["--trace", "/nowhere.csv"], "nowhere.csv"),
+        (["--address", "127.0.0.1:1"], "--address"),
+    ],
+)
+def test_load_names_what_is_wrong(tmp_path: Path, running: Running, flags: list[str], named: str) -> None:
+    result = run(tmp_path, "load", *flags)
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+def test_a_bad_setting_stops_up_with_one_line(tmp_path: Path) -> None:
+    result = run(tmp_path, "up", "--set", "polcy=exact")
+    assert result.exit_code == 2
+    assert "polcy" in result.stderr
+
+
+def test_an_unknown_policy_is_refused_by_name(tmp_path: Path) -> None:
+    result = run(tmp_path, "up", "--policy", "magic", "--port-offset", "20000")
+    assert result.exit_code == 2
+    assert "magic" in result.stderr
+    assert not (tmp_path / "lock").exists()
+
+
+def test_demo_refuses_a_bad_scenario(tmp_path: Path) -> None:
+    config = tmp_path / "demo.toml"
+    config.write_text("policies = ['base']\n")
+    result = CliRunner().invoke(app, ["demo", "--config", str(config), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "exact" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_replay_without_decisions_is_named(tmp_path: Path) -> None:
+    result = run(tmp_path, "replay")
+    assert result.exit_code == 2
+    assert "decisions" in result.stderr
