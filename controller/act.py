@@ -5,7 +5,7 @@ Redis or a newer plan. Nothing is interrupted between the routes and the node pl
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -21,12 +21,13 @@ from trefoil.core import errors
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
 from trefoil.core.fleet import SliceKey, SliceState, SliceStatus
-from trefoil.core.plan import NodePlan, Plan, PlannedSlice, Rollout, RolloutState
+from trefoil.core.plan import NodePlan, Plan, PlannedSlice, Rollout, RolloutState, Route
 from trefoil.core.plan_check import node_digest, sealed
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Put, Write
 from trefoil.runtime.state import Keys
 
+Early = Callable[[Standing, Plan], tuple[Route, ...] | None]
 FINAL = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
 
 
@@ -67,8 +68,15 @@ class Actor:
         """Ask the rollout under way to end where that is safe."""
         self._stop.set()
 
-    async def roll(self, target: Plan, find_way: Callable[[Standing, Plan], Way]) -> Rollout:
+    async def roll(
+        self,
+        target: Plan,
+        find_way: Callable[[Standing, Plan], Way],
+        early: Early,
+    ) -> Rollout:
         """Roll a numbered, complete plan out; returns its last state.
+
+        While slices start, `early` may route to those that are READY already, if the load needs them.
 
         Raises:
             errors.Fenced: the role was lost, or an agent obeys a newer epoch: roll out again under a new one.
@@ -78,8 +86,7 @@ class Actor:
         self.rollout = Rollout(target.revision, RolloutState.APPLYING, since_s=self._clock.now_s())
         try:
             await self._renew_statuses()
-            routes = self.published.routes if self.published else ()
-            way = find_way(standing(self._observer.fleet(), self.commanded, routes), target)
+            way = find_way(self._stands(), target)
             self.rollout = replace(
                 self.rollout,
                 steps=len(way.steps),
@@ -89,8 +96,8 @@ class Actor:
             )
             if way.halted:
                 return await self._finish(RolloutState.HALTED, way.why)
-            for position, step in enumerate(way.steps):
-                await self._step(target, step, position)
+            for step in way.steps:
+                await self._step(target, step, early)
             return await self._finish(RolloutState.DONE, way.why, self.spent_j() - spent_before_j)
         except Superseded:
             return await self._finish(RolloutState.SUPERSEDED, "a newer plan takes over")
@@ -111,21 +118,40 @@ class Actor:
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
-    async def _step(self, target: Plan, step: Step, position: int) -> None:
+    async def _step(self, target: Plan, step: Step, early: Early) -> None:
         self._leave_if_superseded()
-        revision = replace(target.revision, step=position)
         state = RolloutState.WAITING_ACK if step.drained else RolloutState.APPLYING
-        plan = replace(target, revision=revision, nodes=(), routes=step.routes)
-        await self._publish(plan, state, position, step.name)
+        revision = await self._publish(target, step.routes, state, step.name)
         if step.drained:
             await self._until_left(revision, step.drained)
         await self._command(step.devices, revision)
         if step.ready:
             await self._say(RolloutState.WAITING_READY)
-            await self._until(self._settings.ready_timeout_s, lambda: self._not_ready(step.ready), "READY")
+            timeout_s = self._settings.ready_timeout_s
+            await self._until(
+                timeout_s, lambda: self._not_ready(step.ready), "READY", beside=self._joiner(target, early)
+            )
 
-    async def _publish(self, plan: Plan, state: RolloutState, position: int, name: str) -> None:
-        self.rollout = replace(self.rollout, target=plan.revision, state=state, step=position)
+    def _joiner(self, target: Plan, early: Early) -> Callable[[], Awaitable[None]]:
+        """What to do while waiting: let slices that are READY help, when the load needs them."""
+
+        async def join() -> None:
+            routes = early(self._stands(), target)
+            if routes is not None:
+                await self._publish(target, routes, RolloutState.WAITING_READY, "early")
+
+        return join
+
+    def _stands(self) -> Standing:
+        routes = self.published.routes if self.published else ()
+        return standing(self._observer.fleet(), self.commanded, routes)
+
+    async def _publish(self, target: Plan, routes: tuple[Route, ...], state: RolloutState, name: str) -> Revision:
+        """Routes under the next step of the target's revision."""
+        first = self.published is None or self.published.revision < target.revision
+        step = 0 if first or self.published is None else self.published.revision.step + 1
+        plan = replace(target, revision=replace(target.revision, step=step), nodes=(), routes=routes)
+        self.rollout = replace(self.rollout, target=plan.revision, state=state, step=step)
         await self._write([Put(self._keys.plan(), plan), Put(self._keys.rollout(), self.rollout)])
         self.published = plan
         self._disk.save("published", plan)
@@ -133,6 +159,7 @@ class Actor:
             "rollout step", name=name, revision=_text(plan.revision), of=self.rollout.steps, state=state.name
         )
         self.on_change()
+        return plan.revision
 
     async def _command(self, devices: Devices, revision: Revision) -> None:
         """Apply first, then note it: a note without the command would never be commanded again."""
@@ -187,7 +214,14 @@ class Actor:
 
     # --- waiting and writing ------------------------------------------------------------------------------------------
 
-    async def _until(self, timeout_s: float, missing: Callable[[], str], what: str, give_up: bool = True) -> None:
+    async def _until(
+        self,
+        timeout_s: float,
+        missing: Callable[[], str],
+        what: str,
+        give_up: bool = True,
+        beside: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Poll until nothing is missing. After the timeout halt, or go on all the same and say so."""
         deadline_s = self._clock.monotonic_s() + timeout_s
         why = ""
@@ -202,6 +236,8 @@ class Actor:
                 deadline_s = self._clock.monotonic_s() + timeout_s
                 why = str(error)
             self._leave_if_superseded()
+            if beside is not None:
+                await beside()
             if self._clock.monotonic_s() >= deadline_s:
                 if give_up:
                     raise _Stuck(f"not {what} after {timeout_s:g} s: {why}")

@@ -19,7 +19,7 @@ from controller.disk import Disk
 from controller.observe import Observer
 from controller.report import Accountant
 from controller.settings import ControllerSettings
-from controller.terms import best_way
+from controller.terms import best_way, early
 from controller.triggers import MadeFor, Memory, Trigger, evaluate, made_for
 from trefoil.core import errors
 from trefoil.core.brains import Decision, Planner, PlanView
@@ -65,8 +65,9 @@ class Loop:
             bool(saved.get("frozen", False)),
             bool(saved.get("pinned", False)),
         )
-        self.causes: Counter[str] = Counter()
-        self.reconfigurations: Counter[str] = Counter()
+        counts = disk.load_plain("counts")
+        self.causes: Counter[str] = Counter(counts.get("replans", {}))
+        self.reconfigurations: Counter[str] = Counter(counts.get("reconfigurations", {}))
         self.last: Verdict | None = None
         self.last_trigger: Trigger | None = None
         self._made_for: MadeFor | None = None
@@ -280,6 +281,7 @@ class Loop:
         made = verdict.decision.plan if verdict.decision else None
         await asyncio.to_thread(self._disk.save_decision, record, made)
         self._disk.save("budgets", self.observer.windows.dump_budgets())
+        self._disk.save("counts", {"replans": self.causes, "reconfigurations": self.reconfigurations})
         outcome = NEW if verdict.outcome == ADVISED else verdict.outcome
         self._metrics.inc("trefoil_decisions_total", trigger=record.trigger, outcome=outcome)
         self._metrics.observe("trefoil_solve_duration_seconds", record.solve_ms / 1e3, planner=self.policy.planner)
@@ -308,7 +310,11 @@ class Loop:
         started_s = self._clock.monotonic_s()
         view = self.view()
         try:
-            ended = await self.actor.roll(plan, lambda stands, target: best_way(view, stands, target))
+            ended = await self.actor.roll(
+                plan,
+                lambda stands, target: best_way(view, stands, target),
+                lambda stands, target: early(view, stands, target),
+            )
         except errors.Fenced as error:
             self._log.warning("rollout ended: the role was lost", error=str(error))
             return

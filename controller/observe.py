@@ -60,6 +60,8 @@ class Observer:
             self.inputs.down = ""
         except errors.StateUnavailable as error:
             self.inputs.down = str(error)
+        except errors.InvalidInput as error:
+            self.inputs.down = f"Redis holds what this version cannot read: {error}"
         self.windows.forget(self._clock.now_s())
 
     async def refresh_nodes(self) -> None:

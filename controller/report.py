@@ -35,9 +35,9 @@ UNMEASURED = (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED)
 
 @dataclass(slots=True)
 class _Recent:
-    """What a family consumed lately: (ends_at_s, joules, grams)."""
+    """What a family emitted lately: (ends_at_s, grams)."""
 
-    energy: "deque[tuple[float, float, float]]" = field(default_factory=deque)
+    grams: "deque[tuple[float, float]]" = field(default_factory=deque)
     unmeasured_until_s: float = 0.0
 
 
@@ -87,14 +87,13 @@ class Accountant:
     def grams_per_request(self, family: str) -> float | None:
         """Over the measuring window; None when energy was not measured or nothing was answered."""
         recent = self._recent.get(family)
-        now_s = self._clock.now_s()
-        since_s = now_s - self._settings.measure_s
+        since_s = self._clock.now_s() - self._settings.measure_s
         if recent is None or recent.unmeasured_until_s > since_s:
             return None
-        while recent.energy and recent.energy[0][0] < since_s:
-            recent.energy.popleft()
+        while recent.grams and recent.grams[0][0] < since_s:
+            recent.grams.popleft()
         answered = self._observer.windows.answered_since(family, since_s)
-        return sum(e[2] for e in recent.energy) / answered if answered and recent.energy else None
+        return sum(g for _, g in recent.grams) / answered if answered and recent.grams else None
 
     async def flush(self) -> None:
         """Add what is pending to totals:<family>:<hour>; nothing is lost when that fails."""
@@ -144,7 +143,7 @@ class Accountant:
         reading = reading_at(readings, (sample.starts_at_s + sample.ends_at_s) / 2)
         for family, joules in by_family(sample, families).items():
             co2 = grams(joules, reading.intensity_g_per_kwh, self._settings.pue)
-            self._of(family).energy.append((sample.ends_at_s, joules, co2))
+            self._of(family).grams.append((sample.ends_at_s, co2))
             self._add(family, "joules", joules)
             self._add(family, "grams", co2)
             self._add(family, f"grams:{reading.quality.name.lower()}", co2)

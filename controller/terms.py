@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from controller.rollout import Standing, Way, way
-from controller.shares import Terms
+from controller.shares import Terms, draining, routed_capacity, shares
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.device_types import device_type, slice_type
@@ -138,6 +138,21 @@ def impossible(view: PlanView, plan: Plan) -> str:
     stands = standing(view.fleet, commanded, current.routes if current else ())
     found = best_way(view, stands, plan)
     return found.why if found.halted else ""
+
+
+def early(view: PlanView, stands: Standing, plan: Plan) -> tuple[Route, ...] | None:
+    """Routes that take in what is READY already, when what is routed now does not carry the load; else None."""
+    rules = terms(view)
+    now = routed_capacity(stands.routes, stands.ready, rules)
+    short = [family for family, need in rules.needs.items() if now.get(family, 0.0) < need]
+    leaving = {t.slice for route in stands.routes for t in route.targets if t.draining}
+    ready = {key: part for key, part in stands.ready.items() if key not in leaving}
+    routes = shares(plan, ready, rules, stands.routes)
+    more = routed_capacity(routes, ready, rules)
+    if not any(more.get(family, 0.0) > now.get(family, 0.0) for family in short):
+        return None
+    gone = {key: part for key, part in stands.ready.items() if key in leaving}
+    return tuple(draining(route, gone) for route in routes)
 
 
 def best_way(view: PlanView, stands: Standing, plan: Plan) -> Way:

@@ -97,7 +97,7 @@ async def test_carbon_reconfigures_through_a_sleeping_gpu_without_a_gap(start):
     await serves(plane, *DIRTY_SLICES)
     rollout = await plane.rollout()
     assert "a sleeping device carries node0/gpu0" in rollout.why
-    assert plane.agent.devices["node0/gpu1"] == DeviceState.ASLEEP
+    await plane.until(lambda: plane.agent.devices["node0/gpu1"] == DeviceState.ASLEEP)
     explained = await plane.stub.Explain(pb.ExplainRequest())
     assert explained.trigger.startswith("carbon: intensity 500 g/kWh is +150.0%")
     assert dict(explained.reconfigurations_by_cause) == {"start": 1, "carbon": 1}

@@ -1,0 +1,54 @@
+"""One whole system for all files of this folder: each test leaves it serving its first plan, see `serving`."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.system import RunningSystem
+
+DEMAND_PER_S = 60.0  # needs both variants and eight slices on both GPUs
+CARBON_STEP_S = 20.0
+
+
+@dataclass
+class Serving:
+    """The running system, the plan that it started with, and what the node's counters said then."""
+
+    system: RunningSystem
+    first_plan: dict[str, Any]
+    began_s: float = 0.0
+    truth: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="package")
+def running() -> Iterator[Serving]:
+    """`trefoil up`, the first plan frozen so that it stays until a test changes it; `trefoil down` at the end."""
+    system = RunningSystem({"demand_initial_per_s": DEMAND_PER_S, "carbon.step_s": CARBON_STEP_S})
+    try:
+        system.up()
+        everything = system.processes()
+        system.ask("freeze")
+        yield Serving(system, system.ask("plan"))
+    finally:
+        system.close()
+    _, alive = psutil.wait_procs(everything, timeout=5)
+    assert not alive, f"left running: {[process.cmdline() for process in alive]}"
+
+
+@pytest.fixture
+def serving(running: Serving) -> Serving:
+    """Serving the first plan and nothing else, whatever the test before did to it."""
+    now = running.system.ask("plan")
+    if _slices(now) != _slices(running.first_plan):
+        running.system.pin(running.first_plan)
+    running.system.ask("mode", "act")
+    return running
+
+
+def _slices(answer: dict[str, Any]) -> str:
+    """What a plan asks for, without its revision."""
+    return json.dumps([answer["plan"]["nodes"][0]["devices"], answer["plan"]["routes"]], sort_keys=True)

@@ -1,0 +1,222 @@
+"""The whole system as a user runs it: `trefoil up` in a folder of its own on ports of its own, asked by command."""
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from power_agent.devices.node_client import NodeClient
+from tests.support.triton_process import MODELS, ROOT
+from trefoil.cli import checks, processes
+from trefoil.cli.attached import Attached, attach
+from trefoil.cli.layout import Launch, Layout
+from trefoil.cli.load_result import LoadResult
+from trefoil.cli.loadgen import LoadSpec, RateProfile, run_load
+from trefoil.cli.scenario import System
+from trefoil.core.demand import LoadWindow
+from trefoil.core.energy import EnergySample
+from trefoil.core.errors import TrefoilError
+from trefoil.core.fleet import SliceKey, SliceStatus
+from trefoil.core.plan import Plan, RolloutState
+from trefoil.runtime import codec
+from trefoil.runtime.clock import WallClock
+
+TREFOIL = Path(sys.executable).parent / "trefoil"
+COMMAND_TIMEOUT_S = 60.0
+OFFSETS = range(9000, 24000)  # inference and Tritons stay below the ports that the kernel hands out by itself
+FAMILY = "digits"
+
+
+class RunningSystem:
+    """Start with `up()`, end with `close()`; nothing outlives it, whatever happened in between."""
+
+    def __init__(self, settings: Mapping[str, object] | None = None) -> None:
+        self.state_dir = Path(tempfile.mkdtemp(prefix="trefoil-sys-"))
+        self.port_offset = free_offset()
+        self._settings = dict(settings or {})
+        self._launch_ids: set[str] = set()
+        self.started: dict[str, Any] = {}
+        self.up_took_s = 0.0
+
+    # Commands
+
+    def up(self) -> dict[str, Any]:
+        """`trefoil up`; returns what it printed."""
+        sets = [word for key, value in self._settings.items() for word in ("--set", f"{key}={value}")]
+        began_s = time.monotonic()
+        self.started = self.ask("up", "--port-offset", str(self.port_offset), *sets)
+        self.up_took_s = time.monotonic() - began_s
+        self._launch_ids.add(self.launch.launch_id)
+        return self.started
+
+    def ask(self, *words: str) -> Any:
+        """A command that must succeed, with --json; returns the document."""
+        done = self.run(*words, "--json")
+        assert done.returncode == 0, f"trefoil {' '.join(words)}: {done.stderr}{done.stdout}"
+        return json.loads(done.stdout)
+
+    def refused(self, *words: str) -> str:
+        """A command that must be refused with exit code 2 and one line; returns the line."""
+        done = self.run(*words)
+        assert (done.returncode, done.stdout) == (2, ""), done
+        assert done.stderr.startswith("trefoil: ") and done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Any command, as a user types it."""
+        argv = [str(TREFOIL), *words, "--state-dir", str(self.state_dir)]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("TREFOIL_")}
+        return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
+
+    def pin(self, plan: Mapping[str, Any]) -> None:
+        """Pin a plan as `trefoil plan --json` printed it."""
+        path = self.state_dir / "pinned.json"
+        path.write_text(json.dumps(plan))
+        self.ask("pin", str(path))
+
+    # What runs
+
+    @property
+    def launch(self) -> Launch:
+        return Layout(self.state_dir.resolve()).running()
+
+    @property
+    def inference(self) -> str:
+        return self.launch.addresses["inference"]
+
+    def node(self) -> NodeClient:
+        """The simulated node itself; close it."""
+        return NodeClient(self.launch.node_socket)
+
+    def processes(self) -> list[psutil.Process]:
+        """Supervisor, Redis, node, services, Tritons and their stubs."""
+        supervisor = psutil.Process(self.launch.supervisor.pid)
+        return [supervisor, *supervisor.children(recursive=True)]
+
+    def service_pid(self, name: str) -> int:
+        """Of the service's last start."""
+        pid: int = json.loads((self.state_dir / "run" / f"{name}.json").read_text())["pid"]
+        return pid
+
+    def log(self, name: str, lines: int = 30) -> str:
+        return processes.tail(self.state_dir / "logs" / f"{name}.log", lines)
+
+    @asynccontextmanager
+    async def attached(self) -> AsyncIterator[Attached]:
+        """Redis and the controller, as a command sees them."""
+        async with attach(self.state_dir) as system:
+            yield system
+
+    # End
+
+    def close(self) -> None:
+        """`trefoil down`, then by force what it may have left."""
+        try:
+            self.run("down")
+        finally:
+            for launch_id in self._launch_ids:
+                for pid in processes.descendants(launch_id):
+                    os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(self.state_dir, ignore_errors=True)
+
+
+def free_offset() -> int:
+    """A port offset at which nothing listens; random, so that two test runs rarely meet."""
+    chance = random.Random(os.getpid() * 1000 + time.time_ns() % 1000)
+    for _ in range(100):
+        offset = chance.choice(OFFSETS)
+        try:
+            checks.ports_free(System(port_offset=offset).listen.all(2))
+        except TrefoilError:
+            continue
+        return offset
+    raise AssertionError("no free range of ports")
+
+
+def pss_bytes(found: list[psutil.Process]) -> dict[str, int]:
+    """Proportional set size by kind of process: shared pages are counted once."""
+    total: Counter[str] = Counter()
+    for process in found:
+        try:
+            name = Path(process.cmdline()[0]).name
+            if name.startswith("python"):
+                name = process.cmdline()[2]
+            total[name] += process.memory_full_info().pss
+        except (psutil.NoSuchProcess, IndexError):
+            continue  # it ended between the listing and the look
+    return dict(total)
+
+
+async def slices(system: Attached) -> dict[SliceKey, SliceStatus]:
+    """All slices of all nodes, as their agents publish them."""
+    return {part.key: part for node in await system.nodes() for device in node.devices for part in device.slices}
+
+
+async def plan_in_force(system: Attached) -> Plan:
+    answer = await system.plan()
+    plan: Plan = codec.from_proto(answer.plan)
+    return plan
+
+
+async def rolled_out(system: Attached, timeout_s: float = 45.0) -> None:
+    """Wait until the plan in force is what runs."""
+
+    async def done() -> bool:
+        return (await system.plan()).rollout.state == RolloutState.DONE
+
+    await until(done, timeout_s, "no rollout within")
+
+
+async def until(check: Callable[[], Awaitable[Any]], timeout_s: float, what: str = "not within") -> Any:
+    """Poll until the check gives something; returns that."""
+    give_up_s = time.monotonic() + timeout_s
+    while not (found := await check()):
+        assert time.monotonic() < give_up_s, f"{what} {timeout_s:g} s"
+        await asyncio.sleep(0.05)
+    return found
+
+
+async def load(target: str, rate_per_s: float, duration_s: float, seed: int = 1) -> LoadResult:
+    """Poisson arrivals of labelled images, by the project's load generator."""
+    spec = LoadSpec(RateProfile.constant(rate_per_s, duration_s), MODELS / FAMILY / "heldout.npz", FAMILY, seed=seed)
+    return await run_load(spec, target, clock=WallClock())
+
+
+async def windows(system: Attached, since_s: float) -> list[LoadWindow]:
+    """Load windows of all dispatcher workers that began after a time."""
+    found: list[LoadWindow] = []
+    for name in await system.state.names(system.state.keys.load_prefix()):
+        found += [window for _, window in await system.state.stream(name, LoadWindow, count=10_000)]
+    return [window for window in found if window.starts_at_s >= since_s]
+
+
+async def energy_samples(system: Attached) -> list[EnergySample]:
+    """The whole energy stream of the node."""
+    key = system.state.keys.energy(system.launch.node)
+    return [sample for _, sample in await system.state.stream(key, EnergySample, count=100_000)]
+
+
+async def metered_until(system: Attached, at_s: float, timeout_s: float = 15.0) -> list[EnergySample]:
+    """All samples, once every device has one that ends after the given time."""
+
+    async def check() -> list[EnergySample] | None:
+        latest: dict[str, float] = {}
+        for sample in (found := await energy_samples(system)):
+            latest[sample.device] = max(latest.get(sample.device, 0.0), sample.ends_at_s)
+        return found if latest and min(latest.values()) > at_s else None
+
+    samples: list[EnergySample] = await until(check, timeout_s, "no energy samples within")
+    return samples

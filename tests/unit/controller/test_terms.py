@@ -1,0 +1,126 @@
+"""What a rollout reads out of a view, on the profile that ships."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from controller.terms import best_way, early, impossible, standing, terms
+from tests.support.planners import layout, plan_of
+from tests.unit.controller.views import view
+from trefoil.core.demand import Demand
+from trefoil.core.device_types import A100_40GB
+from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState, NodeStatus, SliceState, SliceStatus
+from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.core.plan import PlannedSlice
+from trefoil.runtime.repository import load_catalog
+
+CATALOG = load_catalog(Path("model_repository"))
+GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
+OBJECTIVE = Objective("digits", ObjectiveMode.BUDGET, 75.0, 0.95, 0.95, number=1, hard_min_accuracy=0.9)
+LARGE = layout((("7g.40gb", 0),), "digits-l", GPU0)
+HALVES = layout((("4g.20gb", 0), ("3g.20gb", 4)), "digits-l", GPU0)
+
+
+def fleet(*parts: PlannedSlice, starting=(), lost=(), stale=False) -> FleetState:
+    def slices(name):
+        mine = [p for p in (*parts, *starting) if p.key.device == name]
+        return tuple(
+            SliceStatus(p.key, 1, "", SliceState.STARTING if p in starting else SliceState.READY, "", p.hosted)
+            for p in mine
+        )
+
+    devices = tuple(
+        DeviceStatus(
+            name,
+            A100_40GB.name,
+            DeviceState.LOST if name in lost else DeviceState.AWAKE if slices(name) else DeviceState.ASLEEP,
+            slices(name),
+        )
+        for name in (GPU0, GPU1)
+    )
+    return FleetState((NodeStatus(node="node0", devices=devices),), ("node0",) if stale else ())
+
+
+def seen(found: FleetState, rate: float = 20.0, current=None):
+    return replace(
+        view(),
+        fleet=found,
+        catalog=CATALOG,
+        objectives=(OBJECTIVE,),
+        demand=(Demand("digits", "", rate, 1.2 * rate),),
+        current=current,
+    )
+
+
+def plan(*parts: PlannedSlice):
+    return plan_of({name: tuple(p for p in parts if p.key.device == name) for name in (GPU0, GPU1)})
+
+
+def test_capacity_is_pooled_and_relaxed_terms_count_saturation():
+    rules, relaxed = terms(seen(fleet())), terms(seen(fleet()), relaxed=True)
+    one = rules.capacity("digits", GPU0, "1g.5gb", "digits-s", 1)
+    assert rules.capacity("digits", GPU0, "1g.5gb", "digits-s", 7) > 7 * one
+    assert relaxed.capacity("digits", GPU0, "1g.5gb", "digits-s", 1) > one
+    assert rules.capacity("digits", GPU0, "1g.5gb", "unknown", 1) == 0
+
+
+def test_the_fastest_variant_respects_the_hard_floor():
+    (part,) = LARGE
+    light = terms(seen(fleet())).fastest(part)
+    assert light.hosted[0].variant == "digits-s"  # digits-xs is below 0.9
+    assert light.key == part.key
+
+
+def test_small_variants_swap_in_place():
+    (part,) = LARGE
+    assert terms(seen(fleet())).swappable(
+        part, replace(part, hosted=layout((("7g.40gb", 0),), "digits-s", GPU0)[0].hosted)
+    )
+
+
+def test_a_rollout_is_impossible_only_where_nothing_can_carry_the_load_meanwhile():
+    wanted = plan(*HALVES)
+    assert impossible(seen(fleet(*LARGE), current=plan(*LARGE)), wanted) == ""  # gpu1 helps
+    assert "0.0/s" in impossible(seen(fleet(*LARGE, lost=(GPU1,)), current=plan(*LARGE)), wanted)
+    assert impossible(seen(fleet(*LARGE, lost=(GPU1,)), rate=0.0, current=plan(*LARGE)), wanted) == ""
+
+
+def test_a_stale_node_is_fixed_and_a_lost_device_holds_nothing():
+    commanded = {n.node: n for n in plan(*LARGE).nodes}
+    stale = standing(fleet(*LARGE, stale=True), commanded, ())
+    assert stale.fixed == {GPU0, GPU1}
+    assert stale.devices[GPU0].slices == LARGE
+    lost = standing(fleet(*LARGE, lost=(GPU0,)), commanded, ())
+    assert lost.fixed == {GPU0}
+    assert not lost.ready
+    assert not lost.devices[GPU0].slices
+
+
+def test_a_starting_slice_occupies_its_place_but_does_not_serve():
+    stands = standing(fleet(starting=LARGE), {}, ())
+    assert stands.present == {LARGE[0].key}
+    assert not stands.ready
+
+
+@pytest.mark.parametrize(("rate", "helped"), [(10.0, False), (60.0, True)])
+def test_slices_that_are_ready_help_early_only_when_the_load_needs_them(rate, helped):
+    second = layout((("3g.20gb", 0),), "digits-l", GPU1)
+    third = layout((("3g.20gb", 4),), "digits-l", GPU1)
+    wanted = plan(*LARGE, *second, *third)
+    looked = seen(fleet(*LARGE, *second, starting=third), rate, plan(*LARGE))
+    stands = standing(looked.fleet, {}, plan(*LARGE).routes)
+    routes = early(looked, stands, wanted)
+    assert (routes is not None) == helped
+    if routes is not None:
+        assert {t.slice for t in routes[0].targets} == {LARGE[0].key, second[0].key}
+        assert sum(t.weight for t in routes[0].targets) == pytest.approx(1)
+        assert early(looked, replace(stands, routes=routes), wanted) is None
+
+
+def test_when_the_slo_cannot_be_kept_on_the_way_the_way_says_so():
+    tight = seen(fleet(*LARGE, *layout((("7g.40gb", 0),), "digits-l", GPU1)), 45.0)
+    both = layout((("4g.20gb", 0), ("3g.20gb", 4)), "digits-l", GPU1)
+    stands = standing(tight.fleet, {}, plan(*LARGE, *layout((("7g.40gb", 0),), "digits-l", GPU1)).routes)
+    found = best_way(tight, stands, plan(*HALVES, *both))
+    assert not found.halted
