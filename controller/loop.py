@@ -116,7 +116,7 @@ class Loop:
                 async with asyncio.timeout(self.settings.tick_s):
                     await self._wake.wait()
             except TimeoutError:
-                pass
+                pass  # the period is over: tick
             self._wake.clear()
 
     async def tick(self) -> None:
