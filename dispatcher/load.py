@@ -8,13 +8,15 @@ floor(starts_at) + i.
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Final
 
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import Histogram, bucket, from_counts
 
-OTHER = "other"
+OTHER: Final = "other"
+SECONDS_MAX: Final = 60
 
 
 class Latencies:
@@ -97,7 +99,8 @@ class LoadBook:
         """A request came in. `now_s` is UTC."""
         cell = self._cell((family, "", None, slo_class))
         cell.arrived += 1
-        cell.seconds[int(now_s)] += 1
+        # Clamped: a wall clock that jumps in mid-window books to the first or last second rather than nowhere.
+        cell.seconds[min(max(int(now_s) - int(self._starts_at_s), 0), SECONDS_MAX - 1)] += 1
 
     def sent(self, family: str, variant: str, slice_: SliceKey, slo_class: str, in_flight: int) -> None:
         """A request went to a slice that now has `in_flight` of them."""
@@ -150,7 +153,7 @@ class LoadBook:
             starts_at_s=starts_at_s,
             ends_at_s=now_s,
             table=table,
-            cells=tuple(_frozen(key, cell, starts_at_s) for key, cell in cells.items()),
+            cells=tuple(_frozen(key, cell) for key, cell in cells.items()),
         )
 
     def _cell(self, key: CellKey) -> _Cell:
@@ -166,10 +169,8 @@ class LoadBook:
         return totals
 
 
-def _frozen(key: CellKey, cell: _Cell, starts_at_s: float) -> LoadCell:
+def _frozen(key: CellKey, cell: _Cell) -> LoadCell:
     family, variant, slice_, slo_class = key
-    first = int(starts_at_s)
-    last = max(cell.seconds, default=first - 1)
     return LoadCell(
         key=LoadKey(family=family, variant=variant, slice=slice_, lane="any", slo_class=slo_class),
         arrived=cell.arrived,
@@ -182,9 +183,5 @@ def _frozen(key: CellKey, cell: _Cell, starts_at_s: float) -> LoadCell:
         service=cell.service.freeze(),
         sample_ratio=1.0,
         in_flight_max=cell.in_flight_max,
-        # A wall clock that was set back in mid-window books to the first second rather than nowhere.
-        arrived_per_s=tuple(
-            cell.seconds[second] + (sum(n for s, n in cell.seconds.items() if s < first) if second == first else 0)
-            for second in range(first, max(last, first if cell.arrived else last) + 1)
-        ),
+        arrived_per_s=tuple(cell.seconds[second] for second in range(max(cell.seconds, default=-1) + 1)),
     )

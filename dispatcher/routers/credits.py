@@ -5,53 +5,75 @@ it (drained, ejected) and comes back still owes what it has in flight.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from trefoil.core.fleet import SliceKey
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """One slice. Routers keep the object: hashing a slice key for every slice of a class is most of a decision."""
+
+    slice: SliceKey
+    limit: int = 0
+    in_flight: int = 0
+    taken_at: int = 0
+
+    @property
+    def free(self) -> bool:
+        """Whether one more request may go there."""
+        return self.in_flight < self.limit
 
 
 class Credits:
     """In-flight requests per slice against the limits of the last table."""
 
     def __init__(self) -> None:
-        self._limit: dict[SliceKey, int] = {}
-        self._in_flight: dict[SliceKey, int] = {}
-        self._taken_at: dict[SliceKey, int] = {}
+        self._accounts: dict[SliceKey, Account] = {}
         self._takes = 0
 
     def limit(self, limits: Mapping[SliceKey, int]) -> None:
         """Take the limits of a table; slices that it does not name get nothing more."""
-        self._limit = dict(limits)
-        for slice_ in [key for key, count in self._in_flight.items() if count == 0 and key not in self._limit]:
-            del self._in_flight[slice_]
-            self._taken_at.pop(slice_, None)
+        for slice_, account in list(self._accounts.items()):
+            account.limit = 0
+            if account.in_flight == 0 and slice_ not in limits:
+                del self._accounts[slice_]
+        for slice_, limit in limits.items():
+            self._accounts.setdefault(slice_, Account(slice_)).limit = limit
+
+    def account(self, slice_: SliceKey) -> Account:
+        """The account of a slice of the last table."""
+        return self._accounts[slice_]
 
     def free(self, slice_: SliceKey) -> bool:
-        """Whether one more request may go there."""
-        return self._in_flight.get(slice_, 0) < self._limit.get(slice_, 0)
+        """Whether one more request may go there; False for a slice that the table does not name."""
+        account = self._accounts.get(slice_)
+        return account is not None and account.free
 
-    def take(self, slice_: SliceKey) -> None:
+    def take(self, account: Account) -> None:
         """One more request is in flight."""
-        assert self.free(slice_), f"no credit left on {slice_}"
+        assert account.free, f"no credit left on {account.slice}"
         self._takes += 1
-        self._taken_at[slice_] = self._takes
-        self._in_flight[slice_] = self._in_flight.get(slice_, 0) + 1
+        account.taken_at = self._takes
+        account.in_flight += 1
 
     def give_back(self, slice_: SliceKey) -> None:
         """One request is over."""
-        left = self._in_flight[slice_] - 1
-        assert left >= 0, f"more requests over than sent on {slice_}"
-        self._in_flight[slice_] = left
-        if left == 0 and slice_ not in self._limit:
-            del self._in_flight[slice_]
-            self._taken_at.pop(slice_, None)
+        account = self._accounts[slice_]
+        assert account.in_flight > 0, f"more requests over than sent on {slice_}"
+        account.in_flight -= 1
+        if account.in_flight == 0 and account.limit == 0:
+            del self._accounts[slice_]
 
-    def idlest(self, slices: Iterable[SliceKey]) -> SliceKey | None:
-        """Of those with a credit: the fewest in flight, then the longest not chosen (round robin among the idle)."""
-        best, best_rank = None, (0, 0)
-        for slice_ in slices:
-            in_flight = self._in_flight.get(slice_, 0)
-            if in_flight < self._limit.get(slice_, 0):
-                rank = (in_flight, self._taken_at.get(slice_, 0))
-                if best is None or rank < best_rank:
-                    best, best_rank = slice_, rank
-        return best
+
+def idlest(accounts: Iterable[Account]) -> Account | None:
+    """Of those with a credit: the fewest in flight, then the longest not chosen (round robin among the idle)."""
+    best: Account | None = None
+    for account in accounts:
+        if account.in_flight < account.limit and (
+            best is None
+            or account.in_flight < best.in_flight
+            or (account.in_flight == best.in_flight and account.taken_at < best.taken_at)
+        ):
+            best = account
+    return best

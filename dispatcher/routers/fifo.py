@@ -10,7 +10,7 @@ Deviations: CLOVER's instances hold one request at a time; here c_k, of which on
 """
 
 from dispatcher.queues.fifo import FifoQueue
-from dispatcher.routers.credits import Credits
+from dispatcher.routers.credits import Account, Credits, idlest
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route
@@ -23,12 +23,14 @@ class Fifo:
         self._queue: FifoQueue[None] = queue if queue is not None else FifoQueue(family)
         self._credits = Credits()
         self._picks: dict[SliceKey, Pick] = {}
+        self._accounts: list[Account] = []
 
     def on_table(self, route: Route, now_s: float) -> None:
         """Route by this table from now on; what waits keeps its place."""
         live = [target for target in route.targets if not target.draining and target.credits > 0]
         self._queue.limit(route.queue_requests_max, route.queue_bytes_max)
         self._credits.limit({target.slice: target.credits for target in live})
+        self._accounts = [self._credits.account(target.slice) for target in live]
         self._picks = {
             target.slice: Pick(target.slice, target.variant, target.stage, f"fifo: {target.slice.name} had a credit")
             for target in live
@@ -43,19 +45,19 @@ class Fifo:
         Raises:
             QueueFull: it would have to wait and there is no room.
         """
-        slice_ = self._credits.idlest(self._picks) if not len(self._queue) else None
-        if slice_ is None:
+        account = idlest(self._accounts) if not len(self._queue) else None
+        if account is None:
             self._queue.check(ticket)
             self._queue.push(None, ticket)
             return None
-        self._credits.take(slice_)
-        return self._picks[slice_]
+        self._credits.take(account)
+        return self._picks[account.slice]
 
     def on_credit(self, slice: SliceKey, now_s: float) -> tuple[Ticket, Pick] | None:
         """The next ticket for a slice that may have a credit."""
         if not self._credits.free(slice) or (ticket := self._queue.pop(None)) is None:
             return None
-        self._credits.take(slice)
+        self._credits.take(self._credits.account(slice))
         return ticket, self._picks[slice]
 
     def on_done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dispatcher.queues.fifo import FifoQueue
-from dispatcher.routers.credits import Credits
+from dispatcher.routers.credits import Account, Credits, idlest
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
@@ -34,6 +34,7 @@ class _Class:
     share: float
     lag: float = 0.0
     picks: dict[SliceKey, Pick] = field(default_factory=dict)
+    accounts: list[Account] = field(default_factory=list)
 
 
 class Weighted:
@@ -51,6 +52,8 @@ class Weighted:
         self._queue.limit(route.queue_requests_max, route.queue_bytes_max)
         self._credits.limit({target.slice: target.credits for target in live})
         self._classes = _carry_lags(self._classes, _classes(live))
+        for each in self._classes.values():
+            each.accounts = [self._credits.account(slice_) for slice_ in each.picks]
         self._class_of = {slice_: key for key, each in self._classes.items() for slice_ in each.picks}
         if self._classes:
             self._reassign(key for key in self._queue.lanes() if key not in self._classes)
@@ -67,11 +70,11 @@ class Weighted:
         key = self._due()
         chosen = self._classes.get(key)
         if chosen is not None and not self._queue.depth(key):
-            slice_ = self._credits.idlest(chosen.picks)
-            if slice_ is not None:
+            account = idlest(chosen.accounts)
+            if account is not None:
                 self._charge(key)
-                self._credits.take(slice_)
-                return chosen.picks[slice_]
+                self._credits.take(account)
+                return chosen.picks[account.slice]
         self._queue.check(ticket)
         self._charge(key)
         self._queue.push(key, ticket)
@@ -82,7 +85,7 @@ class Weighted:
         key = self._class_of.get(slice)
         if key is None or not self._credits.free(slice) or (ticket := self._queue.pop(key)) is None:
             return None
-        self._credits.take(slice)
+        self._credits.take(self._credits.account(slice))
         return ticket, self._classes[key].picks[slice]
 
     def on_done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> None:
