@@ -104,8 +104,8 @@ class Pursuit:
 
     def _take(self, plan: NodePlan) -> None:
         self._node.plan = plan
-        for part in self._node.slices.values():
-            part.retry_at_s = 0.0  # a new plan is a new try
+        for known in self._node.slices.values():
+            known.retry_at_s = 0.0  # a new plan is a new try
         for device in plan.devices:
             for wanted in device.slices:
                 part = self._node.slices.get(wanted.key)

@@ -82,11 +82,18 @@ class _Order:
 
     tasks: list[Task] = field(default_factory=list)
 
-    def chain(self, key: SliceKey, verbs: Sequence[str], hosted: tuple[Hosted, ...], why: str) -> None:
-        previous: tuple[int, ...] = ()
+    def chain(
+        self,
+        key: SliceKey,
+        verbs: Sequence[str],
+        hosted: tuple[Hosted, ...],
+        why: str,
+        previous: tuple[int, ...] = (),
+    ) -> tuple[int, ...]:
         for verb in verbs:
             self.tasks.append(Task(key, verb, hosted, previous, why))
             previous = (len(self.tasks) - 1,)
+        return previous
 
     def block_overlaps(self) -> None:
         """Let every create_gi wait for the destroy_gi of what lies in its place."""
@@ -151,12 +158,11 @@ def _keep(order: _Order, seen: SeenSlice, wanted: PlannedSlice, type_name: str, 
             why = f"{change}: both do not fit at once"
             order.chain(seen.key, ("drain", "stop", *REBUILD), wanted.hosted, why)
     elif seen.state != SliceState.READY:
-        order.chain(
-            seen.key,
-            ("warm_up",) if seen.loaded else ("load", "warm_up"),
-            wanted.hosted,
-            f"planned: {_names(wanted.hosted)}",
-        )
+        rest = ("warm_up",) if seen.loaded else ("load", "warm_up")
+        begun = order.chain(seen.key, rest, seen.hosted, f"planned: {_names(seen.hosted)}")
+        if set(seen.hosted) != set(wanted.hosted):  # what has begun to load is finished first: it cannot be taken back
+            change = f"{_names(seen.hosted)} -> {_names(wanted.hosted)}"
+            order.chain(seen.key, ("load", "warm_up"), wanted.hosted, change, begun)
 
 
 def _swappable(seen: SeenSlice, wanted: PlannedSlice, type_name: str, catalog: Catalog) -> bool:
