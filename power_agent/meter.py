@@ -195,18 +195,24 @@ def _split(reading: DeviceReading, done: Sequence[Done], rest_j: float) -> tuple
     """Active joules of each slice, and the joules that serve nobody."""
     weights, unserved = [], 0.0
     for part, own in zip(reading.slices, done, strict=True):
-        busy_s = sum(seconds for seconds, _ in own.values())
+        busy_s = _busy_s(own)
         own_s = max(0.0, busy_s - part.overhead_s) if part.serving else 0.0
         weights.append(own_s * part.sm_share)
         unserved += (busy_s - own_s) * part.sm_share
     total = sum(weights) + unserved
-    if rest_j <= 0 or total < TICK_S:
+    if rest_j <= 0 or total <= 0:
         return [0.0] * len(weights), max(0.0, rest_j)
     per_weight_j = rest_j / total
     if reading.foreign:
         per_weight_j = min(per_weight_j, reading.active_w_max)
     active_j = [per_weight_j * weight for weight in weights]
     return active_j, max(0.0, rest_j - sum(active_j))
+
+
+def _busy_s(own: Done) -> float:
+    """Seconds of work on a slice; what no counter can show is rounding."""
+    busy_s = sum(seconds for seconds, _ in own.values())
+    return busy_s if busy_s >= TICK_S else 0.0
 
 
 def _draft(
@@ -241,11 +247,11 @@ def _draft(
 
 
 def _slice_energy(part: SliceReading, own: Done, active_j: float) -> SliceEnergy:
-    total_s = sum(seconds for seconds, _ in own.values())
+    total_s = _busy_s(own)
     overhead = part.overhead_requests
     hosted = []
     for (family, variant), (busy_s, requests) in sorted(own.items()):
-        share = busy_s / total_s if total_s >= TICK_S else 0.0
+        share = busy_s / total_s if total_s else 0.0
         hosted.append(HostedEnergy(family, variant, active_j * share, busy_s, max(0, requests - overhead)))
         overhead = max(0, overhead - requests)
     return SliceEnergy(part.key, part.generation, active_j, tuple(hosted))
