@@ -84,7 +84,6 @@ class TriggerSettings(Settings):
     load_down_ratio: float = Field(default=0.25, gt=0, lt=1)
     load_sigmas: float = Field(default=2.5, gt=0)
     load_hold_s: float = Field(default=5.0, ge=0)
-    load_rest_s: float = Field(default=6.0, ge=0)
     slo_margin: float = Field(default=0.02, ge=0)
     slo_hold_s: float = Field(default=3.0, ge=0)
     slo_rest_s: float = Field(default=10.0, ge=0)

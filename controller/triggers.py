@@ -8,8 +8,7 @@ Formulation, in order of urgency:
   start      there is no plan
   loss       a device or slice of the plan is gone or failed for longer than `loss_hold_s`, or a device came back
   objective  an objective's number differs from the plan's
-  load       p90 demand > capacity of the plan, and the rate is significantly above the one planned for: at once
-             (within `load_rest_s` of a plan the p90 of the present rate counts: its growth was planned for);
+  load       p90 demand > capacity of the plan, and the rate is significantly above what the plan expected: at once;
              p90 demand leaves [1 - down, 1 + up] x the planned one for `load_hold_s`: patiently, either way
   slo        attainment < quantile - margin for `slo_hold_s`, no earlier than `slo_rest_s` after the last plan
   carbon     |intensity - planned| > ratio x planned (or x a fixed base, if one is set)
@@ -44,8 +43,6 @@ class Thresholds:
     load_down_ratio: float = 0.25
     load_sigmas: float = 2.5
     load_hold_s: float = 5.0
-    load_rest_s: float = 6.0
-    """For so long after a plan only the present rate counts, not the growth that it was made for already."""
     slo_margin: float = 0.02
     slo_hold_s: float = 3.0
     slo_rest_s: float = 10.0
@@ -130,7 +127,7 @@ def evaluate(
     found += _devices(view, last)
     found += _objectives(view, last)
     for demand in view.demand:
-        found += _load_at_once(demand, view, last, thresholds)
+        found += _load_at_once(demand, last, thresholds)
         holding |= _load_patient(demand, last, thresholds)
     if not rolling and view.now_s - last.at_s >= thresholds.slo_rest_s:
         holding |= _slo(view, thresholds)
@@ -179,24 +176,29 @@ def _objectives(view: PlanView, last: MadeFor) -> list[Trigger]:
     ]
 
 
-def _load_at_once(demand: Demand, view: PlanView, last: MadeFor, thresholds: Thresholds) -> list[Trigger]:
+def _load_at_once(demand: Demand, last: MadeFor, thresholds: Thresholds) -> list[Trigger]:
     planned = last.demand.get(demand.family)
     if planned is None:
         return [Trigger("load", f"{demand.family} is asked for and was not planned for")]
     rate, capacity = demand.rate_per_s, last.capacity_per_s.get(demand.family, 0.0)
-    limit = planned.rate_per_s + thresholds.load_sigmas * _error(planned.rate_per_s, thresholds)
-    here = rate + Z_90 * _error(rate, thresholds)
-    rested = view.now_s - last.at_s >= thresholds.load_rest_s
-    needs, what = (demand.rate_p90_per_s, "p90 demand") if rested else (here, "p90 of the present rate")
-    if needs <= capacity or rate <= limit:
+    chance = planned.rate_per_s + thresholds.load_sigmas * _error(planned.rate_per_s, thresholds)
+    # A plan made on a ramp expected more than the rate of then: growth that it was made for is no news.
+    limit = max(chance, _rate_of_p90(planned.rate_p90_per_s, thresholds))
+    if demand.rate_p90_per_s <= capacity or rate <= limit:
         return []
     return [
         Trigger(
             "load",
-            f"{demand.family}: {what} {needs:.1f}/s > capacity {capacity:.1f}/s, "
+            f"{demand.family}: p90 demand {demand.rate_p90_per_s:.1f}/s > capacity {capacity:.1f}/s, "
             f"rate {rate:.1f}/s > {limit:.1f}/s (planned for {planned.rate_per_s:.1f}/s)",
         )
     ]
+
+
+def _rate_of_p90(p90_per_s: float, thresholds: Thresholds) -> float:
+    """The rate whose p90, counted over `rate_span_s`, this is."""
+    half = Z_90 / math.sqrt(thresholds.rate_span_s) / 2
+    return (math.sqrt(half * half + max(0.0, p90_per_s)) - half) ** 2
 
 
 def _error(rate_per_s: float, thresholds: Thresholds) -> float:
