@@ -19,7 +19,7 @@ from dispatcher.table import Endpoint, Table, Worker
 from dispatcher.transport import Transport
 from trefoil.core.demand import SliceLoad
 from trefoil.core.fleet import NodeStatus, SliceKey
-from trefoil.core.plan import Plan, Route
+from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.runtime.clock import Clock
 
 LOG = structlog.get_logger()
@@ -67,6 +67,12 @@ class Hub:
         self.ejections.on_nodes(self.nodes.values(), self.clock.monotonic_s())
         self.rebuild()
 
+    def learn_variants(self, plans: Iterable[NodePlan]) -> None:
+        """Names of versions that are planned: a slice that swaps answers with the new one before its agent says so."""
+        for plan in plans:
+            for hosted in (hosted for device in plan.devices for part in device.slices for hosted in part.hosted):
+                self.variants[hosted.family, hosted.version] = hosted.variant
+
     def take_workers(self, workers: Sequence[Worker]) -> None:
         """The live workers of all dispatchers, which share each slice's credits."""
         crew = tuple(sorted({*workers, self.me}))
@@ -106,7 +112,7 @@ class Hub:
                 pump.apply(Route(family=family, router=gone.router, queue=gone.queue), "the plan no longer routes it")
         for family, route in built.routes.items():
             if family not in self.pumps:
-                self.pumps[family] = Pump(family, self.clock, self.settings.no_slice_wait_s)
+                self.pumps[family] = Pump(family, self.clock, self.settings.no_slice_wait_s, self.changed.set)
             if route != before.routes.get(family) or built.why[family] != before.why.get(family):
                 self.pumps[family].apply(route, built.why[family])
         if (built.revision, built.routes, built.why) != (before.revision, before.routes, before.why):

@@ -190,8 +190,7 @@ class Inference:
         ticket, pick = request.ticket, request.pick
         assert pick is not None
         hub = self._hub
-        version = _parse_answer(answer).model_version
-        variant = hub.variants.get((ticket.family, int(version)), pick.variant) if version.isdigit() else pick.variant
+        variant = self._variant(ticket.family, _parse_answer(answer).model_version, pick)
         outcome = self._outcome(request, "OK", executed=True)
         request.pump.done(ticket, pick, outcome)
         objective = hub.table.objectives.get(ticket.family)
@@ -203,6 +202,12 @@ class Inference:
         if ticket.id % hub.settings.log_every_requests == 0:
             self._log("request", request, "OK", outcome.latency_ms, variant)
         return answer + wire.answer_suffix(variant)
+
+    def _variant(self, family: str, version: str, pick: Pick) -> str:
+        """Which variant answered. While a slice swaps that need not be the one of the table."""
+        if not version.isdigit():
+            return pick.variant
+        return self._hub.variants.get((family, int(version))) or f"version {version}"
 
     def _came_back(self, request: _Request, refused: Refused) -> Failure:
         """A slice answered with a status: what it says of the slice."""

@@ -18,7 +18,7 @@ from dispatcher.telemetry import Gauges
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.errors import InvalidInput, StateUnavailable, TrefoilError
 from trefoil.core.fleet import NodeStatus
-from trefoil.core.plan import Plan
+from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import codec
 from trefoil.runtime.state import State
 
@@ -80,7 +80,7 @@ class Loop:
     async def _watch(self) -> None:
         keys = self._state.keys
         async for key in self._state.changes():
-            if key is None or key == keys.plan():
+            if key is None or key == keys.plan() or key.startswith(keys.plan_node_prefix()):
                 await self._refresh()
             elif key.startswith(keys.node_prefix()):
                 await self._refresh(node_key=key)
@@ -106,7 +106,9 @@ class Loop:
         keys = self._state.keys
         plan = await self._state.get(keys.plan(), Plan)
         nodes = await self._state.scan(keys.node_prefix(), NodeStatus)
+        node_plans = await self._state.scan(keys.plan_node_prefix(), NodePlan)
         acks = await self._state.scan(keys.ack_prefix(), TableAck)
+        self._hub.learn_variants(node_plans.values())
         self._hub.take_nodes(nodes.values())
         self._hub.take_workers([(ack.dispatcher, ack.worker) for ack in acks.values()])
         if plan is not None:

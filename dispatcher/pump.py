@@ -4,7 +4,7 @@ Nothing here awaits: between two calls the router, the tickets in flight and the
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from dispatcher.routers import make
@@ -18,13 +18,17 @@ GIVEN_UP: Final = Outcome("CANCELLED", 0.0, 0.0, 0, False)
 
 
 class Pump:
-    """Tickets in, picks out."""
+    """Tickets in, picks out. `on_idle` is told when a slice that gets no more has finished: drains wait for it."""
 
-    def __init__(self, family: str, clock: Clock, no_slice_wait_s: float) -> None:
+    def __init__(
+        self, family: str, clock: Clock, no_slice_wait_s: float, on_idle: Callable[[], None] = lambda: None
+    ) -> None:
         self.family = family
         self.in_flight: dict[SliceKey, int] = {}
         self._clock = clock
         self._no_slice_wait_s = no_slice_wait_s
+        self._on_idle = on_idle
+        self._live: frozenset[SliceKey] = frozenset()
         self._route = Route(family=family)
         self._why = "the plan gives it no slice"
         self._live_until_s = float("-inf")
@@ -54,6 +58,7 @@ class Pump:
             self._live_until_s = now_s
         replaced = self._router is None or (route.router, route.queue) != (self._route.router, self._route.queue)
         self._route, self._why = route, why
+        self._live = frozenset(target.slice for target in route.targets)
         if replaced:
             self._router = make(self.family, route.router, route.queue)
         assert self._router is not None
@@ -126,6 +131,8 @@ class Pump:
             self.in_flight[pick.slice] = left
         else:
             del self.in_flight[pick.slice]
+            if pick.slice not in self._live:
+                self._on_idle()
 
     def _pull(self, slices: Iterable[SliceKey]) -> None:
         """One ticket a slice and round, so that new slices share what waits."""

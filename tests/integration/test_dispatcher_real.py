@@ -15,6 +15,9 @@ from tritonclient.utils import InferenceServerException
 from tests.support.dispatching import Plane, Running, dispatching, until
 from tests.support.triton_process import NAMES, TritonProcess, expected, heldout, hosted
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
+from trefoil.core.common import Revision
+from trefoil.core.fleet import DeviceState
+from trefoil.core.plan import NodePlan, PlannedDevice, PlannedSlice
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 READY_S = 60.0
@@ -159,7 +162,10 @@ async def test_sigkill_of_a_stub_under_load_fails_only_what_it_had_and_heals(sta
 async def test_a_swap_in_place_under_load_fails_nothing_and_tells_the_truth(state, tmp_path, slices, answers):
     """The table names the planned variant; the answer names the one that really gave it."""
     async with serving(state, tmp_path, slices) as running:
-        running.hub.variants.update({("digits", v): NAMES[v - 1] for v in (1, 2, 3, 4)})
+        swapped = PlannedSlice(key(0), (hosted(2),), 2)
+        device = PlannedDevice(key(0).device, DeviceState.AWAKE, (swapped,))
+        await Plane(state).put("other", state.keys.plan_node("node0"), NodePlan(Revision(1, 1, 1), "node0", (device,)))
+        await until(lambda: ("digits", 2) in running.hub.variants)
         users = Users(running.address, answers)
         load = asyncio.create_task(users.run(4))
         await until(lambda: sum(users.seen.values()) >= 50, 60)

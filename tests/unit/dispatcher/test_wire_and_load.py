@@ -1,0 +1,139 @@
+"""Appended bytes mean what protobuf says; windows and totals add up."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher import knobs, wire
+from dispatcher.load import OTHER, SECONDS_MAX, LoadBook
+from tests.unit.dispatcher.worlds import key
+from trefoil.core.common import Revision
+from trefoil.core.errors import InvalidInput
+from trefoil.core.latency import merge, quantile_ms
+
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
+
+
+@given(variant=names, id_=names, version=st.sampled_from(["", "4", "12"]), tensor=st.binary(max_size=500))
+def test_the_suffix_overrides_the_version_and_adds_the_variant_and_leaves_the_rest(variant, id_, version, tensor):
+    answer = pb.ModelInferResponse(model_name="digits", model_version=version, id=id_)
+    answer.parameters["mine"].int64_param = 3
+    answer.parameters["trefoil_variant"].string_param = "forged"
+    answer.raw_output_contents.append(tensor)
+    changed = pb.ModelInferResponse.FromString(answer.SerializeToString() + wire.answer_suffix(variant))
+    answer.model_version = "1"
+    answer.parameters["trefoil_variant"].string_param = variant
+    assert changed == answer
+
+
+def test_the_version_of_a_request_is_cleared():
+    request = pb.ModelInferRequest(model_name="digits", model_version="1", id="x")
+    assert pb.ModelInferRequest.FromString(request.SerializeToString() + wire.CLEAR_VERSION).model_version == ""
+
+
+def _parameters(**values):
+    request = pb.ModelInferRequest()
+    for name, value in values.items():
+        field = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
+        setattr(request.parameters[name], field, value)
+    return request.parameters
+
+
+def test_knobs_are_read_in_every_type_that_clients_can_send_and_taken_out():
+    parameters = _parameters(trefoil_class="gold", trefoil_min_accuracy="0.95", trefoil_slo_ms=50, other=True)
+    assert knobs.take(parameters) == knobs.Knobs("gold", 0.95, 50.0)
+    assert list(parameters) == ["other"]
+    assert knobs.take(parameters) is knobs.NONE
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("trefoil_min_accuracy", -0.1), ("trefoil_min_accuracy", 1.1), ("trefoil_min_accuracy", "high"),
+        ("trefoil_min_accuracy", True), ("trefoil_min_accuracy", float("nan")), ("trefoil_slo_ms", float("inf")),
+        ("trefoil_class", 1), ("trefoil_class", "x" * 65), ("trefoil_class", "a\nb"), ("trefoil_clas", "gold"),
+    ],
+)  # fmt: skip
+def test_bad_knobs_are_named(name, value):
+    with pytest.raises(InvalidInput, match=name):
+        knobs.take(_parameters(**{name: value}))
+
+
+def test_a_knob_without_any_value_is_refused():
+    request = pb.ModelInferRequest()
+    request.parameters["trefoil_slo_ms"].SetInParent()
+    with pytest.raises(InvalidInput, match="trefoil_slo_ms"):
+        knobs.take(request.parameters)
+
+
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["arrived", "answered", "failed", "refused", "take"]),
+        st.sampled_from(["", "gold"]),
+        st.floats(0.01, 500.0),
+    ),
+    max_size=60,
+)
+
+
+@given(events=events)
+def test_windows_add_up_to_the_totals(events):
+    book = LoadBook("d", 0, 1000.2, classes_max=4)
+    windows, now_s, counts = [], 1000.2, Counter()
+    for kind, slo_class, value_ms in events:
+        now_s += 0.05
+        counts[kind] += 1
+        if kind == "arrived":
+            book.arrived("digits", slo_class, now_s)
+        elif kind == "answered":
+            book.sent("digits", "digits-l", key(0), slo_class, 2)
+            book.answered("digits", "digits-l", key(0), slo_class, 3, value_ms, value_ms / 4, 100.0, now_s)
+            counts["within"] += value_ms <= 100.0
+        elif kind == "failed":
+            book.failed("digits", "digits-l", key(0), slo_class, "INTERNAL", value_ms)
+        elif kind == "refused":
+            book.failed("digits", "", None, slo_class, "RESOURCE_EXHAUSTED", value_ms)
+        else:
+            windows.append(book.take(now_s, Revision(1, 2, 3)))
+    windows.append(book.take(now_s + 0.1, Revision(1, 2, 3)))
+    cells = [cell for window in windows for cell in window.cells]
+    assert [window.seq for window in windows] == list(range(1, len(windows) + 1))
+    assert sum(cell.arrived for cell in cells) == counts["arrived"] == sum(sum(c.arrived_per_s) for c in cells)
+    assert sum(cell.answered for cell in cells) == counts["answered"]
+    assert sum(cell.items for cell in cells) == 3 * counts["answered"]
+    assert sum(cell.within_slo for cell in cells) == counts["within"]
+    for part in ("latency", "queue", "service"):
+        assert merge(getattr(cell, part) for cell in cells).total == counts["answered"]
+    codes = sum((Counter(cell.failed_by_code) for cell in cells), Counter())
+    assert codes == Counter({"INTERNAL": counts["failed"], "RESOURCE_EXHAUSTED": counts["refused"]})
+    totals = book.totals.get("digits")
+    assert (totals.answered if totals else 0) == counts["answered"]
+    assert (totals.failed if totals else 0) == counts["failed"] + counts["refused"]
+
+
+def test_latency_is_split_into_queue_and_service():
+    book = LoadBook("d", 0, 0.0, classes_max=4)
+    book.answered("digits", "v", key(0), "", 1, latency_ms=40.0, queue_ms=30.0, slo_ms=0.0, now_s=0.0)
+    (cell,) = book.take(0.5, Revision()).cells
+    assert quantile_ms(cell.queue, 0.5) == pytest.approx(30.0, rel=0.03)
+    assert quantile_ms(cell.service, 0.5) == pytest.approx(10.0, rel=0.03)
+    assert cell.within_slo == 1, "without an objective every answer is in time"
+    assert book.totals["digits"].queue_ns + book.totals["digits"].service_ns == 40_000_000
+
+
+@pytest.mark.parametrize("jump_s", [-1e6, 1e6, 1.7e9])
+def test_a_wall_clock_that_jumps_loses_no_arrival_and_costs_no_memory(jump_s):
+    book = LoadBook("d", 0, 1e6, classes_max=4)
+    book.arrived("digits", "", 1e6)
+    book.arrived("digits", "", 1e6 + jump_s)
+    (cell,) = book.take(1e6 + jump_s, Revision()).cells
+    assert sum(cell.arrived_per_s) == cell.arrived == 2
+    assert len(cell.arrived_per_s) <= SECONDS_MAX
+
+
+def test_classes_beyond_the_bound_are_counted_together():
+    book = LoadBook("d", 0, 0.0, classes_max=2)
+    assert [book.class_name(name) for name in ("", "a", "b", "c", "a", "d")] == ["", "a", "b", OTHER, "a", OTHER]
