@@ -72,7 +72,8 @@ class RunningSystem:
         """A command that must be refused with exit code 2 and one line; returns the line."""
         done = self.run(*words)
         assert (done.returncode, done.stdout) == (2, ""), done
-        assert done.stderr.startswith("trefoil: ") and done.stderr.count("\n") == 1, done.stderr
+        assert done.stderr.startswith("trefoil: "), done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
         return done.stderr
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -189,10 +190,10 @@ async def until(check: Callable[[], Awaitable[Any]], timeout_s: float, what: str
     return found
 
 
-async def load(target: str, rate_per_s: float, duration_s: float, seed: int = 1) -> LoadResult:
-    """Poisson arrivals of labelled images, by the project's load generator."""
-    spec = LoadSpec(RateProfile.constant(rate_per_s, duration_s), MODELS / FAMILY / "heldout.npz", FAMILY, seed=seed)
-    return await run_load(spec, target, clock=WallClock())
+async def load(target: str, rate_per_s: float, duration_s: float, stop: asyncio.Event | None = None) -> LoadResult:
+    """Poisson arrivals of labelled images, by the project's load generator; `stop` ends them early."""
+    spec = LoadSpec(RateProfile.constant(rate_per_s, duration_s), MODELS / FAMILY / "heldout.npz", FAMILY)
+    return await run_load(spec, target, clock=WallClock(), stop=stop)
 
 
 async def windows(system: Attached, since_s: float) -> list[LoadWindow]:

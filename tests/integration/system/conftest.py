@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -16,12 +16,10 @@ CARBON_STEP_S = 20.0
 
 @dataclass
 class Serving:
-    """The running system, the plan that it started with, and what the node's counters said then."""
+    """The running system, and the plan that it started with."""
 
     system: RunningSystem
     first_plan: dict[str, Any]
-    began_s: float = 0.0
-    truth: dict[str, Any] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="package")
@@ -45,7 +43,6 @@ def serving(running: Serving) -> Serving:
     now = running.system.ask("plan")
     if _slices(now) != _slices(running.first_plan):
         running.system.pin(running.first_plan)
-    running.system.ask("mode", "act")
     return running
 
 
