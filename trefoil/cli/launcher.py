@@ -238,6 +238,8 @@ def forget(layout: Layout) -> None:
         services.remove_shared_memory(launch)
     for name in ("run", "redis"):
         shutil.rmtree(layout.state_dir / name, ignore_errors=True)
+    for lock in layout.state_dir.glob("*/lock"):  # of services that are gone: the kernel has freed it already
+        lock.unlink()
     layout.node_socket.unlink(missing_ok=True)
     if layout.node_socket.parent.parent != layout.state_dir and layout.node_socket.parent.exists():
         layout.node_socket.parent.rmdir()

@@ -244,9 +244,9 @@ def _series(
         device_state={name: [d.state.name if d else "" for d in row] for name, row in status.items()},
         clock_mhz={name: [d.clock_mhz if d else None for d in row] for name, row in status.items()},
         slices={name: [describe_slices(d) if d else "" for d in row] for name, row in status.items()},
-        answered_by_variant={v: load.answered_by_variant[v] for v in order if v in load.answered_by_variant},
+        answered_by_variant={v: load.answered_by_variant.get(v, [0] * seconds) for v in order},
         grams=grams_by_second(samples, readings, begin_s, seconds, scenario.pue),
-        events=[_event(change, result) for change in recorder.changes if change.started_at_s >= begin_s],
+        events=[_event(c, result) for c in recorder.changes if 0 <= c.started_at_s - begin_s < seconds],
     )
 
 

@@ -123,7 +123,7 @@ def variant_mix(runs: Mapping[str, Series], order: Sequence[str]) -> str:
 
     def draw(axes: Sequence[Axes]) -> None:
         for panel, (name, series) in zip(axes, runs.items(), strict=True):
-            stacked = [v for v in reversed(order) if v in series.answered_by_variant]
+            stacked = [v for v in reversed(order) if any(series.answered_by_variant.get(v, ()))]
             rows = [series.answered_by_variant[variant] for variant in stacked]
             if rows:
                 panel.stackplot(series.t_s, rows, labels=stacked, colors=[colours[v] for v in stacked], linewidth=0)
@@ -145,7 +145,8 @@ def _figure(name: str, height_in: float, rows: int, draw: Callable[[Sequence[Axe
         panels = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
         draw(list(panels))
         panels[-1].set_xlabel("seconds of wall time")
-        panels[-1].margins(x=0)
+        for panel in panels:
+            panel.margins(x=0)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return _inline(text.getvalue(), name, described)
@@ -211,8 +212,7 @@ def _mark_events(axes: Axes, series: Series) -> None:
 
 
 def _trace_hours(axes: Axes, speedup: float) -> None:
-    hours = axes.secondary_xaxis(
-        "top", functions=(lambda t: np.asarray(t) * speedup / 3600, lambda hour: np.asarray(hour) * 3600 / speedup)
-    )
+    per_h = speedup / 3600
+    hours = axes.secondary_xaxis("top", functions=(lambda t: np.asarray(t) * per_h, lambda h: np.asarray(h) / per_h))
     hours.set_xlabel("hour of the carbon trace", fontsize=9, labelpad=8)
     hours.tick_params(labelsize=8, pad=8)

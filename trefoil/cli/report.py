@@ -100,7 +100,7 @@ def render(report: Report, series: Mapping[str, Series]) -> str:
 
 def _figures(report: Report, series: Mapping[str, Series], slo: Mapping[str, float]) -> list[tuple[str, str, str]]:
     """(heading, what to see, svg)."""
-    order = _variants(series)
+    order = list(next(iter(series.values())).answered_by_variant)  # all of the family, least accurate first
     return [
         (
             "Carbon and load, and when exact replanned",
@@ -121,14 +121,6 @@ def _figures(report: Report, series: Mapping[str, Series], slo: Mapping[str, flo
             plots.latency(series, slo["latency_ms"], slo["percentile"]),
         ),
     ]
-
-
-def _variants(series: Mapping[str, Series]) -> list[str]:
-    """Least accurate first, as far as a name's version order tells; the recorder writes them in that order."""
-    order: list[str] = []
-    for one in series.values():
-        order += [name for name in one.answered_by_variant if name not in order]
-    return order
 
 
 def _number(value: float | None, digits: int, scale: float, unit: str) -> str:

@@ -59,7 +59,7 @@ class Series:
     device_state: dict[str, list[str]] = field(default_factory=dict)
     clock_mhz: dict[str, list[int | None]] = field(default_factory=dict)
     slices: dict[str, list[str]] = field(default_factory=dict)  # by device: what is READY, in words
-    answered_by_variant: dict[str, list[int]] = field(default_factory=dict)
+    answered_by_variant: dict[str, list[int]] = field(default_factory=dict)  # all of the family, least accurate first
     grams: list[float | None] = field(default_factory=list)  # since the start of the run
     events: list[Event] = field(default_factory=list)
 

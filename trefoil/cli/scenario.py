@@ -164,6 +164,7 @@ class System(Settings):
     demand_initial_per_s: float = Field(default=10.0, ge=0)  # to plan for until the first arrivals
     pue: float = Field(default=1.2, ge=1)
     triton_environment: Path = Path(".venv-triton")
+    params: dict[str, float] = Field(default_factory=dict)  # of the policy, e.g. accuracy_margin
     meter: Literal["nvml", "none"] = "nvml"
     seed: int = Field(default=20240607, ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -223,6 +223,7 @@ def controller_settings(system: System, launch: Launch, layout: Layout) -> dict[
         "window_s": system.window_s,
         "replicas_min": system.availability.replicas_min,
         "spread_min": system.availability.spread_min,
+        "params": dict(system.params),
     }
     return _common("controller", system, launch, layout.folder("controller")) | {
         "policy": system.policy,

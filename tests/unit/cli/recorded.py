@@ -48,7 +48,11 @@ def series(name: str, metered: bool = True) -> Series:
         device_state={device: ["AWAKE"] * SECONDS for device in DEVICES},
         clock_mhz={device: [1410] * SECONDS for device in DEVICES},
         slices={device: ["7g digits-l"] * SECONDS for device in DEVICES},
-        answered_by_variant={"digits-m": [26 - best] * SECONDS, "digits-l": [best] * SECONDS},
+        answered_by_variant={
+            "digits-s": [0] * SECONDS,
+            "digits-m": [26 - best] * SECONDS,
+            "digits-l": [best] * SECONDS,
+        },
         grams=[watts * t * 250 / 3.6e6 if metered else None for t in times],
         events=events if name == "exact" else [],
     )
