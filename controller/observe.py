@@ -21,6 +21,7 @@ from trefoil.core.plan import InputStamp, Plan
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.state import State
 
+NEAR_INITIAL = 0.75  # of the configured demand: then the load itself is believed
 RUNG_NORMAL, RUNG_CARRIED, RUNG_STATIC = 0, 1, 2
 
 
@@ -49,7 +50,7 @@ class Observer:
         self._load_ids: dict[str, str] = {}
         self._history_id = "0"
         self._started_at_s = clock.now_s()
-        self._first_arrival_s: dict[str, float] = {}
+        self._arrived: set[str] = set()
         self._demand: dict[str, Demand] = {}
         self.forecasts: dict[str, LoadForecast] = {}
 
@@ -90,13 +91,7 @@ class Observer:
         for key in await self._state.names(keys.load_prefix()):
             for entry_id, window in await self._state.stream(key, LoadWindow, self._load_ids.get(key, "0")):
                 self._load_ids[key] = entry_id
-                self._count(window)
-
-    def _count(self, window: LoadWindow) -> None:
-        self.windows.add(window, self._catalog)
-        for cell in window.cells:
-            if cell.arrived and cell.key.family not in self._first_arrival_s:
-                self._first_arrival_s[cell.key.family] = window.starts_at_s
+                self.windows.add(window, self._catalog)
 
     def fleet(self) -> FleetState:
         """All nodes by name; stale are those whose status is older than its limit."""
@@ -146,7 +141,7 @@ class Observer:
         arrivals = self.windows.arrivals(family, now_s)
         bin_s = self._settings.windows.bin_s
         forecast = self._forecaster.forecast(family, arrivals, bin_s, now_s, self._lead_s(family))
-        initial = self._initial(family, now_s)
+        initial = self._initial(family, forecast.max_per_s)
         rate, p90 = forecast.max_per_s, forecast.p90_per_s
         if initial > rate:
             span_s = self._settings.smooth_s
@@ -165,13 +160,13 @@ class Observer:
             forecast=forecast,
         )
 
-    def _initial(self, family: str, now_s: float) -> float:
-        """The configured demand, until enough has arrived to know better or the hold is over."""
+    def _initial(self, family: str, rate_per_s: float) -> float:
+        """The configured demand until the load has come near it, or the hold is over. A probe is not the load."""
         initial = self._settings.demand_initial_per_s.get(family, 0.0)
-        first_s = self._first_arrival_s.get(family)
-        if first_s is None:
-            return initial if now_s - self._started_at_s < self._settings.demand_initial_hold_s else 0.0
-        return initial if now_s - first_s < 2 * self._settings.smooth_s else 0.0
+        held_s = self._clock.now_s() - self._started_at_s
+        if rate_per_s >= NEAR_INITIAL * initial or held_s > self._settings.demand_initial_hold_s:
+            self._arrived.add(family)
+        return 0.0 if family in self._arrived else initial
 
     def _lead_s(self, family: str) -> float:
         """How long capacity takes to come: wake a device, start a Triton, load the slowest variant."""

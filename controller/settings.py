@@ -130,9 +130,9 @@ class ControllerSettings(ServiceSettings):
     node_stale_s: float = Field(default=5.0, gt=0)
     carbon_stale_intervals: float = Field(default=2.0, gt=0)
     demand_initial_per_s: dict[str, float] = Field(default_factory=dict)
-    """Demand to plan for until the first arrivals, by family."""
+    """Demand to plan for until the load has come near it, by family."""
     demand_initial_hold_s: float = Field(default=60.0, ge=0)
-    """How long to hold it when nothing arrives at all."""
+    """How long to hold it when the load never does."""
     start_s: float = Field(default=3.0, ge=0)
     """Start of a Triton, added to wake_s and load_s as the time that a growing load must be foreseen."""
     slo_boost_ratio: float = Field(default=0.15, ge=0)

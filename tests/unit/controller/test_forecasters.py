@@ -36,6 +36,11 @@ def test_a_rise_shows_at_once():
     assert forecast([13.0] * 40 + [26.0] * 8).max_per_s == pytest.approx(52.0)
 
 
+def test_a_step_from_nothing_shows_after_a_second():
+    assert forecast([0.0] * 40 + [13.0] * 2).max_per_s > 15
+    assert forecast([0.0] * 40 + [13.0] * 4).max_per_s > 18
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1000))
 def test_a_steady_poisson_stream_rarely_looks_like_growth(seed):
