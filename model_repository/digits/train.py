@@ -186,7 +186,7 @@ accuracy_source = "{source}"
 memory_mib = {memory_mib}
 load_s = {load_s}
 macs = {macs}
-licence = "Apache-2.0; trained on UCI Optical Recognition of Handwritten Digits, CC BY 4.0"
+licence = "trained here on UCI Optical Recognition of Handwritten Digits, CC BY 4.0"
 """
 
 
