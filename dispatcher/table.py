@@ -20,6 +20,7 @@ from trefoil.core.objective import Objective
 from trefoil.core.plan import Plan, Route, RouteTarget
 
 SERVING: Final = frozenset({SliceState.READY, SliceState.SWAPPING})
+LISTENING: Final = SERVING | {SliceState.DRAINING}  # connecting earlier would leave the channel in its backoff at READY
 Worker = tuple[str, int]  # (dispatcher, worker)
 
 
@@ -102,7 +103,11 @@ def build(
         revision=plan.revision,
         routes=routes,
         planned={route.family: route for route in plan.routes},
-        endpoints={s.key: Endpoint(s.grpc_target, s.generation) for s in statuses.values() if s.grpc_target},
+        endpoints={
+            s.key: Endpoint(s.grpc_target, s.generation)
+            for s in statuses.values()
+            if s.grpc_target and s.state in LISTENING
+        },
         objectives={objective.family: objective for objective in plan.objectives},
         variants={(h.family, h.version): h.variant for s in statuses.values() for h in s.hosted},
         why=why,

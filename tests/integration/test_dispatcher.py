@@ -509,6 +509,23 @@ async def test_a_dead_stub_is_ejected_reported_and_readmitted_by_an_inference_on
     assert world.large.requests[-1].id == "trefoil-probe"
 
 
+async def test_slices_that_have_just_become_ready_fail_nobody(world):
+    """Their addresses are known long before they listen."""
+    await world.xs.stop()
+    await world.large.stop()
+    starting = world.statuses(xs={"state": SliceState.STARTING}, large={"state": SliceState.STARTING})
+    await world.plane.node(node(starting))
+    await world.plane.plan(plan([route([target(0, "digits-xs", 0.5), target(1, "digits-l", 0.5)])]))
+    await until(lambda: world.hub.table.routes)
+    await asyncio.sleep(1.0)  # long enough for a channel that tried to connect to be in its backoff
+    await world.xs.start()
+    await world.large.start()
+    await world.plane.node(node(world.statuses()))
+    await world.live(2)
+    await asyncio.gather(*(world.infer() for _ in range(20)))
+    assert not world.hub.ejected_total
+
+
 async def test_what_the_agent_publishes_anew_is_probed_at_once(world):
     await world.serve()
     world.large.error = fake.DEAD_STUB

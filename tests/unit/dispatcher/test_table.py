@@ -68,9 +68,10 @@ def test_a_route_without_slices_and_one_that_only_drains_are_told_apart():
 
 
 def test_endpoints_know_generations_and_statuses_name_versions():
-    built = table.build(plan([route([target(0)])]), [node([status(0, "host:1", generation=7)])])
+    starting = status(1, "host:2", SliceState.STARTING, "digits-xs")
+    built = table.build(plan([route([target(0)])]), [node([status(0, "host:1", generation=7), starting])])
     assert built.endpoints == {key(0): table.Endpoint("host:1", 7)}
-    assert built.variants == {("digits", 4): "digits-l"}
+    assert built.variants == {("digits", 4): "digits-l", ("digits", 1): "digits-xs"}
 
 
 def test_an_older_plan_than_one_obeyed_is_refused_and_the_same_one_is_not():
