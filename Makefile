@@ -39,7 +39,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 
 types: setup
-	$(BIN)/mypy trefoil/core controller/planners controller/decide.py controller/triggers.py controller/rollout.py dispatcher/routers dispatcher/queues dispatcher/table.py power_agent/reconcile.py power_agent/meter.py carbon_feed/feed.py
+	$(BIN)/mypy trefoil controller dispatcher power_agent carbon_feed
 
 imports: setup
 	$(BIN)/lint-imports
