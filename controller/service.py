@@ -21,7 +21,7 @@ from trefoil.runtime import codec
 FULL_NAME = "trefoil.controller.v1.Controller"
 
 
-class ControllerService(controller_pb2_grpc.ControllerServicer):
+class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore[misc]
     """Thin: checks what it is given, then asks the loop."""
 
     def __init__(self, loop: Loop, catalog: Catalog, constants: Mapping[str, float] | None) -> None:
@@ -32,7 +32,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         return pb.GetPlanResponse(
             plan=self._plan(),
             rollout=codec.to_proto(self._loop.actor.rollout),
-            mode=int(control.mode),
+            mode=_wire(control.mode),
             frozen=control.frozen,
             pinned=control.pinned,
         )
@@ -92,7 +92,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             names = ", ".join(m.name.lower() for m in known.values())
             raise errors.InvalidInput("no such mode", field="mode", value=request.mode, remedy=f"one of {names}")
         await self._loop.operate(replace(self._loop.control, mode=known[request.mode]))
-        return pb.SetModeResponse(mode=int(self._loop.control.mode))
+        return pb.SetModeResponse(mode=_wire(self._loop.control.mode))
 
     async def Freeze(self, request: Any, context: Any) -> Any:
         await self._loop.operate(replace(self._loop.control, frozen=request.frozen))
@@ -196,6 +196,11 @@ def explain(view: PlanView, plan: Plan | None, objective: Objective, state: Roll
     if state not in FINAL or state == RolloutState.HALTED:
         lines.append(f"rollout {state.name}: {rolling}")
     return "\n".join(lines)
+
+
+def _wire(mode: ActMode) -> Any:
+    """The enum value as the generated stubs take it."""
+    return int(mode)
 
 
 def _number(plan: Plan) -> str:
