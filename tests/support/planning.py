@@ -25,7 +25,9 @@ DUCK = (250.0, 230.0, 240.0, 300.0, 210.0, 120.0, 90.0, 110.0, 240.0, 380.0, 350
 
 
 def digits(
-    service_ms: Mapping[str, Sequence[float]] = SERVICE_MS, accuracy: Mapping[str, float] = ACCURACY, load_s: float = 2.5
+    service_ms: Mapping[str, Sequence[float]] = SERVICE_MS,
+    accuracy: Mapping[str, float] = ACCURACY,
+    load_s: float = 2.5,
 ) -> Catalog:
     """A family of one row per variant and slice type at batch 1; active power is proportional to the SMs."""
     variants = tuple(
