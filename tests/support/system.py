@@ -30,7 +30,7 @@ from trefoil.core.demand import LoadWindow
 from trefoil.core.energy import EnergySample
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceKey, SliceStatus
-from trefoil.core.plan import Plan, RolloutState
+from trefoil.core.plan import Plan
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 
@@ -68,17 +68,17 @@ class RunningSystem:
         assert done.returncode == 0, f"trefoil {' '.join(words)}: {done.stderr}{done.stdout}"
         return json.loads(done.stdout)
 
-    def refused(self, *words: str) -> str:
+    def refused(self, *words: str, state_dir: Path | None = None) -> str:
         """A command that must be refused with exit code 2 and one line; returns the line."""
-        done = self.run(*words)
+        done = self.run(*words, state_dir=state_dir)
         assert (done.returncode, done.stdout) == (2, ""), done
         assert done.stderr.startswith("trefoil: "), done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
         return done.stderr
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, state_dir: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Any command, as a user types it."""
-        argv = [str(TREFOIL), *words, "--state-dir", str(self.state_dir)]
+        argv = [str(TREFOIL), *words, "--state-dir", str(state_dir or self.state_dir)]
         env = {name: value for name, value in os.environ.items() if not name.startswith("TREFOIL_")}
         return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
 
@@ -87,6 +87,14 @@ class RunningSystem:
         path = self.state_dir / "pinned.json"
         path.write_text(json.dumps(plan))
         self.ask("pin", str(path))
+
+    def wait_for_rollout(self, timeout_s: float = 45.0) -> dict[str, Any]:
+        """Until the plan in force is what runs; returns `trefoil status`."""
+        give_up_s = time.monotonic() + timeout_s
+        while (status := self.ask("status"))["rollout"] != "done":
+            assert time.monotonic() < give_up_s, f"rollout {status['rollout']} after {timeout_s:g} s"
+        found: dict[str, Any] = status
+        return found
 
     # What runs
 
@@ -170,15 +178,6 @@ async def plan_in_force(system: Attached) -> Plan:
     answer = await system.plan()
     plan: Plan = codec.from_proto(answer.plan)
     return plan
-
-
-async def rolled_out(system: Attached, timeout_s: float = 45.0) -> None:
-    """Wait until the plan in force is what runs."""
-
-    async def done() -> bool:
-        return (await system.plan()).rollout.state == RolloutState.DONE
-
-    await until(done, timeout_s, "no rollout within")
 
 
 async def until(check: Callable[[], Awaitable[Any]], timeout_s: float, what: str = "not within") -> Any:

@@ -9,6 +9,9 @@ import psutil
 import pytest
 
 from tests.support.system import RunningSystem
+from trefoil.cli import checks
+from trefoil.cli.scenario import System
+from trefoil.cli.services import SHARED_MEMORY
 
 DEMAND_PER_S = 60.0  # needs both variants and eight slices on both GPUs
 CARBON_STEP_S = 20.0
@@ -28,24 +31,35 @@ def running() -> Iterator[Serving]:
     system = RunningSystem({"demand_initial_per_s": DEMAND_PER_S, "carbon.step_s": CARBON_STEP_S})
     try:
         system.up()
-        everything = system.processes()
         system.ask("freeze")
         yield Serving(system, system.ask("plan"))
+        everything, launch = system.processes(), system.launch
+        assert system.ask("down")["stopped"]
+        _, alive = psutil.wait_procs(everything, timeout=5)
+        assert not alive, f"left running: {[process.cmdline() for process in alive]}"
+        assert not list(SHARED_MEMORY.glob(f"trefoil-{launch.node}-*-{launch.triton_ports[0] // 100}*"))
+        checks.ports_free(System(port_offset=system.port_offset).listen.all(2))
+        assert not (system.state_dir / "lock").exists()
     finally:
         system.close()
-    _, alive = psutil.wait_procs(everything, timeout=5)
-    assert not alive, f"left running: {[process.cmdline() for process in alive]}"
 
 
 @pytest.fixture
 def serving(running: Serving) -> Serving:
     """Serving the first plan and nothing else, whatever the test before did to it."""
-    now = running.system.ask("plan")
-    if _slices(now) != _slices(running.first_plan):
-        running.system.pin(running.first_plan)
+    system = running.system
+    now = system.ask("plan")
+    if now["mode"] != "act":
+        system.ask("mode", "act")
+    if not now["frozen"]:
+        system.ask("freeze")
+    if wanted(now) != wanted(running.first_plan):
+        system.pin(running.first_plan)
+        system.wait_for_rollout()
+        system.ask("pin", "--off")  # frozen, it stays
     return running
 
 
-def _slices(answer: dict[str, Any]) -> str:
+def wanted(answer: dict[str, Any]) -> str:
     """What a plan asks for, without its revision."""
     return json.dumps([answer["plan"]["nodes"][0]["devices"], answer["plan"]["routes"]], sort_keys=True)
