@@ -236,9 +236,8 @@ class Scenario(System):
 
     @model_validator(mode="after")
     def _comparable(self) -> Self:
-        for required in ("base", "exact"):
-            if required not in self.policies:
-                raise ValueError(f"policies must contain {required!r}: savings are reported of exact against base")
+        if "exact" not in self.policies or set(self.policies) == {"exact"}:
+            raise ValueError("policies must name 'exact' and one to compare it with, e.g. 'base'")
         if len(set(self.policies)) != len(self.policies):
             raise ValueError(f"policies {self.policies} names one twice")
         return self
