@@ -4,7 +4,7 @@ BIN := .venv/bin
 UV := $(BIN)/uv
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup demo test check lint types imports protos lock clean
+.PHONY: help setup demo honesty test check lint types imports protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,9 @@ setup: .venv/.ready .venv-triton/.ready  ## create both environments from the ha
 
 demo: setup  ## the main job: three runs on this machine, a table and out/demo/report.html (<= 8 minutes)
 	$(BIN)/trefoil demo $(ARGS)
+
+honesty: setup  ## three controls in which the demo must find no saving, accuracy or joules (about ten minutes)
+	$(BIN)/python benchmarks/honesty.py $(ARGS)
 
 test: setup check  ## lint, types, import contracts and every test
 	$(BIN)/pytest $(ARGS)
