@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 INTERRUPTED: Final = 128 + signal.SIGINT
+INSIST_S: Final = 2.0
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -46,10 +47,16 @@ async def _guarded(main: Callable[[Interrupts], Coroutine[Any, Any, int]], inter
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(main(interrupts))
 
+    def insist() -> None:
+        # A library may swallow a cancellation. Work under `uncancellable` does not mind being asked again.
+        if not task.done():
+            task.cancel()
+            loop.call_later(INSIST_S, insist)
+
     def on_signal(number: int) -> None:
         interrupts.received.append(number)
         if len(interrupts.received) == 1:
-            task.cancel()
+            insist()
 
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal, number)

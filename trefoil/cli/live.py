@@ -168,7 +168,8 @@ def screen(picture: Picture) -> Panel:
     for d in picture.devices:
         watts = "-" if d.power_w is None else f"{d.power_w:.0f} W"
         gpus.add_row(d.name, d.state, d.slices, f"{d.clock_mhz} MHz", watts)
-    progress = ProgressBar(total=picture.duration_s, completed=max(0.0, picture.at_s))
+    progress = Table.grid(expand=True)  # a bar alone does not end its line
+    progress.add_row(ProgressBar(total=picture.duration_s, completed=max(0.0, picture.at_s)))
     done = "warming up" if picture.at_s < 0 else f"{picture.at_s:.0f} of {picture.duration_s:.0f} s"
     why = Text(f"plan {picture.revision} ({picture.rollout}): {picture.why}", style="italic")
     title = f"[bold]{picture.run}[/] (run {picture.number} of {picture.count}) {done}"

@@ -1,6 +1,7 @@
 """Commands that look at a running system or tell its controller something."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -238,7 +239,7 @@ def _objective(stored: Objective) -> str:
 
 
 def describe_slices(device: DeviceStatus) -> str:
-    """What a device serves, in words: `3g.20gb digits-l, 3g.20gb digits-m`."""
+    """What a device serves, in words: `2x 1g.5gb digits-m, 3g.20gb digits-l`."""
     ready = (SliceState.READY, SliceState.SWAPPING)
     parts = [
         f"{slice_.key.slice_type} {'+'.join(h.variant for h in slice_.hosted)}"
@@ -246,7 +247,7 @@ def describe_slices(device: DeviceStatus) -> str:
         for slice_ in device.slices
         if slice_.key is not None and slice_.state is not SliceState.GONE
     ]
-    return ", ".join(parts) or "-"
+    return ", ".join(f"{n}x {part}" if n > 1 else part for part, n in Counter(parts).items()) or "-"
 
 
 def _fleet(node: NodeStatus) -> Any:

@@ -21,6 +21,7 @@ from trefoil.runtime.clock import Clock
 from trefoil.runtime.state import State
 
 TICK_S: Final = 0.2
+INSIST_S: Final = 1.0
 SAMPLES_MAX: Final = 100_000
 FINISHED: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
 
@@ -225,8 +226,9 @@ def _number(rollout: Rollout) -> tuple[int, int]:
 
 
 async def stopped(task: "asyncio.Task[None]") -> None:
-    """Cancel a background task and wait for its end; its own failure is raised."""
-    task.cancel()
-    (result,) = await asyncio.gather(task, return_exceptions=True)
-    if isinstance(result, Exception):
-        raise result
+    """Cancel a background task, again if a library swallowed it, and wait for its end; its own failure is raised."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=INSIST_S)
+    if not task.cancelled():
+        task.result()

@@ -48,6 +48,24 @@ def test_teardown_survives_more_signals_and_is_told_to_hurry() -> None:
     assert steps == ["patient True", "hurried True"]
 
 
+def test_a_swallowed_cancellation_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt, "INSIST_S", 0.05)
+    asked = 0
+
+    async def main(_: Interrupts) -> int:
+        nonlocal asked
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            asked += 1
+        await asyncio.sleep(30)
+        return 0
+
+    assert interrupt.run(main) == 130
+    assert asked == 1
+
+
 async def test_a_cancellation_during_uncancellable_work_comes_afterwards() -> None:
     finished = asyncio.Event()
 
