@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,6 @@ class RunningSystem:
         self.state_dir = Path(tempfile.mkdtemp(prefix="trefoil-sys-"))
         self.port_offset = free_offset()
         self._settings = dict(settings or {})
-        self._launch_ids: set[str] = set()
         self.started: dict[str, Any] = {}
         self.up_took_s = 0.0
 
@@ -59,7 +58,6 @@ class RunningSystem:
         began_s = time.monotonic()
         self.started = self.ask("up", "--port-offset", str(self.port_offset), *sets)
         self.up_took_s = time.monotonic() - began_s
-        self._launch_ids.add(self.launch.launch_id)
         return self.started
 
     def ask(self, *words: str) -> Any:
@@ -133,12 +131,15 @@ class RunningSystem:
 
     def close(self) -> None:
         """`trefoil down`, then by force what it may have left."""
+        launch = Layout(self.state_dir.resolve()).read_launch()
         try:
             self.run("down")
         finally:
-            for launch_id in self._launch_ids:
-                for pid in processes.descendants(launch_id):
-                    os.kill(pid, signal.SIGKILL)
+            if launch is not None:
+                left = processes.descendants(launch.launch_id)
+                for pid in left + [launch.supervisor.pid] * launch.supervisor.alive:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
             shutil.rmtree(self.state_dir, ignore_errors=True)
 
 

@@ -19,8 +19,8 @@ from trefoil.core.fleet import SliceState
 
 pytestmark = pytest.mark.integration
 
-RATE_PER_S, DURATION_S = 56.0, 26.0
-KILL_AFTER_S = 9.0
+RATE_PER_S, DURATION_S = 58.0, 22.0
+KILL_AFTER_S = 8.0
 WATCH_S = 1.4  # long enough to hold the end of a sample
 MOMENT_S = 0.2
 COUNTER_ERROR_MAX = 0.001

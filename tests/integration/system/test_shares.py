@@ -20,7 +20,7 @@ async def test_served_shares_are_the_planned_shares(serving: Serving, load_ratio
         plan = await plan_in_force(system)
         (route,) = plan.routes
         rate_per_s = load_ratio * plan.expected[route.family].capacity_per_s
-        result = await load(serving.system.inference, rate_per_s, max(11.0, 1.1 * REQUESTS_MIN / rate_per_s))
+        result = await load(serving.system.inference, rate_per_s, max(10.0, 1.1 * REQUESTS_MIN / rate_per_s))
         await asyncio.sleep(1.0)  # the last window
         served: Counter[tuple[str, str]] = Counter()
         for window in await windows(system, result.started_at_s - 0.6):
