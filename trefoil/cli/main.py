@@ -106,7 +106,7 @@ def state_dump(
         print_json(found)
         return
     for key, value in found.items():
-        console().print(f"{key} = {json.dumps(value, ensure_ascii=False)}", markup=False)
+        console().print(f"{key} = {json.dumps(value, ensure_ascii=False)}", markup=False, soft_wrap=True)
 
 
 def demo(
