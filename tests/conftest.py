@@ -4,6 +4,7 @@ import itertools
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import structlog
 
 from tests.support.redis_server import RedisServer
 from trefoil.runtime.state import State
@@ -33,3 +34,10 @@ async def state(shared_redis: RedisServer) -> AsyncIterator[State]:
     connected = State.connect(shared_redis.url, f"test{next(_CLUSTERS)}")
     yield connected
     await connected.close()
+
+
+@pytest.fixture(autouse=True)
+def fresh_logging() -> Iterator[None]:
+    """A test that runs a service's main configures logging on its own captured stderr, which closes with the test."""
+    yield
+    structlog.reset_defaults()
