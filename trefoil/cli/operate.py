@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -247,6 +247,11 @@ def describe_slices(device: DeviceStatus) -> str:
         for slice_ in device.slices
         if slice_.key is not None and slice_.state is not SliceState.GONE
     ]
+    return counted(parts)
+
+
+def counted(parts: Sequence[str]) -> str:
+    """Equal parts once, with their number; `-` for none."""
     return ", ".join(f"{n}x {part}" if n > 1 else part for part, n in Counter(parts).items()) or "-"
 
 
@@ -264,7 +269,7 @@ def _planned(plan_: Plan) -> list[tuple[str, str, str]]:
         (
             device.device,
             device.target.name.lower(),
-            ", ".join(f"{s.key.slice_type} {'+'.join(h.variant for h in s.hosted)}" for s in device.slices) or "-",
+            counted([f"{s.key.slice_type} {'+'.join(h.variant for h in s.hosted)}" for s in device.slices]),
         )
         for node in plan_.nodes
         for device in node.devices

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trefoil.cli.layout import Launch
-from trefoil.cli.operate import describe_slices
+from trefoil.cli.operate import counted
 from trefoil.core.accounting import Account, account
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.errors import StateUnavailable
 from trefoil.core.fleet import DeviceState, NodeStatus
-from trefoil.core.plan import DecisionRecord, Plan, Rollout, RolloutState
+from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, RolloutState
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.state import State
 
@@ -122,7 +122,7 @@ class Recorder:
         change.moved = change.moved or bool(rollout.moving) or rollout.spent_j > 0
         if rollout.state in FINISHED:
             change.done_at_s = self.clock.now_s()
-            nodes = await self.state.scan(self.state.keys.node_prefix(), NodeStatus)
+            nodes = await self.state.scan(self.state.keys.plan_node_prefix(), NodePlan)
             change.runs = in_words(tuple(nodes.values()))
 
     # Energy
@@ -211,13 +211,14 @@ def power_by_second(samples: list[EnergySample], starts_at_s: float, seconds: in
     }
 
 
-def in_words(nodes: tuple[NodeStatus, ...]) -> str:
-    """What a fleet serves: `gpu0: 7g.40gb digits-l; gpu1: asleep`."""
+def in_words(nodes: tuple[NodePlan, ...]) -> str:
+    """What a plan wants: `gpu0: 2x 3g.20gb digits-l; gpu1: asleep`."""
     parts = []
     for node in sorted(nodes, key=lambda n: n.node):
         for device in node.devices:
-            resting = device.state in (DeviceState.ASLEEP, DeviceState.FALLING_ASLEEP)
-            parts.append(f"{device.device.split('/')[-1]}: {'asleep' if resting else describe_slices(device)}")
+            slices = [f"{s.key.slice_type} {'+'.join(h.variant for h in s.hosted)}" for s in device.slices]
+            resting = device.target is DeviceState.ASLEEP
+            parts.append(f"{device.device.split('/')[-1]}: {'asleep' if resting else counted(slices)}")
     return "; ".join(parts)
 
 
