@@ -192,11 +192,11 @@ def _checked(
         late = failing(solution, problem.columns, problem.tasks, constants, rng)
         if not late:
             break
-        problem = replace(problem, scale={**problem.scale, **{k: problem.scale.get(k, 1.0) * BACK_OFF for k in late}})
-        tighter = solve(problem, aim, limits)
-        if tighter is None:
+        scale = {**problem.scale, **{k: problem.scale.get(k, 1.0) * BACK_OFF for k in late}}
+        tighter = solve(replace(problem, scale=scale), aim, limits)
+        if tighter is None:  # the fleet has no more: the plan stands at the scale that it was solved at, with a note
             break
-        solution = tighter
+        solution, problem = tighter, replace(problem, scale=scale)
     note = "; ".join(
         f"the kernel sees {k[3]} on {k[2]} within its SLO for {a:.1%} only" for k, a in sorted(late.items())
     )
