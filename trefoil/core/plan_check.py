@@ -24,6 +24,7 @@ from trefoil.core.objective import Objective
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 
 WEIGHT_TOLERANCE: Final = 1e-6
+CAPACITY_TOLERANCE: Final = 1e-6  # relative: a solver's feasibility tolerance is no shortage
 CONTEXT_MIB: Final = 400  # overhead of one Triton with a CUDA context; an assumption until it is measured
 
 
@@ -208,7 +209,7 @@ def _check_route(route: Route, hosted: Mapping[tuple[SliceKey, str, int], Any]) 
 def _check_capacity(plan: Plan, demand: Sequence[Demand]) -> None:
     for wanted in demand:
         expected = plan.expected.get(wanted.family)
-        if expected is not None and expected.capacity_per_s < wanted.rate_per_s:
+        if expected is not None and expected.capacity_per_s < wanted.rate_per_s * (1 - CAPACITY_TOLERANCE):
             raise PlanError(
                 f"capacity {expected.capacity_per_s:.1f}/s is below the demand {wanted.rate_per_s:.1f}/s",
                 field=f"expected[{wanted.family}].capacity_per_s",
