@@ -371,6 +371,7 @@ class Loop:
             await self._authority.write([Put(self._state.keys.objective(objective.family), objective)])
             self.objectives[objective.family] = objective
             self._disk.save_all("objectives", self.objectives.values())
+            self.observer.windows.restart_budget(objective.family)
             view = replace(self.view(), trigger="objective")
         if not any(n.devices for n in view.fleet.nodes):
             return "not known yet: no node reports"

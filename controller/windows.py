@@ -171,6 +171,10 @@ class Windows:
         if budget is None or budget.window_s != window_s:
             self._budgets[family] = _Budget(window_s, now_s)
 
+    def restart_budget(self, family: str) -> None:
+        """A new objective starts a new accuracy window: what was served under the old one is not held against it."""
+        self._budgets.pop(family, None)
+
     def budgets(self, now_s: float) -> tuple[BudgetState, ...]:
         """What each accuracy window has served. It opens with the first answer and rolls once it is full."""
         found = []

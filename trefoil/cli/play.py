@@ -31,6 +31,7 @@ from trefoil.runtime.clock import Clock
 METER_DEADLINE_S: Final = 4.0
 SETTLE_DEADLINE_S: Final = 30.0
 POLL_S: Final = 0.1
+OBJECTIVE_LEAD_S: Final = 1.0  # the objective is set again just before second 0: its accuracy window is the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ async def play(setup: Setup, policy: str, slo: Slo, number: int) -> Run:
             recorder.on_moment = screen.show
             watching = asyncio.create_task(recorder.run(), name="recorder")
             await launcher.restart("carbon_feed", {"trace": {"starts_at_s": starts_at_s}})
+            await _until(setup.clock, starts_at_s - OBJECTIVE_LEAD_S)
+            await attached.set_objective(await attached.objective(launch.family))
             await _until(setup.clock, starts_at_s)
             before = await attached.explain(launch.family)
             result = await player.result()

@@ -115,3 +115,12 @@ def test_old_windows_are_forgotten():
     found.forget(100.5)
     assert found.answered_since("toy", 0) == 1
     assert sum(found.arrivals("toy", 100.5)) == pytest.approx(1)
+
+
+def test_a_new_objective_starts_a_new_accuracy_window():
+    found = book(window(1, 0.0, 0.5, 10), window(2, 0.5, 1.0, 10))
+    assert found.budgets(1.0)
+    found.restart_budget("toy")
+    assert found.budgets(1.0) == ()
+    found.open_budget("toy", 100.0, 1.0)
+    assert found.budgets(1.0)[0].requests == 0
