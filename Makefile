@@ -32,8 +32,14 @@ demo: setup  ## the main job: three runs on this machine, a table and out/demo/r
 honesty: setup  ## three controls in which the demo must find no saving, accuracy or joules (about ten minutes)
 	$(BIN)/python benchmarks/honesty.py $(ARGS)
 
-test: setup check  ## lint, types, import contracts and every test
-	$(BIN)/pytest $(ARGS)
+test: setup  ## lint, types, import contracts and every test; the quick ones beside the slow ones (two cores)
+	+@$(MAKE) --no-print-directory -j2 --output-sync=line test-slow check test-quick
+
+test-slow: setup  ## tests with real processes: Redis, Triton, services (mostly waiting)
+	$(BIN)/pytest $(ARGS) tests/integration
+
+test-quick: setup  ## house rules, units, properties, contracts
+	$(BIN)/pytest $(ARGS) tests/test_tidy.py tests/unit tests/property tests/contract
 
 check: lint types imports  ## what pre-commit runs
 
