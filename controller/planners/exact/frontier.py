@@ -15,11 +15,14 @@ from itertools import pairwise
 from typing import Final
 
 from controller.planners.exact.milp import Limits
-from controller.planners.exact.model import Aim, Problem, solve
+from controller.planners.exact.model import Aim, Problem, estimate, solve
 from trefoil.core.brains import BudgetState, PlanView
 
 RELATIVE_TOLERANCE: Final = 5e-3  # of power: a hull point that lies closer to the chord is not worth a solve
 STEEP_J: Final = 1e5  # per request and unit of accuracy: more than any plan saves
+WHOLE_DEVICES_MAX: Final = (
+    8  # from so many devices on, a fraction of one says as much of the price, in a third of the time
+)
 LEFT_MIN: Final = 0.04  # of a window: its last part is planned as one, its first is too short to tell a rate
 ROLLING: Final = 0.5  # of a full window: how far it is planned ahead
 
@@ -71,15 +74,22 @@ def _value(problem: Problem, family: str, slope_w: float) -> float:
 
 
 def _highest(problem: Problem, family: str, limits: Limits) -> Point | None:
-    """The most accuracy, then the least power that reaches it."""
-    steep = _point(problem, family, Aim(value_j={family: STEEP_J}), limits)
+    """The most accuracy, then the least power that reaches it. Whole devices: every target lies below this point."""
+    steep = _whole(problem, family, Aim(value_j={family: STEEP_J}), limits)
     best = max(c.accuracy for c in problem.columns if c.family == family)
     if steep is None or steep.accuracy > best - 1e-7:  # nothing lacks, so that only power was left to weigh
         return steep
-    return _point(problem, family, Aim(target={family: steep.accuracy - 1e-6}), limits) or steep
+    return _whole(problem, family, Aim(target={family: steep.accuracy - 1e-6}), limits) or steep
 
 
 def _point(problem: Problem, family: str, aim: Aim, limits: Limits) -> Point | None:
+    if len(problem.devices) >= WHOLE_DEVICES_MAX:
+        found = estimate(problem, aim, limits)
+        return None if found is None else Point(found[0][family], found[1])
+    return _whole(problem, family, aim, limits)
+
+
+def _whole(problem: Problem, family: str, aim: Aim, limits: Limits) -> Point | None:
     solution = solve(problem, aim, limits)
     return None if solution is None else Point(solution.accuracy[family], solution.power_w)
 

@@ -66,6 +66,10 @@ class Program:
         self.high.append(high)
         return len(self.low) - 1
 
+    def relax_counts(self) -> None:
+        """Let counts be fractions; choices between two (0 or 1) stay whole."""
+        self.integer = [flag and upper <= 1 for flag, upper in zip(self.integer, self.upper, strict=True)]
+
     def solve(self, limits: Limits) -> Result | None:
         """Solve; None when no point satisfies the constraints.
 

@@ -278,6 +278,30 @@ def solve(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
     return judged(problem, Solution(layouts, slices, traffic, 0.0, {}, result.objective, result.gap, max(0.0, short)))
 
 
+def estimate(problem: Problem, aim: Aim, limits: Limits) -> tuple[Mapping[str, float], float] | None:
+    """Accuracy per family and power [W] of the best plan when counts may be fractions; None when there is no plan.
+
+    Raises:
+        WallLimitHit: see `Program.solve`.
+    """
+    builder = _Builder(problem, aim)
+    builder.build()
+    builder.program.relax_counts()
+    result = builder.program.solve(limits)
+    if result is None:
+        return None
+    traffic = {k: result.values[v] for k, v in builder.traffic.items()}
+    flat = judged(
+        problem, Solution((), {}, {k: r for k, r in traffic.items() if r > 0}, 0.0, {}, result.objective, 0.0)
+    )
+    awake_w = sum(
+        result.values[v] * (problem.groups[g].type.idle_w - problem.groups[g].type.sleep_w)
+        for g, option, v in builder.layouts
+        if option.slices
+    )
+    return flat.accuracy, flat.power_w + awake_w
+
+
 def judged(problem: Problem, solution: Solution) -> Solution:
     """Clean the traffic (nothing below a millionth of the demand) and fill in power and accuracy at the mean rate."""
     columns = {c.key: c for c in problem.columns}
