@@ -32,7 +32,7 @@ demo: setup  ## the main job: three runs on this machine, a table and out/demo/r
 honesty: setup  ## three controls in which the demo must find no saving, accuracy or joules (about ten minutes)
 	$(BIN)/python benchmarks/honesty.py $(ARGS)
 
-test: setup  ## lint, types, import contracts and every test; the quick ones beside the slow ones (two cores)
+test: setup  ## lint, types, import contracts and every test (<= 15 minutes; each part prints when it is done)
 	+@$(MAKE) --no-print-directory -j2 --output-sync=line test-slow check test-quick
 
 test-slow: setup  ## tests with real processes: Redis, Triton, services (mostly waiting)
