@@ -46,7 +46,7 @@ def ended(job: "subprocess.Popen[str]", timeout_s: float) -> str:
 
 @pytest.mark.timeout(420)
 def test_the_demo_reports_what_it_promises_and_leaves_nothing(tmp_path: Path) -> None:
-    offset = leftovers.free_offset(21_000)
+    offset = leftovers.free_offset(11_000)
     out = tmp_path / "out"
     job = start(out, offset)
     said = ended(job, 400)
@@ -91,7 +91,7 @@ def test_the_demo_reports_what_it_promises_and_leaves_nothing(tmp_path: Path) ->
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", INTERRUPT_SEEDS)
 def test_interrupted_at_any_moment_nothing_is_left(tmp_path: Path, seed: int) -> None:
-    offset = leftovers.free_offset(23_000 + 500 * seed)
+    offset = leftovers.free_offset(13_000 + 500 * seed)
     chance = random.Random(seed)
     number = chance.choice([signal.SIGINT, signal.SIGTERM, signal.SIGINT])
     job = start(tmp_path / "out", offset)
@@ -108,7 +108,7 @@ def test_interrupted_at_any_moment_nothing_is_left(tmp_path: Path, seed: int) ->
 
 @pytest.mark.timeout(300)
 def test_a_killed_demo_is_cleaned_up_by_the_kernel(tmp_path: Path) -> None:
-    offset = leftovers.free_offset(26_000)
+    offset = leftovers.free_offset(16_000)
     job = start(tmp_path / "out", offset)
     deadline = time.monotonic() + 60
     while not leftovers.connectable(8001 + offset) and time.monotonic() < deadline:
@@ -116,8 +116,9 @@ def test_a_killed_demo_is_cleaned_up_by_the_kernel(tmp_path: Path) -> None:
     time.sleep(2)
     job.kill()
     ended(job, 30)
+    # A process that the kernel told to stop takes a moment: Redis, which names no folder, closes its port last.
     deadline = time.monotonic() + 30
-    while leftovers.processes(tmp_path) and time.monotonic() < deadline:
+    while (leftovers.processes(tmp_path) or leftovers.listening(offset)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert leftovers.processes(tmp_path) == []
     assert leftovers.listening(offset) == []

@@ -47,7 +47,7 @@ class System:
 
 @pytest.fixture
 def system(tmp_path: Path) -> Iterator[System]:
-    one = System(tmp_path / "state", leftovers.free_offset(30_000))
+    one = System(tmp_path / "state", leftovers.free_offset(18_000))
     yield one
     one.run("down")
 

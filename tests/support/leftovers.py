@@ -10,7 +10,10 @@ from trefoil.runtime import rpc
 
 
 def free_offset(start: int, devices: int = 2) -> int:
-    """A port offset at which every port of a system is free; `start` keeps test files apart."""
+    """A port offset at which every port of a system is free; `start` keeps test files apart.
+
+    Keep it below 22,000: from 32768 on, the kernel lends ports to outgoing connections.
+    """
     for offset in range(start, start + 2000, 100):
         if not listening(offset, devices):
             return offset
