@@ -78,7 +78,11 @@ class DeviceType:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SliceKey:
-    """Identity of a slice in plans, loads and energy. start and size are in memory slices, as in NVML."""
+    """Identity of a slice in plans, loads and energy.
+
+    start and size are in memory slices (MIG, as in NVML), 0 and 1 (a whole GPU), in cores (`cpu:N`) or in tenths of a
+    core (`quota:X.Y`).
+    """
 
     device: str = ""
     slice_type: str = ""
@@ -91,7 +95,7 @@ class SliceKey:
         return f"{self.device.replace('/', '-')}-{self.slice_type.replace('+', '_').replace(':', '-')}-{self.start}"
 
     def overlaps(self, other: "SliceKey") -> bool:
-        """Whether both want the same memory slice of the same device."""
+        """Whether both want the same place of the same device."""
         return (
             self.device == other.device
             and self.start < other.start + other.size
@@ -158,6 +162,12 @@ class DeviceStatus:
     drift: tuple[str, ...] = ()
     power_w: float = 0.0
     temperature_c: float = 0.0
+    cordon: str = ""  # why the device is out of service; empty = in service
+
+    @property
+    def usable(self) -> bool:
+        """Whether a plan may put slices on it."""
+        return self.state != DeviceState.LOST and not self.cordon
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,31 +22,56 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from protos.types.v1 import energy_pb2 as protos_dot_types_dot_v1_dot_energy__pb2
 from protos.types.v1 import fleet_pb2 as protos_dot_types_dot_v1_dot_fleet__pb2
 from protos.types.v1 import plan_pb2 as protos_dot_types_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'protos/power_agent/v1/power_agent.proto\x12\x16trefoil.power_agent.v1\x1a\x1bprotos/types/v1/fleet.proto\x1a\x1aprotos/types/v1/plan.proto\"l\n\x04Step\x12)\n\x05slice\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.SliceKey\x12\x0c\n\x04verb\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07took_ms\x18\x04 \x01(\x01\x12\x0b\n\x03why\x18\x05 \x01(\t\"8\n\x0c\x41pplyRequest\x12(\n\x04plan\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.NodePlan\"_\n\rApplyResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\x12+\n\x05steps\x18\x03 \x03(\x0b\x32\x1c.trefoil.power_agent.v1.Step\"\x10\n\x0eGetNodeRequest\"=\n\x0fGetNodeResponse\x12*\n\x04node\x18\x01 \x01(\x0b\x32\x1c.trefoil.types.v1.NodeStatus\"\x12\n\x10WatchNodeRequest\"?\n\x11WatchNodeResponse\x12*\n\x04node\x18\x01 \x01(\x0b\x32\x1c.trefoil.types.v1.NodeStatus2\xa2\x02\n\nPowerAgent\x12T\n\x05\x41pply\x12$.trefoil.power_agent.v1.ApplyRequest\x1a%.trefoil.power_agent.v1.ApplyResponse\x12Z\n\x07GetNode\x12&.trefoil.power_agent.v1.GetNodeRequest\x1a\'.trefoil.power_agent.v1.GetNodeResponse\x12\x62\n\tWatchNode\x12(.trefoil.power_agent.v1.WatchNodeRequest\x1a).trefoil.power_agent.v1.WatchNodeResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'protos/power_agent/v1/power_agent.proto\x12\x16trefoil.power_agent.v1\x1a\x1cprotos/types/v1/energy.proto\x1a\x1bprotos/types/v1/fleet.proto\x1a\x1aprotos/types/v1/plan.proto\"l\n\x04Step\x12)\n\x05slice\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.SliceKey\x12\x0c\n\x04verb\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07took_ms\x18\x04 \x01(\x01\x12\x0b\n\x03why\x18\x05 \x01(\t\"8\n\x0c\x41pplyRequest\x12(\n\x04plan\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.NodePlan\"_\n\rApplyResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\x12+\n\x05steps\x18\x03 \x03(\x0b\x32\x1c.trefoil.power_agent.v1.Step\"\x10\n\x0eGetNodeRequest\"=\n\x0fGetNodeResponse\x12*\n\x04node\x18\x01 \x01(\x0b\x32\x1c.trefoil.types.v1.NodeStatus\"\x12\n\x10WatchNodeRequest\"?\n\x11WatchNodeResponse\x12*\n\x04node\x18\x01 \x01(\x0b\x32\x1c.trefoil.types.v1.NodeStatus\">\n\x12PreviewPlanRequest\x12(\n\x04plan\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.NodePlan\"S\n\x13PreviewPlanResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x08\x12+\n\x05steps\x18\x02 \x03(\x0b\x32\x1c.trefoil.power_agent.v1.Step\"\x92\x01\n\x12WatchEnergyRequest\x12K\n\tafter_seq\x18\x01 \x03(\x0b\x32\x38.trefoil.power_agent.v1.WatchEnergyRequest.AfterSeqEntry\x1a/\n\rAfterSeqEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"E\n\x13WatchEnergyResponse\x12.\n\x06sample\x18\x01 \x01(\x0b\x32\x1e.trefoil.types.v1.EnergySample\"_\n\x0c\x44rainRequest\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x12\n\npatience_s\x18\x04 \x01(\x01\x12\x0f\n\x07release\x18\x05 \x01(\x08\";\n\rDrainResponse\x12*\n\x04node\x18\x01 \x01(\x0b\x32\x1c.trefoil.types.v1.NodeStatus\"N\n\x10SetClocksRequest\x12+\n\x05lease\x18\x01 \x01(\x0b\x32\x1c.trefoil.types.v1.ClockLease\x12\r\n\x05ttl_s\x18\x02 \x01(\x01\"@\n\x11SetClocksResponse\x12+\n\x05lease\x18\x01 \x01(\x0b\x32\x1c.trefoil.types.v1.ClockLease\"E\n\x14ReleaseClocksRequest\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\x17\n\x15ReleaseClocksResponse2\x9a\x06\n\nPowerAgent\x12T\n\x05\x41pply\x12$.trefoil.power_agent.v1.ApplyRequest\x1a%.trefoil.power_agent.v1.ApplyResponse\x12Z\n\x07GetNode\x12&.trefoil.power_agent.v1.GetNodeRequest\x1a\'.trefoil.power_agent.v1.GetNodeResponse\x12\x62\n\tWatchNode\x12(.trefoil.power_agent.v1.WatchNodeRequest\x1a).trefoil.power_agent.v1.WatchNodeResponse0\x01\x12\x66\n\x0bPreviewPlan\x12*.trefoil.power_agent.v1.PreviewPlanRequest\x1a+.trefoil.power_agent.v1.PreviewPlanResponse\x12h\n\x0bWatchEnergy\x12*.trefoil.power_agent.v1.WatchEnergyRequest\x1a+.trefoil.power_agent.v1.WatchEnergyResponse0\x01\x12T\n\x05\x44rain\x12$.trefoil.power_agent.v1.DrainRequest\x1a%.trefoil.power_agent.v1.DrainResponse\x12`\n\tSetClocks\x12(.trefoil.power_agent.v1.SetClocksRequest\x1a).trefoil.power_agent.v1.SetClocksResponse\x12l\n\rReleaseClocks\x12,.trefoil.power_agent.v1.ReleaseClocksRequest\x1a-.trefoil.power_agent.v1.ReleaseClocksResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.power_agent.v1.power_agent_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STEP']._serialized_start=124
-  _globals['_STEP']._serialized_end=232
-  _globals['_APPLYREQUEST']._serialized_start=234
-  _globals['_APPLYREQUEST']._serialized_end=290
-  _globals['_APPLYRESPONSE']._serialized_start=292
-  _globals['_APPLYRESPONSE']._serialized_end=387
-  _globals['_GETNODEREQUEST']._serialized_start=389
-  _globals['_GETNODEREQUEST']._serialized_end=405
-  _globals['_GETNODERESPONSE']._serialized_start=407
-  _globals['_GETNODERESPONSE']._serialized_end=468
-  _globals['_WATCHNODEREQUEST']._serialized_start=470
-  _globals['_WATCHNODEREQUEST']._serialized_end=488
-  _globals['_WATCHNODERESPONSE']._serialized_start=490
-  _globals['_WATCHNODERESPONSE']._serialized_end=553
-  _globals['_POWERAGENT']._serialized_start=556
-  _globals['_POWERAGENT']._serialized_end=846
+  _globals['_WATCHENERGYREQUEST_AFTERSEQENTRY']._loaded_options = None
+  _globals['_WATCHENERGYREQUEST_AFTERSEQENTRY']._serialized_options = b'8\001'
+  _globals['_STEP']._serialized_start=154
+  _globals['_STEP']._serialized_end=262
+  _globals['_APPLYREQUEST']._serialized_start=264
+  _globals['_APPLYREQUEST']._serialized_end=320
+  _globals['_APPLYRESPONSE']._serialized_start=322
+  _globals['_APPLYRESPONSE']._serialized_end=417
+  _globals['_GETNODEREQUEST']._serialized_start=419
+  _globals['_GETNODEREQUEST']._serialized_end=435
+  _globals['_GETNODERESPONSE']._serialized_start=437
+  _globals['_GETNODERESPONSE']._serialized_end=498
+  _globals['_WATCHNODEREQUEST']._serialized_start=500
+  _globals['_WATCHNODEREQUEST']._serialized_end=518
+  _globals['_WATCHNODERESPONSE']._serialized_start=520
+  _globals['_WATCHNODERESPONSE']._serialized_end=583
+  _globals['_PREVIEWPLANREQUEST']._serialized_start=585
+  _globals['_PREVIEWPLANREQUEST']._serialized_end=647
+  _globals['_PREVIEWPLANRESPONSE']._serialized_start=649
+  _globals['_PREVIEWPLANRESPONSE']._serialized_end=732
+  _globals['_WATCHENERGYREQUEST']._serialized_start=735
+  _globals['_WATCHENERGYREQUEST']._serialized_end=881
+  _globals['_WATCHENERGYREQUEST_AFTERSEQENTRY']._serialized_start=834
+  _globals['_WATCHENERGYREQUEST_AFTERSEQENTRY']._serialized_end=881
+  _globals['_WATCHENERGYRESPONSE']._serialized_start=883
+  _globals['_WATCHENERGYRESPONSE']._serialized_end=952
+  _globals['_DRAINREQUEST']._serialized_start=954
+  _globals['_DRAINREQUEST']._serialized_end=1049
+  _globals['_DRAINRESPONSE']._serialized_start=1051
+  _globals['_DRAINRESPONSE']._serialized_end=1110
+  _globals['_SETCLOCKSREQUEST']._serialized_start=1112
+  _globals['_SETCLOCKSREQUEST']._serialized_end=1190
+  _globals['_SETCLOCKSRESPONSE']._serialized_start=1192
+  _globals['_SETCLOCKSRESPONSE']._serialized_end=1256
+  _globals['_RELEASECLOCKSREQUEST']._serialized_start=1258
+  _globals['_RELEASECLOCKSREQUEST']._serialized_end=1327
+  _globals['_RELEASECLOCKSRESPONSE']._serialized_start=1329
+  _globals['_RELEASECLOCKSRESPONSE']._serialized_end=1352
+  _globals['_POWERAGENT']._serialized_start=1355
+  _globals['_POWERAGENT']._serialized_end=2149
 # @@protoc_insertion_point(module_scope)

@@ -49,6 +49,31 @@ class PowerAgentStub:
                 request_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.WatchNodeRequest.SerializeToString,
                 response_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.WatchNodeResponse.FromString,
                 _registered_method=True)
+        self.PreviewPlan = channel.unary_unary(
+                '/trefoil.power_agent.v1.PowerAgent/PreviewPlan',
+                request_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.PreviewPlanRequest.SerializeToString,
+                response_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.PreviewPlanResponse.FromString,
+                _registered_method=True)
+        self.WatchEnergy = channel.unary_stream(
+                '/trefoil.power_agent.v1.PowerAgent/WatchEnergy',
+                request_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.WatchEnergyRequest.SerializeToString,
+                response_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.WatchEnergyResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/trefoil.power_agent.v1.PowerAgent/Drain',
+                request_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.DrainRequest.SerializeToString,
+                response_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.SetClocks = channel.unary_unary(
+                '/trefoil.power_agent.v1.PowerAgent/SetClocks',
+                request_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.SetClocksRequest.SerializeToString,
+                response_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.SetClocksResponse.FromString,
+                _registered_method=True)
+        self.ReleaseClocks = channel.unary_unary(
+                '/trefoil.power_agent.v1.PowerAgent/ReleaseClocks',
+                request_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ReleaseClocksRequest.SerializeToString,
+                response_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ReleaseClocksResponse.FromString,
+                _registered_method=True)
 
 
 class PowerAgentServicer:
@@ -75,6 +100,41 @@ class PowerAgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PreviewPlan(self, request, context):
+        """The steps that Apply would take now; touches nothing. Refuses what Apply would refuse.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchEnergy(self, request, context):
+        """Samples that the agent still holds, from `after_seq` on, then each new one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Takes devices out of service (or back into it): slices leave by plan within `patience_s`, else they are drained.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetClocks(self, request, context):
+        """Holds a device's clock range until `ttl_s` has passed; to be repeated before. Never outlives the agent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseClocks(self, request, context):
+        """Ends a lease early: the device returns to its plan's range, or to its default.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PowerAgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +152,31 @@ def add_PowerAgentServicer_to_server(servicer, server):
                     servicer.WatchNode,
                     request_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.WatchNodeRequest.FromString,
                     response_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.WatchNodeResponse.SerializeToString,
+            ),
+            'PreviewPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.PreviewPlan,
+                    request_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.PreviewPlanRequest.FromString,
+                    response_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.PreviewPlanResponse.SerializeToString,
+            ),
+            'WatchEnergy': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEnergy,
+                    request_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.WatchEnergyRequest.FromString,
+                    response_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.WatchEnergyResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.DrainRequest.FromString,
+                    response_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.DrainResponse.SerializeToString,
+            ),
+            'SetClocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetClocks,
+                    request_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.SetClocksRequest.FromString,
+                    response_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.SetClocksResponse.SerializeToString,
+            ),
+            'ReleaseClocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseClocks,
+                    request_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ReleaseClocksRequest.FromString,
+                    response_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ReleaseClocksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +260,141 @@ class PowerAgent:
             '/trefoil.power_agent.v1.PowerAgent/WatchNode',
             protos_dot_power__agent_dot_v1_dot_power__agent__pb2.WatchNodeRequest.SerializeToString,
             protos_dot_power__agent_dot_v1_dot_power__agent__pb2.WatchNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PreviewPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.power_agent.v1.PowerAgent/PreviewPlan',
+            protos_dot_power__agent_dot_v1_dot_power__agent__pb2.PreviewPlanRequest.SerializeToString,
+            protos_dot_power__agent_dot_v1_dot_power__agent__pb2.PreviewPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEnergy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/trefoil.power_agent.v1.PowerAgent/WatchEnergy',
+            protos_dot_power__agent_dot_v1_dot_power__agent__pb2.WatchEnergyRequest.SerializeToString,
+            protos_dot_power__agent_dot_v1_dot_power__agent__pb2.WatchEnergyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.power_agent.v1.PowerAgent/Drain',
+            protos_dot_power__agent_dot_v1_dot_power__agent__pb2.DrainRequest.SerializeToString,
+            protos_dot_power__agent_dot_v1_dot_power__agent__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetClocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.power_agent.v1.PowerAgent/SetClocks',
+            protos_dot_power__agent_dot_v1_dot_power__agent__pb2.SetClocksRequest.SerializeToString,
+            protos_dot_power__agent_dot_v1_dot_power__agent__pb2.SetClocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseClocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.power_agent.v1.PowerAgent/ReleaseClocks',
+            protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ReleaseClocksRequest.SerializeToString,
+            protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ReleaseClocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,51 @@
+"""What the agent asks of whatever runs its Tritons. One contract suite holds for all of them.
+
+A Triton outlives the agent: it is found again by its tag after a restart, and adopted. Every method blocks and is
+called from a thread; all are idempotent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from power_agent.triton_slice import SliceLaunch
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTriton:
+    """One Triton by its tag; listed after its exit until it is forgotten or replaced."""
+
+    tag: str
+    id: str  # process or container id, for people and logs
+    incarnation: str  # differs between two starts: their counters have nothing in common
+    alive: bool
+    exit_code: int | None  # negative: the signal that ended it; None while alive or when nobody knows
+    started_at_s: float
+
+
+class Runtime(Protocol):
+    """Starts, finds and ends Tritons."""
+
+    name: str
+
+    def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
+        """Start it; a live one of that tag with the same command is returned as it is.
+
+        Raises:
+            StartError: what is missing, and what brings it.
+            Unavailable: the engine or node does not answer.
+        """
+        ...
+
+    def list(self) -> Sequence[RunningTriton]:
+        """Everything that this agent's node runs or ran, whoever of its predecessors started it."""
+        ...
+
+    def stop(self, tag: str, kill_after_s: float) -> None:
+        """SIGTERM, SIGKILL of all that belongs to it after `kill_after_s`; returns when all of it is gone."""
+        ...
+
+    def forget(self, tag: str) -> None:
+        """Drop one that has ended, with what it left behind; no-op when unknown."""
+        ...
