@@ -21,6 +21,7 @@ from power_agent.settings import PowerAgentSettings
 from power_agent.verbs import Verbs
 from protos.power_agent.v1 import power_agent_pb2_grpc
 from trefoil.runtime import rpc
+from trefoil.runtime.audit import AuditLog
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.config import masked, parser_main
 from trefoil.runtime.repository import load_catalog
@@ -59,7 +60,8 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     agent = AgentPart(node, inventory, mig, verbs, pursuit, health, metering, publisher, state)
     servicer = PowerAgentServicer(node, pursuit)
     entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
-    server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics))
+    audit = AuditLog(settings.state_dir, clock)
+    server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics, audit=audit))
     return [StatePart(state), MetricsPart(metrics, settings.metrics_address), agent, server]
 
 

@@ -44,7 +44,9 @@ class ServiceSettings(Settings):
     tls_key: Path | None = None
     """PEM key of the admin server."""
     token: SecretStr | None = None
-    """Bearer token that callers of the admin server must present."""
+    """Bearer token that callers of the admin server must present; it opens everything."""
+    read_token: SecretStr | None = None
+    """Second token, for callers that may only read (Get, Watch, List, Explain, Preview)."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_json: bool | None = None
     """None: pretty on a terminal, JSON otherwise."""

@@ -19,12 +19,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from trefoil.core import errors
+from trefoil.runtime.audit import AuditLog
 from trefoil.runtime.config import ServiceSettings
 from trefoil.runtime.telemetry import Metrics
 
 MESSAGE_BYTES_MAX: Final = 64 * 2**20
 ERROR_TRAILER: Final = "trefoil-error"
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
+READ_VERBS: Final = ("Get", "Watch", "List", "Explain", "Preview")
 
 # The first class that matches wins, so subclasses stand before their bases.
 STATUS: Final[tuple[tuple[type[errors.TrefoilError], grpc.StatusCode], ...]] = (
@@ -78,13 +80,15 @@ def make_server(
     address: str | None = None,
     read_only: bool = False,
     metrics: Metrics | None = None,
+    audit: AuditLog | None = None,
     intercept: bool = True,
     reuse_port: bool = False,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> RpcServer:
     """Bind a server (not started) at `address`, default `settings.admin_address`.
 
-    `intercept=False` leaves errors, tokens and metrics to the servicer (the dispatcher's raw data path).
+    `intercept=False` leaves errors, tokens and metrics to the servicer (the dispatcher's raw data path). With `audit`,
+    each call that is not a plain question is noted before and after it.
 
     Raises:
         errors.SettingError: a non-loopback listener without TLS and token.
@@ -94,9 +98,9 @@ def make_server(
     check_listener(settings, listen, read_only=read_only)
     if not reuse_port:
         check_port(listen)
-    token = settings.token.get_secret_value() if settings.token and not read_only else None
+    tokens = Tokens() if read_only else Tokens.of(settings)
     server = grpc.aio.server(
-        interceptors=[_Interceptor(metrics, token)] if intercept else [],
+        interceptors=[_Interceptor(metrics, tokens, audit)] if intercept else [],
         options=[
             ("grpc.so_reuseport", int(reuse_port)),
             ("grpc.max_receive_message_length", message_bytes_max),
@@ -241,19 +245,53 @@ def status_of(error: errors.TrefoilError) -> grpc.StatusCode:
     return next(code for cls, code in STATUS if isinstance(error, cls))
 
 
-class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Checks the token, counts and times calls, maps errors to statuses."""
+def asks_only(method: str) -> bool:
+    """Whether a method changes nothing, by the verb its name begins with; what is not known to ask, commands."""
+    return method.rpartition("/")[2].startswith(READ_VERBS)
 
-    def __init__(self, metrics: Metrics | None, token: str | None) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What callers must present: `control` opens everything, `read` only what asks. None: nothing is demanded."""
+
+    control: str | None = None
+    read: str | None = None
+
+    @classmethod
+    def of(cls, settings: ServiceSettings) -> "Tokens":
+        """Raises errors.SettingError for a read token without a control token: commands would be open to all."""
+        if settings.read_token is not None and settings.token is None:
+            remedy = "set token too: it guards commands"
+            raise errors.SettingError("set without token", field="read_token", remedy=remedy)
+        secrets = (settings.token, settings.read_token)
+        return cls(*(secret.get_secret_value() if secret is not None else None for secret in secrets))
+
+    def scope(self, metadata: Any) -> str:
+        """ "control", "read", "open" (no token is demanded), or "" for a caller without a valid token."""
+        if self.control is None:
+            return "open"
+        given = str(dict(metadata or ()).get("authorization", "")).encode()
+        if hmac.compare_digest(given, f"Bearer {self.control}".encode()):
+            return "control"
+        if self.read is not None and hmac.compare_digest(given, f"Bearer {self.read}".encode()):
+            return "read"
+        return ""
+
+
+class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Checks the token's scope, keeps the audit log, counts and times calls, maps errors to statuses."""
+
+    def __init__(self, metrics: Metrics | None, tokens: Tokens, audit: AuditLog | None) -> None:
         self._metrics = metrics
-        self._token = token
+        self._tokens = tokens
+        self._audit = audit
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
         method = str(handler_call_details.method)
         if handler is None or method.startswith("/grpc."):  # health and reflection stay open
             return handler
-        allowed = self._allowed(handler_call_details.invocation_metadata)
+        scope = self._tokens.scope(handler_call_details.invocation_metadata)
         coders = {
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
@@ -262,24 +300,18 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         kind = "_".join("stream" if streaming else "unary" for streaming in sides)
         wrap = self._streaming if handler.response_streaming else self._unary
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(wrap(getattr(handler, kind), method, allowed), **coders)
+        return make(wrap(getattr(handler, kind), method, scope), **coders)
 
-    def _allowed(self, metadata: Any) -> bool:
-        if self._token is None:
-            return True
-        given = str(dict(metadata or ()).get("authorization", ""))
-        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
-
-    def _unary(self, behaviour: Any, method: str, allowed: bool) -> Any:
+    def _unary(self, behaviour: Any, method: str, scope: str) -> Any:
         async def handle(request: Any, context: Any) -> Any:
-            async with self._observed(context, method, allowed):
+            async with self._observed(context, method, scope, request):
                 return await behaviour(request, context)
 
         return handle
 
-    def _streaming(self, behaviour: Any, method: str, allowed: bool) -> Any:
+    def _streaming(self, behaviour: Any, method: str, scope: str) -> Any:
         async def handle(request: Any, context: Any) -> None:
-            async with self._observed(context, method, allowed):
+            async with self._observed(context, method, scope, request):
                 responses = behaviour(request, context)
                 if not hasattr(responses, "__aiter__"):
                     await responses
@@ -291,17 +323,22 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return handle
 
     @contextlib.asynccontextmanager
-    async def _observed(self, context: Any, method: str, allowed: bool) -> AsyncIterator[None]:
+    async def _observed(self, context: Any, method: str, scope: str, request: Any) -> AsyncIterator[None]:
         started_s = asyncio.get_running_loop().time()
-        code = grpc.StatusCode.OK
+        code, why = grpc.StatusCode.OK, ""
+        commands = self._audit is not None and not asks_only(method)
+        call = self._audit.asked(method, context.peer(), scope, request) if self._audit and commands else ""
         try:
-            if not allowed:
-                code = grpc.StatusCode.UNAUTHENTICATED
-                await context.abort(code, "no valid token. Remedy: send 'authorization: Bearer <token>'")
+            if not scope:
+                code, why = grpc.StatusCode.UNAUTHENTICATED, _NO_TOKEN
+                await context.abort(code, why)
+            if scope == "read" and not asks_only(method):
+                code, why = grpc.StatusCode.PERMISSION_DENIED, _READ_TOKEN
+                await context.abort(code, why)
             yield
         except errors.TrefoilError as error:
-            code = status_of(error)
-            await context.abort(code, str(error), ((ERROR_TRAILER, type(error).__name__),))
+            code, why = status_of(error), str(error)
+            await context.abort(code, why, ((ERROR_TRAILER, type(error).__name__),))
         except (grpc.aio.AbortError, grpc.aio.UsageError):
             code = _context_code(context) if code is grpc.StatusCode.OK else code
             raise
@@ -309,15 +346,21 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             code = grpc.StatusCode.CANCELLED
             raise
         except Exception as error:
-            code = grpc.StatusCode.INTERNAL
+            code, why = grpc.StatusCode.INTERNAL, f"bug in {method}: {error!r}"
             structlog.get_logger().exception("bug in an rpc handler", method=method)
-            await context.abort(code, f"bug in {method}: {error!r}")
+            await context.abort(code, why)
             raise
         finally:
+            took_s = asyncio.get_running_loop().time() - started_s
+            if self._audit is not None and commands:
+                self._audit.answered(call, code.name, why, took_s * 1e3)
             if self._metrics is not None:
-                took_s = asyncio.get_running_loop().time() - started_s
                 self._metrics.inc("trefoil_rpc_requests_total", method=method, code=code.name)
                 self._metrics.observe("trefoil_rpc_duration_seconds", took_s, method=method)
+
+
+_NO_TOKEN: Final = "no valid token. Remedy: send 'authorization: Bearer <token>'"
+_READ_TOKEN: Final = "this token may only read. Remedy: send the control token"
 
 
 def _context_code(context: Any) -> grpc.StatusCode:
