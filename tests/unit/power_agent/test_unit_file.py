@@ -1,0 +1,67 @@
+"""The systemd unit: as little privilege as the agent can do with, and nothing that would end its Tritons."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trefoil.runtime.service import SHUTDOWN_S
+
+UNIT = Path(__file__).parents[3] / "deploy" / "systemd" / "power-agent.service"
+EXPOSURE_MAX = 3.0  # of systemd's own scale, 10 = no protection at all
+HARDENED = (
+    "NoNewPrivileges ProtectHome PrivateTmp ProtectClock ProtectHostname ProtectKernelLogs ProtectKernelModules "
+    "ProtectKernelTunables RestrictNamespaces RestrictRealtime RestrictSUIDSGID LockPersonality"
+)
+
+
+@pytest.fixture
+def unit():
+    pairs = [line.split("=", 1) for line in UNIT.read_text().splitlines() if "=" in line and line[0] != "#"]
+    return {name: [value for key, value in pairs if key == name] for name, _ in pairs}
+
+
+@pytest.fixture
+def systemd_analyze():
+    found = shutil.which("systemd-analyze")
+    if found is None:
+        pytest.skip("no systemd-analyze on this machine")
+    return found
+
+
+def test_the_agent_has_one_capability_and_only_the_devices_of_the_driver(unit):
+    assert unit["CapabilityBoundingSet"] == ["CAP_SYS_ADMIN"]
+    assert unit["DevicePolicy"] == ["closed"]
+    assert all(value.startswith("char-nvidia") for value in unit["DeviceAllow"])
+    assert {name: unit[name] for name in HARDENED.split()} == {name: ["yes"] for name in HARDENED.split()}
+    assert unit["ProtectSystem"] == ["strict"]
+
+
+def test_stopping_the_agent_leaves_its_tritons_and_gives_it_time_to_reset_clocks(unit):
+    assert unit["KillMode"] == ["process"]
+    assert float(unit["TimeoutStopSec"][0]) > 2 * SHUTDOWN_S
+
+
+def test_it_starts_the_module_that_exists(unit):
+    assert "-m power_agent --config" in unit["ExecStart"][0]
+
+
+def test_systemd_accepts_it(systemd_analyze, tmp_path):
+    copy = tmp_path / UNIT.name
+    text = re.sub(r"ExecStart=\S+", f"ExecStart={sys.executable}", UNIT.read_text())
+    copy.write_text(re.sub(r"WorkingDirectory=.*", "WorkingDirectory=/", text))
+    done = subprocess.run([systemd_analyze, "verify", str(copy)], capture_output=True, text=True, timeout=60)
+    complaints = [line for line in done.stderr.splitlines() if UNIT.name in line]
+    assert not complaints
+
+
+def test_its_exposure_is_low(systemd_analyze):
+    argv = [systemd_analyze, "security", "--offline=true", "--no-pager", str(UNIT)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    level = re.search(r"exposure level for \S+: ([\d.]+)", done.stdout)
+    if level is None:
+        pytest.skip(f"this systemd-analyze judges no unit offline: {done.stderr.strip()[:200]}")
+    assert float(level[1]) < EXPOSURE_MAX
