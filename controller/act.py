@@ -155,9 +155,7 @@ class Actor:
         await self._write([Put(self._keys.plan(), plan), Put(self._keys.rollout(), self.rollout)])
         self.published = plan
         self._disk.save("published", plan)
-        self._log.info(
-            "rollout step", name=name, revision=_text(plan.revision), of=self.rollout.steps, state=state.name
-        )
+        self._log.info("rollout step", name=name, revision=str(plan.revision), of=self.rollout.steps, state=state.name)
         self.on_change()
         return plan.revision
 
@@ -181,7 +179,7 @@ class Actor:
             self.commanded[node.node] = plan
             self._disk.save_all("commanded", self.commanded.values())
             await self._write([Put(self._keys.plan_node(node.node), plan)])
-            self._log.info("node plan", node=node.node, revision=_text(revision), changed=changed)
+            self._log.info("node plan", node=node.node, revision=str(revision), changed=changed)
 
     async def _until_left(self, revision: Revision, drained: frozenset[SliceKey]) -> None:
         """Every live worker routes by this table; then nothing is in flight on what leaves."""
@@ -191,7 +189,7 @@ class Actor:
 
     def _not_acked(self, revision: Revision) -> str:
         late = [a for a in self._live_acks() if a.table < revision]
-        return f"{late[0].dispatcher}:{late[0].worker} routes by {_text(late[0].table)}" if late else ""
+        return f"{late[0].dispatcher}:{late[0].worker} routes by {late[0].table}" if late else ""
 
     def _in_flight(self, drained: frozenset[SliceKey]) -> str:
         for ack in self._live_acks():
@@ -268,7 +266,7 @@ class Actor:
         except (errors.StateUnavailable, errors.Fenced) as error:
             self._log.warning("end of the rollout not written", error=str(error))
         log = self._log.warning if state == RolloutState.HALTED else self._log.info
-        log("rollout ended", target=_text(self.rollout.target), state=state.name, why=why)
+        log("rollout ended", target=str(self.rollout.target), state=state.name, why=why)
         self.on_change()
         return self.rollout
 
@@ -290,7 +288,3 @@ class _Stuck(Exception):
 def _serves(status: SliceStatus, part: PlannedSlice) -> bool:
     now = sorted((h.family, h.variant, h.stage) for h in status.hosted)
     return status.state == SliceState.READY and now == sorted((h.family, h.variant, h.stage) for h in part.hosted)
-
-
-def _text(revision: Revision) -> str:
-    return f"{revision.epoch}.{revision.number}.{revision.step}"

@@ -116,7 +116,7 @@ class Hub:
             if route != before.routes.get(family) or built.why[family] != before.why.get(family):
                 self.pumps[family].apply(route, built.why[family])
         if (built.revision, built.routes, built.why) != (before.revision, before.routes, before.why):
-            LOG.info("table", revision=_text(built), live=_live_count(built), why=built.summary)
+            LOG.info("table", revision=str(built.revision), live=_live_count(built), why=built.summary)
             self.changed.set()
 
     def in_flight(self) -> Counter[SliceKey]:
@@ -158,10 +158,6 @@ class Hub:
         """Planned slices that have an address, and whatever still has requests in flight."""
         wanted = {t.slice for route in table.planned.values() for t in route.targets} | set(self.in_flight())
         return {slice_: endpoint for slice_, endpoint in table.endpoints.items() if slice_ in wanted}
-
-
-def _text(table: Table) -> str:
-    return f"{table.revision.epoch}.{table.revision.number}.{table.revision.step}"
 
 
 def _live_count(table: Table) -> dict[str, int]:

@@ -27,14 +27,10 @@ def waiting_for(key: SliceKey, required: Revision, acks: Sequence[TableAck]) -> 
     for ack in sorted(acks, key=lambda a: (a.dispatcher, a.worker)):
         worker = f"worker {ack.dispatcher}:{ack.worker}"
         if ack.table < required:
-            return f"{worker} routes by table {_text(ack.table)}, {_text(required)} is needed"
+            return f"{worker} routes by table {ack.table}, {required} is needed"
         for load in ack.slices:
             if load.slice == key and load.in_flight:
                 return f"{worker} has {load.in_flight} requests in flight"
             if load.slice == key and load.open_sequences:
                 return f"{worker} has {load.open_sequences} open sequences"
     return ""
-
-
-def _text(revision: Revision) -> str:
-    return f"{revision.epoch}.{revision.number}.{revision.step}"

@@ -80,7 +80,7 @@ class Pursuit:
         await self._node.journal.accept(plan)
         self._take(plan)
         steps = tuple(task.step() for task in reconcile(self._node.seen(), plan, self._node.catalog))
-        self._log.info("plan", revision=plan.revision, changed=changed, steps=len(steps))
+        self._log.info("plan", revision=str(plan.revision), changed=changed, steps=len(steps))
         return Applied(changed, steps)
 
     def _refuse_stale(self, plan: NodePlan) -> None:

@@ -12,6 +12,9 @@ class Revision:
     number: int = 0
     step: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.number}.{self.step}"
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
