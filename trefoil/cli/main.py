@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trefoil.cli import operate
+from trefoil.cli import node, operate
 from trefoil.cli.load_command import load
 from trefoil.cli.output import EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
 from trefoil.core.errors import StartError
@@ -186,6 +186,7 @@ objective.command("show")(operate.objective_show)
 state.command("dump")(state_dump)
 app.add_typer(objective, name="objective")
 app.add_typer(state, name="state")
+app.add_typer(node.app, name="node")
 
 if __name__ == "__main__":
     app()

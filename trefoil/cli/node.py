@@ -1,0 +1,276 @@
+"""`trefoil node`: what an operator asks of one power agent, here or on another machine.
+
+Without --target it is the agent of the system that runs in the state directory. The control token is read from
+TREFOIL_TOKEN, never from the command line, where everyone could see it.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+
+from trefoil.cli.attached import RPC_TIMEOUT_S, as_json, read_plan
+from trefoil.cli.layout import Layout
+from trefoil.cli.operate import DEFAULT_STATE_DIR
+from trefoil.cli.output import AsJson, Guarded, StateDir, console, grid, print_json
+from trefoil.core.errors import NotFound, SettingError, Unavailable
+from trefoil.core.fleet import NodeStatus
+from trefoil.runtime import codec, rpc
+
+TOKEN_VARIABLE: Final = "TREFOIL_TOKEN"
+T = TypeVar("T")
+
+app = typer.Typer(cls=Guarded, no_args_is_help=True, help="One node: its power agent, devices, clocks and joules.")
+
+Target = Annotated[str, typer.Option("--target", help="host:port of the agent; default: the running system's.")]
+Ca = Annotated[Path | None, typer.Option("--ca", help="PEM of the authority that signed the agent's certificate.")]
+DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="<node>/gpu<i> or <node>/cpu.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A connected power agent."""
+
+    target: str
+    stub: Any
+
+    async def ask(self, method: str, request: Any) -> Any:
+        """One RPC with a deadline; its errors come back as what they were."""
+        return await rpc.call(getattr(self.stub, method), request, RPC_TIMEOUT_S)
+
+    async def status(self) -> NodeStatus:
+        """The node now."""
+        from protos.power_agent.v1 import power_agent_pb2
+
+        answer = await self.ask("GetNode", power_agent_pb2.GetNodeRequest())
+        status: NodeStatus = codec.from_proto(answer.node)
+        return status
+
+
+@asynccontextmanager
+async def connected(target: str, ca: Path | None, state_dir: str) -> AsyncIterator[Agent]:
+    """A channel to the agent.
+
+    Raises:
+        SettingError: the certificate cannot be read.
+        NotFound: no target was given and nothing runs in the state directory.
+    """
+    from protos.power_agent.v1 import power_agent_pb2_grpc
+
+    address = target or Layout(Path(state_dir).resolve()).running().addresses["power_agent"]
+    try:
+        authority = ca.read_bytes() if ca is not None else None
+    except OSError as error:
+        raise SettingError(
+            f"cannot be read ({error})", field="--ca", value=str(ca), remedy="name a PEM file"
+        ) from error
+    channel = rpc.channel(address, ca=authority, token=os.environ.get(TOKEN_VARIABLE))
+    try:
+        yield Agent(address, power_agent_pb2_grpc.PowerAgentStub(channel))
+    finally:
+        await channel.close()
+
+
+def ask(target: str, ca: Path | None, state_dir: str, work: Callable[[Agent], Awaitable[T]]) -> T:
+    """Connect, do one thing, let go."""
+
+    async def attached() -> T:
+        async with connected(target, ca, state_dir) as agent:
+            return await work(agent)
+
+    return asyncio.run(attached())
+
+
+def show(target: Target = "", ca: Ca = None, state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) -> None:
+    """Show the node: devices, slices, clocks, what the agent can and cannot do here."""
+    status = ask(target, ca, state_dir, Agent.status)
+    if as_json_:
+        print_json({"node": as_json(status)})
+        return
+    out = console()
+    kind = " (SIMULATED)" if status.simulated else ""
+    out.print(f"node {status.node}{kind}, zone {status.zone or '-'}, obeys epoch {status.highest_epoch_seen}")
+    out.print(f"can: {', '.join(status.capabilities) or 'nothing'}")
+    for missing in status.missing:
+        out.print(f"cannot: {missing}", markup=False)
+    rows = []
+    for device in status.devices:
+        lease = device.clock_lease
+        clock = f"{device.clock_mhz} MHz" if device.clock_mhz else "-"
+        held = f", {lease.min_mhz}-{lease.max_mhz} by {lease.holder}" if lease else ""
+        notes = "; ".join([*([f"cordon: {device.cordon}"] if device.cordon else []), *device.drift])
+        rows.append(
+            (device.device, device.type, device.state.name, clock + held, f"{device.power_w:.0f} W", notes or "-")
+        )
+    out.print(grid("Devices", ("device", "type", "state", "clock", "power", "notes"), rows))
+    slices = [
+        (part.key.name, part.state.name, "+".join(h.variant for h in part.hosted), part.why or "-")
+        for device in status.devices
+        for part in device.slices
+    ]
+    out.print(grid("Slices", ("slice", "state", "serves", "why"), slices))
+
+
+def preview(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A plan as `trefoil plan --json` prints it.")],
+    target: Target = "",
+    ca: Ca = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """Show the steps that a plan would take on this node; touch nothing."""
+    from protos.power_agent.v1 import power_agent_pb2
+
+    plan = read_plan(file)
+
+    async def dry_run(agent: Agent) -> Any:
+        name = (await agent.status()).node
+        for node in plan.nodes:
+            if node.node == name:
+                return await agent.ask("PreviewPlan", power_agent_pb2.PreviewPlanRequest(plan=codec.to_proto(node)))
+        raise NotFound("the plan has no part for it", field="node", value=name, remedy="give a plan of this cluster")
+
+    answer = ask(target, ca, state_dir, dry_run)
+    steps = [(codec.from_proto(step.slice), step.verb, step.why) for step in answer.steps]
+    if as_json_:
+        rows = [{"slice": as_json(key), "verb": verb, "why": why} for key, verb, why in steps]
+        print_json({"changed": answer.changed, "steps": rows})
+        return
+    rows_ = [(key.name if key.slice_type else key.device, verb, why) for key, verb, why in steps]
+    console().print(grid("Steps", ("where", "step", "why"), rows_) if rows_ else "nothing to do")
+
+
+def drain(
+    device: Annotated[str, typer.Argument(metavar="[DEVICE]", help="Default: every device of the node.")] = "",
+    why: Annotated[str, typer.Option(help="Shown wherever the device is.")] = "maintenance",
+    patience_s: Annotated[
+        float, typer.Option("--patience", help="Seconds for the controller to move the work elsewhere first.", min=0)
+    ] = 60.0,
+    release: Annotated[bool, typer.Option("--release", help="Put it back into service.")] = False,
+    wait_s: Annotated[float, typer.Option("--wait", help="Wait up to so many seconds until it is empty.", min=0)] = 0.0,
+    target: Target = "",
+    ca: Ca = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """Take a device (or the node) out of service without failing a request; --release ends it."""
+    from protos.power_agent.v1 import power_agent_pb2
+
+    async def change(agent: Agent) -> NodeStatus:
+        epoch = (await agent.status()).highest_epoch_seen
+        request = power_agent_pb2.DrainRequest(
+            device=device, epoch=epoch, why=why, patience_s=patience_s, release=release
+        )
+        status: NodeStatus = codec.from_proto((await agent.ask("Drain", request)).node)
+        return status if release or not wait_s else await _emptied(agent, device, wait_s)
+
+    status = ask(target, ca, state_dir, change)
+    devices = [d for d in status.devices if device in ("", d.device)]
+    if as_json_:
+        print_json({"devices": [as_json(d) for d in devices]})
+        return
+    rows = [(d.device, d.cordon or "in service", str(len(d.slices))) for d in devices]
+    console().print(grid("Devices", ("device", "service", "slices left"), rows))
+
+
+async def _emptied(agent: Agent, device: str, wait_s: float) -> NodeStatus:
+    from protos.power_agent.v1 import power_agent_pb2
+
+    status = await agent.status()
+    try:
+        async with asyncio.timeout(wait_s):
+            async for change in agent.stub.WatchNode(power_agent_pb2.WatchNodeRequest()):
+                status = codec.from_proto(change.node)
+                if not any(d.slices for d in status.devices if device in ("", d.device)):
+                    break
+    except TimeoutError:
+        left = [part.key.name for d in status.devices if device in ("", d.device) for part in d.slices]
+        raise Unavailable(
+            f"still there after {wait_s:g} s: {', '.join(left)}",
+            field="--wait",
+            value=wait_s,
+            remedy="look at `trefoil node show`; wait longer",
+        ) from None
+    return status
+
+
+def clocks(
+    device: DeviceArgument,
+    max_mhz: Annotated[int, typer.Option("--max", help="Highest clock [MHz]; snapped to a supported one.", min=1)],
+    min_mhz: Annotated[int, typer.Option("--min", help="Lowest clock [MHz]; 0 = the lowest supported.", min=0)] = 0,
+    ttl_s: Annotated[float, typer.Option("--ttl", help="Seconds until the default is restored.", min=1)] = 60.0,
+    holder: Annotated[str, typer.Option(help="Who holds the lease.")] = "operator",
+    target: Target = "",
+    ca: Ca = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """Hold a device's clock range for a bounded time."""
+    from protos.power_agent.v1 import power_agent_pb2
+
+    async def change(agent: Agent) -> Any:
+        request = power_agent_pb2.SetClocksRequest(ttl_s=ttl_s)
+        request.lease.device, request.lease.holder = device, holder
+        request.lease.min_mhz, request.lease.max_mhz = min_mhz, max_mhz
+        request.lease.epoch = (await agent.status()).highest_epoch_seen
+        return (await agent.ask("SetClocks", request)).lease
+
+    lease = codec.from_proto(ask(target, ca, state_dir, change))
+    if as_json_:
+        print_json({"lease": as_json(lease)})
+    else:
+        console().print(f"{lease.device}: {lease.min_mhz}-{lease.max_mhz} MHz for {ttl_s:g} s, held by {lease.holder}")
+
+
+def unlock(
+    device: DeviceArgument,
+    holder: Annotated[str, typer.Option(help="Who holds the lease.")] = "operator",
+    target: Target = "",
+    ca: Ca = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """End a clock lease before its time."""
+    from protos.power_agent.v1 import power_agent_pb2
+
+    async def change(agent: Agent) -> None:
+        epoch = (await agent.status()).highest_epoch_seen
+        request = power_agent_pb2.ReleaseClocksRequest(device=device, holder=holder, epoch=epoch)
+        await agent.ask("ReleaseClocks", request)
+
+    ask(target, ca, state_dir, change)
+    if as_json_:
+        print_json({"released": device})
+    else:
+        console().print(f"{device}: released")
+
+
+def energy(
+    seconds: Annotated[float, typer.Option(help="How long to watch.", min=0)] = 5.0,
+    target: Target = "",
+    ca: Ca = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Print energy samples as JSON lines: those that the agent still holds, then each new one."""
+    import json
+
+    from protos.power_agent.v1 import power_agent_pb2
+
+    async def watch(agent: Agent) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                async for answer in agent.stub.WatchEnergy(power_agent_pb2.WatchEnergyRequest()):
+                    typer.echo(json.dumps(as_json(codec.from_proto(answer.sample))))
+        except TimeoutError:
+            return  # as long as was asked for
+
+    ask(target, ca, state_dir, watch)
+
+
+for _command in (show, preview, drain, clocks, unlock, energy):
+    app.command()(_command)
