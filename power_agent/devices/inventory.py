@@ -2,135 +2,87 @@
 
 Slices are named by (profile, start, size) as in plans; GPU-instance ids and MIG UUIDs are read anew at each listing and
 never kept, because drivers reuse the one and change the other. NVML keeps no generation: the agent counts re-creations
-in its journal. Nothing here retries: the caller knows how long it may wait (errors say who holds what).
+in its journal. Nothing here retries: the caller knows how long it may wait (errors say who holds what). `gpus` opens
+and names the devices, `gauges` reads and sets clocks and power; here they are cut.
 """
 
 import ctypes
+import os
 from pathlib import Path
 from typing import Any, Final
 
 import pynvml
 
 from power_agent.devices.errors import DeviceError, DeviceUnsupported, NoRoom, SliceMissing
+from power_agent.devices.gauges import CLOCK_EVENT_REASONS, Gauges
+from power_agent.devices.gpus import MEBIBYTE, boot_id, driver_load_id
+from power_agent.devices.holders import Holders, name_holders
 from power_agent.devices.nvml_errors import translated
-from power_agent.devices.observed import ObservedDevice, ObservedProcess, ObservedSlice, Profile
+from power_agent.devices.observed import ObservedDevice, ObservedProcess, ObservedSlice, PowerLimits, Profile
+from trefoil.core.device_types import WHOLE
 from trefoil.core.fleet import SliceKey
 
-CLOCK_EVENT_REASONS: Final = {
-    0x1: "idle",
-    0x2: "locked_or_application_clocks",
-    0x4: "software_power_cap",
-    0x8: "hardware_slowdown",
-    0x10: "sync_boost",
-    0x20: "software_thermal",
-    0x40: "hardware_thermal",
-    0x80: "power_brake",
-}
 # NVML's constant of the compute-instance profile that fills a GPU instance of that many compute slices.
 FULL_WIDTH_CI_CONSTANT: Final = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
 REV1_GI_CONSTANT: Final = 7  # 1g with the media engines: its compute instance has a constant of its own, also 7
-MEBIBYTE: Final = 2**20
+
+__all__ = [
+    "CLOCK_EVENT_REASONS",
+    "Inventory",
+    "ObservedDevice",
+    "ObservedProcess",
+    "ObservedSlice",
+    "PowerLimits",
+    "Profile",
+    "boot_id",
+    "driver_load_id",
+]
 
 
-__all__ = ["Inventory", "ObservedDevice", "ObservedProcess", "ObservedSlice", "Profile", "boot_id", "driver_load_id"]
+class Inventory(Gauges):
+    """Long-lived view of one node's GPUs. Every method raises a DeviceError subclass when the driver refuses.
 
+    `proc`: where to look for whoever holds an instance that NVML calls in use; None on a simulated node.
+    """
 
-class Inventory:
-    """Long-lived view of one node's GPUs. Every method raises a DeviceError subclass when the driver refuses."""
-
-    def __init__(self, node: str) -> None:
-        self._node = node
-        self._handles: dict[str, Any] = {}
+    def __init__(self, node: str, proc: Path | None = Path("/proc")) -> None:
+        super().__init__(node)
+        self._proc = proc
         self._profiles: dict[str, tuple[Profile, ...]] = {}
-        self._initialised = False
 
-    # --- lifecycle ---
-
-    def open(self) -> None:
-        """Initialise NVML. Raises DriverUnavailable when there is no driver; may be called again after that."""
-        with translated(self._node, "initialise NVML"):
-            pynvml.nvmlInit()
-        self._initialised = True
-        self._handles.clear()
+    def _forget_handles(self) -> None:
+        super()._forget_handles()
         self._profiles.clear()
-
-    def close(self) -> None:
-        if self._initialised:
-            self._initialised = False
-            with translated(self._node, "shut NVML down"):
-                pynvml.nvmlShutdown()
-
-    def driver_version(self) -> str:
-        with translated(self._node, "read the driver version"):
-            return str(pynvml.nvmlSystemGetDriverVersion())
-
-    # --- devices ---
-
-    def list_devices(self) -> tuple[ObservedDevice, ...]:
-        with translated(self._node, "list devices"):
-            count = pynvml.nvmlDeviceGetCount()
-            return tuple(self._observe_device(index) for index in range(count))
-
-    def energy_j(self, device: str) -> float | None:
-        """Joules since the driver was loaded; None where there is no counter. A decrease means a driver reload."""
-        return self._optional(device, "read the energy counter", pynvml.nvmlDeviceGetTotalEnergyConsumption, 1e-3)
-
-    def power_w(self, device: str) -> float | None:
-        return self._optional(device, "read power", pynvml.nvmlDeviceGetPowerUsage, 1e-3)
-
-    def power_limit_w(self, device: str) -> float | None:
-        return self._optional(device, "read the power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, 1e-3)
-
-    def set_power_limit_w(self, device: str, limit_w: float) -> None:
-        with translated(device, f"set the power limit to {limit_w:g} W"):
-            pynvml.nvmlDeviceSetPowerManagementLimit(self._handle(device), round(limit_w * 1e3))
-
-    def temperature_c(self, device: str) -> float | None:
-        def read(handle: Any) -> int:
-            return int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
-
-        return self._optional(device, "read the temperature", read, 1.0)
-
-    def clock_mhz(self, device: str) -> int:
-        """The SM clock now; all slices of a GPU share it."""
-        with translated(device, "read the SM clock"):
-            return int(pynvml.nvmlDeviceGetClockInfo(self._handle(device), pynvml.NVML_CLOCK_SM))
-
-    def clocks_supported_mhz(self, device: str) -> tuple[int, ...]:
-        """Ascending SM clocks at the highest memory clock."""
-        with translated(device, "list supported clocks"):
-            handle = self._handle(device)
-            memory_mhz = max(pynvml.nvmlDeviceGetSupportedMemoryClocks(handle))
-            return tuple(sorted(pynvml.nvmlDeviceGetSupportedGraphicsClocks(handle, memory_mhz)))
-
-    def lock_clock(self, device: str, min_mhz: int, max_mhz: int) -> None:
-        """Survives this process and has no getter: whoever locks must hold a lease and a journal entry."""
-        with translated(device, f"lock clocks to {min_mhz}-{max_mhz} MHz"):
-            pynvml.nvmlDeviceSetGpuLockedClocks(self._handle(device), min_mhz, max_mhz)
-
-    def reset_clock(self, device: str) -> None:
-        with translated(device, "reset locked clocks"):
-            pynvml.nvmlDeviceResetGpuLockedClocks(self._handle(device))
-
-    def clock_event_reasons(self, device: str) -> tuple[str, ...]:
-        with translated(device, "read clock event reasons"):
-            bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle(device))
-        return tuple(name for bit, name in CLOCK_EVENT_REASONS.items() if bits & bit)
 
     def set_mig_mode(self, device: str, enabled: bool) -> ObservedDevice:
         """Ask for MIG mode and read it back: on A100 `mig_current` changes only with the reset of an idle GPU."""
         with translated(device, "set MIG mode"):
             pynvml.nvmlDeviceSetMigMode(self._handle(device), int(enabled))  # returns a status, not an error: re-read
-            return self._observe_device(self._index(device))
+        # A change of mode may renumber the device and void its handles.
+        self._forget_handles()
+        uuid = self.uuid(device)
+        for observed in self.list_devices():
+            if observed.uuid == uuid:
+                return observed
+        raise self.lost.get(device) or SliceMissing(f"{device} is gone after its MIG mode was set")
 
     # --- slices ---
 
     def profiles(self, device: str) -> tuple[Profile, ...]:
-        """GPU-instance profiles of this device, read once per driver load."""
+        """GPU-instance profiles of this device, read once per driver load; none without MIG or with its mode off."""
         if device not in self._profiles:
             with translated(device, "read MIG profiles"):
-                self._profiles[device] = self._read_profiles(device)
+                found = self._read_profiles(device)
+            if not found:
+                return ()  # not remembered: the mode may be switched on
+            self._profiles[device] = found
         return self._profiles[device]
+
+    def whole_slice(self, device: str) -> ObservedSlice:
+        """The one slice of a GPU that is not cut: all of it, addressed by the GPU's own UUID."""
+        with translated(device, "read its memory"):
+            memory_mib = int(pynvml.nvmlDeviceGetMemoryInfo(self._handle(device)).total) // MEBIBYTE
+        return ObservedSlice(SliceKey(device, WHOLE, 0, 1), -1, None, self.uuid(device), memory_mib, 0)
 
     def gpu_instances(self, device: str) -> tuple[ObservedSlice, ...]:
         """Every GPU instance that exists now, ordered by start; also those without a compute instance."""
@@ -237,43 +189,6 @@ class Inventory:
 
     # --- helpers ---
 
-    def _index(self, device: str) -> int:
-        node, _, name = device.rpartition("/")
-        if node != self._node or not name.startswith("gpu") or not name[3:].isdigit():
-            raise SliceMissing(f"{device!r} is not a GPU of {self._node}", remedy=f"'{self._node}/gpu<index>'")
-        return int(name[3:])
-
-    def _handle(self, device: str) -> Any:
-        if device not in self._handles:
-            self._handles[device] = pynvml.nvmlDeviceGetHandleByIndex(self._index(device))
-        return self._handles[device]
-
-    def _observe_device(self, index: int) -> ObservedDevice:
-        device = f"{self._node}/gpu{index}"
-        handle = self._handle(device)
-        try:
-            current, pending = pynvml.nvmlDeviceGetMigMode(handle)
-            capable = True
-        except pynvml.NVMLError_NotSupported:
-            current, pending, capable = 0, 0, False
-        return ObservedDevice(
-            device=device,
-            index=index,
-            uuid=pynvml.nvmlDeviceGetUUID(handle),
-            type=str(pynvml.nvmlDeviceGetName(handle)).removeprefix("NVIDIA "),
-            memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MEBIBYTE,
-            mig_capable=capable,
-            mig_current=bool(current),
-            mig_pending=bool(pending),
-        )
-
-    def _optional(self, device: str, verb: str, read: Any, scale: float) -> float | None:
-        try:
-            with translated(device, verb):
-                return float(read(self._handle(device))) * scale
-        except DeviceUnsupported:
-            return None
-
     def _profile(self, device: str, slice_type: str) -> Profile:
         for profile in self.profiles(device):
             if profile.name == slice_type:
@@ -289,6 +204,8 @@ class Inventory:
                 info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, constant)
             except pynvml.NVMLError_NotSupported:
                 continue
+            except pynvml.NVMLError_FunctionNotFound:
+                break  # a driver from before MIG
             except pynvml.NVMLError_InvalidArgument:
                 break  # an older driver knows fewer constants than this pynvml
             count = ctypes.c_uint(0)
@@ -349,27 +266,11 @@ class Inventory:
                     return instance
         return None
 
-    def _holders(self, key: SliceKey) -> tuple[int, ...]:
+    def _holders(self, key: SliceKey) -> Holders:
+        """Whoever is in the way, as far as it can be told; asked only when the driver has said IN_USE."""
         for observed in self.gpu_instances(key.device):
-            if observed.key == key and observed.mig_uuid:
-                return tuple(process.pid for process in self.processes(observed.mig_uuid))
-        return ()
-
-
-def boot_id() -> str:
-    """Changes with each boot of the machine (Linux)."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def driver_load_id(marker: Path = Path("/dev/nvidiactl")) -> str:
-    """Changes with each load of the driver: GPU instances, locks and the energy counter do not survive it.
-
-    `marker` is the driver's control node on hardware, and `<node dir>/driver_load_id` of a simulated node.
-    """
-    if marker.is_file():
-        return marker.read_text().strip()
-    try:
-        status = marker.stat()
-    except FileNotFoundError:
-        return ""  # no driver loaded
-    return f"{status.st_ino}-{status.st_ctime_ns}"
+            if observed.key == key:
+                listed = self.processes(observed.mig_uuid) if observed.mig_uuid else ()
+                pids = [process.pid for process in listed]
+                return name_holders(pids, self._proc, self.minor(key.device), observed.gi_id, os.getpid())
+        return name_holders((), self._proc, None, None, os.getpid())

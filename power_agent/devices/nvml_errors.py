@@ -16,6 +16,7 @@ from power_agent.devices.errors import (
     NoRoom,
     SliceMissing,
 )
+from power_agent.devices.holders import Holders
 
 ERROR_TABLE: Final[dict[int, tuple[type[DeviceError], str]]] = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: (DeviceUnsupported, "is MIG mode on, and does this device have the feature?"),
@@ -37,16 +38,19 @@ ERROR_TABLE: Final[dict[int, tuple[type[DeviceError], str]]] = {
 
 
 @contextmanager
-def translated(where: str, verb: str, holders: Callable[[], tuple[int, ...]] = tuple) -> Iterator[None]:
-    """Turn an NVMLError into a DeviceError that says where, what was tried, and what to do."""
+def translated(where: str, verb: str, holders: Callable[[], Holders] = Holders) -> Iterator[None]:
+    """Turn an NVMLError into a DeviceError that says where, what was tried, and what to do.
+
+    `holders` is asked when the driver says IN_USE.
+    """
     try:
         yield
     except pynvml.NVMLError as error:
         code = int(error.value)
         if code == pynvml.NVML_ERROR_IN_USE:
-            pids = holders()
-            who = f"processes {', '.join(map(str, pids))}" if pids else "a client that NVML does not list"
-            message = f"{where}: could not {verb}: in use by {who}"
-            raise DeviceBusy(message, remedy="stop it, then retry", code=code, holders=pids) from error
+            found = holders()
+            message = f"{where}: could not {verb}: in use by {found.text}"
+            remedy = "stop it, then retry" if found.pids else "restart that client, then retry"
+            raise DeviceBusy(message, remedy=remedy, code=code, holders=found.pids) from error
         kind, remedy = ERROR_TABLE.get(code, (DeviceError, "see the driver's log"))
         raise kind(f"{where}: could not {verb}: {error} (NVML {code})", remedy=remedy, code=code) from error

@@ -12,7 +12,7 @@ class ObservedDevice:
     device: str  # "<node>/gpu<index>"
     index: int
     uuid: str
-    type: str  # name of the DeviceType: NVML's name without the vendor
+    type: str  # name of the DeviceType, or what NVML calls a GPU that no type describes
     memory_mib: int
     mig_capable: bool
     mig_current: bool
@@ -21,7 +21,10 @@ class ObservedDevice:
 
 @dataclass(frozen=True, slots=True)
 class ObservedSlice:
-    """One GPU instance. `mig_uuid` is empty while it has no compute instance (an interrupted creation)."""
+    """One GPU instance, or a whole GPU (gi_id -1, `mig_uuid` is the GPU's own).
+
+    `mig_uuid` is empty while an instance has no compute instance (an interrupted creation).
+    """
 
     key: SliceKey
     gi_id: int
@@ -35,6 +38,15 @@ class ObservedSlice:
 class ObservedProcess:
     pid: int
     memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class PowerLimits:
+    """What a GPU's power limit may be set to [W], and what it is after a reset."""
+
+    min_w: float
+    default_w: float
+    max_w: float
 
 
 @dataclass(frozen=True, slots=True)

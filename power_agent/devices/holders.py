@@ -1,0 +1,102 @@
+"""Who holds a GPU instance that cannot be destroyed: a person must be able to act on the answer.
+
+NVML lists compute processes only. A monitor (DCGM's host engine above all) holds an instance by a handle instead, which
+shows as an open /dev/nvidia-caps/nvidia-cap<N>: each instance has such a device, and so has the right to watch all of
+them. Which N is whose stands in the driver's procfs. Where nothing shows, only restarting the monitor helps:
+github.com/NVIDIA/DCGM issues 95 and 276.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CAPS_FOLDER: Final = "/dev/nvidia-caps/"
+HIDDEN: Final = "no visible process: a client such as DCGM may hold a handle; restart it"
+SHOWN_MAX: Final = 8  # pids in one text
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """`pids` in the way, and the same in words for a person."""
+
+    pids: tuple[int, ...] = ()
+    text: str = HIDDEN
+
+
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """A process that has one of the driver's capability devices open."""
+
+    pid: int
+    command: str
+    path: str
+
+
+def name_holders(
+    listed: Collection[int], proc: Path | None, minor: int | None, gi_id: int | None, own_pid: int
+) -> Holders:
+    """The pids that NVML lists, else the openers of the instance's device, else those who may watch all instances.
+
+    proc: the proc file system to search; None: nowhere (the driver is simulated, this machine's devices are not its).
+    """
+    if listed:
+        pids = tuple(sorted(listed))
+        commands = {} if proc is None else {pid: command(proc, pid) for pid in pids[:SHOWN_MAX]}
+        return Holders(pids, "processes " + ", ".join(_shown(pid, commands.get(pid, "")) for pid in pids[:SHOWN_MAX]))
+    if proc is None:
+        return Holders()
+    found = [opener for opener in openers(proc) if opener.pid != own_pid]
+    devices = set() if minor is None or gi_id is None else instance_devices(proc, minor, gi_id)
+    exact = [opener for opener in found if opener.path in devices]
+    chosen, how = (exact, "has") if exact else (found, "may hold a handle through")
+    if not chosen:
+        return Holders()
+    pids = tuple(sorted({opener.pid for opener in chosen}))
+    shown = [f"{_shown(opener.pid, opener.command)} {how} {opener.path}" for opener in chosen[:SHOWN_MAX]]
+    return Holders(pids, "no compute process, but " + "; ".join(shown) + (" open" if exact else ""))
+
+
+def openers(proc: Path) -> tuple[Opener, ...]:
+    """Every process with a file below /dev/nvidia-caps open; those whose files may not be read are passed over."""
+    found = set()
+    for folder in proc.iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            targets = {str(link.readlink()) for link in (folder / "fd").iterdir()}
+        except OSError:
+            continue  # ended meanwhile, or another user's and we are not root
+        pid = int(folder.name)
+        found |= {Opener(pid, command(proc, pid), path) for path in targets if path.startswith(CAPS_FOLDER)}
+    return tuple(sorted(found, key=lambda opener: (opener.pid, opener.path)))
+
+
+def instance_devices(proc: Path, minor: int, gi_id: int) -> set[str]:
+    """The capability devices of one GPU instance and of its compute instances."""
+    instance = proc / "driver" / "nvidia" / "capabilities" / f"gpu{minor}" / "mig" / f"gi{gi_id}"
+    numbers = (capability_minor(path) for path in (instance / "access", *instance.glob("ci*/access")))
+    return {f"{CAPS_FOLDER}nvidia-cap{number}" for number in numbers if number is not None}
+
+
+def capability_minor(path: Path) -> int | None:
+    """The `DeviceFileMinor` that a file of the driver's procfs names; None when there is no such file."""
+    try:
+        text = path.read_text()
+    except OSError:
+        return None
+    match = re.search(r"DeviceFileMinor:\s*(\d+)", text)
+    return int(match[1]) if match else None
+
+
+def command(proc: Path, pid: int) -> str:
+    """The short name of a process; empty when it is gone."""
+    try:
+        return (proc / str(pid) / "comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _shown(pid: int, name: str) -> str:
+    return f"{pid} ({name})" if name else str(pid)
