@@ -16,8 +16,9 @@ import structlog
 from power_agent.devices.errors import DeviceError
 from power_agent.devices.inventory import Inventory
 from power_agent.ledger import Ledger
-from power_agent.meter import DeviceReading, MeterState, advance
+from power_agent.meter import MeterState, advance
 from power_agent.node import Device, Node
+from power_agent.readings import DeviceReading
 from power_agent.slices import Slice
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.errors import Unavailable

@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from power_agent.journal import Journal
-from power_agent.meter import SliceReading
+from power_agent.readings import SliceReading
 from power_agent.reconcile import SeenDevice
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices import Slice

@@ -1,0 +1,171 @@
+"""Who on a device drew the power above its baseline: split by activity x share of the multiprocessors.
+
+Data, per slice: busy seconds that Triton counted; where a sensor has them, its mean activity a in 0..1 over the
+interval (DCGM's or GPM's graphics engine activity). NVML has no energy per slice.
+Formulation: weight = activity seconds x sm share, activity seconds = a x length of the interval, or Triton's. One
+source for all slices of an interval, the first of DCGM, GPM, Triton that has a fresh value for each of them and does
+not contradict Triton by seeing nothing at all. Inside a slice its models share by busy seconds.
+Deviation: none. Triton counts a batch when it ends, so a batch across the border weighs in the later interval: the
+error is bounded by one batch per interval and cancels over several.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from power_agent.readings import DeviceReading, SliceReading
+from trefoil.core.energy import AttributionMethod, HostedEnergy, SliceEnergy
+from trefoil.core.fleet import SliceKey
+
+TICK_S: Final = 1e-9  # Triton counts nanoseconds
+SENSORS: Final = {
+    "auto": (AttributionMethod.DCGM, AttributionMethod.GPM),
+    "dcgm": (AttributionMethod.DCGM,),
+    "gpm": (AttributionMethod.GPM,),
+    "triton": (),
+}
+
+Place = tuple[SliceKey, int]  # slice and generation
+Done = Mapping[tuple[str, str], tuple[float, int]]  # (family, variant) -> busy seconds, requests
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The last counters seen of one hosted model."""
+
+    key: SliceKey
+    generation: int
+    incarnation: str
+    family: str
+    variant: str
+    busy_s: float
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """active_j in the order of the reading's slices; unserved_j: what drew above the baseline and serves nobody."""
+
+    active_j: tuple[float, ...]
+    unserved_j: float
+    method: AttributionMethod
+    quiet: bool  # nothing was done at all
+
+
+def settle(marks: Sequence[Mark], slices: Sequence[SliceReading]) -> tuple[tuple[Done, ...], tuple[Mark, ...]]:
+    """What each slice did since the marks, and the new marks. A slice whose counters were not read keeps its marks."""
+    before = {(m.key, m.generation, m.incarnation, m.family, m.variant): m for m in marks}
+    done: list[Done] = []
+    after: dict[tuple[SliceKey, int, str, str, str], Mark] = {}
+    for part in slices:
+        own: dict[tuple[str, str], tuple[float, int]] = {}
+        for work in part.work:
+            identity = (part.key, part.generation, part.incarnation, work.family, work.variant)
+            mark = before.get(identity)
+            # Loading a version again restarts its counters: what they show now was done since.
+            if mark is None or work.busy_s < mark.busy_s or work.requests < mark.requests:
+                own[work.family, work.variant] = (work.busy_s, work.requests)
+            else:
+                own[work.family, work.variant] = (work.busy_s - mark.busy_s, work.requests - mark.requests)
+            after[identity] = Mark(*identity, work.busy_s, work.requests)
+        for identity, mark in before.items():
+            if identity[:3] == (part.key, part.generation, part.incarnation):
+                after.setdefault(identity, mark)
+                if not part.work:  # it did not answer, but what it hosts is known
+                    own.setdefault((mark.family, mark.variant), (0.0, 0))
+        done.append(own)
+    return tuple(done), tuple(after.values())
+
+
+def split(reading: DeviceReading, done: Sequence[Done], length_s: float, rest_j: float) -> Split:
+    """Active joules of each slice, and the joules that serve nobody. With a foreign client on the device a slice gets
+    no more than its activity can draw at full power; the rest is foreign. A foreign activity that is measured weighs in
+    by itself.
+    """
+    method, seconds = _activity_s(reading, done, length_s)
+    weights, unserved = [], reading.other_s
+    for part, own, active_s in zip(reading.slices, done, seconds, strict=True):
+        served = _served_share(part, _busy_s(own))
+        weights.append(active_s * served * part.sm_share)
+        unserved += active_s * (1.0 - served) * part.sm_share
+    busy = {(p.key, p.generation) for p, active_s in zip(reading.slices, seconds, strict=True) if active_s > 0}
+    if len(busy) <= 1:
+        method = AttributionMethod.SOLE
+    total = sum(weights) + unserved
+    if rest_j <= 0 or total <= 0:
+        return Split((0.0,) * len(weights), max(0.0, rest_j), method, quiet=total <= 0)
+    per_weight_j = rest_j / total
+    if reading.foreign:
+        per_weight_j = min(per_weight_j, reading.active_w_max)
+    active_j = tuple(per_weight_j * weight for weight in weights)
+    return Split(active_j, max(0.0, rest_j - sum(active_j)), method, quiet=False)
+
+
+def _activity_s(
+    reading: DeviceReading, done: Sequence[Done], length_s: float
+) -> tuple[AttributionMethod, tuple[float, ...]]:
+    counted = tuple(_busy_s(own) for own in done)
+    for method in SENSORS[reading.attribution]:
+        sensed = tuple(part.activity(method) for part in reading.slices)
+        if not all(a is not None and math.isfinite(a) and a >= 0 for a in sensed):
+            continue  # stale or absent for one of them: two sources in one split would compare unlike things
+        # More than 1 is possible (DCGM rounds by the layout of the instance) and means 1. A slice that never said what
+        # it hosts serves nobody that could be named.
+        seconds = tuple(min(1.0, a or 0.0) * length_s if own else 0.0 for a, own in zip(sensed, done, strict=True))
+        if sum(seconds) > 0 or sum(counted) <= 0:
+            return method, seconds
+    return AttributionMethod.TRITON_COMPUTE, counted
+
+
+def _served_share(part: SliceReading, busy_s: float) -> float:
+    """How much of a slice's activity was for requests: not what it does before it serves, not warm-up or probes."""
+    if not part.serving:
+        return 0.0
+    return max(0.0, 1.0 - part.overhead_s / busy_s) if busy_s > 0 else 1.0
+
+
+def _busy_s(own: Done) -> float:
+    """Seconds of work on a slice; what no counter can show is rounding."""
+    busy_s = sum(seconds for seconds, _ in own.values())
+    return busy_s if busy_s >= TICK_S else 0.0
+
+
+def slice_energies(
+    slices: Sequence[SliceReading], done: Sequence[Done], active_j: Sequence[float]
+) -> tuple[SliceEnergy, ...]:
+    """One entry for each slice and generation, its models inside."""
+    places: dict[Place, list[SliceEnergy]] = {}
+    for part, own, joules in zip(slices, done, active_j, strict=True):
+        places.setdefault((part.key, part.generation), []).append(_slice_energy(part, own, joules))
+    return tuple(_merged(places[place]) for place in sorted(places))
+
+
+def _slice_energy(part: SliceReading, own: Done, active_j: float) -> SliceEnergy:
+    total_s = _busy_s(own)
+    overhead = part.overhead_requests
+    hosted = []
+    for (family, variant), (busy_s, requests) in sorted(own.items()):
+        share = busy_s / total_s if total_s else 1.0 / len(own)
+        hosted.append(HostedEnergy(family, variant, active_j * share, busy_s, max(0, requests - overhead)))
+        overhead = max(0, overhead - requests)
+    return SliceEnergy(part.key, part.generation, active_j, tuple(hosted))
+
+
+def _merged(parts: Sequence[SliceEnergy]) -> SliceEnergy:
+    """One entry for a slice whose Triton was replaced inside the interval."""
+    if len(parts) == 1:
+        return parts[0]
+    models = sorted({(h.family, h.variant) for part in parts for h in part.hosted})
+    hosted = []
+    for model in models:
+        own = [h for part in parts for h in part.hosted if (h.family, h.variant) == model]
+        hosted.append(
+            HostedEnergy(
+                *model,
+                active_j=sum(h.active_j for h in own),
+                compute_s=sum(h.compute_s for h in own),
+                requests=sum(h.requests for h in own),
+            )
+        )
+    return replace(parts[0], active_j=sum(part.active_j for part in parts), hosted=tuple(hosted))
