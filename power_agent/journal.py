@@ -1,72 +1,83 @@
-"""What an agent must not forget: written before each step, so that its successor finishes or rolls back.
+"""What an agent must not forget, written before it acts, so that its successor adopts, finishes or rolls back.
 
-One line of JSON per entry under `<state>/journal.jsonl`, each with the boot and driver-load id it was true for:
-GPU instances and processes of another load are void, the plan and the epochs are not. The driver and the process list
-stay the truth of what exists; the journal says which of it is ours, of which generation, and what it ought to serve.
-A torn last line (power loss) is dropped. The file is compacted at each start and every few thousand lines.
+One line per entry under `<state>/journal.jsonl` (see `memory`), appended by one system call, so that a SIGKILL leaves
+whole lines. What the driver and the processes say is the truth of what exists; the journal says which of it is ours, of
+which generation, what it ought to serve, and what has to be put back.
+
+What has to reach the disk before the act, and why:
+- plan, cordon, release, lease epoch, generation: fsync. They must survive the loss of power; a generation, because
+  joules are booked by it and a number must never come twice.
+- override, before a clock is locked or a limit set: written, not synced. It must survive SIGKILL; the setting itself
+  does not survive what loses written pages, nor do the GPU instances and processes of slice, begin, end and forget.
+
+What a successor makes of what it finds:
+- unfinished create_gi, create_ci: an instance that is there, ours by its `slice` entry, is adopted, with or without
+  its compute instance; the next pursuit of the plan completes or destroys it. One that is not there is forgotten.
+- unfinished destroy_ci, destroy_gi, stop, drain: what still exists is adopted as it is, and the plan decides again.
+- unfinished start, load, warm_up: a process that lives is adopted and asked what it serves; one that is dead is
+  started anew if it is still planned.
+- a process without its slice is ended; an instance without its entry is foreign, and never touched.
+- overrides are put back before anything else, cordons hold.
+Every unfinished step is then closed (`settle`): it is either finished by the plan or of no meaning any more.
+
+When the disk is full, nothing new is begun: `begin`, `accept`, `cordon`, `release` and `override` raise, and whatever
+has happened meanwhile is written as a whole as soon as there is room. The file is compacted into a new one, atomically,
+at each start, every few thousand lines and after trouble.
 """
 
 import asyncio
 import fcntl
-import json
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-from trefoil.core.common import Revision
-from trefoil.core.errors import StartError
-from trefoil.core.fleet import Hosted, SliceKey, SliceState, Step
+import structlog
+
+from power_agent.memory import Cordon, Memory, Override, Setting, SliceMemory, encode, replay
+from trefoil.core.errors import StartError, TrefoilError
+from trefoil.core.fleet import SliceKey, Step
 from trefoil.core.plan import NodePlan
 from trefoil.runtime import codec
 
 LINES_MAX: Final = 5000
 
-
-@dataclass(frozen=True, slots=True)
-class SliceMemory:
-    """A slice that this agent made."""
-
-    key: SliceKey
-    generation: int
-    state: SliceState
-    tag: str
-    hosted: tuple[Hosted, ...] = ()
-    revision: Revision = Revision()
-    credits: int = 0
+__all__ = ["Cordon", "Journal", "JournalError", "Memory", "Override", "Setting", "SliceMemory"]
 
 
-@dataclass(slots=True)
-class Memory:
-    """Everything the journal holds. `unfinished`: steps that were begun and never ended."""
-
-    plan: NodePlan | None = None
-    highest_epoch: int = 0
-    lease_epoch: int = 0
-    generation: int = 0
-    slices: dict[SliceKey, SliceMemory] = field(default_factory=dict)
-    unfinished: dict[tuple[SliceKey, str], Step] = field(default_factory=dict)
+class JournalError(TrefoilError):
+    """Nothing can be written, so nothing may be begun."""
 
 
 class Journal:
-    """Append-only; one process at a time (flock)."""
+    """Append-only; one process at a time (flock). Belongs to one event loop."""
 
     def __init__(self, directory: Path, boot_id: str, driver_load_id: str) -> None:
         self._path = directory / "journal.jsonl"
         self._load = f"{boot_id}/{driver_load_id}"
-        self._file: IO[str] | None = None
+        self._file: int | None = None
         self._lock: IO[str] | None = None
+        self._size = 0
         self._lines = 0
+        self._lines_max = LINES_MAX
+        self._behind = False  # the file lacks something that the memory holds
         self.memory = Memory()
+        self._log = structlog.get_logger()
+
+    # --- life ---------------------------------------------------------------------------------------------------------
 
     def open(self) -> Memory:
         """Lock, read what is there, compact.
 
         Raises:
             StartError: another agent of this node runs on the same state.
+            JournalError: the state directory cannot be written.
         """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = (self._path.parent / "lock").open("w")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._path.parent / "lock").open("w")
+            data = self._path.read_bytes() if self._path.exists() else b""
+        except OSError as error:
+            raise self._trouble(error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -75,129 +86,226 @@ class Journal:
                 f"another power agent works in {self._path.parent}",
                 remedy="stop it, or give this one its own state_dir",
             ) from error
-        if self._path.exists():
-            for line in self._path.read_text(encoding="utf-8").splitlines():
-                self._replay(line)
+        self.memory = replay(data, self._load)
+        if self.memory.damaged:
+            self._log.warning("journal lines passed over", count=self.memory.damaged, path=str(self._path))
         self._compact()
         return self.memory
 
     def close(self) -> None:
         """Release the lock."""
-        for file in (self._file, self._lock):
-            if file is not None:
-                file.close()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        if self._lock is not None:
+            self._lock.close()
 
     def driver_changed(self, driver_load_id: str) -> None:
         """The driver was loaded again: none of its instances exists any more."""
         self._load = f"{self._load.partition('/')[0]}/{driver_load_id}"
-        self.memory.slices.clear()
-        self.memory.unfinished.clear()
-        self._compact()
+        self.memory.drop_gpu_slices()
+        self._behind = True
+        self._catch_up()
+
+    # --- durable before they count ------------------------------------------------------------------------------------
 
     async def accept(self, plan: NodePlan) -> None:
-        """Remember the plan durably before anything is done for it."""
-        self.memory.plan = plan
+        """Remember the plan durably before anything is done for it.
+
+        Raises:
+            JournalError: it could not be written; the plan before stays.
+        """
+        self._must({"plan": codec.to_plain(plan)})
+        self.memory.plan = plan  # before the sync: a compaction meanwhile must not drop it
         self.memory.highest_epoch = max(self.memory.highest_epoch, plan.revision.epoch)
-        self._append({"plan": codec.to_plain(plan)})
-        await self._sync()
+        await self.sync()
+
+    async def cordon(self, cordon: Cordon) -> None:
+        """Remember durably that a device is out of service.
+
+        Raises:
+            JournalError: it could not be written; the device is in service as before.
+        """
+        self._must({"cordon": codec.to_plain(cordon)})
+        self.memory.cordons[cordon.device] = cordon
+        await self.sync()
+
+    async def release(self, device: str) -> None:
+        """Take a cordon off; no-op when there is none.
+
+        Raises:
+            JournalError: it could not be written; the cordon holds.
+        """
+        if device in self.memory.cordons:
+            self._must({"release": device})
+            self.memory.cordons.pop(device, None)
+            await self.sync()
 
     def hold_lease(self, epoch: int) -> None:
-        """Remember our own epoch, the floor of the next one if Redis loses its data."""
-        self.memory.lease_epoch = epoch
-        self._append({"lease_epoch": epoch})
+        """Remember our own epoch, the floor of the next one if Redis loses its data. Blocks for one fsync."""
+        self.memory.lease_epoch = max(self.memory.lease_epoch, epoch)
+        self._may({"lease_epoch": epoch})
+        try:
+            if self._file is not None:
+                os.fsync(self._file)
+        except OSError as error:  # the lease itself is in Redis: this is the second line of defence
+            self._log.error("own epoch is not durable", path=str(self._path), why=str(error))
 
     def next_generation(self) -> int:
-        """A number that no instance of this node ever had."""
+        """A number that no instance of this node ever had. `sync` comes before the instance is made."""
         self.memory.generation += 1
-        self._append({"generation": self.memory.generation})
+        self._may({"generation": self.memory.generation})
         return self.memory.generation
 
+    async def sync(self) -> None:
+        """Return when all that was written so far is on the disk.
+
+        Raises:
+            JournalError: it cannot be, or some of it could not even be written.
+        """
+        self._catch_up()
+        if self._behind or self._file is None:
+            raise self._trouble(OSError(0, "not all of it is written"))
+        file = os.dup(self._file)  # a compaction may close the file meanwhile; then all of it is on disk anyway
+        try:
+            await asyncio.to_thread(os.fsync, file)
+        except OSError as error:
+            raise self._trouble(error) from error
+        finally:
+            os.close(file)
+
+    # --- written before they count ------------------------------------------------------------------------------------
+
     async def begin(self, step: Step) -> None:
-        """Before the step."""
+        """Before the step.
+
+        Raises:
+            JournalError: it could not be written: the step must not be made.
+        """
+        self._must({"begin": codec.to_plain(step)})
         self.memory.unfinished[step.slice, step.verb] = step
-        self._append({"begin": codec.to_plain(step)})
-        if step.verb in ("create_gi", "destroy_gi"):
-            await self._sync()
+
+    def override(self, override: Override) -> None:
+        """Before a clock is locked or a power limit set.
+
+        Raises:
+            JournalError: it could not be written: the setting must not be changed.
+        """
+        self._must({"override": codec.to_plain(override)})
+        self.memory.overrides[override.device, override.setting] = override
+
+    # --- what has happened --------------------------------------------------------------------------------------------
+
+    def restored(self, device: str, setting: Setting) -> None:
+        """The default is in force again."""
+        if self.memory.overrides.pop((device, setting), None) is not None:
+            self._may({"restored": [device, setting]})
 
     def end(self, step: Step) -> None:
         """After the step, whatever came of it (`state`: done or failed)."""
         self.memory.unfinished.pop((step.slice, step.verb), None)
-        self._append({"end": codec.to_plain(step)})
-        if self._lines > LINES_MAX:
-            self._compact()
+        self._may({"end": codec.to_plain(step)})
+
+    def settle(self) -> list[Step]:
+        """Close the steps that a predecessor left unfinished, after all it made has been adopted; returns them."""
+        steps = list(self.memory.unfinished.values())
+        for step in steps:
+            self.end(Step(step.slice, step.verb, "failed", why="the agent ended in the middle of it"))
+        return steps
 
     def remember(self, memory: SliceMemory) -> None:
         """A slice is ours, in this state."""
         if self.memory.slices.get(memory.key) != memory:
             self.memory.slices[memory.key] = memory
-            self._append({"slice": codec.to_plain(memory)})
+            self._may({"slice": codec.to_plain(memory)})
 
     def forget(self, key: SliceKey) -> None:
         """A slice does not exist any more."""
         if self.memory.slices.pop(key, None) is not None:
-            self._append({"forget": codec.to_plain(key)})
+            self._may({"forget": codec.to_plain(key)})
 
-    def _replay(self, line: str) -> None:
+    # --- the file -----------------------------------------------------------------------------------------------------
+
+    def _must(self, entry: dict[str, Any]) -> None:
+        """Write an entry that has to be there before something is done."""
+        self._catch_up(strict=True)
         try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            return  # torn by a crash in mid-write: it never counted
-        memory, same_load = self.memory, entry.get("load") == self._load
-        if "plan" in entry:
-            memory.plan = codec.from_plain(NodePlan, entry["plan"], "plan")
-            memory.highest_epoch = max(memory.highest_epoch, memory.plan.revision.epoch)
-        elif "highest_epoch" in entry:
-            memory.highest_epoch = max(memory.highest_epoch, entry["highest_epoch"])
-        elif "lease_epoch" in entry:
-            memory.lease_epoch = max(memory.lease_epoch, entry["lease_epoch"])
-        elif "generation" in entry:
-            memory.generation = max(memory.generation, entry["generation"])
-        elif not same_load:
-            return
-        elif "slice" in entry:
-            part = codec.from_plain(SliceMemory, entry["slice"], "slice")
-            memory.slices[part.key] = part
-        elif "forget" in entry:
-            memory.slices.pop(codec.from_plain(SliceKey, entry["forget"], "forget"), None)
-        elif "begin" in entry:
-            step = codec.from_plain(Step, entry["begin"], "begin")
-            memory.unfinished[step.slice, step.verb] = step
-        elif "end" in entry:
-            step = codec.from_plain(Step, entry["end"], "end")
-            memory.unfinished.pop((step.slice, step.verb), None)
+            self._append(entry)
+        except OSError as error:
+            raise self._trouble(error) from error
 
-    def _compact(self) -> None:
-        """Write what still matters to a new file and put it in place at once."""
-        if self._file is not None:
-            self._file.close()
-        memory = self.memory
-        entries: list[dict[str, Any]] = [
-            {"highest_epoch": memory.highest_epoch},
-            {"lease_epoch": memory.lease_epoch},
-            {"generation": memory.generation},
-        ]
-        if memory.plan is not None:
-            entries.append({"plan": codec.to_plain(memory.plan)})
-        entries += [{"slice": codec.to_plain(part)} for part in memory.slices.values()]
-        entries += [{"begin": codec.to_plain(step)} for step in memory.unfinished.values()]
-        scratch = self._path.with_suffix(".new")
-        with scratch.open("w", encoding="utf-8") as file:
-            file.writelines(self._line(entry) for entry in entries)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(self._path)
-        self._file = self._path.open("a", encoding="utf-8")
-        self._lines = len(entries)
+    def _may(self, entry: dict[str, Any]) -> None:
+        """Write an entry of what has happened; without room the memory keeps it until there is."""
+        if not self._behind:
+            try:
+                self._append(entry)
+            except OSError as error:
+                self._log.error("journal falls behind", path=str(self._path), why=str(error))
+                self._behind = True
+        if self._lines > self._lines_max:
+            self._behind = True
+            self._catch_up()
 
     def _append(self, entry: dict[str, Any]) -> None:
+        """One line by one call; half a line is taken back.
+
+        Raises:
+            OSError: the line is not there.
+        """
         assert self._file is not None, "open() comes first"
-        self._file.write(self._line(entry))
-        self._file.flush()
+        line = encode(entry, self._load)
+        try:
+            if os.write(self._file, line) != len(line):
+                raise OSError(28, "no space left for a whole line")
+        except OSError:
+            self._behind = True  # should the truncation fail too, only a new file is right again
+            os.ftruncate(self._file, self._size)
+            self._behind = False
+            raise
+        self._size += len(line)
         self._lines += 1
 
-    def _line(self, entry: dict[str, Any]) -> str:
-        return json.dumps({"load": self._load, **entry}, separators=(",", ":")) + "\n"
+    def _catch_up(self, *, strict: bool = False) -> None:
+        """Write the whole memory if the file lacks some of it."""
+        if self._behind:
+            try:
+                self._compact()
+            except JournalError as error:
+                if strict:
+                    raise
+                self._log.error("journal stays behind", why=str(error))
 
-    async def _sync(self) -> None:
-        assert self._file is not None
-        await asyncio.to_thread(os.fsync, self._file.fileno())
+    def _compact(self) -> None:
+        """Write what still matters to a new file and put it in place at once: old or new, never half of either."""
+        entries = self.memory.entries()
+        data = b"".join(encode(entry, self._load) for entry in entries)
+        scratch = self._path.with_suffix(".new")
+        try:
+            with scratch.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(self._path)
+            fresh = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+            _sync_directory(self._path.parent)
+        except OSError as error:
+            raise self._trouble(error) from error
+        if self._file is not None:
+            os.close(self._file)
+        self._file, self._size, self._lines, self._behind = fresh, len(data), len(entries), False
+        self._lines_max = max(LINES_MAX, 2 * len(entries))
+
+    def _trouble(self, error: OSError) -> JournalError:
+        return JournalError(
+            f"the journal {self._path} cannot be written: {error.strerror or error}",
+            remedy="make room on that disk, or mend its permissions; nothing new is begun until then",
+        )
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename durable."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,218 @@
+"""What an agent must not forget, and how it is read back from the lines of its journal. Pure: no files, no clock.
+
+Sibling: `journal` writes the lines. Of each entry the boot and the driver load it was true for are kept: GPU instances
+and what runs on them are void after another load, processes on CPUs after another boot. The plan, the epochs, the
+generation, cordons and overrides of device settings hold for ever; whether a lock survived a reload is not asked,
+because resetting one that is gone does no harm.
+"""
+
+import json
+import zlib
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from trefoil.core.common import Revision
+from trefoil.core.errors import TrefoilError
+from trefoil.core.fleet import Hosted, SliceKey, SliceState, Step
+from trefoil.core.plan import NodePlan
+from trefoil.runtime import codec
+
+CRC_DIGITS: Final = 8
+CPU_SUFFIX: Final = "/cpu"
+
+Setting = Literal["clock", "power_limit"]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceMemory:
+    """A slice that this agent made."""
+
+    key: SliceKey
+    generation: int
+    state: SliceState
+    tag: str
+    hosted: tuple[Hosted, ...] = ()
+    revision: Revision = Revision()
+    credits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """A device that is out of service until somebody releases it. `at_s`: UTC seconds of the command."""
+
+    device: str
+    why: str
+    at_s: float = 0.0
+    patience_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A device setting that was changed, or was about to be, and must be put back: MHz, or W (low = high)."""
+
+    device: str
+    setting: str
+    low: float
+    high: float
+
+
+@dataclass(slots=True)
+class Memory:
+    """Everything the journal holds. `unfinished`: steps that were begun and never ended."""
+
+    plan: NodePlan | None = None
+    highest_epoch: int = 0
+    lease_epoch: int = 0
+    generation: int = 0
+    slices: dict[SliceKey, SliceMemory] = field(default_factory=dict)
+    unfinished: dict[tuple[SliceKey, str], Step] = field(default_factory=dict)
+    cordons: dict[str, Cordon] = field(default_factory=dict)
+    overrides: dict[tuple[str, str], Override] = field(default_factory=dict)
+    damaged: int = 0  # lines that could not be read, a torn last one included
+
+    def take(self, entry: dict[str, Any]) -> None:
+        """Apply one entry. Unknown kinds are of a newer agent and change nothing.
+
+        Raises:
+            TrefoilError, KeyError, TypeError, ValueError: not what an agent writes.
+        """
+        for kind, read in _READERS.items():
+            if kind in entry:
+                read(self, entry[kind])
+                return
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The fewest entries that bring this memory back."""
+        entries: list[dict[str, Any]] = [
+            {"highest_epoch": self.highest_epoch},
+            {"lease_epoch": self.lease_epoch},
+            {"generation": self.generation},
+        ]
+        if self.plan is not None:
+            entries.append({"plan": codec.to_plain(self.plan)})
+        entries += [{"cordon": codec.to_plain(cordon)} for cordon in self.cordons.values()]
+        entries += [{"override": codec.to_plain(override)} for override in self.overrides.values()]
+        entries += [{"slice": codec.to_plain(part)} for part in self.slices.values()]
+        entries += [{"begin": codec.to_plain(step)} for step in self.unfinished.values()]
+        return entries
+
+    def drop_gpu_slices(self) -> None:
+        """The driver was loaded again: none of its instances exists any more; processes on CPUs do."""
+        self.slices = {key: part for key, part in self.slices.items() if on_cpu(key)}
+        self.unfinished = {name: step for name, step in self.unfinished.items() if on_cpu(name[0])}
+
+    # --- readers, one per kind of entry -------------------------------------------------------------------------------
+
+    def _plan(self, value: Any) -> None:
+        plan = codec.from_plain(NodePlan, value, "plan")
+        self.plan = plan
+        self.highest_epoch = max(self.highest_epoch, plan.revision.epoch)
+
+    def _highest_epoch(self, value: Any) -> None:
+        self.highest_epoch = max(self.highest_epoch, int(value))
+
+    def _lease_epoch(self, value: Any) -> None:
+        self.lease_epoch = max(self.lease_epoch, int(value))
+
+    def _generation(self, value: Any) -> None:
+        self.generation = max(self.generation, int(value))
+
+    def _cordon(self, value: Any) -> None:
+        cordon = codec.from_plain(Cordon, value, "cordon")
+        self.cordons[cordon.device] = cordon
+
+    def _release(self, value: Any) -> None:
+        self.cordons.pop(str(value), None)
+
+    def _override(self, value: Any) -> None:
+        override = codec.from_plain(Override, value, "override")
+        self.overrides[override.device, override.setting] = override
+
+    def _restored(self, value: Any) -> None:
+        device, setting = value
+        self.overrides.pop((str(device), str(setting)), None)
+
+    def _slice(self, value: Any) -> None:
+        part = codec.from_plain(SliceMemory, value, "slice")
+        self.slices[part.key] = part
+
+    def _forget(self, value: Any) -> None:
+        self.slices.pop(codec.from_plain(SliceKey, value, "forget"), None)
+
+    def _begin(self, value: Any) -> None:
+        step = codec.from_plain(Step, value, "begin")
+        self.unfinished[step.slice, step.verb] = step
+
+    def _end(self, value: Any) -> None:
+        step = codec.from_plain(Step, value, "end")
+        self.unfinished.pop((step.slice, step.verb), None)
+
+
+_READERS: Final = {
+    "plan": Memory._plan,
+    "highest_epoch": Memory._highest_epoch,
+    "lease_epoch": Memory._lease_epoch,
+    "generation": Memory._generation,
+    "cordon": Memory._cordon,
+    "release": Memory._release,
+    "override": Memory._override,
+    "restored": Memory._restored,
+    "slice": Memory._slice,
+    "forget": Memory._forget,
+    "begin": Memory._begin,
+    "end": Memory._end,
+}
+_SLICE_OF: Final = {"slice": "key", "begin": "slice", "end": "slice", "forget": ""}  # kinds that are about one slice
+
+
+def on_cpu(key: SliceKey) -> bool:
+    """Whether a slice is of the CPUs, which no driver load concerns."""
+    return key.device.endswith(CPU_SUFFIX)
+
+
+def encode(entry: dict[str, Any], load: str) -> bytes:
+    """One line: JSON, a tab, its checksum. `load` is "<boot id>/<driver load id>"."""
+    text = json.dumps({"load": load, **entry}, separators=(",", ":")).encode()
+    return b"%s\t%08x\n" % (text, zlib.crc32(text))
+
+
+def replay(data: bytes, load: str) -> Memory:
+    """The memory of a journal, whatever a crash, a full disk or a flipped bit has made of it. Never raises.
+
+    A line that is torn, has a wrong checksum or makes no sense is counted in `damaged` and otherwise passed over: each
+    of the others says by itself what is true.
+    """
+    memory = Memory()
+    for line in data.split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            entry = _decode(line)
+            if not _void(entry, load):
+                memory.take(entry)
+        except (TrefoilError, KeyError, TypeError, ValueError, RecursionError):
+            memory.damaged += 1
+    return memory
+
+
+def _decode(line: bytes) -> dict[str, Any]:
+    text, _, checksum = line.partition(b"\t")
+    if len(checksum) == CRC_DIGITS and int(checksum, 16) != zlib.crc32(text):
+        raise ValueError("wrong checksum")
+    entry = json.loads(text)  # a line that was cut off inside its checksum is whole all the same
+    if not isinstance(entry, dict):
+        raise TypeError("no entry")
+    return entry
+
+
+def _void(entry: dict[str, Any], load: str) -> bool:
+    """Whether an entry speaks of a slice of another boot or driver load."""
+    written = str(entry.get("load"))
+    if written == load:
+        return False
+    for kind, name in _SLICE_OF.items():
+        if kind in entry:
+            value = entry[kind][name] if name else entry[kind]
+            same_boot = written.partition("/")[0] == load.partition("/")[0]
+            return not (same_boot and on_cpu(codec.from_plain(SliceKey, value, kind)))
+    return False
