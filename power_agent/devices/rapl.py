@@ -1,0 +1,180 @@
+"""Joules of the CPU packages, by the kernel's powercap files (Intel RAPL, and AMD by the same driver).
+
+    /sys/class/powercap/intel-rapl:0/{name,energy_uj,max_energy_range_uj}
+
+Only zones named `package-*` are summed: `core`, `uncore` and `dram` are inside or beside them, `psys` contains them,
+and `intel-rapl-mmio` repeats them. A zone wraps to 0 at max_energy_range_uj (a minute to an hour at full power), so a
+fall is a wrap, unless that would be more than a package can draw: then the counter restarted (the machine slept). After
+a pause in which it may have wrapped unseen, counting starts anew under another `identity`; a pause shorter than that
+is bridged by a small file, also from one agent to the next. The count never falls and is never negative.
+energy_uj is readable by root only since CVE-2020-8694. Source: Documentation/power/powercap/powercap.rst.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from power_agent.devices.counter import CounterReading
+from trefoil.core.energy import EnergyMethod
+from trefoil.core.errors import Unavailable
+from trefoil.runtime.clock import Clock
+
+PACKAGE_W_MAX: Final = 1000.0  # no package draws more; bounds what a fall of its counter can mean
+SLACK_J: Final = 20.0  # zones are read one after the other, and are updated every millisecond or so
+SAVE_S: Final = 30.0
+MICRO: Final = 1e-6
+
+
+class RaplUnavailable(Unavailable):
+    """No package energy can be read here; the remedy says what would change that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """One CPU package; its counter runs from 0 to range_uj."""
+
+    name: str
+    path: Path
+    range_uj: int
+
+
+@dataclass(frozen=True, slots=True)
+class RaplMemory:
+    """The last reading: raw counters, and what they stood for."""
+
+    boot: str
+    identity: str
+    monotonic_s: float
+    total_uj: int
+    raw_uj: Mapping[str, int]
+
+
+def find_zones(root: Path) -> tuple[Zone, ...]:
+    """The CPU packages below a powercap root.
+
+    Raises:
+        RaplUnavailable: none, or not readable; says why and what to do.
+    """
+    zones = []
+    for folder in sorted(root.glob("intel-rapl:*")):
+        if folder.name.count(":") != 1:
+            continue  # a part of a package
+        try:
+            name = (folder / "name").read_text().strip()
+            if not name.startswith("package"):
+                continue
+            zone = Zone(folder.name, folder, int((folder / "max_energy_range_uj").read_text()))
+            read_zone(zone)
+        except (OSError, ValueError) as error:
+            raise _unreadable(folder, error) from error
+        zones.append(zone)
+    if not zones:
+        message = f"no CPU package below {root}"
+        raise RaplUnavailable(message, remedy="load the module intel_rapl_msr (virtual machines have no RAPL)")
+    return tuple(zones)
+
+
+def read_zone(zone: Zone) -> int:
+    """Microjoules, from 0 to the zone's range."""
+    return int((zone.path / "energy_uj").read_text())
+
+
+def _unreadable(path: Path, error: Exception) -> RaplUnavailable:
+    if isinstance(error, PermissionError):
+        remedy = "run as root, or give the agent's user read access to energy_uj (a udev rule or tmpfiles.d)"
+    else:
+        remedy = "see the kernel's log"
+    return RaplUnavailable(f"{path} cannot be read ({error})", remedy=remedy)
+
+
+class RaplCounter:
+    """All packages of the machine as one counter that only grows."""
+
+    method = EnergyMethod.RAPL
+
+    def __init__(self, root: Path, clock: Clock, boot: str, memory_path: Path | None = None) -> None:
+        """memory_path: where to leave the last reading for a successor; None: nowhere.
+
+        Raises:
+            RaplUnavailable: no package can be read.
+        """
+        self.zones = find_zones(root)
+        self._clock = clock
+        self._boot = boot
+        self._memory_path = memory_path
+        self._last = self._remembered()
+        self._saved_s = float("-inf")
+        self._starts = 0
+
+    @property
+    def bridgeable_s(self) -> float:
+        """The longest pause between two readings in which no package can have wrapped twice."""
+        return min(zone.range_uj for zone in self.zones) * MICRO / PACKAGE_W_MAX
+
+    def read(self) -> CounterReading:
+        """Joules of all packages since the identity began.
+
+        Raises:
+            RaplUnavailable: the files have become unreadable.
+        """
+        try:
+            raw_uj = {zone.name: read_zone(zone) for zone in self.zones}
+        except (OSError, ValueError) as error:
+            raise _unreadable(self.zones[0].path, error) from error
+        now_s = self._clock.monotonic_s()
+        delta_uj = self._delta_uj(raw_uj, now_s)
+        if self._last is None or delta_uj is None:
+            self._starts += 1
+            identity = f"rapl-{self._boot}-{now_s:.3f}-{self._starts}"
+            self._last = RaplMemory(self._boot, identity, now_s, 0, raw_uj)
+        else:
+            self._last = RaplMemory(self._boot, self._last.identity, now_s, self._last.total_uj + delta_uj, raw_uj)
+        if now_s - self._saved_s >= SAVE_S:
+            self._saved_s = now_s
+            self.save()
+        return CounterReading(self._last.total_uj * MICRO, self._last.identity)
+
+    def save(self) -> None:
+        """Leave the last reading to a successor; also at the end of the agent."""
+        if self._memory_path is None or self._last is None:
+            return
+        beside = self._memory_path.with_suffix(".new")
+        try:
+            self._memory_path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(json.dumps(asdict(self._last)))
+            beside.replace(self._memory_path)
+        except OSError as error:  # a full disk costs a gap after the next restart, nothing now
+            structlog.get_logger().warning("cannot keep the RAPL reading", path=str(self._memory_path), why=str(error))
+
+    def _delta_uj(self, raw_uj: Mapping[str, int], now_s: float) -> int | None:
+        """Microjoules since the last reading; None when nobody can know."""
+        last = self._last
+        if last is None or last.boot != self._boot or set(last.raw_uj) != set(raw_uj):
+            return None
+        elapsed_s = now_s - last.monotonic_s
+        if not 0 <= elapsed_s <= self.bridgeable_s:
+            return None
+        total_uj = 0
+        for zone in self.zones:
+            delta_uj = raw_uj[zone.name] - last.raw_uj[zone.name]
+            if delta_uj < 0:
+                delta_uj += zone.range_uj
+            if not 0 <= delta_uj * MICRO <= PACKAGE_W_MAX * elapsed_s + SLACK_J:
+                return None
+            total_uj += delta_uj
+        return total_uj
+
+    def _remembered(self) -> RaplMemory | None:
+        if self._memory_path is None:
+            return None
+        try:
+            return RaplMemory(**json.loads(self._memory_path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            structlog.get_logger().warning("RAPL reading is not usable", path=str(self._memory_path), why=str(error))
+            return None
