@@ -16,6 +16,7 @@ from power_agent.metering import Metering
 from power_agent.mig import Mig
 from power_agent.node import Node
 from power_agent.pursuit import Pursuit
+from power_agent.runtimes.choose import choose_runtime
 from power_agent.service import FULL_NAME, PowerAgentServicer
 from power_agent.settings import PowerAgentSettings
 from power_agent.verbs import Verbs
@@ -40,8 +41,9 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     setup_logging("power_agent", settings.log_level, settings.log_json)
     structlog.get_logger().info("settings", **masked(settings))
     clock = WallClock()
-    client = install_simulated(settings.node_socket)
-    metrics = Metrics("power_agent", simulated=bool(client.describe()["simulated"]))
+    client = install_simulated(settings.node_socket) if settings.node_socket else None
+    metrics = Metrics("power_agent", simulated=client is not None and bool(client.describe()["simulated"]))
+    runtime = choose_runtime(settings, client)
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
     inventory = Inventory(settings.node)
     driver = ThreadPoolExecutor(1, "driver")  # changes of instances, one after the other
@@ -51,7 +53,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker))
     node = Node(settings, clock, journal, load_catalog(settings.model_repository), metrics)
     node.boot_id, node.driver_load_id = boot_id(), driver_load_id(settings.driver_marker)
-    verbs = Verbs(settings, clock, mig, client, calls, state, journal, node.depart)
+    verbs = Verbs(settings, clock, mig, runtime, calls, state, journal, node.depart)
     pursuit = Pursuit(node, verbs)
     ledger = Ledger(settings.state_dir, int(settings.ring_s / settings.sample_period_s))
     publisher = Publisher(node, state, ledger)

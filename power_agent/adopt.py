@@ -1,6 +1,6 @@
 """What an agent does first: find out what its predecessor left running, and take it over without touching it.
 
-The driver says which instances exist, the node process says what runs, the journal says which of it is ours and what it
+The driver says which instances exist, the runtime says what runs, the journal says which of it is ours and what it
 ought to be. A Triton that answers an inference is READY at once: dispatchers never see it leave. What the journal does
 not know is foreign: reported as drift, never touched. A process without its instance is ended.
 """
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import structlog
 
 from power_agent.devices.inventory import Inventory, ObservedDevice, ObservedSlice
-from power_agent.devices.node_client import ProcessStatus
 from power_agent.journal import SliceMemory
 from power_agent.mig import Mig
 from power_agent.node import Device, Node
+from power_agent.runtimes.base import RunningTriton
 from power_agent.slices import Slice
 from power_agent.verbs import Verbs
 from trefoil.core.device_types import device_type
@@ -61,14 +61,14 @@ async def adopt(node: Node, mig: Mig, verbs: Verbs) -> None:
         node.journal.forget(key)
     for tag, process in processes.items():
         if process.alive:
-            log.warning("ending a process whose slice is gone", tag=tag, pid=process.pid)
+            log.warning("ending a process whose slice is gone", tag=tag, id=process.id)
             await verbs.end_orphan(tag)
     await asyncio.gather(*(_greet(node, verbs, part) for part in adopted if part.running))
     node.changed()
 
 
 async def _adopt_one(
-    node: Node, verbs: Verbs, instance: ObservedSlice, memory: SliceMemory, process: ProcessStatus | None
+    node: Node, verbs: Verbs, instance: ObservedSlice, memory: SliceMemory, process: RunningTriton | None
 ) -> Slice:
     running = process is not None and process.alive and instance.ci_id is not None
     if not running:

@@ -18,8 +18,8 @@ class PowerAgentSettings(ServiceSettings):
     zone: str = ""
     """Grid zone that this node draws from."""
     site: str = ""
-    node_socket: Path
-    """Socket of the process that owns the (simulated) driver and the processes on slices."""
+    node_socket: Path | None = None
+    """Socket of a simulated node, whose process owns driver and Tritons. None: the hardware of this host."""
     model_repository: Path = Path("model_repository")
     """Families: one folder each, one numbered folder per variant."""
     triton_binary: Path | None = None
@@ -27,7 +27,8 @@ class PowerAgentSettings(ServiceSettings):
     triton_environment: Path | None = None
     """Virtual environment with Triton's Python side (numpy < 2, onnxruntime)."""
     triton_port_base: int = Field(default=8200, ge=1024, le=65000)
-    """gRPC port of slice start s on device d: base + 2 (8 d + s); its metrics one above."""
+    """gRPC port of slice start s on GPU g: base + 16 g + 2 s; of a CPU slice that begins at tenth t of a core: base +
+    256 + 2 t. The metrics are one above."""
     meter: Literal["nvml", "none"] = "nvml"
     """none: joules and grams are unknown, and say so."""
     sample_period_s: float = Field(default=1.0, ge=0.2, le=10.0)
@@ -58,11 +59,38 @@ class PowerAgentSettings(ServiceSettings):
     """How often the driver's listing is compared with what the agent made."""
     lease_ttl_s: float = Field(default=3.0, gt=1.0)
     driver_marker_path: Path | None = None
-    """File that changes with each load of the driver; None: `driver_load_id` beside the socket."""
+    """File that changes with each load of the driver; None: `driver_load_id` beside the socket, or NVIDIA's device."""
     stop_slices_on_exit: bool = False
     """Stop all Tritons at SIGTERM: `trefoil down`. Otherwise they go on serving, to be adopted by the next agent."""
+
+    # what runs Tritons
+    runtime: Literal["auto", "node", "process", "docker"] = "auto"
+    """auto: node on a simulated node, else docker where an image is named, else process."""
+    docker_image: str = ""
+    """Image with a tritonserver, for the runtime docker."""
+    docker_url: str = ""
+    """Address of the Docker engine; empty: DOCKER_HOST, else its usual socket."""
+    docker_pull: bool = False
+    """Pull an image that is not there; NVIDIA's takes minutes."""
+    docker_gpu: Literal["nvidia", "none"] = "nvidia"
+    """How a container gets its GPU: by NVIDIA's container toolkit, or not at all, where GPUs are simulated."""
+    docker_user: str = ""
+    """User of containers, uid:gid; empty: the agent's own, or nobody where the agent is root."""
+    docker_shm_mib: int = Field(default=256, ge=16)
+    """Shared memory of a container; the python backend passes tensors through it."""
+    docker_health_s: float = Field(default=30.0, ge=0)
+    """How often the engine itself asks a container's Triton whether it serves (for people and other tools); 0: never."""
 
     @property
     def driver_marker(self) -> Path:
         """The file that changes with each load of the driver."""
-        return self.driver_marker_path or self.node_socket.parent / "driver_load_id"
+        if self.driver_marker_path is not None:
+            return self.driver_marker_path
+        return self.node_socket.parent / "driver_load_id" if self.node_socket else Path("/dev/nvidiactl")
+
+    @property
+    def runtime_name(self) -> str:
+        """The runtime in use."""
+        if self.runtime != "auto":
+            return self.runtime
+        return "node" if self.node_socket else "docker" if self.docker_image else "process"

@@ -18,10 +18,15 @@ from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
 from power_agent.triton_install import TritonInstall
-from trefoil.core.errors import CatalogError
-from trefoil.core.fleet import Hosted
+from trefoil.core.device_types import cpu_quota
+from trefoil.core.errors import CatalogError, SettingError
+from trefoil.core.fleet import Hosted, SliceKey
 
 LOOPBACK: Final = "127.0.0.1"
+GPUS_MAX: Final = 16  # of one node
+PORTS_PER_GPU: Final = 16  # two for each of 8 memory slices
+PORTS_PER_CORE: Final = 20  # two for each tenth of a core
+TENTHS: Final = 10
 CONFIG: Final = "config.pbtxt"
 MODEL: Final = "model.onnx"
 SHARED_MODEL: Final = Path("_shared") / "model.py"
@@ -40,7 +45,9 @@ class SliceSpec:
     hosted: Sequence[Hosted]
     grpc_port: int
     metrics_port: int
-    mig_uuid: str  # "" = no device is visible
+    gpu_uuid: str  # of the MIG device or the whole GPU; "" = none is visible
+    cpu_cores: tuple[int, ...] | None = None  # of a slice of pinned cores: their numbers at the kernel
+    cpu_quota: float | None = None  # of a slice that is a share of all cores [cores]
     exit_timeout_s: int = 5
 
 
@@ -55,6 +62,33 @@ class SliceLaunch:
     grpc_target: str  # "127.0.0.1:8200"
     metrics_url: str  # "http://127.0.0.1:8201/metrics"
     shm_prefix: str  # /dev/shm/<prefix>* belongs to this slice; see clean_shared_memory
+    source: Path  # the shared model_repository that the repository's links lead to
+    gpu_uuid: str = ""  # what it may compute on, for runtimes that have to set it up
+    cpu_cores: tuple[int, ...] | None = None
+    cpu_quota: float | None = None
+
+
+def grpc_port(base: int, key: SliceKey) -> int:
+    """The gRPC port of a slice; its metrics are one above. Slices that share no resource share no port.
+
+    base + 16 g + 2 s for start s on GPU g < 16, then base + 256 + 2 t for a CPU slice that begins at tenth t of a core.
+
+    Raises:
+        SettingError: there is no such port.
+    """
+    name = key.device.rpartition("/")[2]
+    if name == "cpu":
+        tenth = key.start if cpu_quota(key.slice_type) is not None else TENTHS * key.start
+        port = base + PORTS_PER_GPU * GPUS_MAX + 2 * tenth
+    else:
+        index = int(name.removeprefix("gpu"))
+        if index >= GPUS_MAX:
+            raise SettingError(f"a node has at most {GPUS_MAX} GPUs", field="device", value=key.device)
+        port = base + PORTS_PER_GPU * index + 2 * key.start
+    if port + 1 > 65535:
+        remedy = "lower it: a node needs 256 ports for its GPUs and 20 for each core of its CPUs"
+        raise SettingError(f"no port is left for {key.name}", field="triton_port_base", value=base, remedy=remedy)
+    return port
 
 
 def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
@@ -74,6 +108,10 @@ def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
         grpc_target=f"{LOOPBACK}:{spec.grpc_port}",
         metrics_url=f"http://{LOOPBACK}:{spec.metrics_port}/metrics",
         shm_prefix=shm_prefix,
+        source=spec.source,
+        gpu_uuid=spec.gpu_uuid,
+        cpu_cores=spec.cpu_cores,
+        cpu_quota=spec.cpu_quota,
     )
 
 
@@ -107,7 +145,7 @@ def _env(install: TritonInstall, spec: SliceSpec) -> dict[str, str]:
     if not install.libpython_loads:
         env["LD_LIBRARY_PATH"] = install.libpython_folder
     return env | {
-        "CUDA_VISIBLE_DEVICES": spec.mig_uuid,
+        "CUDA_VISIBLE_DEVICES": spec.gpu_uuid,
         "PYTHONNOUSERSITE": "1",
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",

@@ -12,16 +12,16 @@ from typing import TypeVar
 
 import structlog
 
-from power_agent.devices.node_client import NodeClient, ProcessStatus
 from power_agent.drain import required_table, waiting_for
 from power_agent.journal import Journal
 from power_agent.mig import Mig
 from power_agent.reconcile import Task
+from power_agent.runtimes.base import RunningTriton, Runtime
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices import Slice
 from power_agent.triton import TritonServer, VersionCounters
 from power_agent.triton_install import TritonInstall
-from power_agent.triton_slice import SliceLaunch, SliceSpec, clean_shared_memory, prepare_slice
+from power_agent.triton_slice import SliceLaunch, SliceSpec, clean_shared_memory, grpc_port, prepare_slice
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
 from trefoil.core.errors import StateUnavailable, TrefoilError
@@ -31,18 +31,17 @@ from trefoil.runtime.clock import Clock
 from trefoil.runtime.state import ACK_TTL_S, State
 
 T = TypeVar("T")
-PORTS_PER_DEVICE = 8  # one pair of ports per memory slice
 
 
 class Verbs:
-    """Carries out steps: driver through Mig, processes through the node, Triton through its gRPC."""
+    """Carries out steps: driver through Mig, processes through the runtime, Triton through its gRPC."""
 
     def __init__(
         self,
         settings: PowerAgentSettings,
         clock: Clock,
         mig: Mig,
-        node: NodeClient,
+        runtime: Runtime,
         threads: Executor,
         state: State,
         journal: Journal,
@@ -51,7 +50,7 @@ class Verbs:
         self._settings = settings
         self._clock = clock
         self._mig = mig
-        self._node = node
+        self._runtime = runtime
         self._threads = threads
         self.install: TritonInstall | None = None  # found at start, before the first step
         self._state = state
@@ -79,12 +78,12 @@ class Verbs:
         await self._by_name[task.verb](part, task)
 
     async def in_thread(self, call: Callable[[], T]) -> T:
-        """A blocking call of the node process or the file system."""
+        """A blocking call of the runtime or the file system."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    async def processes(self) -> dict[str, ProcessStatus]:
-        """What the node process runs, by tag."""
-        return {process.tag: process for process in await self.in_thread(self._node.process_list)}
+    async def processes(self) -> dict[str, RunningTriton]:
+        """What the runtime runs, by tag."""
+        return {process.tag: process for process in await self.in_thread(self._runtime.list)}
 
     # --- instances ---------------------------------------------------------------------------------------------------
 
@@ -114,14 +113,14 @@ class Verbs:
 
     # --- processes ---------------------------------------------------------------------------------------------------
 
-    async def attach(self, part: Slice, process: ProcessStatus) -> None:
+    async def attach(self, part: Slice, process: RunningTriton) -> None:
         """Take over a process that runs already."""
         part.launch = await self.in_thread(lambda: self._prepare(part, part.hosted))
         self._attached(part, process)
 
-    def _attached(self, part: Slice, process: ProcessStatus) -> None:
+    def _attached(self, part: Slice, process: RunningTriton) -> None:
         assert part.launch is not None
-        part.running, part.incarnation = True, f"{process.pid}-{process.started_at_s:.3f}"
+        part.running, part.incarnation = True, process.incarnation
         part.server = TritonServer(
             part.launch.grpc_target, part.launch.metrics_url, part.launch.repository, self._clock
         )
@@ -129,8 +128,7 @@ class Verbs:
     def _prepare(self, part: Slice, hosted: Sequence[Hosted]) -> SliceLaunch:
         assert self.install is not None
         settings = self._settings
-        index = int(part.key.device.rpartition("gpu")[2])
-        port = settings.triton_port_base + 2 * (PORTS_PER_DEVICE * index + part.key.start)
+        port = grpc_port(settings.triton_port_base, part.key)
         spec = SliceSpec(
             name=part.key.name,
             repository=(settings.state_dir / "slices" / part.key.name).absolute(),
@@ -138,7 +136,7 @@ class Verbs:
             hosted=hosted,
             grpc_port=port,
             metrics_port=port + 1,
-            mig_uuid=part.mig_uuid,
+            gpu_uuid=part.mig_uuid,
         )
         return prepare_slice(self.install, spec)
 
@@ -150,12 +148,7 @@ class Verbs:
         part.launch = await self.in_thread(lambda: self._prepare(part, task.hosted))
         launch, log_path = part.launch, (self._settings.state_dir / "logs" / f"{part.key.name}.log").absolute()
 
-        def start() -> ProcessStatus:
-            log_path.parent.mkdir(parents=True, exist_ok=True)
-            clean_shared_memory(launch.shm_prefix)
-            return self._node.process_start(part.tag, launch.argv, launch.env, log_path, launch.cwd)
-
-        self._attached(part, await self.in_thread(start))
+        self._attached(part, await self.in_thread(lambda: self._runtime.start(part.tag, launch, log_path)))
 
     async def _stop(self, part: Slice, task: Task) -> None:
         await self.stop_process(part)
@@ -178,8 +171,8 @@ class Verbs:
         kill_after_s = settings.idle_kill_after_s if part.proved_idle else settings.stop_kill_after_s
 
         def stop() -> None:
-            self._node.process_stop(tag, kill_after_s if patience_s is None else patience_s)
-            self._node.process_forget(tag)
+            self._runtime.stop(tag, kill_after_s if patience_s is None else patience_s)
+            self._runtime.forget(tag)
             clean_shared_memory(prefix)
 
         await self.in_thread(stop)
@@ -189,8 +182,8 @@ class Verbs:
         """End a process that belongs to no slice."""
 
         def stop() -> None:
-            self._node.process_stop(tag, self._settings.stop_kill_after_s)
-            self._node.process_forget(tag)
+            self._runtime.stop(tag, self._settings.stop_kill_after_s)
+            self._runtime.forget(tag)
 
         await self.in_thread(stop)
 

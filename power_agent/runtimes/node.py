@@ -1,0 +1,63 @@
+"""Tritons on a simulated node: its process owns them, as a kernel would; they end with it, not with the agent."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from power_agent.devices.errors import NodeRefused
+from power_agent.devices.node_client import NodeClient, ProcessStatus
+from power_agent.runtimes.base import RunningTriton
+from power_agent.triton_slice import SliceLaunch, clean_shared_memory
+
+
+class NodeRuntime:
+    """Asks the node's process by its socket; a slice is named to it by CUDA_VISIBLE_DEVICES in the environment."""
+
+    name = "node"
+
+    def __init__(self, client: NodeClient) -> None:
+        self._client = client
+
+    def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
+        """See Runtime. Another command under a live tag is refused.
+
+        Raises:
+            NodeRefused: the slice does not exist, the program does not start, or the tag runs something else.
+            NodeUnreachable: the node's process does not answer.
+        """
+        if not any(status.tag == tag and status.alive for status in self._client.process_list()):
+            clean_shared_memory(launch.shm_prefix)  # of a node that was killed with its Tritons
+        return _running(self._client.process_start(tag, launch.argv, launch.env, log_path, launch.cwd))
+
+    def list(self) -> Sequence[RunningTriton]:
+        """Everything on this node's slices."""
+        return tuple(_running(status) for status in self._client.process_list())
+
+    def stop(self, tag: str, kill_after_s: float) -> None:
+        """See Runtime; no-op when unknown."""
+        try:
+            self._client.process_stop(tag, kill_after_s)
+        except NodeRefused:
+            if self._knows(tag):
+                raise
+
+    def forget(self, tag: str) -> None:
+        """See Runtime; a live one is refused."""
+        try:
+            self._client.process_forget(tag)
+        except NodeRefused:
+            if self._knows(tag):
+                raise
+
+    def _knows(self, tag: str) -> bool:
+        return any(status.tag == tag for status in self._client.process_list())
+
+
+def _running(status: ProcessStatus) -> RunningTriton:
+    return RunningTriton(
+        tag=status.tag,
+        id=str(status.pid),
+        incarnation=f"{status.pid}-{status.started_at_s:.3f}",
+        alive=status.alive,
+        exit_code=status.exit_code,
+        started_at_s=status.started_at_s,
+    )
