@@ -48,12 +48,17 @@ class Cordon:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A device setting that was changed, or was about to be, and must be put back: MHz, or W (low = high)."""
+    """A device setting that was changed, or was about to be, and must be put back.
+
+    A clock: the locked range [MHz]. A power limit: the one that was in force before, and the one that was set [W].
+    `load` is the boot and driver load it was written under: a limit does not survive another one.
+    """
 
     device: str
     setting: str
     low: float
     high: float
+    load: str = ""
 
 
 @dataclass(slots=True)

@@ -81,6 +81,10 @@ class PowerAgentSettings(ServiceSettings):
     docker_health_s: float = Field(default=30.0, ge=0)
     """How often the engine itself asks a container's Triton whether it serves (for people and other tools); 0: never."""
 
+    # clocks
+    clock_lease_ttl_max_s: float = Field(default=600.0, gt=0)
+    """Longest time to live of a clock lease: whoever holds one renews it."""
+
     @property
     def driver_marker(self) -> Path:
         """The file that changes with each load of the driver."""

@@ -1,0 +1,199 @@
+"""Keeps clocks and power limits as `clocks` decides: one task per device, so that a stuck call on one GPU keeps no
+lease of another alive. Also the door for leases, and for what a plan asks of clocks.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from power_agent.clock_device import Call, ClockDevice, Gauges
+from power_agent.clock_rules import check_epoch, grant, refuse_planned
+from power_agent.clocks import Ability, Verb, decide, settled, wanted_limit, wanted_range
+from power_agent.node import Node
+from trefoil.core.errors import NotFound, TrefoilError, Unavailable
+from trefoil.core.fleet import ClockLease, DeviceKind, DeviceState, SliceKey, Step
+from trefoil.core.plan import NodePlan
+
+RESTORE_S: Final = 2.5  # of the 4 s that a service has to be gone
+FOREVER_S: Final = float("inf")
+LONGEST_PAUSE_S: Final = 3600.0
+
+
+class ClockKeeper:
+    """Everything that the agent sets on GPUs besides their instances."""
+
+    def __init__(self, node: Node, inventory: Gauges, call: Call) -> None:
+        self._node = node
+        self._inventory = inventory
+        self._call = call
+        self._devices: dict[str, ClockDevice] = {}
+        self._log = structlog.get_logger()
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Find out what each device can do, and what a predecessor that was killed may have left set."""
+        for device in self._node.devices.values():
+            if device.type.kind == DeviceKind.CPU:
+                continue
+            own = self._devices[device.device] = ClockDevice(self._node, device, self._inventory, self._call)
+            try:
+                await own.look()
+            except TrefoilError as error:
+                self._log.warning("nothing is known of its clocks yet", device=device.device, why=str(error))
+        if self._node.journal.memory.overrides:
+            left = sorted(self._node.journal.memory.overrides)
+            self._log.warning("a predecessor left clocks or power limits set", left=left)
+
+    async def run(self) -> None:
+        """Keep every device as it ought to be, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for own in self._devices.values():
+                group.create_task(self._keep(own), name=f"clocks of {own.name}")
+
+    async def _keep(self, own: ClockDevice) -> None:
+        clock, changes = self._node.clock, self._node.changes
+        while True:
+            seen = changes.count
+            own.notice()
+            action = decide(own.view(), clock.monotonic_s())
+            if action.verb != Verb.NOTHING:
+                await own.act(action)
+                continue
+            if clock.monotonic_s() >= own.check_s:
+                await own.check()
+                continue
+            await self._pause(seen, min(action.until_s, own.check_s))
+
+    async def _pause(self, seen: int, until_s: float) -> None:
+        """Until the node changes, or until then (monotonic)."""
+        clock = self._node.clock
+        changed = asyncio.ensure_future(self._node.changes.wait(seen))
+        timer = asyncio.ensure_future(clock.sleep(min(LONGEST_PAUSE_S, max(0.0, until_s - clock.monotonic_s()))))
+        try:
+            await asyncio.wait((changed, timer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+            timer.cancel()
+            await asyncio.gather(changed, timer, return_exceptions=True)
+
+    async def restore(self) -> None:
+        """Back to the defaults, because the agent ends; what does not succeed in time is left to the successor."""
+        try:
+            async with asyncio.timeout(RESTORE_S):
+                await asyncio.gather(*(self._restore(own) for own in self._devices.values()))
+        except TimeoutError:
+            left = sorted(self._node.journal.memory.overrides)
+            self._log.error("clocks or power limits stay set until the next start", left=left)
+
+    async def _restore(self, own: ClockDevice) -> None:
+        clock = self._node.clock
+        while True:
+            action = decide(own.view(leaving=True), clock.monotonic_s())
+            if action.verb != Verb.NOTHING:
+                await own.act(action)
+            elif action.until_s == FOREVER_S:
+                return
+            else:
+                await clock.sleep(max(0.0, action.until_s - clock.monotonic_s()))
+
+    # --- plans --------------------------------------------------------------------------------------------------------
+
+    def refuse(self, plan: NodePlan) -> None:
+        """Refuse a plan whose clocks or limits a device cannot have.
+
+        Raises:
+            PlanError: naming field, value and remedy.
+        """
+        for planned in plan.devices:
+            ability = self.ability(planned.device)
+            refuse_planned(planned, ability or Ability(planned.device, "CPU", cannot_lock="it has no clocks to lock"))
+
+    def ability(self, device: str) -> Ability | None:
+        """What a device can do, with the reasons of this node; None for a device without clocks of its own."""
+        own = self._devices.get(device)
+        if own is None:
+            return None
+        ability = own.ability
+        for entry in self._node.missing:  # found out by probing, for all devices at once
+            what, _, why = entry.partition(": ")
+            if what == "clock_lock" and not ability.cannot_lock:
+                ability = replace(ability, cannot_lock=f"clocks cannot be locked here: {why}")
+            elif what == "power_limit":
+                reason = f"power limits cannot be set here: {why}"
+                ability = replace(ability, limits_w=None, cannot_limit=reason)
+        return ability
+
+    def settled(self) -> bool:
+        """Whether every device surely has the range and the limit that it ought to have."""
+        now_s = self._node.clock.monotonic_s()
+        return all(settled(own.view(), now_s) for own in self._devices.values())
+
+    def steps(self, plan: NodePlan) -> tuple[Step, ...]:
+        """The lock_clock steps that a plan needs now, one per device."""
+        now_s, found = self._node.clock.monotonic_s(), []
+        for planned in plan.devices:
+            own = self._devices.get(planned.device)
+            if own is None:
+                continue
+            state = own.device.state if own.device.state == DeviceState.LOST else planned.target
+            view = own.view(planned, state)
+            if not settled(view, now_s):
+                limit_w = wanted_limit(view)[0]
+                clock = str(wanted_range(view, now_s)[0] or "default clocks")
+                limit = "default power limit" if limit_w is None else f"power limit {limit_w:g} W"
+                found.append(Step(SliceKey(planned.device), "lock_clock", "planned", why=f"{clock}, {limit}"))
+        return tuple(found)
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+
+    def set_clocks(self, asked: ClockLease, ttl_s: float) -> ClockLease:
+        """Make or renew a lease; the answer names the supported clocks that it came to.
+
+        Raises:
+            NotFound: no such device.
+            Unavailable: the device is lost.
+            InvalidInput, Fenced: as `clock_rules.grant`.
+        """
+        own, clock, settings = self._find(asked.device), self._node.clock, self._node.settings
+        if own.device.state == DeviceState.LOST:
+            remedy = "wait until it is back, or use another device"
+            raise Unavailable("the device is lost", field="device", value=own.name, remedy=remedy)
+        ability = self.ability(asked.device)
+        assert ability is not None
+        own.lease = grant(
+            asked,
+            ttl_s,
+            ability,
+            own.lease,
+            self._node.journal.memory.highest_epoch,
+            ttl_max_s=settings.clock_lease_ttl_max_s,
+            now_s=clock.monotonic_s(),
+            at_s=clock.now_s(),
+        )
+        own.device.clock_lease = answer = own.lease.message(asked.device)
+        self._log.info("clock lease", device=own.name, holder=asked.holder, range=str(own.lease.range), ttl_s=ttl_s)
+        self._node.changed()
+        return answer
+
+    def release_clocks(self, device: str, holder: str, epoch: int) -> None:
+        """End a lease early; one that has ended already is no error.
+
+        Raises:
+            NotFound: no such device.
+            Fenced: somebody else holds it, or the epoch is old.
+        """
+        own, now_s = self._find(device), self._node.clock.monotonic_s()
+        check_epoch(device, holder, epoch, own.lease, self._node.journal.memory.highest_epoch, now_s)
+        if own.lease is not None and now_s < own.lease.expires_s:
+            own.lease = replace(own.lease, expires_s=now_s)
+        self._node.changed()
+
+    def _find(self, device: str) -> ClockDevice:
+        own = self._devices.get(device)
+        if own is None:
+            served = ", ".join(self._devices) or "none"
+            raise NotFound("no device with clocks of its own", field="device", value=device, remedy=f"one of {served}")
+        return own
