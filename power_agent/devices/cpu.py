@@ -1,27 +1,23 @@
-"""The CPUs of a node as one device, `<node>/cpu` of type `cpu:<cores>`: what they are and what they draw.
+"""The CPUs of a node as one device, `<node>/cpu` of type `cpu:<cores>`: what they are, and their gauges (`rapl` counts their joules).
 
 Cores are logical CPUs that this process may use, in ascending order: core k of a plan is `cores[k]`, whatever its
-number in the machine. Gauges go by the same names as a GPU's (`gauges`), so that metering asks both alike:
+number in the machine. Gauges are called as a GPU's:
 
-    cpu = Cpu(node, clock, counter)         # counter: RaplCounter, or None
+    cpu = Cpu(node)
     cpu.device, cpu.type, cpu.cores         # "node0/cpu", DeviceType, (0, 1, ...)
-    cpu.counter.read()                      # see `counter`
-    cpu.power_w(), cpu.clock_mhz(), cpu.temperature_c()
+    cpu.clock_mhz(), cpu.temperature_c()
 """
 
 import os
 from pathlib import Path
 from typing import Final, Literal
 
-from power_agent.devices.counter import Counter, CounterReading
 from power_agent.devices.errors import SliceMissing
 from trefoil.core.device_types import cpu_range, device_type
 from trefoil.core.fleet import DeviceType, SliceKey
-from trefoil.runtime.clock import Clock
 
 Mode = Literal["off", "meter", "serve"]
 SENSORS: Final = ("coretemp", "k10temp", "zenpower")
-POWER_OVER_S: Final = 0.5  # shorter differences of an energy counter are noise
 KHZ_PER_MHZ: Final = 1000
 MEBIBYTE: Final = 2**20
 
@@ -41,16 +37,12 @@ def cpu_mode(wanted: Literal["off", "meter", "serve", "auto"], *, simulated: boo
 class Cpu:
     """All CPUs that this process may use."""
 
-    def __init__(self, node: str, clock: Clock, counter: Counter | None, sys_root: Path = Path("/sys")) -> None:
+    def __init__(self, node: str, sys_root: Path = Path("/sys")) -> None:
         self.device = cpu_device(node)
         self.cores = tuple(sorted(os.sched_getaffinity(0)))
         self.type: DeviceType = device_type(f"cpu:{len(self.cores)}")
-        self.counter = counter
         self.memory_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MEBIBYTE
-        self._clock = clock
         self._sys = sys_root
-        self._before: tuple[float, CounterReading] | None = None
-        self._power_w: float | None = None
 
     def pinned(self, key: SliceKey) -> tuple[int, ...] | None:
         """The machine's numbers of the cores of a `cpu:N` slice; None for a quota, which is pinned nowhere.
@@ -65,19 +57,6 @@ class Cpu:
             message = f"{key.name} wants cores {wanted[0]}-{wanted[-1]}, {self.device} has {len(self.cores)}"
             raise SliceMissing(message, remedy="plan inside the device, or widen the agent's CPU affinity")
         return tuple(self.cores[core] for core in wanted)
-
-    def power_w(self) -> float | None:
-        """Mean watts since the last call that was at least half a second ago; None where nothing counts."""
-        reading = None if self.counter is None else self.counter.read()
-        if reading is None:
-            return None
-        now_s = self._clock.monotonic_s()
-        if self._before is None or self._before[1].identity != reading.identity:
-            self._before, self._power_w = (now_s, reading), None
-        elif now_s - self._before[0] >= POWER_OVER_S:
-            self._power_w = (reading.joules - self._before[1].joules) / (now_s - self._before[0])
-            self._before = (now_s, reading)
-        return self._power_w
 
     def clock_mhz(self) -> int:
         """Mean over the cores now; 0 where the kernel does not tell."""

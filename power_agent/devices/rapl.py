@@ -1,12 +1,17 @@
 """Joules of the CPU packages, by the kernel's powercap files (Intel RAPL, and AMD by the same driver).
 
+    counter = RaplCounter(root, clock, boot_id, state_dir / "rapl.json")    # raises RaplUnavailable with a remedy
+    counter.energy_j()    # joules of all packages; begins anew at 0 when what was in between cannot be known
+    counter.identity      # changes when it does
+    counter.save()        # at the end of the agent
+
     /sys/class/powercap/intel-rapl:0/{name,energy_uj,max_energy_range_uj}
 
 Only zones named `package-*` are summed: `core`, `uncore` and `dram` are inside or beside them, `psys` contains them,
 and `intel-rapl-mmio` repeats them. A zone wraps to 0 at max_energy_range_uj (a minute to an hour at full power), so a
 fall is a wrap, unless that would be more than a package can draw: then the counter restarted (the machine slept). After
-a pause in which it may have wrapped unseen, counting starts anew under another `identity`; a pause shorter than that
-is bridged by a small file, also from one agent to the next. The count never falls and is never negative.
+a pause in which it may have wrapped unseen, counting begins anew at 0; a pause shorter than that is bridged by a small
+file, also from one agent to the next. Under one `identity` the count never falls, and it is never negative.
 energy_uj is readable by root only since CVE-2020-8694. Source: Documentation/power/powercap/powercap.rst.
 """
 
@@ -18,8 +23,6 @@ from typing import Final
 
 import structlog
 
-from power_agent.devices.counter import CounterReading
-from trefoil.core.energy import EnergyMethod
 from trefoil.core.errors import Unavailable
 from trefoil.runtime.clock import Clock
 
@@ -94,8 +97,6 @@ def _unreadable(path: Path, error: Exception) -> RaplUnavailable:
 class RaplCounter:
     """All packages of the machine as one counter that only grows."""
 
-    method = EnergyMethod.RAPL
-
     def __init__(self, root: Path, clock: Clock, boot: str, memory_path: Path | None = None) -> None:
         """memory_path: where to leave the last reading for a successor; None: nowhere.
 
@@ -115,8 +116,13 @@ class RaplCounter:
         """The longest pause between two readings in which no package can have wrapped twice."""
         return min(zone.range_uj for zone in self.zones) * MICRO / PACKAGE_W_MAX
 
-    def read(self) -> CounterReading:
-        """Joules of all packages since the identity began.
+    @property
+    def identity(self) -> str:
+        """Of the last reading; counts under different identities have nothing in common."""
+        return "" if self._last is None else self._last.identity
+
+    def energy_j(self) -> float:
+        """Joules of all packages since the identity began. Blocking.
 
         Raises:
             RaplUnavailable: the files have become unreadable.
@@ -136,7 +142,7 @@ class RaplCounter:
         if now_s - self._saved_s >= SAVE_S:
             self._saved_s = now_s
             self.save()
-        return CounterReading(self._last.total_uj * MICRO, self._last.identity)
+        return self._last.total_uj * MICRO
 
     def save(self) -> None:
         """Leave the last reading to a successor; also at the end of the agent."""

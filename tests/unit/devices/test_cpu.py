@@ -6,23 +6,20 @@ import pytest
 
 from power_agent.devices.cpu import Cpu, cpu_mode
 from power_agent.devices.errors import SliceMissing
-from power_agent.devices.rapl import RaplCounter
-from tests.support.powercap import Powercap
 from trefoil.core.fleet import DeviceKind, SliceKey
-from trefoil.runtime.clock import ManualClock
 
 
 def test_it_is_a_device_of_as_many_cores_as_this_process_may_use(tmp_path):
-    cpu = Cpu("node0", ManualClock(), None, tmp_path)
+    cpu = Cpu("node0", tmp_path)
     assert cpu.device == "node0/cpu"
     assert (cpu.type.kind, cpu.type.cores) == (DeviceKind.CPU, len(os.sched_getaffinity(0)))
     assert cpu.memory_mib > 100
-    assert (cpu.power_w(), cpu.clock_mhz(), cpu.temperature_c()) == (None, 0, None)
+    assert (cpu.clock_mhz(), cpu.temperature_c()) == (0, None)
 
 
 def test_cores_of_a_plan_are_counted_among_those_allowed(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {8, 4, 6, 10})
-    cpu = Cpu("node0", ManualClock(), None)
+    cpu = Cpu("node0")
     assert cpu.type.name == "cpu:4"
     assert cpu.pinned(SliceKey("node0/cpu", "cpu:2", 1, 2)) == (6, 8)
     assert cpu.pinned(SliceKey("node0/cpu", "quota:0.5", 0, 5)) is None
@@ -30,22 +27,8 @@ def test_cores_of_a_plan_are_counted_among_those_allowed(monkeypatch):
         cpu.pinned(SliceKey("node0/cpu", "cpu:2", 3, 2))
 
 
-def test_watts_are_the_slope_of_the_counter(tmp_path):
-    clock, tree = ManualClock(), Powercap(tmp_path)
-    cpu = Cpu("node0", clock, RaplCounter(tmp_path, clock, "boot"))
-    assert cpu.power_w() is None
-    clock.move(2.0)
-    tree.draw(90.0)
-    assert cpu.power_w() == pytest.approx(45.0)
-    clock.move(0.1)  # too short to say
-    tree.draw(90.0)
-    assert cpu.power_w() == pytest.approx(45.0)
-    clock.move(0.9)
-    assert cpu.power_w() == pytest.approx(90.0)
-
-
 def test_clock_and_temperature_come_from_the_kernel(tmp_path):
-    cpu = Cpu("node0", ManualClock(), None, tmp_path)
+    cpu = Cpu("node0", tmp_path)
     for core in cpu.cores:
         folder = tmp_path / f"devices/system/cpu/cpu{core}/cpufreq"
         folder.mkdir(parents=True)
