@@ -1,4 +1,4 @@
-"""Write profile.csv of the family `digits`: synthetic operating points for simulated A100-SXM4-40GB slices.
+"""Write profile.csv of the family `digits`: synthetic points of A100-SXM4-40GB slices and of whole V100, T4, P4 GPUs.
 
 Run: `python model_repository/digits/make_profile.py` (in the main environment). Nothing here was measured: four tiny
 networks have no interesting speed on a GPU, so each variant is given the service times of a model of its rank in a
@@ -9,6 +9,7 @@ on big slices (they cannot fill them), so small slices answer with fewer joules 
     p50, p95, p99:                      of a gamma distribution with that mean and coefficient of variation 0.05
     throughput_per_s:                   b / t(b), items per second of one slice that never waits
     power_w, energy_active_j_per_batch: trefoil.core.power.active_w with the variant's density; energy = power * t(b)
+    a whole GPU:                        as an A100 slice of as many SMs x MHz, interpolated between slices on log scales
 
 `--equal-joules` gives every variant the times and energies of digits-l, so that no plan can save by changing variants:
 a control for experiments (a saving found on it is not real).
@@ -17,10 +18,13 @@ a control for experiments (a saving found on it is not real).
 import argparse
 import csv
 import io
+import math
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
-from trefoil.core.device_types import A100_40GB
+from trefoil.core.device_types import A100_40GB, P4, T4, V100_32GB, WHOLE, slice_type
+from trefoil.core.fleet import DeviceType
 from trefoil.core.power import active_w
 
 HERE = Path(__file__).resolve().parent
@@ -30,6 +34,8 @@ SERVICE_CV = 0.05
 BATCH_FIXED, BATCH_PER_ITEM = 0.35, 0.65
 NORMAL_QUANTILES = {"p50": 0.0, "p95": 1.6448536269514722, "p99": 2.3263478740408408}
 SLICE_TYPES = ("1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
+# GPUs without MIG: the clock that their rows state (0: it cannot be chosen), and the one that they reach [MHz].
+WHOLE_GPUS: dict[DeviceType, tuple[int, int]] = {V100_32GB: (1530, 1530), T4: (1590, 1590), P4: (0, 1531)}
 COLUMNS = (
     "device_type",
     "slice_type",
@@ -62,19 +68,44 @@ def gamma_quantile(mean: float, cv: float, normal: float) -> float:
     return float(mean * (1.0 - ninth + normal * ninth**0.5) ** 3)
 
 
+def whole_gpu_ms(device: DeviceType, clock_mhz: int, times_ms: tuple[float, ...]) -> float:
+    """Mean service time of one item on a whole GPU, from those on A100 slices (in the order of SLICE_TYPES)."""
+    work = math.log(slice_type(device, WHOLE).sm_count * clock_mhz)
+    known = [
+        (math.log(slice_type(A100_40GB, name).sm_count * CLOCK_MHZ), math.log(time_ms))
+        for name, time_ms in zip(SLICE_TYPES, times_ms, strict=True)
+    ]
+    (x0, y0), (x1, y1) = next((low, high) for low, high in pairwise(known) if work <= high[0])
+    return math.exp(y0 + (y1 - y0) * (work - x0) / (x1 - x0))
+
+
 def rows(equal_joules: bool) -> list[list[str]]:
     """Every operating point as text, in the order of COLUMNS."""
     table = []
     for variant, own in VARIANTS.items():
         times_ms, density, memory_mib = VARIANTS["digits-l"] if equal_joules else own
-        for slice_type, single_ms in zip(SLICE_TYPES, times_ms, strict=True):
-            power_w = active_w(A100_40GB, slice_type, CLOCK_MHZ, density)
-            for batch in BATCHES:
-                mean_ms = single_ms * (BATCH_FIXED + BATCH_PER_ITEM * batch)
-                latency = [f"{gamma_quantile(mean_ms, SERVICE_CV, z):.4f}" for z in NORMAL_QUANTILES.values()]
-                numbers = (1e3 * batch / mean_ms, power_w * mean_ms / 1e3, power_w)
-                point = [A100_40GB.name, slice_type, variant, "0", str(batch), str(CLOCK_MHZ), ""]
-                table.append([*point, *latency, *(f"{n:.6f}" for n in numbers), str(memory_mib)])
+        for name, single_ms in zip(SLICE_TYPES, times_ms, strict=True):
+            table += points(A100_40GB, name, CLOCK_MHZ, variant, single_ms, density, memory_mib)
+    for device, (stated_mhz, reached_mhz) in WHOLE_GPUS.items():
+        for variant, own in VARIANTS.items():
+            times_ms, density, memory_mib = VARIANTS["digits-l"] if equal_joules else own
+            single_ms = whole_gpu_ms(device, reached_mhz, times_ms)
+            table += points(device, WHOLE, stated_mhz, variant, single_ms, density, memory_mib)
+    return table
+
+
+def points(
+    device: DeviceType, name: str, clock_mhz: int, variant: str, single_ms: float, density: float, memory_mib: int
+) -> list[list[str]]:
+    """One variant on one slice type at every batch size."""
+    table = []
+    power_w = active_w(device, name, clock_mhz, density)
+    for batch in BATCHES:
+        mean_ms = single_ms * (BATCH_FIXED + BATCH_PER_ITEM * batch)
+        latency = [f"{gamma_quantile(mean_ms, SERVICE_CV, z):.4f}" for z in NORMAL_QUANTILES.values()]
+        numbers = (1e3 * batch / mean_ms, power_w * mean_ms / 1e3, power_w)
+        point = [device.name, name, variant, "0", str(batch), str(clock_mhz), ""]
+        table.append([*point, *latency, *(f"{n:.6f}" for n in numbers), str(memory_mib)])
     return table
 
 
@@ -83,7 +114,8 @@ def header(equal_joules: bool) -> str:
     git = subprocess.run(["git", "log", "-1", "--format=%h %cs"], cwd=HERE, capture_output=True, text=True, check=True)
     commit, date = git.stdout.split()
     source = "make_profile.py" + (" --equal-joules (control: every variant costs what digits-l costs)" * equal_joules)
-    machine = f"none: assumed service times for a simulated {A100_40GB.name}"
+    names = ", ".join(device.name for device in (A100_40GB, *WHOLE_GPUS))
+    machine = f"none: assumed service times for simulated GPUs ({names})"
     lines = {"basis": "synthetic", "source": source, "machine": machine, "date": date, "commit": commit}
     return "".join(f"# {key}: {value}\n" for key, value in lines.items())
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from trefoil.core.device_types import A100_40GB
+from trefoil.core.device_types import device_type
 from trefoil.core.power import density
 
 FAMILY = Path(__file__).resolve().parents[2] / "model_repository" / "digits"
@@ -48,7 +48,7 @@ def test_energy_time_and_throughput_of_a_row_agree():
     for row in committed()[1]:
         mean_s = int(row["batch"]) / float(row["throughput_per_s"])
         energy_j = float(row["energy_active_j_per_batch"])
-        found = density(A100_40GB, row["slice_type"], int(row["clock_mhz"]), mean_s, energy_j)
+        found = density(device_type(row["device_type"]), row["slice_type"], int(row["clock_mhz"]), mean_s, energy_j)
         assert found == pytest.approx(expected[row["variant"]], rel=1e-4)
         assert float(row["latency_ms_p50"]) == pytest.approx(mean_s * 1e3, rel=2e-3)
         assert float(row["latency_ms_p50"]) < float(row["latency_ms_p95"]) < float(row["latency_ms_p99"])
@@ -58,23 +58,35 @@ def test_each_step_of_accuracy_costs_more_joules_than_the_one_before():
     """A convex frontier on every slice type: no variant is beaten by a mix of its neighbours."""
     accuracy = {name: v["accuracy"] for name, v in variants().items()}
     order = sorted(accuracy, key=accuracy.__getitem__)
-    for slice_type in {row["slice_type"] for row in committed()[1]}:
+    for place in {(row["device_type"], row["slice_type"]) for row in committed()[1]}:
         energy_j = {
             row["variant"]: float(row["energy_active_j_per_batch"])
             for row in committed()[1]
-            if row["slice_type"] == slice_type and row["batch"] == "1"
+            if (row["device_type"], row["slice_type"]) == place and row["batch"] == "1"
         }
         slopes = np.diff([energy_j[v] for v in order]) / np.diff([accuracy[v] for v in order])
-        assert np.all(np.diff(slopes) > 0), slice_type
+        assert np.all(np.diff(slopes) > 0), place
 
 
 def test_the_control_profile_costs_the_same_for_every_variant(script):
     table = [dict(zip(script.COLUMNS, row, strict=True)) for row in script.rows(equal_joules=True)]
-    points: dict[tuple[str, str], set[tuple[str, ...]]] = {}
+    points: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for row in table:
         rest = tuple(value for name, value in row.items() if name != "variant")
-        points.setdefault((row["slice_type"], row["batch"]), set()).add(rest)
+        points.setdefault((row["device_type"], row["slice_type"], row["batch"]), set()).add(rest)
     assert all(len(same) == 1 for same in points.values())
+
+
+def test_a_whole_gpu_is_as_fast_as_slices_of_as_many_streaming_multiprocessors(script):
+    """The T4's 40 SMs at 1590 MHz lie between 42 and 56 SMs of an A100 at 1410 MHz; smaller GPUs are slower."""
+    single_ms = {
+        (row["device_type"], row["slice_type"]): float(row["latency_ms_p50"])
+        for row in committed()[1]
+        if row["variant"] == "digits-l" and row["batch"] == "1"
+    }
+    t4 = single_ms["Tesla T4", "whole"]
+    assert single_ms["A100-SXM4-40GB", "4g.20gb"] < t4 < single_ms["A100-SXM4-40GB", "3g.20gb"]
+    assert single_ms["Tesla V100-SXM2-32GB", "whole"] < t4 < single_ms["Tesla P4", "whole"]
 
 
 def test_the_held_out_images_are_a_stratified_third():

@@ -18,9 +18,14 @@ from typing import Final
 from trefoil.core.device_types import slice_type
 from trefoil.core.fleet import DeviceState, DeviceType
 
-DYNAMIC_W: Final = {
-    "A100-SXM4-40GB": 250.0
-}  # synthetic: inference at full width draws about 305 W of the 400 W board limit
+DYNAMIC_W: Final = {  # synthetic: inference at full width draws some 305 W of the 400 W board limit of an A100
+    "A100-SXM4-40GB": 250.0,
+    "A100-SXM4-80GB": 245.0,
+    "H100-SXM5-80GB": 455.0,
+    "Tesla V100-SXM2-32GB": 180.0,
+    "Tesla T4": 38.0,  # small boards are built to run at their limit
+    "Tesla P4": 45.0,
+}
 CLOCK_LINEAR: Final = 0.45  # c1, our choice: at 60 % clock the active power is 0.39 of its maximum
 CLOCK_CUBIC: Final = 1.0 - CLOCK_LINEAR
 IDLE_CLOCK_SHARE: Final = 0.15  # share of idle power that follows the clock
