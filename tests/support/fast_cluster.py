@@ -1,0 +1,224 @@
+"""Redis, a simulated node with fake Tritons and the real power agent, which can be killed at any write of its journal.
+
+Everything that a test waits for is polled every few ms; a repartition takes a tenth of a second, a restart about two.
+"""
+
+import itertools
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from power_agent.devices.errors import NodeUnreachable
+from power_agent.devices.node_client import NodeClient
+from power_agent.memory import Memory, replay
+from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
+from tests.support.fast_agent import AFTER, ARMED, BEFORE, DIED, READY, WHERE, WRITES, Page
+from tests.support.redis_server import RedisServer
+from tests.support.triton_process import MODELS, free_ports
+from tests.support.zygote import Zygote
+from trefoil.core.fleet import NodeStatus
+from trefoil.core.plan import NodePlan
+from trefoil.runtime import codec
+
+__all__ = ["AFTER", "BEFORE", "NODE", "FastCluster", "Stage"]
+
+NODE: Final = "node0"
+PORTS: Final = 160  # two per memory slice of eight GPUs, and the CPUs'
+FIRST_PORT, LAST_PORT = 21000, 31500
+POLL_S: Final = 0.004
+SETTLE_S: Final = 20.0
+_blocks = itertools.count()
+
+# What is slow on hardware for good reasons is quick here, by the settings that an operator has; the clock does the rest.
+FAST: Final[dict[str, Any]] = {
+    "rate": 20.0,
+    "health_poll_s": 1.0,
+    "drift_poll_s": 4.0,
+    "sample_period_s": 4.0,
+    "drain_poll_s": 0.1,
+    "in_use_backoff_s": 0.1,
+    "in_use_retries_max": 5,
+    "retry_backoff_max_s": 0.1,
+    "quiet_probe_s": 1e6,
+    "starts_parallel": 8,
+    "log_level": "info",
+}
+
+
+class Stage:
+    """What many clusters share: one Redis and one zygote."""
+
+    def __init__(self) -> None:
+        self.redis = RedisServer()
+        self.zygote = Zygote()
+
+    def close(self) -> None:
+        """End both, and all that was forked."""
+        self.zygote.close()
+        self.redis.close()
+
+
+class FastCluster:
+    """One node and one agent. `close` leaves nothing."""
+
+    def __init__(self, stage: Stage, *, devices: Sequence[str] = ("A100-SXM4-40GB",) * 2, **settings: Any) -> None:
+        self._stage = stage
+        self.folder = Path(tempfile.mkdtemp(prefix="trefoil-fast-"))
+        self.page = Page(self.folder / "page")
+        self.client = NodeClient(self.folder / "node" / "node.sock")
+        (admin,) = free_ports(1)
+        self._target = f"127.0.0.1:{admin}"
+        self._devices = list(devices)
+        self._node_pid = self._agent_pid = 0
+        self._channel: grpc.Channel | None = None
+        self._settings = {
+            **FAST,
+            "page": str(self.folder / "page"),
+            "node": NODE,
+            "node_socket": str(self.folder / "node" / "node.sock"),
+            "redis_url": stage.redis.url,
+            "cluster": self.folder.name,
+            "state_dir": str(self.folder / "agent"),
+            "model_repository": str(MODELS),
+            "triton_port_base": FIRST_PORT + PORTS * (next(_blocks) % ((LAST_PORT - FIRST_PORT) // PORTS)),
+            "admin_address": self._target,
+            "metrics_address": "",
+            **settings,
+        }
+        self.start_node()
+        self.start_agent()
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def start_node(self) -> None:
+        """The simulated node; returns when it answers."""
+        config = {
+            "node": NODE,
+            "socket": str(self.folder / "node" / "node.sock"),
+            "devices": self._devices,
+            "model_repository": str(MODELS),
+            "call_latency": False,
+            "tick_ms": 50.0,
+        }
+        self._node_pid = self._stage.zygote.run("node", self.folder / "node.log", **config)
+        self.until(self._node_answers, "the node to answer")
+
+    def _node_answers(self) -> bool:
+        try:
+            self.client.describe()
+        except NodeUnreachable:
+            return False
+        return True
+
+    def start_agent(self, timeout_s: float = SETTLE_S) -> float:
+        """The agent; returns the seconds until it has adopted everything and serves."""
+        started_s = time.monotonic()
+        self.page[READY] = 0
+        self._agent_pid = self._stage.zygote.run("agent", self.folder / "agent.log", **self._settings)
+        self.until(lambda: self.page[READY] == 1, "the agent to serve", timeout_s)
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = grpc.insecure_channel(self._target, options=[("grpc.use_local_subchannel_pool", 1)])
+        self.stub = power_agent_pb2_grpc.PowerAgentStub(self._channel)
+        return time.monotonic() - started_s
+
+    def kill_agent(self) -> None:
+        """As the kernel would."""
+        import os
+        import signal
+
+        os.kill(self._agent_pid, signal.SIGKILL)
+        self.reap_agent()
+
+    def end_agent(self) -> int:
+        """As systemd would; returns the exit code."""
+        import os
+        import signal
+
+        os.kill(self._agent_pid, signal.SIGTERM)
+        return self.reap_agent()
+
+    def reap_agent(self) -> int:
+        """Wait for an agent that is dying; returns its exit code, negative for a signal."""
+        code = self._stage.zygote.wait(self._agent_pid)
+        self._agent_pid = 0
+        return code
+
+    def close(self) -> None:
+        """End everything of it."""
+        if self._channel is not None:
+            self._channel.close()
+        if self._agent_pid:
+            self.kill_agent()
+        if self._node_pid:
+            self.client.shutdown()
+            self._stage.zygote.wait(self._node_pid)
+        self.client.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- crash points -------------------------------------------------------------------------------------------------
+
+    def arm(self, write: int, where: int) -> None:
+        """Let the agent die before or after that write of its journal, counted from now; 0: let it live."""
+        self.page[ARMED] = self.page[DIED] = 0
+        self.page[WRITES] = 0
+        self.page[WHERE] = where
+        self.page[ARMED] = write
+
+    @property
+    def writes(self) -> int:
+        """Journal writes since `arm`, of this and later agents."""
+        return self.page[WRITES]
+
+    @property
+    def died(self) -> bool:
+        """Whether the armed write has ended the agent."""
+        return self.page[DIED] != 0
+
+    # --- what is asked ------------------------------------------------------------------------------------------------
+
+    def apply(self, plan: NodePlan) -> Any:
+        """Send a plan; raises grpc.RpcError."""
+        return self.stub.Apply(power_agent_pb2.ApplyRequest(plan=codec.to_proto(plan)), timeout=10, wait_for_ready=True)
+
+    def status(self) -> NodeStatus:
+        """What the agent says of its node."""
+        answer = self.stub.GetNode(power_agent_pb2.GetNodeRequest(), timeout=10, wait_for_ready=True)
+        found: NodeStatus = codec.from_proto(answer.node)
+        return found
+
+    def settle(self, plan: NodePlan, timeout_s: float = SETTLE_S) -> None:
+        """Wait until the agent says that nothing is left to do for the plan."""
+        self.until(lambda: self.status().applied == plan.revision, f"plan {plan.revision}", timeout_s)
+
+    def inspect(self) -> dict[str, Any]:
+        """What is really there: instances, locks and limits of the driver, processes."""
+        found: dict[str, Any] = self.client.call("inspect")
+        return found
+
+    def memory(self) -> Memory:
+        """What the journal on disk holds."""
+        data = (self.folder / "agent" / "journal.jsonl").read_bytes()
+        load = json.loads(data.splitlines()[-1].partition(b"\t")[0])["load"]
+        return replay(data, load)
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def until(self, check: Callable[[], bool], what: str, timeout_s: float = SETTLE_S) -> None:
+        """Poll."""
+        deadline_s = time.monotonic() + timeout_s
+        while not check():
+            assert time.monotonic() < deadline_s, f"waited {timeout_s:g} s for {what}:\n{self.tail()}"
+            time.sleep(POLL_S)
+
+    def tail(self, characters: int = 6000) -> str:
+        """The end of both logs, and what is there."""
+        logs = [self.folder / "node.log", self.folder / "agent.log"]
+        texts = [f"--- {log.name}\n{log.read_text()[-characters:]}" for log in logs if log.exists()]
+        return "\n".join(texts)
