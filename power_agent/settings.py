@@ -85,6 +85,25 @@ class PowerAgentSettings(ServiceSettings):
     clock_lease_ttl_max_s: float = Field(default=600.0, gt=0)
     """Longest time to live of a clock lease: whoever holds one renews it."""
 
+    # CPUs and sensors
+    cpu: Literal["off", "meter", "serve", "auto"] = "auto"
+    """meter: count what the CPU packages draw; serve: let plans put slices on them too; auto: meter where RAPL can be
+    read, off on a simulated node."""
+    powercap_root: Path = Path("/sys/class/powercap")
+    """Where the kernel shows RAPL."""
+    dcgm_exporter_url: str = ""
+    """Metrics page of a dcgm-exporter that collects at least every 2 s (`--collect-interval 1000`), as in
+    http://127.0.0.1:9400/metrics; empty: activity from GPM or Triton."""
+
+    # what measures energy, and how it is split between slices
+    power_poll_s: float = Field(default=0.1, ge=0.02, le=1.0)
+    """How often the power of a device without an energy counter is read, to be integrated."""
+    attribution: Literal["auto", "triton", "gpm", "dcgm"] = "auto"
+    """By whose activity a device's energy is split; auto: DCGM, else GPM, else Triton's compute seconds. What has no
+    fresh value for every slice of an interval gives way to Triton for that interval."""
+    learn_baseline: bool = True
+    """Measure the idle power at each clock when nothing is done; false: the device type's figure."""
+
     @property
     def driver_marker(self) -> Path:
         """The file that changes with each load of the driver."""

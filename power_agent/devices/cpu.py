@@ -1,7 +1,7 @@
-"""The CPUs of a node as one device, `<node>/cpu` of type `cpu:<cores>`: what they are, and their gauges (`rapl` counts their joules).
+"""The CPUs of a node as one device, `<node>/cpu` of type `cpu:<cores>`: what they are, and their gauges.
 
 Cores are logical CPUs that this process may use, in ascending order: core k of a plan is `cores[k]`, whatever its
-number in the machine. Gauges are called as a GPU's:
+number in the machine. `rapl` counts their joules.
 
     cpu = Cpu(node)
     cpu.device, cpu.type, cpu.cores         # "node0/cpu", DeviceType, (0, 1, ...)
