@@ -8,6 +8,7 @@ import structlog
 from power_agent.agent import AgentPart
 from power_agent.devices.inventory import Inventory, boot_id, driver_load_id
 from power_agent.devices.nvml import install_simulated
+from power_agent.energy_feed import EnergyFeed
 from power_agent.health import Health
 from power_agent.journal import Journal
 from power_agent.ledger import Ledger
@@ -19,6 +20,7 @@ from power_agent.pursuit import Pursuit
 from power_agent.runtimes.choose import choose_runtime
 from power_agent.service import FULL_NAME, PowerAgentServicer
 from power_agent.settings import PowerAgentSettings
+from power_agent.sources import Sources
 from power_agent.verbs import Verbs
 from protos.power_agent.v1 import power_agent_pb2_grpc
 from trefoil.runtime import rpc
@@ -47,7 +49,6 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
     inventory = Inventory(settings.node)
     driver = ThreadPoolExecutor(1, "driver")  # changes of instances, one after the other
-    gauges = ThreadPoolExecutor(1, "gauges")  # readings never wait for a change
     calls = ThreadPoolExecutor(4, "node")
     mig = Mig(inventory, driver, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
     journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker))
@@ -57,10 +58,12 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     pursuit = Pursuit(node, verbs)
     ledger = Ledger(settings.state_dir, int(settings.ring_s / settings.sample_period_s))
     publisher = Publisher(node, state, ledger)
-    metering = Metering(node, inventory, gauges, ledger, publisher.publish)
+    feed = EnergyFeed(ledger)
+    sources = Sources(inventory, clock, metered=settings.meter == "nvml")
+    metering = Metering(node, sources, ledger, publisher.publish, feed.notify)
     health = Health(node, pursuit, verbs, mig, inventory, state)
     agent = AgentPart(node, inventory, mig, verbs, pursuit, health, metering, publisher, state)
-    servicer = PowerAgentServicer(node, pursuit)
+    servicer = PowerAgentServicer(node, pursuit, feed)
     entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
     audit = AuditLog(settings.state_dir, clock)
     server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics, audit=audit))

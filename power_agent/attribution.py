@@ -5,6 +5,8 @@ interval (DCGM's or GPM's graphics engine activity). NVML has no energy per slic
 Formulation: weight = activity seconds x sm share, activity seconds = a x length of the interval, or Triton's. One
 source for all slices of an interval, the first of DCGM, GPM, Triton that has a fresh value for each of them and does
 not contradict Triton by seeing nothing at all. Inside a slice its models share by busy seconds.
+A foreign client: where the operating system counts what anybody used of the device (CPUs), the rest of that weighs in;
+elsewhere no slice gets more than its activity can draw at full power. Both serve nobody.
 Deviation: none. Triton counts a batch when it ends, so a batch across the border weighs in the later interval: the
 error is bounded by one batch per interval and cancels over several.
 """
@@ -19,6 +21,7 @@ from trefoil.core.energy import AttributionMethod, HostedEnergy, SliceEnergy
 from trefoil.core.fleet import SliceKey
 
 TICK_S: Final = 1e-9  # Triton counts nanoseconds
+QUIET_OTHERS: Final = 0.05  # of a host's CPU time: an operating system is never quite idle
 SENSORS: Final = {
     "auto": (AttributionMethod.DCGM, AttributionMethod.GPM),
     "dcgm": (AttributionMethod.DCGM,),
@@ -50,7 +53,7 @@ class Split:
     active_j: tuple[float, ...]
     unserved_j: float
     method: AttributionMethod
-    quiet: bool  # nothing was done at all
+    quiet: bool  # nothing was done, or next to nothing
 
 
 def settle(marks: Sequence[Mark], slices: Sequence[SliceReading]) -> tuple[tuple[Done, ...], tuple[Mark, ...]]:
@@ -79,12 +82,11 @@ def settle(marks: Sequence[Mark], slices: Sequence[SliceReading]) -> tuple[tuple
 
 
 def split(reading: DeviceReading, done: Sequence[Done], length_s: float, rest_j: float) -> Split:
-    """Active joules of each slice, and the joules that serve nobody. With a foreign client on the device a slice gets
-    no more than its activity can draw at full power; the rest is foreign. A foreign activity that is measured weighs in
-    by itself.
-    """
+    """Active joules of each slice, and the joules above the baseline that serve nobody."""
     method, seconds = _activity_s(reading, done, length_s)
-    weights, unserved = [], reading.other_s
+    own_s = sum(active_s * part.sm_share for part, active_s in zip(reading.slices, seconds, strict=True))
+    other_s = max(0.0, reading.busy_s - own_s) if reading.busy_s is not None else 0.0
+    weights, unserved = [], other_s
     for part, own, active_s in zip(reading.slices, done, seconds, strict=True):
         served = _served_share(part, _busy_s(own))
         weights.append(active_s * served * part.sm_share)
@@ -93,13 +95,14 @@ def split(reading: DeviceReading, done: Sequence[Done], length_s: float, rest_j:
     if len(busy) <= 1:
         method = AttributionMethod.SOLE
     total = sum(weights) + unserved
+    quiet = own_s <= 0 and other_s <= QUIET_OTHERS * length_s
     if rest_j <= 0 or total <= 0:
-        return Split((0.0,) * len(weights), max(0.0, rest_j), method, quiet=total <= 0)
+        return Split((0.0,) * len(weights), max(0.0, rest_j), method, quiet)
     per_weight_j = rest_j / total
     if reading.foreign:
         per_weight_j = min(per_weight_j, reading.active_w_max)
     active_j = tuple(per_weight_j * weight for weight in weights)
-    return Split(active_j, max(0.0, rest_j - sum(active_j)), method, quiet=False)
+    return Split(active_j, max(0.0, rest_j - sum(active_j)), method, quiet)
 
 
 def _activity_s(

@@ -5,6 +5,7 @@ crash at any point neither loses nor repeats a joule: what is on disk is sent (a
 the counter. A torn last line never counted. Two files of half the ring's length take turns.
 """
 
+import itertools
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ class Ledger:
         self._lines = self._count = 0
         self.states: dict[str, MeterState] = {}
         self.ring: deque[EnergySample] = deque()
+        self._dropped = 0  # samples that the ring has let go since it was opened
 
     def history(self) -> list[tuple[str, MeterState]]:
         """Every state on disk, oldest first: the counter readings behind the samples."""
@@ -84,6 +86,15 @@ class Ledger:
         self.ring.extend(samples)
         while len(self.ring) > 2 * self._half * max(1, len(states)):
             self.ring.popleft()
+            self._dropped += 1
+
+    def since(self, position: int, count: int) -> list[tuple[int, EnergySample]]:
+        """At most `count` samples of the ring from a position on, each with its own; positions grow by 1 per sample."""
+        first = max(0, position - self._dropped)
+        return [
+            (self._dropped + first + offset, sample)
+            for offset, sample in enumerate(itertools.islice(self.ring, first, first + count))
+        ]
 
     def close(self) -> None:
         """The file stays."""

@@ -1,43 +1,35 @@
 """Reads counters once per period and keeps the books: the shell of `meter`.
 
 Triton's counters first, then the device's counter, as close together as possible; then one line in the ledger; then the
-samples go to whoever publishes them.
+samples go to whoever publishes or watches them. Each device has a thread of its own (`sources`).
 """
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Final
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final, TypeVar
 
 import structlog
 
 from power_agent.devices.errors import DeviceError
-from power_agent.devices.inventory import Inventory
 from power_agent.ledger import Ledger
 from power_agent.meter import MeterState, advance
 from power_agent.node import Device, Node
-from power_agent.readings import DeviceReading
+from power_agent.readings import DeviceReading, SliceReading
 from power_agent.slices import Slice
-from trefoil.core.energy import EnergyMethod, EnergySample
+from power_agent.sources import Measured, Sources
+from trefoil.core import power
+from trefoil.core.energy import AttributionMethod, EnergyMethod, EnergySample
 from trefoil.core.errors import Unavailable
-from trefoil.core.fleet import DeviceState
+from trefoil.core.fleet import DeviceKind, DeviceState
 
 STATISTICS_TIMEOUT_S: Final = 0.7
+READ_TIMEOUT_S: Final = 0.9
 SLOW_EVERY: Final = 5  # temperature and event reasons change slowly: each n-th reading
 
-
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """What the driver says of one device now."""
-
-    monotonic_s: float
-    counter_j: float | None
-    power_w: float
-    clock_mhz: int
-    temperature_c: float | None = None
-    clock_event_reasons: tuple[str, ...] | None = None
+T = TypeVar("T")
 
 
 class Metering:
@@ -46,57 +38,61 @@ class Metering:
     def __init__(
         self,
         node: Node,
-        inventory: Inventory,
-        thread: Executor,
+        sources: Sources,
         ledger: Ledger,
-        publish: Callable[[Sequence[EnergySample]], None],
+        *publish: Callable[[Sequence[EnergySample]], None],
     ) -> None:
         self._node = node
-        self._inventory = inventory
-        self._thread = thread
+        self._sources = sources
         self._ledger = ledger
         self._publish = publish
         self._states: dict[str, MeterState] = {}
-        self._first = True
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._stuck: dict[str, asyncio.Future[Measured]] = {}
+        self._watched: set[str] = set()  # read before by this process
         self._readings = 0
         self._log = structlog.get_logger()
 
     def open(self) -> None:
         """Go on from the ledger; a new ledger starts its `seq` where no earlier one can have come."""
         self._ledger.open()
-        now = int(self._node.clock.now_s())
-        for device in self._node.devices:
-            self._states[device] = self._ledger.states.get(device) or MeterState(device, seq=now)
 
     async def run(self) -> None:
-        """A reading each period, on whole multiples of it."""
+        """A reading each period, on whole multiples of it; readings of power in between where there is no counter."""
         clock, period_s = self._node.clock, self._node.settings.sample_period_s
+        polling = asyncio.create_task(self._poll())
+        try:
+            while True:
+                await self.read()
+                await clock.sleep(period_s - clock.monotonic_s() % period_s)
+                if polling.done():
+                    polling.result()  # a bug ends the service
+        finally:
+            polling.cancel()
+
+    async def _poll(self) -> None:
+        """Power of the devices without a counter, several times per period."""
         while True:
-            await self.read()
-            await clock.sleep(period_s - clock.monotonic_s() % period_s)
+            await self._node.clock.sleep(self._node.settings.power_poll_s)
+            origin = self._origin
+            names = [name for name in self._node.devices if self._sources.integrates(name, origin)]
+            await asyncio.gather(*(self._poll_one(name, origin) for name in names if name not in self._stuck))
+
+    async def _poll_one(self, name: str, origin: str) -> None:
+        with contextlib.suppress(DeviceError, Unavailable):  # the reading of the period says what is wrong
+            await self._in_thread(name, lambda: self._sources.poll(name, origin))
 
     async def read(self) -> None:
         """One reading of everything."""
         await asyncio.gather(*(self._statistics(part) for part in self._node.slices.values() if part.running))
         self._readings += 1
-        slow = self._readings % SLOW_EVERY == 1
-        samples = []
-        for device in self._node.devices.values():
-            gauges = await self._gauges(device, slow)
-            if gauges is None:
-                continue
-            reading = self._reading(device, gauges)
-            state, sample = advance(
-                self._states[device.device], reading, self._node.settings.node, self._node.metrics.simulated
-            )
-            self._states[device.device] = state
-            if sample is not None:
-                samples.append(sample)
-                self._count(device, sample)
-        self._first = False
+        devices = list(self._node.devices.values())
+        found = await asyncio.gather(*(self._account(device) for device in devices))
+        samples = [sample for sample in found if sample is not None]
         self._ledger.append(samples, self._states)
         if samples:
-            self._publish(samples)
+            for publish in self._publish:
+                publish(samples)
 
     async def _statistics(self, part: Slice) -> None:
         if part.server is None:
@@ -108,60 +104,105 @@ class Metering:
             if part.server is server:
                 part.note(counters, self._node.clock.now_s())
 
-    async def _gauges(self, device: Device, slow: bool) -> Gauges | None:
-        name, metered = device.device, self._node.settings.meter == "nvml"
+    async def _account(self, device: Device) -> EnergySample | None:
+        name = device.device
+        measured = await self._measured(device)
+        if name not in self._states:
+            fresh = MeterState(name, seq=int(self._node.clock.now_s()))
+            self._states[name] = self._ledger.states.get(name) or fresh
+        if measured is None:
+            return None
+        reading = self._reading(device, measured)
+        self._watched.add(name)
+        state, sample = advance(self._states[name], reading, self._node.settings.node, self._node.metrics.simulated)
+        resets = state.counter_resets - self._states[name].counter_resets
+        self._states[name] = state
+        if sample is not None:
+            self._count(device, sample, reading, resets)
+        return sample
 
-        def read() -> Gauges:
-            return Gauges(
-                counter_j=self._inventory.energy_j(name) if metered else None,
-                monotonic_s=self._node.clock.monotonic_s(),
-                power_w=(self._inventory.power_w(name) or 0.0) if metered else 0.0,
-                clock_mhz=self._inventory.clock_mhz(name),
-                temperature_c=self._inventory.temperature_c(name) if slow else None,
-                clock_event_reasons=self._inventory.clock_event_reasons(name) if slow else None,
-            )
+    # --- reading ------------------------------------------------------------------------------------------------------
 
+    @property
+    def _origin(self) -> str:
+        return f"{self._node.boot_id}/{self._node.driver_load_id}"
+
+    def _in_thread(self, name: str, call: Callable[[], T]) -> asyncio.Future[T]:
+        if name not in self._threads:
+            self._threads[name] = ThreadPoolExecutor(1, f"gauges {name}")
+        return asyncio.get_running_loop().run_in_executor(self._threads[name], call)
+
+    async def _measured(self, device: Device) -> Measured | None:
+        """None when the device does not answer in time: the next reading covers the time since the last one."""
+        name, origin, slow = device.device, self._origin, self._readings % SLOW_EVERY == 1
+        generations = {p.key: p.generation for p in self._node.slices.values() if p.key.device == name}
+        if name in self._stuck:
+            if not self._stuck[name].done():
+                return None
+            self._stuck.pop(name).exception()  # it came too late to be of use
+        future = self._in_thread(name, lambda: self._sources.read(name, device.type, origin, generations, slow))
+        done, _ = await asyncio.wait({future}, timeout=READ_TIMEOUT_S)
+        if not done:
+            self._stuck[name] = future
+            self._log.warning("no reading", device=name, why=f"the driver took longer than {READ_TIMEOUT_S:g} s")
+            return None
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, read)
+            return future.result()
         except (DeviceError, Unavailable) as error:
             if device.state != DeviceState.LOST:
                 self._log.warning("no reading", device=name, why=str(error))
             return None
 
-    def _reading(self, device: Device, gauges: Gauges) -> DeviceReading:
-        node = self._node
-        device.power_w, device.clock_mhz = gauges.power_w, gauges.clock_mhz
-        if gauges.temperature_c is not None:
-            device.temperature_c = gauges.temperature_c
-        if gauges.clock_event_reasons is not None:
-            device.clock_event_reasons = gauges.clock_event_reasons
-        served_s = device.take_served_s(gauges.monotonic_s)
+    def _reading(self, device: Device, measured: Measured) -> DeviceReading:
+        node, kind = self._node, device.type
+        device.power_w, device.clock_mhz = measured.power_w, measured.clock_mhz
+        if measured.temperature_c is not None:
+            device.temperature_c = measured.temperature_c
+        if measured.clock_event_reasons is not None:
+            device.clock_event_reasons = measured.clock_event_reasons
+        served_s = device.take_served_s(measured.monotonic_s)
         departed, device.departed = device.departed, []
         own = [node.reading(part) for part in node.slices.values() if part.key.device == device.device and part.running]
         return DeviceReading(
             device=device.device,
-            at_s=node.clock.now_s(),
-            monotonic_s=gauges.monotonic_s,
-            driver=f"{node.boot_id}/{node.driver_load_id}",
-            counter_j=gauges.counter_j,
-            baseline_w=device.type.idle_w,
-            active_w_max=device.type.max_w - device.type.idle_w,
+            at_s=measured.at_s,
+            monotonic_s=measured.monotonic_s,
+            driver=measured.origin,
+            counter_j=measured.counter_j,
+            baseline_w=power.idle_w(kind, DeviceState.AWAKE, measured.clock_mhz),
+            active_w_max=kind.max_w - kind.idle_w,
             state=device.state,
-            clock_mhz=gauges.clock_mhz,
-            serving_s=None if self._first else served_s,
-            foreign=bool(device.foreign),
-            slices=tuple(departed + own),
+            clock_mhz=measured.clock_mhz,
+            serving_s=served_s if device.device in self._watched else None,
+            # Others use a host's CPUs all the time: as long as nobody says how much, slices get what they can draw.
+            foreign=bool(device.foreign) or (kind.kind == DeviceKind.CPU and measured.busy_s is None),
+            slices=(*departed, *(_sensed(part, measured) for part in own)),
+            method=measured.method,
+            counter_doubt=measured.counter_doubt,
+            attribution=node.settings.attribution,
+            learn_baseline=node.settings.learn_baseline,
+            busy_s=measured.busy_s,
         )
 
-    def _count(self, device: Device, sample: EnergySample) -> None:
+    def _count(self, device: Device, sample: EnergySample, reading: DeviceReading, resets: int) -> None:
         metrics, name = self._node.metrics, device.device
         metrics.set("trefoil_device_clock_hertz", sample.clock_mhz_mean * 1e6, device=name)
         metrics.set("trefoil_device_temperature_celsius", device.temperature_c, device=name)
+        metrics.inc(
+            "trefoil_energy_samples_total",
+            device=name,
+            method=sample.method.name,
+            attribution=sample.attribution.name,
+        )
+        metrics.inc("trefoil_energy_counter_resets_total", resets, device=name)
         if sample.method == EnergyMethod.NONE:
             return
         active_j = sum(part.active_j for part in sample.slices)
         metrics.set("trefoil_device_power_watts", device.power_w, device=name)
         metrics.set("trefoil_energy_uncertainty_ratio", sample.uncertainty_ratio, device=name)
+        baseline = self._states[name].baseline
+        watts = baseline.watts(reading.clock_mhz, reading.baseline_w) if reading.learn_baseline else reading.baseline_w
+        metrics.set("trefoil_device_baseline_watts", watts, device=name)
         for share, joules in (("active", active_j), ("idle", sample.idle_j), ("unallocated", sample.unallocated_j)):
             metrics.inc("trefoil_device_energy_joules_total", joules, device=name, share=share)
         for part in sample.slices:
@@ -178,3 +219,12 @@ class Metering:
         """A last reading, so that the successor's gap is short."""
         await self.read()
         self._ledger.close()
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _sensed(part: SliceReading, measured: Measured) -> SliceReading:
+    """With what the sensors say of it."""
+    gpm = measured.activity.get(AttributionMethod.GPM, {}).get(part.key)
+    dcgm = measured.activity.get(AttributionMethod.DCGM, {}).get(part.key)
+    return replace(part, gpm=gpm, dcgm=dcgm)

@@ -47,8 +47,8 @@ class DeviceReading:
 
     `monotonic_s` counts from the boot of the machine, so two agents on one boot continue each other.
     `driver` names what the counter counts from (boot, driver load, start of an integral): counters of different ones
-    have nothing in common. `other_s`: activity of processes that are none of ours, measured, in seconds of the whole
-    device. `counter_doubt`: relative error of the counter itself.
+    have nothing in common. `counter_doubt`: relative error of the counter itself. `busy_s`: what anybody used of the
+    device since the last reading, in seconds of all of it, where the operating system tells (CPUs).
     """
 
     device: str
@@ -67,4 +67,4 @@ class DeviceReading:
     counter_doubt: float = 0.0
     attribution: str = "auto"
     learn_baseline: bool = False
-    other_s: float = 0.0
+    busy_s: float | None = None

@@ -1,8 +1,10 @@
 """gRPC: PowerAgent. Apply takes a plan, GetNode and WatchNode show the node."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, Final
 
+from power_agent.energy_feed import EnergyFeed
 from power_agent.node import Node
 from power_agent.pursuit import Pursuit
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
@@ -16,9 +18,10 @@ FULL_NAME: Final = "trefoil.power_agent.v1.PowerAgent"
 class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: ignore[misc]
     """Translates; decides nothing."""
 
-    def __init__(self, node: Node, pursuit: Pursuit) -> None:
+    def __init__(self, node: Node, pursuit: Pursuit, energy: EnergyFeed) -> None:
         self._node = node
         self._pursuit = pursuit
+        self._energy = energy
 
     async def Apply(self, request: Any, context: Any) -> Any:
         """Takes a complete desired state; answers with the steps that lead there."""
@@ -39,6 +42,17 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         while True:
             yield power_agent_pb2.WatchNodeResponse(node=codec.to_proto(self._node.status()))
             seen = await self._node.changes.wait(seen)
+
+    async def WatchEnergy(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Samples that the agent still holds beyond `after_seq` of their device, then each new one."""
+        after = dict(request.after_seq)
+        for device in after:
+            if device not in self._node.devices:
+                known = ", ".join(sorted(self._node.devices))
+                raise InvalidInput("no such device here", field="after_seq", value=device, remedy=f"one of {known}")
+        async with aclosing(self._energy.watch(after)) as samples:
+            async for sample in samples:
+                yield power_agent_pb2.WatchEnergyResponse(sample=codec.to_proto(sample))
 
 
 def step_message(step: Step) -> Any:

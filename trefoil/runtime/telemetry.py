@@ -188,6 +188,17 @@ METRICS: Final[tuple[Metric, ...]] = (
         POWER_AGENT,
     ),
     Metric("trefoil_energy_uncertainty_ratio", "gauge", "Stated error of attribution.", ("device",), POWER_AGENT),
+    Metric("trefoil_device_baseline_watts", "gauge", "Idle power that is booked as idle.", ("device",), POWER_AGENT),
+    Metric(
+        "trefoil_energy_samples_total",
+        "counter",
+        "Energy samples, by how joules were read and how they were split between slices.",
+        ("device", "method", "attribution"),
+        POWER_AGENT,
+    ),
+    Metric(
+        "trefoil_energy_counter_resets_total", "counter", "Energy counters that began anew.", ("device",), POWER_AGENT
+    ),
     Metric("trefoil_device_clock_hertz", "gauge", "SM clock.", ("device",), POWER_AGENT),
     Metric("trefoil_device_temperature_celsius", "gauge", "GPU temperature.", ("device",), POWER_AGENT),
     Metric("trefoil_device_state", "gauge", "1 for the state that a device is in.", ("device", "state"), POWER_AGENT),
