@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -15,25 +14,14 @@ from power_agent.metering import Metering
 from power_agent.mig import Mig
 from power_agent.node import Node
 from power_agent.pursuit import Pursuit
+from power_agent.runtimes.choose import install_triton
 from power_agent.slices import Slice
-from power_agent.triton_install import TritonInstall, find_triton, prepare_triton
 from power_agent.verbs import Verbs
 from trefoil.core.errors import Fenced, PlanError, StateUnavailable, TrefoilError
 from trefoil.core.plan import NodePlan
 from trefoil.runtime.state import State
 
 EXIT_PATIENCE_S: Final = 1.5  # a service has 4 s to be gone
-
-
-def install_triton(binary: Path | None, environment: Path | None) -> TritonInstall:
-    """Find the tritonserver and make it usable. Blocking.
-
-    Raises:
-        StartError: naming what is missing and what brings it.
-    """
-    install = find_triton(binary, environment)
-    prepare_triton(install)
-    return install
 
 
 class AgentPart:
@@ -65,9 +53,7 @@ class AgentPart:
     async def init(self) -> None:
         """Take over what runs, and the plan it runs by."""
         node, settings = self._node, self._node.settings
-        self._verbs.install = await asyncio.to_thread(
-            install_triton, settings.triton_binary, settings.triton_environment
-        )
+        self._verbs.install = await asyncio.to_thread(install_triton, settings, self._verbs.runtime)
         observed = await self._mig.reopen()
         await self._mig.call(lambda: list_devices(node, self._inventory, observed))
         node.journal.open()

@@ -5,6 +5,7 @@ calls (driver, node process, files) run in threads.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 import structlog
 
-from power_agent.drain import required_table, waiting_for
+from power_agent.drain import NOTICE_S, required_table, still_routed, waiting_for
 from power_agent.journal import Journal
 from power_agent.mig import Mig
 from power_agent.reconcile import Task
@@ -50,7 +51,7 @@ class Verbs:
         self._settings = settings
         self._clock = clock
         self._mig = mig
-        self._runtime = runtime
+        self.runtime = runtime
         self._threads = threads
         self.install: TritonInstall | None = None  # found at start, before the first step
         self._state = state
@@ -83,14 +84,19 @@ class Verbs:
 
     async def processes(self) -> dict[str, RunningTriton]:
         """What the runtime runs, by tag."""
-        return {process.tag: process for process in await self.in_thread(self._runtime.list)}
+        return {process.tag: process for process in await self.in_thread(self.runtime.list)}
 
     # --- instances ---------------------------------------------------------------------------------------------------
 
-    async def _create_gi(self, part: Slice, task: Task) -> None:
+    async def _claim(self, part: Slice, task: Task) -> None:
+        """Remember a slice as ours before anything of it exists."""
         part.generation = self._journal.next_generation()
+        await self._journal.sync()
         part.hosted = task.hosted
         self._journal.remember(part.memory())
+
+    async def _create_gi(self, part: Slice, task: Task) -> None:
+        await self._claim(part, task)
         observed = await self._mig.create_gi(part.key)
         part.has_instance, part.has_compute = True, observed.ci_id is not None
         part.mig_uuid = observed.mig_uuid
@@ -143,12 +149,14 @@ class Verbs:
     async def _start(self, part: Slice, task: Task) -> None:
         if part.state == SliceState.FAILED:
             part.move(SliceState.PENDING, task.why, self._clock.now_s())
+        if not part.generation:  # a whole GPU, or cores: what runs there is all that there is of it
+            await self._claim(part, task)
         part.hosted = task.hosted
         part.move(SliceState.STARTING, task.why, self._clock.now_s())
         part.launch = await self.in_thread(lambda: self._prepare(part, task.hosted))
         launch, log_path = part.launch, (self._settings.state_dir / "logs" / f"{part.key.name}.log").absolute()
 
-        self._attached(part, await self.in_thread(lambda: self._runtime.start(part.tag, launch, log_path)))
+        self._attached(part, await self.in_thread(lambda: self.runtime.start(part.tag, launch, log_path)))
 
     async def _stop(self, part: Slice, task: Task) -> None:
         await self.stop_process(part)
@@ -171,8 +179,8 @@ class Verbs:
         kill_after_s = settings.idle_kill_after_s if part.proved_idle else settings.stop_kill_after_s
 
         def stop() -> None:
-            self._runtime.stop(tag, kill_after_s if patience_s is None else patience_s)
-            self._runtime.forget(tag)
+            self.runtime.stop(tag, kill_after_s if patience_s is None else patience_s)
+            self.runtime.forget(tag)
             clean_shared_memory(prefix)
 
         await self.in_thread(stop)
@@ -182,8 +190,8 @@ class Verbs:
         """End a process that belongs to no slice."""
 
         def stop() -> None:
-            self._runtime.stop(tag, self._settings.stop_kill_after_s)
-            self._runtime.forget(tag)
+            self.runtime.stop(tag, self._settings.stop_kill_after_s)
+            self.runtime.forget(tag)
 
         await self.in_thread(stop)
 
@@ -291,7 +299,8 @@ class Verbs:
         required = required_table(part.key, revision, published)
         now_s = self._clock.now_s()
         live = tuple(ack for ack in acks.values() if now_s - ack.observed_at_s <= ACK_TTL_S)
-        waiting = waiting_for(part.key, required, live)
+        routed = still_routed(part.key, published)
+        waiting = waiting_for(part.key, required, live, part.announced_s + NOTICE_S if routed else -math.inf)
         part.proved_idle = bool(live) and not waiting
         if waiting or part.server is None:
             return waiting

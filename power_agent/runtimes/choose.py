@@ -2,8 +2,11 @@
 
 from power_agent.devices.node_client import NodeClient
 from power_agent.runtimes.base import Runtime
+from power_agent.runtimes.docker import DockerOptions, DockerRuntime
+from power_agent.runtimes.docker_engine import Engine
 from power_agent.runtimes.node import NodeRuntime
 from power_agent.settings import PowerAgentSettings
+from power_agent.triton_install import TritonInstall, find_triton, prepare_triton
 from trefoil.core.errors import SettingError
 
 
@@ -19,5 +22,34 @@ def choose_runtime(settings: PowerAgentSettings, client: NodeClient | None) -> R
                 remedy = "set node_socket to that of a simulated node, or runtime to process or docker"
                 raise SettingError("no simulated node is named", field="runtime", value="node", remedy=remedy)
             return NodeRuntime(client)
+        case "docker":
+            if not settings.docker_image:
+                remedy = "set docker_image to an image with a tritonserver, or runtime to process"
+                raise SettingError("no image is named", field="runtime", value="docker", remedy=remedy)
+            options = DockerOptions(
+                cluster=settings.cluster,
+                node=settings.node,
+                image=settings.docker_image,
+                pull=settings.docker_pull,
+                gpu=settings.docker_gpu,
+                user=settings.docker_user,
+                shm_mib=settings.docker_shm_mib,
+                health_s=settings.docker_health_s,
+            )
+            return DockerRuntime(Engine(settings.docker_url), options)
         case name:
-            raise SettingError("not available", field="runtime", value=name, remedy="node")
+            raise SettingError("not available", field="runtime", value=name, remedy="node or docker")
+
+
+def install_triton(settings: PowerAgentSettings, runtime: Runtime) -> TritonInstall:
+    """The tritonserver that a runtime starts, made usable. Blocking.
+
+    Raises:
+        StartError: naming what is missing and what brings it.
+        Unavailable: the Docker engine does not answer.
+    """
+    if isinstance(runtime, DockerRuntime):
+        return runtime.image().install
+    install = find_triton(settings.triton_binary, settings.triton_environment)
+    prepare_triton(install)
+    return install

@@ -1,0 +1,375 @@
+"""Tritons in Docker containers: one per slice, with that slice's device or cores and nothing else of the machine.
+
+A container is found by its labels (cluster, node, tag), so it outlives the agent and is adopted by the next one. The
+engine never restarts one by itself: the agent does, and it alone knows whether the slice still exists. Containers are
+stopped where the engine stops, unless the engine runs with `live-restore`.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import docker.errors
+import docker.types
+import requests.exceptions
+import structlog
+
+from power_agent.runtimes.base import RunningTriton
+from power_agent.runtimes.docker_engine import Engine
+from power_agent.runtimes.docker_health import health_command
+from power_agent.runtimes.docker_image import TritonImage, find_image
+from power_agent.triton_slice import SliceLaunch
+from trefoil.core.errors import StartError, Unavailable
+
+LABEL: Final = "trefoil."
+OURS: Final = ("cluster", "node")  # labels that make a container this agent's
+# What the host's environment says of the host's file system means nothing in a container.
+HOST_ONLY: Final = frozenset({"PATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR"})
+ALIVE: Final = frozenset({"running", "paused", "restarting"})
+NOBODY: Final = "65534:65534"
+PIDS_MAX: Final = 4096
+TMP_MIB: Final = 256
+LOG_FILES: Final = 3
+LOG_FILE_MIB: Final = 10
+LAST_LINES: Final = 2000  # of a container's log, kept when the container goes
+KILLED_S: Final = 30.0  # SIGKILL of a process in an uninterruptible call takes as long as that call
+SIGNALLED: Final = 128  # an engine reports an end by signal n as exit code 128 + n
+MIB: Final = 2**20
+NANO: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class DockerOptions:
+    """What all containers of one agent have in common."""
+
+    cluster: str
+    node: str
+    image: str
+    pull: bool = False
+    gpu: Literal["nvidia", "none"] = "nvidia"
+    user: str = ""  # "" = the agent's own, or nobody where the agent is root
+    shm_mib: int = 256
+    health_s: float = 30.0  # 0 = the engine does not ask
+
+
+class DockerRuntime:
+    """Starts, finds and ends containers. Thread-safe."""
+
+    name = "docker"
+
+    def __init__(self, engine: Engine, options: DockerOptions) -> None:
+        self._engine, self._options = engine, options
+        self._image: TritonImage | None = None
+        self._lock = threading.Lock()
+        self._seen: dict[str, tuple[str, dict[str, Any]]] = {}  # container id -> (its summary, what inspect said then)
+        self._log = structlog.get_logger()
+        if options.gpu == "none":
+            self._log.warning("containers get no GPU", docker_gpu="none", why="right only where GPUs are simulated")
+
+    def image(self) -> TritonImage:
+        """The image, looked into at the first call.
+
+        Raises:
+            StartError, BinaryMissing: it is not there, or holds no Triton that could serve.
+            Unavailable: no engine.
+        """
+        with self._lock:
+            if self._image is None:
+                labels = {**self._labels(), f"{LABEL}looked-into": self._options.image}
+                labels.pop(f"{LABEL}node")  # so that nobody takes it for a slice's
+                self._image = find_image(self._engine, self._options.image, pull=self._options.pull, labels=labels)
+                self._log.info("image", name=self._image.name, id=self._image.id, backends=self._image.backends)
+            return self._image
+
+    def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
+        """See Runtime. Another command under a live tag is refused. `log_path` gets the last lines when it has ended.
+
+        Raises:
+            StartError: the image, the device or a folder is missing, or the tag runs something else.
+            Unavailable: no engine.
+        """
+        image = self.image()
+        configuration = self._configuration(tag, launch, image)
+        command = digest(configuration)
+        found = self._find(tag)
+        if found is not None and found["State"]["Status"] in ALIVE:
+            if found["Config"]["Labels"].get(f"{LABEL}command") == command:
+                return running(tag, found)
+            raise StartError(
+                f"container {found['Id'][:12]} runs another command under that tag",
+                field="tag",
+                value=tag,
+                remedy="stop it first",
+            )
+        if found is not None:
+            self._remove(found)
+        make_readable(launch.repository)
+        labels = {**configuration.pop("labels"), f"{LABEL}command": command, f"{LABEL}log": str(log_path)}
+        container = self._create(tag, {**configuration, "labels": labels})
+        try:
+            self._engine.call(f"starting {tag}", lambda api: api.start(container))
+            return running(tag, self._inspect(container))
+        except (StartError, docker.errors.NotFound) as error:
+            self._engine.call(f"removing {tag}", lambda api: api.remove_container(container, v=True, force=True))
+            if isinstance(error, StartError):
+                raise
+            raise StartError(f"{tag}: its container was removed while it started") from error
+
+    def list(self) -> Sequence[RunningTriton]:
+        """See Runtime. Every container with this node's labels, whoever made it."""
+        described = {one["Id"]: one for one in map(self._described, self._containers()) if one is not None}
+        self._seen = {container: seen for container, seen in self._seen.items() if container in described}
+        return tuple(running(one["Config"]["Labels"][f"{LABEL}tag"], one) for one in described.values())
+
+    def stop(self, tag: str, kill_after_s: float) -> None:
+        """See Runtime; no-op when unknown. The end of a container's first process is the end of all in it.
+
+        Raises:
+            Unavailable: no engine, or SIGKILL did not end it.
+        """
+        found = self._find(tag)
+        if found is None or found["State"]["Status"] not in ALIVE:
+            return
+        self._kill(found["Id"], "SIGTERM")
+        if self._ended(found["Id"], kill_after_s):
+            return
+        self._log.warning("container did not end in time: killed", tag=tag, id=found["Id"][:12], after_s=kill_after_s)
+        self._kill(found["Id"], "SIGKILL")
+        if not self._ended(found["Id"], KILLED_S):
+            raise Unavailable(
+                f"container {found['Id'][:12]} of {tag} did not end within {KILLED_S:g} s of SIGKILL",
+                remedy="look for a process in state D (`ps`), usually in the GPU's driver",
+            )
+
+    def forget(self, tag: str) -> None:
+        """See Runtime; a live one is refused.
+
+        Raises:
+            StartError: it is alive.
+            Unavailable: no engine.
+        """
+        found = self._find(tag)
+        if found is None:
+            return
+        if found["State"]["Status"] in ALIVE:
+            raise StartError(f"container {found['Id'][:12]} is alive", field="tag", value=tag, remedy="stop it first")
+        self._remove(found)
+
+    # --- what is asked of the engine ---------------------------------------------------------------------------------
+
+    def _labels(self) -> dict[str, str]:
+        return {f"{LABEL}cluster": self._options.cluster, f"{LABEL}node": self._options.node}
+
+    def _containers(self, **labels: str) -> Sequence[Mapping[str, Any]]:
+        wanted = self._labels() | {f"{LABEL}{name}": value for name, value in labels.items()}
+        filters = {"label": [f"{name}={value}" for name, value in wanted.items()]}
+        found: Sequence[Mapping[str, Any]] = self._engine.call(
+            "listing containers", lambda api: api.containers(all=True, filters=filters)
+        )
+        return [one for one in found if f"{LABEL}tag" in one["Labels"] and one["State"] != "removing"]
+
+    def _find(self, tag: str) -> dict[str, Any] | None:
+        for one in self._containers(tag=tag):
+            try:
+                return self._inspect(one["Id"])
+            except docker.errors.NotFound:
+                continue  # it went meanwhile
+        return None
+
+    def _inspect(self, container: str) -> dict[str, Any]:
+        return dict(self._engine.call("looking at a container", lambda api: api.inspect_container(container)))
+
+    def _described(self, summary: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What inspect says; asked again only when the engine's summary reads differently.
+
+        The summary tells since when it is up ("Up 3 minutes (healthy)"), so a container that somebody restarted reads
+        differently; without this, polling 56 containers twice a second would keep the engine busy.
+        """
+        reads = f"{summary['State']} {summary['Status']}"
+        seen = self._seen.get(summary["Id"])
+        if seen is not None and seen[0] == reads:
+            return seen[1]
+        try:
+            described = self._inspect(summary["Id"])
+        except docker.errors.NotFound:
+            return None
+        self._seen[summary["Id"]] = (reads, described)
+        return described
+
+    def _create(self, tag: str, configuration: Mapping[str, Any], *, again: bool = True) -> str:
+        try:
+            made = self._engine.call(f"creating {tag}", lambda api: create(api, configuration))
+        except docker.errors.NotFound as error:
+            with self._lock:
+                self._image = None  # removed since we looked into it, and perhaps there is a new one of that name
+            if not again:
+                raise StartError(f"image {self._options.image} vanished", field="docker_image") from error
+            return self._create(tag, {**configuration, "image": self.image().id}, again=False)
+        return str(made["Id"])
+
+    def _kill(self, container: str, signal: str) -> None:
+        try:
+            self._engine.call(f"{signal} to {container[:12]}", lambda api: api.kill(container, signal))
+        except (docker.errors.NotFound, StartError) as error:
+            # The engine refuses for one that has just ended; one that is still there is noticed by the wait.
+            self._log.info("no signal sent", container=container[:12], signal=signal, why=str(error))
+
+    def _ended(self, container: str, within_s: float) -> bool:
+        if within_s <= 0:
+            return False
+        try:
+            self._engine.call("waiting", lambda api: wait(api, container, within_s))
+        except docker.errors.NotFound:
+            return True
+        except TimeoutError:
+            return False
+        return True
+
+    def _remove(self, found: Mapping[str, Any]) -> None:
+        log_path = found["Config"]["Labels"].get(f"{LABEL}log", "")
+        try:
+            if log_path:
+                said = self._engine.call("reading its log", lambda api: api.logs(found["Id"], tail=LAST_LINES))
+                append(Path(log_path), said)
+        except (docker.errors.NotFound, StartError, OSError) as error:
+            self._log.warning("the log of a container is lost", container=found["Id"][:12], why=str(error))
+        try:
+            self._engine.call("removing a container", lambda api: api.remove_container(found["Id"], v=True, force=True))
+        except docker.errors.NotFound:
+            return  # somebody was faster
+
+    # --- a container -------------------------------------------------------------------------------------------------
+
+    def _configuration(self, tag: str, launch: SliceLaunch, image: TritonImage) -> dict[str, Any]:
+        """Arguments of the create call; its digest tells whether two starts mean the same container."""
+        options = self._options
+        with_gpu = bool(launch.gpu_uuid) and options.gpu == "nvidia"
+        # NVIDIA's images ask for all GPUs by default, and an engine whose default runtime is NVIDIA's would obey.
+        devices = {"NVIDIA_VISIBLE_DEVICES": launch.gpu_uuid if with_gpu else "void"}
+        environment = {name: value for name, value in launch.env.items() if name not in HOST_ONLY} | devices
+        health = health_command(image.python, launch.grpc_target) if image.python and options.health_s > 0 else None
+        return {
+            "name": container_name(options, tag),
+            "image": image.id,
+            "command": list(launch.argv),
+            "environment": environment,
+            "working_dir": str(launch.cwd),
+            "user": options.user or own_user(),
+            "stop_signal": "SIGTERM",
+            "healthcheck": health and {"test": health, "interval": int(options.health_s * NANO), "timeout": 5 * NANO},
+            "labels": {**self._labels(), f"{LABEL}tag": tag, f"{LABEL}image": options.image},
+            "host": {
+                "network_mode": "host",
+                "mounts": mounts(launch),
+                "restart_policy": {"Name": "no"},
+                "log_config": docker.types.LogConfig(
+                    type="json-file", config={"max-size": f"{LOG_FILE_MIB}m", "max-file": str(LOG_FILES)}
+                ),
+                "read_only": True,
+                "tmpfs": {"/tmp": f"size={TMP_MIB}m,mode=1777"},
+                "shm_size": options.shm_mib * MIB,
+                "ipc_mode": "private",
+                "cap_drop": ["ALL"],
+                "security_opt": ["no-new-privileges:true"],
+                "pids_limit": PIDS_MAX,
+                "ulimits": [docker.types.Ulimit(name="memlock", soft=-1, hard=-1)],
+                "device_requests": gpu_request(launch.gpu_uuid) if with_gpu else None,
+                "cpuset_cpus": None if launch.cpu_cores is None else ",".join(map(str, launch.cpu_cores)),
+                "nano_cpus": None if launch.cpu_quota is None else round(launch.cpu_quota * NANO),
+            },
+        }
+
+
+def create(api: docker.APIClient, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """The create call."""
+    host = api.create_host_config(**configuration["host"])
+    rest = {name: value for name, value in configuration.items() if name != "host"}
+    return dict(api.create_container(**rest, host_config=host))
+
+
+def wait(api: docker.APIClient, container: str, within_s: float) -> None:
+    """Until it has ended.
+
+    Raises:
+        TimeoutError: it has not.
+    """
+    try:
+        api.wait(container, timeout=within_s)  # type: ignore[arg-type]  # it takes fractions, its stub does not know
+    except requests.exceptions.Timeout as error:
+        raise TimeoutError from error
+    except requests.exceptions.ConnectionError as error:
+        if "timed out" not in str(error).lower():
+            raise
+        raise TimeoutError from error  # the SDK's word for a read that took too long
+
+
+def gpu_request(uuid: str) -> list[docker.types.DeviceRequest]:
+    """One device, by the UUID of a MIG instance (MIG-...) or of a whole GPU (GPU-...)."""
+    return [
+        docker.types.DeviceRequest(driver="nvidia", device_ids=[uuid], capabilities=[["gpu", "compute", "utility"]])
+    ]
+
+
+def mounts(launch: SliceLaunch) -> list[docker.types.Mount]:
+    """The slice's repository and the shared one that its links lead to, at the paths they have outside; read-only."""
+    folders = dict.fromkeys((launch.repository.absolute(), launch.repository.resolve(), launch.source.resolve()))
+    return [docker.types.Mount(str(folder), str(folder), type="bind", read_only=True) for folder in folders]
+
+
+def make_readable(repository: Path) -> None:
+    """Let the container's user read the slice's own repository: it holds links and a configuration, no secret."""
+    for folder, _, files in os.walk(repository):
+        os.chmod(folder, 0o755)
+        for name in files:
+            path = Path(folder, name)
+            if not path.is_symlink():
+                path.chmod(0o644)
+
+
+def own_user() -> str:
+    """The agent's user and group, or nobody where the agent is root."""
+    return f"{os.getuid()}:{os.getgid()}" if os.getuid() else NOBODY
+
+
+def container_name(options: DockerOptions, tag: str) -> str:
+    """Readable in `docker ps`; found by labels, not by this."""
+    name = f"trefoil-{options.cluster}-{options.node}-{tag}"
+    return "".join(char if char.isascii() and (char.isalnum() or char in "_.-") else "_" for char in name)
+
+
+def digest(configuration: Mapping[str, Any]) -> str:
+    """Tells whether two configurations are the same."""
+    return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def running(tag: str, described: Mapping[str, Any]) -> RunningTriton:
+    """From what inspect says of a container."""
+    state, container = described["State"], str(described["Id"])[:12]
+    alive = state["Status"] in ALIVE
+    started = str(state["StartedAt"])
+    return RunningTriton(
+        tag=tag,
+        id=container,
+        incarnation=f"{container}-{started}",
+        alive=alive,
+        exit_code=None if alive or state["Status"] == "created" else exit_code(int(state["ExitCode"])),
+        started_at_s=datetime.fromisoformat(started).timestamp() if not started.startswith("0001-") else 0.0,
+    )
+
+
+def exit_code(reported: int) -> int:
+    """Negative: the signal that ended it."""
+    return SIGNALLED - reported if reported > SIGNALLED else reported
+
+
+def append(path: Path, lines: bytes) -> None:
+    """Add to a log file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(lines)

@@ -1,0 +1,194 @@
+"""A real Docker engine for tests: the one that runs here, else one of our own that leaves nothing behind.
+
+Where none is installed, root takes Debian's packages and unpacks them into a folder of the cache, so that the machine
+itself stays as it is. An engine of our own has its data, socket and processes in one temporary folder, makes no network
+(containers use the host's) and touches no packet filter.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import docker.errors
+import psutil
+import pytest
+
+from tests.support import triton_image
+
+PACKAGE = "docker.io"
+CACHE = Path("/var/cache/trefoil-tests")
+READY_S = 60.0
+REPOSITORY, TAG = "trefoil-test/triton", "cpu"
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class DockerEngine:
+    """An engine that answers at `url`; `close` removes every container that the tests labelled."""
+
+    def __init__(self, url: str = "") -> None:
+        self.url = url
+        self.client = docker.DockerClient(url) if url else docker.from_env()
+        self.client.ping()
+        self.image = ""
+
+    def build_image(self) -> str:
+        """Import the stand-in image; returns its name."""
+        with tempfile.TemporaryDirectory(prefix="trefoil-image-") as folder:
+            archive = Path(folder) / "image.tar"
+            triton_image.pack(archive)
+            self.client.api.import_image(
+                src=str(archive), repository=REPOSITORY, tag=TAG, changes=triton_image.changes()
+            )
+        self.image = f"{REPOSITORY}:{TAG}"
+        return self.image
+
+    def containers(self) -> list[docker.models.containers.Container]:
+        """Ours, dead or alive."""
+        return self.client.containers.list(all=True, filters={"label": "trefoil.cluster"}, ignore_removed=True)
+
+    def close(self) -> None:
+        for container in self.containers():
+            with contextlib.suppress(docker.errors.NotFound):
+                container.remove(v=True, force=True)
+        if self.image:
+            self.client.images.remove(self.image, force=True)
+        self.client.close()
+
+
+class OwnEngine(DockerEngine):
+    """A dockerd of the test's own; it dies with the process that made it."""
+
+    def __init__(self, binaries: Path | None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="trefoil-docker-"))  # short: sockets live in it
+        self._log = self._folder / "log"
+        self._process = self._start(binaries)
+        socket, deadline_s = self._folder / "docker.sock", time.monotonic() + READY_S
+        try:
+            while not socket.exists():
+                assert self._process.poll() is None and time.monotonic() < deadline_s, self._log.read_text()[-4000:]
+                time.sleep(0.05)
+            super().__init__(f"unix://{socket}")
+        except BaseException:
+            self._end()
+            raise
+
+    def _start(self, binaries: Path | None) -> subprocess.Popen[bytes]:
+        environment = dict(os.environ) | {"TMPDIR": str(self._folder)}
+        if binaries is not None:
+            folders = [str(binaries / folder) for folder in ("usr/sbin", "usr/bin", "sbin", "bin")]
+            environment["PATH"] = ":".join([*folders, os.environ.get("PATH", os.defpath)])
+            libraries = [str(path) for path in binaries.glob("usr/lib/*-linux-gnu")]
+            environment["LD_LIBRARY_PATH"] = ":".join([*libraries, os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(":")
+        nothing = self._folder / "daemon.json"  # and not what an operator configured for the machine's own
+        nothing.write_text("{}")
+        command = ["dockerd", f"--host=unix://{self._folder}/docker.sock", f"--data-root={self._folder}/data"]
+        command += [f"--exec-root={self._folder}/exec", f"--pidfile={self._folder}/pid", f"--config-file={nothing}"]
+        command += ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
+        with self._log.open("wb") as log:
+            return subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),
+            )
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for process in _naming(self._folder):  # a containerd or shim that outlived it
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+                process.wait(10)
+        for mount in sorted(_mounts(self._folder), reverse=True):
+            subprocess.run(["umount", "--lazy", mount], check=False)
+        shutil.rmtree(self._folder)
+
+
+def _naming(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(folder) in word for word in process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+def _mounts(folder: Path) -> list[str]:
+    places = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    return [place for place in places if place.startswith(str(folder))]
+
+
+@contextlib.contextmanager
+def engine() -> Iterator[DockerEngine]:
+    """An engine with the stand-in image. Without privileges the test is skipped; as root it fails."""
+    found = _running()
+    if found is None and os.geteuid() != 0:
+        pytest.skip("no Docker engine runs here, and only root can start one")
+    if found is None:
+        found = OwnEngine(None if shutil.which("dockerd") else unpacked())
+    try:
+        found.build_image()
+        yield found
+    finally:
+        found.close()
+
+
+def _running() -> DockerEngine | None:
+    try:
+        return DockerEngine()
+    except docker.errors.DockerException:
+        return None
+
+
+def unpacked() -> Path:
+    """Debian's packages of an engine, unpacked in the cache; fetched once a machine."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        root = CACHE / "engine"
+        if not root.is_dir():
+            with tempfile.TemporaryDirectory(dir=CACHE, prefix="fetch-") as folder:
+                fresh = Path(folder) / "engine"
+                for package in _fetched(Path(folder)):
+                    subprocess.run(["dpkg-deb", "-x", package, fresh], check=True)
+                fresh.rename(root)
+        return root
+
+
+def _fetched(folder: Path) -> list[Path]:
+    """The package and those that it needs and this machine lacks."""
+    archives = folder / "archives"
+    (archives / "partial").mkdir(parents=True)
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", "--download-only", "--quiet"]
+    command += ["--option", f"Dir::Cache::archives={archives}", PACKAGE]
+    said = ""
+    for refresh in (False, True):  # package lists may be old, or not there at all
+        if refresh:
+            subprocess.run(["apt-get", "update", "--quiet"], check=False, capture_output=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+        said = done.stdout + done.stderr
+        if done.returncode == 0:
+            return sorted(archives.glob("*.deb"))
+    raise AssertionError(f"no Docker engine runs or is installed, and {PACKAGE} cannot be fetched:\n{said[-2000:]}")
