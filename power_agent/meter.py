@@ -93,7 +93,7 @@ def _moved(state: MeterState, reading: DeviceReading, continues: bool, length_s:
     """How far the counter moved; None: nothing measures."""
     if reading.counter_j is None:
         return None
-    most_j = reach_j(reading.baseline_w + reading.active_w_max, length_s)
+    most_j = reach_j(reading.power_max_w, length_s)
     return move(state.counter_j, reading.counter_j, continues, most_j)
 
 

@@ -170,7 +170,8 @@ class Metering:
             driver=measured.origin,
             counter_j=measured.counter_j,
             baseline_w=power.idle_w(kind, DeviceState.AWAKE, measured.clock_mhz),
-            active_w_max=kind.max_w - kind.idle_w,
+            active_w_max=power.dynamic_w(kind) * power.clock_law(kind, measured.clock_mhz),
+            power_max_w=0.0 if kind.kind == DeviceKind.CPU else kind.max_w,  # of CPUs only an assumption is known
             state=device.state,
             clock_mhz=measured.clock_mhz,
             serving_s=served_s if device.device in self._watched else None,

@@ -49,6 +49,8 @@ class DeviceReading:
     `driver` names what the counter counts from (boot, driver load, start of an integral): counters of different ones
     have nothing in common. `counter_doubt`: relative error of the counter itself. `busy_s`: what anybody used of the
     device since the last reading, in seconds of all of it, where the operating system tells (CPUs).
+    `active_w_max`: what all of the device draws above its baseline when it computes without pause, at this clock.
+    `power_max_w`: what it can draw at all; 0: not known.
     """
 
     device: str
@@ -68,3 +70,4 @@ class DeviceReading:
     attribution: str = "auto"
     learn_baseline: bool = False
     busy_s: float | None = None
+    power_max_w: float = 0.0

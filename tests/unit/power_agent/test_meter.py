@@ -29,6 +29,7 @@ def reading(at_s: float, counter_j: float | None, *slices: SliceReading, **more)
         "counter_j": counter_j,
         "baseline_w": IDLE_W,
         "active_w_max": 345.0,
+        "power_max_w": 400.0,
         "state": DeviceState.AWAKE,
         "clock_mhz": 1410,
         "serving_s": 1.0,
