@@ -3,6 +3,7 @@ lease of another alive. Also the door for leases, and for what a plan asks of cl
 """
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Final
 
@@ -17,7 +18,6 @@ from trefoil.core.fleet import ClockLease, DeviceKind, DeviceState, SliceKey, St
 from trefoil.core.plan import NodePlan
 
 RESTORE_S: Final = 2.5  # of the 4 s that a service has to be gone
-FOREVER_S: Final = float("inf")
 LONGEST_PAUSE_S: Final = 3600.0
 
 
@@ -81,20 +81,21 @@ class ClockKeeper:
 
     async def restore(self) -> None:
         """Back to the defaults, because the agent ends; what does not succeed in time is left to the successor."""
-        try:
+        until_s = self._node.clock.monotonic_s() + RESTORE_S
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RESTORE_S):
-                await asyncio.gather(*(self._restore(own) for own in self._devices.values()))
-        except TimeoutError:
-            left = sorted(self._node.journal.memory.overrides)
+                await asyncio.gather(*(self._restore(own, until_s) for own in self._devices.values()))
+        left = sorted(self._node.journal.memory.overrides)
+        if left:
             self._log.error("clocks or power limits stay set until the next start", left=left)
 
-    async def _restore(self, own: ClockDevice) -> None:
+    async def _restore(self, own: ClockDevice, until_s: float) -> None:
         clock = self._node.clock
         while True:
             action = decide(own.view(leaving=True), clock.monotonic_s())
             if action.verb != Verb.NOTHING:
                 await own.act(action)
-            elif action.until_s == FOREVER_S:
+            elif action.until_s > until_s:  # done, or out of time
                 return
             else:
                 await clock.sleep(max(0.0, action.until_s - clock.monotonic_s()))

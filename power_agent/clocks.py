@@ -236,7 +236,7 @@ def _not_before(view: View, lever: Lever[T], wanted: T | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the driver says: SM clock, clock event reasons, enforced limit (None: it does not say)."""
+    """What the driver says: SM clock (0: it does not say), clock event reasons, enforced limit (None: likewise)."""
 
     clock_mhz: int
     reasons: tuple[str, ...] = ()
@@ -254,7 +254,7 @@ def _not_honoured(locked: ClockRange, reading: Reading) -> str:
         return f"clock range {locked} is not honoured: {', '.join(held_back)}"
     if reading.clock_mhz > locked.max_mhz:
         return f"clock range {locked} is exceeded: somebody else reset or locked the clocks"
-    if reading.clock_mhz < locked.min_mhz and IDLE not in reading.reasons:
+    if 0 < reading.clock_mhz < locked.min_mhz and IDLE not in reading.reasons:
         return f"clock range {locked} is not reached, for no reason that the driver names: somebody else may lock it"
     return ""
 

@@ -1,0 +1,322 @@
+"""The keeper of clocks and limits on a driver of a few lines: what it sets, when, and what outlives it."""
+
+import itertools
+import json
+
+import pytest
+
+from power_agent.devices.errors import DeviceError, DeviceUnsupported
+from tests.support.clock_bench import GPU, Bench, clock_plan
+from trefoil.core.device_types import P4
+from trefoil.core.errors import Fenced, InvalidInput, NotFound, PlanError, Unavailable
+from trefoil.core.fleet import ClockLease, DeviceState
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+def lease(max_mhz=600, holder="governor", epoch=1):
+    return ClockLease(GPU, 0, max_mhz, holder, epoch)
+
+
+def unknown():
+    return DeviceError("could not lock: Unknown Error (NVML 999)", code=999)
+
+
+def names(bench):
+    return [name for _, name in bench.gpus.calls]
+
+
+def journalled(bench):
+    lines = (bench.folder / "journal.jsonl").read_text().splitlines()
+    kinds = [json.loads(line.partition("\t")[0]) for line in lines]
+    return [
+        next(kind for kind in ("override", "restored") if kind in k) for k in kinds if {"override", "restored"} & {*k}
+    ]
+
+
+async def test_a_plan_without_clocks_touches_nothing(bench):
+    await bench.start(clock_plan())
+    await bench.pass_s(60)
+    assert names(bench) == []
+    assert bench.keeper.settled()
+    await bench.end()
+    assert names(bench) == []
+
+
+async def test_a_lease_is_set_at_once_renewed_without_a_call_and_reset_when_it_ends(bench):
+    await bench.start()
+    answer = bench.keeper.set_clocks(lease(607), 5.0)
+    assert (answer.min_mhz, answer.max_mhz, answer.expires_at_s) == (210, 600, bench.clock.now_s() + 5)
+    await bench.pass_s(0.0)
+    assert bench.gpus.locked == (210, 600)
+    assert bench.node.status().devices[0].clock_lease == answer
+    for _ in range(4):
+        await bench.pass_s(4)
+        bench.keeper.set_clocks(lease(607), 5.0)
+    assert names(bench) == ["lock"]
+    bench.clock.jump(-3600.0)  # the wall clock of the machine is set back: leases do not care
+    await bench.pass_s(4.9)
+    assert bench.gpus.locked == (210, 600)
+    await bench.pass_s(0.2)
+    assert bench.gpus.locked is None
+    assert bench.node.status().devices[0].clock_lease is None
+    assert names(bench) == ["lock", "reset"]
+    assert journalled(bench) == ["override", "restored"]
+    await bench.kill()
+
+
+async def test_a_released_lease_returns_to_the_plans_range_once_a_second(bench):
+    await bench.start(clock_plan(0, 900))
+    await bench.pass_s(0.1)
+    bench.keeper.set_clocks(lease(), 60.0)
+    await bench.pass_s(0.1)
+    with pytest.raises(Fenced, match="held by governor"):
+        bench.keeper.release_clocks(GPU, "other", 1)
+    bench.keeper.release_clocks(GPU, "governor", 1)
+    bench.keeper.release_clocks(GPU, "governor", 1)
+    await bench.pass_s(5)
+    assert bench.gpus.locked == (210, 900)
+    assert names(bench) == ["lock"]  # the lease was gone before its turn came
+    await bench.end()
+    assert bench.gpus.locked is None
+
+
+async def test_many_wishes_are_one_change_a_second_and_the_last_one_stays(bench):
+    await bench.start()
+    for step in range(40):
+        bench.keeper.set_clocks(lease(600 + 15 * step), 60.0)
+        await bench.pass_s(0.1)
+    await bench.pass_s(2)
+    times = [at_s for at_s, _ in bench.gpus.calls]
+    assert all(later - earlier >= 1.0 for earlier, later in itertools.pairwise(times))
+    assert len(times) <= 6
+    assert bench.gpus.locked == (210, 1185)
+    await bench.end()
+
+
+async def test_what_must_not_outlive_the_agent_is_put_back_when_it_ends(bench):
+    await bench.start(clock_plan(600, 900, 250.0))
+    await bench.pass_s(3)
+    assert (bench.gpus.locked, bench.gpus.limit_w) == ((600, 900), 250.0)
+    assert bench.keeper.settled()
+    started_s = bench.clock.monotonic_s()
+    await bench.end()
+    assert (bench.gpus.locked, bench.gpus.limit_w) == (None, 400.0)
+    assert bench.clock.monotonic_s() - started_s <= 2.5
+    await bench.start()
+    assert bench.node.journal.memory.overrides == {}
+    await bench.kill()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_kill_between_journal_and_driver_is_put_right_by_the_successor(bench, moment):
+    bench.crash = moment
+    await bench.start()
+    bench.keeper.set_clocks(lease(), 60.0)
+    await bench.pass_s(0.1)
+    assert bench.crashed
+    await bench.kill()
+    assert bench.gpus.locked == ((210, 600) if moment == "after" else None)
+    await bench.start()
+    await bench.pass_s(0.1)
+    assert bench.gpus.locked is None
+    assert bench.node.journal.memory.overrides == {}
+    await bench.kill()
+
+
+@pytest.mark.parametrize("crash", ["", "before", "after"])
+async def test_a_limit_that_an_operator_had_set_is_what_comes_back_after_a_kill(bench, crash):
+    bench.gpus.limit_w = 300.0
+    await bench.start(clock_plan(limit_w=250.0))
+    await bench.pass_s(2)
+    bench.crash = crash
+    bench.take(clock_plan(limit_w=200.0))
+    await bench.pass_s(2)
+    assert bench.gpus.limit_w == (250.0 if crash == "before" else 200.0)
+    await bench.kill()
+    await bench.start()
+    await bench.pass_s(0.1)
+    assert bench.gpus.limit_w == 300.0
+    await bench.kill()
+
+
+async def test_a_limit_of_an_earlier_driver_load_is_not_put_back_over_what_is_in_force_now(bench):
+    await bench.start(clock_plan(limit_w=250.0))
+    await bench.pass_s(2)
+    await bench.kill()
+    bench.driver_load_id, bench.gpus.limit_w = "load-2", 350.0  # somebody's boot script
+    await bench.start()
+    await bench.pass_s(2)
+    assert bench.gpus.limit_w == 350.0
+    assert bench.node.journal.memory.overrides == {}
+    await bench.kill()
+
+
+async def test_a_successor_locks_again_what_the_plan_still_asks_for(bench):
+    await bench.start(clock_plan(0, 900))
+    await bench.pass_s(1)
+    await bench.kill()
+    await bench.start(clock_plan(0, 900))
+    await bench.pass_s(0.1)
+    assert names(bench) == ["lock", "lock"]  # nobody can read what is locked: it is set anew
+    assert bench.gpus.locked == (210, 900)
+    await bench.end()
+
+
+async def test_a_sleeping_device_has_the_default_and_its_range_back_when_it_wakes(bench):
+    await bench.start(clock_plan(0, 900))
+    await bench.pass_s(2)
+    bench.take(clock_plan(0, 900), DeviceState.ASLEEP)
+    await bench.pass_s(2)
+    assert bench.gpus.locked is None
+    assert bench.keeper.settled()
+    bench.take(clock_plan(0, 900))
+    assert not bench.keeper.settled()
+    await bench.pass_s(2)
+    assert bench.gpus.locked == (210, 900)
+    await bench.end()
+
+
+async def test_an_unknown_error_is_tried_three_times_then_reported_and_tried_slowly(bench):
+    await bench.start()
+    bench.gpus.refusals = [unknown() for _ in range(4)]
+    bench.keeper.set_clocks(lease(), 500.0)
+    await bench.pass_s(2.9)
+    assert names(bench) == ["lock"] * 3
+    (text,) = bench.node.status().devices[0].drift
+    assert text == "clocks cannot be set to 210-600 MHz: could not lock: Unknown Error (NVML 999)"
+    assert not bench.keeper.settled()
+    await bench.pass_s(29)
+    assert len(names(bench)) == 3
+    await bench.pass_s(31)
+    assert names(bench) == ["lock"] * 5
+    assert bench.gpus.locked == (210, 600)
+    assert bench.node.status().devices[0].drift == ()
+    await bench.end()
+
+
+async def test_a_reset_that_fails_is_tried_again_and_left_to_the_successor_at_the_end(bench):
+    await bench.start()
+    bench.keeper.set_clocks(lease(), 2.0)
+    await bench.pass_s(1)
+    bench.gpus.refusals = [unknown(), unknown()]
+    await bench.pass_s(4)
+    assert names(bench) == ["lock", "reset", "reset", "reset"]
+    assert bench.gpus.locked is None
+    bench.keeper.set_clocks(lease(), 60.0)
+    await bench.pass_s(2)
+    bench.gpus.refusals = [unknown() for _ in range(20)]
+    await bench.end()
+    assert bench.gpus.locked == (210, 600)
+    bench.gpus.refusals.clear()
+    await bench.start()
+    await bench.pass_s(0.1)
+    assert bench.gpus.locked is None
+    await bench.end()
+
+
+async def test_a_driver_that_was_loaded_again_gets_the_range_anew(bench):
+    await bench.start(clock_plan(0, 900, 250.0))
+    await bench.pass_s(3)
+    bench.gpus.locked, bench.gpus.limit_w = None, 400.0
+    bench.node.driver_load_id = "load-2"
+    bench.node.changed()
+    await bench.pass_s(3)
+    assert (bench.gpus.locked, bench.gpus.limit_w) == ((210, 900), 250.0)
+    await bench.end()
+    assert (bench.gpus.locked, bench.gpus.limit_w) == (None, 400.0)
+
+
+async def test_nothing_is_called_on_a_lost_gpu_and_its_return_is_noticed(bench):
+    await bench.start(clock_plan(0, 900))
+    await bench.pass_s(2)
+    bench.gpus.lost = True
+    bench.take(clock_plan(0, 600))
+    await bench.pass_s(2)
+    assert bench.device.state == DeviceState.LOST
+    count = len(names(bench))
+    bench.take(clock_plan(0, 1200), DeviceState.LOST)
+    with pytest.raises(Unavailable, match="the device is lost"):
+        bench.keeper.set_clocks(lease(), 5.0)
+    assert bench.keeper.steps(clock_plan(0, 300)) == ()
+    await bench.pass_s(60)
+    assert len(names(bench)) == count
+    bench.gpus.lost, bench.gpus.locked = False, None  # it was reset
+    bench.take(clock_plan(0, 1200))
+    await bench.pass_s(2)
+    assert bench.gpus.locked == (210, 1200)
+    await bench.end()
+
+
+async def test_a_power_cap_and_a_foreign_hand_are_reported_and_not_fought(bench):
+    await bench.start(clock_plan(0, 900))
+    await bench.pass_s(2)
+    bench.gpus.reasons, bench.gpus.reading = ("software_power_cap",), 700
+    await bench.pass_s(6)
+    assert bench.node.status().devices[0].drift == ("clock range 210-900 MHz is not honoured: software_power_cap",)
+    bench.gpus.reasons, bench.gpus.locked = (), None  # somebody reset the clocks
+    bench.gpus.reading = 1410
+    await bench.pass_s(6)
+    (text,) = bench.node.status().devices[0].drift
+    assert "is exceeded: somebody else" in text
+    assert names(bench) == ["lock"]
+    bench.take(clock_plan())
+    await bench.pass_s(2)
+    bench.gpus.locked = (300, 300)
+    await bench.pass_s(6)
+    assert bench.node.status().devices[0].drift == ("clocks are locked, and not by this agent",)
+    await bench.end()
+    assert names(bench) == ["lock", "reset"]
+    assert bench.gpus.locked == (300, 300)
+
+
+async def test_a_plan_says_its_clock_steps_before_anything_is_touched(bench):
+    await bench.start()
+    (step,) = bench.keeper.steps(clock_plan(0, 900, 250.0))
+    assert (step.verb, step.slice.device, step.slice.slice_type) == ("lock_clock", GPU, "")
+    assert step.why == "210-900 MHz, power limit 250 W"
+    assert bench.keeper.steps(clock_plan()) == ()
+    assert bench.keeper.steps(clock_plan(0, 1410, 400.0)) == ()  # what the hardware does anyway
+    assert names(bench) == []
+    await bench.kill()
+
+
+async def test_a_p4_refuses_and_says_why(tmp_path):
+    bench = Bench(tmp_path, P4)
+    await bench.start()
+    with pytest.raises(InvalidInput, match=r"a Tesla P4 cannot lock clocks: that came with Volta\. Remedy"):
+        bench.keeper.set_clocks(lease(), 5.0)
+    with pytest.raises(PlanError, match="a Tesla P4 cannot lock clocks"):
+        bench.keeper.refuse(clock_plan(0, 900))
+    bench.keeper.refuse(clock_plan(limit_w=65.0))
+    await bench.pass_s(10)
+    assert names(bench) == []
+    await bench.kill()
+
+
+async def test_what_probing_found_missing_is_the_reason_of_the_refusal(bench):
+    await bench.start()
+    bench.node.miss("clock_lock", "not root; run as root or with CAP_SYS_ADMIN")
+    bench.node.miss("power_limit", "not root; run as root")
+    with pytest.raises(PlanError, match=r"clocks cannot be locked here: not root; run as root or with CAP_SYS_ADMIN"):
+        bench.keeper.refuse(clock_plan(0, 900))
+    with pytest.raises(PlanError, match="power limits cannot be set here: not root"):
+        bench.keeper.refuse(clock_plan(limit_w=250.0))
+    bench.keeper.refuse(clock_plan())
+    with pytest.raises(InvalidInput, match="not root"):
+        bench.keeper.set_clocks(lease(), 5.0)
+    with pytest.raises(NotFound, match="one of node0/gpu0"):
+        bench.keeper.set_clocks(ClockLease("node0/gpu7", 0, 600, "x", 1), 5.0)
+    await bench.kill()
+
+
+async def test_a_driver_that_does_not_support_it_after_all_ends_nothing(bench):
+    await bench.start()
+    bench.gpus.refusals = [DeviceUnsupported("not supported", code=3) for _ in range(3)]
+    bench.keeper.set_clocks(lease(), 20.0)
+    await bench.pass_s(25)
+    assert bench.gpus.locked is None
+    await bench.end()
