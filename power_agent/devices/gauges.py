@@ -5,6 +5,8 @@ energy counter, a vGPU guest no clocks. The setters raise; what they set outlive
 getter: whoever sets must hold a lease and a journal entry.
 """
 
+import contextlib
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -24,6 +26,14 @@ CLOCK_EVENT_REASONS: Final = {
     0x20: "software_thermal",
     0x40: "hardware_thermal",
     0x80: "power_brake",
+}
+# What nvmlDeviceGetFieldValues' recovery action asks for, where that is more than an application can do.
+RECOVERY_ACTIONS: Final = {
+    pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "a reset of the GPU",
+    pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "a reboot of the node",
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: "a reset of the GPU once it is drained",
+    pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: "a reset of its bus",
+    pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: "a reboot of the system",
 }
 # Where NVML puts the value of a field, by its type tag (nvmlValueType_t).
 VALUE_FIELDS: Final = {
@@ -138,6 +148,16 @@ class Gauges(Gpus):
             self._optional(device, "list event types", pynvml.nvmlDeviceGetSupportedEventTypes, 1.0) or 0  # fits 2**53
         )
 
+    def register_events(self, device: str, types: int, events: Any) -> None:
+        """Let an event set hear of this GPU."""
+        with translated(device, "register for events"):
+            pynvml.nvmlDeviceRegisterEvents(self._handle(device), types, events)
+
+    def recovery_action(self, device: str) -> str:
+        """What the driver says the GPU needs before it can be used again (R565 and newer); empty: nothing."""
+        action = self._field(device, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+        return RECOVERY_ACTIONS.get(int(action or 0), "")
+
     def gpm_supported(self, device: str) -> bool:
         """Whether the GPU counts activity per GPU instance (Hopper and newer)."""
 
@@ -145,6 +165,40 @@ class Gauges(Gpus):
             return int(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
 
         return bool(self._optional(device, "ask for GPM", read, 1.0))
+
+    def gpm_sample(self, device: str, gi_id: int | None) -> Any:
+        """Counters of a GPU instance (None: of the whole GPU) at this moment; to be given to `gpm_free`."""
+        with translated(device, "take a GPM sample"):
+            handle = self._handle(device)
+            sample = pynvml.nvmlGpmSampleAlloc()
+            try:
+                if gi_id is None:
+                    pynvml.nvmlGpmSampleGet(handle, sample)
+                else:
+                    pynvml.nvmlGpmMigSampleGet(handle, gi_id, sample)
+            except pynvml.NVMLError:
+                pynvml.nvmlGpmSampleFree(sample)
+                raise
+            return sample
+
+    def gpm_sm_activity(self, device: str, before: Any, after: Any) -> float | None:
+        """Mean share of multiprocessors that were busy between two samples, 0..1; None where it was not counted."""
+        query = pynvml.c_nvmlGpmMetricsGet_t()
+        query.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        query.numMetrics = 1
+        query.sample1, query.sample2 = before, after
+        query.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
+        with translated(device, "compare GPM samples"):
+            pynvml.nvmlGpmMetricsGet(query)
+        found = query.metrics[0]
+        if found.nvmlReturn != pynvml.NVML_SUCCESS or not math.isfinite(found.value):
+            return None
+        return min(1.0, max(0.0, float(found.value) / 100.0))
+
+    def gpm_free(self, sample: Any) -> None:
+        """Give a sample's memory back; a driver that is gone has taken it along."""
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlGpmSampleFree(sample)
 
     # --- helpers ---
 
