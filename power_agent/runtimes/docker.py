@@ -224,12 +224,9 @@ class DockerRuntime:
         if within_s <= 0:
             return False
         try:
-            self._engine.call("waiting", lambda api: wait(api, container, within_s))
+            return self._engine.call("waiting", lambda api: wait(api, container, within_s))
         except docker.errors.NotFound:
             return True
-        except TimeoutError:
-            return False
-        return True
 
     def _remove(self, found: Mapping[str, Any]) -> None:
         log_path = found["Config"]["Labels"].get(f"{LABEL}log", "")
@@ -278,7 +275,8 @@ class DockerRuntime:
                 "cap_drop": ["ALL"],
                 "security_opt": ["no-new-privileges:true"],
                 "pids_limit": PIDS_MAX,
-                "ulimits": [docker.types.Ulimit(name="memlock", soft=-1, hard=-1)],
+                # CUDA pins host memory. Without a GPU there is nothing to pin, and not every engine may raise it.
+                "ulimits": [docker.types.Ulimit(name="memlock", soft=-1, hard=-1)] if with_gpu else None,
                 "device_requests": gpu_request(launch.gpu_uuid) if with_gpu else None,
                 "cpuset_cpus": None if launch.cpu_cores is None else ",".join(map(str, launch.cpu_cores)),
                 "nano_cpus": None if launch.cpu_quota is None else round(launch.cpu_quota * NANO),
@@ -293,20 +291,17 @@ def create(api: docker.APIClient, configuration: Mapping[str, Any]) -> dict[str,
     return dict(api.create_container(**rest, host_config=host))
 
 
-def wait(api: docker.APIClient, container: str, within_s: float) -> None:
-    """Until it has ended.
-
-    Raises:
-        TimeoutError: it has not.
-    """
+def wait(api: docker.APIClient, container: str, within_s: float) -> bool:
+    """Whether it has ended within that time."""
     try:
         api.wait(container, timeout=within_s)  # type: ignore[arg-type]  # it takes fractions, its stub does not know
-    except requests.exceptions.Timeout as error:
-        raise TimeoutError from error
-    except requests.exceptions.ConnectionError as error:
-        if "timed out" not in str(error).lower():
-            raise
-        raise TimeoutError from error  # the SDK's word for a read that took too long
+    except requests.exceptions.Timeout:
+        return False
+    except requests.exceptions.ConnectionError as error:  # as the SDK calls a read that takes too long
+        if "timed out" in str(error).lower():
+            return False
+        raise
+    return True
 
 
 def gpu_request(uuid: str) -> list[docker.types.DeviceRequest]:

@@ -75,7 +75,8 @@ class OwnEngine(DockerEngine):
         socket, deadline_s = self._folder / "docker.sock", time.monotonic() + READY_S
         try:
             while not socket.exists():
-                assert self._process.poll() is None and time.monotonic() < deadline_s, self._log.read_text()[-4000:]
+                failed = self._process.poll() is not None or time.monotonic() > deadline_s
+                assert not failed, f"dockerd does not start:\n{self._log.read_text()[-4000:]}"
                 time.sleep(0.05)
             super().__init__(f"unix://{socket}")
         except BaseException:
