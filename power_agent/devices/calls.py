@@ -8,27 +8,25 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from power_agent.devices import calls_mig as mig
+from power_agent.devices import calls_power as power
+from power_agent.devices import calls_watch as watch
 from power_agent.devices.driver import ComputeInstance, Driver, DriverProcess, Gpu, Nvml, NvmlFault
 
-DRIVER_VERSION: Final = "535.161.08"
-NVML_VERSION: Final = "12.535.161.08"
 CUDA_VERSION: Final = 12020
 MEBIBYTE: Final = 2**20
 RESERVED_MIB: Final = 600  # what the driver itself keeps of a GPU's memory
-CLOCK_KINDS: Final = 4
-CLOCK_MEMORY: Final = 2
-TEMPERATURE_AT_REST_C: Final = 30.0
-TEMPERATURE_C_PER_W: Final = 0.11
-FIELD_ENERGY, FIELD_POWER_AVERAGE, FIELD_POWER_INSTANT, FIELD_POWER_LIMIT = 83, 185, 186, 190
 
 Call = Callable[..., list[Any]]
 
 
-def _mw(watts: float) -> int:
-    return round(watts * 1e3)
-
-
 # --- system and identity ---
+
+
+def init(driver: Driver, *_flags: int) -> list[Any]:
+    """A new session sees what is there; older ones may have been shown what was (see Driver.stale_listing)."""
+    for gpu in driver.gpus:
+        gpu.ghosts.clear()
+    return []
 
 
 def device_count(driver: Driver) -> list[Any]:
@@ -63,8 +61,8 @@ def _present(gpu: Gpu) -> Gpu:
 def name(driver: Driver, handle: int) -> list[Any]:
     target = driver.device(handle)
     if isinstance(target, Gpu):
-        return [f"NVIDIA {target.model.name}"]
-    return [f"NVIDIA {target.gi.gpu.model.name} MIG {target.gi.profile.name}"]
+        return [target.model.nvml_name]
+    return [f"{target.gi.gpu.model.nvml_name} MIG {target.gi.profile.name}"]
 
 
 def device_uuid(driver: Driver, handle: int) -> list[Any]:
@@ -126,74 +124,6 @@ def running_processes(driver: Driver, handle: int) -> list[Any]:
     ]
 
 
-def utilization(driver: Driver, handle: int) -> list[Any]:
-    """Simulated only as far as MIG needs it: with MIG on it is not supported, and MIG is the point."""
-    driver.gpu(handle)
-    raise NvmlFault(Nvml.NOT_SUPPORTED)
-
-
-# --- power, energy, clocks: physical GPUs only ---
-
-
-def temperature(driver: Driver, handle: int, *_sensor: int) -> list[Any]:
-    gpu = driver.gpu(handle)
-    return [round(TEMPERATURE_AT_REST_C + TEMPERATURE_C_PER_W * gpu.power_w)]
-
-
-def clock_info(driver: Driver, handle: int, kind: int) -> list[Any]:
-    gpu = driver.gpu(handle)
-    if kind >= CLOCK_KINDS:
-        raise NvmlFault(Nvml.INVALID_ARGUMENT)
-    return [gpu.model.memory_clocks_mhz[0] if kind == CLOCK_MEMORY else gpu.clock_mhz]
-
-
-def max_clock_info(driver: Driver, handle: int, kind: int) -> list[Any]:
-    gpu = driver.gpu(handle)
-    if kind >= CLOCK_KINDS:
-        raise NvmlFault(Nvml.INVALID_ARGUMENT)
-    return [gpu.model.memory_clocks_mhz[0] if kind == CLOCK_MEMORY else gpu.model.clock_max_mhz]
-
-
-def graphics_clocks(driver: Driver, handle: int, memory_mhz: int) -> list[Any]:
-    model = driver.gpu(handle).model
-    if memory_mhz not in model.memory_clocks_mhz:
-        raise NvmlFault(Nvml.NOT_FOUND)
-    return [list(reversed(model.clocks_mhz))]
-
-
-def event_reasons(driver: Driver, handle: int) -> list[Any]:
-    gpu = driver.gpu(handle)
-    idle = 0x0 if gpu.processes else 0x1
-    return [idle | (0x2 if gpu.locked_mhz else 0x0) | (0x4 if gpu.capped else 0x0)]
-
-
-def lock_clocks(driver: Driver, handle: int, low_mhz: int, high_mhz: int) -> list[Any]:
-    driver.lock_clocks(driver.gpu(handle), low_mhz, high_mhz)
-    return []
-
-
-def reset_clocks(driver: Driver, handle: int) -> list[Any]:
-    driver.gpu(handle).locked_mhz = None
-    return []
-
-
-def set_power_limit(driver: Driver, handle: int, limit_mw: int) -> list[Any]:
-    driver.set_power_limit(driver.gpu(handle), limit_mw / 1e3)
-    return []
-
-
-def field_values(driver: Driver, handle: int, field_ids: list[int]) -> list[Any]:
-    gpu = driver.gpu(handle)
-    known = {
-        FIELD_ENERGY: gpu.energy_mj,
-        FIELD_POWER_AVERAGE: _mw(gpu.power_w),
-        FIELD_POWER_INSTANT: _mw(gpu.power_w),
-        FIELD_POWER_LIMIT: _mw(gpu.power_limit_w),
-    }
-    missing = {"nvmlReturn": int(Nvml.NOT_SUPPORTED), "value": 0}
-    return [[{"nvmlReturn": 0, "value": known[i]} if i in known else missing for i in field_ids]]
-
-
 def set_persistence(driver: Driver, handle: int, mode: int) -> list[Any]:
     driver.gpu(handle).persistence = bool(mode)
     return []
@@ -222,10 +152,10 @@ def is_mig_device(driver: Driver, handle: int) -> list[Any]:
 
 
 CALLS: Final[dict[str, Call]] = {
-    "nvmlInitWithFlags": _nothing,
+    "nvmlInitWithFlags": init,
     "nvmlShutdown": _nothing,
-    "nvmlSystemGetDriverVersion": _constant(DRIVER_VERSION),
-    "nvmlSystemGetNVMLVersion": _constant(NVML_VERSION),
+    "nvmlSystemGetDriverVersion": lambda driver: [driver.version],
+    "nvmlSystemGetNVMLVersion": lambda driver: [f"12.{driver.version}"],
     "nvmlSystemGetCudaDriverVersion": _constant(CUDA_VERSION),
     "nvmlSystemGetCudaDriverVersion_v2": _constant(CUDA_VERSION),
     "nvmlDeviceGetCount_v2": device_count,
@@ -243,31 +173,45 @@ CALLS: Final[dict[str, Call]] = {
     "nvmlDeviceGetMemoryInfo_v2": memory_info,
     "nvmlDeviceGetPersistenceMode": _read(lambda gpu: int(gpu.persistence)),
     "nvmlDeviceSetPersistenceMode": set_persistence,
+    "nvmlDeviceGetVirtualizationMode": _read(lambda _gpu: 0),
     "nvmlDeviceGetComputeRunningProcesses_v3": running_processes,
-    "nvmlDeviceGetUtilizationRates": utilization,
-    "nvmlDeviceGetTemperature": temperature,
-    "nvmlDeviceGetTemperatureV": temperature,
-    "nvmlDeviceGetTotalEnergyConsumption": _read(lambda gpu: gpu.energy_mj),
-    "nvmlDeviceGetPowerUsage": _read(lambda gpu: _mw(gpu.power_w)),
-    "nvmlDeviceGetFieldValues": field_values,
-    "nvmlDeviceGetPowerManagementLimit": _read(lambda gpu: _mw(gpu.power_limit_w)),
-    "nvmlDeviceGetEnforcedPowerLimit": _read(lambda gpu: _mw(gpu.power_limit_w)),
-    "nvmlDeviceGetPowerManagementDefaultLimit": _read(lambda gpu: _mw(gpu.model.power_limit_w[1])),
-    "nvmlDeviceGetPowerManagementLimitConstraints": _read(
-        lambda gpu: (_mw(gpu.model.power_limit_w[0]), _mw(gpu.model.power_limit_w[2]))
-    ),
-    "nvmlDeviceSetPowerManagementLimit": set_power_limit,
-    "nvmlDeviceGetClockInfo": clock_info,
-    "nvmlDeviceGetMaxClockInfo": max_clock_info,
+    "nvmlDeviceGetUtilizationRates": power.utilization,
+    "nvmlDeviceGetTemperature": power.temperature,
+    "nvmlDeviceGetTemperatureV": power.temperature,
+    "nvmlDeviceGetTotalEnergyConsumption": power.energy,
+    "nvmlDeviceGetPowerUsage": _read(lambda gpu: power.milli(gpu.power_w)),
+    "nvmlDeviceGetFieldValues": power.field_values,
+    "nvmlDeviceGetPowerManagementLimit": _read(lambda gpu: power.milli(gpu.power_limit_w)),
+    "nvmlDeviceGetEnforcedPowerLimit": _read(lambda gpu: power.milli(gpu.power_limit_w)),
+    "nvmlDeviceGetPowerManagementDefaultLimit": _read(lambda gpu: power.milli(gpu.model.power_limit_w[1])),
+    "nvmlDeviceGetPowerManagementLimitConstraints": power.power_limit_bounds,
+    "nvmlDeviceSetPowerManagementLimit": power.set_power_limit,
+    "nvmlDeviceGetClockInfo": power.clock_info,
+    "nvmlDeviceGetMaxClockInfo": power.max_clock_info,
     "nvmlDeviceGetSupportedMemoryClocks": _read(lambda gpu: list(gpu.model.memory_clocks_mhz)),
-    "nvmlDeviceGetSupportedGraphicsClocks": graphics_clocks,
-    "nvmlDeviceGetCurrentClocksEventReasons": event_reasons,
-    "nvmlDeviceSetGpuLockedClocks": lock_clocks,
-    "nvmlDeviceResetGpuLockedClocks": reset_clocks,
+    "nvmlDeviceGetSupportedGraphicsClocks": power.graphics_clocks,
+    "nvmlDeviceGetCurrentClocksEventReasons": power.event_reasons,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": power.event_reasons,
+    "nvmlDeviceSetGpuLockedClocks": power.lock_clocks,
+    "nvmlDeviceResetGpuLockedClocks": power.reset_clocks,
+    "nvmlDeviceSetMemoryLockedClocks": power.lock_memory_clocks,
+    "nvmlDeviceResetMemoryLockedClocks": power.reset_memory_clocks,
+    "nvmlEventSetCreate": watch.event_set_create,
+    "nvmlEventSetFree": watch.event_set_free,
+    "nvmlEventSetWait_v2": watch.event_wait,
+    "nvmlDeviceRegisterEvents": watch.register_events,
+    "nvmlDeviceGetSupportedEventTypes": watch.supported_events,
+    "nvmlGpmQueryDeviceSupport": watch.gpm_support,
+    "nvmlGpmSampleAlloc": watch.gpm_allocate,
+    "nvmlGpmSampleFree": watch.gpm_free,
+    "nvmlGpmSampleGet": watch.gpm_sample,
+    "nvmlGpmMigSampleGet": watch.gpm_mig_sample,
+    "nvmlGpmMetricsGet": watch.gpm_metrics,
     "nvmlDeviceGetMigMode": mig.mig_mode,
     "nvmlDeviceSetMigMode": mig.set_mig_mode,
     "nvmlDeviceGetGpuInstanceProfileInfo": mig.gi_profile_by_constant,
     "nvmlDeviceGetGpuInstanceProfileInfoV": mig.gi_profile_by_constant,
+    "nvmlDeviceGetGpuInstanceProfileInfoByIdV": mig.gi_profile_by_id,
     "nvmlDeviceGetGpuInstancePossiblePlacements_v2": mig.gi_placements,
     "nvmlDeviceGetGpuInstanceRemainingCapacity": mig.gi_capacity,
     "nvmlDeviceCreateGpuInstance": mig.create_gi,

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from power_agent.devices.driver import Driver, Gpu, GpuInstance, Nvml, NvmlFault
+from power_agent.devices.driver import GHOST_DEVICE, Driver, Gpu, GpuInstance, Nvml, NvmlFault
 from power_agent.devices.tables import KNOWN_PROFILE_CONSTANTS, MEMORY_SLICES, GiProfile
 
 MIG_DEVICES_MAX: Final = MEMORY_SLICES - 1
@@ -10,6 +10,8 @@ MIG_DEVICES_MAX: Final = MEMORY_SLICES - 1
 
 def mig_mode(driver: Driver, handle: int) -> list[Any]:
     gpu = driver.gpu(handle)
+    if not gpu.model.mig_capable:
+        raise NvmlFault(Nvml.NOT_SUPPORTED)
     return [int(gpu.mig_current), int(gpu.mig_pending)]
 
 
@@ -50,6 +52,10 @@ def gi_profile_by_constant(driver: Driver, handle: int, constant: int) -> list[A
     raise NvmlFault(Nvml.NOT_SUPPORTED)
 
 
+def gi_profile_by_id(driver: Driver, handle: int, profile_id: int) -> list[Any]:
+    return _gi_profile(driver.profile(driver.gpu(handle, Nvml.INVALID_ARGUMENT), profile_id))
+
+
 def gi_placements(driver: Driver, handle: int, profile_id: int) -> list[Any]:
     """All legal placements, occupied or not, by start."""
     profile = driver.profile(driver.gpu(handle, Nvml.INVALID_ARGUMENT), profile_id)
@@ -83,7 +89,8 @@ def gis(driver: Driver, handle: int, profile_id: int) -> list[Any]:
     gpu = _mig_gpu(driver, handle)
     profile = driver.profile(gpu, profile_id)
     found = [instance for _, instance in sorted(gpu.instances.items()) if instance.profile is profile]
-    return [[driver.handle(instance) for instance in found]]
+    ghosts = [handle for ghost_id, handle in gpu.ghosts if ghost_id == profile_id]
+    return [[driver.handle(instance) for instance in found] + ghosts]
 
 
 def gi_by_id(driver: Driver, handle: int, gi_id: int) -> list[Any]:
@@ -179,12 +186,14 @@ def ci_info(driver: Driver, handle: int) -> list[Any]:
 
 
 def mig_by_index(driver: Driver, handle: int, position: int) -> list[Any]:
-    computes = list(_mig_gpu(driver, handle).computes())
+    gpu = _mig_gpu(driver, handle)
     if position >= MIG_DEVICES_MAX:
         raise NvmlFault(Nvml.INVALID_ARGUMENT)
-    if position >= len(computes):
+    listed = [driver.handle(compute) for compute in gpu.computes()]
+    listed += [ghost for profile_id, ghost in gpu.ghosts if profile_id == GHOST_DEVICE]
+    if position >= len(listed):
         raise NvmlFault(Nvml.NOT_FOUND)
-    return [driver.handle(computes[position])]
+    return [listed[position]]
 
 
 def attributes(driver: Driver, handle: int) -> list[Any]:

@@ -1,126 +1,28 @@
 """A GPU driver without GPUs: handles, MIG placement rules, clocks and limits, with NVML's error codes.
 
-Pure state: no pynvml, no clock, no files. A refused call raises NvmlFault with the code that NVML documents for it.
-Handles are opaque integers that are never reused; a destroyed instance leaves a handle that is refused, and a handle of
-an earlier driver load is told apart (UNINITIALIZED), so a client notices that its driver went away.
+Pure state: no pynvml, no clock (`now_s` is set by whoever owns it), no files. A refused call raises NvmlFault with the
+code that NVML documents for it. Handles are opaque integers that are never reused; a destroyed instance leaves a handle
+that is refused, and a handle of an earlier driver load is told apart (UNINITIALIZED), so a client notices that its
+driver went away. calls.py puts NVML's symbols over it, machine.py adds power, faults and time.
 """
 
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Final, TypeVar
 
+import numpy as np
+
+from power_agent.devices.event_sets import EventSets, Xid
+from power_agent.devices.gpm import GpmSamples
+from power_agent.devices.gpu import ComputeInstance, DriverProcess, Gpu, GpuInstance, Nvml, NvmlFault
 from power_agent.devices.tables import COMPUTE_SLICES, GI_IDS, GiProfile, GpuModel
+
+__all__ = ["ComputeInstance", "Driver", "DriverProcess", "Gpu", "GpuInstance", "Nvml", "NvmlFault"]
 
 UUID_NAMESPACE: Final = uuid.UUID("6f1c2f5e-0a53-5e0b-9d0c-7c1f6b1f7a10")
 LOAD_SHIFT: Final = 32
-
-
-class Nvml(IntEnum):
-    """The return codes that this driver gives (nvmlReturn_t)."""
-
-    SUCCESS = 0
-    UNINITIALIZED = 1
-    INVALID_ARGUMENT = 2
-    NOT_SUPPORTED = 3
-    NO_PERMISSION = 4
-    NOT_FOUND = 6
-    INSUFFICIENT_SIZE = 7
-    DRIVER_NOT_LOADED = 9
-    FUNCTION_NOT_FOUND = 13
-    GPU_IS_LOST = 15
-    RESET_REQUIRED = 16
-    IN_USE = 19
-    INSUFFICIENT_RESOURCES = 23
-    ARGUMENT_VERSION_MISMATCH = 25
-    UNKNOWN = 999
-
-
-class NvmlFault(Exception):
-    """A refused call."""
-
-    def __init__(self, code: Nvml) -> None:
-        super().__init__(code.name)
-        self.code = code
-
-
-@dataclass(slots=True, eq=False)
-class ComputeInstance:
-    """A compute instance; its MIG device has the same life."""
-
-    gi: "GpuInstance"
-    id: int
-    width: int
-    start: int
-    mig_uuid: str
-
-
-@dataclass(slots=True, eq=False)
-class GpuInstance:
-    """A GPU instance. `generation` counts creations on its device and is never reused."""
-
-    gpu: "Gpu"
-    profile: GiProfile
-    id: int
-    start: int
-    generation: int
-    computes: dict[int, ComputeInstance] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        return self.profile.memory_slices
-
-    def overlaps(self, start: int, size: int) -> bool:
-        return self.start < start + size and start < self.start + self.size
-
-
-@dataclass(slots=True)
-class DriverProcess:
-    """A process with a context: on a compute instance, or on a whole GPU while MIG is off."""
-
-    pid: int
-    compute: ComputeInstance | None
-    memory_mib: int
-
-
-@dataclass(slots=True, eq=False)
-class Gpu:
-    """One simulated GPU."""
-
-    index: int
-    model: GpuModel
-    uuid: str
-    mig_current: bool
-    mig_pending: bool
-    persistence: bool = True
-    lost: bool = False
-    locked_mhz: tuple[int, int] | None = None
-    power_limit_w: float = 0.0
-    capped: bool = False  # the power limit held the last tick back
-    power_w: float = 0.0
-    energy_mj: int = 0
-    creations: int = 0
-    instances: dict[int, GpuInstance] = field(default_factory=dict)
-    processes: dict[int, DriverProcess] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.power_limit_w = self.power_limit_w or self.model.power_limit_w[1]
-
-    @property
-    def clock_mhz(self) -> int:
-        """With a context the clock goes to the top of its range, without one to the bottom; locks narrow the range."""
-        low, high = self.locked_mhz or (self.model.clock_min_mhz, self.model.clock_max_mhz)
-        return high if self.processes else low
-
-    @property
-    def serving_clock_mhz(self) -> int:
-        return (self.locked_mhz or (0, self.model.clock_max_mhz))[1]
-
-    def computes(self) -> Iterator[ComputeInstance]:
-        """In GPU-instance order."""
-        for gi_id in sorted(self.instances):
-            yield from self.instances[gi_id].computes.values()
+GHOST_DEVICE: Final = -1  # in place of a profile id: the ghost is a MIG device
+DRIVER_VERSION: Final = "535.161.08"
+FOUR_WITH_THREE_SINCE: Final = 510  # older drivers refuse 4g beside 3g: 18 maximal configurations instead of 19
 
 
 Target = Gpu | GpuInstance | ComputeInstance
@@ -128,35 +30,87 @@ LivingT = TypeVar("LivingT", GpuInstance, ComputeInstance)
 
 
 class Driver:
-    """Everything that a driver load owns; `load_number` makes the handles of another load recognisable."""
+    """Everything that a driver load owns; `load_number` makes the handles of another load recognisable.
+
+    `settle_s`: how long a clock takes to follow a lock, drawn between these two. `stale_listing`: instances that
+    somebody else destroyed stay listed, with dead handles, until the next nvmlInit (seen: libcudacxx#224).
+    """
 
     def __init__(
         self,
         node: str,
         models: tuple[GpuModel, ...],
         *,
-        load_number: int,
+        load_number: int = 1,
         mig_enabled: bool = True,
         fresh_uuids: bool = True,
+        version: str = DRIVER_VERSION,
+        settle_s: tuple[float, float] = (0.0, 0.0),
+        stale_listing: bool = False,
+        seed: int = 0,
     ) -> None:
-        self.load_number = load_number
+        self.version = version
+        self.now_s = 0.0
+        self.events = EventSets()
+        self.gpm = GpmSamples()
+        self.stale_listing = stale_listing
+        self._settle_s = settle_s
+        self._chance = np.random.default_rng(seed)
         self._fresh_uuids = fresh_uuids
+        self._mig_enabled = mig_enabled
+        self._start_load(load_number)
+        self.gpus = tuple(
+            Gpu(index, model, f"GPU-{uuid.uuid5(UUID_NAMESPACE, f'{node}/{index}')}", mig, mig)
+            for index, model in enumerate(models)
+            for mig in (mig_enabled and model.mig_capable,)
+        )
+
+    def _start_load(self, load_number: int) -> None:
+        self.load_number = load_number
         self._handles: dict[int, Target] = {}
         self._handle_of: dict[Target, int] = {}
         self._next_handle = (load_number << LOAD_SHIFT) + 0x1000
-        self.gpus = tuple(
-            Gpu(index, model, f"GPU-{uuid.uuid5(UUID_NAMESPACE, f'{node}/{index}')}", mig_enabled, mig_enabled)
-            for index, model in enumerate(models)
-        )
+        self.events.clear()
+        self.gpm.clear()
+
+    def reload(self, load_number: int) -> None:
+        """Unload and load the module: handles void, instances and processes gone, counters at zero.
+
+        Locks, limits and the sleep of Hopper's MIG mode end too, unless persistence mode keeps the GPU's state.
+        """
+        for gpu in self.gpus:
+            gpu.processes.clear()
+            gpu.instances.clear()
+            gpu.energy_mj, gpu.capped, gpu.throttle_mhz, gpu.held = 0, False, None, False
+            gpu.busy_s.clear()
+            gpu.ghosts.clear()
+            if not gpu.persistence:
+                self._to_defaults(gpu)
+            if gpu.model.mig_mode_immediate:
+                gpu.mig_current = gpu.mig_pending = gpu.persistence and gpu.mig_current
+        self._start_load(load_number)
+
+    @staticmethod
+    def _to_defaults(gpu: Gpu) -> None:
+        gpu.locked_mhz = gpu.locked_before_mhz = gpu.locked_memory_mhz = None
+        gpu.power_limit_w = gpu.model.power_limit_w[1]
+
+    def token(self) -> int:
+        """A number that no handle and no other token of this load has."""
+        self._next_handle += 0x10
+        return self._next_handle
+
+    def is_earlier_load(self, handle: int) -> bool:
+        return handle >> LOAD_SHIFT not in (0, self.load_number)
 
     # --- handles ---
 
     def handle(self, target: Target) -> int:
         """The handle of an object; the same one for as long as it lives."""
         if target not in self._handle_of:
-            self._next_handle += 0x10
-            self._handle_of[target] = self._next_handle
-            self._handles[self._next_handle] = target
+            handle = self.token()
+            self._handle_of[target] = handle
+            self._handles[handle] = target
         return self._handle_of[target]
 
     def _forget(self, target: Target) -> None:
@@ -164,10 +118,17 @@ class Driver:
         if handle is not None:
             del self._handles[handle]
 
+    def haunt(self, target: GpuInstance | ComputeInstance) -> None:
+        """About to be destroyed by somebody else: sessions that know its handle go on listing it, if they are stale."""
+        if self.stale_listing and target in self._handle_of:
+            gpu = target.gpu if isinstance(target, GpuInstance) else target.gi.gpu
+            kind = target.profile.id if isinstance(target, GpuInstance) else GHOST_DEVICE
+            gpu.ghosts.append((kind, self._handle_of[target]))
+
     def _resolve(self, handle: int, stale: Nvml) -> Target:
         if handle in self._handles:
             return self._handles[handle]
-        raise NvmlFault(Nvml.UNINITIALIZED if handle >> LOAD_SHIFT not in (0, self.load_number) else stale)
+        raise NvmlFault(Nvml.UNINITIALIZED if self.is_earlier_load(handle) else stale)
 
     def device(self, handle: int) -> Gpu | ComputeInstance:
         """A GPU, or a MIG device (which is its compute instance)."""
@@ -221,30 +182,50 @@ class Driver:
     # --- MIG ---
 
     def set_mig_mode(self, gpu: Gpu, enabled: bool) -> Nvml:
-        """The activation status; the call itself succeeds. A100 changes mode only with `reset` of the idle GPU."""
-        gpu.mig_pending = enabled
+        """The activation status; the call itself succeeds. A100 changes mode only with `reset` of the idle GPU.
+
+        On A100 the mode is pending from then on, whatever the status; Hopper changes at once or not at all.
+        """
+        if not gpu.model.mig_capable:
+            raise NvmlFault(Nvml.NOT_SUPPORTED)
+        if not gpu.model.mig_mode_immediate:
+            gpu.mig_pending = enabled
         if gpu.mig_current == enabled:
             return Nvml.SUCCESS
-        if gpu.instances or gpu.processes:
+        if gpu.instances or gpu.processes or gpu.held:
             return Nvml.IN_USE
         if not gpu.model.mig_mode_immediate:
             return Nvml.RESET_REQUIRED
-        gpu.mig_current = enabled
+        gpu.mig_current = gpu.mig_pending = enabled
         return Nvml.SUCCESS
 
     def reset(self, gpu: Gpu) -> None:
         """A GPU reset: pending MIG mode applies (Ampere) or is lost (Hopper); locks, limits and counter start anew."""
-        if gpu.processes:
+        if gpu.processes or gpu.held:
             raise NvmlFault(Nvml.IN_USE)
         for instance in list(gpu.instances.values()):
             for compute in list(instance.computes.values()):
                 self._drop_compute(compute)
             self._drop_instance(instance)
         gpu.mig_current = gpu.mig_pending = gpu.mig_pending and not gpu.model.mig_mode_immediate
-        gpu.locked_mhz, gpu.lost, gpu.energy_mj = None, False, 0
-        gpu.power_limit_w = gpu.model.power_limit_w[1]
+        gpu.lost, gpu.energy_mj, gpu.capped, gpu.throttle_mhz, gpu.thermal_mhz = False, 0, False, None, None
+        gpu.busy_s.clear()
+        self._to_defaults(gpu)
+
+    def lose(self, gpu: Gpu) -> None:
+        """It fell off the bus: Xid 79 for those who listen, GPU_IS_LOST for everybody, until a reset."""
+        self.xid(gpu, Xid.FELL_OFF_THE_BUS)
+        gpu.lost = True
+
+    def xid(self, gpu: Gpu, code: int, instance: GpuInstance | None = None) -> None:
+        """Report a critical error; the GPU goes on."""
+        self.events.post(gpu.index, self.handle(gpu), code, instance.id if instance else None)
+
+    # --- GPU instances ---
 
     def profile(self, gpu: Gpu, profile_id: int) -> GiProfile:
+        if not gpu.model.mig_capable:
+            raise NvmlFault(Nvml.NOT_SUPPORTED)
         profile = gpu.model.profile(profile_id)
         if profile is None:
             raise NvmlFault(Nvml.INVALID_ARGUMENT)
@@ -256,6 +237,10 @@ class Driver:
         compute_used = sum(instance.profile.compute_slices for instance in gpu.instances.values())
         if peers >= profile.instances_max or compute_used + profile.compute_slices > COMPUTE_SLICES:
             return ()
+        if int(self.version.split(".")[0]) < FOUR_WITH_THREE_SINCE:
+            beside = {instance.profile.compute_slices for instance in gpu.instances.values()}
+            if (profile.compute_slices, True) in ((3, 4 in beside), (4, 3 in beside)):
+                return ()
         return tuple(
             start
             for start in profile.starts
@@ -287,7 +272,8 @@ class Driver:
         return instance
 
     def destroy_gpu_instance(self, instance: GpuInstance) -> None:
-        if instance.computes or any(p.compute and p.compute.gi is instance for p in instance.gpu.processes.values()):
+        held = instance.held or any(p.compute and p.compute.gi is instance for p in instance.gpu.processes.values())
+        if instance.computes or held:
             raise NvmlFault(Nvml.IN_USE)
         self._drop_instance(instance)
 
@@ -315,8 +301,7 @@ class Driver:
         ci_id = next(i for i in range(COMPUTE_SLICES) if i not in instance.computes)
         seed = f"{instance.gpu.uuid}/{instance.id}/{ci_id}"
         if self._fresh_uuids:  # as the DRA driver reports; R470 repeated them
-            seed += f"/{self.load_number}/{instance.generation}/{self._next_handle}"
-            self._next_handle += 0x10
+            seed += f"/{self.load_number}/{instance.generation}/{self.token()}"
         mig_uuid = f"MIG-{uuid.uuid5(UUID_NAMESPACE, seed)}"
         compute = ComputeInstance(instance, ci_id, width, free[0] if placement is None else placement[0], mig_uuid)
         instance.computes[ci_id] = compute
@@ -351,13 +336,34 @@ class Driver:
 
     def lock_clocks(self, gpu: Gpu, low_mhz: int, high_mhz: int) -> None:
         """Snaps down to supported clocks, as in-range values do on hardware."""
-        clocks = gpu.model.clocks_mhz
-        if low_mhz > high_mhz or low_mhz < clocks[0] or high_mhz > clocks[-1]:
-            raise NvmlFault(Nvml.INVALID_ARGUMENT)
-        gpu.locked_mhz = (max(c for c in clocks if c <= low_mhz), max(c for c in clocks if c <= high_mhz))
+        if not gpu.model.lockable:
+            raise NvmlFault(Nvml.NOT_SUPPORTED)
+        self._follow(gpu, _snapped(gpu.model.clocks_mhz, low_mhz, high_mhz))
+
+    def reset_clocks(self, gpu: Gpu) -> None:
+        if not gpu.model.lockable:
+            raise NvmlFault(Nvml.NOT_SUPPORTED)
+        self._follow(gpu, None)
+
+    def _follow(self, gpu: Gpu, locked_mhz: tuple[int, int] | None) -> None:
+        low_s, high_s = self._settle_s
+        gpu.locked_before_mhz = gpu.lock_mhz(self.now_s)
+        gpu.settles_at_s = self.now_s + low_s + (high_s - low_s) * float(self._chance.random())
+        gpu.locked_mhz = locked_mhz
+
+    def lock_memory_clocks(self, gpu: Gpu, low_mhz: int, high_mhz: int) -> None:
+        if not gpu.model.memory_lockable:
+            raise NvmlFault(Nvml.NOT_SUPPORTED)
+        gpu.locked_memory_mhz = _snapped(tuple(sorted(gpu.model.memory_clocks_mhz)), low_mhz, high_mhz)
 
     def set_power_limit(self, gpu: Gpu, limit_w: float) -> None:
         low_w, _, high_w = gpu.model.power_limit_w
         if not low_w <= limit_w <= high_w:
             raise NvmlFault(Nvml.INVALID_ARGUMENT)
         gpu.power_limit_w = limit_w
+
+
+def _snapped(clocks_mhz: tuple[int, ...], low_mhz: int, high_mhz: int) -> tuple[int, int]:
+    if low_mhz > high_mhz or low_mhz < clocks_mhz[0] or high_mhz > clocks_mhz[-1]:
+        raise NvmlFault(Nvml.INVALID_ARGUMENT)
+    return max(c for c in clocks_mhz if c <= low_mhz), max(c for c in clocks_mhz if c <= high_mhz)

@@ -22,6 +22,7 @@ from trefoil.core.power import WHOLE
 CONTEXT_MIB: Final = 450  # what a CUDA context, cuDNN and a Triton cost before any model; modelled
 TICK_S_MIN: Final = 1e-3
 NO_GENERATION: Final = 0  # of a whole GPU
+WHOLE_SIZE: Final = 1  # as in its SliceKey
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ class SimulatedNode:
         if isinstance(target, Gpu):
             if target.mig_current:
                 raise NodeRefused(f"{wanted} is in MIG mode", remedy="name one of its MIG devices")
-            return target, self._account(target.index, WHOLE, 0, 8, NO_GENERATION, target.uuid), target
+            return target, self._account(target.index, WHOLE, 0, WHOLE_SIZE, NO_GENERATION, target.uuid), target
         gi = target.gi
         account = self._account(gi.gpu.index, gi.profile.name, gi.start, gi.size, gi.generation, target.mig_uuid)
         return gi.gpu, account, target

@@ -13,88 +13,20 @@ from typing import Any, Final
 import pynvml
 
 from power_agent.devices.errors import NodeUnreachable
+from power_agent.devices.nvml_symbols import SYMBOLS
+
+__all__ = ["SYMBOLS", "NvmlShim", "Send"]
 
 Send = Callable[[str, Sequence[Any]], tuple[int, list[Any]]]
 SUCCESS: Final = 0
 STRUCT_VERSIONS: Final = {
     "nvmlDeviceGetGpuInstanceProfileInfoV": pynvml.nvmlGpuInstanceProfileInfo_v2,
     "nvmlGpuInstanceGetComputeInstanceProfileInfoV": pynvml.nvmlComputeInstanceProfileInfo_v2,
+    "nvmlDeviceGetGpuInstanceProfileInfoByIdV": pynvml.nvmlGpuInstanceProfileInfo_v2,
     "nvmlDeviceGetMemoryInfo_v2": pynvml.nvmlMemory_v2,
+    "nvmlGpmQueryDeviceSupport": pynvml.NVML_GPM_SUPPORT_VERSION,
+    "nvmlGpmMetricsGet": pynvml.NVML_GPM_METRICS_GET_VERSION,
     "nvmlDeviceGetTemperatureV": pynvml.nvmlTemperature_v1,
-}
-
-# Kinds of arguments. In: h handle, u integer, s string, p pointer to a placement. Out: H handle, U integer, S struct,
-# V temperature struct, T text buffer and length, A count and array, B array and count, F count and field values.
-SYMBOLS: Final[dict[str, str]] = {
-    "nvmlInitWithFlags": "u",
-    "nvmlShutdown": "",
-    "nvmlSystemGetDriverVersion": "T",
-    "nvmlSystemGetNVMLVersion": "T",
-    "nvmlSystemGetCudaDriverVersion": "U",
-    "nvmlSystemGetCudaDriverVersion_v2": "U",
-    "nvmlDeviceGetCount_v2": "U",
-    "nvmlDeviceGetHandleByIndex_v2": "uH",
-    "nvmlDeviceGetHandleByUUID": "sH",
-    "nvmlDeviceGetHandleByPciBusId_v2": "sH",
-    "nvmlDeviceGetName": "hT",
-    "nvmlDeviceGetUUID": "hT",
-    "nvmlDeviceGetIndex": "hU",
-    "nvmlDeviceGetMinorNumber": "hU",
-    "nvmlDeviceGetArchitecture": "hU",
-    "nvmlDeviceGetCudaComputeCapability": "hUU",
-    "nvmlDeviceGetPciInfo_v3": "hS",
-    "nvmlDeviceGetMemoryInfo": "hS",
-    "nvmlDeviceGetMemoryInfo_v2": "hS",
-    "nvmlDeviceGetPersistenceMode": "hU",
-    "nvmlDeviceSetPersistenceMode": "hu",
-    "nvmlDeviceGetComputeRunningProcesses_v3": "hA",
-    "nvmlDeviceGetUtilizationRates": "hS",
-    "nvmlDeviceGetTemperature": "huU",
-    "nvmlDeviceGetTemperatureV": "hV",
-    "nvmlDeviceGetTotalEnergyConsumption": "hU",
-    "nvmlDeviceGetPowerUsage": "hU",
-    "nvmlDeviceGetFieldValues": "hF",
-    "nvmlDeviceGetPowerManagementLimit": "hU",
-    "nvmlDeviceGetEnforcedPowerLimit": "hU",
-    "nvmlDeviceGetPowerManagementDefaultLimit": "hU",
-    "nvmlDeviceGetPowerManagementLimitConstraints": "hUU",
-    "nvmlDeviceSetPowerManagementLimit": "hu",
-    "nvmlDeviceGetClockInfo": "huU",
-    "nvmlDeviceGetMaxClockInfo": "huU",
-    "nvmlDeviceGetSupportedMemoryClocks": "hA",
-    "nvmlDeviceGetSupportedGraphicsClocks": "huA",
-    "nvmlDeviceGetCurrentClocksEventReasons": "hU",
-    "nvmlDeviceSetGpuLockedClocks": "huu",
-    "nvmlDeviceResetGpuLockedClocks": "h",
-    "nvmlDeviceGetMigMode": "hUU",
-    "nvmlDeviceSetMigMode": "huU",
-    "nvmlDeviceGetGpuInstanceProfileInfo": "huS",
-    "nvmlDeviceGetGpuInstanceProfileInfoV": "huS",
-    "nvmlDeviceGetGpuInstancePossiblePlacements_v2": "huB",
-    "nvmlDeviceGetGpuInstanceRemainingCapacity": "huU",
-    "nvmlDeviceCreateGpuInstance": "huH",
-    "nvmlDeviceCreateGpuInstanceWithPlacement": "hupH",
-    "nvmlGpuInstanceDestroy": "h",
-    "nvmlDeviceGetGpuInstances": "huB",
-    "nvmlDeviceGetGpuInstanceById": "huH",
-    "nvmlGpuInstanceGetInfo": "hS",
-    "nvmlGpuInstanceGetComputeInstanceProfileInfo": "huuS",
-    "nvmlGpuInstanceGetComputeInstanceProfileInfoV": "huuS",
-    "nvmlGpuInstanceGetComputeInstanceRemainingCapacity": "huU",
-    "nvmlGpuInstanceGetComputeInstancePossiblePlacements": "huB",
-    "nvmlGpuInstanceCreateComputeInstance": "huH",
-    "nvmlGpuInstanceCreateComputeInstanceWithPlacement": "hupH",
-    "nvmlComputeInstanceDestroy": "h",
-    "nvmlGpuInstanceGetComputeInstances": "huB",
-    "nvmlGpuInstanceGetComputeInstanceById": "huH",
-    "nvmlComputeInstanceGetInfo_v2": "hS",
-    "nvmlDeviceIsMigDeviceHandle": "hU",
-    "nvmlDeviceGetGpuInstanceId": "hU",
-    "nvmlDeviceGetComputeInstanceId": "hU",
-    "nvmlDeviceGetMaxMigDeviceCount": "hU",
-    "nvmlDeviceGetMigDeviceHandleByIndex": "huH",
-    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": "hH",
-    "nvmlDeviceGetAttributes_v2": "hS",
 }
 
 
@@ -170,6 +102,10 @@ def _inputs(kinds: str, args: tuple[Any, ...]) -> list[Any]:
             sent.append((placement.start, placement.size))
         elif kind == "F":
             sent.append([value.fieldId for value in _pointee(args[position + 1])])
+        elif kind == "G":
+            query = _pointee(arg)
+            wanted = [query.metrics[row].metricId for row in range(query.numMetrics)]
+            sent += [_handle(query.sample1), _handle(query.sample2), wanted]
         position += 2 if kind in "TABF" else 1
     return sent
 
@@ -196,6 +132,9 @@ def _outputs(kinds: str, args: tuple[Any, ...], out: list[Any]) -> int:
             ret = _fill_array(_pointee(args[position + 1]), arg, next(values), null_asks_size=True)
         elif kind == "F":
             _fill_fields(_pointee(args[position + 1]), next(values))
+        elif kind == "G":
+            for row, found in enumerate(next(values)):
+                _fill(_pointee(arg).metrics[row], found)
         if ret != SUCCESS:
             return ret
         position += 2 if kind in "TABF" else 1

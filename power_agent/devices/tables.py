@@ -2,7 +2,8 @@
 
 `constant` is the argument of nvmlDeviceGetGpuInstanceProfileInfo, `id` that of create and list: they differ.
 Sources: MIG user guide r580 (placements, engines), go-nvml's DGX A100 dump (A100-40 memory and SMs), `nvidia-smi -lgip`
-transcripts (A100-80, H100: where 3g has 60 SMs, not 48). Driver branches shift memory by a few hundred MiB.
+transcripts (A100-80, H100: where 3g has 60 SMs, not 48). Driver branches shift memory by a few hundred MiB. GPUs
+without MIG have no profiles; clocks and limits of V100, T4 and P4 are those that nvidia-smi lists for these boards.
 """
 
 from dataclasses import dataclass
@@ -62,24 +63,37 @@ class GiProfile:
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """One GPU model as its driver presents it."""
+    """One GPU model as its driver presents it. `name` is that of its DeviceType; NVML spells it otherwise."""
 
     name: str
+    nvml_name: str
     architecture: int  # NVML_DEVICE_ARCH_*
     compute_capability: tuple[int, int]
     pci_device_id: int
     memory_mib: int
-    profiles: tuple[GiProfile, ...]
-    clock_min_mhz: int
-    clock_max_mhz: int
-    clock_step_mhz: int
-    memory_clocks_mhz: tuple[int, ...]
+    profiles: tuple[GiProfile, ...]  # none: not MIG capable
+    clocks_mhz: tuple[int, ...]  # SM clocks, ascending
+    memory_clocks_mhz: tuple[int, ...]  # descending
     power_limit_w: tuple[float, float, float]  # min, default, max
-    mig_mode_immediate: bool  # Hopper: at once, lost at reset; A100: pending until the reset of an idle GPU
+    mig_mode_immediate: bool = False  # Hopper: at once, lost at reset; A100: pending until the reset of an idle GPU
+    lockable: bool = True  # SM clocks; since Volta
+    memory_lockable: bool = True  # since Ampere
+    energy_counter: bool = True  # since Volta
+    gpm: bool = False  # GPU performance monitoring; since Hopper
+    power_average_s: float = 0.0  # window of nvmlDeviceGetPowerUsage; 0: instantaneous (GA100 and older)
+    power_duty: tuple[float, float] | None = None  # (sampled, period) [s]: GA100 looks a quarter of the time only
 
     @property
-    def clocks_mhz(self) -> tuple[int, ...]:
-        return tuple(range(self.clock_min_mhz, self.clock_max_mhz + 1, self.clock_step_mhz))
+    def mig_capable(self) -> bool:
+        return bool(self.profiles)
+
+    @property
+    def clock_min_mhz(self) -> int:
+        return self.clocks_mhz[0]
+
+    @property
+    def clock_max_mhz(self) -> int:
+        return self.clocks_mhz[-1]
 
     def profile(self, profile_id: int) -> GiProfile | None:
         return next((profile for profile in self.profiles if profile.id == profile_id), None)
@@ -128,6 +142,7 @@ _HOPPER_ENGINES: Final = (
 
 A100_40GB: Final = GpuModel(
     name="A100-SXM4-40GB",
+    nvml_name="NVIDIA A100-SXM4-40GB",
     architecture=7,
     compute_capability=(8, 0),
     pci_device_id=0x20B010DE,
@@ -137,16 +152,15 @@ A100_40GB: Final = GpuModel(
         ((14, 4864), (14, 9856), (28, 9856), (42, 19968), (56, 19968), (98, 40192)),
         _AMPERE_ENGINES,
     ),
-    clock_min_mhz=210,
-    clock_max_mhz=1410,
-    clock_step_mhz=15,
+    clocks_mhz=tuple(range(210, 1411, 15)),
     memory_clocks_mhz=(1215,),
     power_limit_w=(100.0, 400.0, 400.0),
-    mig_mode_immediate=False,
+    power_duty=(0.025, 0.1),
 )
 
 A100_80GB: Final = GpuModel(
     name="A100-SXM4-80GB",
+    nvml_name="NVIDIA A100-SXM4-80GB",
     architecture=7,
     compute_capability=(8, 0),
     pci_device_id=0x20B210DE,
@@ -156,16 +170,15 @@ A100_80GB: Final = GpuModel(
         ((14, 9728), (14, 19968), (28, 19968), (42, 40192), (56, 40192), (98, 80896)),
         _AMPERE_ENGINES,
     ),
-    clock_min_mhz=210,
-    clock_max_mhz=1410,
-    clock_step_mhz=15,
+    clocks_mhz=tuple(range(210, 1411, 15)),
     memory_clocks_mhz=(1593,),
     power_limit_w=(100.0, 400.0, 400.0),
-    mig_mode_immediate=False,
+    power_duty=(0.025, 0.1),
 )
 
 H100_80GB: Final = GpuModel(
     name="H100-SXM5-80GB",
+    nvml_name="NVIDIA H100 80GB HBM3",
     architecture=9,
     compute_capability=(9, 0),
     pci_device_id=0x233010DE,
@@ -175,12 +188,56 @@ H100_80GB: Final = GpuModel(
         ((16, 9984), (26, 20096), (32, 20096), (60, 40448), (64, 40448), (132, 81152)),
         _HOPPER_ENGINES,
     ),
-    clock_min_mhz=345,
-    clock_max_mhz=1980,
-    clock_step_mhz=15,
+    clocks_mhz=tuple(range(345, 1981, 15)),
     memory_clocks_mhz=(2619, 1593),
     power_limit_w=(200.0, 700.0, 700.0),
     mig_mode_immediate=True,
+    gpm=True,
+    power_average_s=1.0,
 )
 
-GPU_MODELS: Final = {model.name: model for model in (A100_40GB, A100_80GB, H100_80GB)}
+V100_32GB: Final = GpuModel(
+    name="Tesla V100-SXM2-32GB",
+    nvml_name="Tesla V100-SXM2-32GB",
+    architecture=5,
+    compute_capability=(7, 0),
+    pci_device_id=0x1DB510DE,
+    memory_mib=32768,
+    profiles=(),
+    clocks_mhz=tuple(135 + (15 * step + 1) // 2 for step in range(187)),  # 135 to 1530 in steps of 7.5
+    memory_clocks_mhz=(877,),
+    power_limit_w=(150.0, 300.0, 300.0),
+    memory_lockable=False,
+)
+
+T4: Final = GpuModel(
+    name="Tesla T4",
+    nvml_name="Tesla T4",
+    architecture=6,
+    compute_capability=(7, 5),
+    pci_device_id=0x1EB810DE,
+    memory_mib=15360,
+    profiles=(),
+    clocks_mhz=tuple(range(300, 1591, 15)),
+    memory_clocks_mhz=(5001, 405),
+    power_limit_w=(60.0, 70.0, 70.0),
+    memory_lockable=False,
+)
+
+P4: Final = GpuModel(
+    name="Tesla P4",
+    nvml_name="Tesla P4",
+    architecture=4,
+    compute_capability=(6, 1),
+    pci_device_id=0x1BB310DE,
+    memory_mib=7680,
+    profiles=(),
+    clocks_mhz=tuple(456 + (25 * step + 1) // 2 for step in range(87)),  # 456 to 1531 in steps of about 12.5
+    memory_clocks_mhz=(3003, 405),
+    power_limit_w=(60.0, 75.0, 75.0),
+    lockable=False,
+    memory_lockable=False,
+    energy_counter=False,
+)
+
+GPU_MODELS: Final = {model.name: model for model in (A100_40GB, A100_80GB, H100_80GB, V100_32GB, T4, P4)}

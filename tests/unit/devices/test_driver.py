@@ -6,15 +6,17 @@ from itertools import permutations
 import pytest
 
 from power_agent.devices.driver import Gpu, Nvml, NvmlFault
-from power_agent.devices.tables import A100_40GB, A100_80GB, GPU_MODELS, H100_80GB
+from power_agent.devices.tables import A100_80GB, GPU_MODELS, H100_80GB
 from tests.support.simulated_driver import make_driver, outcome
 from trefoil.core import device_types
+from trefoil.core.fleet import DeviceKind
 
 ID = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}  # compute slices -> profile id
 SIZE = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 LOWER = (((4, 0),), ((3, 0),), ((2, 0), (2, 2)), ((2, 0), (1, 2), (1, 3)), ((1, 0), (1, 1), (2, 2)))
 LOWER += (((1, 0), (1, 1), (1, 2), (1, 3)),)
 UPPER = (((3, 4),), ((2, 4), (1, 6)), ((1, 4), (1, 5), (1, 6)))
+MIG_MODELS = [model for model in GPU_MODELS.values() if model.mig_capable]
 MAXIMAL = (((7, 0),), *((*low, *high) for low in LOWER for high in UPPER))
 
 
@@ -35,7 +37,7 @@ def default_create(order):
     return layout(driver.gpus[0])
 
 
-@pytest.mark.parametrize("model", GPU_MODELS.values(), ids=lambda m: m.name)
+@pytest.mark.parametrize("model", MIG_MODELS, ids=lambda m: m.name)
 @pytest.mark.parametrize("configuration", MAXIMAL, ids=str)
 def test_every_maximal_configuration_can_be_placed_and_then_nothing_more_fits(model, configuration):
     driver = make_driver(model)
@@ -53,15 +55,26 @@ def test_there_are_19_maximal_configurations_and_14_multisets():
     assert len({tuple(sorted(width for width, _ in c)) for c in MAXIMAL}) == 14
 
 
-def test_the_core_device_type_and_the_driver_table_agree():
-    core = device_types.A100_40GB
-    by_name = {profile.name: profile for profile in A100_40GB.profiles}
+@pytest.mark.parametrize("model", GPU_MODELS.values(), ids=lambda m: m.name)
+def test_the_core_device_type_and_the_driver_table_agree(model):
+    core = device_types.device_type(model.name)
+    assert core.kind == (DeviceKind.MIG_GPU if model.mig_capable else DeviceKind.WHOLE_GPU)
+    assert core.clocks_mhz == (model.clocks_mhz if model.lockable else ())
+    assert (core.clock_lockable, core.energy_counter) == (model.lockable, model.energy_counter)
+    low_w, default_w, high_w = model.power_limit_w
+    assert (core.power_limit_min_w, core.power_limit_max_w) == (low_w, high_w)
+    assert core.max_w == default_w
+    if not model.mig_capable:
+        (whole,) = core.slice_types
+        assert (whole.name, whole.starts, whole.memory_slices) == ("whole", (0,), 1)
+        assert 0 <= model.memory_mib - whole.memory_mib < 300
+        return
+    by_name = {profile.name: profile for profile in model.profiles}
     for kind in core.slice_types:
         profile = by_name[kind.name]
         assert (kind.compute_slices, kind.memory_slices) == (profile.compute_slices, profile.memory_slices)
         assert (kind.sm_count, kind.memory_mib) == (profile.sm_count, profile.memory_mib)
         assert sorted(kind.starts) == sorted(profile.starts)
-    assert core.clocks_mhz == A100_40GB.clocks_mhz
     placed = {tuple((name, start) for name, start, _ in p) for p in device_types.placements(core)}
     names = {kind.compute_slices: kind.name for kind in core.slice_types}
     assert placed == {tuple((names[width], start) for width, start in c) for c in MAXIMAL}
