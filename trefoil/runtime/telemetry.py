@@ -204,6 +204,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("trefoil_device_state", "gauge", "1 for the state that a device is in.", ("device", "state"), POWER_AGENT),
     Metric("trefoil_slice_state", "gauge", "1 for the state that a slice is in.", ("slice", "state"), POWER_AGENT),
     Metric("trefoil_device_drift", "gauge", "Differences between hardware and plan.", ("device",), POWER_AGENT),
+    Metric("trefoil_device_xids_total", "counter", "Errors that a GPU reported.", ("device", "xid"), POWER_AGENT),
     Metric("trefoil_steps_total", "counter", "Reconfiguration steps.", ("verb", "outcome"), POWER_AGENT),
     Metric("trefoil_step_duration_seconds", "histogram", "Time in a step.", ("verb",), POWER_AGENT, STEP_BUCKETS_S),
     Metric("trefoil_slice_restarts_total", "counter", "Tritons or stubs healed.", ("slice", "cause"), POWER_AGENT),
