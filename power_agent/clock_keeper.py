@@ -35,14 +35,11 @@ class ClockKeeper:
 
     async def open(self) -> None:
         """Find out what each device can do, and what a predecessor that was killed may have left set."""
-        for device in self._node.devices.values():
-            if device.type.kind == DeviceKind.CPU:
-                continue
-            own = self._devices[device.device] = ClockDevice(self._node, device, self._inventory, self._call)
+        for own in self._new():
             try:
                 await own.look()
             except TrefoilError as error:
-                self._log.warning("nothing is known of its clocks yet", device=device.device, why=str(error))
+                self._log.warning("nothing is known of its clocks yet", device=own.name, why=str(error))
         if self._node.journal.memory.overrides:
             left = sorted(self._node.journal.memory.overrides)
             self._log.warning("a predecessor left clocks or power limits set", left=left)
@@ -50,8 +47,24 @@ class ClockKeeper:
     async def run(self) -> None:
         """Keep every device as it ought to be, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for own in self._devices.values():
-                group.create_task(self._keep(own), name=f"clocks of {own.name}")
+            started: set[str] = set()
+            while True:
+                seen = self._node.changes.count
+                self._new()  # a GPU that did not answer when the agent started
+                for name in self._devices.keys() - started:
+                    group.create_task(self._keep(self._devices[name]), name=f"clocks of {name}")
+                    started.add(name)
+                await self._node.changes.wait(seen)
+
+    def _new(self) -> list[ClockDevice]:
+        """Devices that are kept from now on."""
+        found = [
+            ClockDevice(self._node, device, self._inventory, self._call)
+            for device in self._node.devices.values()
+            if device.type.kind != DeviceKind.CPU and device.device not in self._devices
+        ]
+        self._devices.update((own.name, own) for own in found)
+        return found
 
     async def _keep(self, own: ClockDevice) -> None:
         clock, changes = self._node.clock, self._node.changes
@@ -110,6 +123,8 @@ class ClockKeeper:
         """
         for planned in plan.devices:
             ability = self.ability(planned.device)
+            if ability is not None and self._node.devices[planned.device].state == DeviceState.LOST:
+                continue  # nothing is set on it, and nobody may know yet what it can do
             refuse_planned(planned, ability or Ability(planned.device, "CPU", cannot_lock="it has no clocks to lock"))
 
     def ability(self, device: str) -> Ability | None:
