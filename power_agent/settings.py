@@ -57,6 +57,8 @@ class PowerAgentSettings(ServiceSettings):
     probe_timeout_s: float = Field(default=4.0, gt=0)
     drift_poll_s: float = Field(default=5.0, gt=0)
     """How often the driver's listing is compared with what the agent made."""
+    mig_mode: Literal["keep", "enable"] = "keep"
+    """enable: switch MIG mode on where a GPU has it, is empty and has it off; it is never switched off."""
     lease_ttl_s: float = Field(default=3.0, gt=1.0)
     driver_marker_path: Path | None = None
     """File that changes with each load of the driver; None: `driver_load_id` beside the socket, or NVIDIA's device."""
@@ -66,6 +68,8 @@ class PowerAgentSettings(ServiceSettings):
     # what runs Tritons
     runtime: Literal["auto", "node", "process", "docker"] = "auto"
     """auto: node on a simulated node, else docker where an image is named, else process."""
+    cgroup_parent: Path | None = None
+    """Folder of cgroup v2 for the groups of CPU slices; None: below the agent's own. See docs/operations.md."""
     docker_image: str = ""
     """Image with a tritonserver, for the runtime docker."""
     docker_url: str = ""

@@ -1,13 +1,22 @@
 """Which runtime a node's settings ask for."""
 
+import hashlib
+import os
+
+import structlog
+
+from power_agent.devices.inventory import boot_id
 from power_agent.devices.node_client import NodeClient
 from power_agent.runtimes.base import Runtime
+from power_agent.runtimes.cgroup import find_cgroups
 from power_agent.runtimes.docker import DockerOptions, DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
 from power_agent.runtimes.node import NodeRuntime
+from power_agent.runtimes.process import ProcessRuntime
 from power_agent.settings import PowerAgentSettings
 from power_agent.triton_install import TritonInstall, find_triton, prepare_triton
 from trefoil.core.errors import SettingError
+from trefoil.runtime.clock import WallClock
 
 
 def choose_runtime(settings: PowerAgentSettings, client: NodeClient | None) -> Runtime:
@@ -37,8 +46,18 @@ def choose_runtime(settings: PowerAgentSettings, client: NodeClient | None) -> R
                 health_s=settings.docker_health_s,
             )
             return DockerRuntime(Engine(settings.docker_url), options)
-        case name:
-            raise SettingError("not available", field="runtime", value=name, remedy="node or docker")
+        case _:
+            return process_runtime(settings)
+
+
+def process_runtime(settings: PowerAgentSettings) -> ProcessRuntime:
+    """Tritons as processes of this host. Says once what the host's control groups cannot do."""
+    # Several agents of one host (tests, two clusters) must not share groups: their slices have the same names.
+    name = hashlib.sha256(os.fsencode(settings.state_dir.absolute())).hexdigest()[:8]
+    cgroups = find_cgroups(name, settings.cgroup_parent)
+    for controller, why in cgroups.missing.items():
+        structlog.get_logger().info("no control groups", controller=controller, why=why)
+    return ProcessRuntime(settings.state_dir / "runtime", cgroups, WallClock(), boot_id())
 
 
 def install_triton(settings: PowerAgentSettings, runtime: Runtime) -> TritonInstall:

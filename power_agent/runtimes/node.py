@@ -7,6 +7,7 @@ from power_agent.devices.errors import NodeRefused
 from power_agent.devices.node_client import NodeClient, ProcessStatus
 from power_agent.runtimes.base import RunningTriton
 from power_agent.triton_slice import SliceLaunch, clean_shared_memory
+from trefoil.core.errors import StartError
 
 
 class NodeRuntime:
@@ -21,12 +22,15 @@ class NodeRuntime:
         """See Runtime. Another command under a live tag is refused.
 
         Raises:
-            NodeRefused: the slice does not exist, the program does not start, or the tag runs something else.
+            StartError: the slice does not exist, the program does not start, or the tag runs something else.
             NodeUnreachable: the node's process does not answer.
         """
         if not any(status.tag == tag and status.alive for status in self._client.process_list()):
             clean_shared_memory(launch.shm_prefix)  # of a node that was killed with its Tritons
-        return _running(self._client.process_start(tag, launch.argv, launch.env, log_path, launch.cwd))
+        try:
+            return _running(self._client.process_start(tag, launch.argv, launch.env, log_path, launch.cwd))
+        except NodeRefused as error:
+            raise StartError(str(error)) from error
 
     def list(self) -> Sequence[RunningTriton]:
         """Everything on this node's slices."""

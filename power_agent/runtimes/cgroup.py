@@ -1,0 +1,174 @@
+"""Control groups of CPU slices: a quota (a share of all cores) or a set of cores, for a whole tree of processes.
+
+v2 (one tree): a group is made below a folder that was delegated to the agent. A group that hands controllers down may
+hold no process itself, so the agent has to sit in a leaf of its own, called `agent` (systemd: Delegate=cpu cpuset and
+DelegateSubgroup=agent), or the setting `cgroup_parent` names another folder.
+v1 (a tree per controller): a group is made below the agent's own in the trees `cpu` and `cpuset`.
+
+What cannot be had is said once, with its remedy, and refused when a slice needs it. Kernel documentation:
+admin-guide/cgroup-v2 (cpu.max, cpuset.cpus, cgroup.kill), scheduler/sched-bwc (cpu.cfs_quota_us).
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trefoil.core.errors import StartError
+
+# Short: a slice of 0.1 cores that has used up its share stands still for 18 ms, not for 90 of the usual 100 ms.
+PERIOD_US: Final = 20_000
+LEAF: Final = "agent"
+CONTROLLERS: Final = ("cpu", "cpuset")
+DELEGATE: Final = "run the agent as root, or let systemd delegate: Delegate=cpu cpuset and DelegateSubgroup=agent"
+# Where the kernel says which trees there are, and where in them this process is.
+MOUNTS: Final = Path("/proc/self/mountinfo")
+OWN: Final = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroups:
+    """Where groups can be made: `parents` maps `cpu` and `cpuset` to a folder, as far as they can be had."""
+
+    version: int  # 1, 2, or 0 = none found
+    parents: dict[str, Path]
+    missing: dict[str, str]  # controller -> why and remedy
+
+    def create(self, tag: str, cores: Sequence[int] | None, quota: float | None) -> tuple[Path, ...]:
+        """Make the groups of one slice; idempotent. Empty where a slice needs none, or pinning has to do without.
+
+        Raises:
+            StartError: a quota cannot be had here, or the kernel refuses.
+        """
+        values: dict[str, dict[str, str]] = {}  # controller -> file -> content
+        if quota is not None:
+            if "cpu" not in self.parents:
+                why, _, remedy = self.missing["cpu"].partition(". Remedy: ")
+                raise StartError(why, field="cpu_quota", value=quota, remedy=remedy)
+            values["cpu"] = _quota(self.version, quota)
+        if cores is not None and "cpuset" in self.parents:
+            values["cpuset"] = {"cpuset.cpus": ",".join(map(str, cores))}
+        made = []
+        for controller, files in values.items():
+            folder = self.parents[controller] / tag
+            try:
+                folder.mkdir(exist_ok=True)
+                for name, content in files.items():
+                    _write(folder / name, content)
+                if controller == "cpuset" and self.version == 1:
+                    _write(folder / "cpuset.mems", (folder.parent / "cpuset.mems").read_text().strip())
+            except OSError as error:
+                remedy = "see that cores and quota are within those of the agent's own group"
+                raise StartError(f"{folder} refused {files}: {error.strerror}", remedy=remedy) from error
+            made.append(folder)
+        return tuple(made)
+
+
+def members(folders: Sequence[Path]) -> frozenset[int]:
+    """Processes in these groups."""
+    found: set[int] = set()
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            found.update(int(line) for line in (folder / "cgroup.procs").read_text().split())
+    return frozenset(found)
+
+
+def remove(folders: Sequence[Path]) -> None:
+    """Remove empty groups; one that is gone already, or that still holds a process, is left."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def find_cgroups(name: str, parent: Path | None = None, mounts: Path = MOUNTS, own: Path = OWN) -> Cgroups:
+    """Look for groups that this process may make, and make `trefoil-<name>` to hold them.
+
+    `parent`: a folder of cgroup v2 to use instead of the agent's own.
+    """
+    trees = _trees(mounts, own)
+    unified = parent or trees.get("")
+    if unified is not None and (parent is not None or "cpu" in _words(unified / "cgroup.controllers")):
+        return _find_v2(name, unified, given=parent is not None)
+    if any(controller in trees for controller in CONTROLLERS):
+        return _find_v1(name, trees)
+    why = f"no cgroup tree is mounted. Remedy: {DELEGATE}"
+    return Cgroups(0, {}, dict.fromkeys(CONTROLLERS, why))
+
+
+def _find_v1(name: str, trees: dict[str, Path]) -> Cgroups:
+    parents: dict[str, Path] = {}
+    missing: dict[str, str] = {}
+    for controller in CONTROLLERS:
+        if controller not in trees:
+            missing[controller] = f"no cgroup tree with {controller} is mounted. Remedy: {DELEGATE}"
+            continue
+        folder = trees[controller] / f"trefoil-{name}"
+        try:
+            folder.mkdir(exist_ok=True)
+            if controller == "cpuset":  # a new group has neither, and takes no process before it has both
+                for file in ("cpuset.cpus", "cpuset.mems"):
+                    _write(folder / file, (folder.parent / file).read_text().strip())
+        except OSError as error:
+            missing[controller] = f"cannot make {folder}: {error.strerror}. Remedy: {DELEGATE}"
+        else:
+            parents[controller] = folder
+    return Cgroups(1, parents, missing)
+
+
+def _find_v2(name: str, unified: Path, *, given: bool) -> Cgroups:
+    base = unified.parent if unified.name == LEAF and not given else unified
+    folder = base / f"trefoil-{name}"
+    parents: dict[str, Path] = {}
+    missing: dict[str, str] = {}
+    for controller in CONTROLLERS:
+        try:
+            base.mkdir(exist_ok=True)
+            for group in (base, folder):
+                group.mkdir(exist_ok=True)
+                if controller not in _words(group / "cgroup.subtree_control"):
+                    _write(group / "cgroup.subtree_control", f"+{controller}")
+        except OSError as error:
+            missing[controller] = (
+                f"{base} does not hand down {controller}: {error.strerror}. "
+                f"Remedy: {DELEGATE}; or set cgroup_parent to a folder for the agent alone"
+            )
+        else:
+            parents[controller] = folder
+    return Cgroups(2, parents, missing)
+
+
+def _quota(version: int, cores: float) -> dict[str, str]:
+    used_us = round(cores * PERIOD_US)
+    if version == 2:
+        return {"cpu.max": f"{used_us} {PERIOD_US}"}
+    return {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(used_us)}
+
+
+def _trees(mounts: Path, own: Path) -> dict[str, Path]:
+    """This process's folder in each tree, by controller; v2 under the empty name."""
+    places = {}
+    for line in own.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        places.update(dict.fromkeys(controllers.split(","), path))
+    found: dict[str, Path] = {}
+    for line in mounts.read_text().splitlines():
+        head, _, tail = line.partition(" - ")
+        root, mount_point = head.split()[3:5]
+        kind, _, options = tail.split(" ", 2)
+        names = {"cgroup2": ("",), "cgroup": tuple(options.split(","))}.get(kind, ())
+        for name in names:
+            if name in places and places[name].startswith(root):
+                found.setdefault(name, Path(mount_point) / places[name].removeprefix(root).lstrip("/"))
+    return found
+
+
+def _words(path: Path) -> frozenset[str]:
+    try:
+        return frozenset(path.read_text().split())
+    except OSError:
+        return frozenset()
+
+
+def _write(path: Path, content: str) -> None:
+    path.write_text(content)  # one write call: the kernel takes a value whole or not at all

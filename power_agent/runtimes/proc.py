@@ -1,0 +1,116 @@
+"""Processes of this host by identity: a pid and when it started. A pid alone may be somebody else's by now.
+
+A signal goes through a pidfd that was opened before the start time was compared, so that it can never reach a process
+that got the number afterwards.
+"""
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+ENDED: Final = frozenset("ZXx")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`start_ticks`: clock ticks between boot and start; they survive an exec."""
+
+    pid: int
+    start_ticks: int
+
+    def exists(self) -> bool:
+        """Whether it runs, or has ended and was not waited for."""
+        stat = read_stat(self.pid)
+        return stat is not None and stat.start_ticks == self.start_ticks
+
+    def alive(self) -> bool:
+        """Whether it runs."""
+        stat = read_stat(self.pid)
+        return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in ENDED
+
+    def send(self, signum: signal.Signals) -> bool:
+        """Send a signal to exactly this process; False when it is gone."""
+        with self._opened() as fd:
+            if fd is None:
+                return False
+            try:
+                signal.pidfd_send_signal(fd, signum)
+            except ProcessLookupError:
+                return False
+            return True
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it ended within that time."""
+        with self._opened() as fd:
+            if fd is None:
+                return True
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            return bool(poll.poll(max(0.0, timeout_s) * 1e3))
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int | None]:
+        try:
+            fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            yield None
+            return
+        try:
+            yield fd if self.alive() else None
+        finally:
+            os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The part of /proc/<pid>/stat that identifies a process."""
+
+    pid: int
+    state: str
+    session: int
+    start_ticks: int
+
+    @property
+    def identity(self) -> Identity:
+        """For signals."""
+        return Identity(self.pid, self.start_ticks)
+
+
+def read_stat(pid: int) -> Stat | None:
+    """None when there is no such process."""
+    try:
+        text = (PROC / str(pid) / "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()  # state ppid pgrp session ... starttime is the 20th
+    return Stat(pid, fields[0].decode(), int(fields[3]), int(fields[19]))
+
+
+def belongings(identity: Identity, mark: str, also: Sequence[int] = ()) -> tuple[Identity, ...]:
+    """All living processes that belong to one that leads a session and carries `mark` in its environment.
+
+    Those of its session, while its number surely is its own; those that inherited the mark, wherever they went; and
+    those of `also` (the pids of its cgroups).
+    """
+    ours = identity.exists()
+    found = []
+    for name in os.listdir(PROC):
+        stat = read_stat(int(name)) if name.isdigit() else None
+        if stat is None or stat.state in ENDED or stat.start_ticks < identity.start_ticks:
+            continue
+        if (ours and stat.session == identity.pid) or stat.pid in also or _marked(stat.pid, mark):
+            found.append(stat.identity)
+    return tuple(found)
+
+
+def _marked(pid: int, mark: str) -> bool:
+    try:
+        return mark.encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False  # of another user, or gone

@@ -1,0 +1,312 @@
+"""Tritons as processes of this host. They lead sessions of their own and outlive the agent.
+
+<state>/runtime/<tag>.json says which process a tag is: pid, start ticks and boot, so that a number that somebody else
+got meanwhile is never taken for it. It is written before the process may become a Triton (see enter.py), so that an
+agent that is killed in between leaves nothing unknown behind. After a restart the process is nobody's child: its end is
+seen in /proc, its exit code is unknown.
+CPU slices get control groups (see cgroup.py), else an affinity; either holds for all that a Triton starts.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from power_agent.runtimes import enter, proc
+from power_agent.runtimes.base import RunningTriton
+from power_agent.runtimes.cgroup import Cgroups, members, remove
+from power_agent.triton_slice import SliceLaunch, clean_shared_memory
+from trefoil.core.errors import StartError, Unavailable
+from trefoil.runtime.clock import Clock
+
+MARK: Final = "TREFOIL_RUNTIME_ID"  # in the environment of all that belongs to one Triton
+ENTER_PATIENCE_S: Final = 10.0
+KILL_PATIENCE_S: Final = 5.0
+POLL_S: Final = 0.02
+LOG_BYTES_MAX: Final = 16 * 2**20  # then its last megabyte is kept as <log>.1 and it begins anew
+LOG_TAIL_BYTES: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is kept of one tag. `pid` 0: it was about to be started."""
+
+    tag: str
+    mark: str
+    boot_id: str
+    argv: tuple[str, ...]
+    runs_on: str  # GPU, cores or quota: with argv what makes a command another one
+    log_path: str
+    shm_prefix: str
+    groups: tuple[str, ...] = ()
+    pid: int = 0
+    start_ticks: int = 0
+    started_at_s: float = 0.0
+    ended: bool = False
+    exit_code: int | None = None
+
+    @property
+    def identity(self) -> proc.Identity:
+        """Of the leader of its session."""
+        return proc.Identity(self.pid, self.start_ticks)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Its control groups."""
+        return tuple(map(Path, self.groups))
+
+    def running(self) -> RunningTriton:
+        """As the agent sees it."""
+        return RunningTriton(
+            tag=self.tag,
+            id=str(self.pid),
+            incarnation=f"{self.pid}-{self.start_ticks}-{self.mark[:8]}",
+            alive=not self.ended,
+            exit_code=self.exit_code,
+            started_at_s=self.started_at_s,
+        )
+
+
+class ProcessRuntime:
+    """One agent's processes on this host. Thread-safe; calls for one tag wait for each other, `list` for nobody."""
+
+    name = "process"
+
+    def __init__(self, folder: Path, cgroups: Cgroups, clock: Clock, boot_id: str) -> None:
+        self._folder = folder
+        self._cgroups = cgroups
+        self._clock = clock
+        self._boot_id = boot_id
+        self._lock = threading.Lock()  # of the tables
+        self._locks: dict[str, threading.Lock] = {}
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        self._records = {record.tag: record for record in map(_read, sorted(folder.glob("*.json"))) if record}
+
+    # --- the protocol -------------------------------------------------------------------------------------------------
+
+    def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
+        """See Runtime. Another command under a live tag is refused: it may be serving.
+
+        Raises:
+            StartError: the program or its control group cannot be had, or the tag runs something else.
+        """
+        runs_on = f"{launch.gpu_uuid or '-'} {launch.cpu_cores or '-'} {launch.cpu_quota or '-'}"
+        with self._of(tag):
+            old = self._records.get(tag)
+            if old is not None and not self._look(old).ended:
+                if (old.argv, old.runs_on) != (tuple(launch.argv), runs_on):
+                    raise StartError("alive with another command", field="tag", value=tag, remedy="stop it first")
+                return old.running()
+            record = Record(
+                tag, uuid.uuid4().hex, self._boot_id, tuple(launch.argv), runs_on, str(log_path), launch.shm_prefix
+            )
+            clean_shared_memory(launch.shm_prefix)
+            self._keep(record)
+            try:
+                return self._begin(record, launch, log_path).running()
+            except (OSError, StartError) as error:
+                self._forget(tag)
+                if isinstance(error, StartError):
+                    raise
+                message = f"{tag}: cannot start {launch.argv[0]}: {error}"
+                raise StartError(message, remedy="check the program and the folder of its log") from error
+
+    def list(self) -> Sequence[RunningTriton]:
+        """See Runtime. What a dead leader left behind is ended on the way."""
+        with self._lock:
+            records = list(self._records.values())
+        found = []
+        for record in records:
+            if not record.ended:
+                with self._of(record.tag, wait=False) as mine:  # else somebody is stopping it just now
+                    if mine:
+                        record = self._look(self._records.get(record.tag, record))
+                _bound_log(Path(record.log_path))
+            found.append(record.running())
+        return tuple(found)
+
+    def stop(self, tag: str, kill_after_s: float) -> None:
+        """See Runtime; no-op when unknown.
+
+        Raises:
+            Unavailable: the kernel does not end it (a process that waits for a device cannot be killed).
+        """
+        with self._of(tag):
+            record = self._records.get(tag)
+            if record is None or record.ended:
+                return
+            if record.identity.send(signal.SIGTERM):
+                record.identity.wait(kill_after_s)
+            if left := self._kill(record, KILL_PATIENCE_S):
+                pids = ", ".join(str(identity.pid) for identity in left)
+                raise Unavailable(
+                    f"{tag}: processes {pids} did not end within {KILL_PATIENCE_S:g} s of SIGKILL",
+                    remedy="they wait for a device: see its driver's log, reset the GPU",
+                )
+            self._end(record)
+
+    def forget(self, tag: str) -> None:
+        """See Runtime; a live one is refused.
+
+        Raises:
+            StartError: it is alive.
+        """
+        with self._of(tag):
+            record = self._records.get(tag)
+            if record is not None and not self._look(record).ended:
+                raise StartError("alive", field="tag", value=tag, remedy="stop it first")
+            self._forget(tag)
+
+    # --- starting -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, record: Record, launch: SliceLaunch, log_path: Path) -> Record:
+        groups = self._cgroups.create(record.tag, launch.cpu_cores, launch.cpu_quota)
+        record = self._keep(replace(record, groups=tuple(map(str, groups))))
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("ab") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(enter.__file__)],
+                env={**launch.env, MARK: record.mark},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        stat = proc.read_stat(child.pid)
+        assert stat is not None, "a child that was not waited for has a stat"
+        record = self._keep(
+            replace(record, pid=child.pid, start_ticks=stat.start_ticks, started_at_s=self._clock.now_s())
+        )
+        with self._lock:
+            self._children[record.tag] = child
+        spec = {"argv": launch.argv, "cwd": str(launch.cwd), "cores": launch.cpu_cores, "groups": record.groups}
+        if why := _entered(child, json.dumps(spec)):
+            self._kill(record, KILL_PATIENCE_S)
+            raise StartError(f"{record.tag}: {why}", remedy=f"check {launch.argv[0]}, {launch.cwd} and {log_path}")
+        return record
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    def _look(self, record: Record) -> Record:
+        """The record as it is now; ends what a leader that is gone left behind. Call with the tag's lock held."""
+        if record.ended or (record.boot_id == self._boot_id and record.pid and record.identity.alive()):
+            return record
+        if record.boot_id == self._boot_id and record.pid and self._kill(record, POLL_S * 5):
+            return record  # not all of it yet
+        return self._end(record)
+
+    def _kill(self, record: Record, patience_s: float) -> tuple[proc.Identity, ...]:
+        """SIGKILL all that belongs to it; returns what is left after `patience_s`."""
+        deadline_s = self._clock.monotonic_s() + patience_s
+        mark = f"{MARK}={record.mark}"
+        while left := proc.belongings(record.identity, mark, tuple(members(record.folders))):
+            for identity in left:
+                identity.send(signal.SIGKILL)
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                return left
+            left[0].wait(min(POLL_S, left_s))
+        return ()
+
+    def _end(self, record: Record) -> Record:
+        """Note that all of it is gone, and clear away what it left."""
+        with self._lock:
+            child = self._children.pop(record.tag, None)
+        exit_code = child.wait() if child is not None else None
+        if child is not None:
+            _close(child)
+        clean_shared_memory(record.shm_prefix)
+        remove(record.folders)
+        return self._keep(replace(record, ended=True, exit_code=exit_code))
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def _keep(self, record: Record) -> Record:
+        path = self._path(record.tag)
+        fresh = path.with_name(f".{path.name}.new")
+        fresh.write_text(json.dumps(asdict(record), indent=1))
+        os.replace(fresh, path)
+        with self._lock:
+            self._records[record.tag] = record
+        return record
+
+    def _forget(self, tag: str) -> None:
+        with self._lock:
+            record = self._records.get(tag)
+        if record is None:
+            return
+        if not record.ended:
+            self._end(record)
+        self._path(tag).unlink(missing_ok=True)
+        with self._lock:
+            del self._records[tag]
+
+    def _path(self, tag: str) -> Path:
+        assert "/" not in tag, tag
+        return self._folder / f"{tag}.json"
+
+    @contextlib.contextmanager
+    def _of(self, tag: str, *, wait: bool = True) -> Iterator[bool]:
+        """The lock of one tag; yields whether it is held, which it always is unless `wait` is False."""
+        with self._lock:
+            lock = self._locks.setdefault(tag, threading.Lock())
+        held = lock.acquire(blocking=wait)
+        try:
+            yield held
+        finally:
+            if held:
+                lock.release()
+
+
+def _read(path: Path) -> Record | None:
+    try:
+        values = json.loads(path.read_text())
+        return Record(**{**values, "argv": tuple(values["argv"]), "groups": tuple(values["groups"])})
+    except (ValueError, TypeError, KeyError):
+        path.replace(path.with_suffix(".unreadable"))  # not written by us; kept for a person
+        return None
+
+
+def _entered(child: subprocess.Popen[bytes], line: str) -> str:
+    """Let it become the program; why it did not, or empty."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdin.write(line.encode() + b"\n")
+        child.stdin.close()
+    except BrokenPipeError:
+        return "it ended before it was told what to run"
+    readable, _, _ = select.select([child.stdout], [], [], ENTER_PATIENCE_S)
+    if not readable:
+        return f"it did not become the program within {ENTER_PATIENCE_S:g} s"
+    return child.stdout.read().decode(errors="replace")
+
+
+def _close(child: subprocess.Popen[bytes]) -> None:
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+def _bound_log(path: Path) -> None:
+    """Keep the end of a log that has grown too large. It is opened for appending, so it may be cut under the writer."""
+    try:
+        if path.stat().st_size <= LOG_BYTES_MAX:
+            return
+        with path.open("r+b") as log:
+            log.seek(-LOG_TAIL_BYTES, os.SEEK_END)
+            path.with_suffix(".log.1").write_bytes(log.read(LOG_TAIL_BYTES))
+            log.truncate(0)
+    except FileNotFoundError:
+        return

@@ -1,0 +1,65 @@
+"""Runtimes of this host, with real processes: a simulated node's, and the host's own."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from power_agent.devices.inventory import Inventory, boot_id
+from power_agent.devices.node_client import NodeClient
+from power_agent.devices.nvml import install_simulated, uninstall
+from power_agent.runtimes.cgroup import find_cgroups
+from power_agent.runtimes.node import NodeRuntime
+from power_agent.runtimes.process import ProcessRuntime
+from tests.support.runtime_contract import Kit, RuntimeContract
+from tests.support.simulated_driver import NodeProcess
+from trefoil.runtime.clock import WallClock
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeClient]:
+    node = NodeProcess(tmp_path_factory.mktemp("node"))
+    client = node.start()
+    yield client
+    client.close()
+    node.end()
+
+
+@pytest.fixture(scope="module")
+def gpu_uuid(client: NodeClient) -> str:
+    shim = install_simulated(client._path)
+    inventory = Inventory("node0")
+    try:
+        inventory.open()
+        return inventory.create_slice("node0/gpu0", "7g.40gb", 0).mig_uuid
+    finally:
+        inventory.close()
+        uninstall()
+        shim.close()
+
+
+class TestNodeRuntime(RuntimeContract):
+    @pytest.fixture
+    def kit(self, client: NodeClient, gpu_uuid: str, tmp_path: Path) -> Iterator[Kit]:
+        yield Kit(lambda: NodeRuntime(client), sys.executable, tmp_path, gpu_uuid, ends_strays=False)
+        for process in client.process_list():
+            client.process_stop(process.tag, 0)
+            client.process_forget(process.tag)
+
+
+class TestProcessRuntime(RuntimeContract):
+    @pytest.fixture
+    def kit(self, tmp_path: Path) -> Iterator[Kit]:
+        cgroups = find_cgroups(f"test-{tmp_path.name}")
+
+        def again() -> ProcessRuntime:
+            return ProcessRuntime(tmp_path / "runtime", cgroups, WallClock(), boot_id())
+
+        yield Kit(again, sys.executable, tmp_path)
+        runtime = again()
+        for one in runtime.list():
+            runtime.stop(one.tag, 0)
+            runtime.forget(one.tag)
+        for folder in cgroups.parents.values():
+            folder.rmdir()

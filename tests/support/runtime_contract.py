@@ -1,0 +1,198 @@
+"""What holds for every runtime of Tritons. Subclasses say how to make one: `kit` of RuntimeContract.
+
+The Triton is a stand-in that binds its port, forks a child which holds it too, and does what its words say:
+ignore (SIGTERM, the child too), exit=<code> (at once), leave (a file in /dev/shm), stray (the child leaves its
+session).
+"""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from power_agent.runtimes.base import RunningTriton, Runtime
+from power_agent.triton_slice import SliceLaunch
+from tests.support.triton_process import free_ports
+from trefoil.core.errors import StartError, TrefoilError
+
+SERVER = """
+import os, signal, socket, sys, time
+words = dict(word.partition("=")[::2] for word in sys.argv[2:])
+if "exit" in words:
+    sys.exit(int(words["exit"]))
+if "ignore" in words:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if "leave" in words:
+    open("/dev/shm/" + words["leave"] + "region", "w").write("x")
+door = socket.socket()
+door.bind(("127.0.0.1", int(sys.argv[1])))
+if os.fork() == 0:
+    os.setsid() if "stray" in words else None
+    signal.pause()
+door.listen()
+while True:
+    signal.pause()
+"""
+PATIENCE_S = 10.0
+
+
+@dataclass
+class Kit:
+    """How the tests get at one kind of runtime."""
+
+    again: Callable[[], Runtime]  # another client of the same runtime, as the next agent would have
+    python: str
+    folder: Path
+    gpu_uuid: str = ""
+    pid: Callable[[RunningTriton], int] = lambda triton: int(triton.id)
+    ends_strays: bool = True  # also children that left the session
+
+    def launch(self, *words: str, port: int = 0) -> SliceLaunch:
+        """The stand-in with these words, on a port of its own."""
+        port = port or free_ports(1)[0]
+        prefix = f"trefoil-test-{port}-"
+        words = tuple(f"leave={prefix}" if word == "leave" else word for word in words)
+        repository = self.folder / "slice"
+        repository.mkdir(exist_ok=True)
+        return SliceLaunch(
+            argv=(self.python, "-c", SERVER, str(port), *words, f"shm-region-prefix-name={prefix}"),
+            env={"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": self.gpu_uuid},
+            cwd=repository,
+            repository=repository,
+            grpc_target=f"127.0.0.1:{port}",
+            metrics_url="",
+            shm_prefix=prefix,
+            source=repository,
+            gpu_uuid=self.gpu_uuid,
+        )
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "logs" / "triton.log"
+
+
+def listens(launch: SliceLaunch) -> bool:
+    """Whether the stand-in is up."""
+    host, port = launch.grpc_target.split(":")
+    with socket.socket() as door:
+        return door.connect_ex((host, int(port))) == 0
+
+
+def port_free(launch: SliceLaunch) -> bool:
+    """Whether nobody holds its port, listening or not."""
+    host, port = launch.grpc_target.split(":")
+    with socket.socket() as door:
+        try:
+            door.bind((host, int(port)))
+        except OSError:
+            return False
+    return True
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, "it did not come true in time"
+        time.sleep(0.02)
+
+
+def only(runtime: Runtime) -> RunningTriton:
+    (one,) = runtime.list()
+    return one
+
+
+class RuntimeContract:
+    """One suite for all runtimes."""
+
+    def test_a_start_is_idempotent_and_the_next_agent_finds_it(self, kit: Kit) -> None:
+        runtime, launch = kit.again(), kit.launch()
+        started = runtime.start("a.g1", launch, kit.log)
+        assert (started.tag, started.alive, started.exit_code) == ("a.g1", True, None)
+        assert abs(started.started_at_s - time.time()) < PATIENCE_S
+        assert runtime.start("a.g1", launch, kit.log) == started
+        until(lambda: listens(launch))
+        later = kit.again()
+        assert later.list() == runtime.list() == (started,)
+        assert later.start("a.g1", launch, kit.log) == started
+        later.stop("a.g1", PATIENCE_S)
+        assert not only(later).alive
+        assert port_free(launch)
+
+    def test_another_command_under_a_live_tag_is_refused_and_nothing_is_touched(self, kit: Kit) -> None:
+        runtime, launch = kit.again(), kit.launch()
+        started = runtime.start("a.g1", launch, kit.log)
+        until(lambda: listens(launch))
+        with pytest.raises(StartError, match="Remedy: stop it first"):
+            runtime.start("a.g1", kit.launch(), kit.log)
+        with pytest.raises(TrefoilError, match="Remedy: stop it first"):
+            runtime.forget("a.g1")
+        assert only(runtime) == started
+        assert listens(launch)
+
+    def test_several_run_beside_each_other_and_one_is_stopped_alone(self, kit: Kit) -> None:
+        runtime, first, second = kit.again(), kit.launch(), kit.launch()
+        runtime.start("a.g1", first, kit.log)
+        runtime.start("b.g1", second, kit.log)
+        until(lambda: listens(first) and listens(second))
+        runtime.stop("a.g1", PATIENCE_S)
+        assert port_free(first)
+        assert listens(second)
+        assert {one.tag: one.alive for one in runtime.list()} == {"a.g1": False, "b.g1": True}
+
+    def test_one_that_does_not_listen_is_killed_with_all_that_belongs_to_it(self, kit: Kit) -> None:
+        runtime, launch = kit.again(), kit.launch("ignore", "leave", *(["stray"] if kit.ends_strays else []))
+        runtime.start("a.g1", launch, kit.log)
+        until(lambda: listens(launch))
+        started_s = time.monotonic()
+        runtime.stop("a.g1", 0.3)
+        assert time.monotonic() - started_s >= 0.3
+        assert port_free(launch)
+        ended = only(runtime)
+        assert (ended.alive, ended.exit_code) == (False, -signal.SIGKILL)
+        runtime.forget("a.g1")
+        assert runtime.list() == ()
+        assert not list(Path("/dev/shm").glob(f"{launch.shm_prefix}*"))
+
+    def test_an_exit_is_noticed_with_its_code_and_the_tag_can_run_again(self, kit: Kit) -> None:
+        runtime = kit.again()
+        first = runtime.start("a.g1", kit.launch("exit=3"), kit.log)
+        until(lambda: not only(runtime).alive)
+        assert only(runtime).exit_code == 3
+        assert only(kit.again()).exit_code == 3
+        launch = kit.launch()
+        again = runtime.start("a.g1", launch, kit.log)
+        assert again.alive
+        assert again.incarnation != first.incarnation
+        until(lambda: listens(launch))
+
+    def test_after_a_kill_behind_its_back_the_rest_is_ended_too(self, kit: Kit) -> None:
+        runtime, launch = kit.again(), kit.launch("leave")
+        started = runtime.start("a.g1", launch, kit.log)
+        until(lambda: listens(launch))
+        os.kill(kit.pid(started), signal.SIGKILL)
+        until(lambda: not only(runtime).alive)
+        assert only(runtime).exit_code == -signal.SIGKILL
+        assert port_free(launch)
+        assert not list(Path("/dev/shm").glob(f"{launch.shm_prefix}*"))
+
+    def test_what_is_unknown_is_gone_already(self, kit: Kit) -> None:
+        runtime = kit.again()
+        runtime.stop("never.g1", 1.0)
+        runtime.forget("never.g1")
+        runtime.start("a.g1", kit.launch("exit=0"), kit.log)
+        until(lambda: not only(runtime).alive)
+        runtime.stop("a.g1", 1.0)
+        runtime.forget("a.g1")
+        runtime.forget("a.g1")
+        assert runtime.list() == ()
+
+    def test_a_program_that_is_not_there_is_refused_with_a_remedy_and_leaves_nothing(self, kit: Kit) -> None:
+        runtime, launch = kit.again(), kit.launch()
+        with pytest.raises(StartError, match=r"absent.*Remedy: "):
+            runtime.start("a.g1", replace(launch, argv=("/absent/tritonserver",)), kit.log)
+        assert runtime.list() == ()
