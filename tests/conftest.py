@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import structlog
 
+from tests.support.docker_engine import DockerEngine, engine
 from tests.support.redis_server import RedisServer
 from trefoil.runtime.state import State
 
@@ -34,6 +35,13 @@ async def state(shared_redis: RedisServer) -> AsyncIterator[State]:
     connected = State.connect(shared_redis.url, f"test{next(_CLUSTERS)}")
     yield connected
     await connected.close()
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[DockerEngine]:
+    """A real Docker engine with the stand-in image of Triton, for all tests."""
+    with engine() as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from power_agent.runtimes.docker import DockerOptions, DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
 from power_agent.triton import TritonServer
 from power_agent.triton_slice import SliceLaunch, SliceSpec, prepare_slice
-from tests.support.docker_engine import DockerEngine, engine
+from tests.support.docker_engine import DockerEngine
 from tests.support.triton_process import MODELS, expected, free_ports, heldout, hosted
 from trefoil.core.errors import BinaryMissing, StartError, Unavailable
 from trefoil.runtime.clock import WallClock
@@ -23,12 +23,6 @@ from trefoil.runtime.clock import WallClock
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 READY_S = 60.0
 GPU = "MIG-4f9f4a3a-41ff-5b5c-8d0a-6b2f3f7d1c55"
-
-
-@pytest.fixture(scope="module")
-def docker_engine() -> Iterator[DockerEngine]:
-    with engine() as found:
-        yield found
 
 
 @pytest.fixture

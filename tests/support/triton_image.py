@@ -45,7 +45,7 @@ def pack(archive: Path) -> None:
     """Write the image's file system as a tar."""
     asked = subprocess.run([ENVIRONMENT / "bin" / "python3", "-c", ASK], capture_output=True, text=True, check=True)
     binary, stdlib, python = json.loads(asked.stdout)
-    packages = ENVIRONMENT / "lib" / python / "site-packages"
+    packages = (ENVIRONMENT / "lib" / python / "site-packages").resolve()
     triton = install().binary.resolve().parent.parent
     files: dict[str, Path] = {"usr/local/bin/python3": Path(binary), "bin/bash": Path("/bin/bash")}
     files |= _tree(Path(stdlib), f"usr/local/lib/{python}")
@@ -99,7 +99,7 @@ def _libraries(files: Iterable[Path], packages: Path) -> dict[str, Path]:
     if not install().libpython_loads:
         environment["LD_LIBRARY_PATH"] = install().libpython_folder
     said = subprocess.run(["ldd", *map(str, elves)], capture_output=True, text=True, env=environment).stdout
-    found = {Path(path) for path in LIBRARY.findall(said)}
+    found = {Path(os.path.normpath(path)) for path in LIBRARY.findall(said)}
     return {str(path).lstrip("/"): path for path in found if packages not in path.parents}
 
 
