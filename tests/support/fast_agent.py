@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from power_agent import __main__ as wiring
 from power_agent import agent as agent_module
@@ -24,8 +24,7 @@ from trefoil.runtime.clock import WallClock
 from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.service import run
 
-PAGE: Final = struct.Struct("<6q")  # writes, armed at, where (BEFORE or AFTER), died at, ready, repartitions
-WRITES, ARMED, WHERE, DIED, READY = range(5)
+WRITES, ARMED, WHERE, DIED, READY, ENDED = range(6)  # of the page: 8 bytes each
 BEFORE, AFTER = 1, 2
 _catalogs: dict[Path, Any] = {}
 
@@ -112,6 +111,8 @@ def main(config: dict[str, Any]) -> int:
     except TrefoilError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    finally:
+        page[ENDED] = 1
     return 0
 
 

@@ -5,7 +5,9 @@ Everything that a test waits for is polled every few ms; a repartition takes a t
 
 import itertools
 import json
+import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ from power_agent.devices.errors import NodeUnreachable
 from power_agent.devices.node_client import NodeClient
 from power_agent.memory import Memory, replay
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
-from tests.support.fast_agent import AFTER, ARMED, BEFORE, DIED, READY, WHERE, WRITES, Page
+from tests.support.fast_agent import AFTER, ARMED, BEFORE, DIED, ENDED, READY, WHERE, WRITES, Page
 from tests.support.redis_server import RedisServer
 from tests.support.triton_process import MODELS, free_ports
 from tests.support.zygote import Zygote
@@ -35,7 +37,7 @@ POLL_S: Final = 0.004
 SETTLE_S: Final = 20.0
 _blocks = itertools.count()
 
-# What is slow on hardware for good reasons is quick here, by the settings that an operator has; the clock does the rest.
+# What is slow on hardware for good reasons is quick here by settings that an operator has; the clock does the rest.
 FAST: Final[dict[str, Any]] = {
     "rate": 20.0,
     "health_poll_s": 1.0,
@@ -116,31 +118,30 @@ class FastCluster:
             return False
         return True
 
-    def start_agent(self, timeout_s: float = SETTLE_S) -> float:
-        """The agent; returns the seconds until it has adopted everything and serves."""
+    def start_agent(self, timeout_s: float = SETTLE_S, *, or_died: bool = False) -> float:
+        """The agent; returns the seconds until it has adopted everything and serves (or has died as it was told)."""
         started_s = time.monotonic()
-        self.page[READY] = 0
+        self.page[READY] = self.page[ENDED] = 0
         self._agent_pid = self._stage.zygote.run("agent", self.folder / "agent.log", **self._settings)
-        self.until(lambda: self.page[READY] == 1, "the agent to serve", timeout_s)
+        self.until(lambda: self.page[READY] == 1 or (or_died and self.died), "the agent to serve", timeout_s)
         if self._channel is not None:
             self._channel.close()
         self._channel = grpc.insecure_channel(self._target, options=[("grpc.use_local_subchannel_pool", 1)])
         self.stub = power_agent_pb2_grpc.PowerAgentStub(self._channel)
         return time.monotonic() - started_s
 
+    @property
+    def agent_runs(self) -> bool:
+        """Whether it was started and not reaped."""
+        return self._agent_pid != 0
+
     def kill_agent(self) -> None:
         """As the kernel would."""
-        import os
-        import signal
-
         os.kill(self._agent_pid, signal.SIGKILL)
         self.reap_agent()
 
     def end_agent(self) -> int:
         """As systemd would; returns the exit code."""
-        import os
-        import signal
-
         os.kill(self._agent_pid, signal.SIGTERM)
         return self.reap_agent()
 
@@ -189,7 +190,7 @@ class FastCluster:
 
     def status(self) -> NodeStatus:
         """What the agent says of its node."""
-        answer = self.stub.GetNode(power_agent_pb2.GetNodeRequest(), timeout=10, wait_for_ready=True)
+        answer = self.stub.GetNode(power_agent_pb2.GetNodeRequest(), timeout=5, wait_for_ready=not self.page[ENDED])
         found: NodeStatus = codec.from_proto(answer.node)
         return found
 
@@ -214,6 +215,7 @@ class FastCluster:
         """Poll."""
         deadline_s = time.monotonic() + timeout_s
         while not check():
+            assert not self.page[ENDED], f"the agent ended; waited for {what}:\n{self.tail()}"
             assert time.monotonic() < deadline_s, f"waited {timeout_s:g} s for {what}:\n{self.tail()}"
             time.sleep(POLL_S)
 

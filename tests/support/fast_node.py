@@ -148,7 +148,14 @@ class FastNode(simulated.NodeServer):
             ]
             limit = [gpu.power_limit_w, gpu.model.power_limit_w[1]]
             gpus.append(
-                {"instances": instances, "locked": gpu.locked_mhz, "limit_w": limit, "processes": len(gpu.processes)}
+                {
+                    "uuid": gpu.uuid,
+                    "instances": instances,
+                    "locked": gpu.locked_mhz,
+                    "clock_max_mhz": gpu.model.clock_max_mhz,
+                    "limit_w": limit,
+                    "processes": len(gpu.processes),
+                }
             )
         processes = [
             {"tag": c.tag, "pid": c.pid, "uuid": c.mig_uuid, "alive": c.alive, "versions": c.popen.triton.versions}  # type: ignore[attr-defined]

@@ -1,0 +1,140 @@
+"""The agent is killed at every write of its journal, before and after it, in the middle of repartitions.
+
+Its successor must bring the node to the plan: no instance, process, lock or limit left over or missing, no step open,
+and slices that both plans have never touched. Back and forth between two plans, so that each death costs one restart.
+"""
+
+import itertools
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from tests.support.fast_checks import check, places, untouched
+from tests.support.fast_cluster import AFTER, BEFORE, NODE, FastCluster, Stage
+from tests.support.random_plans import Planner
+from trefoil.core.plan import NodePlan
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+DEVICES = ("A100-SXM4-40GB",) * 2
+SEEDS = (2, 3, 5, 8)
+AT_ONCE = 2
+AGAIN_EVERY = 5  # each fifth successor is killed too, while it recovers
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    one = Stage()
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+class Shuttle:
+    """Goes from one plan to the other and back, and dies on the way."""
+
+    def __init__(self, stage: Stage, seed: int) -> None:
+        self.cluster = FastCluster(stage, devices=DEVICES)
+        self.planner = Planner(seed, NODE, DEVICES, change=0.9)
+        self.here, self.there = self.planner.next(), self.planner.next()
+        while not self._worth_it():
+            self.there = self.planner.next()
+        self.cluster.apply(self.here)
+        self.cluster.settle(self.here)
+        self.identities = check(self.cluster, self.here)
+        self.deaths = self.second_deaths = 0
+
+    def _worth_it(self) -> bool:
+        """Something to destroy, to create, to swap and to leave alone."""
+        one, other = places(self.here), places(self.there)
+        same, swapped = untouched(self.here, self.there, swaps=False), untouched(self.here, self.there)
+        return bool(one.keys() - other.keys() and other.keys() - one.keys() and same and swapped - same)
+
+    def go(self, write: int, where: int) -> bool:
+        """One repartition in which the agent dies at that write; False when it made fewer."""
+        target = self.planner.again(self.there)
+        self.cluster.arm(write, where)
+        accepted = self._apply(target)
+        self.cluster.until(lambda: self.cluster.died or (accepted and self._applied(target)), "death or plan")
+        died = self.cluster.died
+        if died:
+            assert self.cluster.reap_agent() == -signal.SIGKILL
+            self.deaths += 1
+            self._recover(target, accepted)
+        self.here, self.there = target, self.here
+        self._compare()
+        return died
+
+    def _apply(self, target: NodePlan) -> bool:
+        try:
+            self.cluster.apply(target)
+        except grpc.RpcError:
+            assert self.cluster.died, self.cluster.tail()  # in the middle of its answer
+            return False
+        return True
+
+    def _applied(self, target: NodePlan) -> bool:
+        try:
+            return self.cluster.status().applied == target.revision
+        except grpc.RpcError:
+            assert self.cluster.died, self.cluster.tail()
+            return False
+
+    def _recover(self, target: NodePlan, accepted: bool) -> None:
+        if self.deaths % AGAIN_EVERY == 0:
+            self.cluster.arm(1 + self.deaths // AGAIN_EVERY % 12, BEFORE if self.deaths % 2 else AFTER)
+            self.cluster.start_agent(or_died=True)
+            self.cluster.until(lambda: self.cluster.died or self._applied(self._newest()), "second death or plan")
+            if self.cluster.died:
+                assert self.cluster.reap_agent() == -signal.SIGKILL
+                self.second_deaths += 1
+        self.cluster.arm(0, 0)
+        if not self.cluster.agent_runs:
+            self.cluster.start_agent()
+        if not accepted:
+            self.cluster.apply(target)  # as the controller would, which had no answer
+        self.cluster.settle(target)
+
+    def _newest(self) -> NodePlan:
+        plan = self.cluster.memory().plan
+        assert plan is not None
+        return plan
+
+    def _compare(self) -> None:
+        now = check(self.cluster, self.here)
+        for place in untouched(self.there, self.here):
+            assert now[place] == self.identities[place], f"{place} was touched\n{self.cluster.tail()}"
+        self.identities = now
+
+
+def crash_everywhere(stage: Stage, seed: int) -> str:
+    """Every write, before and after, in both directions; returns what was done."""
+    started_s = time.monotonic()
+    shuttle = Shuttle(stage, seed)
+    try:
+        writes = []
+        for _ in range(2):
+            assert not shuttle.go(0, 0)
+            writes.append(shuttle.cluster.writes)
+        for where in (BEFORE, AFTER):
+            for write in itertools.count(1):
+                if not any([shuttle.go(write, where), shuttle.go(write, where)]):
+                    break
+        assert shuttle.deaths >= 1.8 * sum(writes)  # the order of concurrent steps varies, and with it their number
+        return (
+            f"seed {seed}: {writes[0]} and {writes[1]} writes, {shuttle.deaths} deaths and {shuttle.second_deaths} "
+            f"during the recovery, {time.monotonic() - started_s:.0f} s"
+        )
+    finally:
+        shuttle.cluster.close()
+
+
+def test_an_agent_that_is_killed_at_any_write_of_its_journal_leaves_what_its_successor_completes(stage):
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for line in pool.map(lambda seed: crash_everywhere(stage, seed), SEEDS):
+            print(line)
