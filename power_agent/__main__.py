@@ -6,8 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from power_agent.agent import AgentPart
+from power_agent.clock_keeper import ClockKeeper
+from power_agent.devices.cpu import Cpu, cpu_mode
 from power_agent.devices.inventory import Inventory, boot_id, driver_load_id
 from power_agent.devices.nvml import install_simulated
+from power_agent.devices.rapl import RaplCounter, RaplUnavailable
+from power_agent.driver_watch import DriverWatch
 from power_agent.energy_feed import EnergyFeed
 from power_agent.health import Health
 from power_agent.journal import Journal
@@ -25,7 +29,7 @@ from power_agent.verbs import Verbs
 from protos.power_agent.v1 import power_agent_pb2_grpc
 from trefoil.runtime import rpc
 from trefoil.runtime.audit import AuditLog
-from trefoil.runtime.clock import WallClock
+from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.config import masked, parser_main
 from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.service import MetricsPart, Part, ServerPart, StatePart, main
@@ -48,26 +52,46 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     runtime = choose_runtime(settings, client)
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
     inventory = Inventory(settings.node)
-    driver = ThreadPoolExecutor(1, "driver")  # changes of instances, one after the other
     calls = ThreadPoolExecutor(4, "node")
-    mig = Mig(inventory, driver, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
+    mig = Mig(inventory, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
     journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker))
     node = Node(settings, clock, journal, load_catalog(settings.model_repository), metrics)
     node.boot_id, node.driver_load_id = boot_id(), driver_load_id(settings.driver_marker)
     verbs = Verbs(settings, clock, mig, runtime, calls, state, journal, node.depart)
-    pursuit = Pursuit(node, verbs)
+    clocks = ClockKeeper(node, inventory, mig.call)
+    pursuit = Pursuit(node, verbs, clocks)
     ledger = Ledger(settings.state_dir, int(settings.ring_s / settings.sample_period_s))
     publisher = Publisher(node, state, ledger)
     feed = EnergyFeed(ledger)
-    sources = Sources(inventory, clock, metered=settings.meter == "nvml")
+    rapl, cpu, cpu_serves = _cpus(settings, clock, node, simulated=metrics.simulated)
+    sources = Sources(inventory, clock, metered=settings.meter == "nvml", rapl=rapl, cpu=cpu)
     metering = Metering(node, sources, ledger, publisher.publish, feed.notify)
-    health = Health(node, pursuit, verbs, mig, inventory, state)
-    agent = AgentPart(node, inventory, mig, verbs, pursuit, health, metering, publisher, state)
-    servicer = PowerAgentServicer(node, pursuit, feed)
+    health = Health(node, pursuit, verbs, state)
+    watch = DriverWatch(node, pursuit, verbs, mig, inventory)
+    agent = AgentPart(
+        node, inventory, mig, verbs, pursuit, clocks, health, watch, metering, publisher, state, cpu, cpu_serves
+    )
+    servicer = PowerAgentServicer(node, pursuit, clocks, feed)
     entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
     audit = AuditLog(settings.state_dir, clock)
     server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics, audit=audit))
     return [StatePart(state), MetricsPart(metrics, settings.metrics_address), agent, server]
+
+
+def _cpus(
+    settings: PowerAgentSettings, clock: Clock, node: Node, *, simulated: bool
+) -> tuple[RaplCounter | None, Cpu | None, bool]:
+    """The counter of the CPU packages, the CPUs as a device, and whether they serve; None for what is not wanted."""
+    rapl: RaplCounter | None = None
+    try:
+        if settings.cpu != "off":
+            rapl = RaplCounter(settings.powercap_root, clock, node.boot_id, settings.state_dir / "rapl.json")
+    except RaplUnavailable as error:
+        node.miss("rapl", str(error))
+    mode = cpu_mode(settings.cpu, simulated=simulated, readable=rapl is not None)
+    if mode == "off":
+        return None, None, False
+    return rapl, Cpu(settings.node), mode == "serve"
 
 
 if __name__ == "__main__":

@@ -2,14 +2,18 @@
 
 The driver says which instances exist, the runtime says what runs, the journal says which of it is ours and what it
 ought to be. A Triton that answers an inference is READY at once: dispatchers never see it leave. What the journal does
-not know is foreign: reported as drift, never touched. A process without its instance is ended.
+not know is foreign: reported as drift, never touched. A process without its instance is ended. On a whole GPU and on
+CPUs nothing is created, so there a slice exists as long as its process does.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import structlog
 
+from power_agent.devices.cpu import Cpu
+from power_agent.devices.errors import DeviceError
 from power_agent.devices.inventory import Inventory, ObservedDevice, ObservedSlice
 from power_agent.journal import SliceMemory
 from power_agent.mig import Mig
@@ -18,59 +22,103 @@ from power_agent.runtimes.base import RunningTriton
 from power_agent.slices import Slice
 from power_agent.verbs import Verbs
 from trefoil.core.device_types import device_type
-from trefoil.core.errors import TrefoilError
-from trefoil.core.fleet import SERVING, DeviceState, SliceState
+from trefoil.core.errors import NotFound, TrefoilError
+from trefoil.core.fleet import SERVING, DeviceKind, DeviceState, SliceState
 
-PROBE_S = 3.0
+PROBE_S: Final = 3.0
+NO_COMPUTE: Final = -1
 
 
-def list_devices(node: Node, inventory: Inventory, observed: Sequence[ObservedDevice]) -> None:
-    """Make the node know its devices. Blocking.
-
-    Raises:
-        NotFound: a GPU of a type that nobody has described.
-        DeviceError: the driver refuses.
-    """
+async def list_devices(node: Node, mig: Mig, inventory: Inventory, observed: Sequence[ObservedDevice]) -> None:
+    """Make the node know its GPUs; one that it cannot govern is named in `missing` and hides none of the others."""
     for seen in observed:
-        kind = device_type(seen.type)
+        try:
+            kind = device_type(seen.type)
+        except NotFound as error:
+            node.miss(seen.device, f"{error}; it is left alone")
+            continue
+        node.miss(seen.device, "")
         device = node.devices.setdefault(seen.device, Device(seen.device, kind, DeviceState.ASLEEP))
+        device.uuid = seen.uuid
         device.mig_current, device.mig_pending = seen.mig_current, seen.mig_pending
-        device.power_limit_w = inventory.power_limit_w(seen.device) or 0.0
-        device.clock_mhz = inventory.clock_mhz(seen.device)
+    for name, trouble in inventory.lost.items():
+        if name in node.devices:
+            node.set_device(node.devices[name], DeviceState.LOST)
+        else:
+            node.miss(name, str(trouble))
+    gpus = [device for device in node.devices.values() if device.type.kind != DeviceKind.CPU]
+    await asyncio.gather(*(_read_gauges(node, mig, inventory, device) for device in gpus))
+
+
+async def _read_gauges(node: Node, mig: Mig, inventory: Inventory, device: Device) -> None:
+    def read() -> tuple[float, int]:
+        return inventory.power_limit_w(device.device) or 0.0, inventory.clock_mhz(device.device)
+
+    try:
+        device.power_limit_w, device.clock_mhz = await mig.call(device.device, read)
+    except DeviceError as error:
+        structlog.get_logger().error("device lost", device=device.device, why=str(error))
+        node.set_device(device, DeviceState.LOST)
+
+
+def add_cpu(node: Node, cpu: Cpu, serve: bool) -> None:
+    """Make the node know its CPUs; where they are only metered, nothing may be planned on them."""
+    closed = "" if serve else "the CPUs of this node are metered, but do not serve; setting cpu = serve lets them"
+    node.devices[cpu.device] = Device(cpu.device, cpu.type, DeviceState.ASLEEP, closed=closed)
 
 
 async def adopt(node: Node, mig: Mig, verbs: Verbs) -> None:
     """Take over all instances and processes that are ours; end orphaned processes."""
     log = structlog.get_logger()
     processes = await verbs.processes()
-    adopted: list[Slice] = []
-    for step in node.journal.memory.unfinished.values():
-        log.warning("unfinished step of a predecessor", slice=step.slice.name, verb=step.verb)
-    node.journal.memory.unfinished.clear()
+    adopted = {}
     for device in node.devices.values():
-        instances = await mig.instances(device.device)
-        for instance in instances:
-            memory = node.journal.memory.slices.get(instance.key)
+        found = await _found(node, mig, device, processes)
+        for seen in found:
+            memory = node.journal.memory.slices.get(seen.key)
             if memory is not None:
-                adopted.append(await _adopt_one(node, verbs, instance, memory, processes.pop(memory.tag, None)))
-        ours = {part.key for part in adopted}
-        device.foreign = tuple(instance.key for instance in instances if instance.key not in ours)
-        device.drift = tuple(f"foreign instance {key.slice_type}@{key.start}" for key in device.foreign)
-        device.state = DeviceState.AWAKE if instances else DeviceState.ASLEEP
-    for key in set(node.journal.memory.slices) - {part.key for part in adopted}:
+                process = processes.pop(memory.tag, None)
+                adopted[seen.key] = await _adopt_one(node, verbs, seen, memory, process)
+        device.foreign = tuple(seen.key for seen in found if seen.key not in adopted)
+        if device.state != DeviceState.LOST:
+            device.state = DeviceState.AWAKE if found else DeviceState.ASLEEP
+    for key in set(node.journal.memory.slices) - set(adopted):
         node.journal.forget(key)
     for tag, process in processes.items():
         if process.alive:
             log.warning("ending a process whose slice is gone", tag=tag, id=process.id)
             await verbs.end_orphan(tag)
-    await asyncio.gather(*(_greet(node, verbs, part) for part in adopted if part.running))
+    await asyncio.gather(*(_greet(node, verbs, part) for part in adopted.values() if part.running))
+    for step in node.journal.settle():
+        log.warning("unfinished step of a predecessor", slice=step.slice.name, verb=step.verb)
     node.changed()
 
 
+async def _found(
+    node: Node, mig: Mig, device: Device, processes: Mapping[str, RunningTriton]
+) -> tuple[ObservedSlice, ...]:
+    """What exists on a device now; all that is remembered of one that does not answer."""
+    remembered = [part for key, part in node.journal.memory.slices.items() if key.device == device.device]
+    if device.state != DeviceState.LOST and device.has_instances:
+        try:
+            return await mig.instances(device.device)
+        except DeviceError as error:
+            structlog.get_logger().error("device lost", device=device.device, why=str(error))
+            node.set_device(device, DeviceState.LOST)
+    if device.state == DeviceState.LOST:  # what it holds will be seen when it is back; until then it stays ours
+        return tuple(ObservedSlice(part.key, NO_COMPUTE, NO_COMPUTE, device.uuid, 0, 0) for part in remembered)
+    if device.type.kind == DeviceKind.MIG_GPU:
+        return ()  # MIG mode is off
+    alive = (part for part in remembered if part.tag in processes and processes[part.tag].alive)
+    return tuple(ObservedSlice(part.key, NO_COMPUTE, None, device.uuid, 0, 0) for part in alive)
+
+
 async def _adopt_one(
-    node: Node, verbs: Verbs, instance: ObservedSlice, memory: SliceMemory, process: RunningTriton | None
+    node: Node, verbs: Verbs, seen: ObservedSlice, memory: SliceMemory, process: RunningTriton | None
 ) -> Slice:
-    running = process is not None and process.alive and instance.ci_id is not None
+    device = node.devices[seen.key.device]
+    cut = device.type.kind == DeviceKind.MIG_GPU
+    running = process is not None and process.alive and (seen.ci_id is not None or not cut)
     if not running:
         state = SliceState.PENDING
     elif memory.state in SERVING or memory.state == SliceState.DRAINING:
@@ -79,11 +127,13 @@ async def _adopt_one(
         state = SliceState.STARTING
     part = Slice(memory.key, memory.generation, state, node.clock.now_s(), node.moved, "adopted")
     part.hosted, part.revision, part.credits = memory.hosted, memory.revision, memory.credits
-    part.has_instance, part.has_compute = True, instance.ci_id is not None
-    part.mig_uuid = instance.mig_uuid
+    part.has_instance, part.has_compute = cut, cut and seen.ci_id is not None
+    part.mig_uuid = seen.mig_uuid
     if running and process is not None:
         await verbs.attach(part, process)
     node.add_slice(part)
+    if device.state == DeviceState.LOST:
+        part.fail("device lost", node.clock.now_s())
     return part
 
 

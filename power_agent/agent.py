@@ -6,12 +6,17 @@ from typing import Final
 
 import structlog
 
-from power_agent.adopt import adopt, list_devices
+from power_agent.adopt import add_cpu, adopt, list_devices
+from power_agent.clock_keeper import ClockKeeper
+from power_agent.devices.cpu import Cpu
+from power_agent.devices.errors import DriverUnavailable
 from power_agent.devices.inventory import Inventory
+from power_agent.driver_watch import DriverWatch
 from power_agent.health import Health
 from power_agent.loop import Publisher
 from power_agent.metering import Metering
 from power_agent.mig import Mig
+from power_agent.mig_mode import enable_mig
 from power_agent.node import Node
 from power_agent.pursuit import Pursuit
 from power_agent.runtimes.choose import install_triton
@@ -34,35 +39,60 @@ class AgentPart:
         mig: Mig,
         verbs: Verbs,
         pursuit: Pursuit,
+        clocks: ClockKeeper,
         health: Health,
+        watch: DriverWatch,
         metering: Metering,
         publisher: Publisher,
         state: State,
+        cpu: Cpu | None,
+        cpu_serves: bool,
     ) -> None:
         self._node = node
         self._inventory = inventory
         self._mig = mig
         self._verbs = verbs
         self._pursuit = pursuit
+        self._clocks = clocks
         self._health = health
+        self._watch = watch
         self._metering = metering
         self._publisher = publisher
         self._state = state
+        self._cpu = cpu
+        self._cpu_serves = cpu_serves
         self._log = structlog.get_logger()
 
     async def init(self) -> None:
         """Take over what runs, and the plan it runs by."""
         node, settings = self._node, self._node.settings
         self._verbs.install = await asyncio.to_thread(install_triton, settings, self._verbs.runtime)
-        observed = await self._mig.reopen()
-        await self._mig.call(lambda: list_devices(node, self._inventory, observed))
-        node.journal.open()
+        node.journal.open()  # first: from here on this is the only agent of the node
+        node.cordons.resume()
+        await self._find_devices()
+        await self._clocks.open()
         self._metering.open()
         node.capabilities = ("mig", "triton", *(("energy_counter",) if settings.meter == "nvml" else ()))
         await adopt(node, self._mig, self._verbs)
         if node.journal.memory.plan is not None:
             self._pursuit.resume(node.journal.memory.plan)
         await self._newer_plan()
+
+    async def _find_devices(self) -> None:
+        """GPUs if there is a driver, and the CPUs if they are wanted; a node may have either."""
+        node = self._node
+        try:
+            observed = await self._mig.reopen()
+        except DriverUnavailable as error:
+            if node.settings.node_socket is not None:
+                raise  # a simulated node has a driver, or it is not the one that is meant
+            node.miss("driver", str(error))
+            observed = ()
+        await list_devices(node, self._mig, self._inventory, observed)
+        for device in list(node.devices.values()):
+            await enable_mig(node, self._mig, self._inventory, device)
+        if self._cpu is not None:
+            add_cpu(node, self._cpu, self._cpu_serves)
 
     async def _newer_plan(self) -> None:
         """What was decided while no agent was here."""
@@ -75,7 +105,8 @@ class AgentPart:
 
     async def run(self) -> None:
         """Until cancelled; a bug in one of them ends all."""
-        loops = (self._pursuit.run, self._health.run, self._metering.run, self._publisher.run)
+        parts = (self._pursuit, self._clocks, self._health, self._watch, self._metering, self._publisher)
+        loops = [part.run for part in parts]
         tasks = [asyncio.create_task(loop(), name=loop.__qualname__) for loop in loops]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -88,16 +119,19 @@ class AgentPart:
 
     async def shutdown(self) -> None:
         """Stop working, say so; the Tritons go on unless the settings say otherwise."""
+        restoring = asyncio.create_task(self._clocks.restore())
         await self._pursuit.stop()
         await self._health.stop()
+        await self._watch.stop()
         slices = list(self._node.slices.values())
         if self._node.settings.stop_slices_on_exit:
             await asyncio.gather(*(self._end(part) for part in slices if part.running))
         await self._metering.stop()
         await self._publisher.stop()
         await _close(slices)
+        await restoring
         self._node.journal.close()
-        await self._mig.call(self._inventory.close)
+        await self._mig.close()
 
     async def _end(self, part: Slice) -> None:
         try:

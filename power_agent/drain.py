@@ -4,30 +4,49 @@ CONTRACTS section 4, rollout order. Every worker says in its TableAck by which t
 flight; an ack older than its limit is that of a dead worker and does not count. The table that a worker must have
 reached is the node plan's revision, or, when the published routes already leave the slice out, the revision of those
 routes: a rollout publishes them before it takes the slice away, and later routes may wait for this very drain.
+
+A slice that the agent takes away by itself (its device is out of service) is routed to still. Workers leave it because
+its state says DRAINING, so only an acknowledgement made after they can have read that counts.
 """
 
+import math
 from collections.abc import Sequence
+from typing import Final
 
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Plan
 
+NOTICE_S: Final = 0.5  # a worker has read a published status by then; also covers clocks of hosts that differ a little
+
+
+def still_routed(key: SliceKey, published: Plan | None) -> bool:
+    """Whether the published routes send to the slice."""
+    routes = published.routes if published else ()
+    return any(target.slice == key and not target.draining for route in routes for target in route.targets)
+
 
 def required_table(key: SliceKey, node_revision: Revision, published: Plan | None) -> Revision:
     """The oldest table by which nobody routes to the slice any more."""
-    if published is None or published.revision >= node_revision:
+    if published is None or published.revision >= node_revision or still_routed(key, published):
         return node_revision
-    routed = any(target.slice == key and not target.draining for route in published.routes for target in route.targets)
-    return node_revision if routed else published.revision
+    return published.revision
 
 
-def waiting_for(key: SliceKey, required: Revision, acks: Sequence[TableAck]) -> str:
-    """What still stands in the way by the acks of live workers, in words; empty when nothing does."""
+def waiting_for(key: SliceKey, required: Revision, acks: Sequence[TableAck], made_after_s: float = -math.inf) -> str:
+    """What still stands in the way by the acks of live workers, in words; empty when nothing does.
+
+    Acks made before `made_after_s` (UTC) do not show yet what matters; infinite: it has not been published at all.
+    """
+    if made_after_s == math.inf:
+        return "its DRAINING is not published yet"
     for ack in sorted(acks, key=lambda a: (a.dispatcher, a.worker)):
         worker = f"worker {ack.dispatcher}:{ack.worker}"
         if ack.table < required:
             return f"{worker} routes by table {ack.table}, {required} is needed"
+        if ack.observed_at_s < made_after_s:
+            return f"{worker} has not said since that it knows of the draining"
         for load in ack.slices:
             if load.slice == key and load.in_flight:
                 return f"{worker} has {load.in_flight} requests in flight"

@@ -1,5 +1,5 @@
-"""Notices what fails by itself: a Triton that exits, a python stub that dies, an instance that somebody destroys, a
-driver that is loaded again. It only declares; `pursuit` mends.
+"""Notices what fails by itself: a Triton that exits, a python stub that dies. It only declares; `pursuit` mends.
+Sibling: `driver_watch` looks at the driver and its devices.
 
 Readiness shows none of the second kind: only a real inference does. One is made when a dispatcher has ejected the
 slice, when its calls fail, or when nothing has succeeded on it for `quiet_probe_s`.
@@ -11,18 +11,14 @@ from typing import Final
 
 import structlog
 
-from power_agent.adopt import list_devices
-from power_agent.devices.errors import DeviceError, DeviceLost
-from power_agent.devices.inventory import Inventory, driver_load_id
-from power_agent.mig import Mig
-from power_agent.node import Device, Node
+from power_agent.node import Node
 from power_agent.pursuit import Pursuit
 from power_agent.slices import Slice
 from power_agent.triton import StubDead
 from power_agent.verbs import Verbs
 from trefoil.core.demand import TableAck
 from trefoil.core.errors import StateUnavailable, TrefoilError, Unavailable
-from trefoil.core.fleet import SERVING, DeviceState, SliceKey, SliceState
+from trefoil.core.fleet import SERVING, SliceKey, SliceState
 from trefoil.runtime.state import ACK_TTL_S, State
 
 STABLE_S: Final = 20.0  # healthy for so long: the next failure is the first again
@@ -48,20 +44,15 @@ def ejected_slices(acks: Sequence[TableAck], now_s: float) -> frozenset[SliceKey
 
 
 class Health:
-    """A part of the service: polls the node process, the driver and the acknowledgements."""
+    """A part of the service: polls the runtime and the acknowledgements."""
 
-    def __init__(
-        self, node: Node, pursuit: Pursuit, verbs: Verbs, mig: Mig, inventory: Inventory, state: State
-    ) -> None:
+    def __init__(self, node: Node, pursuit: Pursuit, verbs: Verbs, state: State) -> None:
         self._node = node
         self._pursuit = pursuit
         self._verbs = verbs
-        self._mig = mig
-        self._inventory = inventory
         self._state = state
         self._probes: dict[SliceKey, asyncio.Task[None]] = {}
         self._timeouts: dict[SliceKey, int] = {}
-        self._drift_at_s = 0.0
         self._cleared_at_s: dict[SliceKey, float] = {}
         self._log = structlog.get_logger()
 
@@ -70,14 +61,10 @@ class Health:
         settings, clock = self._node.settings, self._node.clock
         while True:
             try:
-                await self._check_driver()
                 await self._check_processes()
-                if clock.monotonic_s() >= self._drift_at_s:
-                    self._drift_at_s = clock.monotonic_s() + settings.drift_poll_s
-                    await self._check_drift()
-                self._miss("node", False)
-            except (Unavailable, DeviceError) as error:
-                self._miss("node", True, str(error))
+                self._miss("node", "")
+            except Unavailable as error:
+                self._miss("node", str(error))
             await self._check_inference()  # also, and all the more, when the node does not answer
             self._raise_bugs()
             await clock.sleep(settings.health_poll_s)
@@ -88,12 +75,9 @@ class Health:
             probe.cancel()
         await asyncio.gather(*self._probes.values(), return_exceptions=True)
 
-    def _miss(self, what: str, missing: bool, why: str = "") -> None:
-        if missing != (what in self._node.missing):
-            names = {*self._node.missing, what} if missing else set(self._node.missing) - {what}
-            self._node.missing = tuple(sorted(names))
-            (self._log.error if missing else self._log.info)("missing" if missing else "back", what=what, why=why)
-            self._node.changed()
+    def _miss(self, what: str, why: str) -> None:
+        if self._node.miss(what, why):
+            (self._log.error if why else self._log.info)("missing" if why else "back", what=what, why=why)
 
     def _raise_bugs(self) -> None:
         for key, probe in list(self._probes.items()):
@@ -138,10 +122,10 @@ class Health:
         try:
             acks = await self._state.scan(self._state.keys.ack_prefix(), TableAck)
             ejected = ejected_slices(tuple(acks.values()), clock.now_s())
-            self._miss("redis", False)
+            self._miss("redis", "")
         except StateUnavailable as error:
             ejected = frozenset()
-            self._miss("redis", True, str(error))
+            self._miss("redis", str(error))
         now_s = clock.now_s()
         for part in self._node.slices.values():
             if part.state != SliceState.READY or part.key in self._probes or self._pursuit.busy(part):
@@ -178,68 +162,3 @@ class Health:
         part.overhead_requests += len(part.hosted)
         part.last_success_s, part.failing = self._node.clock.now_s(), False
         self._cleared_at_s[part.key] = part.last_success_s
-
-    # --- driver -------------------------------------------------------------------------------------------------------
-
-    async def _check_driver(self) -> None:
-        """The driver was loaded again: nothing that it held exists any more."""
-        loaded = driver_load_id(self._node.settings.driver_marker)
-        if loaded == self._node.driver_load_id:
-            return
-        self._log.warning("driver loaded again", was=self._node.driver_load_id, now=loaded)
-        observed = await self._mig.reopen()
-        self._node.driver_load_id = loaded
-        self._node.journal.driver_changed(loaded)
-        for part in list(self._node.slices.values()):
-            self._pursuit.interrupt(part)
-            part.fail("the driver was loaded again", self._node.clock.now_s())
-            if part.running:
-                await self._verbs.process_ended(part)
-            part.has_instance = part.has_compute = False
-            part.mig_uuid = ""
-        await self._mig.call(lambda: list_devices(self._node, self._inventory, observed))
-        for device in self._node.devices.values():
-            self._node.set_device(device, DeviceState.ASLEEP)
-        self._node.changed()
-
-    async def _check_drift(self) -> None:
-        for device in self._node.devices.values():
-            try:
-                instances = frozenset(instance.key for instance in await self._mig.instances(device.device))
-            except DeviceLost as error:
-                await self._fence(device, str(error))
-                continue
-            await self._compare(device, instances)
-            if device.state == DeviceState.LOST:
-                self._log.info("device back", device=device.device)
-                self._node.set_device(device, DeviceState.AWAKE if instances else DeviceState.ASLEEP)
-
-    async def _fence(self, device: Device, why: str) -> None:
-        """A lost GPU: end what runs there, so that a person can reset it; touch nothing else until it answers again."""
-        if device.state != DeviceState.LOST:
-            self._log.error("device lost", device=device.device, why=why)
-            self._node.set_device(device, DeviceState.LOST)
-        for part in list(self._node.slices.values()):
-            if part.key.device == device.device and not self._pursuit.busy(part):
-                part.fail(f"device lost: {why}", self._node.clock.now_s())
-                await self._verbs.stop_process(part)
-
-    async def _compare(self, device: Device, listed: frozenset[SliceKey]) -> None:
-        own = [part for part in self._node.slices.values() if part.key.device == device.device]
-        moving = {part.key for part in own if self._pursuit.busy(part)}
-        known = {part.key for part in own if part.has_instance} | moving
-        for part in own:
-            if part.has_instance and part.key not in listed and part.key not in moving:
-                self._log.warning("instance vanished", slice=part.key.name)
-                part.fail("somebody destroyed its instance", self._node.clock.now_s())
-                await self._verbs.stop_process(part)
-                part.has_instance = part.has_compute = False
-                part.mig_uuid = ""
-                self._node.changed()
-        foreign = tuple(sorted(listed - known))
-        if foreign != device.foreign:
-            device.foreign = foreign
-            device.drift = tuple(f"foreign instance {key.slice_type}@{key.start}" for key in foreign)
-            self._node.metrics.set("trefoil_device_drift", len(foreign), device=device.device)
-            self._log.warning("drift", device=device.device, drift=device.drift)
-            self._node.changed()

@@ -99,14 +99,16 @@ class Publisher:
         if not self._in_step:
             await self._compare()
         maxlen = int(STREAM_S / self._node.settings.sample_period_s) * max(1, len(self._node.devices))
+        status = self._node.status()
         batch = [self._pending[i] for i in range(min(BATCH_MAX, len(self._pending)))]
         await self._state.write(
             self._lease,
             [
-                Put(keys.node(node), self._node.status()),
+                Put(keys.node(node), status),
                 *(Append(keys.energy(node), sample, maxlen) for sample in batch),
             ],
         )
+        self._node.announced(status)
         for _ in batch:
             self._pending.popleft()
         if self._pending:

@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from power_agent.cordon import Cordons, without
 from power_agent.journal import Journal
 from power_agent.readings import SliceReading
 from power_agent.reconcile import SeenDevice
@@ -16,8 +17,18 @@ from power_agent.settings import PowerAgentSettings
 from power_agent.slices import Slice
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import Revision
-from trefoil.core.device_types import slice_type
-from trefoil.core.fleet import SERVING, DeviceState, DeviceStatus, DeviceType, NodeStatus, SliceKey, SliceState
+from trefoil.core.device_types import device_share
+from trefoil.core.fleet import (
+    SERVING,
+    ClockLease,
+    DeviceKind,
+    DeviceState,
+    DeviceStatus,
+    DeviceType,
+    NodeStatus,
+    SliceKey,
+    SliceState,
+)
 from trefoil.core.plan import NodePlan
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.telemetry import Metrics
@@ -28,11 +39,13 @@ DEVICE_STATES: Final = tuple(state.name for state in DeviceState if state)
 
 @dataclass(slots=True)
 class Device:
-    """One GPU. `departed` holds the last readings of processes that ended since the last metering."""
+    """One GPU, or the CPUs. `departed` holds the last readings of processes that ended since the last metering."""
 
     device: str
     type: DeviceType
     state: DeviceState
+    uuid: str = ""  # of a GPU
+    closed: str = ""  # why nothing may be planned on it, and what to do about it
     mig_current: bool = False
     mig_pending: bool = False
     power_limit_w: float = 0.0
@@ -41,11 +54,22 @@ class Device:
     clock_mhz: int = 0
     clock_event_reasons: tuple[str, ...] = ()
     foreign: tuple[SliceKey, ...] = ()
-    drift: tuple[str, ...] = ()
+    clock_lease: ClockLease | None = None
+    clock_drift: tuple[str, ...] = ()  # clocks or limits that somebody else changed, or that are not honoured
     departed: list[SliceReading] = field(default_factory=list)
     serving_count: int = 0
     serving_since_s: float = 0.0
     served_s: float = 0.0
+
+    @property
+    def has_instances(self) -> bool:
+        """Whether the driver can list GPU instances of it; a whole GPU and CPUs never have any."""
+        return self.type.kind == DeviceKind.MIG_GPU and self.mig_current
+
+    @property
+    def drift(self) -> tuple[str, ...]:
+        """All that others changed, in words: reported, never fought."""
+        return (*(f"foreign instance {key.slice_type}@{key.start}" for key in self.foreign), *self.clock_drift)
 
     def take_served_s(self, now_s: float) -> float:
         """Seconds with at least one slice serving since the last call (monotonic)."""
@@ -88,11 +112,12 @@ class Node:
         self.devices: dict[str, Device] = {}
         self.slices: dict[SliceKey, Slice] = {}
         self.plan: NodePlan | None = None
+        self.cordons = Cordons(clock, journal, self.changed)
         self.applied = Revision()
         self.changes = Changes()
         self.boot_id = self.driver_load_id = ""
         self.epoch = 0
-        self.missing: tuple[str, ...] = ()
+        self._missing: dict[str, str] = {}
         self.capabilities: tuple[str, ...] = ()
         self.work = asyncio.Event()  # set: somebody should look whether there is something to do
         self._log = structlog.get_logger()
@@ -107,6 +132,9 @@ class Node:
 
     def add_slice(self, part: Slice) -> None:
         """Know a slice from now on."""
+        device = self.devices[part.key.device]
+        if device.type.kind == DeviceKind.WHOLE_GPU:
+            part.mig_uuid = device.uuid  # nothing is created that could have one of its own
         self.slices[part.key] = part
         if part.serving:
             self._count_serving(part, 1)
@@ -122,7 +150,7 @@ class Node:
                 why=part.why,
             )  # fmt: skip
             self.metrics.set_one_of("trefoil_slice_state", "state", part.state.name, SLICE_STATES, slice=part.key.name)
-            if part.has_instance:
+            if part.exists:
                 self.journal.remember(part.memory())
         self.changed()
 
@@ -130,6 +158,22 @@ class Node:
         """Tell those who watch, and those who work."""
         self.changes.notify()
         self.work.set()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What this node lacks now, each as `name: why and remedy`."""
+        return tuple(f"{name}: {why}" for name, why in sorted(self._missing.items()))
+
+    def miss(self, name: str, why: str) -> bool:
+        """Note that something is missing, or with an empty `why` that it is not; says whether that is news."""
+        if self._missing.get(name, "") == why:
+            return False
+        if why:
+            self._missing[name] = why
+        else:
+            del self._missing[name]
+        self.changed()
+        return True
 
     @staticmethod
     def _serves(state: SliceState) -> bool:
@@ -143,6 +187,15 @@ class Node:
         device.serving_count += change
         assert device.serving_count >= 0
 
+    def renew(self, part: Slice, why: str) -> Slice:
+        """A new record in place of one that is GONE, for what is still there or wanted again."""
+        assert part.state == SliceState.GONE, part.state
+        fresh = self.new_slice(part.key, part.generation, SliceState.PENDING)
+        fresh.has_instance, fresh.has_compute = part.has_instance, part.has_compute
+        fresh.mig_uuid, fresh.why = part.mig_uuid, why
+        fresh.revision, fresh.credits, fresh.failures = part.revision, part.credits, part.failures
+        return fresh
+
     def depart(self, part: Slice) -> None:
         """A slice's process has ended: keep what it did until the next metering."""
         if part.incarnation:
@@ -152,8 +205,7 @@ class Node:
     def reading(self, part: Slice) -> SliceReading:
         """What the meter needs of a slice."""
         kind = self.devices[part.key.device].type
-        whole = max(s.sm_count for s in kind.slice_types)
-        return part.reading(slice_type(kind, part.key.slice_type).sm_count / whole, self.variant_of)
+        return part.reading(device_share(kind, part.key.slice_type), self.variant_of)
 
     def variant_of(self, family: str, version: int) -> str:
         """The variant behind a version at the Triton edge."""
@@ -176,9 +228,19 @@ class Node:
                 device.power_limit_w,
                 tuple(part.seen() for part in by_device[device.device]),
                 device.foreign,
+                self.cordons.why(device.device),
+                self.cordons.evicted(device.device),
+                device.closed,
             )
             for device in self.devices.values()
         )
+
+    def announced(self, status: NodeStatus) -> None:
+        """This status has been published: from now on dispatchers can know which slices drain."""
+        for seen in (seen for device in status.devices for seen in device.slices):
+            part = self.slices.get(seen.key)
+            if part is not None and seen.state == part.state == SliceState.DRAINING and seen.since_s == part.since_s:
+                part.announced_s = min(part.announced_s, self.clock.now_s())
 
     def status(self) -> NodeStatus:
         """As it is published."""
@@ -200,6 +262,7 @@ class Node:
                     state=d.state,
                     slices=tuple(part.status() for part in slices[d.device]),
                     clock_mhz=d.clock_mhz,
+                    clock_lease=d.clock_lease,
                     power_limit_w=d.power_limit_w,
                     mig_current=d.mig_current,
                     mig_pending=d.mig_pending,
@@ -207,6 +270,7 @@ class Node:
                     drift=d.drift,
                     power_w=d.power_w,
                     temperature_c=d.temperature_c,
+                    cordon=self.cordons.why(d.device),
                 )
                 for d in self.devices.values()
             ),
@@ -217,6 +281,10 @@ class Node:
             agent_target=self.settings.admin_address,
             highest_epoch_seen=self.journal.memory.highest_epoch,
         )
+
+    def wanted(self) -> NodePlan | None:
+        """The plan as far as it may be carried out now: nothing on devices that have to be empty by now."""
+        return without(self.plan, self.cordons.all_evicted()) if self.plan else None
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
@@ -231,7 +299,7 @@ class Node:
     def drop(self, part: Slice) -> None:
         """Forget a slice that does not exist."""
         assert part.state == SliceState.GONE, part.state
-        assert not part.has_instance
+        assert not part.exists
         del self.slices[part.key]
         self.journal.forget(part.key)
         for state in SLICE_STATES:

@@ -11,9 +11,10 @@ from typing import Final
 
 import structlog
 
+from power_agent.clock_keeper import ClockKeeper
 from power_agent.devices.errors import DeviceLost, DriverUnavailable
 from power_agent.node import Device, Node
-from power_agent.reconcile import Task, reconcile, refuse
+from power_agent.reconcile import Task, reconcile, refuse, refuse_cordoned
 from power_agent.slices import Slice
 from power_agent.verbs import Verbs
 from trefoil.core.common import Revision
@@ -40,9 +41,10 @@ class Applied:
 class Pursuit:
     """The one worker that gives slices their steps."""
 
-    def __init__(self, node: Node, verbs: Verbs) -> None:
+    def __init__(self, node: Node, verbs: Verbs, clocks: ClockKeeper) -> None:
         self._node = node
         self._verbs = verbs
+        self._clocks = clocks
         self._jobs: dict[SliceKey, tuple[str, asyncio.Task[None]]] = {}
         self._starting: set[SliceKey] = set()  # those that hold one of the places for parallel starts
         self._waking: dict[str, asyncio.Task[None]] = {}
@@ -60,12 +62,32 @@ class Pursuit:
             StaleRevision: older than one already taken; names both.
             PlanError: this node cannot carry it out; nothing was touched.
         """
+        plan = replace(plan, digest=plan.digest or node_digest(plan))
         async with self._apply:
-            return await self._accept(replace(plan, digest=plan.digest or node_digest(plan)))
+            found = self._consider(plan)
+            if self._repeated(plan):
+                return found
+            await self._node.journal.accept(plan)
+            self._take(plan)
+            self._log.info("plan", revision=str(plan.revision), changed=found.changed, steps=len(found.steps))
+            return found
 
-    async def _accept(self, plan: NodePlan) -> Applied:
+    def preview(self, plan: NodePlan) -> Applied:
+        """What `apply` would answer now; touches nothing.
+
+        Raises:
+            StaleRevision, PlanError: as `apply`.
+        """
+        return self._consider(replace(plan, digest=plan.digest or node_digest(plan)))
+
+    def _repeated(self, plan: NodePlan) -> bool:
+        return self._node.plan is not None and self._node.plan.revision == plan.revision
+
+    def _consider(self, plan: NodePlan) -> Applied:
         self._refuse_stale(plan)
-        refuse(plan, self._node.settings.node, self._node.seen(), self._node.catalog)
+        seen = self._node.seen()
+        refuse(plan, self._node.settings.node, seen, self._node.catalog)
+        self._clocks.refuse(plan)
         current = self._node.plan
         if current is not None and current.revision == plan.revision:
             if current.digest != plan.digest:
@@ -76,12 +98,9 @@ class Pursuit:
                     remedy="give a changed plan a new revision",
                 )
             return Applied(False)
-        changed = current is None or current.digest != plan.digest
-        await self._node.journal.accept(plan)
-        self._take(plan)
-        steps = tuple(task.step() for task in reconcile(self._node.seen(), plan, self._node.catalog))
-        self._log.info("plan", revision=str(plan.revision), changed=changed, steps=len(steps))
-        return Applied(changed, steps)
+        refuse_cordoned(plan, seen)
+        steps = tuple(task.step() for task in reconcile(seen, plan, self._node.catalog))
+        return Applied(current is None or current.digest != plan.digest, (*steps, *self._clocks.steps(plan)))
 
     def _refuse_stale(self, plan: NodePlan) -> None:
         highest = self._node.journal.memory.highest_epoch
@@ -95,8 +114,14 @@ class Pursuit:
 
     def resume(self, plan: NodePlan) -> None:
         """Go on with the plan that the journal remembers."""
+        here = tuple(planned for planned in plan.devices if planned.device in self._node.devices)
+        if len(here) < len(plan.devices):
+            gone = [planned.device for planned in plan.devices if planned not in here]
+            self._log.warning("devices of the remembered plan are not here", devices=gone)
+        plan = replace(plan, devices=here)  # the digest stays that of the whole, which a controller may send again
+        awake = (replace(d, state=DeviceState.AWAKE) if d.state == DeviceState.LOST else d for d in self._node.seen())
         try:
-            refuse(plan, self._node.settings.node, self._node.seen(), self._node.catalog)
+            refuse(replace(plan, digest=""), self._node.settings.node, tuple(awake), self._node.catalog)
         except PlanError as error:
             self._log.warning("the remembered plan does not fit this node any more", why=str(error))
             return
@@ -106,14 +131,19 @@ class Pursuit:
         self._node.plan = plan
         for known in self._node.slices.values():
             known.retry_at_s = 0.0  # a new plan is a new try
-        for device in plan.devices:
-            for wanted in device.slices:
-                part = self._node.slices.get(wanted.key)
-                if part is None:
-                    part = self._node.new_slice(wanted.key, 0, SliceState.PENDING)
-                    part.why = "planned"
-                part.revision, part.credits = plan.revision, wanted.credits
+        self._expect()
         self._node.changed()
+
+    def _expect(self) -> None:
+        """Know every slice that is wanted."""
+        plan = self._node.wanted()
+        for wanted in (wanted for device in (plan.devices if plan else ()) for wanted in device.slices):
+            assert plan is not None
+            part = self._node.slices.get(wanted.key)
+            if part is None:
+                part = self._node.new_slice(wanted.key, 0, SliceState.PENDING)
+                part.why = "planned"
+            part.revision, part.credits = plan.revision, wanted.credits
 
     # --- the way there ------------------------------------------------------------------------------------------------
 
@@ -128,18 +158,21 @@ class Pursuit:
 
     def pursue(self) -> None:
         """Start every step that may start now."""
-        if self._node.plan is None:
+        plan = self._node.wanted()
+        if plan is None:
             return
-        planned = {part.key for device in self._node.plan.devices for part in device.slices}
-        self._prune(planned)
-        self._drive_devices()
-        tasks = reconcile(self._node.seen(), self._node.plan, self._node.catalog)
+        self._prune({part.key for device in plan.devices for part in device.slices})
+        self._expect()
+        self._drive_devices(plan)
+        tasks = reconcile(self._node.seen(), plan, self._node.catalog)
         for task in tasks:
             if not task.after and task.slice not in self._jobs and self._may(task):
                 self._begin(task)
         settled = all(device.state in SETTLED for device in self._node.devices.values())
-        if not tasks and not self._jobs and settled and self._node.applied != self._node.plan.revision:
-            self._node.applied = self._node.plan.revision
+        settled = settled and plan is self._node.plan  # what a cordon keeps away is not applied
+        settled = settled and self._clocks.settled()
+        if not tasks and not self._jobs and settled and self._node.applied != plan.revision:
+            self._node.applied = plan.revision
             self._node.changes.notify()
 
     def _may(self, task: Task) -> bool:
@@ -164,11 +197,8 @@ class Pursuit:
                 if key not in planned and part.state not in SERVING:
                     self.interrupt(part)
             elif part.state == SliceState.GONE and key in planned:
-                fresh = self._node.new_slice(key, part.generation, SliceState.PENDING)
-                fresh.has_instance, fresh.has_compute = part.has_instance, part.has_compute
-                fresh.mig_uuid, fresh.why = part.mig_uuid, "planned again"
-                fresh.revision, fresh.credits = part.revision, part.credits
-            elif key not in planned and not part.has_instance and not part.running:
+                self._node.renew(part, "planned again")
+            elif key not in planned and not part.exists:
                 if part.state != SliceState.GONE:
                     part.fail("not planned any more", now_s)
                     part.move(SliceState.GONE, "not planned any more", now_s)
@@ -211,8 +241,14 @@ class Pursuit:
     def _failed(self, part: Slice, task: Task, error: Exception) -> None:
         if isinstance(error, DeviceLost | DriverUnavailable):
             self._node.set_device(self._node.devices[part.key.device], DeviceState.LOST)
+        why, now_s = f"{task.verb}: {error}", self._node.clock.now_s()
+        if part.state == SliceState.GONE:  # ended, but its instance cannot be destroyed
+            part = self._node.renew(part, why)
+        if part.state == SliceState.FAILED and part.why != why:
+            part.why = why
+            self._node.changed()
         if part.state not in SERVING:
-            part.fail(f"{task.verb}: {error}", self._node.clock.now_s())
+            part.fail(why, now_s)
         self.retry_later(part)
 
     def retry_later(self, part: Slice) -> None:
@@ -248,10 +284,9 @@ class Pursuit:
 
     # --- sleep and wake -----------------------------------------------------------------------------------------------
 
-    def _drive_devices(self) -> None:
-        assert self._node.plan is not None
-        targets = {planned.device: planned.target for planned in self._node.plan.devices}
-        occupied = {key.device for key, part in self._node.slices.items() if part.has_instance or part.running}
+    def _drive_devices(self, plan: NodePlan) -> None:
+        targets = {planned.device: planned.target for planned in plan.devices}
+        occupied = {key.device for key, part in self._node.slices.items() if part.exists}
         for device in self._node.devices.values():
             asleep = targets.get(device.device, DeviceState.ASLEEP) == DeviceState.ASLEEP
             if device.state == DeviceState.AWAKE and asleep:

@@ -6,17 +6,20 @@ a slice starts while its neighbour drains.
 Rules: placements are explicit (the driver's own choice fragments the GPU); a slice that is planned with what it runs
 gets no task; another variant of the same families is loaded in place while the old one serves, if both fit into the
 slice's memory, else the slice drains and starts again; an instance is created after all that overlap it are destroyed.
+A whole GPU and a range of cores are there anyway: nothing is created or destroyed, what runs there first ends.
 Level-triggered: it is asked again after each task, so a new plan, a crash or a failed step needs no case of its own.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final
 
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import PlanError
 from trefoil.core.fleet import (
+    DeviceKind,
     DeviceState,
     DeviceStatus,
     FleetState,
@@ -59,6 +62,14 @@ class SeenDevice:
     power_limit_w: float = 0.0
     slices: tuple[SeenSlice, ...] = ()
     foreign: tuple[SliceKey, ...] = ()
+    cordon: str = ""  # why it is out of service
+    evicted: bool = False  # ... and shall be empty by now, whatever the plan says
+    closed: str = ""  # why nothing may be planned on it, and what to do about it
+
+    @property
+    def create(self) -> tuple[str, ...]:
+        """The steps that bring a slice into being."""
+        return CREATE if device_type(self.type).kind == DeviceKind.MIG_GPU else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +92,7 @@ class _Order:
     """Tasks in the making: a chain per slice, plus edges between slices that overlap."""
 
     tasks: list[Task] = field(default_factory=list)
+    leaving: dict[SliceKey, tuple[int, ...]] = field(default_factory=dict)  # the task that makes its place free
 
     def chain(
         self,
@@ -96,12 +108,11 @@ class _Order:
         return previous
 
     def block_overlaps(self) -> None:
-        """Let every create_gi wait for the destroy_gi of what lies in its place."""
-        destroyed = [(index, task.slice) for index, task in enumerate(self.tasks) if task.verb == "destroy_gi"]
+        """Let whatever begins in a place wait until that place is free."""
         for index, task in enumerate(self.tasks):
-            if task.verb == "create_gi":
-                blockers = tuple(other for other, key in destroyed if key.overlaps(task.slice))
-                self.tasks[index] = replace(task, after=task.after + blockers)
+            if task.verb in (CREATE[0], REBUILD[0]) and not task.after:
+                blockers = (last for key, last in self.leaving.items() if key.overlaps(task.slice))
+                self.tasks[index] = replace(task, after=tuple(chain.from_iterable(blockers)))
 
 
 def reconcile(devices: Sequence[SeenDevice], plan: NodePlan, catalog: Catalog) -> tuple[Task, ...]:
@@ -112,18 +123,17 @@ def reconcile(devices: Sequence[SeenDevice], plan: NodePlan, catalog: Catalog) -
     planned = {part.key: part for device in plan.devices for part in device.slices}
     order = _Order()
     for device in sorted(devices, key=lambda d: d.device):
+        wanted = {} if device.evicted else {key: planned[key] for key in sorted(planned) if key.device == device.device}
         if device.state == DeviceState.LOST:
             continue  # fenced: no call to it can succeed
         for seen in sorted(device.slices, key=lambda s: s.key):
-            wanted = planned.pop(seen.key, None)
-            if wanted is None:
-                order.chain(seen.key, tuple(_teardown(seen)), seen.hosted, "not in the plan")
+            if seen.key in wanted:
+                _keep(order, seen, wanted.pop(seen.key), device, catalog)
             else:
-                _keep(order, seen, wanted, device.type, catalog)
-    lost = {device.device for device in devices if device.state == DeviceState.LOST}
-    for key in sorted(planned):
-        if key.device not in lost:
-            order.chain(key, (*CREATE, *REBUILD), planned[key].hosted, f"planned: {_names(planned[key].hosted)}")
+                why = f"out of service: {device.cordon}" if device.evicted else "not in the plan"
+                order.leaving[seen.key] = order.chain(seen.key, tuple(_teardown(seen)), seen.hosted, why)
+        for key, part in wanted.items():
+            order.chain(key, (*device.create, *REBUILD), part.hosted, f"planned: {_names(part.hosted)}")
     order.block_overlaps()
     return tuple(order.tasks)
 
@@ -139,20 +149,20 @@ def _teardown(seen: SeenSlice) -> Iterator[str]:
         yield "destroy_gi"
 
 
-def _keep(order: _Order, seen: SeenSlice, wanted: PlannedSlice, type_name: str, catalog: Catalog) -> None:
+def _keep(order: _Order, seen: SeenSlice, wanted: PlannedSlice, device: SeenDevice, catalog: Catalog) -> None:
     """The chain of a slice that exists and is planned."""
     if seen.running and seen.state == SliceState.DRAINING:  # a drain is not taken back: routes have left it
         drain = () if seen.drained else ("drain",)
         order.chain(seen.key, (*drain, "stop", *REBUILD), wanted.hosted, "planned again while it drained")
     elif not seen.running:
-        create = CREATE if not seen.has_instance else () if seen.has_compute else CREATE[1:]
+        create = device.create if not seen.has_instance else () if seen.has_compute else CREATE[1:]
         why = "its Triton is gone" if seen.state == SliceState.FAILED else f"planned: {_names(wanted.hosted)}"
         order.chain(seen.key, (*create, *REBUILD), wanted.hosted, why)
     elif seen.state == SliceState.FAILED:
         order.chain(seen.key, ("load", "warm_up"), wanted.hosted, "answers no inference")
     elif set(seen.hosted) != set(wanted.hosted) and seen.state in HAS_TRAFFIC:
         change = f"{_names(seen.hosted)} -> {_names(wanted.hosted)}"
-        if _swappable(seen, wanted, type_name, catalog):
+        if _swappable(seen, wanted, device.type, catalog):
             order.chain(seen.key, ("load", "warm_up"), wanted.hosted, change)
         else:
             why = f"{change}: both do not fit at once"
@@ -205,12 +215,35 @@ def refuse(plan: NodePlan, node: str, devices: Sequence[SeenDevice], catalog: Ca
         _refuse_device(planned, seen[planned.device])
 
 
+def refuse_cordoned(plan: NodePlan, devices: Sequence[SeenDevice]) -> None:
+    """Refuse what is new on a device that is out of service; what is there already may stay until it has to leave.
+
+    Raises:
+        PlanError: naming the slice, and why the device is out of service.
+    """
+    cordoned = {device.device: device for device in devices if device.cordon}
+    for planned in plan.devices:
+        seen = cordoned.get(planned.device)
+        for part in planned.slices if seen is not None else ():
+            assert seen is not None
+            if seen.evicted or all(part.key != known.key for known in seen.slices):
+                raise PlanError(
+                    f"the device is out of service: {seen.cordon}",
+                    field=f"device {seen.device}.slices",
+                    value=part.key.name,
+                    remedy="plan on the other devices, or take it back into service: trefoil drain --release",
+                )
+
+
 def _refuse_device(planned: PlannedDevice, seen: SeenDevice) -> None:
-    kind, here = device_type(seen.type), f"device {seen.device}"
+    here = f"device {seen.device}"
     if planned.target not in (DeviceState.AWAKE, DeviceState.ASLEEP):
         raise PlanError("not a target", field=f"{here}.target", value=planned.target.name, remedy="AWAKE or ASLEEP")
-    if planned.slices and not seen.mig_on:
-        remedy = f"sudo nvidia-smi -i {seen.device.rpartition('gpu')[2]} -mig 1 while the GPU is idle"
+    if planned.slices and seen.closed:
+        raise PlanError(seen.closed, field=f"{here}.slices", value=planned.slices[0].key.name)
+    if planned.slices and seen.create and not seen.mig_on:
+        index = seen.device.rpartition("gpu")[2]
+        remedy = f"setting mig_mode = enable, or sudo nvidia-smi -i {index} -mig 1 while the GPU is idle"
         raise PlanError("MIG mode is off", field=here, value="mig_current", remedy=remedy)
     for part in planned.slices:
         if part.key.device != seen.device:
@@ -223,18 +256,3 @@ def _refuse_device(planned: PlannedDevice, seen: SeenDevice) -> None:
                     value=part.key.name,
                     remedy="destroy that instance, or plan around it",
                 )
-    free_mhz = (0, kind.clocks_mhz[0], kind.clocks_mhz[-1]) if kind.clocks_mhz else (0,)
-    if planned.clock_min_mhz not in free_mhz or planned.clock_max_mhz not in (0, free_mhz[-1]):
-        raise PlanError(
-            "this agent does not lock clocks",
-            field=f"{here}.clock_mhz",
-            value=(planned.clock_min_mhz, planned.clock_max_mhz),
-            remedy=f"0 or {free_mhz[-1]}, the clock it runs at",
-        )
-    if planned.power_limit_w and abs(planned.power_limit_w - seen.power_limit_w) > 0.5:
-        raise PlanError(
-            f"this agent does not change power limits; {seen.power_limit_w:g} W is enforced",
-            field=f"{here}.power_limit_w",
-            value=planned.power_limit_w,
-            remedy="0, or the limit in force",
-        )

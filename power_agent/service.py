@@ -1,9 +1,11 @@
-"""gRPC: PowerAgent. Apply takes a plan, GetNode and WatchNode show the node."""
+"""gRPC: PowerAgent. Apply takes a plan, PreviewPlan tells what it would do, Drain takes devices out of service."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
 
+from power_agent.clock_keeper import ClockKeeper
+from power_agent.cordon import named, refuse_old_epoch
 from power_agent.energy_feed import EnergyFeed
 from power_agent.node import Node
 from power_agent.pursuit import Pursuit
@@ -18,9 +20,10 @@ FULL_NAME: Final = "trefoil.power_agent.v1.PowerAgent"
 class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: ignore[misc]
     """Translates; decides nothing."""
 
-    def __init__(self, node: Node, pursuit: Pursuit, energy: EnergyFeed) -> None:
+    def __init__(self, node: Node, pursuit: Pursuit, clocks: ClockKeeper, energy: EnergyFeed) -> None:
         self._node = node
         self._pursuit = pursuit
+        self._clocks = clocks
         self._energy = energy
 
     async def Apply(self, request: Any, context: Any) -> Any:
@@ -31,6 +34,37 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         return power_agent_pb2.ApplyResponse(
             accepted=True, changed=applied.changed, steps=[step_message(step) for step in applied.steps]
         )
+
+    async def PreviewPlan(self, request: Any, context: Any) -> Any:
+        """The steps that Apply would take; touches nothing, refuses what Apply would refuse."""
+        if not request.HasField("plan"):
+            raise InvalidInput("missing", field="plan", remedy="send a NodePlan")
+        found = self._pursuit.preview(codec.from_proto(request.plan))
+        return power_agent_pb2.PreviewPlanResponse(
+            changed=found.changed, steps=[step_message(step) for step in found.steps]
+        )
+
+    async def Drain(self, request: Any, context: Any) -> Any:
+        """Takes devices out of service or back into it; answered at once, the node's status shows the progress."""
+        devices = named(request.device, self._node.devices)
+        refuse_old_epoch(request.epoch, self._node.journal.memory.highest_epoch)
+        if request.release:
+            await self._node.cordons.release(devices)
+        else:
+            await self._node.cordons.set(devices, request.why, request.patience_s)
+        return power_agent_pb2.DrainResponse(node=codec.to_proto(self._node.status()))
+
+    async def SetClocks(self, request: Any, context: Any) -> Any:
+        """Makes or renews a clock lease; the answer names the supported clocks that it came to."""
+        if not request.HasField("lease"):
+            raise InvalidInput("missing", field="lease", remedy="send a ClockLease")
+        held = self._clocks.set_clocks(codec.from_proto(request.lease), request.ttl_s)
+        return power_agent_pb2.SetClocksResponse(lease=codec.to_proto(held))
+
+    async def ReleaseClocks(self, request: Any, context: Any) -> Any:
+        """Ends a lease early; one that has ended already is no error."""
+        self._clocks.release_clocks(request.device, request.holder, request.epoch)
+        return power_agent_pb2.ReleaseClocksResponse()
 
     async def GetNode(self, request: Any, context: Any) -> Any:
         """The node now."""

@@ -5,6 +5,7 @@ GONE.
 Siblings: `reconcile` decides the steps, `node` orders them, `verbs` carries them out on a Slice.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -41,6 +42,7 @@ class Slice:
     loaded: bool = False
     incarnation: str = ""  # of its process: counters of different ones have nothing in common
     drained: bool = False
+    announced_s: float = math.inf  # when its DRAINING was published
     proved_idle: bool = False  # ... and every dispatcher has said that nothing is in flight
     launch: SliceLaunch | None = None
     server: TritonServer | None = None
@@ -63,6 +65,11 @@ class Slice:
         return f"{self.key.name}.g{self.generation}"
 
     @property
+    def exists(self) -> bool:
+        """Whether anything of it is on the device: its instance or, where there are no instances, its Triton."""
+        return self.has_instance or self.running
+
+    @property
     def serving(self) -> bool:
         """Whether requests may be on it."""
         return self.state in HAS_TRAFFIC
@@ -77,6 +84,7 @@ class Slice:
         before, self.state, self.why, self.since_s = self.state, state, why, now_s
         if state != SliceState.DRAINING:
             self.drained = False
+            self.announced_s = math.inf
         if state in (SliceState.PENDING, SliceState.FAILED):
             self.loaded = False
         self.on_move(self, before)

@@ -132,6 +132,15 @@ class Gpus:
             return VIRTUALIZATION[0]
         return VIRTUALIZATION.get(mode, f"mode {mode}")
 
+    def mig_mode(self, device: str) -> tuple[bool, bool]:
+        """(current, pending); both False where the GPU has no such mode."""
+        with translated(device, "read its MIG mode"):
+            try:
+                current, pending = pynvml.nvmlDeviceGetMigMode(self._handle(device))
+            except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+                return False, False
+        return bool(current), bool(pending)
+
     # --- helpers ---
 
     def _forget_handles(self) -> None:

@@ -208,6 +208,18 @@ def slice_type(device: DeviceType, name: str) -> SliceType:
     raise NotFound(f"{device.name} has no slice type {name!r}", remedy=f"one of {known}{quotas}")
 
 
+def device_share(device: DeviceType, name: str) -> float:
+    """A slice's share of its device's compute: of its SMs, or of its cores.
+
+    Raises:
+        NotFound: the device has no such slice type.
+    """
+    shape = slice_type(device, name)
+    if device.kind == DeviceKind.CPU:
+        return shape.memory_slices / (device.cores * (TENTHS if cpu_quota(name) is not None else 1))
+    return shape.sm_count / max(s.sm_count for s in device.slice_types)
+
+
 def cpu_quota(slice_type_name: str) -> float | None:
     """Cores of a `quota:X.Y` slice; None for every other slice type."""
     quota = _QUOTA_SLICE.fullmatch(slice_type_name)

@@ -1,9 +1,9 @@
 """What makes a plan legal, and what makes two plans the same. `Plan.check` of the contracts lives here.
 
-Refused: overlapping or illegal placements; a slice on an ASLEEP or LOST device; memory of cohosted variants above the
-slice's; a route to a slice or variant that is not planned; weights that do not sum to 1 per (family, stage); a missing
-stage; a clock outside the supported list; credits 0 on a live target; capacity below demand unless `degraded` says so;
-an objective older than the stored one.
+Refused: overlapping or illegal placements; a CPU cut both in cores and by quota; a slice on an ASLEEP or LOST device;
+memory of cohosted variants above the slice's; a route to a slice or variant that is not planned; weights that do not
+sum to 1 per (family, stage); a missing stage; a clock outside the supported list; credits 0 on a live target; capacity
+below demand unless `degraded` says so; an objective older than the stored one.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.common import Revision
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import device_type, slice_type
-from trefoil.core.errors import PlanError, TrefoilError
+from trefoil.core.errors import NotFound, PlanError, TrefoilError
 from trefoil.core.fleet import DeviceKind, DeviceState, FleetState, SliceKey
 from trefoil.core.objective import Objective
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
@@ -137,12 +137,28 @@ def _check_device(device: PlannedDevice, type_name: str, observed: DeviceState, 
         )
     if device.slices and observed == DeviceState.LOST:
         raise PlanError("slices on a LOST device", field=here, value=observed.name, remedy="plan on the other devices")
-    kind = device_type(type_name)
-    for clock in (device.clock_min_mhz, device.clock_max_mhz):
+    try:
+        kind = device_type(type_name)
+    except NotFound as error:
+        raise PlanError(str(error), field=here, remedy="leave it out of the plan") from error
+    clocks = (device.clock_min_mhz, device.clock_max_mhz)
+    if any(clocks) and not kind.clock_lockable:
+        raise PlanError(
+            f"a {type_name} cannot lock clocks", field=f"{here}.clock_mhz", value=clocks, remedy="plan 0 and 0"
+        )
+    for clock in clocks:
         if clock and clock not in kind.clocks_mhz:
             raise PlanError("not a supported clock", field=f"{here}.clock_mhz", value=clock, remedy=f"see {type_name}")
     for part in device.slices:
         _check_slice(part, type_name, catalog)
+    cuts = {part.key.slice_type.partition(":")[0] for part in device.slices}
+    if kind.kind == DeviceKind.CPU and len(cuts) > 1:
+        raise PlanError(
+            "pinned cores and quotas on one device",
+            field=f"{here}.slices",
+            value=[part.key.slice_type for part in device.slices],
+            remedy="cut all of its slices one way: cpu:<cores>, or quota:<cores with one decimal>",
+        )
     for a, b in combinations(device.slices, 2):
         if a.key.overlaps(b.key):
             raise PlanError("two slices overlap", field=f"{here}.slices", value=(a.key.name, b.key.name))

@@ -1,7 +1,6 @@
 """Patience with a driver: it passes with time, or never."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -31,6 +30,9 @@ class Driver:
         self._call()
         return ObservedSlice(SliceKey(device, slice_type, start, 4), 1, None, "", 19968, 42)
 
+    def close(self) -> None:
+        pass
+
     def destroy_gpu_instance(self, key: SliceKey) -> None:
         self._call()
 
@@ -41,12 +43,12 @@ class Driver:
 async def outcome(driver: Driver, verb: str, retries_max: int = 3) -> tuple[object, float]:
     """Result or error of one verb, and how long it waited."""
     clock = ManualClock()
-    with ThreadPoolExecutor(1) as thread:
-        mig = Mig(driver, thread, clock, retries_max, 0.1)  # type: ignore[arg-type]
-        task = asyncio.create_task(getattr(mig, verb)(KEY))
-        while not task.done():
-            await asyncio.sleep(0.001)  # the driver's thread runs in real time
-            await clock.advance(0.05)
+    mig = Mig(driver, clock, retries_max, 0.1)  # type: ignore[arg-type]
+    task = asyncio.create_task(getattr(mig, verb)(KEY))
+    while not task.done():
+        await asyncio.sleep(0.001)  # the driver's thread runs in real time
+        await clock.advance(0.05)
+    await mig.close()
     return task.exception() or task.result(), clock.monotonic_s()
 
 

@@ -1,0 +1,201 @@
+"""Watches the driver: a GPU that is lost or comes back, instances that somebody else makes or destroys, a driver that
+is loaded again. It declares and fences; `pursuit` mends; what others made is reported and never touched.
+
+Each device is looked at on its own, so that one whose driver hangs delays no other.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from power_agent.adopt import list_devices
+from power_agent.devices.errors import DeviceError, DeviceLost
+from power_agent.devices.inventory import Inventory, ObservedSlice, driver_load_id
+from power_agent.mig import Mig
+from power_agent.mig_mode import enable_mig
+from power_agent.node import Device, Node
+from power_agent.pursuit import Pursuit
+from power_agent.slices import Slice
+from power_agent.verbs import Verbs
+from trefoil.core.errors import Unavailable
+from trefoil.core.fleet import DeviceKind, DeviceState, SliceKey
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Our slices of a device when the driver was asked: whether each had an instance, and whether a step was at it."""
+
+    had: dict[SliceKey, bool]
+    moving: frozenset[SliceKey]
+
+
+class DriverWatch:
+    """A part of the service: compares what the driver says with what the agent made."""
+
+    def __init__(self, node: Node, pursuit: Pursuit, verbs: Verbs, mig: Mig, inventory: Inventory) -> None:
+        self._node = node
+        self._pursuit = pursuit
+        self._verbs = verbs
+        self._mig = mig
+        self._inventory = inventory
+        self._looks: dict[str, asyncio.Task[None]] = {}
+        self._look_at_s = 0.0
+        self._log = structlog.get_logger()
+
+    async def run(self) -> None:
+        """Look at the driver every `health_poll_s`, at its devices every `drift_poll_s`, until cancelled."""
+        settings, clock = self._node.settings, self._node.clock
+        while True:
+            try:
+                await self._check_driver()
+                self.miss("driver", "")
+            except (DeviceError, Unavailable) as error:
+                self.miss("driver", str(error))
+            else:
+                if clock.monotonic_s() >= self._look_at_s:
+                    self._look_at_s = clock.monotonic_s() + settings.drift_poll_s
+                    self._look_at_all()
+            self._raise_bugs()
+            await clock.sleep(settings.health_poll_s)
+
+    async def stop(self) -> None:
+        """Cancel looks in flight."""
+        for look in self._looks.values():
+            look.cancel()
+        await asyncio.gather(*self._looks.values(), return_exceptions=True)
+
+    def miss(self, what: str, why: str) -> None:
+        """Note and log what is missing; an empty `why`: it is back."""
+        if self._node.miss(what, why):
+            (self._log.error if why else self._log.info)("missing" if why else "back", what=what, why=why)
+
+    def _look_at_all(self) -> None:
+        for device in self._node.devices.values():
+            if device.device not in self._looks and device.type.kind != DeviceKind.CPU:
+                self._looks[device.device] = asyncio.create_task(self._look(device), name=f"look at {device.device}")
+
+    def _raise_bugs(self) -> None:
+        for name, look in list(self._looks.items()):
+            if look.done():
+                del self._looks[name]
+                if not look.cancelled():
+                    look.result()  # a bug in a look ends the service
+
+    # --- the driver ---------------------------------------------------------------------------------------------------
+
+    async def _check_driver(self) -> None:
+        """The driver was loaded again: nothing that it held exists any more."""
+        loaded = driver_load_id(self._node.settings.driver_marker)
+        if loaded == self._node.driver_load_id:
+            return
+        self._log.warning("driver loaded again", was=self._node.driver_load_id, now=loaded)
+        observed = await self._mig.reopen()
+        self._node.driver_load_id = loaded
+        self._node.journal.driver_changed(loaded)
+        for part in list(self._node.slices.values()):
+            device = self._node.devices[part.key.device]
+            if device.type.kind == DeviceKind.CPU:
+                continue
+            self._pursuit.interrupt(part)
+            part.fail("the driver was loaded again", self._node.clock.now_s())
+            if part.running:
+                await self._verbs.process_ended(part)
+            if device.type.kind == DeviceKind.MIG_GPU:
+                _forget_instance(part)
+        await list_devices(self._node, self._mig, self._inventory, observed)
+        for device in self._node.devices.values():
+            if device.type.kind != DeviceKind.CPU and device.state != DeviceState.LOST:
+                self._node.set_device(device, DeviceState.ASLEEP)
+                await enable_mig(self._node, self._mig, self._inventory, device)
+        self._node.changed()
+
+    # --- one device ---------------------------------------------------------------------------------------------------
+
+    async def _look(self, device: Device) -> None:
+        asked = self._asked(device)
+        try:
+            listed = await self._listed(device)
+            await enable_mig(self._node, self._mig, self._inventory, device)
+        except DeviceLost as error:
+            await self.fence(device, str(error))
+            return
+        except (DeviceError, Unavailable) as error:
+            self.miss(device.device, str(error))
+            return
+        self.miss(device.device, "")
+        if device.type.kind == DeviceKind.MIG_GPU:
+            await self._compare(device, listed, asked)
+        if device.state == DeviceState.LOST:
+            self._log.info("device back", device=device.device)
+            self._node.set_device(device, DeviceState.AWAKE if listed else DeviceState.ASLEEP)
+
+    def _asked(self, device: Device) -> _Asked:
+        own = self._own(device)
+        moving = frozenset(part.key for part in own if self._pursuit.busy(part))
+        return _Asked({part.key: part.has_instance for part in own}, moving)
+
+    def _own(self, device: Device) -> list[Slice]:
+        return [part for part in self._node.slices.values() if part.key.device == device.device]
+
+    async def _listed(self, device: Device) -> tuple[ObservedSlice, ...]:
+        """What is on it now; on a whole GPU nothing can be, but it is asked whether it is there."""
+
+        def read() -> tuple[bool, bool, tuple[ObservedSlice, ...]]:
+            if device.type.kind != DeviceKind.MIG_GPU:
+                self._inventory.clock_mhz(device.device)
+                return False, False, ()
+            current, pending = self._inventory.mig_mode(device.device)
+            return current, pending, self._inventory.gpu_instances(device.device) if current else ()
+
+        device.mig_current, device.mig_pending, listed = await self._mig.call(device.device, read)
+        return listed
+
+    async def fence(self, device: Device, why: str) -> None:
+        """A lost GPU: end what runs there, so that a person can reset it; touch nothing else until it answers again."""
+        if device.state != DeviceState.LOST:
+            self._log.error("device lost", device=device.device, why=why)
+            self._node.set_device(device, DeviceState.LOST)
+        self.miss(device.device, why)
+        for part in self._own(device):
+            if not self._pursuit.busy(part):
+                part.fail(f"device lost: {why}", self._node.clock.now_s())
+                await self._verbs.stop_process(part)
+
+    async def _compare(self, device: Device, listed: Sequence[ObservedSlice], asked: _Asked) -> None:
+        instances = {seen.key: seen for seen in listed}
+        own = self._own(device)
+        moving = asked.moving | {part.key for part in own if self._pursuit.busy(part)}
+        for part in own:
+            if not part.has_instance or part.key in moving or not asked.had.get(part.key, False):
+                continue  # it was not there, or a step has been at it since: the next look will tell
+            seen = instances.get(part.key)
+            if seen is None:
+                await self._vanished(part, "somebody destroyed its instance")
+                _forget_instance(part)
+                self._node.changed()
+            elif seen.ci_id is None and part.has_compute:
+                await self._vanished(part, "somebody destroyed its compute instance")
+                part.has_compute, part.mig_uuid = False, ""
+                self._node.changed()
+            elif (seen.ci_id is not None, seen.mig_uuid) != (part.has_compute, part.mig_uuid):
+                part.has_compute, part.mig_uuid = seen.ci_id is not None, seen.mig_uuid
+                self._node.changed()
+        known = {part.key for part in own if part.has_instance} | moving
+        foreign = tuple(sorted(set(instances) - known))
+        if foreign != device.foreign:
+            device.foreign = foreign
+            self._node.metrics.set("trefoil_device_drift", len(device.drift), device=device.device)
+            self._log.warning("drift", device=device.device, drift=device.drift)
+            self._node.changed()
+
+    async def _vanished(self, part: Slice, why: str) -> None:
+        self._log.warning("instance vanished", slice=part.key.name, why=why)
+        part.fail(why, self._node.clock.now_s())
+        await self._verbs.stop_process(part)
+
+
+def _forget_instance(part: Slice) -> None:
+    part.has_instance = part.has_compute = False
+    part.mig_uuid = ""
