@@ -6,6 +6,7 @@ in its journal. Nothing here retries: the caller knows how long it may wait (err
 and names the devices, `gauges` reads and sets clocks and power; here they are cut.
 """
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -24,6 +25,8 @@ from trefoil.core.fleet import SliceKey
 
 # NVML's constant of the compute-instance profile that fills a GPU instance of that many compute slices.
 FULL_WIDTH_CI_CONSTANT: Final = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
+# A long-lived NVML session may list instances that another process has destroyed (github.com/NVIDIA/libcudacxx 224).
+GHOST: Final = (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument)
 REV1_GI_CONSTANT: Final = 7  # 1g with the media engines: its compute instance has a constant of its own, also 7
 
 __all__ = [
@@ -86,12 +89,12 @@ class Inventory(Gauges):
 
     def gpu_instances(self, device: str) -> tuple[ObservedSlice, ...]:
         """Every GPU instance that exists now, ordered by start; also those without a compute instance."""
+        found = []
         with translated(device, "list GPU instances"):
-            found = [
-                self._observe_slice(device, profile, instance)
-                for profile in self.profiles(device)
-                for instance in self._instances(device, profile)
-            ]
+            for profile in self.profiles(device):
+                for instance in self._instances(device, profile):
+                    with contextlib.suppress(*GHOST):
+                        found.append(self._observe_slice(device, profile, instance))
         return tuple(sorted(found, key=lambda observed: observed.key.start))
 
     def create_slice(self, device: str, slice_type: str, start: int) -> ObservedSlice:
@@ -262,8 +265,9 @@ class Inventory(Gauges):
         profile = self._profile(key.device, key.slice_type)
         with translated(key.device, f"look for {key.name}"):
             for instance in self._instances(key.device, profile):
-                if pynvml.nvmlGpuInstanceGetInfo(instance).placement.start == key.start:
-                    return instance
+                with contextlib.suppress(*GHOST):
+                    if pynvml.nvmlGpuInstanceGetInfo(instance).placement.start == key.start:
+                        return instance
         return None
 
     def _holders(self, key: SliceKey) -> Holders:

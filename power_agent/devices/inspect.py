@@ -1,0 +1,209 @@
+"""`python -m power_agent.devices.inspect`: what this agent sees of a node's GPUs, as JSON; changes nothing.
+
+The same code runs on hardware and, with --socket, on a simulated node, so that a transcript of one can be compared with
+the other. Each answer stands beside its question; a refusal is an answer too: {"error": kind, "code": nvmlReturn_t}.
+Nothing here creates, destroys, locks or sets anything, and no library is loaded but NVML.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from power_agent.capabilities import Capabilities, effective_root, mig_device, probe_devices
+from power_agent.devices.activity import Gpm
+from power_agent.devices.cpu import Cpu
+from power_agent.devices.errors import DeviceError
+from power_agent.devices.gpus import driver_load_id
+from power_agent.devices.inventory import Inventory
+from power_agent.devices.nvml import install_simulated
+from power_agent.devices.observed import ObservedDevice
+from power_agent.devices.rapl import RaplCounter, RaplUnavailable
+from trefoil.core.device_types import device_type
+from trefoil.core.errors import NotFound, TrefoilError
+from trefoil.runtime.clock import WallClock
+
+BETWEEN_S: Final = 0.5  # between the two readings of each counter
+
+
+def asked(read: Callable[[], Any]) -> Any:
+    """An answer, or the refusal in its place."""
+    try:
+        return read()
+    except DeviceError as error:
+        return {"error": type(error).__name__, "code": error.code}
+
+
+def inspect(inventory: Inventory, pause: Callable[[float], None], not_root: str, no_mig_device: str) -> dict[str, Any]:
+    """Everything that is read of the GPUs of an open inventory. Blocking for `BETWEEN_S`.
+
+    Raises:
+        DeviceError: the driver does not even list its devices.
+    """
+    devices = inventory.list_devices()
+    found = probe_devices(inventory, devices, not_root, no_mig_device)
+    gpm = Gpm(inventory)
+    before = {device.device: _counters(inventory, gpm, device) for device in devices}
+    pause(BETWEEN_S)
+    after = {device.device: _counters(inventory, gpm, device) for device in devices}
+    gpm.close()
+    return {
+        "driver_version": asked(inventory.driver_version),
+        "lost": {device: str(error) for device, error in inventory.lost.items()},
+        "capabilities": list(found.have),
+        "missing": found.missing,
+        "devices": [
+            {
+                **_identity(inventory, device),
+                "counters": [before[device.device], after[device.device]],
+                "clocks": _clocks(inventory, device.device),
+                "power": _power(inventory, device.device),
+                "mig": _mig(inventory, device),
+                "capabilities": _capabilities(found, device.device),
+            }
+            for device in devices
+        ],
+    }
+
+
+def _identity(inventory: Inventory, device: ObservedDevice) -> dict[str, Any]:
+    try:
+        kind = device_type(device.type).kind.name
+    except NotFound:
+        kind = "unknown"
+    name = device.device
+    return {
+        "device": name,
+        "index": device.index,
+        "uuid": device.uuid,
+        "type": device.type,
+        "kind": kind,
+        "memory_mib": device.memory_mib,
+        "minor": asked(lambda: inventory.minor(name)),
+        "architecture": asked(lambda: inventory.architecture(name)),
+        "virtualization": asked(lambda: inventory.virtualization(name)),
+        "recovery_action": asked(lambda: inventory.recovery_action(name)),
+        "processes": asked(lambda: len(inventory.processes(device.uuid))),
+    }
+
+
+def _counters(inventory: Inventory, gpm: Gpm, device: ObservedDevice) -> dict[str, Any]:
+    name = device.device
+    whole = {} if device.mig_current else {inventory.whole_slice(name).key: 0}
+    return {
+        "energy_j": asked(lambda: inventory.energy_j(name)),
+        "power_w": asked(lambda: inventory.power_w(name)),
+        "clock_mhz": asked(lambda: inventory.clock_mhz(name)),
+        "temperature_c": asked(lambda: inventory.temperature_c(name)),
+        "event_reasons": asked(lambda: list(inventory.clock_event_reasons(name))),
+        "gpm_activity": asked(lambda: list(gpm.activity(name, whole).values())),
+    }
+
+
+def _clocks(inventory: Inventory, name: str) -> dict[str, Any]:
+    def span(clocks: Sequence[int]) -> dict[str, Any]:
+        steps = sorted({after - before for before, after in pairwise(clocks)})
+        return {"count": len(clocks), "range": [clocks[0], clocks[-1]] if clocks else [], "steps": steps}
+
+    return {
+        "supported": asked(lambda: span(inventory.clocks_supported_mhz(name))),
+        "memory_mhz": asked(lambda: inventory.memory_clock_mhz(name)),
+        "memory_supported": asked(lambda: list(inventory.memory_clocks_supported_mhz(name))),
+    }
+
+
+def _power(inventory: Inventory, name: str) -> dict[str, Any]:
+    def limits() -> list[float] | None:
+        found = inventory.power_limits(name)
+        return None if found is None else [found.min_w, found.default_w, found.max_w]
+
+    return {"limit_w": asked(lambda: inventory.power_limit_w(name)), "min_default_max_w": asked(limits)}
+
+
+def _mig(inventory: Inventory, device: ObservedDevice) -> dict[str, Any]:
+    def profiles() -> list[dict[str, Any]]:
+        return [
+            {
+                "name": profile.name,
+                "constant": profile.constant,
+                "id": profile.id,
+                "compute_slices": profile.compute_slices,
+                "instances_max": profile.instances_max,
+                "sm_count": profile.sm_count,
+                "memory_mib": profile.memory_mib,
+                "placements": sorted(profile.placements),
+            }
+            for profile in inventory.profiles(device.device)
+        ]
+
+    def instances() -> list[dict[str, Any]]:
+        return [
+            {"slice_type": seen.key.slice_type, "start": seen.key.start, "size": seen.key.size, "gi_id": seen.gi_id}
+            for seen in inventory.gpu_instances(device.device)
+        ]
+
+    return {
+        "capable": device.mig_capable,
+        "current": device.mig_current,
+        "pending": device.mig_pending,
+        "profiles": asked(profiles),
+        "instances": asked(instances),
+    }
+
+
+def _capabilities(found: Capabilities, name: str) -> dict[str, str]:
+    return {capability: why or "yes" for capability, why in found.devices[name].items()}
+
+
+def _cpu(node: str, powercap: Path, clock: WallClock) -> dict[str, Any]:
+    cpu = Cpu(node)
+    seen: dict[str, Any] = {
+        "type": cpu.type.name,
+        "memory_mib": cpu.memory_mib,
+        "clock_mhz": cpu.clock_mhz(),
+        "temperature_c": cpu.temperature_c(),
+    }
+    try:
+        counter = RaplCounter(powercap, clock, "inspect")
+        before_j = counter.energy_j()
+        clock.block(BETWEEN_S)
+        seen["rapl"] = {"packages": len(counter.zones), "watts": (counter.energy_j() - before_j) / BETWEEN_S}
+    except RaplUnavailable as error:
+        seen["rapl"] = str(error)
+    return seen
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the transcript; 2 when there is no driver."""
+    parser = argparse.ArgumentParser(prog="python -m power_agent.devices.inspect", description=__doc__)
+    parser.add_argument("--node", default="node0", help="name of the node in the transcript")
+    parser.add_argument("--socket", type=Path, help="look at a simulated node instead of this machine")
+    parser.add_argument("--powercap-root", type=Path, default=Path("/sys/class/powercap"))
+    arguments = parser.parse_args(argv)
+    clock = WallClock()
+    simulated = arguments.socket is not None
+    try:
+        if simulated:
+            install_simulated(arguments.socket)
+        inventory = Inventory(arguments.node, None if simulated else Path("/proc"))
+        inventory.open()
+        not_root, no_mig_device = ("", "") if simulated else (effective_root(), mig_device())
+        transcript = {"simulated": simulated, **inspect(inventory, clock.block, not_root, no_mig_device)}
+        if not simulated:
+            transcript |= {
+                "driver_load_id": driver_load_id(),
+                "cpu": _cpu(arguments.node, arguments.powercap_root, clock),
+            }
+        inventory.close()
+    except TrefoilError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(transcript, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

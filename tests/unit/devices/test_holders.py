@@ -1,0 +1,93 @@
+"""Who holds an instance that is in use: NVML's pids, else whoever has a capability device open, else a hint."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from power_agent.devices.driver import Nvml
+from power_agent.devices.errors import DeviceBusy
+from power_agent.devices.faults import FaultPlan
+from power_agent.devices.holders import HIDDEN, capability_minor, instance_devices, name_holders, openers
+from power_agent.devices.inventory import Inventory
+from tests.support.simulated_driver import make_driver, pynvml_on
+
+
+@pytest.fixture
+def proc(tmp_path):
+    """A proc file system with the driver's folder, DCGM's host engine and a Triton."""
+    root = tmp_path / "proc"
+    for path, number in (("mig/config", 1), ("mig/monitor", 2), ("gpu0/mig/gi3/access", 30)):
+        file = root / "driver/nvidia/capabilities" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"DeviceFileMinor: {number}\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+    ci = root / "driver/nvidia/capabilities/gpu0/mig/gi3/ci0/access"
+    ci.parent.mkdir()
+    ci.write_text("DeviceFileMinor: 31\n")
+    process(root, 812, "nv-hostengine", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap2")
+    process(root, 900, "bash", "/dev/null")
+    (root / "self").mkdir()
+    (root / "901").mkdir()  # ended: no fd any more
+    return root
+
+
+def process(root, pid, name, *files):
+    folder = root / str(pid) / "fd"
+    folder.mkdir(parents=True)
+    (folder.parent / "comm").write_text(f"{name}\n")
+    for number, file in enumerate(files):
+        (folder / str(number)).symlink_to(file)
+
+
+def test_an_instance_has_devices_of_its_own(proc):
+    assert instance_devices(proc, 0, 3) == {"/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"}
+    assert instance_devices(proc, 1, 3) == set()
+    assert capability_minor(proc / "driver/nvidia/capabilities/mig/config") == 1
+    assert capability_minor(proc / "absent") is None
+
+
+def test_openers_are_found_and_named(proc):
+    assert [(o.pid, o.command, o.path) for o in openers(proc)] == [
+        (812, "nv-hostengine", "/dev/nvidia-caps/nvidia-cap2")
+    ]
+
+
+def test_pids_of_nvml_come_first(proc):
+    process(proc, 4711, "tritonserver")
+    held = name_holders([4711], proc, 0, 3, own_pid=1)
+    assert (held.pids, held.text) == ((4711,), "processes 4711 (tritonserver)")
+
+
+def test_whoever_has_the_instance_open_comes_next(proc):
+    process(proc, 77, "tritonserver", "/dev/nvidia-caps/nvidia-cap31")
+    held = name_holders([], proc, 0, 3, own_pid=1)
+    assert held.pids == (77,)
+    assert held.text == "no compute process, but 77 (tritonserver) has /dev/nvidia-caps/nvidia-cap31 open"
+
+
+def test_then_whoever_may_watch_all_instances_but_never_ourselves(proc):
+    held = name_holders([], proc, 0, 3, own_pid=1)
+    assert held.pids == (812,)
+    assert "812 (nv-hostengine) may hold a handle through /dev/nvidia-caps/nvidia-cap2" in held.text
+    assert name_holders([], proc, 0, 3, own_pid=812).text == HIDDEN
+
+
+def test_a_simulated_node_does_not_blame_this_machine():
+    assert name_holders([], None, 0, 3, own_pid=1).text == HIDDEN
+    assert name_holders([5], None, 0, 3, own_pid=1).text == "processes 5"
+
+
+def test_the_refusal_names_the_holder(proc):
+    driver, faults = make_driver(), FaultPlan()
+    with pynvml_on(driver, faults):
+        inventory = Inventory("node0", proc)
+        inventory.open()
+        made = inventory.create_slice("node0/gpu0", "2g.10gb", 2)
+        faults.plan("nvmlGpuInstanceDestroy", code=Nvml.IN_USE, times=1)
+        with pytest.raises(DeviceBusy, match=r"812 \(nv-hostengine\).*stop it, then retry") as caught:
+            inventory.destroy_slice(made.key)
+        assert caught.value.holders == (812,)
+
+
+def test_this_machines_proc_can_be_searched():
+    assert os.getpid() not in {opener.pid for opener in openers(Path("/proc"))}
