@@ -33,6 +33,7 @@ from trefoil.core.fleet import DeviceState
 from trefoil.core.plan import PlannedDevice
 
 SETTLE_S: Final = 0.3  # a GPU takes 5 to 50 ms to reach a new clock, its sensors a little longer
+CONFIRM_S: Final = 1.0  # what differs is read again before it is called drift: clocks move all the time
 CLOCK: Final = "clock"
 POWER_LIMIT: Final = "power_limit"
 
@@ -76,6 +77,7 @@ class ClockDevice:
         self._actuated_s = float("-inf")
         self._load = self._current_load
         self._known = False
+        self._seen: tuple[str, ...] = ()  # by the last reading, not yet confirmed
         self._lost = device.state == DeviceState.LOST
         self._log = structlog.get_logger()
 
@@ -241,7 +243,11 @@ class ClockDevice:
         before = (device.clock_mhz, device.clock_event_reasons, device.power_limit_w)
         device.clock_mhz, device.clock_event_reasons = reading.clock_mhz, reading.reasons
         device.power_limit_w = reading.limit_w or 0.0
-        self._report(drift(self.view(), reading))
+        seen = drift(self.view(), reading)
+        if seen != self._seen and seen != device.clock_drift:
+            self.check_s = min(self.check_s, self._node.clock.monotonic_s() + CONFIRM_S)
+        confirmed, self._seen = tuple(text for text in seen if text in self._seen), seen
+        self._report((*confirmed, *(text for text in complaints(self.view()) if text not in confirmed)))
         if before != (device.clock_mhz, device.clock_event_reasons, device.power_limit_w):
             self._node.changes.notify()
 
