@@ -21,7 +21,7 @@ import requests.exceptions
 import structlog
 
 from power_agent.runtimes.base import RunningTriton
-from power_agent.runtimes.docker_engine import Engine
+from power_agent.runtimes.docker_engine import Engine, refusal
 from power_agent.runtimes.docker_health import health_command
 from power_agent.runtimes.docker_image import TritonImage, find_image
 from power_agent.triton_slice import SliceLaunch
@@ -119,7 +119,7 @@ class DockerRuntime:
             self._engine.call(f"removing {tag}", lambda api: api.remove_container(container, v=True, force=True))
             if isinstance(error, StartError):
                 raise
-            raise StartError(f"{tag}: its container was removed while it started") from error
+            raise refusal(f"starting {tag}", error) from error  # removed meanwhile, or it lacks its program
 
     def list(self) -> Sequence[RunningTriton]:
         """See Runtime. Every container with this node's labels, whoever made it."""

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.docker import DockerOptions, DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
 from power_agent.triton import TritonServer
 from power_agent.triton_slice import SliceLaunch, SliceSpec, prepare_slice
 from tests.support.docker_engine import DockerEngine
+from tests.support.runtime_contract import Kit, RuntimeContract
 from tests.support.triton_process import MODELS, expected, free_ports, heldout, hosted
 from trefoil.core.errors import BinaryMissing, StartError, Unavailable
 from trefoil.runtime.clock import WallClock
@@ -36,6 +38,15 @@ def runtime(docker_engine: DockerEngine) -> Iterator[Callable[..., DockerRuntime
     yield make
     for container in docker_engine.containers():
         container.remove(v=True, force=True)
+
+
+class TestDockerRuntime(RuntimeContract):
+    @pytest.fixture
+    def kit(self, runtime: Callable[..., DockerRuntime], docker_engine: DockerEngine, tmp_path: Path) -> Kit:
+        def pid(triton: RunningTriton) -> int:
+            return int(docker_engine.client.containers.get(triton.id).attrs["State"]["Pid"])
+
+        return Kit(lambda: runtime(health_s=0.0), "python3", tmp_path, pid=pid)
 
 
 def launch(
