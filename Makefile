@@ -4,7 +4,7 @@ BIN := .venv/bin
 UV := $(BIN)/uv
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup demo honesty test check lint types imports protos lock clean
+.PHONY: help setup demo honesty test test-system test-node test-quick check lint types imports protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,11 +32,18 @@ demo: setup  ## the main job: three runs on this machine, a table and out/demo/r
 honesty: setup  ## three controls in which the demo must find no saving, accuracy or joules (about ten minutes)
 	$(BIN)/python benchmarks/honesty.py $(ARGS)
 
-test: setup  ## lint, types, import contracts and every test (<= 15 minutes; each part prints when it is done)
-	+@$(MAKE) --no-print-directory -j2 --output-sync=line test-slow check test-quick
+# Two lanes at once, because most tests wait: whole systems in one, everything else in the other (nice, so that it does not
+# disturb what the first measures).
+test: setup  ## lint, types, import contracts and every test (<= 25 minutes; each part prints when it is done)
+	+@$(MAKE) --no-print-directory -j2 --output-sync=line test-system check test-quick test-node
 
-test-slow: setup  ## tests with real processes: Redis, Triton, services (mostly waiting)
-	$(BIN)/pytest $(ARGS) tests/integration
+NODE_TESTS := $(filter-out tests/integration/test_demo%.py tests/integration/test_up_down.py,$(wildcard tests/integration/test_*.py))
+
+test-system: setup  ## whole systems: `trefoil up`, the demo, clients, faults, energy
+	$(BIN)/pytest $(ARGS) tests/integration/system tests/integration/test_demo.py tests/integration/test_demo_controls.py tests/integration/test_up_down.py
+
+test-node: setup  ## single services with real processes: Redis, Triton, the simulated node, the power agent, Docker
+	nice -n 5 $(BIN)/pytest $(ARGS) $(NODE_TESTS)
 
 test-quick: setup  ## house rules, units, properties, contracts
 	$(BIN)/pytest $(ARGS) tests/test_tidy.py tests/unit tests/property tests/contract
