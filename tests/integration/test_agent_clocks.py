@@ -1,0 +1,207 @@
+"""Clocks and power limits on a simulated node: what the driver has after leases, faults, other hands and kills."""
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from protos.power_agent.v1 import power_agent_pb2
+from tests.support.fast_cluster import AFTER, BEFORE, NODE, FastCluster, Stage
+from trefoil.core.common import Revision
+from trefoil.core.fleet import ClockLease, DeviceState, DeviceStatus
+from trefoil.core.plan import NodePlan, PlannedDevice
+from trefoil.core.plan_check import sealed
+from trefoil.runtime import codec
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+GPU = f"{NODE}/gpu0"
+RATE = 10.0  # of the agent's clock: a lease of 10 s ends after one
+DEVICES = ("A100-SXM4-40GB", "Tesla P4")
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    one = Stage()
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+@pytest.fixture
+def cluster(stage: Stage) -> Iterator[FastCluster]:
+    one = FastCluster(stage, devices=DEVICES, rate=RATE)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def lease(cluster: FastCluster, max_mhz: int, ttl_s: float, holder: str = "test", epoch: int = 1, gpu: int = 0) -> Any:
+    asked = ClockLease(f"{NODE}/gpu{gpu}", 0, max_mhz, holder, epoch)
+    request = power_agent_pb2.SetClocksRequest(lease=codec.to_proto(asked), ttl_s=ttl_s)
+    return codec.from_proto(cluster.stub.SetClocks(request, timeout=5, wait_for_ready=True).lease)
+
+
+def clocks(number: int, min_mhz: int = 0, max_mhz: int = 0, limit_w: float = 0.0, gpu: int = 0) -> NodePlan:
+    """GPU 0 awake, the P4 asleep; `gpu` gets the clocks."""
+    wishes: list[dict[str, Any]] = [{}, {}]
+    wishes[gpu] = {"clock_min_mhz": min_mhz, "clock_max_mhz": max_mhz, "power_limit_w": limit_w}
+    states = (DeviceState.AWAKE, DeviceState.ASLEEP)
+    devices = tuple(PlannedDevice(f"{NODE}/gpu{i}", states[i], **wishes[i]) for i in range(2))
+    return sealed(NodePlan(node=NODE, devices=devices), Revision(1, number))
+
+
+def awake(cluster: FastCluster) -> None:
+    """A sleeping GPU keeps its default clocks whatever is asked of it."""
+    cluster.apply(clocks(1))
+    cluster.settle(clocks(1))
+
+
+def locked(cluster: FastCluster) -> list[int] | None:
+    found: list[int] | None = cluster.inspect()["gpus"][0]["locked"]
+    return found
+
+
+def limit_w(cluster: FastCluster) -> float:
+    return float(cluster.inspect()["gpus"][0]["limit_w"][0])
+
+
+def device(cluster: FastCluster) -> DeviceStatus:
+    return cluster.status().devices[0]
+
+
+def refused(call: Any, *args: Any, **kwargs: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as error:
+        call(*args, **kwargs)
+    answer: Any = error.value
+    return answer.code(), answer.details()
+
+
+def test_a_lease_ends_by_itself_and_only_its_holder_may_end_it_before(cluster):
+    lease(cluster, 907, 15.0)
+    awake(cluster)
+    held = lease(cluster, 907, 15.0)
+    assert (held.min_mhz, held.max_mhz) == (210, 900)
+    cluster.until(lambda: locked(cluster) == [210, 900], "the lock")
+    assert device(cluster).clock_lease == held
+    code, text = refused(lease, cluster, 600, 15.0, holder="other")
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    assert "the clocks of node0/gpu0 are held by test under epoch 1 for another" in text
+    cluster.until(lambda: locked(cluster) is None, "the end of the lease", 5)
+    assert device(cluster).clock_lease is None
+    assert cluster.memory().overrides == {}
+    lease(cluster, 600, 500.0, epoch=2)
+    code, text = refused(lease, cluster, 600, 15.0, holder="other", epoch=1)
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    assert "node0/gpu0 obeys epoch 2; epoch 1 of other is older" in text
+    cluster.until(lambda: locked(cluster) == [210, 600], "the second lease")
+    request = power_agent_pb2.ReleaseClocksRequest(device=GPU, holder="test", epoch=2)
+    cluster.stub.ReleaseClocks(request, timeout=5)
+    cluster.until(lambda: locked(cluster) is None, "the release")
+
+
+def test_what_a_gpu_cannot_do_is_refused_before_anything_is_touched(cluster):
+    code, text = refused(lease, cluster, 600, 5.0, gpu=1)
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert "a Tesla P4 cannot lock clocks" in text
+    for plan, said in (
+        (clocks(1, 0, 600, gpu=1), "a Tesla P4 cannot lock clocks. Remedy: plan 0 and 0"),
+        (clocks(1, 0, 601), "clock_mhz = 601: not a supported clock"),
+        (clocks(1, limit_w=50.0), "power_limit_w = 50.0: not a power limit of this device. Remedy: 100 to 400 W"),
+    ):
+        code, text = refused(cluster.apply, plan)
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert said in text
+    assert locked(cluster) is None
+    assert cluster.memory().plan is None
+
+
+def test_a_plan_is_applied_when_its_clocks_and_limits_are_in_force(cluster):
+    wanted = clocks(1, 0, 900, 250.0)
+    preview = cluster.stub.PreviewPlan(power_agent_pb2.PreviewPlanRequest(plan=codec.to_proto(wanted)), timeout=5)
+    steps = [(step.verb, step.slice.device, step.why) for step in preview.steps]
+    assert steps == [("lock_clock", GPU, "210-900 MHz, power limit 250 W")]
+    assert locked(cluster) is None
+    assert [step.verb for step in cluster.apply(wanted).steps] == ["lock_clock"]
+    cluster.settle(wanted)
+    assert (locked(cluster), limit_w(cluster)) == ([210, 900], 250.0)
+    cluster.until(lambda: device(cluster).power_limit_w == 250.0, "the limit in the status")
+    assert device(cluster).clock_mhz <= 900
+    none = clocks(2)
+    cluster.apply(none)
+    cluster.settle(none)
+    assert (locked(cluster), limit_w(cluster)) == (None, 400.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_the_agent_is_the_end_of_its_clocks(cluster, number):
+    wanted = clocks(1, 0, 900, 250.0)
+    cluster.apply(wanted)
+    cluster.settle(wanted)
+    lease(cluster, 600, 500.0)
+    cluster.until(lambda: locked(cluster) == [210, 600], "the lease")
+    if number == signal.SIGTERM:
+        assert cluster.end_agent() == 0
+        assert (locked(cluster), limit_w(cluster)) == (None, 400.0)
+        assert cluster.memory().overrides == {}
+    else:
+        cluster.kill_agent()
+        assert (locked(cluster), limit_w(cluster)) == ([210, 600], 250.0)  # as on hardware
+    cluster.start_agent()
+    cluster.settle(wanted)
+    assert (locked(cluster), limit_w(cluster)) == ([210, 900], 250.0)  # the plan's; the lease is gone
+    assert device(cluster).clock_lease is None
+
+
+@pytest.mark.parametrize("where", [BEFORE, AFTER])
+def test_an_agent_that_dies_beside_its_journal_entry_leaves_no_lock(cluster, where):
+    awake(cluster)
+    for write in (1, 2):  # the entry before the lock; the entry after the reset
+        cluster.arm(write, where)
+        lease(cluster, 600, 5.0)
+        cluster.until(lambda: cluster.died, "its death")
+        assert cluster.reap_agent() == -signal.SIGKILL
+        assert locked(cluster) is None
+        assert bool(cluster.memory().overrides) == ((write, where) in ((1, AFTER), (2, BEFORE)))
+        cluster.arm(0, 0)
+        cluster.start_agent()
+        cluster.until(lambda: cluster.memory().overrides == {}, "a clean journal")
+        assert locked(cluster) is None
+
+
+def test_an_unknown_error_is_reported_and_overcome(cluster):
+    awake(cluster)
+    cluster.client.call("admin", verb="fault", args={"symbol": "nvmlDeviceSetGpuLockedClocks", "times": 4})
+    lease(cluster, 600, 500.0)
+    cluster.until(lambda: bool(device(cluster).drift), "the report")
+    (text,) = device(cluster).drift
+    assert text.startswith("clocks cannot be set to 210-600 MHz: node0/gpu0: could not lock clocks")
+    assert "NVML 999" in text
+    cluster.until(lambda: locked(cluster) == [210, 600], "the slow retry")
+    cluster.until(lambda: not device(cluster).drift, "the end of the report")
+
+
+def test_a_power_cap_and_a_foreign_hand_are_seen_and_not_fought(cluster):
+    wanted = clocks(1, 0, 1200, 100.0)
+    cluster.apply(wanted)
+    cluster.settle(wanted)
+    cluster.client.call("admin", verb="foreign_load", args={"index": 0, "watts": 250.0})
+    cluster.until(lambda: bool(device(cluster).drift), "the power cap")
+    assert device(cluster).drift == ("clock range 210-1200 MHz is not honoured: software_power_cap",)
+    cluster.client.call("admin", verb="foreign_load", args={"index": 0, "watts": 0.0})
+    cluster.until(lambda: not device(cluster).drift, "the end of the cap")
+    handle = cluster.client.nvml("nvmlDeviceGetHandleByIndex_v2", [0])[1][0]
+    none = clocks(2)
+    cluster.apply(none)
+    cluster.settle(none)
+    assert cluster.client.nvml("nvmlDeviceSetGpuLockedClocks", [handle, 300, 300])[0] == 0
+    cluster.until(lambda: bool(device(cluster).drift), "the foreign lock")
+    assert device(cluster).drift == ("clocks are locked, and not by this agent",)
+    assert locked(cluster) == [300, 300]
+    assert cluster.end_agent() == 0
+    assert locked(cluster) == [300, 300]
+    cluster.start_agent()
