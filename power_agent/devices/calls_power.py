@@ -104,7 +104,7 @@ def event_reasons(driver: Driver, handle: int) -> list[Any]:
     bits = {
         IDLE: not gpu.processes,
         LOCKED: gpu.lock_mhz(driver.now_s) is not None,
-        POWER_CAP: gpu.capped,
+        POWER_CAP: gpu.capped or gpu.throttle_mhz is not None,
         THERMAL: gpu.thermal_mhz is not None,
     }
     return [sum(bit for bit, holds in bits.items() if holds)]

@@ -7,8 +7,8 @@ first batch (the warm-up) to the end of the process.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class Draw:
     busy_s: float
     density: float
     account: "VersionAccount | None"
+    generation: int = 0
 
 
 @dataclass(slots=True)
@@ -52,6 +53,17 @@ class SliceAccount:
     mig_uuid: str
     versions: dict[tuple[int, int], VersionAccount] = field(default_factory=dict)
 
+    def truth(self) -> dict[str, Any]:
+        return {
+            "slice_type": self.slice_type,
+            "start": self.start,
+            "size": self.size,
+            "generation": self.generation,
+            "mig_uuid": self.mig_uuid,
+            "active_j": sum(version.active_j for version in self.versions.values()),
+            "versions": [asdict(version) for version in self.versions.values()],
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Tick:
@@ -65,7 +77,7 @@ class DeviceEnergy:
     """Counter and true split of one GPU [J]."""
 
     def __init__(self, device: DeviceType, chance: np.random.Generator, noise_ratio: float) -> None:
-        self._device = device
+        self.device = device
         self._chance = chance
         self._noise_ratio = noise_ratio
         self.counter_j = 0.0
@@ -78,7 +90,31 @@ class DeviceEnergy:
 
     @property
     def at_rest_w(self) -> float:
-        return power.idle_w(self._device, DeviceState.ASLEEP, 0)
+        return power.idle_w(self.device, DeviceState.ASLEEP, 0)
+
+    def account(self, slice_type: str, start: int, size: int, generation: int, uuid: str) -> SliceAccount:
+        """The books of this creation of a slice; opened when it is first asked for."""
+        for found in reversed(self.slices):
+            if (found.generation, found.mig_uuid) == (generation, uuid):
+                return found
+        self.slices.append(SliceAccount(slice_type, start, size, generation, uuid))
+        return self.slices[-1]
+
+    def truth(self) -> dict[str, Any]:
+        """Counter and split since the start [J]."""
+        return {
+            "counter_j": self.counter_j,
+            "active_j": self.active_j,
+            "idle_j": self.idle_j,
+            "unallocated_j": self.unallocated_j,
+            "unallocated": {
+                "asleep_j": self.asleep_j,
+                "starting_j": self.starting_j,
+                "warm_up_j": self.warm_up_j,
+                "foreign_j": self.foreign_j,
+            },
+            "slices": [account.truth() for account in self.slices],
+        }
 
     @property
     def unallocated_j(self) -> float:
@@ -102,13 +138,12 @@ class DeviceEnergy:
         """Book `dt_s` seconds. `occupied`: a process has a context; `serving`: a slice is past its warm-up."""
         state = DeviceState.AWAKE if occupied or foreign_w else DeviceState.ASLEEP
         noise = 1.0 + self._noise_ratio * float(np.clip(self._chance.standard_normal(), -NOISE_CLIP, NOISE_CLIP))
-        base_w = power.idle_w(self._device, state, clock_mhz) * noise
+        base_w = power.idle_w(self.device, state, clock_mhz) * noise
         linear_w = [
-            draw.busy_s / dt_s * power.active_w(self._device, draw.slice_type, clock_mhz, draw.density)
-            for draw in draws
+            draw.busy_s / dt_s * power.active_w(self.device, draw.slice_type, clock_mhz, draw.density) for draw in draws
         ]
         total_w = sum(linear_w) + foreign_w
-        bent_w = power.saturated_w(self._device, total_w) * noise
+        bent_w = power.saturated_w(self.device, total_w) * noise
         capped = base_w + bent_w > limit_w
         if capped:
             bent_w = max(0.0, limit_w - base_w)

@@ -1,4 +1,4 @@
-"""A simulated node without its socket: driver, energy and processes, advanced by `tick`.
+"""A simulated node without its socket: a machine and the processes on it, advanced by `tick`.
 
 Once per tick each process's pace file tells how long each version computed; that becomes power, power becomes energy,
 and energy is booked where it truly went. NVML sees the counter and the last tick's power; the split is for tests.
@@ -11,18 +11,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from power_agent.devices.driver import Driver, Gpu, NvmlFault
-from power_agent.devices.energy import DeviceEnergy, Draw, SliceAccount, VersionAccount
+from power_agent.devices.driver import Gpu
+from power_agent.devices.energy import Draw, SliceAccount, VersionAccount
 from power_agent.devices.errors import NodeRefused
+from power_agent.devices.machine import CONTEXT_MIB, Machine
 from power_agent.devices.pace import PaceFile, Work
-from power_agent.devices.processes import Child, ProcessTable
+from power_agent.devices.processes import Child, ProcessTable, kill_session
 from power_agent.devices.workload import Workload
-from trefoil.core.power import WHOLE
 
-CONTEXT_MIB: Final = 450  # what a CUDA context, cuDNN and a Triton cost before any model; modelled
 TICK_S_MIN: Final = 1e-3
-NO_GENERATION: Final = 0  # of a whole GPU
-WHOLE_SIZE: Final = 1  # as in its SliceKey
 
 
 @dataclass(slots=True)
@@ -47,30 +44,20 @@ class SimulatedNode:
     """Everything that lives and dies with the node's process."""
 
     def __init__(
-        self,
-        name: str,
-        driver: Driver,
-        workloads: Mapping[str, Workload],
-        energies: Sequence[DeviceEnergy],
-        pace_dir: Path,
-        seed: int,
-        now_s: float,
+        self, machine: Machine, workloads: Mapping[str, Workload], pace_dir: Path, seed: int, now_s: float
     ) -> None:
-        self.name = name
-        self.driver = driver
+        self.name = machine.node
+        self.machine = machine
+        self.driver = machine.driver
+        self.energies = machine.energies
         self.processes = ProcessTable()
-        self.energies = tuple(energies)
-        self.foreign_w = [0.0] * len(driver.gpus)
         self._workloads = workloads
         self._pace_dir = pace_dir
         self._seeds = np.random.default_rng(seed)
         self._tenants: dict[int, Tenant] = {}
         self._starts = 0
-        self._last_s = now_s
-        self._counter_zero_j = [0.0] * len(driver.gpus)
+        self._last_s = machine.driver.now_s = now_s
         self._paced = Work(0, 0, 0.0, 0, 0, 0, 0.0)
-        for gpu, energy in zip(driver.gpus, self.energies, strict=True):
-            gpu.power_w = energy.at_rest_w  # until the first tick
 
     # --- processes ---
 
@@ -83,7 +70,9 @@ class SimulatedNode:
             if running.argv == tuple(argv):
                 return running
             raise NodeRefused(f"{tag} runs already with another command line", remedy="stop it first")
-        gpu, account, target = self._resolve(env.get("CUDA_VISIBLE_DEVICES", ""))
+        target = self.machine.target(env.get("CUDA_VISIBLE_DEVICES", ""))
+        gpu = target if isinstance(target, Gpu) else target.gi.gpu
+        account = self.machine.account(target)
         self._starts += 1
         pace = PaceFile(
             self._pace_dir / f"gpu{gpu.index}-{account.slice_type}-{account.start}-{self._starts}.pace",
@@ -101,28 +90,6 @@ class SimulatedNode:
         self._tenants[child.pid] = Tenant(child, gpu, pace, account, clock_mhz)
         return child
 
-    def _resolve(self, wanted: str) -> tuple[Gpu, SliceAccount, Any]:
-        try:
-            target = self.driver.by_uuid(wanted)
-        except NvmlFault as error:
-            message = f"CUDA_VISIBLE_DEVICES={wanted!r} names no device of {self.name}"
-            raise NodeRefused(message, remedy="the UUID that NVML reports for the slice") from error
-        if isinstance(target, Gpu):
-            if target.mig_current:
-                raise NodeRefused(f"{wanted} is in MIG mode", remedy="name one of its MIG devices")
-            return target, self._account(target.index, WHOLE, 0, WHOLE_SIZE, NO_GENERATION, target.uuid), target
-        gi = target.gi
-        account = self._account(gi.gpu.index, gi.profile.name, gi.start, gi.size, gi.generation, target.mig_uuid)
-        return gi.gpu, account, target
-
-    def _account(self, index: int, slice_type: str, start: int, size: int, generation: int, uuid: str) -> SliceAccount:
-        for account in self.energies[index].slices:
-            if account.generation == generation and account.mig_uuid == uuid:
-                return account
-        account = SliceAccount(slice_type, start, size, generation, uuid)
-        self.energies[index].slices.append(account)
-        return account
-
     # --- time ---
 
     def tick(self, now_s: float) -> list[Child]:
@@ -130,37 +97,27 @@ class SimulatedNode:
         dt_s = now_s - self._last_s
         if dt_s < TICK_S_MIN:
             return []
-        self._last_s = now_s
+        self._last_s = self.driver.now_s = now_s
         for gpu in self.driver.gpus:
             self._integrate(gpu, dt_s, int(now_s * 1e9))
         ended = self.processes.poll()
         for child in ended:
             tenant = self._tenants.pop(child.pid)
             tenant.pace.close()
-            self.driver.detach(child.pid)
+            self.machine.detach(child.pid)
         return ended
 
     def _integrate(self, gpu: Gpu, dt_s: float, now_ns: int) -> None:
-        tenants = [tenant for tenant in self._tenants.values() if tenant.gpu is gpu]
+        tenants = [tenant for pid, tenant in self._tenants.items() if tenant.gpu is gpu and pid in gpu.processes]
+        clock_mhz = gpu.serving_clock_at_mhz(self.driver.now_s)
         draws = []
         for tenant in tenants:
-            if tenant.clock_mhz != gpu.serving_clock_mhz:
-                tenant.clock_mhz = gpu.serving_clock_mhz
+            if tenant.clock_mhz != clock_mhz:
+                tenant.clock_mhz = clock_mhz
                 workload = self._workloads[gpu.model.name]
-                tenant.pace.write_table(tenant.clock_mhz, workload.entries(tenant.account.slice_type, tenant.clock_mhz))
+                tenant.pace.write_table(clock_mhz, workload.entries(tenant.account.slice_type, clock_mhz))
             draws += self._draws(tenant, dt_s, now_ns)
-        energy = self.energies[gpu.index]
-        tick = energy.step(
-            dt_s,
-            clock_mhz=gpu.clock_mhz,
-            limit_w=gpu.power_limit_w,
-            occupied=bool(tenants),
-            serving=any(tenant.serving for tenant in tenants),
-            draws=draws,
-            foreign_w=self.foreign_w[gpu.index],
-        )
-        gpu.power_w, gpu.capped = tick.power_w, tick.capped
-        gpu.energy_mj = int((energy.counter_j - self._counter_zero_j[gpu.index]) * 1e3)
+        self.machine.integrate(gpu, dt_s, draws, any(tenant.serving for tenant in tenants))
 
     def _draws(self, tenant: Tenant, dt_s: float, now_ns: int) -> list[Draw]:
         works = tenant.pace.advance(now_ns)
@@ -180,7 +137,9 @@ class SimulatedNode:
             account.items += work.items
             tenant.batches += work.batches
             self._paced = _add(self._paced, work)
-            draws.append(Draw(tenant.account.slice_type, work.busy_s * scale, density, account if warm else None))
+            booked = account if warm else None
+            generation = tenant.account.generation
+            draws.append(Draw(tenant.account.slice_type, work.busy_s * scale, density, booked, generation))
         return draws
 
     def _version(self, tenant: Tenant, key: tuple[int, int]) -> tuple[VersionAccount, float]:
@@ -193,10 +152,13 @@ class SimulatedNode:
 
     # --- what others may see ---
 
-    def reset(self, gpu: Gpu) -> None:
-        """A GPU reset by a person: the counter starts anew, the true split goes on."""
-        self.driver.reset(gpu)
-        self._counter_zero_j[gpu.index] = self.energies[gpu.index].counter_j
+    def reload(self, load_number: int) -> None:
+        """The driver restarts: whatever computes on its slices dies with it."""
+        for child in self.processes:
+            if child.alive:
+                child.popen.kill()
+                kill_session(child.pid)
+        self.machine.reload(load_number)
 
     def pace_summary(self) -> dict[str, Any]:
         total = self._paced
@@ -209,50 +171,8 @@ class SimulatedNode:
         }
 
     def truth(self) -> dict[str, Any]:
-        """The hidden split since the node started; all terms of a device stem from the same ticks."""
-        return {"node": self.name, "devices": [self._truth_of(gpu) for gpu in self.driver.gpus]}
-
-    def _truth_of(self, gpu: Gpu) -> dict[str, Any]:
-        energy = self.energies[gpu.index]
-        return {
-            "device": f"{self.name}/gpu{gpu.index}",
-            "uuid": gpu.uuid,
-            "counter_j": energy.counter_j,
-            "active_j": energy.active_j,
-            "idle_j": energy.idle_j,
-            "unallocated_j": energy.unallocated_j,
-            "unallocated": {
-                "asleep_j": energy.asleep_j,
-                "starting_j": energy.starting_j,
-                "warm_up_j": energy.warm_up_j,
-                "foreign_j": energy.foreign_j,
-            },
-            "slices": [_truth_of_slice(account) for account in energy.slices],
-        }
-
-
-def _truth_of_slice(account: SliceAccount) -> dict[str, Any]:
-    versions = [
-        {
-            "family": version.family,
-            "variant": version.variant,
-            "version": version.version,
-            "active_j": version.active_j,
-            "busy_s": version.busy_s,
-            "batches": version.batches,
-            "items": version.items,
-        }
-        for version in account.versions.values()
-    ]
-    return {
-        "slice_type": account.slice_type,
-        "start": account.start,
-        "size": account.size,
-        "generation": account.generation,
-        "mig_uuid": account.mig_uuid,
-        "active_j": sum(version["active_j"] for version in versions),
-        "versions": versions,
-    }
+        """The hidden split since the node started."""
+        return self.machine.truth()
 
 
 def _add(total: Work, work: Work) -> Work:

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
+from power_agent.devices.calls import CALLS
+from power_agent.devices.driver import DRIVER_VERSION
 from power_agent.devices.tables import GPU_MODELS
 from trefoil.core import errors
 from trefoil.runtime import config
@@ -31,6 +33,18 @@ class NodeSettings(config.Settings):
     """Standard deviation of power from tick to tick."""
     call_latency: bool = True
     """Let changing calls take as long as a driver does."""
+    clock_settle: bool = True
+    """Clocks follow a lock after 5 to 50 ms."""
+    counter_ms: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
+    """Period of the energy counter; 0 = every tick."""
+    driver_version: Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")] = DRIVER_VERSION
+    """Before 510 a 4g and a 3g instance exclude each other."""
+    root: bool = True
+    """false: calls that change something are refused with NO_PERMISSION."""
+    symbols_missing: tuple[str, ...] = ()
+    """C names that this driver lacks, as an old one does."""
+    stale_listing: bool = False
+    """Instances that somebody else destroyed stay listed, with dead handles, until the next nvmlInit."""
     fresh_uuids: bool = True
     """A re-created instance gets another MIG UUID; false = as driver R470, which repeated them."""
     log_level: str = "info"
@@ -43,6 +57,14 @@ class NodeSettings(config.Settings):
             if name not in GPU_MODELS:
                 raise ValueError(f"no simulated device {name!r}; one of {', '.join(GPU_MODELS)}")
         return devices
+
+    @field_validator("symbols_missing")
+    @classmethod
+    def _known_symbols(cls, symbols: tuple[str, ...]) -> tuple[str, ...]:
+        for name in symbols:
+            if name not in CALLS:
+                raise ValueError(f"no symbol {name!r}; a C name such as nvmlGpmSampleGet")
+        return symbols
 
 
 def parse(argv: Sequence[str]) -> NodeSettings:

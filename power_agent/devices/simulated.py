@@ -20,19 +20,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import structlog
 
-from power_agent.devices.calls import CALLS
-from power_agent.devices.driver import Driver, Gpu, Nvml, NvmlFault
-from power_agent.devices.energy import DeviceEnergy
 from power_agent.devices.errors import NodeRefused
-from power_agent.devices.faults import FaultPlan
+from power_agent.devices.foreign import Foreign
+from power_agent.devices.machine import SETTLE_S, Machine
 from power_agent.devices.node import SimulatedNode
 from power_agent.devices.node_client import FRAME, FRAME_BYTES_MAX
 from power_agent.devices.node_settings import NodeSettings, parse
 from power_agent.devices.processes import Child, become_subreaper, kill_session, region_prefix, remove_regions
-from power_agent.devices.tables import GPU_MODELS
 from power_agent.devices.workload import Workload
 from trefoil.core import errors
 from trefoil.core.catalog import Catalog
@@ -46,17 +42,6 @@ log = structlog.get_logger()
 
 SHUTDOWN_GRACE_S: Final = 2.5  # from SIGTERM of the processes to SIGKILL, when the node itself ends
 SOCKET_PATH_BYTES_MAX: Final = 107
-# Modelled on measurements of nvidia-smi and on driver developers' comments: mean and half-width [s].
-LATENCY_S: Final = {
-    "nvmlDeviceCreateGpuInstance": (0.015, 0.005),
-    "nvmlDeviceCreateGpuInstanceWithPlacement": (0.015, 0.005),
-    "nvmlGpuInstanceCreateComputeInstance": (0.010, 0.003),
-    "nvmlGpuInstanceCreateComputeInstanceWithPlacement": (0.010, 0.003),
-    "nvmlComputeInstanceDestroy": (0.020, 0.005),
-    "nvmlGpuInstanceDestroy": (0.040, 0.010),
-    "nvmlDeviceSetMigMode": (1.0, 0.2),
-    "nvmlDeviceSetGpuLockedClocks": (0.008, 0.003),
-}
 
 
 class NodeServer:
@@ -66,33 +51,13 @@ class NodeServer:
         self._settings = settings
         self._clock = clock
         self._stop = asyncio.Event()
-        self._faults = FaultPlan()
-        self._latency = np.random.default_rng(settings.seed + 1)
         self._handlers: set[asyncio.Task[None]] = set()
         self._started_at_s = clock.now_s()
         self.driver_load_id = str(uuid.uuid4())
-        models = tuple(GPU_MODELS[name] for name in settings.devices)
-        types = {name: device_type(name) for name in settings.devices}
-        driver = Driver(
-            settings.node,
-            models,
-            load_number=uuid.UUID(self.driver_load_id).int % 2**24 + 1,
-            mig_enabled=settings.mig_enabled,
-            fresh_uuids=settings.fresh_uuids,
-        )
-        chance = np.random.default_rng(settings.seed)
-        self.node = SimulatedNode(
-            settings.node,
-            driver,
-            {name: Workload(kind, catalog) for name, kind in types.items()},
-            [
-                DeviceEnergy(types[model.name], generator, settings.noise_ratio)
-                for model, generator in zip(models, chance.spawn(len(models)), strict=True)
-            ],
-            self._directory / "pace",
-            settings.seed,
-            clock.monotonic_s(),
-        )
+        machine = build_machine(settings, _load_number(self.driver_load_id))
+        machine.on_reload = self._reload_driver
+        workloads = {name: Workload(device_type(name), catalog) for name in settings.devices}
+        self.node = SimulatedNode(machine, workloads, self._directory / "pace", settings.seed, clock.monotonic_s())
         self._ops: dict[str, Callable[..., Awaitable[Any]]] = {
             "nvml": self._nvml,
             "process_start": self._process_start,
@@ -164,7 +129,7 @@ class NodeServer:
             for prefix in self._prefixes_path.read_text().split():
                 remove_regions(prefix)
             self._prefixes_path.unlink()
-        (self._directory / "driver_load_id").write_text(self.driver_load_id + "\n")
+        self._write_load_id()
 
     async def _tick_until_stopped(self) -> None:
         while True:
@@ -234,21 +199,12 @@ class NodeServer:
     # --- operations ---
 
     async def _nvml(self, fn: str, args: Sequence[Any]) -> tuple[int, list[Any]]:
-        call = CALLS.get(fn)
-        if call is None:
-            return int(Nvml.FUNCTION_NOT_FOUND), []
-        fault = self._faults.hit(fn)
-        if self._settings.call_latency and fn in LATENCY_S:
-            mean_s, spread_s = LATENCY_S[fn]
-            await self._clock.sleep(mean_s + spread_s * (2 * self._latency.random() - 1))
-        if fault is not None:
-            await self._clock.sleep(fault.delay_s)
-            if fault.effect != "delay":
-                return (fault.code, []) if fault.effect == "fail" else (0, [])
-        try:
-            return 0, call(self.node.driver, *args)
-        except NvmlFault as refusal:
-            return int(refusal.code), []
+        machine = self.node.machine
+        pending = machine.prepare(fn, args)
+        if pending.delay_s:
+            await self._clock.sleep(pending.delay_s)
+        self.node.driver.now_s = self._clock.monotonic_s()
+        return machine.carry_out(pending, args)
 
     async def _process_start(
         self, tag: str, argv: list[str], env: dict[str, str], log_path: str, cwd: str = ""
@@ -303,43 +259,67 @@ class NodeServer:
             "driver_load_id": self.driver_load_id,
             "devices": list(self._settings.devices),
             "started_at_s": self._started_at_s,
-            "faults": self._faults.describe(),
+            "faults": self.node.machine.faults.describe(),
         }
 
     async def _admin(self, verb: str, args: dict[str, Any]) -> Any:
-        """Verbs: fault, clear_faults, foreign_load {index, watts}, lose {index}, reset {index}."""
-        verbs: dict[str, Callable[..., None]] = {
-            "fault": self._faults.plan,
-            "clear_faults": self._faults.clear,
-            "foreign_load": self._foreign_load,
-            "lose": self._lose,
-            "reset": self._reset,
+        """Verbs: fault, clear_faults (FaultPlan), reload_driver, and every method of Foreign."""
+        machine = self.node.machine
+        verbs: dict[str, Callable[..., Any]] = {
+            "fault": machine.faults.plan,
+            "clear_faults": machine.faults.clear,
+            "reload_driver": self._reload_driver,
+            **{name: getattr(machine.foreign, name) for name in FOREIGN_VERBS},
         }
         if verb not in verbs:
             raise NodeRefused(f"no admin verb {verb!r}", remedy=f"one of {', '.join(verbs)}")
-        verbs[verb](**args)
-        log.warning("rehearsed trouble", verb=verb, **args)
-
-    def _gpu(self, index: int) -> Gpu:
-        gpus = self.node.driver.gpus
-        if not 0 <= index < len(gpus):
-            raise NodeRefused(f"no GPU {index}", remedy=f"0 to {len(gpus) - 1}")
-        return gpus[index]
-
-    def _foreign_load(self, index: int, watts: float) -> None:
-        self.node.foreign_w[self._gpu(index).index] = watts
-
-    def _lose(self, index: int) -> None:
-        self._gpu(index).lost = True
-
-    def _reset(self, index: int) -> None:
         try:
-            self.node.reset(self._gpu(index))
-        except NvmlFault as error:
-            raise NodeRefused(f"GPU {index} is in use", remedy="stop its processes first") from error
+            inspect.signature(verbs[verb]).bind(**args)
+        except TypeError as error:
+            raise NodeRefused(f"{verb}: {error}", remedy="see its signature in foreign.py or faults.py") from error
+        log.warning("rehearsed trouble", verb=verb, **args)
+        return verbs[verb](**args)
+
+    def _reload_driver(self) -> None:
+        self.driver_load_id = str(uuid.uuid4())
+        self.node.reload(_load_number(self.driver_load_id))
+        self._write_load_id()
+
+    def _write_load_id(self) -> None:
+        marker = self._directory / "driver_load_id"
+        fresh = marker.with_suffix(".new")
+        fresh.write_text(self.driver_load_id + "\n")
+        fresh.replace(marker)  # no reader sees half of it
 
     async def _shutdown(self) -> None:
         self._stop.set()
+
+
+FOREIGN_VERBS: Final = tuple(name for name in vars(Foreign) if not name.startswith("_"))
+
+
+def build_machine(settings: NodeSettings, load_number: int = 1) -> Machine:
+    """The machine that these settings describe."""
+    return Machine(
+        settings.node,
+        settings.devices,
+        seed=settings.seed,
+        noise_ratio=settings.noise_ratio,
+        mig_enabled=settings.mig_enabled,
+        fresh_uuids=settings.fresh_uuids,
+        driver_version=settings.driver_version,
+        root=settings.root,
+        symbols_missing=settings.symbols_missing,
+        stale_listing=settings.stale_listing,
+        settle_s=SETTLE_S if settings.clock_settle else (0.0, 0.0),
+        call_latency=settings.call_latency,
+        counter_period_s=settings.counter_ms / 1e3,
+        load_number=load_number,
+    )
+
+
+def _load_number(driver_load_id: str) -> int:
+    return uuid.UUID(driver_load_id).int % 2**24 + 1
 
 
 def _listens(path: str) -> bool:
