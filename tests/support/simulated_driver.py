@@ -14,9 +14,10 @@ from power_agent.devices.calls import CALLS
 from power_agent.devices.driver import Driver, Nvml, NvmlFault
 from power_agent.devices.errors import NodeUnreachable
 from power_agent.devices.faults import FaultPlan
+from power_agent.devices.machine import Machine
 from power_agent.devices.node_client import NodeClient
 from power_agent.devices.nvml import uninstall
-from power_agent.devices.nvml_shim import NvmlShim
+from power_agent.devices.nvml_shim import NvmlShim, Send
 from power_agent.devices.tables import A100_40GB, GpuModel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,8 +36,12 @@ def outcome(call: Any, *args: Any) -> tuple[Any, Nvml]:
 
 
 @contextmanager
-def pynvml_on(driver: Driver, faults: FaultPlan | None = None) -> Iterator[None]:
-    """pynvml of this process answers from `driver` inside the block."""
+def pynvml_on(driver: Driver | Machine, faults: FaultPlan | None = None) -> Iterator[None]:
+    """pynvml of this process answers from `driver` inside the block; a Machine has faults of its own."""
+    if isinstance(driver, Machine):
+        with _pynvml_through(driver.send):
+            yield
+        return
 
     def send(symbol: str, args: Any) -> tuple[int, list[Any]]:
         fault = faults.hit(symbol) if faults else None
@@ -47,6 +52,12 @@ def pynvml_on(driver: Driver, faults: FaultPlan | None = None) -> Iterator[None]
         except NvmlFault as refusal:
             return int(refusal.code), []
 
+    with _pynvml_through(send):
+        yield
+
+
+@contextmanager
+def _pynvml_through(send: Send) -> Iterator[None]:
     with pynvml.libLoadLock:
         pynvml.nvmlLib = NvmlShim(send)
         pynvml._nvmlGetFunctionPointer_cache.clear()
