@@ -72,9 +72,14 @@ class Device:
         return (*(f"foreign instance {key.slice_type}@{key.start}" for key in self.foreign), *self.clock_drift)
 
     def take_served_s(self, now_s: float) -> float:
-        """Seconds with at least one slice serving since the last call (monotonic)."""
-        served_s = self.served_s + (now_s - self.serving_since_s if self.serving_count else 0.0)
-        self.served_s, self.serving_since_s = 0.0, now_s
+        """Seconds with at least one slice serving between the last call and `now_s` (monotonic), when gauges were read.
+
+        A slice may have begun to serve after that reading: its time is of the next one.
+        """
+        served_s, self.served_s = self.served_s, 0.0
+        if self.serving_count and now_s > self.serving_since_s:
+            served_s += now_s - self.serving_since_s
+            self.serving_since_s = now_s
         return served_s
 
 
