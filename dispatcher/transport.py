@@ -25,7 +25,7 @@ OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # the patience of one attempt; the pause between two is the other two
     ("grpc.max_reconnect_backoff_ms", 500),
 )
 

@@ -17,7 +17,7 @@ Deviations: moves are counted per class, a lower bound of what the physical mapp
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -294,12 +294,8 @@ def estimate(problem: Problem, aim: Aim, limits: Limits) -> tuple[Mapping[str, f
     flat = judged(
         problem, Solution((), {}, {k: r for k, r in traffic.items() if r > 0}, 0.0, {}, result.objective, 0.0)
     )
-    awake_w = sum(
-        result.values[v] * (problem.groups[g].type.idle_w - problem.groups[g].type.sleep_w)
-        for g, option, v in builder.layouts
-        if option.slices
-    )
-    return flat.accuracy, flat.power_w + awake_w
+    counts = [(g, option, result.values[v]) for g, option, v in builder.layouts]
+    return flat.accuracy, flat.power_w + _awake_w(problem, counts)
 
 
 def judged(problem: Problem, solution: Solution) -> Solution:
@@ -307,10 +303,7 @@ def judged(problem: Problem, solution: Solution) -> Solution:
     columns = {c.key: c for c in problem.columns}
     traffic: dict[ClassKey, float] = {}
     accuracy = {}
-    power = sum(g.type.sleep_w * len(g.devices) for g in problem.groups)
-    for index, option, number in solution.layouts:
-        kind = problem.groups[index].type
-        power += number * (kind.idle_w - kind.sleep_w) if option.slices else 0.0
+    power = sum(g.type.sleep_w * len(g.devices) for g in problem.groups) + _awake_w(problem, solution.layouts)
     for task in problem.tasks:
         mine = {k: r for k, r in solution.traffic.items() if k[0] == task.family}
         total = sum(mine.values())
@@ -321,6 +314,12 @@ def judged(problem: Problem, solution: Solution) -> Solution:
         mean = _mean_share(problem, task.family)
         power += mean * sum(columns[k].energy_j * traffic[k] for k in kept)
     return replace(solution, traffic=traffic, power_w=power, accuracy=accuracy)
+
+
+def _awake_w(problem: Problem, counts: Iterable[tuple[int, Configuration, float]]) -> float:
+    """Power [W] of being awake instead of asleep, for (group, option, number of devices); fractions of devices count."""
+    types = [g.type for g in problem.groups]
+    return sum(n * (types[g].idle_w - types[g].sleep_w) for g, option, n in counts if option.slices)
 
 
 def _mean_share(problem: Problem, family: str) -> float:
