@@ -10,7 +10,7 @@ admin-guide/cgroup-v2 (cpu.max, cpuset.cpus, cgroup.kill), scheduler/sched-bwc (
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -49,20 +49,26 @@ class Cgroups:
             values["cpu"] = _quota(self.version, quota)
         if cores is not None and "cpuset" in self.parents:
             values["cpuset"] = {"cpuset.cpus": ",".join(map(str, cores))}
-        made = []
+        made: list[Path] = []
         for controller, files in values.items():
             folder = self.parents[controller] / tag
+            made.append(folder)
             try:
-                folder.mkdir(exist_ok=True)
+                _make(self.version, controller, folder.parent)
+                _make(self.version, controller, folder, slice_of_it=True)
                 for name, content in files.items():
                     _write(folder / name, content)
-                if controller == "cpuset" and self.version == 1:
-                    _write(folder / "cpuset.mems", (folder.parent / "cpuset.mems").read_text().strip())
             except OSError as error:
+                remove(made)
                 remedy = "see that cores and quota are within those of the agent's own group"
                 raise StartError(f"{folder} refused {files}: {error.strerror}", remedy=remedy) from error
-            made.append(folder)
         return tuple(made)
+
+    def remove_unknown(self, known: Collection[Path]) -> None:
+        """Remove what an agent made and was killed before it wrote that down; such a group is empty."""
+        for parent in self.parents.values():
+            if parent.is_dir():
+                remove([folder for folder in parent.iterdir() if folder.is_dir() and folder not in known])
 
 
 def members(folders: Sequence[Path]) -> frozenset[int]:
@@ -74,15 +80,20 @@ def members(folders: Sequence[Path]) -> frozenset[int]:
     return frozenset(found)
 
 
-def remove(folders: Sequence[Path]) -> None:
-    """Remove empty groups; one that is gone already, or that still holds a process, is left."""
+def remove(folders: Sequence[Path]) -> bool:
+    """Remove empty groups, and with the last one what held them.
+
+    False when one is left because the kernel still counts a process in it.
+    """
     for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        for group in (folder, folder.parent):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+    return not any(folder.is_dir() for folder in folders)
 
 
 def find_cgroups(name: str, parent: Path | None = None, mounts: Path = MOUNTS, own: Path = OWN) -> Cgroups:
-    """Look for groups that this process may make, and make `trefoil-<name>` to hold them.
+    """Look for groups that this process may make. Those of slices will be in `trefoil-<name>`.
 
     `parent`: a folder of cgroup v2 to use instead of the agent's own.
     """
@@ -105,14 +116,12 @@ def _find_v1(name: str, trees: dict[str, Path]) -> Cgroups:
             continue
         folder = trees[controller] / f"trefoil-{name}"
         try:
-            folder.mkdir(exist_ok=True)
-            if controller == "cpuset":  # a new group has neither, and takes no process before it has both
-                for file in ("cpuset.cpus", "cpuset.mems"):
-                    _write(folder / file, (folder.parent / file).read_text().strip())
+            _make(1, controller, folder)
         except OSError as error:
             missing[controller] = f"cannot make {folder}: {error.strerror}. Remedy: {DELEGATE}"
         else:
             parents[controller] = folder
+            remove([folder / "none"])
     return Cgroups(1, parents, missing)
 
 
@@ -123,11 +132,8 @@ def _find_v2(name: str, unified: Path, *, given: bool) -> Cgroups:
     missing: dict[str, str] = {}
     for controller in CONTROLLERS:
         try:
-            base.mkdir(exist_ok=True)
-            for group in (base, folder):
-                group.mkdir(exist_ok=True)
-                if controller not in _words(group / "cgroup.subtree_control"):
-                    _write(group / "cgroup.subtree_control", f"+{controller}")
+            _make(2, controller, base)
+            _make(2, controller, folder)
         except OSError as error:
             missing[controller] = (
                 f"{base} does not hand down {controller}: {error.strerror}. "
@@ -135,7 +141,19 @@ def _find_v2(name: str, unified: Path, *, given: bool) -> Cgroups:
             )
         else:
             parents[controller] = folder
+    remove([folder / "none"])
     return Cgroups(2, parents, missing)
+
+
+def _make(version: int, controller: str, folder: Path, *, slice_of_it: bool = False) -> None:
+    """Make a group, and let it hand the controller down unless it is a slice's. Raises OSError."""
+    folder.mkdir(exist_ok=True)
+    if version == 2 and not slice_of_it and controller not in _words(folder / "cgroup.subtree_control"):
+        _write(folder / "cgroup.subtree_control", f"+{controller}")
+    if version == 1 and controller == "cpuset":  # a new group has neither, and takes no process before it has both
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            if not (folder / file).read_text().strip():
+                _write(folder / file, (folder.parent / file).read_text().strip())
 
 
 def _quota(version: int, cores: float) -> dict[str, str]:

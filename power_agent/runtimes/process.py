@@ -26,11 +26,12 @@ from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.cgroup import Cgroups, members, remove
 from power_agent.triton_slice import SliceLaunch, clean_shared_memory
 from trefoil.core.errors import StartError, Unavailable
-from trefoil.runtime.clock import Clock
+from trefoil.runtime.clock import WallClock
 
 MARK: Final = "TREFOIL_RUNTIME_ID"  # in the environment of all that belongs to one Triton
 ENTER_PATIENCE_S: Final = 10.0
 KILL_PATIENCE_S: Final = 5.0
+REMOVE_PATIENCE_S: Final = 0.5
 POLL_S: Final = 0.02
 LOG_BYTES_MAX: Final = 16 * 2**20  # then its last megabyte is kept as <log>.1 and it begins anew
 LOG_TAIL_BYTES: Final = 2**20
@@ -81,7 +82,7 @@ class ProcessRuntime:
 
     name = "process"
 
-    def __init__(self, folder: Path, cgroups: Cgroups, clock: Clock, boot_id: str) -> None:
+    def __init__(self, folder: Path, cgroups: Cgroups, clock: WallClock, boot_id: str) -> None:
         self._folder = folder
         self._cgroups = cgroups
         self._clock = clock
@@ -91,6 +92,7 @@ class ProcessRuntime:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._records = {record.tag: record for record in map(_read, sorted(folder.glob("*.json"))) if record}
+        cgroups.remove_unknown({group for record in self._records.values() for group in record.folders})
 
     # --- the protocol -------------------------------------------------------------------------------------------------
 
@@ -226,7 +228,9 @@ class ProcessRuntime:
         if child is not None:
             _close(child)
         clean_shared_memory(record.shm_prefix)
-        remove(record.folders)
+        deadline_s = self._clock.monotonic_s() + REMOVE_PATIENCE_S
+        while not remove(record.folders) and self._clock.monotonic_s() < deadline_s:
+            self._clock.block(POLL_S)  # a process is gone a moment before its group is empty
         return self._keep(replace(record, ended=True, exit_code=exit_code))
 
     # --- files --------------------------------------------------------------------------------------------------------

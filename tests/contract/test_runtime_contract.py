@@ -61,5 +61,4 @@ class TestProcessRuntime(RuntimeContract):
         for one in runtime.list():
             runtime.stop(one.tag, 0)
             runtime.forget(one.tag)
-        for folder in cgroups.parents.values():
-            folder.rmdir()
+        assert not any(folder.exists() for folder in cgroups.parents.values())

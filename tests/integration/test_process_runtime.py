@@ -1,0 +1,212 @@
+"""Processes that outlive the one who started them, and what they may compute on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from power_agent.devices.inventory import boot_id
+from power_agent.runtimes import enter, proc
+from power_agent.runtimes.cgroup import Cgroups, find_cgroups
+from power_agent.runtimes.process import ProcessRuntime
+from tests.support.runtime_contract import Kit, listens, only, until
+from trefoil.core.errors import StartError
+from trefoil.runtime.clock import WallClock
+
+pytestmark = [pytest.mark.integration]
+
+# An agent that starts one process and is killed before it can do anything else.
+AGENT = """
+import json, os, signal, sys
+from pathlib import Path
+from power_agent.devices.inventory import boot_id
+from power_agent.runtimes.cgroup import Cgroups
+from power_agent.runtimes.process import ProcessRuntime
+from power_agent.triton_slice import SliceLaunch
+from trefoil.runtime.clock import WallClock
+folder, launch = Path(sys.argv[1]), json.loads(sys.argv[2])
+launch = SliceLaunch(**{**launch, **{name: Path(launch[name]) for name in ("cwd", "repository", "source")}})
+runtime = ProcessRuntime(folder, Cgroups(0, {}, {}), WallClock(), boot_id())
+runtime.start("a.g1", launch, folder / "log")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+# Two processes that want a core each, and say what they got in 2 s.
+BURN = """
+import os, sys, time
+sys.argv[1] == "both" and os.fork()
+start = time.monotonic(), time.process_time()
+while time.monotonic() - start[0] < 2:
+    pass
+with open(f"used.{os.getpid()}", "w") as file:
+    file.write(f"{(time.process_time() - start[1]) / 2} {sorted(os.sched_getaffinity(0))}")
+"""
+GETTERS = """
+import os
+with open("status", "w") as file:
+    file.write(open("/proc/self/status").read())
+os.rename("status", "said")
+"""
+
+
+@pytest.fixture(scope="module")
+def cgroups() -> Iterator[Cgroups]:
+    found = find_cgroups(f"test-{os.getpid()}")
+    yield found
+    assert not any(folder.exists() for folder in found.parents.values())
+
+
+@pytest.fixture
+def kit(cgroups: Cgroups, tmp_path: Path) -> Iterator[Kit]:
+    def again(groups: Cgroups = cgroups) -> ProcessRuntime:
+        return ProcessRuntime(tmp_path / "runtime", groups, WallClock(), boot_id())
+
+    yield Kit(again, sys.executable, tmp_path)
+    runtime = again()
+    for one in runtime.list():
+        runtime.stop(one.tag, 0)
+        runtime.forget(one.tag)
+
+
+def test_it_survives_the_agents_sigkill_and_its_end_is_noticed_by_the_next(kit):
+    launch = kit.launch()
+    shown = {name: getattr(launch, name) for name in launch.__slots__}
+    words = [sys.executable, "-c", AGENT, str(kit.folder / "runtime"), json.dumps(shown, default=str)]
+    done = subprocess.run(words, timeout=20)
+    assert done.returncode == -signal.SIGKILL
+    runtime = kit.again()
+    found = only(runtime)
+    assert found.alive
+    until(lambda: listens(launch))
+    assert runtime.start("a.g1", launch, kit.log) == found
+    os.kill(int(found.id), signal.SIGKILL)
+    until(lambda: not only(runtime).alive)
+    assert only(runtime).exit_code is None  # it was nobody's child
+    until(lambda: not listens(launch))
+
+
+def test_an_agent_that_dies_before_the_pid_is_written_leaves_no_process(kit):
+    """The gate of enter.py: it becomes the program only when told to, and is told only after the record is written."""
+    child = subprocess.Popen([sys.executable, "-I", "-S", enter.__file__], stdin=subprocess.PIPE)
+    assert child.stdin is not None
+    child.stdin.close()
+    assert child.wait(10) == 0
+
+
+def test_a_record_whose_number_somebody_else_got_is_never_signalled(kit):
+    runtime = kit.again()
+    runtime.start("a.g1", kit.launch(), kit.log)
+    runtime.stop("a.g1", 5)
+    bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        path = kit.folder / "runtime" / "a.g1.json"
+        stat = proc.read_stat(bystander.pid)
+        assert stat is not None
+        forged = {"ended": False, "pid": bystander.pid, "start_ticks": stat.start_ticks - 1}
+        path.write_text(json.dumps({**json.loads(path.read_text()), **forged}))
+        later = kit.again()
+        assert not only(later).alive
+        later.stop("a.g1", 0)
+        path.write_text(json.dumps({**json.loads(path.read_text()), **forged, "boot_id": "another boot"}))
+        assert not only(kit.again()).alive
+        assert bystander.poll() is None
+        assert not proc.Identity(bystander.pid, stat.start_ticks - 1).send(signal.SIGKILL)
+        assert proc.Identity(bystander.pid, stat.start_ticks).send(signal.SIGKILL)
+        assert bystander.wait(5) == -signal.SIGKILL
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_record_that_cannot_be_read_is_set_aside(kit):
+    (kit.folder / "runtime").mkdir()
+    (kit.folder / "runtime" / "a.g1.json").write_text("{")
+    assert kit.again().list() == ()
+    assert (kit.folder / "runtime" / "a.g1.unreadable").exists()
+
+
+def burn(kit: Kit, runtime: ProcessRuntime, what: str, **limits: object) -> list[tuple[float, str]]:
+    """Cores used by each process, and its affinity."""
+    folder = kit.folder / "slice"
+    launch = replace(kit.launch(), argv=(sys.executable, "-c", BURN, what), **limits)
+    for old in folder.glob("used.*"):
+        old.unlink()
+    runtime.start("burn.g1", launch, kit.log)
+    count = 2 if what == "both" else 1
+    until(lambda: len(list(folder.glob("used.*"))) == count and not only(runtime).alive)
+    runtime.forget("burn.g1")
+    said = [path.read_text().split(" ", 1) for path in folder.glob("used.*")]
+    return [(float(used), affinity) for used, affinity in said]
+
+
+def test_a_quota_holds_for_all_processes_of_a_slice_together(kit, cgroups):
+    assert "cpu" in cgroups.parents, cgroups.missing  # root has it everywhere this suite runs
+    used = burn(kit, kit.again(), "both", cpu_quota=0.5)
+    print(f"quota 0.5: two busy processes used {sum(cores for cores, _ in used):.2f} cores")
+    assert 0.3 < sum(cores for cores, _ in used) < 0.6
+    assert not (cgroups.parents["cpu"] / "burn.g1").exists()
+
+
+@pytest.mark.parametrize("by", ["cpuset", "affinity"])
+def test_pinned_cores_hold_for_all_processes_of_a_slice(kit, cgroups, by):
+    groups = cgroups if by == "cpuset" else Cgroups(0, {}, {})
+    runtime = ProcessRuntime(kit.folder / "runtime", groups, WallClock(), boot_id())
+    last = max(os.sched_getaffinity(0))
+    used = burn(kit, runtime, "both", cpu_cores=(last,))
+    assert [affinity for _, affinity in used] == [f"[{last}]"] * 2
+    assert sum(cores for cores, _ in used) < 1.1
+
+
+def test_a_quota_that_cannot_be_had_is_refused_with_the_remedy_and_leaves_nothing(kit):
+    groups = Cgroups(1, {}, {"cpu": "cannot make /x: Read-only file system. Remedy: run the agent as root"})
+    runtime = ProcessRuntime(kit.folder / "runtime", groups, WallClock(), boot_id())
+    with pytest.raises(StartError, match=r"cpu_quota = 0\.5: cannot make /x.*Remedy: run the agent as root$"):
+        runtime.start("a.g1", replace(kit.launch(), cpu_quota=0.5), kit.log)
+    assert runtime.list() == ()
+    with pytest.raises(StartError, match=r"a\.g1.*Remedy"):
+        kit.again().start("a.g1", replace(kit.launch(), cpu_cores=(4000,)), kit.log)
+    assert kit.again().list() == ()
+
+
+def test_a_triton_gets_none_of_the_agents_privileges(kit):
+    runtime = kit.again()
+    runtime.start("a.g1", replace(kit.launch(), argv=(sys.executable, "-c", GETTERS)), kit.log)
+    until(lambda: (kit.folder / "slice" / "said").exists())
+    said = dict(line.split(":\t") for line in (kit.folder / "slice" / "said").read_text().splitlines() if ":\t" in line)
+    assert int(said["CapEff"], 16) & ~0b110 == 0
+    assert int(said["CapPrm"], 16) & ~0b110 == 0
+    assert said["NoNewPrivs"] == "1"
+
+
+def test_a_log_is_bounded_while_it_is_written(kit, monkeypatch):
+    monkeypatch.setattr("power_agent.runtimes.process.LOG_BYTES_MAX", 2**21)
+    runtime = kit.again()
+    talk = "import sys,time\nfor i in range(3 * 2**20 // 64): print(f'{i:063d}')\nsys.stdout.flush(); time.sleep(60)"
+    runtime.start("a.g1", replace(kit.launch(), argv=(sys.executable, "-c", talk)), kit.log)
+    until(lambda: kit.log.stat().st_size == 3 * 2**20)
+    runtime.list()
+    assert kit.log.stat().st_size == 0
+    assert Path(f"{kit.log}.1").stat().st_size == 2**20
+    assert Path(f"{kit.log}.1").read_text().endswith(f"{3 * 2**14 - 1:063d}\n")
+
+
+def test_a_list_does_not_wait_for_a_stop(kit):
+    runtime = kit.again()
+    launch = kit.launch("ignore")
+    runtime.start("a.g1", launch, kit.log)
+    until(lambda: listens(launch))
+    stopping = threading.Thread(target=runtime.stop, args=("a.g1", 1.0))
+    stopping.start()
+    started_s = time.monotonic()
+    runtime.list()
+    assert time.monotonic() - started_s < 0.5
+    assert stopping.is_alive()
+    stopping.join()
+    assert not only(runtime).alive
