@@ -317,7 +317,7 @@ def judged(problem: Problem, solution: Solution) -> Solution:
 
 
 def _awake_w(problem: Problem, counts: Iterable[tuple[int, Configuration, float]]) -> float:
-    """Power [W] of being awake instead of asleep, for (group, option, number of devices); fractions of devices count."""
+    """Power [W] of being awake instead of asleep, for (group, option, devices); fractions of devices count."""
     types = [g.type for g in problem.groups]
     return sum(n * (types[g].idle_w - types[g].sleep_w) for g, option, n in counts if option.slices)
 
