@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import structlog
 
+from power_agent.devices.cpu import Cpu
 from power_agent.drain import NOTICE_S, required_table, still_routed, waiting_for
 from power_agent.journal import Journal
 from power_agent.mig import Mig
@@ -25,6 +26,7 @@ from power_agent.triton_install import TritonInstall
 from power_agent.triton_slice import SliceLaunch, SliceSpec, clean_shared_memory, grpc_port, prepare_slice
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
+from trefoil.core.device_types import cpu_quota
 from trefoil.core.errors import StateUnavailable, TrefoilError
 from trefoil.core.fleet import Hosted, SliceState
 from trefoil.core.plan import Plan
@@ -49,6 +51,7 @@ class Verbs:
         depart: Callable[[Slice], None],
     ) -> None:
         self._settings = settings
+        self._cpu = Cpu(settings.node)
         self._clock = clock
         self._mig = mig
         self.runtime = runtime
@@ -143,6 +146,8 @@ class Verbs:
             grpc_port=port,
             metrics_port=port + 1,
             gpu_uuid=part.mig_uuid,
+            cpu_cores=self._cpu.pinned(part.key) if part.key.device == self._cpu.device else None,
+            cpu_quota=cpu_quota(part.key.slice_type),
         )
         return prepare_slice(self.install, spec)
 

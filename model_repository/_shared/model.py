@@ -170,7 +170,7 @@ class TritonPythonModel:
         version = int(args["model_version"])
         path = Path(args["model_repository"]) / str(version) / "model.onnx"
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
+        options.intra_op_num_threads = max(1, int(os.environ.get("OMP_NUM_THREADS", "1")))
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -90,9 +90,20 @@ class ProcessRuntime:
         self._lock = threading.Lock()  # of the tables
         self._locks: dict[str, threading.Lock] = {}
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-        self._records = {record.tag: record for record in map(_read, sorted(folder.glob("*.json"))) if record}
-        cgroups.remove_unknown({group for record in self._records.values() for group in record.folders})
+        self._loaded: dict[str, Record] | None = None
+
+    @property
+    def _records(self) -> dict[str, Record]:
+        """Read at the first use, when this agent surely is the only one of its node. Call with `_lock` held."""
+        if self._loaded is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._loaded = {record.tag: record for record in map(_read, sorted(self._folder.glob("*.json"))) if record}
+            self._cgroups.remove_unknown({group for record in self._loaded.values() for group in record.folders})
+        return self._loaded
+
+    def _known(self, tag: str) -> Record | None:
+        with self._lock:
+            return self._records.get(tag)
 
     # --- the protocol -------------------------------------------------------------------------------------------------
 
@@ -104,7 +115,7 @@ class ProcessRuntime:
         """
         runs_on = f"{launch.gpu_uuid or '-'} {launch.cpu_cores or '-'} {launch.cpu_quota or '-'}"
         with self._of(tag):
-            old = self._records.get(tag)
+            old = self._known(tag)
             if old is not None and not self._look(old).ended:
                 if (old.argv, old.runs_on) != (tuple(launch.argv), runs_on):
                     raise StartError("alive with another command", field="tag", value=tag, remedy="stop it first")
@@ -132,7 +143,7 @@ class ProcessRuntime:
             if not record.ended:
                 with self._of(record.tag, wait=False) as mine:  # else somebody is stopping it just now
                     if mine:
-                        record = self._look(self._records.get(record.tag, record))
+                        record = self._look(self._known(record.tag) or record)
                 _bound_log(Path(record.log_path))
             found.append(record.running())
         return tuple(found)
@@ -144,7 +155,7 @@ class ProcessRuntime:
             Unavailable: the kernel does not end it (a process that waits for a device cannot be killed).
         """
         with self._of(tag):
-            record = self._records.get(tag)
+            record = self._known(tag)
             if record is None or record.ended:
                 return
             if record.identity.send(signal.SIGTERM):
@@ -164,7 +175,7 @@ class ProcessRuntime:
             StartError: it is alive.
         """
         with self._of(tag):
-            record = self._records.get(tag)
+            record = self._known(tag)
             if record is not None and not self._look(record).ended:
                 raise StartError("alive", field="tag", value=tag, remedy="stop it first")
             self._forget(tag)
@@ -245,8 +256,7 @@ class ProcessRuntime:
         return record
 
     def _forget(self, tag: str) -> None:
-        with self._lock:
-            record = self._records.get(tag)
+        record = self._known(tag)
         if record is None:
             return
         if not record.ended:
