@@ -30,7 +30,7 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from power_agent.triton_slice import config_json, read_config, slice_config, write_config
+from power_agent.triton_slice import config_json, read_config, serving_of, slice_config, write_config
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import Clock
@@ -99,6 +99,23 @@ class TritonServer:
         options += [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
         self._channel = grpc.aio.insecure_channel(grpc_target, options=options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._closed = asyncio.Event()
+
+    async def _ask(self, method: str, request: Any, timeout: float) -> Any:
+        """One call. Closing a channel cancels whoever waits on it, which looks as if the waiting task were cancelled.
+
+        Raises:
+            TritonUnready: the connection was closed, before or meanwhile.
+            grpc.aio.AioRpcError: as the call itself.
+        """
+        if not self._closed.is_set():
+            try:
+                return await getattr(self._stub, method)(request, timeout=timeout)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not self._closed.is_set() or (task is not None and task.cancelling()):
+                    raise
+        raise TritonUnready(f"{self._target}: the connection was closed during {method}: this Triton is being ended")
 
     async def wait_ready(self, hosted: Sequence[Hosted], timeout_s: float) -> float:
         """Wait until each hosted version is loaded and answered one real inference; return the seconds it took.
@@ -123,7 +140,7 @@ class TritonServer:
         """Why this version is not loaded yet; "" when it is."""
         request = service_pb2.ModelReadyRequest(name=hosted.family, version=str(hosted.version))
         try:
-            reply = await self._stub.ModelReady(request, timeout=self._timeout_s)
+            reply = await self._ask("ModelReady", request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             return f"ModelReady: {error.code().name} {error.details()}"
         return "" if reply.ready else f"version {hosted.version} of {hosted.family} is not loaded"
@@ -141,7 +158,7 @@ class TritonServer:
         request = probe_request(config, version)
         started_s = self._clock.monotonic_s()
         try:
-            reply = await self._stub.ModelInfer(request, timeout=timeout_s)
+            reply = await self._ask("ModelInfer", request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             why = (
                 f"{self._target} does not infer with {family} version {version}: {error.code().name} {error.details()}"
@@ -165,7 +182,7 @@ class TritonServer:
         """
         assert old.family == new.family, "a swap changes the variant, not the family"
         started_s = self._clock.monotonic_s()
-        config = slice_config(read_config(self._repository, new.family), new)
+        config = self._config_of(new)
         async with self._watch_counters(on_counters) as seen:
             await self._load(config, timeout_s)
             if old.version != new.version:
@@ -185,21 +202,25 @@ class TritonServer:
         started_s = self._clock.monotonic_s()
         request = service_pb2.RepositoryModelUnloadRequest(model_name=hosted.family)
         try:
-            await self._stub.RepositoryModelUnload(request, timeout=timeout_s)
+            await self._ask("RepositoryModelUnload", request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise TritonUnready(f"{self._target} cannot unload {hosted.family}: {error.details()}") from error
         # Not waited for: Triton holds on to a dead stub for half a minute and loads a new one beside it meanwhile.
-        config = slice_config(read_config(self._repository, hosted.family), hosted)
+        config = self._config_of(hosted)
         await self._load(config, timeout_s)
         await self.probe(hosted.family, hosted.version, timeout_s)
         write_config(self._repository, config)
         return self._clock.monotonic_s() - started_s
 
+    def _config_of(self, hosted: Hosted) -> model_config_pb2.ModelConfig:
+        own = read_config(self._repository, hosted.family)
+        return slice_config(own, hosted, serving_of(own))
+
     async def _load(self, config: model_config_pb2.ModelConfig, timeout_s: float) -> None:
         request = service_pb2.RepositoryModelLoadRequest(model_name=config.name)
         request.parameters["config"].string_param = config_json(config)
         try:
-            await self._stub.RepositoryModelLoad(request, timeout=timeout_s)
+            await self._ask("RepositoryModelLoad", request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             versions = list(config.version_policy.specific.versions)
             raise LoadFailed(
@@ -222,7 +243,7 @@ class TritonServer:
             TritonUnready: Triton does not answer.
         """
         try:
-            index = await self._stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=self._timeout_s)
+            index = await self._ask("RepositoryIndex", service_pb2.RepositoryIndexRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise self._gone("RepositoryIndex", error) from error
         return any(
@@ -236,7 +257,7 @@ class TritonServer:
             TritonUnready: Triton does not answer.
         """
         try:
-            reply = await self._stub.ModelStatistics(service_pb2.ModelStatisticsRequest(), timeout=self._timeout_s)
+            reply = await self._ask("ModelStatistics", service_pb2.ModelStatisticsRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise self._gone("ModelStatistics", error) from error
         return tuple(counters(model) for model in reply.model_stats)
@@ -287,7 +308,7 @@ class TritonServer:
             TritonUnready: Triton does not answer.
         """
         try:
-            reply = await self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=self._timeout_s)
+            reply = await self._ask("ServerMetadata", service_pb2.ServerMetadataRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise self._gone("ServerMetadata", error) from error
         return str(reply.version)
@@ -297,6 +318,7 @@ class TritonServer:
 
     async def close(self) -> None:
         """Close the connection; Triton goes on."""
+        self._closed.set()
         await self._channel.close()
 
 

@@ -170,7 +170,11 @@ class FakeSlice:
         return pb.RepositoryModelUnloadResponse()
 
     async def _serve_metrics(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:  # whoever asked was killed
+            writer.close()
+            return
         rows = "".join(
             f'nv_inference_pending_request_count{{model="{family}",version="{version}"}} {self.pending}\n'
             for family, version in self.models
