@@ -132,14 +132,14 @@ class ClockKeeper:
         own = self._devices.get(device)
         if own is None:
             return None
-        ability = own.ability
-        for entry in self._node.missing:  # found out by probing, for all devices at once
-            what, _, why = entry.partition(": ")
-            if what == "clock_lock" and not ability.cannot_lock:
-                ability = replace(ability, cannot_lock=f"clocks cannot be locked here: {why}")
-            elif what == "power_limit":
-                reason = f"power limits cannot be set here: {why}"
-                ability = replace(ability, limits_w=None, cannot_limit=reason)
+        ability, short = own.ability, own.name.rpartition("/")[2]
+        missing = {what: why for what, _, why in (entry.partition(": ") for entry in self._node.missing)}
+        lock = missing.get("clock_lock") or missing.get(f"clock_lock {short}")  # of all devices, or of this one
+        limit = missing.get("power_limit") or missing.get(f"power_limit {short}")
+        if lock and not ability.cannot_lock:
+            ability = replace(ability, cannot_lock=f"clocks cannot be locked here: {lock}")
+        if limit:
+            ability = replace(ability, limits_w=None, cannot_limit=f"power limits cannot be set here: {limit}")
         return ability
 
     def settled(self) -> bool:

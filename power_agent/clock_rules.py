@@ -20,7 +20,8 @@ def refuse_planned(planned: PlannedDevice, ability: Ability) -> None:
     here, asked = f"device {planned.device}", (planned.clock_min_mhz, planned.clock_max_mhz)
     if any(asked):
         if ability.cannot_lock:
-            raise PlanError(ability.cannot_lock, field=f"{here}.clock_mhz", value=asked, remedy="plan 0 and 0")
+            why, remedy = _remedy(ability.cannot_lock, "plan 0 and 0")
+            raise PlanError(why, field=f"{here}.clock_mhz", value=asked, remedy=remedy)
         for mhz in asked:
             if mhz and not ability.full.min_mhz <= mhz <= ability.full.max_mhz:
                 raise PlanError(
@@ -33,8 +34,8 @@ def refuse_planned(planned: PlannedDevice, ability: Ability) -> None:
             raise PlanError("the lowest is above the highest", field=f"{here}.clock_mhz", value=asked)
     if planned.power_limit_w:
         if ability.limits_w is None:
-            why = ability.cannot_limit or f"a {ability.type} takes no power limit"
-            raise PlanError(why, field=f"{here}.power_limit_w", value=planned.power_limit_w, remedy="plan 0")
+            why, remedy = _remedy(ability.cannot_limit or f"a {ability.type} takes no power limit", "plan 0")
+            raise PlanError(why, field=f"{here}.power_limit_w", value=planned.power_limit_w, remedy=remedy)
         low_w, high_w = ability.limits_w
         if not low_w <= planned.power_limit_w <= high_w:
             raise PlanError(
@@ -43,6 +44,12 @@ def refuse_planned(planned: PlannedDevice, ability: Ability) -> None:
                 value=planned.power_limit_w,
                 remedy=f"{low_w:g} to {high_w:g} W, or 0 for the default",
             )
+
+
+def _remedy(why: str, otherwise: str) -> tuple[str, str]:
+    """A reason and what to do; one that was probed brings a remedy of its own."""
+    reason, _, remedy = why.partition(". Remedy: ")
+    return reason, f"{remedy}; or {otherwise}" if remedy else otherwise
 
 
 def grant(
@@ -69,7 +76,8 @@ def grant(
     """
     here = f"lease {ability.device}"
     if ability.cannot_lock:
-        raise InvalidInput(ability.cannot_lock, field=f"{here}.device", value=ability.device, remedy="leave it out")
+        why, remedy = _remedy(ability.cannot_lock, "lease other devices")
+        raise InvalidInput(why, field=f"{here}.device", value=ability.device, remedy=remedy)
     if not asked.holder:
         raise InvalidInput("empty", field=f"{here}.holder", value=asked.holder, remedy="say who holds it")
     if not 0.0 < ttl_s <= ttl_max_s:

@@ -299,14 +299,18 @@ async def test_a_p4_refuses_and_says_why(tmp_path):
 
 async def test_what_probing_found_missing_is_the_reason_of_the_refusal(bench):
     await bench.start()
-    bench.node.miss("clock_lock", "not root; run as root or with CAP_SYS_ADMIN")
-    bench.node.miss("power_limit", "not root; run as root")
-    with pytest.raises(PlanError, match=r"clocks cannot be locked here: not root; run as root or with CAP_SYS_ADMIN"):
+    bench.node.miss("clock_lock gpu0", "needs root. Remedy: run it as its unit does")
+    bench.node.miss("power_limit", "needs root. Remedy: run it as its unit does")
+    with pytest.raises(PlanError) as error:
         bench.keeper.refuse(clock_plan(0, 900))
-    with pytest.raises(PlanError, match="power limits cannot be set here: not root"):
+    assert str(error.value) == (
+        "device node0/gpu0.clock_mhz = (0, 900): clocks cannot be locked here: needs root."
+        " Remedy: run it as its unit does; or plan 0 and 0"
+    )
+    with pytest.raises(PlanError, match="power limits cannot be set here: needs root"):
         bench.keeper.refuse(clock_plan(limit_w=250.0))
     bench.keeper.refuse(clock_plan())
-    with pytest.raises(InvalidInput, match="not root"):
+    with pytest.raises(InvalidInput, match="needs root"):
         bench.keeper.set_clocks(lease(), 5.0)
     with pytest.raises(NotFound, match="one of node0/gpu0"):
         bench.keeper.set_clocks(ClockLease("node0/gpu7", 0, 600, "x", 1), 5.0)
