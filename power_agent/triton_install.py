@@ -11,12 +11,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from trefoil.core.errors import BinaryMissing, StartError
 
+BACKENDS: Final = ("onnxruntime", "python")  # that can run the ONNX files of a family; the better first
 STUB: Final = "triton_python_backend_stub"
 WHEEL: Final = "nvidia-pytriton"
 PROBE_TIMEOUT_S: Final = 30.0
@@ -59,6 +60,30 @@ class TritonInstall:
     libpython: str  # "libpython3.11.so.1.0"
     libpython_loads: bool  # by the loader's own path
     libpython_folder: str  # where it is if the loader has to be told (LD_LIBRARY_PATH); "" = nowhere
+    offers: tuple[str, ...] = ("python",)  # those of BACKENDS that it has
+    backend: str = "python"  # which of them serves
+    sees_gpus: bool = True  # False: what it starts gets no device, whatever its slice
+
+
+def with_backend(install: TritonInstall, wanted: str, *, simulated: bool) -> TritonInstall:
+    """Choose what executes models. `auto`: onnxruntime where it is there, except on a simulated node.
+
+    Only the python backend's model.py keeps the pace of a simulated GPU.
+
+    Raises:
+        BinaryMissing: that backend is not there.
+    """
+    chosen = next(iter(install.offers), "") if wanted == "auto" else wanted
+    if wanted == "auto" and simulated:
+        chosen = "python"
+    if chosen not in install.offers:
+        raise BinaryMissing(
+            f"{install.backends} has no backend {chosen} (it has: {', '.join(install.offers) or 'none'})",
+            field="triton_backend",
+            value=wanted,
+            remedy="take an installation or image with that backend, or set triton_backend=auto",
+        )
+    return replace(install, backend=chosen)
 
 
 def find_triton(binary: Path | None, environment: Path | None) -> TritonInstall:
@@ -82,7 +107,8 @@ def find_triton(binary: Path | None, environment: Path | None) -> TritonInstall:
             remedy="run `make setup`, or set triton_binary to an executable tritonserver",
         )
     root = found.resolve().parent.parent
-    return TritonInstall(found, root / "backends", root / "caches", *_environment(environment))
+    offers = tuple(name for name in BACKENDS if (root / "backends" / name).is_dir())
+    return TritonInstall(found, root / "backends", root / "caches", *_environment(environment), offers)
 
 
 def _runs(path: Path) -> bool:
@@ -137,6 +163,8 @@ def prepare_triton(install: TritonInstall) -> None:
         BinaryMissing: no stub for this Python, or no libpython, naming the package that brings it.
         StartError: wrong numpy or no onnxruntime in the environment, or the installation is not writable.
     """
+    if install.backend != "python":
+        return
     refuse_environment(install)
     _install_stub(install)
 

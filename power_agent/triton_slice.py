@@ -1,12 +1,13 @@
 """Writes one slice's own Triton repository and says how to start its Triton (argv, env). Starts nothing.
 
-    <slice repository>/<family>/config.pbtxt           generated: python backend, one version, one CPU instance
+    <slice repository>/<family>/config.pbtxt           generated: one backend, one version, one instance group
                                <version>/model.onnx    link to the shared model_repository
                                <version>/model.py      link to model_repository/_shared/model.py
 
 Every version of the family is linked, only one is loaded, so a swap needs no file but the new config.pbtxt.
 """
 
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ TENTHS: Final = 10
 CONFIG: Final = "config.pbtxt"
 MODEL: Final = "model.onnx"
 SHARED_MODEL: Final = Path("_shared") / "model.py"
+THREADS: Final = "intra_op_thread_count"  # a parameter of the onnxruntime backend
 SHARED_MEMORY: Final = Path("/dev/shm")
 # Everything else stays out of Triton. By the launch id a launcher finds what outlives its parents.
 PASSED_ON: Final = ("HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "TREFOIL_LAUNCH_ID")
@@ -49,6 +51,12 @@ class SliceSpec:
     cpu_cores: tuple[int, ...] | None = None  # of a slice of pinned cores: their numbers at the kernel
     cpu_quota: float | None = None  # of a slice that is a share of all cores [cores]
     exit_timeout_s: int = 5
+
+    @property
+    def threads(self) -> int:
+        """For each instance of a model: the cores of a CPU slice are shared out, a GPU's host work needs one."""
+        cores = len(self.cpu_cores) if self.cpu_cores is not None else math.ceil(self.cpu_quota or 1)
+        return max(1, cores // max(1, sum(max(1, hosted.instances) for hosted in self.hosted)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +105,9 @@ def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
     Raises:
         CatalogError: naming family, version and path when the source lacks something.
     """
+    serving = serving_for(install, spec)
     for hosted in spec.hosted:
-        write_family(spec.repository, spec.source, hosted)
+        write_family(spec.repository, spec.source, hosted, serving)
     shm_prefix = f"trefoil-{spec.name}-{spec.grpc_port}-"
     return SliceLaunch(
         argv=_argv(install, spec, shm_prefix),
@@ -148,7 +157,7 @@ def _env(install: TritonInstall, spec: SliceSpec) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": spec.gpu_uuid,
         "PYTHONNOUSERSITE": "1",
         "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(spec.threads),
         "OPENBLAS_NUM_THREADS": "1",
         "MALLOC_ARENA_MAX": "2",  # arenas of 64 MiB per thread would be most of a stub's memory
     }
@@ -179,7 +188,37 @@ def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
     return config
 
 
-def slice_config(contract: model_config_pb2.ModelConfig, hosted: Hosted) -> model_config_pb2.ModelConfig:
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What executes a slice's models."""
+
+    backend: str = "python"
+    on_gpu: bool = False
+    threads: int = 0  # of the onnxruntime backend for one request; 0 = its own choice
+
+
+def serving_for(install: TritonInstall, spec: SliceSpec) -> Serving:
+    """The python backend's model.py runs on the CPU (where GPUs are simulated, or a slice is of CPUs)."""
+    if install.backend == "python":
+        return Serving()
+    if spec.gpu_uuid and install.sees_gpus:
+        return Serving(install.backend, on_gpu=True)
+    cores = len(spec.cpu_cores or ()) or math.ceil(
+        spec.cpu_quota or 0
+    )  # more threads than that get in each other's way
+    return Serving(install.backend, threads=cores)
+
+
+def serving_of(config: model_config_pb2.ModelConfig) -> Serving:
+    """What a slice's own configuration says of it."""
+    on_gpu = any(group.kind == model_config_pb2.ModelInstanceGroup.KIND_GPU for group in config.instance_group)
+    threads = config.parameters[THREADS].string_value if THREADS in config.parameters else "0"
+    return Serving(config.backend, on_gpu, int(threads))
+
+
+def slice_config(
+    contract: model_config_pb2.ModelConfig, hosted: Hosted, serving: Serving
+) -> model_config_pb2.ModelConfig:
     """The configuration that serves one variant of the family on one slice. Pure.
 
     Requests are executed one by one unless the family's contract asks for dynamic batching: planner and queueing kernel
@@ -187,9 +226,13 @@ def slice_config(contract: model_config_pb2.ModelConfig, hosted: Hosted) -> mode
     """
     config = model_config_pb2.ModelConfig()
     config.CopyFrom(contract)
-    config.backend, config.platform, config.default_model_filename = "python", "", ""
+    config.backend, config.platform, config.default_model_filename = serving.backend, "", ""
+    groups = model_config_pb2.ModelInstanceGroup
     config.ClearField("instance_group")
-    config.instance_group.add(kind=model_config_pb2.ModelInstanceGroup.KIND_CPU, count=max(1, hosted.instances))
+    kind = groups.KIND_GPU if serving.on_gpu else groups.KIND_CPU
+    config.instance_group.add(kind=kind, count=max(1, hosted.instances))
+    if serving.threads:
+        config.parameters[THREADS].string_value = str(serving.threads)
     config.version_policy.Clear()
     config.version_policy.specific.versions.append(hosted.version)
     return config
@@ -200,7 +243,7 @@ def config_json(config: model_config_pb2.ModelConfig) -> str:
     return str(json_format.MessageToJson(config, preserving_proto_field_name=True, indent=None))
 
 
-def write_family(repository: Path, source: Path, hosted: Hosted) -> None:
+def write_family(repository: Path, source: Path, hosted: Hosted, serving: Serving) -> None:
     """Make the family's folder of a slice hold what `hosted` needs; what is right already is left alone.
 
     Raises:
@@ -221,7 +264,7 @@ def write_family(repository: Path, source: Path, hosted: Hosted) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _link(folder / MODEL, model)
         _link(folder / SHARED_MODEL.name, shared)
-    write_config(repository, slice_config(contract(source, hosted.family), hosted))
+    write_config(repository, slice_config(contract(source, hosted.family), hosted, serving))
 
 
 def _versions(source: Path, family: str) -> dict[int, Path]:
@@ -234,6 +277,7 @@ def write_config(repository: Path, config: model_config_pb2.ModelConfig) -> None
     folder = repository / config.name
     with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{CONFIG}.", delete=False) as file:
         file.write(text_format.MessageToString(config))
+    os.chmod(file.name, 0o644)  # a Triton in a container runs as another user
     os.replace(file.name, folder / CONFIG)
 
 

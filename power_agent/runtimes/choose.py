@@ -14,7 +14,7 @@ from power_agent.runtimes.docker_engine import Engine
 from power_agent.runtimes.node import NodeRuntime
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.settings import PowerAgentSettings
-from power_agent.triton_install import TritonInstall, find_triton, prepare_triton
+from power_agent.triton_install import TritonInstall, find_triton, prepare_triton, with_backend
 from trefoil.core.errors import SettingError
 from trefoil.runtime.clock import WallClock
 
@@ -67,8 +67,11 @@ def install_triton(settings: PowerAgentSettings, runtime: Runtime) -> TritonInst
         StartError: naming what is missing and what brings it.
         Unavailable: the Docker engine does not answer.
     """
+    wanted, simulated = settings.triton_backend, settings.runtime_name == "node"
     if isinstance(runtime, DockerRuntime):
-        return runtime.image().install
-    install = find_triton(settings.triton_binary, settings.triton_environment)
+        return with_backend(runtime.install(), wanted, simulated=simulated)
+    install = with_backend(
+        find_triton(settings.triton_binary, settings.triton_environment), wanted, simulated=simulated
+    )
     prepare_triton(install)
     return install

@@ -24,6 +24,7 @@ from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.docker_engine import Engine, refusal
 from power_agent.runtimes.docker_health import health_command
 from power_agent.runtimes.docker_image import TritonImage, find_image
+from power_agent.triton_install import TritonInstall
 from power_agent.triton_slice import SliceLaunch
 from trefoil.core.errors import StartError, Unavailable
 
@@ -86,6 +87,10 @@ class DockerRuntime:
                 self._image = find_image(self._engine, self._options.image, pull=self._options.pull, labels=labels)
                 self._log.info("image", name=self._image.name, id=self._image.id, backends=self._image.backends)
             return self._image
+
+    def install(self) -> TritonInstall:
+        """The image's Triton, as paths in a container. Raises as `image` does."""
+        return self.image().install(sees_gpus=self._options.gpu == "nvidia")
 
     def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
         """See Runtime. Another command under a live tag is refused. `log_path` gets the last lines when it has ended.

@@ -16,12 +16,11 @@ import docker
 import docker.errors
 
 from power_agent.runtimes.docker_engine import Engine
-from power_agent.triton_install import TritonInstall
+from power_agent.triton_install import BACKENDS, TritonInstall
 from trefoil.core.errors import BinaryMissing, StartError
 
 ROOT: Final = "/opt/tritonserver"
 BINARY: Final = f"{ROOT}/bin/tritonserver"
-BACKENDS: Final = ("onnxruntime", "python")  # in the order of preference
 PULL_TIMEOUT_S: Final = 3600
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -32,11 +31,10 @@ class TritonImage:
 
     name: str
     id: str
-    backends: tuple[str, ...]  # "onnxruntime", "python"; never empty
+    backends: tuple[str, ...]  # those of BACKENDS that it has; never empty
     python: str  # an interpreter in it; "" = none, then no health check
 
-    @property
-    def install(self) -> TritonInstall:
+    def install(self, *, sees_gpus: bool) -> TritonInstall:
         """The installation as paths inside the container; Python's side of it is the image's own affair."""
         root = Path(ROOT)
         return TritonInstall(
@@ -50,6 +48,8 @@ class TritonImage:
             libpython="",
             libpython_loads=True,
             libpython_folder="",
+            offers=self.backends,
+            sees_gpus=sees_gpus,
         )
 
 

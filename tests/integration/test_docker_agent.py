@@ -53,7 +53,7 @@ async def test_containers_serve_through_the_death_of_the_agent_and_the_next_one_
     options = DockerOptions("default", NODE, docker_engine.image, gpu="none")
     foreign = DockerRuntime(Engine(docker_engine.url), options)  # a predecessor that was killed before it noted a start
     spec = SliceSpec("orphan", cluster.folder / "orphan", MODELS, [hosted(1)], *free_ports(2), gpu_uuid="")
-    foreign.start("orphan.g1", prepare_slice(foreign.image().install, spec), cluster.folder / "orphan.log")
+    foreign.start("orphan.g1", prepare_slice(foreign.install(), spec), cluster.folder / "orphan.log")
 
     cluster.kill_agent()
     await asyncio.sleep(0.5)

@@ -54,7 +54,7 @@ def launch(
 ) -> SliceLaunch:
     ports = free_ports(2)
     spec = SliceSpec(name, folder / "slices" / name, MODELS, [hosted(version)], *ports, gpu_uuid="", **limits)
-    return prepare_slice(runtime.image().install, spec)
+    return prepare_slice(runtime.install(), spec)
 
 
 async def infer(started: SliceLaunch, version: int, images: np.ndarray) -> np.ndarray:

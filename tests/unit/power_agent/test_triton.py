@@ -12,8 +12,15 @@ from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from power_agent import triton, triton_install, triton_slice
-from power_agent.triton_install import STUB, TritonInstall, find_triton, prepare_triton, refuse_environment
-from power_agent.triton_slice import SliceSpec, contract, prepare_slice, slice_config
+from power_agent.triton_install import (
+    STUB,
+    TritonInstall,
+    find_triton,
+    prepare_triton,
+    refuse_environment,
+    with_backend,
+)
+from power_agent.triton_slice import Serving, SliceSpec, contract, prepare_slice, serving_for, serving_of, slice_config
 from trefoil.core.errors import BinaryMissing, CatalogError, StartError
 from trefoil.core.fleet import Hosted
 
@@ -202,11 +209,41 @@ def test_a_bad_contract_is_refused(source, bad):
 
 
 def test_the_override_is_the_same_configuration_as_the_file(source):
-    config = slice_config(contract(source, "toy"), TOY)
+    config = slice_config(contract(source, "toy"), TOY, Serving())
     assert json_format.Parse(triton_slice.config_json(config), model_config_pb2.ModelConfig()) == config
-    swapped = slice_config(config, replace(TOY, version=1))
+    swapped = slice_config(config, replace(TOY, version=1), serving_of(config))
     assert swapped.version_policy.specific.versions == [1]
     assert config.version_policy.specific.versions == [2]
+
+
+def test_the_better_backend_is_chosen_except_where_a_pace_must_be_kept(install):
+    both = replace(install, offers=("onnxruntime", "python"))
+    assert with_backend(both, "auto", simulated=False).backend == "onnxruntime"
+    assert with_backend(both, "auto", simulated=True).backend == "python"
+    assert with_backend(both, "python", simulated=False).backend == "python"
+    assert with_backend(install, "auto", simulated=False).backend == "python"
+    with pytest.raises(BinaryMissing, match=r"no backend onnxruntime \(it has: python\).*Remedy: "):
+        with_backend(install, "onnxruntime", simulated=False)
+
+
+def test_the_onnxruntime_backend_gets_the_slices_gpu_or_as_many_threads_as_it_has_cores(install, tmp_path, source):
+    groups = model_config_pb2.ModelInstanceGroup
+    onnxruntime, whole = replace(install, backend="onnxruntime"), spec(tmp_path, source)
+    for one, kind, threads in (
+        (whole, groups.KIND_GPU, ""),
+        (replace(whole, gpu_uuid="", cpu_cores=(2, 3)), groups.KIND_CPU, "2"),
+        (replace(whole, gpu_uuid="", cpu_quota=1.2), groups.KIND_CPU, "2"),
+    ):
+        prepare_slice(onnxruntime, one)
+        config = triton_slice.read_config(one.repository, "toy")
+        assert (config.backend, config.instance_group[0].kind) == ("onnxruntime", kind)
+        swapped = slice_config(config, replace(TOY, version=1), serving_of(config))
+        assert (swapped.backend, swapped.instance_group) == (config.backend, config.instance_group)
+        for written in (config, swapped):
+            assert written.parameters["intra_op_thread_count"].string_value == threads
+    assert serving_for(replace(onnxruntime, sees_gpus=False), whole) == Serving("onnxruntime")
+    assert serving_for(install, whole) == Serving("python")
+    assert (tmp_path / "slice" / "toy" / "config.pbtxt").stat().st_mode & 0o777 == 0o644
 
 
 def test_shared_memory_of_one_slice_only_is_cleaned(tmp_path, monkeypatch):
