@@ -1,14 +1,19 @@
 """`python -m power_agent --config settings.toml`: the only privileged process of a node."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import structlog
 
 from power_agent.agent import AgentPart
+from power_agent.capabilities import NOT_ROOT, effective_root, mig_device
 from power_agent.clock_keeper import ClockKeeper
+from power_agent.devices.activity import Gpm
 from power_agent.devices.cpu import Cpu, cpu_mode
+from power_agent.devices.dcgm import Dcgm
 from power_agent.devices.inventory import Inventory, boot_id, driver_load_id
+from power_agent.devices.node_client import NodeClient
 from power_agent.devices.nvml import install_simulated
 from power_agent.devices.rapl import RaplCounter, RaplUnavailable
 from power_agent.driver_watch import DriverWatch
@@ -20,12 +25,14 @@ from power_agent.loop import Publisher
 from power_agent.metering import Metering
 from power_agent.mig import Mig
 from power_agent.node import Node
+from power_agent.probing import Probing
 from power_agent.pursuit import Pursuit
 from power_agent.runtimes.choose import choose_runtime
 from power_agent.service import FULL_NAME, PowerAgentServicer
 from power_agent.settings import PowerAgentSettings
 from power_agent.sources import Sources
 from power_agent.verbs import Verbs
+from power_agent.xids import Condemned, XidWatch
 from protos.power_agent.v1 import power_agent_pb2_grpc
 from trefoil.runtime import rpc
 from trefoil.runtime.audit import AuditLog
@@ -51,7 +58,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     metrics = Metrics("power_agent", simulated=client is not None and bool(client.describe()["simulated"]))
     runtime = choose_runtime(settings, client)
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
-    inventory = Inventory(settings.node)
+    inventory = Inventory(settings.node, Path("/proc") if client is None else None)
     calls = ThreadPoolExecutor(4, "node")
     mig = Mig(inventory, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
     journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker))
@@ -64,18 +71,29 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     publisher = Publisher(node, state, ledger)
     feed = EnergyFeed(ledger)
     rapl, cpu, cpu_serves = _cpus(settings, clock, node, simulated=metrics.simulated)
-    sources = Sources(inventory, clock, metered=settings.meter == "nvml", rapl=rapl, cpu=cpu)
+    dcgm = Dcgm(settings.dcgm_exporter_url, inventory, clock) if settings.dcgm_exporter_url else None
+    sensors = (Gpm(inventory), *((dcgm,) if dcgm else ()))
+    sources = Sources(inventory, clock, metered=settings.meter == "nvml", rapl=rapl, cpu=cpu, sensors=sensors)
     metering = Metering(node, sources, ledger, publisher.publish, feed.notify)
     health = Health(node, pursuit, verbs, state)
-    watch = DriverWatch(node, pursuit, verbs, mig, inventory)
-    agent = AgentPart(
-        node, inventory, mig, verbs, pursuit, clocks, health, watch, metering, publisher, state, cpu, cpu_serves
-    )
+    condemned = Condemned(inventory)
+    watch = DriverWatch(node, pursuit, verbs, mig, inventory, condemned)
+    xids = XidWatch(node, inventory, condemned, watch.fence, watch.look_soon)
+    probing = Probing(node, inventory, mig, _rights(client), runtime.name, dcgm)
+    parts = (node, inventory, mig, verbs, pursuit, clocks, health, watch, xids, probing, metering, publisher)
+    agent = AgentPart(*parts, state, cpu, cpu_serves)
     servicer = PowerAgentServicer(node, pursuit, clocks, feed)
     entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
     audit = AuditLog(settings.state_dir, clock)
     server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics, audit=audit))
     return [StatePart(state), MetricsPart(metrics, settings.metrics_address), agent, server]
+
+
+def _rights(client: NodeClient | None) -> Callable[[], tuple[str, str]]:
+    """Why GPUs may not be changed, and why MIG may not be; on a simulated node it is the node that is root, or not."""
+    if client is None:
+        return lambda: (effective_root(), mig_device())
+    return lambda: ("" if client.describe().get("root", True) else NOT_ROOT, "")
 
 
 def _cpus(

@@ -18,10 +18,12 @@ from power_agent.metering import Metering
 from power_agent.mig import Mig
 from power_agent.mig_mode import enable_mig
 from power_agent.node import Node
+from power_agent.probing import Probing
 from power_agent.pursuit import Pursuit
 from power_agent.runtimes.choose import install_triton
 from power_agent.slices import Slice
 from power_agent.verbs import Verbs
+from power_agent.xids import XidWatch
 from trefoil.core.errors import Fenced, PlanError, StateUnavailable, TrefoilError
 from trefoil.core.plan import NodePlan
 from trefoil.runtime.state import State
@@ -42,6 +44,8 @@ class AgentPart:
         clocks: ClockKeeper,
         health: Health,
         watch: DriverWatch,
+        xids: XidWatch,
+        probing: Probing,
         metering: Metering,
         publisher: Publisher,
         state: State,
@@ -56,6 +60,8 @@ class AgentPart:
         self._clocks = clocks
         self._health = health
         self._watch = watch
+        self._xids = xids
+        self._probing = probing
         self._metering = metering
         self._publisher = publisher
         self._state = state
@@ -72,7 +78,7 @@ class AgentPart:
         await self._find_devices()
         await self._clocks.open()
         self._metering.open()
-        node.capabilities = ("mig", "triton", *(("energy_counter",) if settings.meter == "nvml" else ()))
+        await self._probing.open()
         await adopt(node, self._mig, self._verbs)
         if node.journal.memory.plan is not None:
             self._pursuit.resume(node.journal.memory.plan)
@@ -105,8 +111,8 @@ class AgentPart:
 
     async def run(self) -> None:
         """Until cancelled; a bug in one of them ends all."""
-        parts = (self._pursuit, self._clocks, self._health, self._watch, self._metering, self._publisher)
-        loops = [part.run for part in parts]
+        loops = [part.run for part in (self._pursuit, self._clocks, self._health, self._watch, self._metering)]
+        loops += [part.run for part in (self._xids, self._probing, self._publisher)]
         tasks = [asyncio.create_task(loop(), name=loop.__qualname__) for loop in loops]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -123,6 +129,8 @@ class AgentPart:
         await self._pursuit.stop()
         await self._health.stop()
         await self._watch.stop()
+        await self._xids.stop()
+        self._probing.close()
         slices = list(self._node.slices.values())
         if self._node.settings.stop_slices_on_exit:
             await asyncio.gather(*(self._end(part) for part in slices if part.running))

@@ -19,6 +19,7 @@ from power_agent.node import Device, Node
 from power_agent.pursuit import Pursuit
 from power_agent.slices import Slice
 from power_agent.verbs import Verbs
+from power_agent.xids import Condemned
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import DeviceKind, DeviceState, SliceKey
 
@@ -34,12 +35,15 @@ class _Asked:
 class DriverWatch:
     """A part of the service: compares what the driver says with what the agent made."""
 
-    def __init__(self, node: Node, pursuit: Pursuit, verbs: Verbs, mig: Mig, inventory: Inventory) -> None:
+    def __init__(
+        self, node: Node, pursuit: Pursuit, verbs: Verbs, mig: Mig, inventory: Inventory, condemned: Condemned
+    ) -> None:
         self._node = node
         self._pursuit = pursuit
         self._verbs = verbs
         self._mig = mig
         self._inventory = inventory
+        self._condemned = condemned
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._look_at_s = 0.0
         self._log = structlog.get_logger()
@@ -59,6 +63,10 @@ class DriverWatch:
                     self._look_at_all()
             self._raise_bugs()
             await clock.sleep(settings.health_poll_s)
+
+    def look_soon(self) -> None:
+        """Look at all devices at the next turn."""
+        self._look_at_s = 0.0
 
     async def stop(self) -> None:
         """Cancel looks in flight."""
@@ -93,6 +101,7 @@ class DriverWatch:
         self._log.warning("driver loaded again", was=self._node.driver_load_id, now=loaded)
         observed = await self._mig.reopen()
         self._node.driver_load_id = loaded
+        self._condemned.clear()
         self._node.journal.driver_changed(loaded)
         for part in list(self._node.slices.values()):
             device = self._node.devices[part.key.device]
@@ -143,6 +152,8 @@ class DriverWatch:
         """What is on it now; on a whole GPU nothing can be, but it is asked whether it is there."""
 
         def read() -> tuple[bool, bool, tuple[ObservedSlice, ...]]:
+            if why := self._condemned.why(device.device):
+                raise DeviceLost(why)
             if device.type.kind != DeviceKind.MIG_GPU:
                 self._inventory.clock_mhz(device.device)
                 return False, False, ()

@@ -1,8 +1,8 @@
 """Acts on Xid errors: a fatal one fences the GPU at once, before polling could notice; every one is logged and counted.
 
 A GPU may go on answering after a fatal Xid although no result of it can be trusted. So it stays condemned until there
-is proof of a reset: the driver was loaded again, or its energy counter began anew. Newer drivers say themselves what a
-GPU needs; that also tells an agent that was not there when the Xid came.
+is proof of a reset: it had not answered and does again, its energy counter began anew, or the driver was loaded again.
+Newer drivers say themselves what a GPU needs; that also tells an agent that was not there when the Xid came.
 """
 
 import asyncio
@@ -12,12 +12,14 @@ from typing import Final
 
 import structlog
 
+from power_agent.devices.errors import DeviceLost
 from power_agent.devices.events import EventWatch, GpuEvent
 from power_agent.devices.inventory import Inventory
 from power_agent.node import Device, Node
 from trefoil.core.fleet import DeviceKind
 
 RENEW_S: Final = 1.0  # how soon a driver that was loaded again is watched again
+NOISE_J: Final = 1.0  # some counters wobble
 QUEUE_MAX: Final = 1000  # a GPU that fails may report thousands
 
 
@@ -28,6 +30,7 @@ class Condemned:
         self._inventory = inventory
         self._whys: dict[str, str] = {}
         self._joules: dict[str, float] = {}  # of the counter when last seen
+        self._gone: set[str] = set()  # did not answer
 
     def mark(self, device: str, why: str) -> None:
         """Not to be used from now on."""
@@ -37,6 +40,7 @@ class Condemned:
         """The driver was loaded again, and all GPUs were reset by it."""
         self._whys.clear()
         self._joules.clear()
+        self._gone.clear()
 
     def why(self, device: str) -> str:
         """Why a GPU must not be used; empty when it may. Blocking.
@@ -44,17 +48,18 @@ class Condemned:
         Raises:
             DeviceError: it does not answer at all.
         """
-        action = self._inventory.recovery_action(device)
-        if device not in self._whys:
-            return f"its driver asks for {action}" if action else ""
-        joules = self._inventory.energy_j(device)
-        if joules is not None:
-            if joules < self._joules.get(device, 0.0):  # it was reset
-                self._joules.pop(device)
-                self._whys.pop(device)
-                return ""
-            self._joules[device] = joules
-        return self._whys[device]
+        try:
+            action = self._inventory.recovery_action(device)
+            joules = self._inventory.energy_j(device) or 0.0
+        except DeviceLost:
+            self._gone.add(device)
+            raise
+        # It answers after it did not, or counts anew: only a reset does that.
+        if device in self._gone or joules + NOISE_J < self._joules.get(device, 0.0):
+            self._gone.discard(device)
+            self._whys.pop(device, None)
+        self._joules[device] = joules
+        return self._whys.get(device) or (f"its driver asks for {action}" if action else "")
 
 
 class XidWatch:

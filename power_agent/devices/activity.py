@@ -7,7 +7,7 @@ a slice that was created anew starts without one.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from power_agent.devices.errors import DeviceError, DeviceUnsupported
+from power_agent.devices.errors import DeviceError, DeviceLost, DeviceUnsupported, DriverUnavailable
 from power_agent.devices.inventory import Inventory
 from trefoil.core.device_types import WHOLE
 from trefoil.core.energy import AttributionMethod
@@ -66,7 +66,7 @@ class Gpm:
             return {}
         before = self._samples.pop(device, {})
         after: dict[tuple[SliceKey, int], Any] = {}
-        found = {}
+        found: dict[SliceKey, float] = {}
         try:
             for key, gi_id in self._ids.of(device, generations).items():
                 place = (key, generations[key])
@@ -77,10 +77,12 @@ class Gpm:
                     continue  # an instance that is being rebuilt
                 if value is not None:
                     found[key] = value
-        except DeviceError:
+        except DeviceError as error:
             self._ids.forget(device)
             self._supported.pop(device)
-            raise
+            if isinstance(error, DeviceLost | DriverUnavailable):
+                raise
+            found.clear()  # no reason to go without the counter: the meter has other ways to split it
         finally:
             for sample in before.values():
                 self._inventory.gpm_free(sample)

@@ -98,6 +98,12 @@ class Gpus:
         self.lost = lost
         return tuple(found)
 
+    def observe(self, device: str) -> ObservedDevice:
+        """One GPU as it is now."""
+        with translated(device, "look at it"):
+            handle = self._handle(device)
+            return self._observe(device, int(pynvml.nvmlDeviceGetIndex(handle)), handle)
+
     def uuid(self, device: str) -> str:
         """UUID of a GPU by its name on this node."""
         return self._uuid(device)
