@@ -189,6 +189,7 @@ class ClockKeeper:
             now_s=clock.monotonic_s(),
             at_s=clock.now_s(),
         )
+        self._node.journal.see_epoch(asked.epoch)
         own.device.clock_lease = answer = own.lease.message(asked.device)
         self._log.info("clock lease", device=own.name, holder=asked.holder, range=str(own.lease.range), ttl_s=ttl_s)
         self._node.changed()

@@ -196,6 +196,12 @@ class Journal:
 
     # --- what has happened --------------------------------------------------------------------------------------------
 
+    def see_epoch(self, epoch: int) -> None:
+        """A command came under this epoch: older ones are refused from now on, by successors too."""
+        if epoch > self.memory.highest_epoch:
+            self.memory.highest_epoch = epoch
+            self._may({"highest_epoch": epoch})
+
     def restored(self, device: str, setting: Setting) -> None:
         """The default is in force again."""
         if self.memory.overrides.pop((device, setting), None) is not None:

@@ -98,6 +98,7 @@ def test_a_lease_ends_by_itself_and_only_its_holder_may_end_it_before(cluster):
     code, text = refused(lease, cluster, 600, 15.0, holder="other", epoch=1)
     assert code == grpc.StatusCode.FAILED_PRECONDITION
     assert "node0/gpu0 obeys epoch 2; epoch 1 of other is older" in text
+    assert cluster.status().highest_epoch_seen == cluster.memory().highest_epoch == 2  # also for plans
     cluster.until(lambda: locked(cluster) == [210, 600], "the second lease")
     request = power_agent_pb2.ReleaseClocksRequest(device=GPU, holder="test", epoch=2)
     cluster.stub.ReleaseClocks(request, timeout=5)
