@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from controller.forecasters.last_max import poisson_quantile
 from controller.forecasters.table import Forecaster
 from controller.settings import ControllerSettings
+from controller.usable import profiled, unplannable
 from controller.windows import Windows
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
@@ -170,8 +171,9 @@ class Observer:
 
     def _lead_s(self, family: str) -> float:
         """How long capacity takes to come: wake a device, start a Triton, load the slowest variant."""
-        kinds = {d.type for n in self.inputs.nodes.values() for d in n.devices}
-        wake_s = max((device_type(kind).wake_s for kind in kinds), default=0.0)
+        types = profiled(self._catalog)
+        usable = {d.type for n in self.inputs.nodes.values() for d in n.devices if not unplannable(d, types)}
+        wake_s = max((device_type(kind).wake_s for kind in usable), default=0.0)
         load_s = max((v.load_s for v in self._catalog.family(family).variants), default=0.0)
         return wake_s + load_s + self._settings.start_s
 

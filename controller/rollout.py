@@ -32,7 +32,7 @@ UNITS_MAX: Final = 48  # a larger fleet is changed in bundles: the search for a 
 class Standing:
     """What stands now. `ready` serves; `present` occupies its place (also starting, draining, failed).
 
-    Devices in `fixed` may not be touched (their node is stale); lost devices are left out.
+    Devices in `fixed` may not be touched (lost, or their node is stale); those in `closed` take in nothing new.
     """
 
     devices: Devices
@@ -40,6 +40,7 @@ class Standing:
     present: frozenset[SliceKey]
     routes: tuple[Route, ...]
     fixed: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def _ways(standing: Standing, goal: Devices, moved: list[str], terms: Terms) -> 
 
 def _surges(standing: Standing, goal: Devices, moved: list[str], terms: Terms) -> Iterator[tuple[str, PlannedDevice]]:
     """For a device that is rebuilt, a device that sleeps before and after, with the target's slices of the first."""
-    busy = {key.device for key in standing.present} | standing.fixed
+    busy = {key.device for key in standing.present} | standing.fixed | standing.closed
     spare = [name for name in sorted(goal) if name not in busy and not goal[name].slices]
     for helped in moved:
         if helped not in busy or not goal[helped].slices:

@@ -13,6 +13,7 @@ from typing import Final
 
 from controller.rollout import Standing, Way, way
 from controller.shares import Terms, draining, routed_capacity, shares
+from controller.usable import mig_off
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.device_types import device_type, slice_type
@@ -101,6 +102,7 @@ def standing(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple
     ready: dict[SliceKey, PlannedSlice] = {}
     present: set[SliceKey] = set()
     fixed: set[str] = set()
+    closed: set[str] = set()
     wanted = {d.device: d for plan in commanded.values() for d in plan.devices}
     for node in fleet.nodes:
         for status in node.devices:
@@ -108,6 +110,8 @@ def standing(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple
             awake = status.state in AWAKE_STATES
             now = DeviceState.AWAKE if awake else DeviceState.ASLEEP
             devices[status.device] = replace(base, target=now, slices=())
+            if not status.usable or mig_off(status):
+                closed.add(status.device)
             if status.state == DeviceState.LOST:
                 fixed.add(status.device)
                 devices[status.device] = replace(base, target=DeviceState.ASLEEP, slices=())
@@ -116,7 +120,7 @@ def standing(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple
                 devices[status.device] = base
             if status.state != DeviceState.LOST:
                 _slices(status, base, ready, present)
-    return Standing(devices, ready, frozenset(present), routes, frozenset(fixed))
+    return Standing(devices, ready, frozenset(present), routes, frozenset(fixed), frozenset(closed))
 
 
 def _slices(

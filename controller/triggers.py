@@ -6,7 +6,8 @@ Data: what the plan in force was made for (intensity, demand, capacity, objectiv
 Decision: a `Trigger` or None.
 Formulation, in order of urgency:
   start      there is no plan
-  loss       a device or slice of the plan is gone or failed for longer than `loss_hold_s`, or a device came back
+  loss       a device or slice of the plan is gone, out of service or failed for longer than `loss_hold_s`, or a device
+             came back
   objective  an objective's number differs from the plan's
   load       p90 demand > capacity of the plan, and the rate is significantly above what the plan expected: at once;
              p90 demand leaves [1 - down, 1 + up] x the planned one for `load_hold_s`: patiently, either way
@@ -23,9 +24,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from controller.usable import out_of_service
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import Demand
-from trefoil.core.fleet import DeviceState, FleetState, SliceKey, SliceState
+from trefoil.core.fleet import FleetState, SliceKey, SliceState
 from trefoil.core.plan import Plan
 
 CAUSES: Final = ("start", "loss", "objective", "load", "slo", "carbon", "tick")
@@ -98,14 +100,8 @@ def made_for(view: PlanView, plan: Plan, next_tick_at_s: float) -> MadeFor:
 
 
 def usable_devices(fleet: FleetState) -> frozenset[str]:
-    """Devices that a plan may use: not lost, on a node that reports."""
-    return frozenset(
-        d.device
-        for node in fleet.nodes
-        if node.node not in fleet.stale
-        for d in node.devices
-        if d.state != DeviceState.LOST
-    )
+    """Devices that a plan may use: not lost, in service, on a node that reports."""
+    return frozenset(d.device for node in fleet.nodes if node.node not in fleet.stale for d in node.devices if d.usable)
 
 
 def evaluate(
@@ -161,7 +157,8 @@ def _devices(view: PlanView, last: MadeFor) -> list[Trigger]:
     now = usable_devices(view.fleet)
     gone, back = sorted(last.devices - now), sorted(now - last.devices)
     if gone:
-        return [Trigger("loss", f"{', '.join(gone)}: lost, or the node is stale")]
+        whys = {d.device: out_of_service(d) for node in view.fleet.nodes for d in node.devices}
+        return [Trigger("loss", "; ".join(f"{name}: {whys.get(name) or 'its node is stale'}" for name in gone))]
     return [Trigger("loss", f"{', '.join(back)}: can be used (again)")] if back else []
 
 

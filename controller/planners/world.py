@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from controller.usable import profiled, unplannable
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import device_type
@@ -67,12 +68,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A view, read. `lost` devices are planned asleep until their agent reports them again."""
+    """A view, read. `lost` devices (or those out of service) are planned asleep until they may be used again; those
+    `left` out, with the reason, planners can do nothing with."""
 
     view: PlanView
     devices: tuple[Device, ...]
     lost: tuple[tuple[str, str], ...]
     tasks: tuple[Task, ...]
+    left: tuple[tuple[str, str], ...] = ()
 
     @property
     def nothing_runs(self) -> bool:
@@ -91,10 +94,13 @@ def read(view: PlanView, rate_floor_per_s: float) -> World:
         for device in node.devices
         for part in device.slices
     }
-    devices, lost = [], []
+    devices, lost, left, types = [], [], [], profiled(view.catalog)
     for node in sorted(view.fleet.nodes, key=lambda n: n.node):
         for status in sorted(node.devices, key=lambda d: natural(d.device)):
-            if status.state == DeviceState.LOST:
+            if why := unplannable(status, types):
+                left.append((status.device, why))
+                continue
+            if not status.usable:
                 lost.append((node.node, status.device))
                 continue
             running = tuple(sorted(_running(status, planned), key=lambda r: r.key))
@@ -106,7 +112,7 @@ def read(view: PlanView, rate_floor_per_s: float) -> World:
         Task(_filled(o, view), _floored(demand.get(o.family) or Demand(o.family, "", 0.0, 0.0), rate_floor_per_s))
         for o in sorted(view.objectives, key=lambda o: o.family)
     )
-    return World(view, tuple(devices), tuple(lost), tasks)
+    return World(view, tuple(devices), tuple(lost), tasks, tuple(left))
 
 
 def _running(status: DeviceStatus, planned: Mapping[SliceKey, object]) -> list[Running]:

@@ -65,7 +65,9 @@ def _against(world: World, family: str, e: Expected) -> str:
 
 def _lost(world: World) -> str:
     stale = f", silent: {', '.join(world.view.fleet.stale)}" if world.view.fleet.stale else ""
-    return f", {len(world.lost)} lost{stale}" if world.lost else stale
+    lost = f", {len(world.lost)} lost or out of service" if world.lost else ""
+    left = f", left out: {'; '.join(f'{name} ({why})' for name, why in world.left)}" if world.left else ""
+    return lost + left + stale
 
 
 def _moves(moved: Moves, horizon_s: float) -> str:

@@ -36,6 +36,7 @@ def fleet(*parts: PlannedSlice, starting=(), lost=(), stale=False) -> FleetState
             A100_40GB.name,
             DeviceState.LOST if name in lost else DeviceState.AWAKE if slices(name) else DeviceState.ASLEEP,
             slices(name),
+            mig_current=True,
         )
         for name in (GPU0, GPU1)
     )

@@ -1,0 +1,42 @@
+"""Which devices a plan may put slices on, and for each of the others why not."""
+
+from collections.abc import Collection
+
+from trefoil.core.catalog import Catalog
+from trefoil.core.device_types import DEVICE_TYPES, device_type
+from trefoil.core.errors import NotFound
+from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus
+
+
+def profiled(catalog: Catalog) -> frozenset[str]:
+    """Device types that the catalogue has figures for."""
+    return frozenset(row.device_type for row in catalog.rows)
+
+
+def out_of_service(status: DeviceStatus) -> str:
+    """Why a device that could be planned may not be used now; empty when it may."""
+    if status.state == DeviceState.LOST:
+        return "lost"
+    return f"out of service ({status.cordon})" if status.cordon else ""
+
+
+def unplannable(status: DeviceStatus, types: Collection[str]) -> str:
+    """Why planners cannot do anything with a device, whatever its state; empty when they can.
+
+    `types`: see `profiled`. What runs there stays as it is.
+    """
+    try:
+        kind = device_type(status.type)
+    except NotFound:
+        return f"of unknown type {status.type!r}"
+    if kind.kind == DeviceKind.CPU:
+        return "CPUs are not planned"
+    if kind.name not in types:
+        return f"no variant has a profile on {kind.name}"
+    return "its MIG mode is off" if mig_off(status) else ""
+
+
+def mig_off(status: DeviceStatus) -> bool:
+    """Whether a GPU that has to be cut cannot be cut now."""
+    known = DEVICE_TYPES.get(status.type)
+    return known is not None and known.kind == DeviceKind.MIG_GPU and not status.mig_current

@@ -1,0 +1,120 @@
+"""Devices that are cordoned, of a type that nobody plans, or not cut: left out, said, and left alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from controller.planners.exact.planner import ExactPlanner
+from controller.terms import best_way, impossible, standing
+from controller.triggers import CAUSES, Memory, Thresholds, evaluate, made_for
+from controller.usable import profiled, unplannable
+from tests.support.planners import layout, plan_of
+from tests.support.planning import applied, fleet
+from tests.support.planning import view as planning_view
+from tests.unit.controller.views import view
+from trefoil.core.demand import Demand
+from trefoil.core.device_types import A100_40GB, H100_80GB, T4
+from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState
+from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.runtime.repository import load_catalog
+
+CATALOG = load_catalog(Path("model_repository"))
+GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
+OBJECTIVE = Objective("digits", ObjectiveMode.BUDGET, 75.0, 0.95, 0.95, number=1, hard_min_accuracy=0.9)
+
+
+def changed(found: FleetState, device: str, **changes) -> FleetState:
+    (node,) = found.nodes
+    devices = tuple(replace(d, **changes) if d.device == device else d for d in node.devices)
+    return FleetState((replace(node, devices=devices),))
+
+
+def with_device(found: FleetState, *more: DeviceStatus) -> FleetState:
+    (node,) = found.nodes
+    return FleetState((replace(node, devices=(*node.devices, *more)),))
+
+
+def carrying(found: FleetState, rate: float, current):
+    return replace(
+        view(),
+        fleet=found,
+        catalog=CATALOG,
+        objectives=(OBJECTIVE,),
+        demand=(Demand("digits", "", rate, 1.2 * rate),),
+        current=current,
+    )
+
+
+def test_a_device_out_of_service_is_left_before_its_slices_go_and_capacity_stays():
+    before = plan_of({GPU0: layout((("7g.40gb", 0),), "digits-l", GPU0), GPU1: ()})
+    after = plan_of({GPU0: (), GPU1: layout((("7g.40gb", 0),), "digits-l", GPU1)})
+    found = changed(applied(before, fleet(2)), GPU0, cordon="a fan is broken")
+    seen = carrying(found, 20.0, before)
+    stands = standing(found, {n.node: n for n in before.nodes}, before.routes)
+    assert GPU0 not in stands.fixed, "its slices may and must leave"
+    way = best_way(seen, stands, after)
+    assert [step.name for step in way.steps] == ["start", "shift", "settle"]
+    start, shift, _ = way.steps
+    assert {p.key.device for d in start.devices.values() for p in d.slices} == {GPU0, GPU1}
+    assert {key.device for key in shift.drained} == {GPU0}
+    assert shift.devices[GPU0].slices == ()
+
+
+@pytest.mark.parametrize("changes", [{"cordon": "a fan is broken"}, {"mig_current": False}])
+def test_a_rebuild_borrows_no_device_that_takes_nothing_in(changes):
+    before = plan_of({GPU0: layout((("7g.40gb", 0),), "digits-l", GPU0), GPU1: ()})
+    after = plan_of({GPU0: layout((("4g.20gb", 0), ("3g.20gb", 4)), "digits-l", GPU0), GPU1: ()})
+    found = applied(before, fleet(2))
+    assert impossible(carrying(found, 20.0, before), after) == ""  # gpu1 helps for a moment
+    assert impossible(carrying(changed(found, GPU1, **changes), 20.0, before), after)
+
+
+def test_a_cordon_and_its_end_fire_like_a_loss_and_name_the_reason():
+    plan = plan_of({GPU0: (), GPU1: ()})
+    whole = replace(view(), fleet=fleet(2), current=plan)
+    cordoned = replace(whole, fleet=changed(fleet(2), GPU0, cordon="a fan is broken"))
+    limits = Thresholds()
+    fired, _ = evaluate(cordoned, made_for(whole, plan, float("inf")), Memory(), limits, CAUSES)
+    assert (fired.cause, fired.why) == ("loss", f"{GPU0}: out of service (a fan is broken)")
+    fired, _ = evaluate(whole, made_for(cordoned, plan, float("inf")), Memory(), limits, CAUSES)
+    assert (fired.cause, GPU0 in fired.why) == ("loss", True)
+
+
+def test_the_planner_uses_what_it_can_and_says_what_it_leaves_out():
+    strange = (
+        DeviceStatus("node0/cpu", "cpu:64", DeviceState.ASLEEP),
+        DeviceStatus("node0/gpu2", T4.name, DeviceState.AWAKE),
+        DeviceStatus("node0/gpu3", "GeForce 256", DeviceState.AWAKE),
+        DeviceStatus("node0/gpu4", A100_40GB.name, DeviceState.AWAKE, mig_current=False),
+    )
+    found = changed(with_device(fleet(2), *strange), GPU0, cordon="a fan is broken")
+    decision = ExactPlanner().plan(planning_view(rate=20.0, devices=found), np.random.default_rng(0))
+    (node,) = decision.plan.nodes
+    planned = {d.device: d for d in node.devices}
+    assert set(planned) == {GPU0, GPU1}, "what it cannot plan stays as it is"
+    assert (planned[GPU0].target, planned[GPU0].slices) == (DeviceState.ASLEEP, ())
+    assert planned[GPU1].slices
+    for word in ("1 lost or out of service", "GeForce 256", "CPUs are not planned", T4.name, "MIG mode is off"):
+        assert word in decision.why
+
+
+def test_what_runs_on_a_device_that_no_planner_knows_stays_through_a_rollout():
+    before = plan_of({GPU0: (), GPU1: ()})
+    found = with_device(fleet(2), DeviceStatus("node0/gpu3", "GeForce 256", DeviceState.AWAKE))
+    after = plan_of({GPU0: layout((("7g.40gb", 0),), "digits-l", GPU0), GPU1: ()})
+    way = best_way(carrying(found, 20.0, before), standing(found, {}, ()), after)
+    assert all(step.devices["node0/gpu3"].target == DeviceState.AWAKE for step in way.steps)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mig_on", "why"),
+    [(A100_40GB.name, True, ""), (A100_40GB.name, False, "MIG"), ("cpu:8", False, "CPU"), (H100_80GB.name, True, None)],
+)
+def test_what_can_be_planned_follows_from_the_profile_and_the_mode(kind, mig_on, why):
+    found = unplannable(DeviceStatus("n/x", kind, DeviceState.AWAKE, mig_current=mig_on), profiled(CATALOG))
+    if why is None:
+        assert bool(found) == (kind not in profiled(CATALOG))
+    else:
+        assert (why in found) if why else not found
