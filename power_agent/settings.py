@@ -70,6 +70,8 @@ class PowerAgentSettings(ServiceSettings):
     """auto: node on a simulated node, else docker where an image is named, else process."""
     cgroup_parent: Path | None = None
     """Folder of cgroup v2 for the groups of CPU slices; None: below the agent's own. See docs/operations.md."""
+    triton_backend: Literal["auto", "python", "onnxruntime"] = "auto"
+    """What executes models. auto: onnxruntime where Triton has it, except on a simulated node; else python."""
     docker_image: str = ""
     """Image with a tritonserver, for the runtime docker."""
     docker_url: str = ""
