@@ -5,7 +5,7 @@ from pathlib import Path
 import pynvml
 
 from power_agent.devices.node_client import NodeClient
-from power_agent.devices.nvml_shim import NvmlShim
+from power_agent.devices.nvml_shim import NvmlShim, Send
 
 
 def install_simulated(socket_path: Path | str) -> NodeClient:
@@ -15,10 +15,15 @@ def install_simulated(socket_path: Path | str) -> NodeClient:
     so a later call of this function moves the process to another node.
     """
     client = NodeClient(socket_path)
-    with pynvml.libLoadLock:
-        pynvml.nvmlLib = NvmlShim(client.nvml)
-        pynvml._nvmlGetFunctionPointer_cache.clear()
+    install(client.nvml)
     return client
+
+
+def install(send: Send) -> None:
+    """Answer every pynvml call of this process through `send`, such as Machine.send."""
+    with pynvml.libLoadLock:
+        pynvml.nvmlLib = NvmlShim(send)
+        pynvml._nvmlGetFunctionPointer_cache.clear()
 
 
 def uninstall() -> None:

@@ -1,5 +1,7 @@
 """A simulated GPU node as a process of its own: `python -m power_agent.devices.simulated --node N --socket S`.
 
+With `--describe` it prints the fleet as nvidia-smi does: of the node that listens at the socket, else of the settings.
+
 It owns driver state, the energy integral and the processes on slices, so that killing the agent loses nothing, as on
 hardware. Ending it is a driver unload: everything on its slices ends with it.
 
@@ -22,12 +24,14 @@ from typing import Any, Final
 
 import structlog
 
+from power_agent.devices.describe import describe
 from power_agent.devices.errors import NodeRefused
 from power_agent.devices.foreign import Foreign
 from power_agent.devices.machine import SETTLE_S, Machine
 from power_agent.devices.node import SimulatedNode
 from power_agent.devices.node_client import FRAME, FRAME_BYTES_MAX
 from power_agent.devices.node_settings import NodeSettings, parse
+from power_agent.devices.nvml import install, install_simulated
 from power_agent.devices.processes import Child, become_subreaper, kill_session, region_prefix, remove_regions
 from power_agent.devices.workload import Workload
 from trefoil.core import errors
@@ -333,7 +337,10 @@ def _listens(path: str) -> bool:
 
 def main(argv: Sequence[str]) -> int:
     try:
-        settings = parse(argv)
+        settings, only_describe = parse(argv)
+        if only_describe:
+            print(_described(settings))
+            return 0
         setup_logging("node", settings.log_level, settings.log_json)
         catalog = load_catalog(settings.model_repository, settings.profile_overrides)
         asyncio.run(_run(settings, catalog))
@@ -341,6 +348,18 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _described(settings: NodeSettings) -> str:
+    """The node that listens at the socket, or what these settings would start."""
+    if _listens(str(settings.socket)):
+        client = install_simulated(settings.socket)
+        try:
+            return describe()
+        finally:
+            client.close()
+    install(build_machine(settings).send)
+    return describe()
 
 
 async def _run(settings: NodeSettings, catalog: Catalog) -> None:

@@ -8,16 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pynvml
-
 from power_agent.devices.calls import CALLS
 from power_agent.devices.driver import Driver, Nvml, NvmlFault
 from power_agent.devices.errors import NodeUnreachable
 from power_agent.devices.faults import FaultPlan
 from power_agent.devices.machine import Machine
 from power_agent.devices.node_client import NodeClient
-from power_agent.devices.nvml import uninstall
-from power_agent.devices.nvml_shim import NvmlShim, Send
+from power_agent.devices.nvml import install, uninstall
+from power_agent.devices.nvml_shim import Send
 from power_agent.devices.tables import A100_40GB, GpuModel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,9 +56,7 @@ def pynvml_on(driver: Driver | Machine, faults: FaultPlan | None = None) -> Iter
 
 @contextmanager
 def _pynvml_through(send: Send) -> Iterator[None]:
-    with pynvml.libLoadLock:
-        pynvml.nvmlLib = NvmlShim(send)
-        pynvml._nvmlGetFunctionPointer_cache.clear()
+    install(send)
     try:
         yield
     finally:
