@@ -6,7 +6,7 @@ has them, activity sensors. The books are only compared.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -38,7 +38,6 @@ class Loaded:
     in_batch_s: float = 0.0  # of the batch that runs
     busy_s: float = 0.0  # Triton's counter
     requests: int = 0
-    overhead_s: float = 0.0  # of the counter's growth since the last reading: warm-up
     sensed_s: float = 0.0  # true activity since the last reading
 
     def work(self, dt_s: float) -> float:
@@ -51,8 +50,6 @@ class Loaded:
         self.in_batch_s = max(0.0, self.in_batch_s - batches * self.service_s)
         self.busy_s += batches * self.service_s
         self.requests += batches
-        if not self.serving:
-            self.overhead_s += batches * self.service_s
         self.sensed_s += busy_s
         return busy_s
 
@@ -128,7 +125,7 @@ class MeteredDevice:
         if noticed:
             self.gone.append(self._reading_of(part))
         part.incarnation += 1
-        part.busy_s = part.in_batch_s = part.overhead_s = part.sensed_s = part.backlog_s = 0.0
+        part.busy_s = part.in_batch_s = part.sensed_s = part.backlog_s = 0.0
         part.requests = 0
 
     def recreate(self, part: Loaded) -> Loaded:
@@ -186,7 +183,6 @@ class MeteredDevice:
             sm_share=power.sm_share(self.kind, part.key.slice_type),
             serving=part.serving,
             work=() if silent else (work,),
-            overhead_s=0.0 if silent else part.overhead_s,
         )
 
     def counter_j(self) -> float:
@@ -206,13 +202,8 @@ class MeteredDevice:
             if self.sensor and not stale:
                 a = part.sensed_s / length_s * (1 + 0.01 * float(self.chance.standard_normal()))
                 gpm, dcgm = (a, None) if self.sensor == "gpm" else (None, a)
-                seen = SliceReading(
-                    seen.key, seen.generation, seen.incarnation, seen.sm_share, seen.serving, seen.work,
-                    seen.overhead_s, seen.overhead_requests, gpm, dcgm,
-                )  # fmt: skip
+                seen = replace(seen, gpm=gpm, dcgm=dcgm)
             part.sensed_s = 0.0
-            if part not in silent:
-                part.overhead_s = 0.0
             parts.append(seen)
         origin = f"boot/{self.load_id}"
         if self.method == EnergyMethod.POWER_INTEGRAL:
