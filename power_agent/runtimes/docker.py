@@ -255,7 +255,6 @@ class DockerRuntime:
         # NVIDIA's images ask for all GPUs by default, and an engine whose default runtime is NVIDIA's would obey.
         devices = {"NVIDIA_VISIBLE_DEVICES": launch.gpu_uuid if with_gpu else "void"}
         environment = {name: value for name, value in launch.env.items() if name not in HOST_ONLY} | devices
-        health = health_command(image.python, launch.grpc_target) if image.python and options.health_s > 0 else None
         return {
             "name": container_name(options, tag),
             "image": image.id,
@@ -264,7 +263,7 @@ class DockerRuntime:
             "working_dir": str(launch.cwd),
             "user": options.user or own_user(),
             "stop_signal": "SIGTERM",
-            "healthcheck": health and {"test": health, "interval": int(options.health_s * NANO), "timeout": 5 * NANO},
+            "healthcheck": self._health(image.python, launch) if image.python and options.health_s > 0 else None,
             "labels": {**self._labels(), f"{LABEL}tag": tag, f"{LABEL}image": options.image},
             "host": {
                 "network_mode": "host",
@@ -286,6 +285,15 @@ class DockerRuntime:
                 "cpuset_cpus": None if launch.cpu_cores is None else ",".join(map(str, launch.cpu_cores)),
                 "nano_cpus": None if launch.cpu_quota is None else round(launch.cpu_quota * NANO),
             },
+        }
+
+    def _health(self, python: str, launch: SliceLaunch) -> dict[str, Any]:
+        return {
+            "test": health_command(python, launch.grpc_target),
+            "interval": int(self._options.health_s * NANO),
+            "timeout": 5 * NANO,
+            "start_period": 60 * NANO,
+            "retries": 3,
         }
 
 
