@@ -72,9 +72,10 @@ class AgentCluster:
         self.acks: dict[int, TableAck] = {}
 
     async def start(self) -> None:
-        """Node, then agent, until the agent answers."""
-        self.start_node()
-        await until(lambda: (self.folder / "node" / "node.sock").exists(), 20)
+        """Node, then agent, until the agent answers. With the setting `node_socket=None` there is no simulated node."""
+        if self._settings.get("node_socket", ...) is not None:
+            self.start_node()
+            await until(lambda: (self.folder / "node" / "node.sock").exists(), 20)
         await self.start_agent()
 
     def start_node(self) -> None:
@@ -98,7 +99,9 @@ class AgentCluster:
             "metrics_address": f"127.0.0.1:{self.metrics_port}",
             **self._settings,
         }
-        arguments = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        arguments = [
+            part for name, value in settings.items() if value is not None for part in ("--set", f"{name}={value}")
+        ]
         self.agent = self._spawn("power_agent", arguments)
         if self._channel is not None:
             await self._channel.close()
