@@ -1,7 +1,8 @@
 """What the agent sees of its GPUs: one typed wrapper over the unmodified pynvml, for real and simulated hardware alike.
 
 Slices are named by (profile, start, size) as in plans; GPU-instance ids and MIG UUIDs are read anew at each listing and
-never kept, because drivers reuse the one and change the other. NVML keeps no generation: the agent counts re-creations
+never kept, because drivers reuse the one and change the other; a kept handle is asked what it stands for before it is
+used. NVML keeps no generation: the agent counts re-creations
 in its journal. Nothing here retries: the caller knows how long it may wait (errors say who holds what). `gpus` opens
 and names the devices, `gauges` reads and sets clocks and power; here they are cut.
 """
@@ -52,10 +53,14 @@ class Inventory(Gauges):
         super().__init__(node)
         self._proc = proc
         self._profiles: dict[str, tuple[Profile, ...]] = {}
+        self._held: dict[SliceKey, tuple[Any, int]] = {}  # handle and id of a GPU instance
+        self._compute_profiles: dict[tuple[str, str], int] = {}
 
     def _forget_handles(self) -> None:
         super()._forget_handles()
         self._profiles.clear()
+        self._held.clear()
+        self._compute_profiles.clear()
 
     def set_mig_mode(self, device: str, enabled: bool) -> ObservedDevice:
         """Ask for MIG mode and read it back: on A100 `mig_current` changes only with the reset of an idle GPU."""
@@ -127,54 +132,61 @@ class Inventory(Gauges):
             starts = ", ".join(str(begin) for begin, _ in profile.placements)
             raise DeviceUnsupported(f"{device}: {slice_type} cannot start at {start}", remedy=f"one of {starts}")
         key = SliceKey(device, slice_type, start, sizes[start])
-        existing = self._find(key)
-        if existing is not None:
-            return self._observe_slice(device, profile, existing)
         placement = pynvml.c_nvmlGpuInstancePlacement_t(start, sizes[start])
         try:
             with translated(device, f"create {slice_type} at {start}"):
                 instance = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
                     self._handle(device), profile.id, ctypes.byref(placement)
                 )
-                return self._observe_slice(device, profile, instance)
+                gi_id = int(pynvml.nvmlGpuInstanceGetInfo(instance).id)
+                self._held[key] = (instance, gi_id)
+                return ObservedSlice(key, gi_id, None, "", profile.memory_mib, profile.sm_count)
         except NoRoom as error:
+            existing = self._find(key)  # the same answer is given when the very instance exists
+            if existing is not None:
+                return self._look_at(key, profile, existing[0])
             held = ", ".join(f"{other.key.slice_type}@{other.key.start}" for other in self.gpu_instances(device))
             message = f"{device}: no room for {slice_type} at {start}, it holds {held or 'nothing'}"
             raise NoRoom(message, remedy="list the instances and plan around them", code=error.code) from error
 
     def create_compute_instance(self, key: SliceKey) -> ObservedSlice:
         profile = self._profile(key.device, key.slice_type)
-        instance = self._find(key)
-        if instance is None:
+        held = self._instance(key)
+        if held is None:
             raise SliceMissing(f"{key.name}: no such GPU instance", remedy="create it first")
-        observed = self._observe_slice(key.device, profile, instance)
-        if observed.ci_id is not None:
-            return observed
-        constant = (
-            profile.constant if profile.constant == REV1_GI_CONSTANT else FULL_WIDTH_CI_CONSTANT[profile.compute_slices]
-        )
-        with translated(key.device, f"create the compute instance of {key.name}"):
-            ci_profile = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
-                instance, constant, pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
-            )
-            pynvml.nvmlGpuInstanceCreateComputeInstance(instance, ci_profile.id)
-            return self._observe_slice(key.device, profile, instance)
+        instance, gi_id = held
+        try:
+            with translated(key.device, f"create the compute instance of {key.name}"):
+                compute = pynvml.nvmlGpuInstanceCreateComputeInstance(
+                    instance, self._compute_profile(key.device, profile, instance)
+                )
+                made = pynvml.nvmlComputeInstanceGetInfo(compute)
+                uuid = str(pynvml.nvmlDeviceGetUUID(made.device))
+                return ObservedSlice(key, gi_id, made.id, uuid, profile.memory_mib, profile.sm_count)
+        except NoRoom:
+            observed = self._look_at(key, profile, instance)
+            if observed.ci_id is None:
+                raise
+            return observed  # it had one already
 
     def destroy_compute_instances(self, key: SliceKey) -> None:
-        instance = self._find(key)
-        if instance is None:
+        held = self._instance(key)
+        if held is None:
             return
         profile = self._profile(key.device, key.slice_type)
-        for compute in self._compute_instances(profile, instance):
+        with translated(key.device, f"list the compute instances of {key.name}"):
+            computes = self._compute_instances(profile, held[0])
+        for compute in computes:
             with translated(key.device, f"destroy the compute instance of {key.name}", lambda: self._holders(key)):
                 pynvml.nvmlComputeInstanceDestroy(compute)
 
     def destroy_gpu_instance(self, key: SliceKey) -> None:
-        instance = self._find(key)
-        if instance is None:
+        held = self._instance(key)
+        if held is None:
             return
         with translated(key.device, f"destroy {key.name}", lambda: self._holders(key)):
-            pynvml.nvmlGpuInstanceDestroy(instance)
+            pynvml.nvmlGpuInstanceDestroy(held[0])
+        self._held.pop(key, None)
         if self._find(key) is not None:
             message = f"{key.name}: the driver reported the instance destroyed, but still lists it"
             raise DeviceError(message, remedy="retry; if it stays, reset the GPU")
@@ -247,13 +259,15 @@ class Inventory(Gauges):
             count = ctypes.c_uint(room)
             computes = (pynvml.c_nvmlComputeInstance_t * room)()
             # Compute-instance profile ids equal their constants on every documented device.
-            pynvml.nvmlGpuInstanceGetComputeInstances(instance, constant, computes, ctypes.byref(count))
-            found += computes[: count.value]
+            with contextlib.suppress(pynvml.NVMLError_NotSupported):  # as a 4g has no profile of width 3
+                pynvml.nvmlGpuInstanceGetComputeInstances(instance, constant, computes, ctypes.byref(count))
+                found += computes[: count.value]
         return found
 
     def _observe_slice(self, device: str, profile: Profile, instance: Any) -> ObservedSlice:
         info = pynvml.nvmlGpuInstanceGetInfo(instance)
         key = SliceKey(device, profile.name, info.placement.start, info.placement.size)
+        self._held[key] = (instance, int(info.id))
         ci_id, mig_uuid = None, ""
         for compute in self._compute_instances(profile, instance):
             compute_info = pynvml.nvmlComputeInstanceGetInfo(compute)
@@ -261,13 +275,43 @@ class Inventory(Gauges):
                 ci_id, mig_uuid = compute_info.id, str(pynvml.nvmlDeviceGetUUID(compute_info.device))
         return ObservedSlice(key, info.id, ci_id, mig_uuid, profile.memory_mib, profile.sm_count)
 
-    def _find(self, key: SliceKey) -> Any | None:
+    def _look_at(self, key: SliceKey, profile: Profile, instance: Any) -> ObservedSlice:
+        with translated(key.device, f"look at {key.name}"):
+            return self._observe_slice(key.device, profile, instance)
+
+    def _compute_profile(self, device: str, profile: Profile, instance: Any) -> int:
+        """Id of the compute-instance profile that fills such an instance; read once per driver load."""
+        if (device, profile.name) not in self._compute_profiles:
+            rev1 = profile.constant == REV1_GI_CONSTANT
+            constant = profile.constant if rev1 else FULL_WIDTH_CI_CONSTANT[profile.compute_slices]
+            info = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                instance, constant, pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+            )
+            self._compute_profiles[device, profile.name] = int(info.id)
+        return self._compute_profiles[device, profile.name]
+
+    def _instance(self, key: SliceKey) -> tuple[Any, int] | None:
+        """The instance in that very place. A handle that we hold may by now stand for somebody else's instance."""
+        kept = self._held.get(key)
+        if kept is None:
+            return self._find(key)
+        profile = self._profile(key.device, key.slice_type)
+        with translated(key.device, f"look at {key.name}"), contextlib.suppress(*GHOST):
+            info = pynvml.nvmlGpuInstanceGetInfo(kept[0])
+            if (info.profileId, info.placement.start, info.id) == (profile.id, key.start, kept[1]):
+                return kept
+        self._held.pop(key)
+        return self._find(key)
+
+    def _find(self, key: SliceKey) -> tuple[Any, int] | None:
         profile = self._profile(key.device, key.slice_type)
         with translated(key.device, f"look for {key.name}"):
             for instance in self._instances(key.device, profile):
                 with contextlib.suppress(*GHOST):
-                    if pynvml.nvmlGpuInstanceGetInfo(instance).placement.start == key.start:
-                        return instance
+                    info = pynvml.nvmlGpuInstanceGetInfo(instance)
+                    if info.placement.start == key.start:
+                        self._held[key] = (instance, int(info.id))
+                        return self._held[key]
         return None
 
     def _holders(self, key: SliceKey) -> Holders:
