@@ -27,6 +27,7 @@ CI_PROFILES: Final[dict[int, tuple[int, tuple[int, ...]]]] = {
     4: (3, (0,)),
     7: (4, (0,)),
 }
+CI_WIDTHS: Final = {1: (1,), 2: (1, 2), 3: (1, 2, 3), 4: (1, 2, 4), 7: (1, 2, 3, 4, 7)}  # 4g has no 3c
 REV1_CI_ID: Final = 7  # the compute instance of 1g+me has a constant of its own
 
 # GPU instance ids per size in memory slices: opaque to users, lowest free first, reused at once.
@@ -52,7 +53,7 @@ class GiProfile:
 
     @property
     def ci_widths(self) -> tuple[int, ...]:
-        return tuple(width for width in CI_PROFILES if width <= self.compute_slices)
+        return CI_WIDTHS[self.compute_slices]
 
     def ci_id(self, width: int) -> int:
         return REV1_CI_ID if self.constant == REV1_CI_ID else CI_PROFILES[width][0]
