@@ -21,6 +21,7 @@ from trefoil.core.energy import AttributionMethod, HostedEnergy, SliceEnergy
 from trefoil.core.fleet import SliceKey
 
 TICK_S: Final = 1e-9  # Triton counts nanoseconds
+DCGM_S_MAX: Final = 5.0  # its value is a mean of the last second or two: it does not stand for more
 QUIET_OTHERS: Final = 0.05  # of a host's CPU time: an operating system is never quite idle
 SENSORS: Final = {
     "auto": (AttributionMethod.DCGM, AttributionMethod.GPM),
@@ -109,7 +110,11 @@ def _activity_s(
     reading: DeviceReading, done: Sequence[Done], length_s: float
 ) -> tuple[AttributionMethod, tuple[float, ...]]:
     counted = tuple(_busy_s(own) for own in done)
-    for method in SENSORS[reading.attribution]:
+    for method in (
+        SENSORS[reading.attribution] if reading.serving_s is not None else ()
+    ):  # else no sensor watched either
+        if method == AttributionMethod.DCGM and length_s > DCGM_S_MAX:
+            continue
         sensed = tuple(part.activity(method) for part in reading.slices)
         if not all(a is not None and math.isfinite(a) and a >= 0 for a in sensed):
             continue  # stale or absent for one of them: two sources in one split would compare unlike things

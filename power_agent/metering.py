@@ -56,6 +56,7 @@ class Metering:
     def open(self) -> None:
         """Go on from the ledger; a new ledger starts its `seq` where no earlier one can have come."""
         self._ledger.open()
+        self._states = dict(self._ledger.states)
 
     async def run(self) -> None:
         """A reading each period, on whole multiples of it; readings of power in between where there is no counter."""
@@ -108,8 +109,7 @@ class Metering:
         name = device.device
         measured = await self._measured(device)
         if name not in self._states:
-            fresh = MeterState(name, seq=int(self._node.clock.now_s()))
-            self._states[name] = self._ledger.states.get(name) or fresh
+            self._states[name] = MeterState(name, seq=int(self._node.clock.now_s()))
         if measured is None:
             return None
         reading = self._reading(device, measured)
@@ -220,6 +220,7 @@ class Metering:
         """A last reading, so that the successor's gap is short."""
         await self.read()
         self._ledger.close()
+        await asyncio.to_thread(self._sources.close)
         for thread in self._threads.values():
             thread.shutdown(wait=False, cancel_futures=True)
 

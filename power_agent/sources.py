@@ -30,6 +30,8 @@ class CpuMeter(Protocol):
 
     def energy_j(self) -> float: ...
 
+    def save(self) -> None: ...
+
 
 class ActivitySensor(Protocol):
     """DCGM or GPM. Mean activity (0..1 of the slice) since the last call; a slice without a fresh value is absent.
@@ -136,6 +138,11 @@ class Sources:
             temperature_c=self._inventory.temperature_c(device) if slow else None,
             clock_event_reasons=self._inventory.clock_event_reasons(device) if slow else None,
         )
+
+    def close(self) -> None:
+        """After the last reading: what a successor needs to go on is on disk."""
+        if self._rapl is not None:
+            self._rapl.save()
 
     def _method(self, device: str, origin: str) -> EnergyMethod:
         key = (device, origin)
