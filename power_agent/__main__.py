@@ -27,7 +27,7 @@ from power_agent.mig import Mig
 from power_agent.node import Node
 from power_agent.probing import Probing
 from power_agent.pursuit import Pursuit
-from power_agent.runtimes.choose import choose_runtime
+from power_agent.runtimes.choose import choose_runtime, lacks
 from power_agent.service import FULL_NAME, PowerAgentServicer
 from power_agent.settings import PowerAgentSettings
 from power_agent.sources import Sources
@@ -71,6 +71,8 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     publisher = Publisher(node, state, ledger)
     feed = EnergyFeed(ledger)
     rapl, cpu, cpu_serves = _cpus(settings, clock, node, simulated=metrics.simulated)
+    for name, why in lacks(runtime).items() if cpu_serves else ():
+        node.miss(name, why)
     dcgm = Dcgm(settings.dcgm_exporter_url, inventory, clock) if settings.dcgm_exporter_url else None
     sensors = (Gpm(inventory), *((dcgm,) if dcgm else ()))
     sources = Sources(inventory, clock, metered=settings.meter == "nvml", rapl=rapl, cpu=cpu, sensors=sensors)

@@ -13,6 +13,7 @@ from power_agent.runtimes.docker import DockerOptions, DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
 from power_agent.runtimes.node import NodeRuntime
 from power_agent.runtimes.process import ProcessRuntime
+from power_agent.runtimes.split import SplitRuntime
 from power_agent.settings import PowerAgentSettings
 from power_agent.triton_install import TritonInstall, find_triton, prepare_triton, with_backend
 from trefoil.core.errors import SettingError
@@ -30,7 +31,8 @@ def choose_runtime(settings: PowerAgentSettings, client: NodeClient | None) -> R
             if client is None:
                 remedy = "set node_socket to that of a simulated node, or runtime to process or docker"
                 raise SettingError("no simulated node is named", field="runtime", value="node", remedy=remedy)
-            return NodeRuntime(client)
+            node = NodeRuntime(client)
+            return SplitRuntime(node, process_runtime(settings)) if settings.cpu == "serve" else node
         case "docker":
             if not settings.docker_image:
                 remedy = "set docker_image to an image with a tritonserver, or runtime to process"
@@ -58,6 +60,11 @@ def process_runtime(settings: PowerAgentSettings) -> ProcessRuntime:
     for controller, why in cgroups.missing.items():
         structlog.get_logger().info("no control groups", controller=controller, why=why)
     return ProcessRuntime(settings.state_dir / "runtime", cgroups, WallClock(), boot_id())
+
+
+def lacks(runtime: Runtime) -> dict[str, str]:
+    """What CPU slices cannot have by this runtime: name -> why and remedy."""
+    return runtime.lacks if isinstance(runtime, ProcessRuntime | SplitRuntime) else {}
 
 
 def install_triton(settings: PowerAgentSettings, runtime: Runtime) -> TritonInstall:

@@ -105,6 +105,12 @@ class ProcessRuntime:
         with self._lock:
             return self._records.get(tag)
 
+    @property
+    def lacks(self) -> dict[str, str]:
+        """What CPU slices cannot have on this host: name -> why and remedy. Cores are pinned in any case."""
+        why = self._cgroups.missing.get("cpu")
+        return {"cpu_quota": why} if why else {}
+
     # --- the protocol -------------------------------------------------------------------------------------------------
 
     def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:

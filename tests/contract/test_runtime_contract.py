@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from power_agent.devices.inventory import Inventory, boot_id
 from power_agent.devices.node_client import NodeClient
 from power_agent.devices.nvml import install_simulated, uninstall
-from power_agent.runtimes.cgroup import find_cgroups
+from power_agent.runtimes.cgroup import Cgroups, find_cgroups
 from power_agent.runtimes.node import NodeRuntime
 from power_agent.runtimes.process import ProcessRuntime
+from power_agent.runtimes.split import SplitRuntime
 from tests.support.runtime_contract import Kit, RuntimeContract
 from tests.support.simulated_driver import NodeProcess
 from trefoil.runtime.clock import WallClock
@@ -62,3 +64,36 @@ class TestProcessRuntime(RuntimeContract):
             runtime.stop(one.tag, 0)
             runtime.forget(one.tag)
         assert not any(folder.exists() for folder in cgroups.parents.values())
+
+
+class TestSplitRuntimeOnCpus(RuntimeContract):
+    """What a simulated node with serving CPUs does with slices that have no GPU."""
+
+    @pytest.fixture
+    def kit(self, client: NodeClient, tmp_path: Path) -> Iterator[Kit]:
+        def again() -> SplitRuntime:
+            process = ProcessRuntime(tmp_path / "runtime", Cgroups(0, {}, {}), WallClock(), boot_id())
+            return SplitRuntime(NodeRuntime(client), process)
+
+        yield Kit(again, sys.executable, tmp_path)
+        runtime = again()
+        for one in runtime.list():
+            runtime.stop(one.tag, 0)
+            runtime.forget(one.tag)
+
+
+def test_a_split_runtime_knows_whose_slice_it_is(client: NodeClient, gpu_uuid: str, tmp_path: Path) -> None:
+    kit = Kit(lambda: NodeRuntime(client), sys.executable, tmp_path, gpu_uuid)
+    host = ProcessRuntime(tmp_path / "runtime", Cgroups(0, {}, {}), WallClock(), boot_id())
+    runtime = SplitRuntime(NodeRuntime(client), host)
+    on_gpu = kit.launch()
+    runtime.start("gpu.g1", on_gpu, kit.log)
+    runtime.start("cpu.g1", replace(kit.launch(), gpu_uuid=""), kit.log)
+    assert runtime.name == "node+process"
+    assert [one.tag for one in client.process_list()] == ["gpu.g1"]
+    assert [one.tag for one in host.list()] == ["cpu.g1"]
+    assert {one.tag for one in runtime.list()} == {"gpu.g1", "cpu.g1"}
+    for tag in ("gpu.g1", "cpu.g1"):
+        runtime.stop(tag, 5)
+        runtime.forget(tag)
+    assert runtime.list() == ()
