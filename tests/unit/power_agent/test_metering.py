@@ -1,0 +1,162 @@
+"""The shell of the meter: periods, devices that hang or vanish, successors, and what is published and counted."""
+
+import asyncio
+import threading
+
+import pytest
+
+from power_agent import metering
+from power_agent.devices.errors import DeviceLost
+from power_agent.journal import Journal
+from power_agent.ledger import Ledger
+from power_agent.metering import Metering
+from power_agent.node import Device, Node
+from power_agent.settings import PowerAgentSettings
+from power_agent.sources import Measured
+from tests.support.plans import CATALOG
+from trefoil.core.device_types import A100_40GB, P4, device_type
+from trefoil.core.energy import EnergyMethod
+from trefoil.core.fleet import DeviceState
+from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.telemetry import Metrics
+
+GPU0, GPU1, P4_0, CPU = "node0/gpu0", "node0/gpu1", "node0/gpu2", "node0/cpu"
+WATTS = {GPU0: 100.0, GPU1: 60.0, P4_0: 30.0, CPU: 20.0}
+
+
+class Meters:
+    """Devices that draw a constant power since the clock began; each can be made to hang or to fail."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.gates, self.errors, self.polls, self.closed = {}, {}, [], False
+        self.asked = []
+
+    def integrates(self, device, origin):
+        return device == P4_0
+
+    def poll(self, device, origin):
+        self.polls.append(device)
+
+    def read(self, device, kind, origin, generations, slow):
+        self.asked.append((device, slow))
+        if device in self.gates:
+            assert self.gates[device].wait(10)
+        if device in self.errors:
+            raise self.errors[device]
+        now_s = self.clock.monotonic_s()
+        method = EnergyMethod.RAPL if device == CPU else EnergyMethod.NVML_COUNTER
+        return Measured(self.clock.now_s(), now_s, method, origin, WATTS[device] * now_s, 0.0, WATTS[device], 1410)
+
+    def close(self):
+        self.closed = True
+
+
+class Bench:
+    def __init__(self, folder):
+        self.folder, self.clock, self.published = folder, ManualClock(1e9), []
+        self.clock.move(1000.0)
+        self.start()
+
+    def start(self):
+        settings = PowerAgentSettings(node_socket=self.folder / "node.sock", state_dir=self.folder)
+        self.metrics = Metrics("power_agent", simulated=True)
+        self.node = Node(settings, self.clock, Journal(self.folder, "boot", "1"), CATALOG, self.metrics)
+        self.node.boot_id, self.node.driver_load_id = "boot", "1"
+        kinds = {GPU0: A100_40GB, GPU1: A100_40GB, P4_0: P4, CPU: device_type("cpu:4")}
+        for name, kind in kinds.items():
+            self.node.devices[name] = Device(name, kind, DeviceState.ASLEEP)
+        self.meters = Meters(self.clock)
+        self.ledger = Ledger(self.folder, 100)
+        self.metering = Metering(self.node, self.meters, self.ledger, self.published.extend)
+        self.metering.open()
+
+    async def read(self, after_s=1.0):
+        self.clock.move(after_s)
+        before = len(self.published)
+        await self.metering.read()
+        return {sample.device: sample for sample in self.published[before:]}
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+def value(bench, name, **labels):
+    return next(
+        float(line.rsplit(" ", 1)[1])
+        for line in bench.metrics.text().splitlines()
+        if line.startswith(name + "{") and all(f'{k}="{v}"' in line for k, v in labels.items())
+    )
+
+
+async def test_each_device_gets_a_sample_per_period_from_the_second_reading_on(bench):
+    assert await bench.read() == {}
+    samples = await bench.read()
+    assert {name: sample.counter_j for name, sample in samples.items()} == pytest.approx(WATTS)
+    assert all(sample.unallocated_j == pytest.approx(sample.counter_j) for sample in samples.values())
+    assert samples[CPU].method == EnergyMethod.RAPL
+    assert len({sample.seq for sample in samples.values()}) == 1, (
+        "a new ledger starts where no earlier one can have come"
+    )
+
+
+async def test_a_driver_that_hangs_on_one_gpu_delays_no_other_and_loses_no_joule(bench, monkeypatch):
+    monkeypatch.setattr(metering, "READ_TIMEOUT_S", 0.1)
+    await bench.read()
+    bench.meters.gates[GPU0] = threading.Event()
+    for _ in range(3):
+        assert set(await bench.read()) == {GPU1, P4_0, CPU}
+    assert [device for device, _ in bench.meters.asked].count(GPU0) == 2, "it is not asked again while it hangs"
+    bench.meters.gates.pop(GPU0).set()
+    async with asyncio.timeout(5):
+        while GPU0 not in (samples := await bench.read(0.0)):
+            await asyncio.sleep(0.01)
+    assert samples[GPU0].counter_j == pytest.approx(3 * WATTS[GPU0])
+
+
+async def test_a_lost_gpu_has_no_samples_and_books_the_gap_when_it_is_back(bench):
+    await bench.read()
+    bench.meters.errors[GPU1] = DeviceLost("gone", code=15)
+    assert GPU1 not in await bench.read()
+    assert GPU1 not in await bench.read()
+    del bench.meters.errors[GPU1]
+    assert (await bench.read())[GPU1].counter_j == pytest.approx(3 * WATTS[GPU1])
+
+
+async def test_a_successor_goes_on_from_the_ledger_by_seq_and_joule(bench):
+    await bench.read()
+    first = (await bench.read())[GPU0]
+    bench.start()  # the first was killed
+    gap = (await bench.read(60.0))[GPU0]
+    assert gap.seq == first.seq + 1
+    assert gap.counter_j == pytest.approx(60 * WATTS[GPU0])
+    assert (gap.starts_at_s, gap.ends_at_s) == (first.ends_at_s, first.ends_at_s + 60)
+
+
+async def test_power_is_polled_between_readings_only_where_there_is_no_counter(bench):
+    running = asyncio.create_task(bench.metering.run())
+    for _ in range(12):
+        await asyncio.sleep(0.01)
+        bench.clock.move(0.1)
+    await asyncio.sleep(0.05)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert set(bench.meters.polls) == {P4_0}
+    assert len(bench.meters.polls) >= 8
+
+
+async def test_what_is_published_is_counted_by_share_method_and_attribution(bench):
+    await bench.read()
+    await bench.read()
+    total = sum(
+        value(bench, "trefoil_device_energy_joules_total", device=GPU0, share=share)
+        for share in ("active", "idle", "unallocated")
+    )
+    assert total == pytest.approx(100)
+    assert value(bench, "trefoil_energy_samples_total", device=CPU, method="RAPL", attribution="SOLE") == 1
+    assert value(bench, "trefoil_energy_counter_resets_total", device=GPU0) == 0
+    assert value(bench, "trefoil_device_baseline_watts", device=GPU0) == pytest.approx(A100_40GB.idle_w)
+    await bench.metering.stop()
+    assert bench.meters.closed
