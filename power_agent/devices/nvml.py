@@ -1,9 +1,12 @@
 """Puts a simulated driver behind the unmodified pynvml module of this process."""
 
+import contextlib
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pynvml
 
+from power_agent.devices.errors import NodeUnreachable
 from power_agent.devices.node_client import NodeClient
 from power_agent.devices.nvml_shim import NvmlShim, Send
 
@@ -15,14 +18,23 @@ def install_simulated(socket_path: Path | str) -> NodeClient:
     so a later call of this function moves the process to another node.
     """
     client = NodeClient(socket_path)
-    install(client.nvml)
+    missing: Sequence[str] = ()
+    with contextlib.suppress(NodeUnreachable):  # not up yet: it will refuse what it lacks when it is called
+        missing = client.describe().get("symbols_missing", ())
+    install(client.nvml, missing)
     return client
 
 
-def install(send: Send) -> None:
-    """Answer every pynvml call of this process through `send`, such as Machine.send."""
+def install(send: Send, symbols_missing: Collection[str] = ()) -> None:
+    """Answer every pynvml call of this process through `send`, such as Machine.send.
+
+    symbols_missing: C names that pynvml does not even find, as in the library of an old driver.
+    """
+    shim = NvmlShim(send)
+    for symbol in symbols_missing:
+        delattr(shim, symbol)
     with pynvml.libLoadLock:
-        pynvml.nvmlLib = NvmlShim(send)
+        pynvml.nvmlLib = shim
         pynvml._nvmlGetFunctionPointer_cache.clear()
 
 

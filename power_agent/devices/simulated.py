@@ -263,6 +263,8 @@ class NodeServer:
             "driver_load_id": self.driver_load_id,
             "devices": list(self._settings.devices),
             "started_at_s": self._started_at_s,
+            "root": self._settings.root,
+            "symbols_missing": list(self._settings.symbols_missing),
             "faults": self.node.machine.faults.describe(),
         }
 

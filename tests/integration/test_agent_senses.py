@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from power_agent.capabilities import NOT_ROOT, probe_devices
+from power_agent.devices.errors import NoPermission
+from power_agent.devices.inventory import Inventory
+from power_agent.devices.nvml import install_simulated, uninstall
 from tests.support.fast_cluster import NODE, FastCluster, Stage
+from tests.support.simulated_driver import NodeProcess
 from trefoil.core.fleet import DeviceState
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -94,3 +99,27 @@ def test_events_are_heard_from_a_driver_that_was_loaded_again(cluster):
 
     cluster.until(heard, "an Xid of the new driver", NOTICED_S)
     assert "events" in cluster.status().capabilities
+
+
+def test_without_privileges_and_on_an_old_driver_the_agent_runs_with_the_rest(tmp_path):
+    node = NodeProcess(
+        tmp_path,
+        "root=false",
+        'symbols_missing=["nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpmQueryDeviceSupport"]',
+    )
+    client = node.start()
+    try:
+        assert client.describe()["root"] is False
+        install_simulated(node.socket)
+        inventory = Inventory(NODE, None)
+        inventory.open()
+        assert not inventory.has_symbol("nvmlDeviceCreateGpuInstanceWithPlacement")
+        assert inventory.has_symbol("nvmlDeviceSetGpuLockedClocks")
+        with pytest.raises(NoPermission, match="as root or with CAP_SYS_ADMIN"):
+            inventory.lock_clock(GPU0, 300, 600)
+        found = probe_devices(inventory, inventory.list_devices(), NOT_ROOT)
+        assert found.have == ("energy_counter", "events")
+        assert "update it to R470" in found.missing["mig"]
+    finally:
+        uninstall()
+        node.end()
