@@ -54,7 +54,8 @@ class SliceSpec:
 
     @property
     def threads(self) -> int:
-        """For each instance of a model: the cores of a CPU slice are shared out, a GPU's host work needs one."""
+        """For each instance of a model: the cores of a CPU slice are shared out (more get in each other's way), and a
+        GPU's host work needs one."""
         cores = len(self.cpu_cores) if self.cpu_cores is not None else math.ceil(self.cpu_quota or 1)
         return max(1, cores // max(1, sum(max(1, hosted.instances) for hosted in self.hosted)))
 
@@ -203,10 +204,8 @@ def serving_for(install: TritonInstall, spec: SliceSpec) -> Serving:
         return Serving()
     if spec.gpu_uuid and install.sees_gpus:
         return Serving(install.backend, on_gpu=True)
-    cores = len(spec.cpu_cores or ()) or math.ceil(
-        spec.cpu_quota or 0
-    )  # more threads than that get in each other's way
-    return Serving(install.backend, threads=cores)
+    of_cpus = spec.cpu_cores is not None or spec.cpu_quota is not None
+    return Serving(install.backend, threads=spec.threads if of_cpus else 0)
 
 
 def serving_of(config: model_config_pb2.ModelConfig) -> Serving:
