@@ -49,6 +49,7 @@ class Gauges(Protocol):
     def lock_clock(self, device: str, min_mhz: int, max_mhz: int) -> None: ...
     def reset_clock(self, device: str) -> None: ...
     def power_limit_w(self, device: str) -> float | None: ...
+    def power_limit_set_w(self, device: str) -> float | None: ...
     def power_limits(self, device: str) -> PowerLimits | None: ...
     def set_power_limit_w(self, device: str, limit_w: float) -> None: ...
 
@@ -96,7 +97,7 @@ class ClockDevice:
         name, inventory = self.name, self._inventory
 
         def read() -> tuple[tuple[int, ...], PowerLimits | None, float | None]:
-            return inventory.clocks_supported_mhz(name), inventory.power_limits(name), inventory.power_limit_w(name)
+            return inventory.clocks_supported_mhz(name), inventory.power_limits(name), inventory.power_limit_set_w(name)
 
         clocks_mhz, limits, in_force_w = await self._call(name, read)
         kind, cannot_lock = self.device.type, ""
@@ -228,21 +229,22 @@ class ClockDevice:
         if device.state == DeviceState.LOST:
             return
 
-        def read() -> Reading:
-            return Reading(
-                inventory.clock_mhz(name), inventory.clock_event_reasons(name), inventory.power_limit_w(name)
-            )
+        def read() -> tuple[Reading, float | None]:
+            clock_mhz, reasons = inventory.clock_mhz(name), inventory.clock_event_reasons(name)
+            return Reading(clock_mhz, reasons, inventory.power_limit_set_w(name)), inventory.power_limit_w(name)
 
         try:
             await self.look()
-            reading = await self._call(name, read)
+            reading, enforced_w = await self._call(name, read)
         except TrefoilError as error:  # whether it is lost, or the driver gone, is for health to find out
             self._log.info("clocks cannot be read", device=name, why=str(error))
             self._report(tuple(complaints(self.view())))
             return
         before = (device.clock_mhz, device.clock_event_reasons, device.power_limit_w)
         device.clock_mhz, device.clock_event_reasons = reading.clock_mhz, reading.reasons
-        device.power_limit_w = reading.limit_w or 0.0
+        device.power_limit_w = enforced_w or 0.0
+        if self._limit == Lever() and reading.limit_w is not None:  # nobody's, or somebody else's: to be put back
+            self._free_w = reading.limit_w
         seen = drift(self.view(), reading)
         if seen != self._seen and seen != device.clock_drift:
             self.check_s = min(self.check_s, self._node.clock.monotonic_s() + CONFIRM_S)

@@ -236,7 +236,7 @@ def _not_before(view: View, lever: Lever[T], wanted: T | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the driver says: SM clock (0: it does not say), clock event reasons, enforced limit (None: likewise)."""
+    """What the driver says: SM clock (0: it does not say), clock event reasons, limit that is set (None: likewise)."""
 
     clock_mhz: int
     reasons: tuple[str, ...] = ()
@@ -269,7 +269,7 @@ def drift(view: View, reading: Reading) -> tuple[str, ...]:
     limit_w = view.limit.value
     differs = limit_w is not None and reading.limit_w is not None
     if differs and view.limit.sure and abs((reading.limit_w or 0.0) - (limit_w or 0.0)) > LIMIT_TOLERANCE_W:
-        found.append(f"power limit {limit_w:g} W was set, {reading.limit_w:g} W is enforced: somebody else changed it")
+        found.append(f"power limit {limit_w:g} W was set, {reading.limit_w:g} W is found: somebody else changed it")
     found += complaints(view)
     return tuple(text for text in found if text)
 

@@ -67,6 +67,10 @@ class Gauges(Gpus):
         """The limit in force: the lowest of what was set and what the board enforces."""
         return self._optional(device, "read the power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, 1e-3)
 
+    def power_limit_set_w(self, device: str) -> float | None:
+        """The limit that somebody has set, or the default: what the board enforces for now may be lower."""
+        return self._optional(device, "read the set power limit", pynvml.nvmlDeviceGetPowerManagementLimit, 1e-3)
+
     def power_limits(self, device: str) -> PowerLimits | None:
         """What may be set and what is the default; None where the limit cannot be changed."""
         try:

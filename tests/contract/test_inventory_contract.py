@@ -176,7 +176,7 @@ def test_energy_power_clocks_and_limits(inventory, driver):
     inventory.reset_clock(GPU0)
     assert inventory.clock_mhz(GPU0) == 210
     inventory.set_power_limit_w(GPU0, 250)
-    assert inventory.power_limit_w(GPU0) == 250
+    assert inventory.power_limit_w(GPU0) == inventory.power_limit_set_w(GPU0) == 250
     assert inventory.temperature_c(GPU0) == pytest.approx(37)
     assert inventory.driver_version()
 

@@ -70,6 +70,11 @@ def limit_w(cluster: FastCluster) -> float:
     return float(cluster.inspect()["gpus"][0]["limit_w"][0])
 
 
+def admin(cluster: FastCluster, verb: str, **args: Any) -> None:
+    """Somebody else does something to GPU 0."""
+    cluster.client.call("admin", verb=verb, args={"index": 0, **args})
+
+
 def device(cluster: FastCluster) -> DeviceStatus:
     return cluster.status().devices[0]
 
@@ -190,19 +195,55 @@ def test_a_power_cap_and_a_foreign_hand_are_seen_and_not_fought(cluster):
     wanted = clocks(1, 0, 1200, 100.0)
     cluster.apply(wanted)
     cluster.settle(wanted)
-    cluster.client.call("admin", verb="foreign_load", args={"index": 0, "watts": 250.0})
+    admin(cluster, "foreign_load", watts=250.0)
     cluster.until(lambda: bool(device(cluster).drift), "the power cap")
     assert device(cluster).drift == ("clock range 210-1200 MHz is not honoured: software_power_cap",)
-    cluster.client.call("admin", verb="foreign_load", args={"index": 0, "watts": 0.0})
+    admin(cluster, "foreign_load", watts=0.0)
     cluster.until(lambda: not device(cluster).drift, "the end of the cap")
-    handle = cluster.client.nvml("nvmlDeviceGetHandleByIndex_v2", [0])[1][0]
     none = clocks(2)
     cluster.apply(none)
     cluster.settle(none)
-    assert cluster.client.nvml("nvmlDeviceSetGpuLockedClocks", [handle, 300, 300])[0] == 0
+    admin(cluster, "lock_clocks", min_mhz=300, max_mhz=300)
     cluster.until(lambda: bool(device(cluster).drift), "the foreign lock")
     assert device(cluster).drift == ("clocks are locked, and not by this agent",)
     assert locked(cluster) == [300, 300]
     assert cluster.end_agent() == 0
     assert locked(cluster) == [300, 300]
     cluster.start_agent()
+
+
+@pytest.mark.parametrize("persistence", [True, False])
+def test_a_driver_that_was_loaded_again_has_what_the_plan_asks_and_nothing_of_a_dead_agent(cluster, persistence):
+    admin(cluster, "set_persistence", enabled=persistence)
+    wanted = clocks(1, 0, 900, 250.0)
+    cluster.apply(wanted)
+    cluster.settle(wanted)
+    was = cluster.status().driver_load_id
+    cluster.client.call("admin", verb="reload_driver", args={})
+    cluster.until(lambda: cluster.status().driver_load_id != was, "the reload to be noticed")
+    cluster.until(lambda: (locked(cluster), limit_w(cluster)) == ([210, 900], 250.0), "the plan's clocks and limit")
+    none = clocks(2)
+    cluster.apply(none)
+    cluster.settle(none)
+    lease(cluster, 600, 500.0)
+    cluster.until(lambda: locked(cluster) == [210, 600], "the lease")
+    cluster.kill_agent()
+    cluster.client.call("admin", verb="reload_driver", args={})
+    assert (locked(cluster) is not None) == persistence
+    cluster.start_agent()
+    cluster.until(lambda: cluster.memory().overrides == {}, "a clean journal")
+    assert (locked(cluster), limit_w(cluster)) == (None, 400.0)
+
+
+def test_nothing_is_called_on_a_lost_gpu_until_it_is_back(cluster):
+    wanted = clocks(1, 0, 900)
+    cluster.apply(wanted)
+    cluster.settle(wanted)
+    admin(cluster, "lose")
+    cluster.until(lambda: device(cluster).state == DeviceState.LOST, "the loss")
+    code, text = refused(lease, cluster, 600, 5.0)
+    assert (code, "the device is lost" in text) == (grpc.StatusCode.UNAVAILABLE, True)
+    admin(cluster, "reset")
+    assert locked(cluster) is None
+    cluster.until(lambda: locked(cluster) == [210, 900], "its range after the reset")
+    cluster.until(lambda: device(cluster).state == DeviceState.AWAKE, "its return")

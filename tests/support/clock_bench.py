@@ -72,6 +72,9 @@ class FakeGpus:
     def power_limit_w(self, device: str) -> float | None:
         return self.limit_w
 
+    def power_limit_set_w(self, device: str) -> float | None:
+        return self.limit_w
+
     def power_limits(self, device: str) -> PowerLimits | None:
         kind = self.kind
         return PowerLimits(kind.power_limit_min_w, kind.power_limit_max_w, kind.power_limit_max_w)

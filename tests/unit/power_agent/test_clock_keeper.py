@@ -155,6 +155,19 @@ async def test_a_limit_of_an_earlier_driver_load_is_not_put_back_over_what_is_in
     await bench.kill()
 
 
+async def test_a_limit_that_an_operator_sets_meanwhile_is_what_comes_back(bench):
+    await bench.start()
+    await bench.pass_s(2)
+    bench.gpus.limit_w = 300.0
+    await bench.pass_s(6)
+    assert bench.node.status().devices[0].power_limit_w == 300.0
+    bench.take(clock_plan(limit_w=200.0))
+    await bench.pass_s(2)
+    assert bench.gpus.limit_w == 200.0
+    await bench.end()
+    assert bench.gpus.limit_w == 300.0
+
+
 async def test_a_successor_locks_again_what_the_plan_still_asks_for(bench):
     await bench.start(clock_plan(0, 900))
     await bench.pass_s(1)

@@ -164,7 +164,7 @@ def test_foreign_settings_are_reported():
     limited = dataclasses.replace(FREE, limit=Lever(250.0))
     assert drift(limited, Reading(1410, (), 250.2)) == ()
     (text,) = drift(limited, Reading(1410, (), 300.0))
-    assert text == "power limit 250 W was set, 300 W is enforced: somebody else changed it"
+    assert text == "power limit 250 W was set, 300 W is found: somebody else changed it"
     assert drift(FREE, Reading(1410, (), 300.0)) == ()  # a limit that is nobody's business
 
 
