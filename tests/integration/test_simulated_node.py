@@ -231,6 +231,81 @@ def test_rehearsed_trouble_reaches_the_driver(client, inventory):
         client.call("process_stop")
 
 
+def test_a_driver_restart_ends_what_runs_and_is_another_load(client, inventory, folder):
+    made = inventory.create_slice(GPU0, "3g.20gb", 4)
+    child = start(client, folder, made.mig_uuid, 4, 10000, 10)
+    until(lambda: inventory.energy_j(GPU0) > 0)
+    first_load, pid = driver_load_id(folder / "driver_load_id"), client.describe()["pid"]
+    client.admin("reload_driver")
+    assert driver_load_id(folder / "driver_load_id") not in (first_load, "")
+    assert client.describe()["pid"] == pid
+    with pytest.raises(DriverUnavailable):
+        inventory.gpu_instances(GPU0)
+    inventory.open()
+    assert inventory.gpu_instances(GPU0) == ()
+    assert client.process_wait("a", 10.0).exit_code == -signal.SIGKILL
+    assert gone(child.pid)
+    assert list((folder / "pace").iterdir()) == []
+    truth = device_truth(client)
+    assert inventory.energy_j(GPU0) < truth["counter_j"]  # the counter began anew, the true split went on
+    total_j = truth["active_j"] + truth["idle_j"] + truth["unallocated_j"]
+    assert total_j == pytest.approx(truth["counter_j"], rel=1e-9)
+
+
+def test_a_restart_in_the_middle_of_a_plan(client, inventory, folder):
+    client.admin("fault", symbol="nvmlGpuInstanceCreateComputeInstance", effect="reload")
+    first_load = driver_load_id(folder / "driver_load_id")
+    with pytest.raises(DriverUnavailable):
+        inventory.create_slice(GPU0, "3g.20gb", 4)
+    assert driver_load_id(folder / "driver_load_id") != first_load
+
+
+def test_others_at_the_gpus_through_the_socket(client, inventory):
+    uuid = client.admin("create_gi", index=1, slice_type="2g.10gb", start=2)
+    assert [found.mig_uuid for found in inventory.gpu_instances(GPU1)] == [uuid]
+    with pytest.raises(NodeRefused, match="overheat: missing a required argument"):
+        client.admin("overheat", index=1)
+
+
+def test_the_fleet_is_described_like_nvidia_smi(node, client, inventory):
+    made = inventory.create_slice(GPU1, "3g.20gb", 4)
+    argv = [sys.executable, "-m", "power_agent.devices.simulated", "--describe"]
+    running = subprocess.run(
+        [*argv, "--socket", str(node.socket)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert f"UUID: {made.mig_uuid}" in running.stdout
+    assert "|   1  MIG 3g.20gb                  9           1           4:4               |" in running.stdout
+    assert "|   1  MIG 1g.5gb          19         4/7     4.75    No      14     0     0  |" in running.stdout
+    devices = 'devices=["H100-SXM5-80GB","Tesla P4"]'
+    words = ["--set", devices, "--socket", str(node.folder / "none")]
+    planned = subprocess.run([*argv, *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "GPU 1: Tesla P4" in planned
+    assert "No GPU instances found." in planned
+    assert {len(line) for line in planned.splitlines() if line.startswith(("|", "+"))} == {79}
+
+
+def test_a_process_on_a_whole_gpu_is_paced_and_metered(node, folder):
+    node._argv += ["--set", 'devices=["Tesla P4"]']
+    client = node.start()
+    described = install_simulated(node.socket)
+    opened = Inventory("node0")
+    opened.open()
+    try:
+        (device,) = opened.list_devices()
+        child = start(client, folder, device.uuid, 4, 5, 78)
+        assert [process.pid for process in opened.processes(device.uuid)] == [child.pid]
+        until(lambda: "done" in Path(child.log_path).read_text())
+        (account,) = until(lambda: device_truth(client)["active_j"] > 0 and device_truth(client)["slices"])
+        assert (account["slice_type"], account["start"], account["size"]) == ("whole", 0, 1)
+        assert [version["variant"] for version in account["versions"]] == ["digits-l"]
+        assert opened.energy_j(GPU0) is None
+        assert opened.power_w(GPU0) > 0
+    finally:
+        described.close()
+        client.close()
+        uninstall()
+
+
 def test_a_process_needs_a_slice_that_exists(client, inventory, folder):
     with pytest.raises(NodeRefused, match="names no device"):
         start(client, folder, "MIG-00000000-0000-0000-0000-000000000000", 1, 0, 1)
