@@ -174,7 +174,7 @@ class DockerRuntime:
     def _containers(self, **labels: str) -> Sequence[Mapping[str, Any]]:
         wanted = self._labels() | {f"{LABEL}{name}": value for name, value in labels.items()}
         filters = {"label": [f"{name}={value}" for name, value in wanted.items()]}
-        found: Sequence[Mapping[str, Any]] = self._engine.call(
+        found: Sequence[Mapping[str, Any]] = self._engine.look(
             "listing containers", lambda api: api.containers(all=True, filters=filters)
         )
         return [one for one in found if f"{LABEL}tag" in one["Labels"] and one["State"] != "removing"]
@@ -188,7 +188,7 @@ class DockerRuntime:
         return None
 
     def _inspect(self, container: str) -> dict[str, Any]:
-        return dict(self._engine.call("looking at a container", lambda api: api.inspect_container(container)))
+        return dict(self._engine.look("looking at a container", lambda api: api.inspect_container(container)))
 
     def _described(self, summary: Mapping[str, Any]) -> dict[str, Any] | None:
         """What inspect says; asked again only when the engine's summary reads differently.

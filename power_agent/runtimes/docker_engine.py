@@ -64,6 +64,18 @@ class Engine:
                 "or set runtime=process",
             ) from error
 
+    def look(self, what: str, ask: Callable[[docker.APIClient], T]) -> T:
+        """Ask what there is: an engine that cannot even tell is as good as none.
+
+        Raises:
+            Unavailable: it does not answer, or with an error of its own.
+            docker.errors.NotFound: as in `call`.
+        """
+        try:
+            return self.call(what, ask)
+        except StartError as error:
+            raise Unavailable(str(error)) from error
+
     @property
     def where(self) -> str:
         """Its address, for people."""

@@ -7,12 +7,8 @@ import docker.models.containers
 import pytest
 import pytest_asyncio
 
-from power_agent.runtimes.docker import DockerOptions, DockerRuntime
-from power_agent.runtimes.docker_engine import Engine
-from power_agent.triton_slice import SliceSpec, prepare_slice
 from tests.support.agent_cluster import NODE, AgentCluster, Load, key, node_plan, planned, until
-from tests.support.docker_engine import DockerEngine
-from tests.support.triton_process import MODELS, free_ports, hosted
+from tests.support.docker_engine import DockerEngine, OwnEngine
 from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceKey, SliceState
 
@@ -50,10 +46,14 @@ async def test_containers_serve_through_the_death_of_the_agent_and_the_next_one_
     await cluster.settled(wanted)
     before = {part: container(docker_engine, part).id for part in (LEFT, RIGHT)}
     load = Load((await cluster.slices())[LEFT].grpc_target)
-    options = DockerOptions("default", NODE, docker_engine.image, gpu="none")
-    foreign = DockerRuntime(Engine(docker_engine.url), options)  # a predecessor that was killed before it noted a start
-    spec = SliceSpec("orphan", cluster.folder / "orphan", MODELS, [hosted(1)], *free_ports(2), gpu_uuid="")
-    foreign.start("orphan.g1", prepare_slice(foreign.install(), spec), cluster.folder / "orphan.log")
+    labels = {"cluster": "default", "node": NODE, "tag": "orphan.g1"}  # of a predecessor that died before it noted it
+    docker_engine.client.containers.run(
+        docker_engine.image,
+        ["python3", "-c", "import signal; signal.signal(signal.SIGTERM, lambda *_: exit()); signal.pause()"],
+        labels={f"trefoil.{name}": value for name, value in labels.items()},
+        network_mode="none",
+        detach=True,
+    )
 
     cluster.kill_agent()
     await asyncio.sleep(0.5)
@@ -83,6 +83,25 @@ async def test_a_container_killed_behind_the_agents_back_is_started_again(cluste
     await until(lambda: load.answered >= 10, 10)
     await load.stop()
     assert (load.failed, load.versions) == ([], {"4"})
+
+
+async def test_an_engine_that_is_restarted_takes_its_containers_along_and_the_agent_brings_them_back(
+    cluster, docker_engine
+):
+    if not isinstance(docker_engine, OwnEngine):
+        pytest.skip("the engine of this machine is not ours to restart")
+    before = {container(docker_engine, part).id for part in (LEFT, RIGHT)}
+    await asyncio.to_thread(docker_engine.stop)
+
+    async def missed() -> bool:
+        return any("no Docker engine answers" in why for why in (await cluster.node()).missing)
+
+    await until(missed, 15)
+    docker_engine.start()  # by this thread, whose end would be the engine's
+    await cluster.ready(LEFT, RIGHT, timeout_s=BOOT_S)
+    await until(lambda: len(docker_engine.containers()) == 2, 15)
+    assert before.isdisjoint({one.id for one in docker_engine.containers()})
+    assert not await missed()
 
 
 async def test_a_plan_without_slices_leaves_no_container_and_no_instance(cluster, docker_engine):

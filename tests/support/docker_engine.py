@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -66,22 +67,26 @@ class DockerEngine:
 
 
 class OwnEngine(DockerEngine):
-    """A dockerd of the test's own; it dies with the process that made it."""
+    """A dockerd of the test's own; it dies with the thread that started it."""
 
     def __init__(self, binaries: Path | None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="trefoil-docker-"))  # short: sockets live in it
-        self._log = self._folder / "log"
-        self._process = self._start(binaries)
-        socket, deadline_s = self._folder / "docker.sock", time.monotonic() + READY_S
+        self._log, self._binaries = self._folder / "log", binaries
         try:
-            while not socket.exists():
-                failed = self._process.poll() is not None or time.monotonic() > deadline_s
-                assert not failed, f"dockerd does not start:\n{self._log.read_text()[-4000:]}"
-                time.sleep(0.05)
-            super().__init__(f"unix://{socket}")
+            self._process = self._start(binaries)
+            super().__init__(f"unix://{self._folder}/docker.sock")
         except BaseException:
             self._end()
             raise
+
+    def stop(self) -> None:
+        """As an operator does; its containers end with it."""
+        self._process.terminate()
+        self._process.wait(60)
+
+    def start(self) -> None:
+        """Again, after `stop`."""
+        self._process = self._start(self._binaries)
 
     def _start(self, binaries: Path | None) -> subprocess.Popen[bytes]:
         environment = dict(os.environ) | {"TMPDIR": str(self._folder)}
@@ -96,7 +101,7 @@ class OwnEngine(DockerEngine):
         command += [f"--exec-root={self._folder}/exec", f"--pidfile={self._folder}/pid", f"--config-file={nothing}"]
         command += ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
         with self._log.open("wb") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -105,6 +110,12 @@ class OwnEngine(DockerEngine):
                 start_new_session=True,
                 preexec_fn=lambda: _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),
             )
+        deadline_s = time.monotonic() + READY_S
+        while not _answers(self._folder / "docker.sock"):
+            failed = process.poll() is not None or time.monotonic() > deadline_s
+            assert not failed, f"dockerd does not start:\n{self._log.read_text()[-4000:]}"
+            time.sleep(0.05)
+        return process
 
     def close(self) -> None:
         try:
@@ -113,12 +124,8 @@ class OwnEngine(DockerEngine):
             self._end()
 
     def _end(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with contextlib.suppress(AttributeError, subprocess.TimeoutExpired):  # never started; hangs
+            self.stop()
         for process in _naming(self._folder):  # a containerd or shim that outlived it
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -126,6 +133,11 @@ class OwnEngine(DockerEngine):
         for mount in sorted(_mounts(self._folder), reverse=True):
             subprocess.run(["umount", "--lazy", mount], check=False)
         shutil.rmtree(self._folder)
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as door:
+        return door.connect_ex(str(path)) == 0
 
 
 def _naming(folder: Path) -> list[psutil.Process]:
@@ -183,7 +195,7 @@ def _fetched(folder: Path) -> list[Path]:
     archives = folder / "archives"
     (archives / "partial").mkdir(parents=True)
     command = ["apt-get", "install", "--yes", "--no-install-recommends", "--download-only", "--quiet"]
-    command += ["--option", f"Dir::Cache::archives={archives}", PACKAGE]
+    command += ["--option", "DPkg::Lock::Timeout=60", "--option", f"Dir::Cache::archives={archives}", PACKAGE]
     said = ""
     for refresh in (False, True):  # package lists may be old, or not there at all
         if refresh:
