@@ -97,7 +97,7 @@ class PowerAgentSettings(ServiceSettings):
     read, off on a simulated node."""
     powercap_root: Path = Path("/sys/class/powercap")
     """Where the kernel shows RAPL."""
-    dcgm_exporter_url: str = ""
+    dcgm_exporter_url: str = Field(default="", pattern=r"^(https?://.+)?$")
     """Metrics page of a dcgm-exporter that collects at least every 2 s (`--collect-interval 1000`), as in
     http://127.0.0.1:9400/metrics; empty: activity from GPM or Triton."""
 
