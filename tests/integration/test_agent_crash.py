@@ -21,8 +21,8 @@ from trefoil.core.plan import NodePlan
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 DEVICES = ("A100-SXM4-40GB",) * 2
-SEEDS = (2, 3, 5, 8)
-AT_ONCE = 2
+CASES = ((1, "clocks"), (2, "sleep"), (3, "variants"))  # seed, what its repartition has to contain
+STEPS_MAX = 4  # instances to create or destroy: each costs a dozen writes, and each write two deaths
 AGAIN_EVERY = 5  # each fifth successor is killed too, while it recovers
 
 
@@ -38,22 +38,30 @@ def stage() -> Iterator[Stage]:
 class Shuttle:
     """Goes from one plan to the other and back, and dies on the way."""
 
-    def __init__(self, stage: Stage, seed: int) -> None:
+    def __init__(self, stage: Stage, seed: int, what: str) -> None:
         self.cluster = FastCluster(stage, devices=DEVICES)
-        self.planner = Planner(seed, NODE, DEVICES, change=0.9)
+        self.planner = Planner(seed, NODE, DEVICES, change=0.9, clocks=what == "clocks")
         self.here, self.there = self.planner.next(), self.planner.next()
-        while not self._worth_it():
-            self.there = self.planner.next()
+        while not self._worth_it(what):
+            self.here, self.there = self.there, self.planner.next()
+        self.here, self.there = self.planner.again(self.here), self.planner.again(self.there)
         self.cluster.apply(self.here)
         self.cluster.settle(self.here)
         self.identities = check(self.cluster, self.here)
         self.deaths = self.second_deaths = 0
 
-    def _worth_it(self) -> bool:
-        """Something to destroy, to create, to swap and to leave alone."""
+    def _worth_it(self, what: str) -> bool:
+        """Something to destroy, to create and to leave alone, and what is asked for."""
         one, other = places(self.here), places(self.there)
+        old, new = one.keys() - other.keys(), other.keys() - one.keys()
         same, swapped = untouched(self.here, self.there, swaps=False), untouched(self.here, self.there)
-        return bool(one.keys() - other.keys() and other.keys() - one.keys() and same and swapped - same)
+        pairs = list(zip(self.here.devices, self.there.devices, strict=True))
+        contained = {
+            "clocks": len({clock for pair in pairs for clock in (pair[0].clock_max_mhz, pair[1].clock_max_mhz)}) > 1,
+            "sleep": any(a.target != b.target for a, b in pairs),
+            "variants": len(swapped - same) > 1,
+        }
+        return bool(old and new and same) and len(old) + len(new) <= STEPS_MAX and contained[what]
 
     def go(self, write: int, where: int) -> bool:
         """One repartition in which the agent dies at that write; False when it made fewer."""
@@ -112,29 +120,31 @@ class Shuttle:
         self.identities = now
 
 
-def crash_everywhere(stage: Stage, seed: int) -> str:
-    """Every write, before and after, in both directions; returns what was done."""
-    started_s = time.monotonic()
-    shuttle = Shuttle(stage, seed)
+def crash_at_each(stage: Stage, seed: int, what: str, where: int) -> tuple[list[int], int, int]:
+    """Every write of both directions; returns how many there were, and the deaths, also those in recoveries."""
+    shuttle = Shuttle(stage, seed, what)
     try:
         writes = []
         for _ in range(2):
             assert not shuttle.go(0, 0)
             writes.append(shuttle.cluster.writes)
-        for where in (BEFORE, AFTER):
-            for write in itertools.count(1):
-                if not any([shuttle.go(write, where), shuttle.go(write, where)]):
-                    break
-        assert shuttle.deaths >= 1.8 * sum(writes)  # the order of concurrent steps varies, and with it their number
-        return (
-            f"seed {seed}: {writes[0]} and {writes[1]} writes, {shuttle.deaths} deaths and {shuttle.second_deaths} "
-            f"during the recovery, {time.monotonic() - started_s:.0f} s"
-        )
+        for write in itertools.count(1):
+            if not any([shuttle.go(write, where), shuttle.go(write, where)]):
+                return writes, shuttle.deaths, shuttle.second_deaths
     finally:
         shuttle.cluster.close()
+    raise AssertionError("endless")
 
 
-def test_an_agent_that_is_killed_at_any_write_of_its_journal_leaves_what_its_successor_completes(stage):
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for line in pool.map(lambda seed: crash_everywhere(stage, seed), SEEDS):
-            print(line)
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("seed", "what"), CASES)
+def test_an_agent_that_is_killed_at_any_write_of_its_journal_leaves_what_its_successor_completes(stage, seed, what):
+    started_s = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        before, after = pool.map(lambda where: crash_at_each(stage, seed, what, where), (BEFORE, AFTER))
+    (writes, deaths, second), (_, deaths_after, second_after) = before, after
+    took_s = time.monotonic() - started_s
+    print(f"{what}: {writes[0]} and {writes[1]} journal writes; {deaths} deaths before one, {deaths_after} after one,")
+    print(f"{second + second_after} more during the recovery: the plan was reached after each, in {took_s:.0f} s")
+    # The order of concurrent steps varies from run to run, and with it the number of writes, by a few.
+    assert min(deaths, deaths_after) >= 0.9 * sum(writes)

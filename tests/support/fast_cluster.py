@@ -6,8 +6,10 @@ Everything that a test waits for is polled every few ms; a repartition takes a t
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -35,7 +37,7 @@ PORTS: Final = 160  # two per memory slice of eight GPUs, and the CPUs'
 FIRST_PORT, LAST_PORT = 21000, 31500
 POLL_S: Final = 0.004
 SETTLE_S: Final = 20.0
-_blocks = itertools.count()
+_blocks = itertools.count(random.randrange((LAST_PORT - FIRST_PORT) // PORTS))  # other tests run beside this one
 
 # What is slow on hardware for good reasons is quick here by settings that an operator has; the clock does the rest.
 FAST: Final[dict[str, Any]] = {
@@ -88,7 +90,7 @@ class FastCluster:
             "cluster": self.folder.name,
             "state_dir": str(self.folder / "agent"),
             "model_repository": str(MODELS),
-            "triton_port_base": FIRST_PORT + PORTS * (next(_blocks) % ((LAST_PORT - FIRST_PORT) // PORTS)),
+            "triton_port_base": _free_ports(),
             "admin_address": self._target,
             "metrics_address": "",
             **settings,
@@ -224,3 +226,18 @@ class FastCluster:
         logs = [self.folder / "node.log", self.folder / "agent.log"]
         texts = [f"--- {log.name}\n{log.read_text()[-characters:]}" for log in logs if log.exists()]
         return "\n".join(texts)
+
+
+def _free_ports() -> int:
+    """The first of a block of ports that nobody uses."""
+    for block in _blocks:
+        base = FIRST_PORT + PORTS * (block % ((LAST_PORT - FIRST_PORT) // PORTS))
+        try:
+            for port in range(base, base + PORTS):
+                with socket.socket() as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return base
+    raise AssertionError("endless")

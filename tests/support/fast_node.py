@@ -4,9 +4,9 @@ Driver, NVML calls, faults, sockets and the process operations are those of the 
 """
 
 import asyncio
-import contextlib
 import inspect
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from power_agent.devices.processes import Child
 from tests.support.fake_slice import FakeSlice
 from tests.support.fast_agent import catalog
 from trefoil.core.catalog import Catalog
+from trefoil.core.errors import TrefoilError
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.telemetry import setup_logging
 
@@ -31,9 +32,16 @@ class FakeProcess:
     def __init__(self, pid: int, triton: FakeSlice) -> None:
         self.pid = pid
         self.triton = triton
-        self.up = asyncio.get_running_loop().create_task(triton.start())
+        self.up = asyncio.get_running_loop().create_task(self._start())
         self.returncode: int | None = None
         self._down: asyncio.Task[None] | None = None
+
+    async def _start(self) -> None:
+        try:
+            await self.triton.start()
+        except (RuntimeError, OSError, TrefoilError) as error:  # as a Triton that writes a line and exits
+            print(f"pid {self.pid} does not start: {error!r}", file=sys.stderr, flush=True)
+            self.kill()
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -48,8 +56,8 @@ class FakeProcess:
             self._down = asyncio.get_running_loop().create_task(self._stop(code))
 
     async def _stop(self, code: int) -> None:
-        with contextlib.suppress(Exception):
-            await self.up
+        if asyncio.current_task() is not self.up:
+            await asyncio.wait((self.up,))
         await self.triton.stop()
         self.returncode = code
 
