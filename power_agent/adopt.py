@@ -40,14 +40,20 @@ async def list_devices(node: Node, mig: Mig, inventory: Inventory, observed: Seq
         node.miss(seen.device, "")
         device = node.devices.setdefault(seen.device, Device(seen.device, kind, DeviceState.ASLEEP))
         device.uuid = seen.uuid
+        node.journal.know(seen.device, seen.type, seen.uuid)
         device.mig_current, device.mig_pending = seen.mig_current, seen.mig_pending
     for name, trouble in inventory.lost.items():
-        if name in node.devices:
-            node.set_device(node.devices[name], DeviceState.LOST)
-        else:
-            node.miss(name, str(trouble))
+        node.miss(name, str(trouble))
+        known = node.journal.memory.devices.get(name)
+        if name not in node.devices and known is not None:
+            node.devices[name] = Device(name, device_type(known[0]), DeviceState.ASLEEP, known[1])
+    answering = {seen.device for seen in observed}
     gpus = [device for device in node.devices.values() if device.type.kind != DeviceKind.CPU]
-    await asyncio.gather(*(_read_gauges(node, mig, inventory, device) for device in gpus))
+    for device in gpus:
+        if device.device not in answering:  # lost, or the driver does not even count it any more
+            node.set_device(device, DeviceState.LOST)
+    here = (device for device in gpus if device.device in answering)
+    await asyncio.gather(*(_read_gauges(node, mig, inventory, device) for device in here))
 
 
 async def _read_gauges(node: Node, mig: Mig, inventory: Inventory, device: Device) -> None:
@@ -83,7 +89,8 @@ async def adopt(node: Node, mig: Mig, verbs: Verbs) -> None:
         if device.state != DeviceState.LOST:
             device.state = DeviceState.AWAKE if found else DeviceState.ASLEEP
     for key in set(node.journal.memory.slices) - set(adopted):
-        node.journal.forget(key)
+        if key.device in node.devices:  # else it may be back one day, with what is ours on it
+            node.journal.forget(key)
     for tag, process in processes.items():
         if process.alive:
             log.warning("ending a process whose slice is gone", tag=tag, id=process.id)

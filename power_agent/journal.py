@@ -219,6 +219,12 @@ class Journal:
             self.end(Step(step.slice, step.verb, "failed", why="the agent ended in the middle of it"))
         return steps
 
+    def know(self, device: str, kind: str, uuid: str) -> None:
+        """A GPU that is here, for a successor that finds it lost."""
+        if self.memory.devices.get(device) != (kind, uuid):
+            self.memory.devices[device] = (kind, uuid)
+            self._may({"device": [device, kind, uuid]})
+
     def remember(self, memory: SliceMemory) -> None:
         """A slice is ours, in this state."""
         if self.memory.slices.get(memory.key) != memory:

@@ -73,6 +73,7 @@ class Memory:
     unfinished: dict[tuple[SliceKey, str], Step] = field(default_factory=dict)
     cordons: dict[str, Cordon] = field(default_factory=dict)
     overrides: dict[tuple[str, str], Override] = field(default_factory=dict)
+    devices: dict[str, tuple[str, str]] = field(default_factory=dict)  # type and UUID: a lost GPU tells neither
     damaged: int = 0  # lines that could not be read, a torn last one included
 
     def take(self, entry: dict[str, Any]) -> None:
@@ -95,6 +96,7 @@ class Memory:
         ]
         if self.plan is not None:
             entries.append({"plan": codec.to_plain(self.plan)})
+        entries += [{"device": [name, *known]} for name, known in self.devices.items()]
         entries += [{"cordon": codec.to_plain(cordon)} for cordon in self.cordons.values()]
         entries += [{"override": codec.to_plain(override)} for override in self.overrides.values()]
         entries += [{"slice": codec.to_plain(part)} for part in self.slices.values()]
@@ -129,6 +131,10 @@ class Memory:
     def _release(self, value: Any) -> None:
         self.cordons.pop(str(value), None)
 
+    def _device(self, value: Any) -> None:
+        name, kind, uuid = value
+        self.devices[str(name)] = (str(kind), str(uuid))
+
     def _override(self, value: Any) -> None:
         override = codec.from_plain(Override, value, "override")
         self.overrides[override.device, override.setting] = override
@@ -160,6 +166,7 @@ _READERS: Final = {
     "generation": Memory._generation,
     "cordon": Memory._cordon,
     "release": Memory._release,
+    "device": Memory._device,
     "override": Memory._override,
     "restored": Memory._restored,
     "slice": Memory._slice,

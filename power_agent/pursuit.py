@@ -19,9 +19,18 @@ from power_agent.slices import Slice
 from power_agent.verbs import Verbs
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, StaleRevision, TrefoilError
-from trefoil.core.fleet import SERVING, DeviceState, SliceKey, SliceState, Step
+from trefoil.core.fleet import (
+    SERVING,
+    DeviceState,
+    DeviceStatus,
+    FleetState,
+    NodeStatus,
+    SliceKey,
+    SliceState,
+    Step,
+)
 from trefoil.core.plan import NodePlan
-from trefoil.core.plan_check import node_digest
+from trefoil.core.plan_check import check_node, node_digest
 
 FIRST_BACKOFF_S: Final = 0.5
 TEARDOWN: Final = frozenset({"drain", "stop", "destroy_ci", "destroy_gi"})
@@ -113,15 +122,15 @@ class Pursuit:
             )
 
     def resume(self, plan: NodePlan) -> None:
-        """Go on with the plan that the journal remembers."""
+        """Go on with the plan that the journal remembers, also where devices are in trouble now: that may pass."""
         here = tuple(planned for planned in plan.devices if planned.device in self._node.devices)
         if len(here) < len(plan.devices):
             gone = [planned.device for planned in plan.devices if planned not in here]
             self._log.warning("devices of the remembered plan are not here", devices=gone)
         plan = replace(plan, devices=here)  # the digest stays that of the whole, which a controller may send again
-        awake = (replace(d, state=DeviceState.AWAKE) if d.state == DeviceState.LOST else d for d in self._node.seen())
+        whole = tuple(DeviceStatus(d.device, d.type.name, DeviceState.AWAKE) for d in self._node.devices.values())
         try:
-            refuse(replace(plan, digest=""), self._node.settings.node, tuple(awake), self._node.catalog)
+            check_node(plan, FleetState((NodeStatus(plan.node, devices=whole),)), self._node.catalog)
         except PlanError as error:
             self._log.warning("the remembered plan does not fit this node any more", why=str(error))
             return

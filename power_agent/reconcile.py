@@ -231,7 +231,7 @@ def refuse_cordoned(plan: NodePlan, devices: Sequence[SeenDevice]) -> None:
                     f"the device is out of service: {seen.cordon}",
                     field=f"device {seen.device}.slices",
                     value=part.key.name,
-                    remedy="plan on the other devices, or take it back into service: trefoil drain --release",
+                    remedy="plan on the other devices, or take it back into service: trefoil node drain --release",
                 )
 
 
