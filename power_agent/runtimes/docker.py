@@ -82,8 +82,7 @@ class DockerRuntime:
         """
         with self._lock:
             if self._image is None:
-                labels = {**self._labels(), f"{LABEL}looked-into": self._options.image}
-                labels.pop(f"{LABEL}node")  # so that nobody takes it for a slice's
+                labels = {f"{LABEL}cluster": self._options.cluster, f"{LABEL}looks": self._options.node}
                 self._image = find_image(self._engine, self._options.image, pull=self._options.pull, labels=labels)
                 self._log.info("image", name=self._image.name, id=self._image.id, backends=self._image.backends)
             return self._image

@@ -57,7 +57,7 @@ def find_image(engine: Engine, name: str, *, pull: bool, labels: Mapping[str, st
     """Look at the image; `pull` fetches one that is not there (minutes: NVIDIA's has 10 GB and more).
 
     Args:
-        labels: for the container that is created to look into the image and removed at once.
+        labels: for the container that is created to look into the image and removed at once; nobody else uses them.
 
     Raises:
         StartError: it is not there and may not be pulled, or cannot be.
@@ -66,6 +66,9 @@ def find_image(engine: Engine, name: str, *, pull: bool, labels: Mapping[str, st
     """
     described = _describe(engine, name, pull)
     config = described.get("Config") or {}
+    wanted = {"label": [f"{label}={value}" for label, value in labels.items()]}
+    for left in engine.look("listing containers", lambda api: api.containers(all=True, filters=wanted)):
+        _remove(engine, left["Id"])  # of an agent that was killed while it looked
     found = engine.call(
         f"looking into image {name}",
         lambda api: api.create_container(
@@ -82,8 +85,7 @@ def find_image(engine: Engine, name: str, *, pull: bool, labels: Mapping[str, st
         backends = tuple(one for one in BACKENDS if _holds(engine, found, f"{ROOT}/backends/{one}"))
         python = next((path for path in _pythons(config) if _holds(engine, found, path)), "")
     finally:
-        with suppress(docker.errors.NotFound):
-            engine.call("removing a container", lambda api: api.remove_container(found, v=True, force=True))
+        _remove(engine, found)
     if not backends:
         raise BinaryMissing(
             f"image {name} has neither of Triton's backends {', '.join(BACKENDS)} below {ROOT}/backends",
@@ -91,6 +93,11 @@ def find_image(engine: Engine, name: str, *, pull: bool, labels: Mapping[str, st
             remedy="take an image with the onnxruntime backend",
         )
     return TritonImage(name, described["Id"], backends, python)
+
+
+def _remove(engine: Engine, container: str) -> None:
+    with suppress(docker.errors.NotFound):
+        engine.call("removing a container", lambda api: api.remove_container(container, v=True, force=True))
 
 
 def _describe(engine: Engine, name: str, pull: bool) -> dict[str, Any]:

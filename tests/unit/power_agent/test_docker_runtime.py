@@ -182,6 +182,19 @@ def test_a_container_whose_agent_died_before_it_started_is_replaced(engine, laun
     assert container not in engine.containers
 
 
+def test_an_agent_that_died_looking_into_an_image_leaves_no_container_for_good(engine, monkeypatch):
+    monkeypatch.setattr("power_agent.runtimes.docker_image._remove", lambda *_: None)  # as if killed right before
+    DockerRuntime(Engine(engine.url), OPTIONS).image()
+    monkeypatch.undo()
+    assert len(engine.containers) == 1
+    DockerRuntime(Engine(engine.url), replace(OPTIONS, node="node8")).image()
+    assert len(engine.containers) == 1  # it is another agent's
+    runtime = DockerRuntime(Engine(engine.url), OPTIONS)
+    assert runtime.list() == ()
+    runtime.image()
+    assert engine.containers == {}
+
+
 def test_polling_asks_about_each_container_only_when_its_summary_changes(engine, launch):
     runtime = DockerRuntime(Engine(engine.url), OPTIONS)
     runtime.start("a.g1", launch, Path("/nowhere/log"))
