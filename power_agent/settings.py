@@ -85,7 +85,7 @@ class PowerAgentSettings(ServiceSettings):
     docker_shm_mib: int = Field(default=256, ge=16)
     """Shared memory of a container; the python backend passes tensors through it."""
     docker_health_s: float = Field(default=30.0, ge=0)
-    """How often the engine itself asks a container's Triton whether it serves (for people and other tools); 0: never."""
+    """How often the engine itself asks a container's Triton whether it serves, for people and other tools; 0: never."""
 
     # clocks
     clock_lease_ttl_max_s: float = Field(default=600.0, gt=0)

@@ -139,7 +139,11 @@ class Gauges(Gpus):
         """Why the clock is where it is; empty where the device does not tell."""
         try:
             with translated(device, "read clock event reasons"):
-                bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle(device))
+                handle = self._handle(device)
+                try:
+                    bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+                except pynvml.NVMLError_FunctionNotFound:  # their name before R535
+                    bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         except DeviceUnsupported:
             return ()
         return tuple(name for bit, name in CLOCK_EVENT_REASONS.items() if bits & bit)

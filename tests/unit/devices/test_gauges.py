@@ -73,6 +73,16 @@ def test_a_driver_says_what_a_gpu_needs(inventory, monkeypatch):
         assert inventory.recovery_action(GPU) == says
 
 
+def test_event_reasons_were_called_throttle_reasons_before(inventory):
+    assert inventory.clock_event_reasons(GPU) == ("idle",)
+    newer = pynvml.nvmlLib.nvmlDeviceGetCurrentClocksEventReasons
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    del pynvml.nvmlLib.nvmlDeviceGetCurrentClocksEventReasons
+    assert inventory.clock_event_reasons(GPU) == ()
+    pynvml.nvmlLib.nvmlDeviceGetCurrentClocksThrottleReasons = newer
+    assert inventory.clock_event_reasons(GPU) == ("idle",)
+
+
 def test_a_gpu_keeps_its_name_when_a_driver_without_its_neighbour_counts_anew():
     driver = make_driver(*[make_driver().gpus[0].model] * 3)
     with pynvml_on(driver):
