@@ -74,13 +74,11 @@ def test_a_driver_says_what_a_gpu_needs(inventory, monkeypatch):
 
 
 def test_event_reasons_were_called_throttle_reasons_before(inventory):
-    assert inventory.clock_event_reasons(GPU) == ("idle",)
-    newer = pynvml.nvmlLib.nvmlDeviceGetCurrentClocksEventReasons
-    pynvml._nvmlGetFunctionPointer_cache.clear()
-    del pynvml.nvmlLib.nvmlDeviceGetCurrentClocksEventReasons
+    for gone in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+        assert inventory.clock_event_reasons(GPU) == ("idle",)
+        pynvml._nvmlGetFunctionPointer_cache.clear()
+        delattr(pynvml.nvmlLib, gone)
     assert inventory.clock_event_reasons(GPU) == ()
-    pynvml.nvmlLib.nvmlDeviceGetCurrentClocksThrottleReasons = newer
-    assert inventory.clock_event_reasons(GPU) == ("idle",)
 
 
 def test_a_gpu_keeps_its_name_when_a_driver_without_its_neighbour_counts_anew():
