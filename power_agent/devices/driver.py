@@ -64,6 +64,7 @@ class Driver:
             for index, model in enumerate(models)
             for mig in (mig_enabled and model.mig_capable,)
         )
+        self._by_uuid: dict[str, Gpu | ComputeInstance] = {gpu.uuid: gpu for gpu in self.gpus}
 
     def _start_load(self, load_number: int) -> None:
         self.load_number = load_number
@@ -88,6 +89,7 @@ class Driver:
                 self._to_defaults(gpu)
             if gpu.model.mig_mode_immediate:
                 gpu.mig_current = gpu.mig_pending = gpu.persistence and gpu.mig_current
+        self._by_uuid = {gpu.uuid: gpu for gpu in self.gpus}
         self._start_load(load_number)
 
     @staticmethod
@@ -171,13 +173,10 @@ class Driver:
         return target
 
     def by_uuid(self, wanted: str) -> Gpu | ComputeInstance:
-        for gpu in self.gpus:
-            if gpu.uuid == wanted:
-                return gpu
-            for compute in gpu.computes():
-                if compute.mig_uuid == wanted:
-                    return compute
-        raise NvmlFault(Nvml.NOT_FOUND)
+        found = self._by_uuid.get(wanted)
+        if found is None:
+            raise NvmlFault(Nvml.NOT_FOUND)
+        return found
 
     # --- MIG ---
 
@@ -304,7 +303,7 @@ class Driver:
             seed += f"/{self.load_number}/{instance.generation}/{self.token()}"
         mig_uuid = f"MIG-{uuid.uuid5(UUID_NAMESPACE, seed)}"
         compute = ComputeInstance(instance, ci_id, width, free[0] if placement is None else placement[0], mig_uuid)
-        instance.computes[ci_id] = compute
+        instance.computes[ci_id] = self._by_uuid[mig_uuid] = compute
         return compute
 
     def destroy_compute_instance(self, compute: ComputeInstance) -> None:
@@ -314,6 +313,7 @@ class Driver:
 
     def _drop_compute(self, compute: ComputeInstance) -> None:
         del compute.gi.computes[compute.id]
+        del self._by_uuid[compute.mig_uuid]
         self._forget(compute)
 
     def _drop_instance(self, instance: GpuInstance) -> None:

@@ -87,6 +87,20 @@ class DeviceEnergy:
         self.warm_up_j = 0.0
         self.foreign_j = 0.0
         self.slices: list[SliceAccount] = []
+        self._full_w: dict[tuple[str, int], float] = {}
+        self._shares: dict[str, float] = {}
+
+    def full_w(self, slice_type: str, clock_mhz: int) -> float:
+        """Power above idle of a slice that computes without pause at density 1."""
+        key = (slice_type, clock_mhz)
+        if key not in self._full_w:
+            self._full_w[key] = power.active_w(self.device, slice_type, clock_mhz)
+        return self._full_w[key]
+
+    def sm_share(self, slice_type: str) -> float:
+        if slice_type not in self._shares:
+            self._shares[slice_type] = power.sm_share(self.device, slice_type)
+        return self._shares[slice_type]
 
     @property
     def at_rest_w(self) -> float:

@@ -280,11 +280,10 @@ class Machine:
         gpu.capped = tick.capped
         _throttle(gpu, tick.power_w)
         self._sensors[gpu.index].feed(now_s, dt_s, tick.power_w)
-        shares = {draw.generation: power.sm_share(energy.device, draw.slice_type) for draw in draws}
         for draw in draws:
             _work(gpu, draw.generation, draw.busy_s, draw.density, 1.0)
             if draw.generation != WHOLE_GPU:
-                _work(gpu, WHOLE_GPU, draw.busy_s, draw.density, shares[draw.generation])
+                _work(gpu, WHOLE_GPU, draw.busy_s, draw.density, energy.sm_share(draw.slice_type))
         gpu.utilization = min(1.0, sum(draw.busy_s for draw in draws) / dt_s)
         period_s = self._counter_period_s
         if not period_s or (now_s - dt_s) // period_s != now_s // period_s:

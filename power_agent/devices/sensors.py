@@ -19,7 +19,8 @@ class Sensors:
     def __init__(self, gpu: Gpu, at_rest_w: float) -> None:
         self._gpu = gpu
         self._recent: deque[tuple[float, float, float]] = deque([(-AVERAGE_S, 0.0, at_rest_w)])  # from, to [s], watts
-        self._held_w = at_rest_w  # of the last finished sampling window
+        self._held_w = at_rest_w  # of the last finished sampling window, which began at
+        self._held_since_s = -AVERAGE_S
         gpu.power_w = gpu.instant_w = gpu.average_w = at_rest_w
         gpu.temperature_c = settled_c(at_rest_w)
 
@@ -29,14 +30,13 @@ class Sensors:
         self._recent.append((now_s - dt_s, now_s, power_w))
         while len(self._recent) > 1 and self._recent[0][1] <= now_s - AVERAGE_S:
             self._recent.popleft()
-        gpu.instant_w = power_w
-        gpu.average_w = self._mean_w(now_s - AVERAGE_S, now_s)
         if gpu.model.power_average_s:
-            gpu.power_w = gpu.average_w
+            gpu.power_w = gpu.average_w = self._mean_w(now_s - AVERAGE_S, now_s)
+            gpu.instant_w = power_w
         elif gpu.model.power_duty:
             gpu.power_w = gpu.instant_w = self._sampled_w(now_s, *gpu.model.power_duty)
         else:
-            gpu.power_w = power_w
+            gpu.power_w = gpu.instant_w = power_w
         share = min(1.0, dt_s / HEAT_S)
         assert gpu.temperature_c is not None
         gpu.temperature_c += share * (settled_c(power_w) - gpu.temperature_c)
@@ -52,6 +52,7 @@ class Sensors:
         window_s = now_s // period_s * period_s
         if now_s < window_s + sampled_s:
             window_s -= period_s  # this one is still open
-        if window_s + sampled_s > self._recent[0][0]:
+        if window_s > self._held_since_s:
+            self._held_since_s = window_s
             self._held_w = self._mean_w(window_s, window_s + sampled_s)
         return self._held_w
