@@ -2,7 +2,7 @@
 
 v2 (one tree): a group is made below a folder that was delegated to the agent. A group that hands controllers down may
 hold no process itself, so the agent has to sit in a leaf of its own, called `agent` (systemd: Delegate=cpu cpuset and
-DelegateSubgroup=agent), or the setting `cgroup_parent` names another folder.
+DelegateSubgroup=agent), or, with a systemd before 254, the setting `cgroup_parent` names a folder outside the unit.
 v1 (a tree per controller): a group is made below the agent's own in the trees `cpu` and `cpuset`.
 
 What cannot be had is said once, with its remedy, and refused when a slice needs it. Kernel documentation:
@@ -10,6 +10,7 @@ admin-guide/cgroup-v2 (cpu.max, cpuset.cpus, cgroup.kill), scheduler/sched-bwc (
 """
 
 import contextlib
+import errno
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +133,11 @@ def _find_v2(name: str, unified: Path, *, given: bool) -> Cgroups:
     missing: dict[str, str] = {}
     for controller in CONTROLLERS:
         try:
+            if given and controller not in _words(base / "cgroup.controllers"):
+                _make(2, controller, base.parent)  # as below the root, where systemd hands down what a unit wants
+            if (base / "cgroup.type").exists() and _words(base / "cgroup.procs"):  # the root has no type, and may
+                # The kernel would hand `cpu` down all the same, and then refuse every process in a slice's group.
+                raise OSError(errno.EBUSY, "it holds processes itself")
             _make(2, controller, base)
             _make(2, controller, folder)
         except OSError as error:

@@ -93,31 +93,29 @@ def test_v2_is_used_beside_the_agents_leaf(tree):
     assert not (pinned / "cgroup.subtree_control").exists()  # it holds processes
 
 
-def test_v2_that_hands_nothing_down_is_named_with_what_to_do(tree, monkeypatch):
+def test_v2_that_hands_nothing_down_is_named_with_what_to_do(tree):
     folder = tree.v2("/user.slice/session-1.scope")
-    write = Path.write_text
-
-    def busy(self, content, *args, **options):
-        if self == folder / "cgroup.subtree_control":
-            raise OSError(16, "Device or resource busy")  # processes are in that group itself
-        return write(self, content, *args, **options)
-
-    monkeypatch.setattr(Path, "write_text", busy)
+    tree.group(folder, **{"cgroup.type": "domain\n", "cgroup.procs": "12\n"})
     groups = tree.find()
     assert groups.parents == {}
-    assert "session-1.scope does not hand down cpu: Device or resource busy. Remedy: " in groups.missing["cpu"]
+    assert "session-1.scope does not hand down cpu: it holds processes itself. Remedy: " in groups.missing["cpu"]
     assert "DelegateSubgroup=agent); or" not in groups.missing["cpu"]
     assert "cgroup_parent" in groups.missing["cpu"]
     assert groups.create("a.g1", (0,), None) == ()  # pinned by affinity instead
-    with pytest.raises(StartError, match=r"cpu_quota = 0\.5: .*Device or resource busy. Remedy: run the agent as root"):
+    with pytest.raises(
+        StartError, match=r"cpu_quota = 0\.5: .*it holds processes itself. Remedy: run the agent as root"
+    ):
         groups.create("a.g1", None, 0.5)
 
 
 def test_a_given_parent_comes_first(tree):
     tree.v2("/user.slice/session-1.scope")
-    given = tree.group(tree.root / "cg/trefoil", **{"cgroup.subtree_control": ""})
+    tree.group(tree.root / "cg", **{"cgroup.subtree_control": "memory\n"})
+    given = tree.group(tree.root / "cg/trefoil", **{"cgroup.controllers": "cpu\n", "cgroup.subtree_control": ""})
     groups = tree.find(given)
     assert groups.parents["cpu"] == given / "trefoil-x"
+    assert (tree.root / "cg/cgroup.subtree_control").read_text() == "+cpuset"  # a kernel adds it to what is there
+    assert (given / "cgroup.subtree_control").read_text() == "+cpuset"
 
 
 def test_without_any_tree_quotas_are_refused(tree):
