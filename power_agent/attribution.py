@@ -130,7 +130,7 @@ def _served_share(part: SliceReading, busy_s: float) -> float:
     """How much of a slice's activity was for requests: not what it does before it serves, not warm-up or probes."""
     if not part.serving:
         return 0.0
-    return max(0.0, 1.0 - part.overhead_s / busy_s) if busy_s > 0 else 1.0
+    return min(1.0, max(0.0, 1.0 - part.overhead_s / busy_s)) if busy_s > 0 else 1.0
 
 
 def _busy_s(own: Done) -> float:

@@ -148,9 +148,13 @@ class Slice:
         """All that was done since the last reading was warm-up."""
         for now in counters:
             before = self.counters.get((now.family, now.version))
-            known = before is not None and now.successes >= before.successes
-            self.overhead_s += (now.compute_batch_ns - (before.compute_batch_ns if before and known else 0)) * NANO
-            self.overhead_requests += now.successes - (before.successes if before and known else 0)
+            if before is None or now.successes < before.successes or now.compute_batch_ns < before.compute_batch_ns:
+                spent_ns, requests = now.compute_batch_ns, now.successes  # loaded again: its counters began anew
+            else:
+                spent_ns = now.compute_batch_ns - before.compute_batch_ns
+                requests = now.successes - before.successes
+            self.overhead_s += spent_ns * NANO
+            self.overhead_requests += requests
 
     def reading(self, sm_share: float, variant_of: Callable[[str, int], str]) -> SliceReading:
         """For the meter; hands over the overhead and forgets versions that were unloaded before this reading."""

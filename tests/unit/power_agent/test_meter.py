@@ -92,7 +92,7 @@ def histories(draw):
                 generation=generation[index],
                 incarnation=str(incarnation[index]),
                 serving=draw(st.booleans()),
-                overhead_s=draw(st.sampled_from((0.0, done_s / 2, done_s * 2))),
+                overhead_s=draw(st.sampled_from((0.0, done_s / 2, done_s * 2, -done_s))),
                 overhead_requests=draw(st.integers(0, 3)),
             )
             if draw(st.booleans()):

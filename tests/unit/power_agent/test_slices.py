@@ -60,6 +60,15 @@ def variant_of(family: str, version: int) -> str:
     return f"v{version}"
 
 
+@pytest.mark.parametrize("successes", [2, 3])
+def test_warm_up_after_a_version_was_loaded_again_is_what_its_new_counters_show(successes):
+    """As many successes as before the crash, after less work: the counters began anew all the same."""
+    part, _ = make(SliceState.READY)
+    part.note((counters(successes=2, busy_s=5.0),), 1.0)
+    part.note_overhead((counters(successes=successes, busy_s=0.5),))
+    assert (part.overhead_s, part.overhead_requests) == (pytest.approx(0.5), successes)
+
+
 def test_failing_calls_are_noticed_until_one_succeeds():
     part, _ = make(SliceState.READY)
     part.note((counters(successes=5),), 1.0)
