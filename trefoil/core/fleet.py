@@ -95,12 +95,12 @@ class SliceKey:
         return f"{self.device.replace('/', '-')}-{self.slice_type.replace('+', '_').replace(':', '-')}-{self.start}"
 
     def overlaps(self, other: "SliceKey") -> bool:
-        """Whether both want the same place of the same device."""
-        return (
-            self.device == other.device
-            and self.start < other.start + other.size
-            and other.start < self.start + self.size
-        )
+        """Whether both want the same place of the same device; CPUs are cut one way at a time, in cores or by quota."""
+        if self.device != other.device:
+            return False
+        if self.slice_type.partition(":")[0] != other.slice_type.partition(":")[0] and ":" in self.slice_type:
+            return True
+        return self.start < other.start + other.size and other.start < self.start + self.size
 
 
 @dataclass(frozen=True, slots=True)
