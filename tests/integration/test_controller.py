@@ -114,6 +114,31 @@ async def _totals(plane: ControlPlane) -> dict[str, float]:
     return found if "joules" in found and "requests" in found else {}
 
 
+async def test_a_device_out_of_service_is_left_without_a_gap_and_used_again_after_it(start):
+    plane = await start(policy="exact")
+    (busy,) = {key.device for key in plane.agent.slices}
+    (spare,) = set(plane.agent.devices) - {busy}
+    serving: list[int] = []
+
+    async def moved() -> bool:
+        serving.append(len(kinds(plane)))
+        return {key.device for key in plane.agent.slices} == {spare} and await plane.settled()
+
+    plane.agent.cordons[busy] = "a fan is broken"
+    await plane.until(moved)
+    assert min(serving) >= 1, "it served all the time"
+    explained = await plane.stub.Explain(pb.ExplainRequest())
+    assert explained.trigger == f"loss: {busy}: out of service (a fan is broken)"
+    assert "1 lost or out of service" in (await plane.plan()).why
+    plane.agent.cordons.clear()
+
+    async def used_again() -> bool:
+        answer = await plane.stub.Explain(pb.ExplainRequest())
+        return answer.trigger == f"loss: {busy}: can be used (again)"
+
+    await plane.until(used_again)
+
+
 async def test_a_newer_plan_in_the_middle_of_a_rollout_takes_over(start):
     plane = await start(planner=BY_CARBON)
     plane.agent.holds_starts = True

@@ -37,6 +37,7 @@ class FakeAgent(power_agent_pb2_grpc.PowerAgentServicer):
         self.highest_epoch = 0
         self.silent = False
         self.holds_starts = False
+        self.cordons: dict[str, str] = {}
         self._state = State.connect(url, "default")
         self._clock = WallClock()
         self._lease: Lease | None = None
@@ -94,6 +95,7 @@ class FakeAgent(power_agent_pb2_grpc.PowerAgentServicer):
                     state=state,
                     slices=tuple(s for k, s in sorted(self.slices.items()) if k.device == name),
                     mig_current=True,
+                    cordon=self.cordons.get(name, ""),
                 )
                 for name, state in sorted(self.devices.items())
             ),

@@ -1,15 +1,17 @@
 """Patience with a driver: it passes with time, or never."""
 
 import asyncio
+import threading
+import time
 
 import pytest
 
-from power_agent.devices.errors import DeviceBusy, DeviceError, NoPermission, NoRoom
+from power_agent.devices.errors import DeviceBusy, DeviceError, DeviceLost, NoPermission, NoRoom
 from power_agent.devices.inventory import ObservedSlice
 from power_agent.mig import Mig
 from tests.support.plans import key
 from trefoil.core.fleet import SliceKey
-from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.clock import ManualClock, WallClock
 
 KEY = key("3g.20gb", 4)
 
@@ -90,3 +92,61 @@ async def test_a_place_that_is_just_being_freed_is_waited_for():
     result, _ = await outcome(driver, "create_gi")
     assert isinstance(result, ObservedSlice)
     assert result.key == KEY
+
+
+class Hanging(Driver):
+    """A driver whose first GPU does not return until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def gpu_instances(self, device: str) -> tuple[ObservedSlice, ...]:
+        if device.endswith("gpu0"):
+            assert self.go_on.wait(20)
+        return ()
+
+
+async def test_a_call_that_hangs_stops_its_own_device_only_and_counts_as_its_loss_until_it_returns():
+    driver = Hanging()
+    mig = Mig(driver, WallClock(), 0, 0.1, call_timeout_s=0.2)  # type: ignore[arg-type]
+    first = asyncio.create_task(mig.instances("node0/gpu0"))
+    await asyncio.sleep(0)
+    assert await mig.instances("node0/gpu1") == ()
+    with pytest.raises(DeviceLost, match=r"gpu0: a call has not returned for 0.2 s"):
+        await first
+    started_s = WallClock().monotonic_s()
+    with pytest.raises(DeviceLost):
+        await mig.instances("node0/gpu0")
+    assert WallClock().monotonic_s() - started_s < 0.1, "nothing more is asked of it"
+    driver.go_on.set()
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                assert await mig.instances("node0/gpu0") == ()
+                break
+            except DeviceLost:
+                await asyncio.sleep(0.01)
+    await mig.close()
+
+
+async def test_calls_to_one_device_are_made_one_after_the_other():
+    running = [0]
+
+    def call() -> int:
+        running[0] += 1
+        time.sleep(0.01)
+        at_once, running[0] = running[0], running[0] - 1
+        return at_once
+
+    mig = Mig(Driver(), WallClock(), 0, 0.1)  # type: ignore[arg-type]
+    assert await asyncio.gather(*(mig.call("node0/gpu0", call) for _ in range(5))) == [1] * 5
+    await mig.close()
+
+
+async def test_a_bug_in_a_call_reaches_whoever_waits_and_the_worker_lives():
+    mig = Mig(Driver(), WallClock(), 0, 0.1)  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        await mig.call("node0/gpu0", lambda: 1 // 0)
+    assert await mig.call("node0/gpu0", lambda: 7) == 7
+    await mig.close()

@@ -1,0 +1,63 @@
+"""A slice is stopped when no dispatcher can send to it any more and nothing is in flight, by what they say."""
+
+import math
+
+import pytest
+
+from power_agent.drain import required_table, still_routed, waiting_for
+from tests.support.plans import key
+from trefoil.core.common import Revision
+from trefoil.core.demand import SliceLoad, TableAck
+from trefoil.core.plan import Plan, Route, RouteTarget
+
+KEY = key("3g.20gb", 4)
+NODE, OLDER, NEWER = Revision(1, 5), Revision(1, 4), Revision(1, 6)
+
+
+def published(revision: Revision, *, routed: bool, draining: bool = False) -> Plan:
+    targets = (RouteTarget(KEY, "toy-l", 0, 1.0, 2, draining),) if routed else ()
+    return Plan(revision, routes=(Route("toy", targets=targets),))
+
+
+def ack(
+    table: Revision = NODE, in_flight: int = 0, at_s: float = 100.0, sequences: int = 0, worker: int = 0
+) -> TableAck:
+    return TableAck("d", worker, table, (SliceLoad(KEY, in_flight, sequences),), at_s)
+
+
+@pytest.mark.parametrize(
+    ("plan", "required", "routed"),
+    [
+        (None, NODE, False),
+        (published(OLDER, routed=False), OLDER, False),
+        (published(OLDER, routed=True), NODE, True),
+        (published(OLDER, routed=True, draining=True), OLDER, False),
+        (published(NEWER, routed=True), NODE, True),
+    ],
+)
+def test_the_table_that_is_needed_is_the_oldest_that_leaves_the_slice(plan, required, routed):
+    assert required_table(KEY, NODE, plan) == required
+    assert still_routed(KEY, plan) == routed
+
+
+@pytest.mark.parametrize(
+    ("acks", "words"),
+    [
+        ((), ""),
+        ((ack(),), ""),
+        ((ack(OLDER),), "worker d:0 routes by table 1.4.0, 1.5.0 is needed"),
+        ((ack(NEWER, in_flight=2),), "worker d:0 has 2 requests in flight"),
+        ((ack(), ack(sequences=1, worker=1)), "worker d:1 has 1 open sequences"),
+    ],
+)
+def test_what_is_waited_for_is_said(acks, words):
+    assert waiting_for(KEY, NODE, acks) == words
+
+
+def test_while_it_is_routed_only_what_was_said_after_its_draining_counts():
+    assert waiting_for(KEY, NODE, (), math.inf) == "its DRAINING is not published yet"
+    early, late = ack(at_s=100.0), ack(at_s=102.0)
+    assert "has not said since" in waiting_for(KEY, NODE, (early,), 101.0)
+    assert waiting_for(KEY, NODE, (late,), 101.0) == ""
+    assert "in flight" in waiting_for(KEY, NODE, (ack(in_flight=1, at_s=102.0),), 101.0)
+    assert waiting_for(KEY, NODE, (), 101.0) == "", "nobody lives who could send"
