@@ -83,7 +83,7 @@ def with_backend(install: TritonInstall, wanted: str, *, simulated: bool) -> Tri
             value=wanted,
             remedy="take an installation or image with that backend, or set triton_backend=auto",
         )
-    return replace(install, backend=chosen)
+    return replace(install, backend=chosen, sees_gpus=install.sees_gpus and not simulated)
 
 
 def find_triton(binary: Path | None, environment: Path | None) -> TritonInstall:

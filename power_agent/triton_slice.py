@@ -152,6 +152,8 @@ def _argv(install: TritonInstall, spec: SliceSpec, shm_prefix: str) -> tuple[str
 def _env(install: TritonInstall, spec: SliceSpec) -> dict[str, str]:
     env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     env["PATH"] = os.pathsep.join([str(install.environment.absolute() / "bin"), os.environ.get("PATH", os.defpath)])
+    if spec.gpu_uuid and install.sees_gpus:
+        env["TREFOIL_ON_GPU"] = "1"  # model.py refuses to compute on the CPU instead
     if not install.libpython_loads:
         env["LD_LIBRARY_PATH"] = install.libpython_folder
     return env | {
@@ -199,7 +201,7 @@ class Serving:
 
 
 def serving_for(install: TritonInstall, spec: SliceSpec) -> Serving:
-    """The python backend's model.py runs on the CPU (where GPUs are simulated, or a slice is of CPUs)."""
+    """The python backend places models itself (model.py), so its instances are the CPU's for Triton."""
     if install.backend == "python":
         return Serving()
     if spec.gpu_uuid and install.sees_gpus:

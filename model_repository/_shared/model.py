@@ -150,6 +150,18 @@ def refuse_wrong_numpy():
         )
 
 
+def providers(onnxruntime):
+    """What the graph runs on. A slice of a real GPU must not compute on the CPU, where nobody would notice."""
+    if os.environ.get("TREFOIL_ON_GPU") != "1" or os.environ.get("TREFOIL_PACE_FILE"):
+        return ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise pb_utils.TritonModelException(
+            f"this slice has a GPU, and onnxruntime {onnxruntime.__version__} ({onnxruntime.__file__}) cannot use it. "
+            "Remedy: install onnxruntime-gpu there instead, or an image that has Triton's onnxruntime backend"
+        )
+    return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+
 class TritonPythonModel:
     """One version of one family. Inputs and outputs are those of the generated config.pbtxt."""
 
@@ -173,7 +185,10 @@ class TritonPythonModel:
         options.intra_op_num_threads = max(1, int(os.environ.get("OMP_NUM_THREADS", "1")))
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        wanted = providers(onnxruntime)
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=wanted)
+        if self._session.get_providers()[0] != wanted[0]:  # it falls back with a warning only
+            raise pb_utils.TritonModelException(f"{path} does not run on {wanted[0]}: see the lines above in this log")
         self._refuse_other_contract(path)
         self._session.run(self._outputs, {n: np.zeros((1, *dims), dtype) for n, (dtype, dims) in self._inputs.items()})
         self._pace = None

@@ -269,6 +269,13 @@ async def test_a_pace_file_that_is_missing_stops_the_start_with_its_reason(start
     assert "cannot be mapped" in triton.log.read_text()
 
 
+async def test_a_slice_of_a_gpu_never_computes_on_the_cpu_unnoticed(start):
+    triton = start(1, gpu="MIG-4f9f4a3a-41ff-5b5c-8d0a-6b2f3f7d1c55")
+    assert await asyncio.to_thread(triton.process.wait, 60) != 0
+    assert "this slice has a GPU, and onnxruntime" in triton.log.read_text()
+    assert "Remedy: install onnxruntime-gpu" in triton.log.read_text()
+
+
 async def test_nothing_is_left_in_shared_memory_and_no_port_is_open_to_others(start):
     triton = start(1)
     server = triton.client()

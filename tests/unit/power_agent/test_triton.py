@@ -220,6 +220,7 @@ def test_the_better_backend_is_chosen_except_where_a_pace_must_be_kept(install):
     both = replace(install, offers=("onnxruntime", "python"))
     assert with_backend(both, "auto", simulated=False).backend == "onnxruntime"
     assert with_backend(both, "auto", simulated=True).backend == "python"
+    assert not with_backend(both, "auto", simulated=True).sees_gpus
     assert with_backend(both, "python", simulated=False).backend == "python"
     assert with_backend(install, "auto", simulated=False).backend == "python"
     with pytest.raises(BinaryMissing, match=r"no backend onnxruntime \(it has: python\).*Remedy: "):
