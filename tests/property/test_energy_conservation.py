@@ -33,7 +33,7 @@ LAYOUTS = (
 )
 EVENTS = (
     "none", "none", "none", "lost", "silent", "stale", "restart", "restart_reload", "reset", "reload", "recreate",
-    "kill", "kill_unseen", "wobble", "foreign", "warm_up", "clock",
+    "kill", "kill_unseen", "wobble", "foreign", "hidden", "warm_up", "clock", "reloaded",
 )  # fmt: skip
 # What no meter can see is allowed for, in joules of the driver's books: a batch that ended in another interval, the
 # work of a Triton that did not answer or died unseen, and what a foreign client draws between its two bounds.
@@ -95,7 +95,7 @@ class History:
     def interval(self, event: str) -> None:
         device, part = self.device, self.pick()
         mips = device.method == EnergyMethod.NVML_COUNTER
-        if (event in ("recreate", "kill", "kill_unseen", "silent", "warm_up") and part is None) or (
+        if (event in ("recreate", "kill", "kill_unseen", "reloaded", "silent", "warm_up") and part is None) or (
             event in ("reset", "reload", "wobble") and not mips
         ):
             event = "none"
@@ -140,7 +140,12 @@ class History:
             assert part is not None
             self.allowed_j += self.batch_j(part)
             device.end_process(part, noticed=event == "kill")
-        elif event == "foreign":
+        elif event == "reloaded":  # the model, by the same Triton: its counters begin anew
+            assert part is not None
+            self.allowed_j += self.batch_j(part)
+            device.end_process(part, noticed=False)
+            part.incarnation -= 1
+        elif event in ("foreign", "hidden"):
             device.foreign_w = power.dynamic_w(device.kind) * self.ratio()
         elif event == "warm_up":
             assert part is not None
@@ -184,12 +189,14 @@ class History:
         active = sum(spent.active_j.values())
         self.allowed_j += DENSITY * active + IDLE * (spent.idle_j + spent.unallocated_j) + 0.01
         self.allowed_j += 2 * sum(self.batch_j(part) for part in self.device.slices)
-        if self.pending & {"silent", "kill_unseen"} or self.pending >= {"lost", "warm_up"}:
+        if self.pending & {"silent", "kill_unseen", "reloaded"} or self.pending >= {"lost", "warm_up"}:
             self.allowed_j += 2 * active
         if "clock" in self.pending:
             self.allowed_j += power.IDLE_CLOCK_SHARE * (spent.idle_j + spent.unallocated_j)
         if "foreign" in self.pending:  # at the board's limit all draw less, by what nobody counts
             self.allowed_j += 1.1 * active
+        if "hidden" in self.pending:  # nobody can tell its joules from those of what serves
+            self.allowed_j += spent.unallocated_j + spent.idle_j + 1.1 * active
         if not self.watched and "warm_up" in self.pending:
             self.allowed_j += spent.idle_j + spent.unallocated_j
 
