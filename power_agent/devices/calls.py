@@ -47,7 +47,8 @@ def handle_by_uuid(driver: Driver, wanted: str) -> list[Any]:
 
 def handle_by_pci(driver: Driver, bus_id: str) -> list[Any]:
     for gpu in driver.gpus:
-        if _pci(gpu)["busId"].lower() == bus_id.lower():
+        pci = _pci(gpu)
+        if bus_id.upper() in (pci["busId"], pci["busIdLegacy"]):
             return [driver.handle(_present(gpu))]
     raise NvmlFault(Nvml.NOT_FOUND)
 

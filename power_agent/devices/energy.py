@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from power_agent.devices.tables import GPU_MODELS
 from trefoil.core import power
 from trefoil.core.fleet import DeviceState, DeviceType
 
@@ -94,12 +95,19 @@ class DeviceEnergy:
         """Power above idle of a slice that computes without pause at density 1."""
         key = (slice_type, clock_mhz)
         if key not in self._full_w:
-            self._full_w[key] = power.active_w(self.device, slice_type, clock_mhz)
+            law = power.dynamic_w(self.device) * power.clock_law(self.device, clock_mhz)
+            self._full_w[key] = self.sm_share(slice_type) * law
         return self._full_w[key]
 
     def sm_share(self, slice_type: str) -> float:
+        """Also of instances that others make and no plan knows, such as 1g.5gb+me."""
         if slice_type not in self._shares:
-            self._shares[slice_type] = power.sm_share(self.device, slice_type)
+            known = {kind.name for kind in self.device.slice_types} | {power.WHOLE}
+            if slice_type in known:
+                self._shares[slice_type] = power.sm_share(self.device, slice_type)
+            else:
+                sms = {profile.name: profile.sm_count for profile in GPU_MODELS[self.device.name].profiles}
+                self._shares[slice_type] = sms[slice_type] / max(sms.values())
         return self._shares[slice_type]
 
     @property
@@ -153,9 +161,7 @@ class DeviceEnergy:
         state = DeviceState.AWAKE if occupied or foreign_w else DeviceState.ASLEEP
         noise = 1.0 + self._noise_ratio * float(np.clip(self._chance.standard_normal(), -NOISE_CLIP, NOISE_CLIP))
         base_w = power.idle_w(self.device, state, clock_mhz) * noise
-        linear_w = [
-            draw.busy_s / dt_s * power.active_w(self.device, draw.slice_type, clock_mhz, draw.density) for draw in draws
-        ]
+        linear_w = [draw.busy_s / dt_s * (draw.density * self.full_w(draw.slice_type, clock_mhz)) for draw in draws]
         total_w = sum(linear_w) + foreign_w
         bent_w = power.saturated_w(self.device, total_w) * noise
         capped = base_w + bent_w > limit_w

@@ -67,6 +67,8 @@ LATENCY_S: Final = {
     "nvmlGpuInstanceDestroy": (0.040, 0.010),
     "nvmlDeviceSetMigMode": (1.0, 0.2),
     "nvmlDeviceSetGpuLockedClocks": (0.008, 0.003),
+    "nvmlDeviceResetGpuLockedClocks": (0.008, 0.003),
+    "nvmlDeviceSetPowerManagementLimit": (0.008, 0.003),
 }
 SLOW_MIG_MODE_FACTOR: Final = 6.0  # before Hopper
 

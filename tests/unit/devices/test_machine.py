@@ -94,6 +94,15 @@ def test_each_slice_gets_its_own_joules_and_warm_up_is_nobodys():
     assert machine.truth()["devices"][0]["unallocated"]["foreign_j"] == pytest.approx(40.0, rel=0.03)
 
 
+def test_an_instance_that_no_plan_knows_draws_by_its_multiprocessors():
+    machine = Machine(devices=[H100])
+    uuid = machine.foreign.create_gi(0, "1g.20gb", 0)  # 26 SMs of 132
+    machine.attach(1, uuid)
+    machine.advance(1.0, [Load(uuid, 1.0)])
+    device, _ = split_j(machine)
+    assert device["active_j"] == pytest.approx(455 * 26 / 132, rel=0.02)
+
+
 def test_a_slice_made_anew_has_books_of_its_own():
     machine = Machine()
     for pid in (1, 2):
