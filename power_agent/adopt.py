@@ -136,9 +136,16 @@ async def _adopt_one(
     part.hosted, part.revision, part.credits = memory.hosted, memory.revision, memory.credits
     part.has_instance, part.has_compute = cut, cut and seen.ci_id is not None
     part.mig_uuid = seen.mig_uuid
+    trouble = ""
     if running and process is not None:
-        await verbs.attach(part, process)
+        try:
+            await verbs.attach(part, process)
+        except TrefoilError as error:  # its variant left the repository, or Triton the machine
+            trouble = f"adopted, but cannot be kept: {error}"
+            await verbs.end_orphan(memory.tag)
     node.add_slice(part)
+    if trouble:
+        part.fail(trouble, node.clock.now_s())
     if device.state == DeviceState.LOST:
         part.fail("device lost", node.clock.now_s())
     return part

@@ -24,7 +24,7 @@ from power_agent.runtimes.choose import install_triton
 from power_agent.slices import Slice
 from power_agent.verbs import Verbs
 from power_agent.xids import XidWatch
-from trefoil.core.errors import Fenced, PlanError, StateUnavailable, TrefoilError
+from trefoil.core.errors import Fenced, PlanError, StartError, StateUnavailable, TrefoilError, Unavailable
 from trefoil.core.plan import NodePlan
 from trefoil.runtime.state import State
 
@@ -72,9 +72,13 @@ class AgentPart:
     async def init(self) -> None:
         """Take over what runs, and the plan it runs by."""
         node, settings = self._node, self._node.settings
-        self._verbs.install = await asyncio.to_thread(install_triton, settings, self._verbs.runtime)
         node.journal.open()  # first: from here on this is the only agent of the node
         node.cordons.resume()
+        try:
+            self._verbs.install = await asyncio.to_thread(install_triton, settings, self._verbs.runtime)
+        except (StartError, Unavailable) as error:  # without one it still meters and keeps the devices
+            self._verbs.no_install = str(error)
+            node.miss("triton", str(error))
         await self._find_devices()
         await self._clocks.open()
         self._metering.open()

@@ -14,7 +14,8 @@ import structlog
 
 from power_agent.journal import Cordon, Journal
 from trefoil.core.errors import InvalidInput, NotFound, StaleRevision
-from trefoil.core.plan import NodePlan
+from trefoil.core.fleet import DeviceState
+from trefoil.core.plan import NodePlan, PlannedDevice
 from trefoil.runtime.clock import Clock
 
 PATIENCE_MAX_S: Final = 86_400.0
@@ -22,10 +23,13 @@ UNNAMED: Final = "taken out of service by an operator"
 
 
 def without(plan: NodePlan, devices: Collection[str]) -> NodePlan:
-    """The plan with nothing on those devices."""
+    """The plan with those devices empty and asleep."""
     if not any(planned.slices and planned.device in devices for planned in plan.devices):
         return plan
-    emptied = (replace(planned, slices=()) if planned.device in devices else planned for planned in plan.devices)
+    emptied = (
+        PlannedDevice(planned.device, DeviceState.ASLEEP) if planned.device in devices else planned
+        for planned in plan.devices
+    )
     return replace(plan, devices=tuple(emptied))
 
 

@@ -20,7 +20,7 @@ from power_agent.pursuit import Pursuit
 from power_agent.slices import Slice
 from power_agent.verbs import Verbs
 from power_agent.xids import Condemned
-from trefoil.core.errors import Unavailable
+from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.core.fleet import DeviceKind, DeviceState, SliceKey
 
 
@@ -103,15 +103,14 @@ class DriverWatch:
         self._node.driver_load_id = loaded
         self._condemned.clear()
         self._node.journal.driver_changed(loaded)
-        for part in list(self._node.slices.values()):
-            device = self._node.devices[part.key.device]
-            if device.type.kind == DeviceKind.CPU:
-                continue
+        kinds = {device.device: device.type.kind for device in self._node.devices.values()}
+        parts = [part for part in self._node.slices.values() if kinds[part.key.device] != DeviceKind.CPU]
+        for part in parts:
             self._pursuit.interrupt(part)
             part.fail("the driver was loaded again", self._node.clock.now_s())
-            if part.running:
-                await self._verbs.process_ended(part)
-            if device.type.kind == DeviceKind.MIG_GPU:
+        await asyncio.gather(*(self._end(part) for part in parts if part.running))
+        for part in parts:
+            if kinds[part.key.device] == DeviceKind.MIG_GPU:
                 _forget_instance(part)
         await list_devices(self._node, self._mig, self._inventory, observed)
         for device in self._node.devices.values():
@@ -119,6 +118,14 @@ class DriverWatch:
                 self._node.set_device(device, DeviceState.ASLEEP)
                 await enable_mig(self._node, self._mig, self._inventory, device)
         self._node.changed()
+
+    async def _end(self, part: Slice) -> None:
+        """A Triton whose device is gone cannot compute any more, but may live on."""
+        try:
+            await self._verbs.stop_process(part)
+        except TrefoilError as error:
+            self._log.info("nothing to stop", slice=part.key.name, why=str(error))
+            await self._verbs.process_ended(part)
 
     # --- one device ---------------------------------------------------------------------------------------------------
 

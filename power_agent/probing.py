@@ -90,7 +90,9 @@ class Probing:
             return Capabilities()
 
     def _publish(self) -> None:
-        have = {*self.found.have, "triton"}
+        have = {*self.found.have}
+        if not self._lacks("triton"):
+            have.add("triton")
         if self._runtime == "docker":
             have.add("docker")
         if any(d.type.kind == DeviceKind.CPU for d in self._node.devices.values()) and not self._lacks("rapl"):

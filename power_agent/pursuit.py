@@ -5,6 +5,7 @@ per slice at a time; the end of a step, each move of a slice and each new plan m
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -175,14 +176,28 @@ class Pursuit:
         self._drive_devices(plan)
         tasks = reconcile(self._node.seen(), plan, self._node.catalog)
         for task in tasks:
-            if not task.after and task.slice not in self._jobs and self._may(task):
+            if task.slice in self._jobs:
+                continue
+            if not task.after and self._may(task):
                 self._begin(task)
+            elif task.after:
+                self._say_what_blocks(self._node.slices[task.slice], [tasks[index].slice for index in task.after])
         settled = all(device.state in SETTLED for device in self._node.devices.values())
         settled = settled and plan is self._node.plan  # what a cordon keeps away is not applied
         settled = settled and self._clocks.settled()
         if not tasks and not self._jobs and settled and self._node.applied != plan.revision:
             self._node.applied = plan.revision
             self._node.changes.notify()
+
+    def _say_what_blocks(self, part: Slice, blockers: Sequence[SliceKey]) -> None:
+        for key in blockers:
+            other = self._node.slices[key]
+            why = f"waits for the place of {key.name}: {other.why}"
+            if key != part.key and part.state == SliceState.PENDING and other.state == SliceState.FAILED:
+                if part.why != why:
+                    part.why = why
+                    self._node.changed()
+                return
 
     def _may(self, task: Task) -> bool:
         device, part = self._node.devices[task.slice.device], self._node.slices[task.slice]

@@ -27,7 +27,7 @@ from power_agent.triton_slice import SliceLaunch, SliceSpec, clean_shared_memory
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
 from trefoil.core.device_types import cpu_quota
-from trefoil.core.errors import StateUnavailable, TrefoilError
+from trefoil.core.errors import StartError, StateUnavailable, TrefoilError
 from trefoil.core.fleet import Hosted, SliceState
 from trefoil.core.plan import Plan
 from trefoil.runtime.clock import Clock
@@ -57,6 +57,7 @@ class Verbs:
         self.runtime = runtime
         self._threads = threads
         self.install: TritonInstall | None = None  # found at start, before the first step
+        self.no_install = ""  # why there is none
         self._state = state
         self._journal = journal
         self._depart = depart
@@ -135,7 +136,8 @@ class Verbs:
         )
 
     def _prepare(self, part: Slice, hosted: Sequence[Hosted]) -> SliceLaunch:
-        assert self.install is not None
+        if self.install is None:
+            raise StartError(f"no Triton can be started here: {self.no_install}", remedy="then start the agent again")
         settings = self._settings
         port = grpc_port(settings.triton_port_base, part.key)
         spec = SliceSpec(
