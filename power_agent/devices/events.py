@@ -121,6 +121,8 @@ class EventWatch:
         Raises:
             DeviceError: waiting is not possible any more.
         """
+        if not self._devices:
+            return  # a node without GPUs may have no driver either
         try:
             with translated("events", "create an event set"):
                 events = pynvml.nvmlEventSetCreate()

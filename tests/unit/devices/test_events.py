@@ -88,6 +88,13 @@ def test_a_driver_without_events_leaves_the_thread_in_peace(driver, heard, monke
         assert heard.empty()
 
 
+def test_a_node_without_gpus_has_nothing_to_wait_for(heard):
+    watching = EventWatch(Inventory("node0", None), WallClock(), heard.put, wait_ms=20)  # NVML is not even opened
+    watching.start([])
+    watching.stop()
+    assert heard.empty()
+
+
 def test_it_goes_on_after_the_driver_was_loaded_again(watch, driver, heard):
     watch.start([GPU0])
     until(lambda: watch.watching == (GPU0,))
