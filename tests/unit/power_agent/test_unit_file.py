@@ -11,6 +11,7 @@ import pytest
 from trefoil.runtime.service import SHUTDOWN_S
 
 UNIT = Path(__file__).parents[3] / "deploy" / "systemd" / "power-agent.service"
+NEWER_KEYS = ("DelegateSubgroup",)  # systemd 254; an older one says that it ignores it, and docs/operations.md what to do
 EXPOSURE_MAX = 3.0  # of systemd's own scale, 10 = no protection at all
 HARDENED = (
     "NoNewPrivileges ProtectHome PrivateTmp ProtectClock ProtectHostname ProtectKernelLogs ProtectKernelModules "
@@ -55,7 +56,7 @@ def test_systemd_accepts_it(systemd_analyze, tmp_path):
     copy.write_text(re.sub(r"WorkingDirectory=.*", "WorkingDirectory=/", text))
     done = subprocess.run([systemd_analyze, "verify", str(copy)], capture_output=True, text=True, timeout=60)
     complaints = [line for line in done.stderr.splitlines() if UNIT.name in line]
-    assert not complaints
+    assert not [line for line in complaints if not any(f"Unknown key '{key}'" in line for key in NEWER_KEYS)]
 
 
 def test_its_exposure_is_low(systemd_analyze):
