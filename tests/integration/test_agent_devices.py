@@ -152,13 +152,13 @@ def test_mig_mode_is_switched_on_where_that_is_asked_for_and_else_the_remedy_is_
     for gpu in (0, 1):
         one.cluster.client.admin("set_mig_mode", index=gpu, enabled=False)
     one.cluster.client.admin("reset", index=0)
-    one.cluster.until(lambda: one.device(1).mig_current, "Hopper in MIG mode")
-    one.cluster.until(lambda: one.device(0).mig_pending, "Ampere pending")
-    assert any("gpu0 mig: MIG mode waits for a reset" in entry for entry in one.cluster.status().missing)
+    waits = f"{NODE}/gpu0 mig: MIG mode waits for a reset of the idle GPU: sudo nvidia-smi -i 0 --gpu-reset"
+    one.cluster.until(lambda: waits in one.cluster.status().missing, "Ampere pending")
+    assert (one.device(0).mig_current, one.device(0).mig_pending) == (False, True)
     with pytest.raises(grpc.RpcError, match="MIG mode is off"):
         one.cluster.apply(one.plan(one.part(0, "7g.40gb")))
     one.cluster.client.admin("reset", index=0)
-    one.cluster.until(lambda: one.device(0).mig_current, "Ampere in MIG mode")
+    one.cluster.until(lambda: all(one.device(gpu).mig_current for gpu in (0, 1)), "MIG mode")
     one.cluster.until(lambda: not any("mig:" in entry for entry in one.cluster.status().missing), "nothing missing")
     one.go(one.part(0, "7g.40gb"), one.part(1, "7g.80gb"))
 
