@@ -11,7 +11,7 @@ import pytest
 from trefoil.runtime.service import SHUTDOWN_S
 
 UNIT = Path(__file__).parents[3] / "deploy" / "systemd" / "power-agent.service"
-NEWER_KEYS = ("DelegateSubgroup",)  # systemd 254; an older one says that it ignores it, and docs/operations.md what to do
+NEWER_KEYS = ("DelegateSubgroup",)  # systemd 254; an older one ignores it, see docs/operations.md
 EXPOSURE_MAX = 3.0  # of systemd's own scale, 10 = no protection at all
 HARDENED = (
     "NoNewPrivileges ProtectHome PrivateTmp ProtectClock ProtectHostname ProtectKernelLogs ProtectKernelModules "
