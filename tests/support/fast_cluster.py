@@ -49,6 +49,7 @@ FAST: Final[dict[str, Any]] = {
     "in_use_backoff_s": 0.1,
     "in_use_retries_max": 5,
     "retry_backoff_max_s": 0.1,
+    "lease_ttl_s": 60.0,
     "quiet_probe_s": 1e6,
     "starts_parallel": 8,
     "log_level": "info",
