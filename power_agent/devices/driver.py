@@ -92,6 +92,11 @@ class Driver:
         self._by_uuid = {gpu.uuid: gpu for gpu in self.gpus}
         self._start_load(load_number)
 
+    def deinitialise(self, gpu: Gpu) -> None:
+        """Nobody uses it and persistence mode is off: locks, limits and counter start anew."""
+        self._to_defaults(gpu)
+        gpu.energy_mj, gpu.capped, gpu.throttle_mhz = 0, False, None
+
     @staticmethod
     def _to_defaults(gpu: Gpu) -> None:
         gpu.locked_mhz = gpu.locked_before_mhz = gpu.locked_memory_mhz = None

@@ -118,6 +118,14 @@ class Foreign:
         """It falls off the bus (Xid 79); back after a reset."""
         self._machine.driver.lose(self._machine.gpu(index))
 
+    def deinitialise(self, index: int) -> None:
+        """The last client left a GPU without persistence mode: locks, limits and counter start anew, handles stay."""
+        gpu = self._machine.gpu(index)
+        if gpu.persistence or gpu.processes:
+            why = "persistence mode is on" if gpu.persistence else "processes are on it"
+            raise NodeRefused(f"GPU {index} stays initialised: {why}", remedy="set_persistence off, end its processes")
+        self._machine.deinitialise(gpu)
+
     def reset(self, index: int) -> None:
         self._do(index, "reset", self._machine.reset)
 

@@ -303,6 +303,11 @@ class Machine:
         self.driver.reset(gpu)
         self._counter_zero_j[gpu.index] = self.energies[gpu.index].counter_j
 
+    def deinitialise(self, gpu: Gpu) -> None:
+        """The driver lets an unused GPU go: what is not persistent starts anew."""
+        self.driver.deinitialise(gpu)
+        self._counter_zero_j[gpu.index] = self.energies[gpu.index].counter_j
+
     def reload(self, load_number: int | None = None) -> None:
         """The driver is unloaded and loaded: see Driver.reload. The true split goes on."""
         with self._lock:

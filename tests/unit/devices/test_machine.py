@@ -241,6 +241,23 @@ def test_a_driver_restart_voids_handles_instances_and_the_counter():
     assert device["counter_j"] > 350
 
 
+def test_without_persistence_mode_an_unused_gpu_forgets():
+    machine = Machine()
+    machine.advance(10.0)
+    machine.foreign.lock_clocks(0, 210, 900)
+    with pytest.raises(NodeRefused, match="persistence mode is on"):
+        machine.foreign.deinitialise(0)
+    with pynvml_on(machine):
+        gpu = opened(machine)
+        pynvml.nvmlDeviceSetPersistenceMode(gpu, 0)
+        assert pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) == 350_000
+        machine.foreign.deinitialise(0)
+        assert pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) == 0
+        assert machine.driver.gpus[0].locked_mhz is None
+        machine.advance(1.0)
+        assert pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) == 35_000
+
+
 def test_a_reset_ends_locks_and_limits_and_is_refused_while_somebody_is_there():
     machine = Machine()
     (card,) = machine.driver.gpus
