@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
+from typing import IO, Final
 
 import structlog
 
@@ -18,6 +18,7 @@ from power_agent.metering import Metering
 from power_agent.mig import Mig
 from power_agent.mig_mode import enable_mig
 from power_agent.node import Node
+from power_agent.owner import own_driver
 from power_agent.probing import Probing
 from power_agent.pursuit import Pursuit
 from power_agent.runtimes.choose import install_triton
@@ -67,12 +68,14 @@ class AgentPart:
         self._state = state
         self._cpu = cpu
         self._cpu_serves = cpu_serves
+        self._owned: IO[bytes] | None = None
         self._log = structlog.get_logger()
 
     async def init(self) -> None:
         """Take over what runs, and the plan it runs by."""
         node, settings = self._node, self._node.settings
         node.journal.open()  # first: from here on this is the only agent of the node
+        self._owned = own_driver(settings.driver_marker)
         node.cordons.resume()
         try:
             self._verbs.install = await asyncio.to_thread(install_triton, settings, self._verbs.runtime)
@@ -144,6 +147,8 @@ class AgentPart:
         await restoring
         self._node.journal.close()
         await self._mig.close()
+        if self._owned is not None:
+            self._owned.close()
 
     async def _end(self, part: Slice) -> None:
         try:

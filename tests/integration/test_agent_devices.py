@@ -221,14 +221,17 @@ def test_a_gpu_that_is_lost_while_no_agent_runs_stops_only_itself(bench):
     assert identity(one.cluster.inspect())[1, "4g.20gb", 0] == there[1, "4g.20gb", 0]
 
 
-def test_only_one_agent_works_on_a_node(bench, stage, tmp_path):
+@pytest.mark.parametrize(("own_state", "words"), [(False, "another power agent works in"), (True, "these GPUs")])
+def test_only_one_agent_works_on_a_node(bench, stage, tmp_path, own_state, words):
     one = bench(A100)
     (port,) = free_ports(1)
     second = {**one.cluster._settings, "page": str(tmp_path / "page"), "admin_address": f"127.0.0.1:{port}"}
+    if own_state:
+        second["state_dir"] = str(tmp_path / "state")
     Page(tmp_path / "page")
     log = Path(tmp_path / "second.log")
     assert stage.zygote.wait(stage.zygote.run("agent", log, **second)) == 2
-    assert "another power agent works in" in log.read_text()
+    assert words in log.read_text()
     one.go(one.part(0, "7g.40gb"))
 
 
