@@ -142,11 +142,13 @@ class Health:
                 self._probes[part.key] = asyncio.create_task(self._probe(part, why))
 
     async def _probe(self, part: Slice, why: str) -> None:
-        assert part.server is not None
+        server = part.server
+        if server is None:
+            return  # it has ended since the decision to ask it
         incarnation, settings = part.incarnation, self._node.settings
         try:
             for hosted in part.hosted:
-                await part.server.probe(hosted.family, hosted.version, settings.probe_timeout_s)
+                await server.probe(hosted.family, hosted.version, settings.probe_timeout_s)
         except TrefoilError as error:
             if part.incarnation != incarnation or part.state != SliceState.READY or self._pursuit.busy(part):
                 return  # somebody else has dealt with it meanwhile

@@ -21,7 +21,7 @@ from power_agent.reconcile import Task
 from power_agent.runtimes.base import RunningTriton, Runtime
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices import Slice
-from power_agent.triton import TritonServer, VersionCounters
+from power_agent.triton import TritonServer, TritonUnready, VersionCounters
 from power_agent.triton_install import TritonInstall
 from power_agent.triton_slice import SliceLaunch, SliceSpec, clean_shared_memory, grpc_port, prepare_slice
 from trefoil.core.common import Revision
@@ -104,6 +104,7 @@ class Verbs:
         observed = await self._mig.create_gi(part.key)
         part.has_instance, part.has_compute = True, observed.ci_id is not None
         part.mig_uuid = observed.mig_uuid
+        self._journal.remember(part.memory())  # again, should the driver have been loaded anew since the claim
 
     async def _create_ci(self, part: Slice, task: Task) -> None:
         observed = await self._mig.create_ci(part.key)
@@ -212,22 +213,33 @@ class Verbs:
 
     # --- models ------------------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def _server(part: Slice) -> TritonServer:
+        """Its Triton, which may have ended between the decision for a step and the step.
+
+        Raises:
+            TritonUnready: it has.
+        """
+        if part.server is None:
+            raise TritonUnready(f"the Triton of {part.key.name} has ended")
+        return part.server
+
     async def _load(self, part: Slice, task: Task) -> None:
-        assert part.server is not None
+        server = self._server(part)
         if part.state == SliceState.FAILED:
             await self._heal(part, task)
         elif part.state == SliceState.STARTING:
-            await part.server.wait_ready(part.hosted, self._settings.ready_timeout_s)
+            await server.wait_ready(part.hosted, self._settings.ready_timeout_s)
         elif part.state == SliceState.PENDING:
             part.move(SliceState.STARTING, task.why, self._clock.now_s())
-            await part.server.wait_ready(part.hosted, self._settings.ready_timeout_s)
+            await server.wait_ready(part.hosted, self._settings.ready_timeout_s)
         else:
             await self._swap(part, task)
         part.loaded = part.running
 
     async def _heal(self, part: Slice, task: Task) -> None:
         """A dead python stub comes back by unload and load; where that fails only a new process helps."""
-        assert part.server is not None
+        server = self._server(part)
         part.move(SliceState.PENDING, task.why, self._clock.now_s())
         if part.broken:
             await self.stop_process(part)
@@ -235,13 +247,13 @@ class Verbs:
         part.move(SliceState.STARTING, task.why, self._clock.now_s())
         try:
             for hosted in part.hosted:
-                await part.server.heal(hosted, self._settings.swap_timeout_s)
+                await server.heal(hosted, self._settings.swap_timeout_s)
         except TrefoilError as error:
             part.broken = str(error)
             raise
 
     async def _swap(self, part: Slice, task: Task) -> None:
-        assert part.server is not None
+        server = self._server(part)
         if part.state == SliceState.READY:
             part.move(SliceState.SWAPPING, task.why, self._clock.now_s())
 
@@ -254,10 +266,11 @@ class Verbs:
             if new == old:
                 continue
             try:
-                result = await part.server.swap(old, new, self._settings.swap_timeout_s, on_counters)
+                result = await server.swap(old, new, self._settings.swap_timeout_s, on_counters)
             except TrefoilError as error:
-                # The old variant goes on serving: the slice is as good as before.
-                part.move(SliceState.READY, f"could not load {new.variant}: {error}", self._clock.now_s())
+                # The old variant goes on serving: the slice is as good as before, unless its Triton is gone.
+                if part.state == SliceState.SWAPPING and part.running:
+                    part.move(SliceState.READY, f"could not load {new.variant}: {error}", self._clock.now_s())
                 raise
             part.note(result.before, self._clock.now_s())
             part.hosted = tuple(new if hosted == old else hosted for hosted in part.hosted)
@@ -265,10 +278,12 @@ class Verbs:
         self._journal.remember(part.memory())
 
     async def _warm_up(self, part: Slice, task: Task) -> None:
-        assert part.server is not None
+        server = self._server(part)
         for hosted in part.hosted:
-            await part.server.probe(hosted.family, hosted.version, self._settings.probe_timeout_s)
-        counters = await part.server.statistics()
+            await server.probe(hosted.family, hosted.version, self._settings.probe_timeout_s)
+        counters = await server.statistics()
+        if part.server is not server:
+            raise TritonUnready(f"the Triton of {part.key.name} has ended")
         if part.state == SliceState.STARTING:
             part.note_overhead(counters)
         else:
