@@ -193,7 +193,11 @@ class FastCluster:
 
     def status(self) -> NodeStatus:
         """What the agent says of its node."""
-        answer = self.stub.GetNode(power_agent_pb2.GetNodeRequest(), timeout=5, wait_for_ready=not self.page[ENDED])
+        try:
+            answer = self.stub.GetNode(power_agent_pb2.GetNodeRequest(), timeout=5, wait_for_ready=not self.died)
+        except grpc.RpcError as error:
+            assert self.died, f"the agent does not answer: {error}\n{self.tail()}"
+            raise
         found: NodeStatus = codec.from_proto(answer.node)
         return found
 
