@@ -79,6 +79,7 @@ class History:
         self.device.read()
         self.before = self.device.books()
         self.pending: set[str] = set()  # of intervals whose reading was lost
+        self.earlier: set[str] = set()  # of the interval before the last reading
 
     def next(self) -> int:
         return next(self._bytes, 0)
@@ -174,7 +175,7 @@ class History:
         else:  # nobody saw how the counter began: a gap, said by the times of the samples
             assert not self.watched
         assert (sample is None) == ("restart_reload" in self.pending or (integral and "restart" in self.pending))
-        self.before, self.watched, self.pending = now, True, set()
+        self.before, self.watched, self.pending, self.earlier = now, True, set(), self.pending
         device.foreign_w = 0.0
         if part is not None:
             part.serving = True
@@ -197,7 +198,7 @@ class History:
             self.allowed_j += 1.1 * active
         if "hidden" in self.pending:  # nobody can tell its joules from those of what serves
             self.allowed_j += spent.unallocated_j + spent.idle_j + 1.1 * active
-        if not self.watched and "warm_up" in self.pending:
+        if not self.watched and "warm_up" in self.pending | self.earlier:  # what served before and after, served
             self.allowed_j += spent.idle_j + spent.unallocated_j
 
 
