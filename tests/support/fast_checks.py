@@ -25,12 +25,14 @@ def places(plan: NodePlan) -> dict[Place, list[list[Any]]]:
 def identity(there: Mapping[str, Any]) -> dict[Place, tuple[int, int]]:
     """(the driver's generation, pid) of each slice: another value means that it was rebuilt or started again."""
     pids = {row["uuid"]: row["pid"] for row in there["processes"] if row["alive"]}
-    return {
+    cut = {
         (index, one["name"], one["start"]): (one["generation"], pids[one["computes"][0][1]])
         for index, gpu in enumerate(there["gpus"])
         for one in gpu["instances"]
         if one["computes"] and one["computes"][0][1] in pids
     }
+    whole = {(i, "whole", 0): (0, pids[gpu["uuid"]]) for i, gpu in enumerate(there["gpus"]) if gpu["uuid"] in pids}
+    return cut | whole
 
 
 def problems(there: Mapping[str, Any], plan: NodePlan) -> list[str]:

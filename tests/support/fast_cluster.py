@@ -35,7 +35,7 @@ __all__ = ["AFTER", "BEFORE", "NODE", "FastCluster", "Stage"]
 NODE: Final = "node0"
 PORTS: Final = 160  # two per memory slice of eight GPUs, and the CPUs'
 FIRST_PORT, LAST_PORT = 21000, 31500
-POLL_S: Final = 0.004
+POLL_S: Final = 0.01
 SETTLE_S: Final = 20.0
 _blocks = itertools.count(random.randrange((LAST_PORT - FIRST_PORT) // PORTS))  # other tests run beside this one
 

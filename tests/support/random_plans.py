@@ -18,12 +18,22 @@ VARIANTS = 4
 class Planner:
     """Each plan is a change of the one before: most of it stays, so that there are neighbours to leave alone."""
 
-    def __init__(self, seed: int, node: str, devices: Sequence[str], *, clocks: bool = False, change: float = 0.5):
+    def __init__(
+        self,
+        seed: int,
+        node: str,
+        devices: Sequence[str],
+        *,
+        clocks: bool = False,
+        change: float = 0.5,
+        asleep: float = 0.12,
+    ) -> None:
         self._random = random.Random(seed)
         self._node = node
         self._types = {f"{node}/gpu{index}": device_type(name) for index, name in enumerate(devices)}
         self._clocks = clocks
         self._change = change
+        self._asleep = asleep
         self._number = 0
         self.last = self._seal([PlannedDevice(name, DeviceState.ASLEEP) for name in self._types])
 
@@ -49,7 +59,7 @@ class Planner:
 
     def _changed(self, device: PlannedDevice) -> PlannedDevice:
         kind, chance = self._types[device.device], self._random.random()
-        if chance < 0.12:
+        if chance < self._asleep:
             return PlannedDevice(device.device, DeviceState.ASLEEP)
         parts = device.slices if chance < 0.7 else ()
         kept = tuple(self._swapped(part) for part in parts if self._random.random() < 0.7)
