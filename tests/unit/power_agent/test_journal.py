@@ -1,0 +1,166 @@
+"""A journal on a disk that is full, slow or torn: nothing is begun that is not written, nothing is forgotten."""
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from power_agent import journal as module
+from power_agent.journal import Cordon, Journal, JournalError, Override, SliceMemory
+from power_agent.memory import encode
+from tests.support.plans import key, plan_of, planned
+from trefoil.core.common import Revision
+from trefoil.core.fleet import SliceState, Step
+from trefoil.core.plan_check import sealed
+
+KEY, OTHER = key("3g.20gb", 4), key("1g.5gb", 0)
+PLAN = sealed(plan_of(planned("3g.20gb", 4)).nodes[0], Revision(4, 2, 1))
+MEMORY = SliceMemory(KEY, 3, SliceState.READY, f"{KEY.name}.g3")
+STEP = Step(KEY, "create_gi", "begun")
+
+
+@pytest.fixture
+def journal(tmp_path):
+    one = Journal(tmp_path, "boot", "driver")
+    one.open()
+    yield one
+    one.close()
+
+
+class Disk:
+    """What the journal does to its disk."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = self.halves = False
+        self.synced = 0
+        self._write, self._fsync, self._open = os.write, os.fsync, Path.open
+        monkeypatch.setattr(module.os, "write", self.write)
+        monkeypatch.setattr(module.os, "fsync", self.fsync)
+        monkeypatch.setattr(Path, "open", lambda path, *rest, **more: self.open(path, *rest, **more))
+
+    def write(self, file: int, data: bytes) -> int:
+        if self.halves:
+            return self._write(file, data[: len(data) // 2])
+        if self.full:
+            raise OSError(28, "No space left on device")
+        return self._write(file, data)
+
+    def open(self, path: Path, *arguments: str, **more: str):
+        if (self.full or self.halves) and path.suffix == ".new":
+            raise OSError(28, "No space left on device")
+        return self._open(path, *arguments, **more)
+
+    def fsync(self, file: int) -> None:
+        self.synced += 1
+        self._fsync(file)
+
+
+def successor(folder: Path) -> module.Memory:
+    one = Journal(folder, "boot", "driver")
+    try:
+        return one.open()
+    finally:
+        one.close()
+
+
+@pytest.mark.parametrize("how", ["full", "halves"])
+async def test_on_a_full_disk_nothing_is_begun_and_what_happened_is_written_later(journal, tmp_path, monkeypatch, how):
+    journal.remember(MEMORY)
+    disk = Disk(monkeypatch)
+    setattr(disk, how, True)
+    with pytest.raises(JournalError, match="make room"):
+        await journal.begin(STEP)
+    with pytest.raises(JournalError):
+        await journal.accept(PLAN)
+    with pytest.raises(JournalError):
+        await journal.cordon(Cordon(KEY.device, "repair"))
+    with pytest.raises(JournalError):
+        journal.override(Override(KEY.device, "clock", 210.0, 1005.0))
+    memory = journal.memory
+    assert (memory.unfinished, memory.plan, memory.cordons, memory.overrides) == ({}, None, {}, {})
+    later = replace(MEMORY, state=SliceState.DRAINING)
+    journal.remember(later)  # it has happened, room or not
+    journal.next_generation()
+    journal.hold_lease(7)
+    with pytest.raises(JournalError):
+        await journal.sync()
+    setattr(disk, how, False)
+    await journal.begin(STEP)
+    journal.close()
+    found = successor(tmp_path)
+    assert (found.slices, found.generation, found.lease_epoch, found.damaged) == ({KEY: later}, 1, 7, 0)
+    assert [step.verb for step in found.unfinished.values()] == ["create_gi"]
+
+
+async def test_what_must_survive_the_loss_of_power_is_synced_before_the_call_returns(journal, monkeypatch):
+    disk = Disk(monkeypatch)
+    for act in (
+        lambda: journal.accept(PLAN),
+        lambda: journal.cordon(Cordon(KEY.device, "repair")),
+        lambda: journal.release(KEY.device),
+        journal.sync,
+    ):
+        before = disk.synced
+        await act()
+        assert disk.synced == before + 1
+    before = disk.synced
+    journal.hold_lease(3)
+    assert disk.synced == before + 1
+    journal.override(Override(KEY.device, "clock", 210.0, 1005.0))
+    journal.remember(MEMORY)
+    await journal.begin(STEP)
+    journal.end(STEP)
+    assert disk.synced == before + 1  # these mean nothing after a boot
+
+
+async def test_a_compaction_while_a_plan_is_being_synced_keeps_the_plan(journal, tmp_path, monkeypatch):
+    released = asyncio.Event()
+
+    async def slow(call, *arguments):
+        await released.wait()
+        return call(*arguments)
+
+    monkeypatch.setattr(module.asyncio, "to_thread", slow)
+    accepting = asyncio.create_task(journal.accept(PLAN))
+    await asyncio.sleep(0)
+    for number in range(module.LINES_MAX + 10):
+        journal.end(replace(STEP, took_ms=float(number)))
+    assert len((tmp_path / "journal.jsonl").read_bytes().splitlines()) < 100
+    released.set()
+    await accepting
+    journal.close()
+    assert successor(tmp_path).plan == PLAN
+
+
+async def test_a_successor_closes_the_steps_it_found_open(journal, tmp_path):
+    await journal.begin(STEP)
+    await journal.begin(Step(OTHER, "load", "begun"))
+    journal.close()
+    one = Journal(tmp_path, "boot", "driver")
+    one.open()
+    assert {step.verb for step in one.settle()} == {"create_gi", "load"}
+    one.close()
+    assert successor(tmp_path).unfinished == {}
+
+
+def test_a_newer_agents_entry_and_an_older_ones_line_are_no_obstacle(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    old = encode({"generation": 5}, "boot/driver").partition(b"\t")[0] + b"\n"  # without a checksum
+    path.write_bytes(old + encode({"marvel": {"x": 1}}, "boot/driver") + b"\x00" * 512 + b"\n[1]\n7\n")
+    found = successor(tmp_path)
+    assert (found.generation, found.damaged) == (5, 3)
+
+
+def test_a_line_whose_checksum_is_wrong_does_not_count(tmp_path):
+    line = encode({"generation": 5}, "boot/driver")
+    (tmp_path / "journal.jsonl").write_bytes(line.replace(b'"generation":5', b'"generation":9'))
+    found = successor(tmp_path)
+    assert (found.generation, found.damaged) == (0, 1)
+
+
+def test_a_state_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match="cannot be written"):
+        Journal(tmp_path / "file", "boot", "driver").open()
