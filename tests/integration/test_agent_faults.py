@@ -265,3 +265,18 @@ def test_a_driver_loaded_again_in_mid_plan_gets_all_slices_back(fresh, symbol, c
     cluster.until(lambda: cluster.status().driver_load_id == wanted, "the agent to notice")
     cluster.until(lambda: all_serve(cluster, new), "all slices to serve again")
     check(cluster, new)
+
+
+def test_instances_that_only_a_stale_listing_shows_stand_in_nobodys_way(stage):
+    """Somebody makes an instance and destroys it; sessions that saw it go on listing it (seen with long-lived ones)."""
+    cluster = FastCluster(stage, node={"stale_listing": True})
+    try:
+        go(cluster, plan(planned("4g.20gb", 0, 1)))
+        cluster.client.admin("create_gi", index=0, slice_type="1g.5gb", start=6)
+        cluster.until(lambda: cluster.status().devices[0].drift != (), "drift to be reported")
+        cluster.client.admin("destroy", index=0, start=6)
+        cluster.until(lambda: cluster.status().devices[0].drift == (), "drift to be over")
+        go(cluster, plan(planned("4g.20gb", 0, 1), planned("3g.20gb", 4, 2)))
+        go(cluster, plan(planned("1g.5gb", 6, 2)))
+    finally:
+        cluster.close()

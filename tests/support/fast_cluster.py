@@ -12,7 +12,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,8 +72,17 @@ class Stage:
 class FastCluster:
     """One node and one agent. `close` leaves nothing."""
 
-    def __init__(self, stage: Stage, *, devices: Sequence[str] = ("A100-SXM4-40GB",) * 2, **settings: Any) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        devices: Sequence[str] = ("A100-SXM4-40GB",) * 2,
+        node: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        """`node`: more settings of the simulated node; `settings`: of the agent."""
         self._stage = stage
+        self._node_settings = dict(node or {})
         self.folder = Path(tempfile.mkdtemp(prefix="trefoil-fast-"))
         self.page = Page(self.folder / "page")
         self.client = NodeClient(self.folder / "node" / "node.sock")
@@ -110,6 +119,7 @@ class FastCluster:
             "model_repository": str(MODELS),
             "call_latency": False,
             "tick_ms": 50.0,
+            **self._node_settings,
         }
         self._node_pid = self._stage.zygote.run("node", self.folder / "node.log", **config)
         self.until(self._node_answers, "the node to answer")
@@ -196,8 +206,9 @@ class FastCluster:
         try:
             answer = self.stub.GetNode(power_agent_pb2.GetNodeRequest(), timeout=5, wait_for_ready=not self.died)
         except grpc.RpcError as error:
-            assert self.died, f"the agent does not answer: {error}\n{self.tail()}"
-            raise
+            if self.died:
+                raise
+            raise AssertionError(f"the agent does not answer:\n{self.tail()}") from error
         found: NodeStatus = codec.from_proto(answer.node)
         return found
 
