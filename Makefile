@@ -35,7 +35,7 @@ honesty: setup  ## three controls in which the demo must find no saving, accurac
 # Two lanes at once, because most tests wait: whole systems in one, everything else in the other (nice, so that it does not
 # disturb what the first measures).
 test: setup  ## lint, types, import contracts and every test (<= 25 minutes; each part prints when it is done)
-	+@$(MAKE) --no-print-directory -j2 --output-sync=line test-system check test-quick test-node
+	+@$(MAKE) --no-print-directory -j2 --output-sync=line check test-system test-node test-quick
 
 NODE_TESTS := $(filter-out tests/integration/test_demo%.py tests/integration/test_up_down.py,$(wildcard tests/integration/test_*.py))
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from tests.support.fast_checks import check, untouched
 from tests.support.fast_cluster import AFTER, BEFORE, NODE, FastCluster, Stage
@@ -30,7 +32,6 @@ CALLS = (
     "nvmlDeviceSetGpuLockedClocks",
 )
 CODES = {"nvmlDeviceSetGpuLockedClocks": (999,)}
-SEED = 20250707
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +46,19 @@ def stage() -> Iterator[Stage]:
 class Walk:
     """One plan after the other, with what happens on the way."""
 
-    def __init__(self, cluster: FastCluster, seed: int) -> None:
+    def __init__(self, cluster: FastCluster) -> None:
         self.cluster = cluster
-        self.planner = Planner(seed, NODE, DEVICES, clocks=True, change=0.25, asleep=0.4)
+        self.planner = Planner(0, NODE, DEVICES, clocks=True, change=0.25, asleep=0.4)
         self.here: NodePlan = self.planner.last
         self.identities: dict = {}
         self.counts: Counter[str] = Counter()
-        self._random = random.Random(seed)
+        self.number = 0
 
-    def step(self, number: int) -> None:
+    def step(self, seed: int) -> None:
         """Go to the next plan; every second time not undisturbed."""
+        self._random = random.Random(seed)
+        self.planner.reseed(seed)
+        number, self.number = self.number, self.number + 1
         target = self.planner.next()
         trouble = (
             self._random.choice((self._fault, self._kill_at_a_write, self._kill_at_a_time)) if number % 2 else None
@@ -130,9 +134,15 @@ def test_five_hundred_random_plans_with_every_second_one_interrupted(stage):
     started_s = time.monotonic()
     cluster = FastCluster(stage, devices=DEVICES)
     try:
-        walk = Walk(cluster, SEED)
-        for number in range(PLANS):
-            walk.step(number)
+        walk = Walk(cluster)
+
+        @settings(max_examples=PLANS, phases=[Phase.generate], deadline=None, derandomize=True, database=None)
+        @given(seed=st.integers(0, 2**64 - 1))
+        def one_more_plan(seed: int) -> None:
+            walk.step(seed)
+
+        one_more_plan()
+        assert walk.number == PLANS
         print(f"{PLANS} plans in {time.monotonic() - started_s:.0f} s on {len(DEVICES)} GPUs: {dict(walk.counts)}")
         interrupted = sum(count for name, count in walk.counts.items() if name.startswith(("faults", "kills")))
         assert interrupted >= 0.9 * PLANS / 2

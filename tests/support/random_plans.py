@@ -37,6 +37,10 @@ class Planner:
         self._number = 0
         self.last = self._seal([PlannedDevice(name, DeviceState.ASLEEP) for name in self._types])
 
+    def reseed(self, seed: int) -> None:
+        """Draw what comes next from another seed."""
+        self._random = random.Random(seed)
+
     def _seal(self, devices: Sequence[PlannedDevice]) -> NodePlan:
         self._number += 1
         return sealed(NodePlan(node=self._node, devices=tuple(devices)), Revision(1, self._number))
