@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from unittest import mock
 
 import pytest
@@ -68,10 +69,13 @@ def truth(cluster: AgentCluster) -> dict[str, tuple[float, float]]:
     return {d["device"]: (d["counter_j"], d["active_j"]) for d in cluster.client.truth()["devices"]}
 
 
-async def moment(cluster: AgentCluster) -> tuple[float, dict[str, tuple[float, float]]]:
-    """The end of a sample of both devices (their load has ended: both ends are idle), and the books then."""
-    await asyncio.sleep(1.5)  # the last batches are counted and metered
-    return time.time(), truth(cluster)
+async def moment(cluster: AgentCluster, watchers: Sequence[Watcher]) -> tuple[float, dict[str, tuple[float, float]]]:
+    """Now and the books now, between two samples without any load, however late a busy machine makes samples."""
+    await asyncio.sleep(0.5)  # what was in flight has been counted
+    await watchers[0].until(time.time())
+    now_s, books = time.time(), truth(cluster)
+    await watchers[0].until(now_s)
+    return now_s, books
 
 
 async def test_joules_of_whole_gpus_with_and_without_a_counter_are_those_of_the_books(cluster):
@@ -80,13 +84,13 @@ async def test_joules_of_whole_gpus_with_and_without_a_counter_are_those_of_the_
     await cluster.apply(sealed(NodePlan(node=NODE, devices=devices), Revision(1, 1)))
     await cluster.ready(*(part.key for part in parts), timeout_s=BOOT_S)
     watchers = [Watcher(cluster) for _ in range(2)]
-    before_s, before = await moment(cluster)
+    before_s, before = await moment(cluster, watchers)
     targets = [status.grpc_target for status in (await cluster.slices()).values()]
     loads = [Load(target, clients=1, gap_s=gap_s) for target, gap_s in zip(targets, (0.01, 0.05), strict=True)]
     await asyncio.sleep(LOAD_S)
     for load in loads:
         await load.stop()
-    after_s, after = await moment(cluster)
+    after_s, after = await moment(cluster, watchers)
     for watcher in watchers:
         await watcher.until(after_s)
         await watcher.stop()
