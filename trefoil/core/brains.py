@@ -30,7 +30,10 @@ class BudgetState:
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """All that a planner may know. `carbon_history` is oldest first: the empirical distribution of intensity."""
+    """All that a planner may know. `carbon_history` is oldest first: the empirical distribution of intensity.
+
+    `carbon` is the reading of every zone that has none of its own in `zones` (one per zone, by `series.zone`).
+    """
 
     now_s: float
     fleet: FleetState
@@ -46,6 +49,7 @@ class PlanView:
     pue: float
     budgets: tuple[BudgetState, ...] = ()
     carbon_history: tuple[CarbonReading, ...] = ()
+    zones: tuple[CarbonReading, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +64,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan that a live planner wants measured for `measure_s` seconds."""
+    """A plan that a live planner wants measured: for at least `requests_min` requests, at most `measure_s` seconds."""
 
     plan: Plan
     why: str
     measure_s: float
+    requests_min: int = 200
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,8 @@ KEY_COLUMNS: Final = ("device_type", "slice_type", "variant", "stage", "batch", 
 
 
 def load_family(folder: Path, profile: Path | None = None) -> tuple[Family, tuple[ProfileRow, ...]]:
-    """One family; `profile` replaces the folder's own profile.csv.
+    """One family; `profile` replaces the folder's own profile.csv. Without either it has no rows: planners that measure
+    on the running system can serve it, those that predict cannot.
 
     Raises:
         errors.CatalogError: names file, field, value and remedy.
@@ -94,7 +95,10 @@ def load_family(folder: Path, profile: Path | None = None) -> tuple[Family, tupl
             value=family.name,
             remedy="give both the same name; clients and Triton use it",
         )
-    return family, _read_profile(profile or folder / PROFILE_FILE, family)
+    own = folder / PROFILE_FILE
+    if profile is None and not own.exists():
+        return family, ()
+    return family, _read_profile(profile or own, family)
 
 
 def load_catalog(root: Path, profile_overrides: Mapping[str, Path] | None = None) -> Catalog:
