@@ -1,0 +1,1 @@
+"""A shell without hardware: the live brains in simulated time."""
