@@ -295,14 +295,14 @@ def serve_weighted(classes: Sequence[ServerClass], at_s: Floats, rng: Generator,
     latency_ms = np.zeros(at_s.size)
     for index, one in enumerate(classes):
         mine = chosen == index
-        latency_ms[mine] = _fifo(at_s[mine], one.servers, _draw_s(one.service, int(mine.sum()), rng)) * MS_PER_S
+        latency_ms[mine] = _fifo(at_s[mine], one.servers, draw_s(one.service, int(mine.sum()), rng)) * MS_PER_S
     skip = int(at_s.size * warm_up)
     return Served(latency_ms[skip:], chosen[skip:])
 
 
 def serve_shared(classes: Sequence[ServerClass], at_s: Floats, rng: Generator, warm_up: float = 0.1) -> Served:
     """One FIFO for all: a request goes to the server that has been idle longest, or frees first."""
-    draws = [_draw_s(c.service, at_s.size, rng).tolist() for c in classes]
+    draws = [draw_s(c.service, at_s.size, rng).tolist() for c in classes]
     free = [(0.0, n, index) for n, index in enumerate(i for i, c in enumerate(classes) for _ in range(c.servers))]
     heapq.heapify(free)
     latency_s, chosen = [], []
@@ -316,7 +316,8 @@ def serve_shared(classes: Sequence[ServerClass], at_s: Floats, rng: Generator, w
     return Served(np.array(latency_s[skip:]) * MS_PER_S, np.array(chosen[skip:], dtype=np.int64))
 
 
-def _draw_s(service: ServiceTime, count: int, rng: Generator) -> Floats:
+def draw_s(service: ServiceTime, count: int, rng: Generator) -> Floats:
+    """Service times [s], shape (count,): the one law of kernel, simulator and simulated slices."""
     mean_s = service.mean_ms / MS_PER_S
     if service.cv < 1e-6:
         return np.full(count, mean_s)
