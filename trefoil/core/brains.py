@@ -4,8 +4,9 @@ A brain is pure and synchronous: values in, a decision and its reason out. Time 
 `numpy.random.Generator`. The canonical JSON of a `PlanView` is what `DecisionRecord.view_json` holds.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from numpy.random import Generator
 
@@ -165,11 +166,25 @@ class Planner(Protocol):
     def plan(self, view: PlanView, rng: Generator) -> Decision: ...
 
 
-class LivePlanner(Protocol):
-    """Plans by measuring candidates on the running system (or a simulator of it)."""
+class LivePlanner(Planner, Protocol):
+    """Plans by measuring candidates on the running system (or a simulator of it).
 
+    While `asks(view)` is true the shell calls `ask`, deploys the candidate, measures it, calls `tell`, and asks again
+    until a `Decision` comes: its plan is the best one found, complete (None: keep what runs). Otherwise, where there
+    are profiles to explore on, `plan` does all of it in one call. `tell` of a candidate that was refused, or whose
+    measurement was broken off, gets attainment 0 and an infinite latency.
+
+    A view may differ from ask to ask in everything: time, fleet, intensity, demand. What was measured is remembered;
+    `memory` is all that is needed to go on from here elsewhere (JSON: dicts, lists, strings, numbers, None), so that
+    a restarted controller does not measure again and a decision replays: `recall(memory before an ask)`, then `ask`
+    with the same view and an equal generator gives the same step.
+    """
+
+    def asks(self, view: PlanView) -> bool: ...
     def ask(self, view: PlanView, rng: Generator) -> Candidate | Decision: ...  # a Decision ends the exploration
     def tell(self, candidate: Candidate, measurement: Measurement) -> None: ...
+    def memory(self) -> Mapping[str, Any]: ...
+    def recall(self, memory: Mapping[str, Any]) -> None: ...
 
 
 class Router(Protocol):

@@ -114,7 +114,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a family got over the last `window_s`. Accuracy is that of the variants that answered."""
+    """What a family got over the last `window_s`. Accuracy is that of the variants that answered.
+
+    Joules and grams are all that its devices drew, idle power included, per answer; None where nothing metered.
+    """
 
     family: str
     latency_ms_p95: float
@@ -124,3 +127,4 @@ class Measured:
     grams_per_request: float | None
     rate_per_s: float
     window_s: float
+    joules_per_request: float | None = None
