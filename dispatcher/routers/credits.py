@@ -1,28 +1,78 @@
-"""How many requests a slice may hold at once, and how many it holds.
+"""How many requests a slice may hold at once, how many it holds, and which of several slices is the idlest.
 
 A credit is taken by a Pick and given back by on_done, whatever the outcome. Counts outlive the table: a slice that left
 it (drained, ejected) and comes back still owes what it has in flight.
+
+A decision costs the same for 2 slices as for 2,000: a pool keeps those with a free credit in a heap by (in flight, last
+chosen). Entries are not searched for when a slice changes; they are recognised as old when they come to the top.
 """
 
+import heapq
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
+from trefoil.core.brains import Pick
 from trefoil.core.fleet import SliceKey
+
+OLD_ENTRIES: Final = 4  # of the heap, per slice, before it is built anew
 
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One slice. Routers keep the object: hashing a slice key for every slice of a class is most of a decision."""
+    """One slice. Its picks carry it: hashing a slice key would be most of a decision."""
 
     slice: SliceKey
     limit: int = 0
     in_flight: int = 0
     taken_at: int = 0
+    order: int = 0  # in the table: among slices never chosen, the first
+    pool: "Pool | None" = None
+    pick: "Seat | None" = None  # what a request that is given to this slice gets, by the last table
 
-    @property
-    def free(self) -> bool:
-        """Whether one more request may go there."""
-        return self.in_flight < self.limit
+
+@dataclass(frozen=True, slots=True)
+class Seat(Pick):
+    """A pick that knows whose credit it holds."""
+
+    account: Account = field(compare=False, repr=False)
+
+
+class Pool:
+    """Slices that share one line of requests."""
+
+    __slots__ = ("_accounts", "_heap", "_size_max")
+
+    def __init__(self, accounts: Iterable[Account]) -> None:
+        self._accounts = tuple(accounts)
+        self._size_max = OLD_ENTRIES * len(self._accounts) + 16
+        self._heap: list[tuple[int, int, int, Account]] = []
+        for order, account in enumerate(self._accounts):
+            account.pool, account.order = self, order
+        self._build()
+
+    def idlest(self) -> Account | None:
+        """Of those with a credit: the fewest in flight, then the longest not chosen (round robin among the idle)."""
+        heap = self._heap
+        while heap:
+            in_flight, taken_at, _, account = heap[0]
+            if account.taken_at == taken_at and account.in_flight == in_flight:
+                return account
+            heapq.heappop(heap)
+        return None
+
+    def offer(self, account: Account) -> None:
+        """One of its slices has a free credit, and other numbers than before."""
+        heap = self._heap
+        if len(heap) >= self._size_max:
+            self._build()
+        else:
+            heapq.heappush(heap, (account.in_flight, account.taken_at, account.order, account))
+
+    def _build(self) -> None:
+        self._heap[:] = sorted(
+            (each.in_flight, each.taken_at, each.order, each) for each in self._accounts if each.in_flight < each.limit
+        )
 
 
 class Credits:
@@ -33,9 +83,9 @@ class Credits:
         self._takes = 0
 
     def limit(self, limits: Mapping[SliceKey, int]) -> None:
-        """Take the limits of a table; slices that it does not name get nothing more."""
+        """Take the limits of a table; slices that it does not name get nothing more. Pools are made after it."""
         for slice_, account in list(self._accounts.items()):
-            account.limit = 0
+            account.limit, account.pool, account.pick = 0, None, None
             if account.in_flight == 0 and slice_ not in limits:
                 del self._accounts[slice_]
         for slice_, limit in limits.items():
@@ -45,35 +95,30 @@ class Credits:
         """The account of a slice of the last table."""
         return self._accounts[slice_]
 
-    def free(self, slice_: SliceKey) -> bool:
-        """Whether one more request may go there; False for a slice that the table does not name."""
+    def free(self, slice_: SliceKey) -> Account | None:
+        """The account of a slice if one more request may go there; None for one that the table does not name."""
         account = self._accounts.get(slice_)
-        return account is not None and account.free
+        return account if account is not None and account.in_flight < account.limit else None
 
-    def take(self, account: Account) -> None:
+    def take(self, account: Account) -> "Seat":
         """One more request is in flight."""
-        assert account.free, f"no credit left on {account.slice}"
+        assert account.in_flight < account.limit, f"no credit left on {account.slice}"
         self._takes += 1
         account.taken_at = self._takes
         account.in_flight += 1
+        if account.in_flight < account.limit and account.pool is not None:
+            account.pool.offer(account)
+        assert account.pick is not None
+        return account.pick
 
-    def give_back(self, slice_: SliceKey) -> None:
+    def give_back(self, pick: Pick) -> None:
         """One request is over."""
-        account = self._accounts[slice_]
-        assert account.in_flight > 0, f"more requests over than sent on {slice_}"
+        assert isinstance(pick, Seat), "a pick of another router"
+        account = pick.account
+        assert account.in_flight > 0, f"more requests over than sent on {account.slice}"
         account.in_flight -= 1
-        if account.in_flight == 0 and account.limit == 0:
-            del self._accounts[slice_]
-
-
-def idlest(accounts: Iterable[Account]) -> Account | None:
-    """Of those with a credit: the fewest in flight, then the longest not chosen (round robin among the idle)."""
-    best: Account | None = None
-    for account in accounts:
-        if account.in_flight < account.limit and (
-            best is None
-            or account.in_flight < best.in_flight
-            or (account.in_flight == best.in_flight and account.taken_at < best.taken_at)
-        ):
-            best = account
-    return best
+        if account.in_flight < account.limit:
+            if account.pool is not None:
+                account.pool.offer(account)
+        elif account.in_flight == 0:
+            del self._accounts[account.slice]  # its limit is 0: no table names it any longer

@@ -10,31 +10,30 @@ Deviations: CLOVER's instances hold one request at a time; here c_k, of which on
 """
 
 from dispatcher.queues.fifo import FifoQueue
-from dispatcher.routers.credits import Account, Credits, idlest
+from dispatcher.routers.credits import Credits, Pool, Seat
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route
 
 
 class Fifo:
-    """A `Router`: pure state machine, called in order."""
+    """A `Router`: pure state machine, called in order. Of a ticket, only the queue reads anything."""
 
     def __init__(self, family: str, queue: FifoQueue[None] | None = None) -> None:
         self._queue: FifoQueue[None] = queue if queue is not None else FifoQueue(family)
         self._credits = Credits()
-        self._picks: dict[SliceKey, Pick] = {}
-        self._accounts: list[Account] = []
+        self._pool = Pool(())
 
     def on_table(self, route: Route, now_s: float) -> None:
         """Route by this table from now on; what waits keeps its place."""
         live = [target for target in route.targets if not target.draining and target.credits > 0]
         self._queue.limit(route.queue_requests_max, route.queue_bytes_max)
         self._credits.limit({target.slice: target.credits for target in live})
-        self._accounts = [self._credits.account(target.slice) for target in live]
-        self._picks = {
-            target.slice: Pick(target.slice, target.variant, target.stage, f"fifo: {target.slice.name} had a credit")
-            for target in live
-        }
+        accounts = [self._credits.account(target.slice) for target in live]
+        for target, account in zip(live, accounts, strict=True):
+            why = f"fifo: {target.slice.name} had a credit"
+            account.pick = Seat(target.slice, target.variant, target.stage, why, account)
+        self._pool = Pool(accounts)
 
     def on_carbon(self, ratio: float | None, now_s: float) -> None:
         """Carbon does not matter here."""
@@ -45,24 +44,26 @@ class Fifo:
         Raises:
             QueueFull: it would have to wait and there is no room.
         """
-        account = idlest(self._accounts) if not len(self._queue) else None
-        if account is None:
-            self._queue.check(ticket)
-            self._queue.push(None, ticket)
-            return None
-        self._credits.take(account)
-        return self._picks[account.slice]
+        queue = self._queue
+        account = self._pool.idlest() if not queue.waiting else None
+        if account is not None:
+            return self._credits.take(account)
+        queue.check(ticket)
+        queue.push(None, ticket)
+        return None
 
     def on_credit(self, slice: SliceKey, now_s: float) -> tuple[Ticket, Pick] | None:
         """The next ticket for a slice that may have a credit."""
-        if not self._credits.free(slice) or (ticket := self._queue.pop(None)) is None:
+        if not self._queue.waiting:
             return None
-        self._credits.take(self._credits.account(slice))
-        return ticket, self._picks[slice]
+        account = self._credits.free(slice)
+        if account is None or (ticket := self._queue.pop(None)) is None:
+            return None
+        return ticket, self._credits.take(account)
 
     def on_done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> None:
         """The request is over, one way or another: its credit is free."""
-        self._credits.give_back(pick.slice)
+        self._credits.give_back(pick)
 
     def on_cancel(self, ticket: Ticket, now_s: float) -> None:
         """The ticket waits no longer."""

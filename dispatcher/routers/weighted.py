@@ -7,54 +7,62 @@ Decision: the class of a request, at its arrival; the slice of that class that s
 Formulation: lag_k = w_k * (arrivals so far) - (requests given to k). At each arrival lag_k += w_k; among the classes
     with lag_k > 0 the one whose lag would reach 1 first, argmin (1 - lag_k) / w_k, gets the request and lag_k -= 1.
     This is the earliest deadline first schedule of proportionate fairness (Baruah et al. 1996; WF2Q): |lag_k| < 1
-    always, so that every class is within one request of its share, for any number of classes. Inside a class the
-    longest waiting request goes to the slice with the fewest in flight.
+    always, so that every class is within one request of its share, for any number of classes. Who is next does not
+    depend on what the slices do, so turns are dealt ahead (routers/turns.py). Inside a class the longest waiting
+    request goes to the slice with the fewest in flight.
 Deviations: classes, not slices, are the unit of the round robin. A slice alone meets a tight objective at a far lower
     utilisation than one of a pool, and a plan's accuracy needs shares per variant, not per slice. The plain "smooth"
     round robin (largest lag first) lets a class fall behind by more than one request with three classes or more.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from dispatcher.queues.fifo import FifoQueue
-from dispatcher.routers.credits import Account, Credits, idlest
+from dispatcher.routers.credits import Credits, Pool, Seat
+from dispatcher.routers.turns import turns
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 
 Key = tuple[str, str]  # (variant, slice type)
 NOWHERE: Final[Key] = ("", "")  # the lane of those who arrived while no slice was live
-EPSILON: Final = 1e-9  # sums of binary fractions: a lag of 1e-16 is none
+AHEAD: Final = 64  # turns that are dealt at once: a few tens of microseconds
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Class:
+    key: Key
     share: float
-    lag: float = 0.0
-    picks: dict[SliceKey, Pick] = field(default_factory=dict)
-    accounts: list[Account] = field(default_factory=list)
+    lag: float = 0.0  # before the first of the turns that are dealt
+    targets: list[RouteTarget] = field(default_factory=list)
+    pool: Pool = field(default_factory=lambda: Pool(()))
 
 
 class Weighted:
-    """A `Router`: pure state machine, called in order."""
+    """A `Router`: pure state machine, called in order. Of a ticket, only the queue reads anything."""
 
     def __init__(self, family: str, queue: FifoQueue[Key] | None = None) -> None:
         self._queue: FifoQueue[Key] = queue if queue is not None else FifoQueue(family)
         self._credits = Credits()
         self._classes: dict[Key, _Class] = {}
-        self._class_of: dict[SliceKey, Key] = {}
+        self._key_of: dict[SliceKey, Key] = {}
+        self._turns: list[_Class] = []
+        self._turn = 0
 
     def on_table(self, route: Route, now_s: float) -> None:
         """Route by this table from now on. Who waits for a class that is gone gets another one, in order of arrival."""
         live = [target for target in route.targets if not target.draining and target.credits > 0]
         self._queue.limit(route.queue_requests_max, route.queue_bytes_max)
-        self._credits.limit({target.slice: target.credits for target in live})
+        self._settle()
         self._classes = _carry_lags(self._classes, _classes(live))
+        served = [target for each in self._classes.values() for target in each.targets]
+        self._credits.limit({target.slice: target.credits for target in served})
+        self._key_of = {}
         for each in self._classes.values():
-            each.accounts = [self._credits.account(slice_) for slice_ in each.picks]
-        self._class_of = {slice_: key for key, each in self._classes.items() for slice_ in each.picks}
+            self._seat(each)
         if self._classes:
             self._reassign(key for key in self._queue.lanes() if key not in self._classes)
 
@@ -67,49 +75,61 @@ class Weighted:
         Raises:
             QueueFull: it would have to wait and there is no room; no class is charged for it.
         """
-        key = self._due()
-        chosen = self._classes.get(key)
-        if chosen is not None and not self._queue.depth(key):
-            account = idlest(chosen.accounts)
+        queue = self._queue
+        due = self._due()
+        if due is not None and (not queue.waiting or not queue.depth(due.key)):
+            account = due.pool.idlest()
             if account is not None:
-                self._charge(key)
-                self._credits.take(account)
-                return chosen.picks[account.slice]
-        self._queue.check(ticket)
-        self._charge(key)
-        self._queue.push(key, ticket)
+                self._turn += 1
+                return self._credits.take(account)
+        queue.check(ticket)
+        self._turn += 1
+        queue.push(NOWHERE if due is None else due.key, ticket)
         return None
 
     def on_credit(self, slice: SliceKey, now_s: float) -> tuple[Ticket, Pick] | None:
         """The next ticket of the slice's class, if the slice has a credit."""
-        key = self._class_of.get(slice)
-        if key is None or not self._credits.free(slice) or (ticket := self._queue.pop(key)) is None:
+        if not self._queue.waiting:
             return None
-        self._credits.take(self._credits.account(slice))
-        return ticket, self._classes[key].picks[slice]
+        account = self._credits.free(slice)
+        if account is None or (ticket := self._queue.pop(self._key_of[slice])) is None:
+            return None
+        return ticket, self._credits.take(account)
 
     def on_done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> None:
         """The request is over, one way or another: its credit is free."""
-        self._credits.give_back(pick.slice)
+        self._credits.give_back(pick)
 
     def on_cancel(self, ticket: Ticket, now_s: float) -> None:
         """The ticket waits no longer. Its class stays charged: it was served its turn, and the turn was given up."""
         self._queue.remove(ticket)
 
-    def _due(self) -> Key:
-        """The class that the next request belongs to."""
-        due, due_at = NOWHERE, float("inf")
-        for key, each in self._classes.items():
-            lag = each.lag + each.share
-            if lag > EPSILON and (1.0 - lag) / each.share < due_at - EPSILON:
-                due, due_at = key, (1.0 - lag) / each.share
-        return due
+    def _due(self) -> _Class | None:
+        """The class that the next request belongs to; it is charged by a step of `_turn`."""
+        if self._turn >= len(self._turns):
+            if not self._classes:
+                return None
+            self._settle()
+            classes = list(self._classes.values())
+            order = turns([each.share for each in classes], [each.lag for each in classes], AHEAD)
+            self._turns = [classes[k] for k in order]
+        return self._turns[self._turn]
 
-    def _charge(self, key: Key) -> None:
-        for each in self._classes.values():
-            each.lag += each.share
-        if key in self._classes:
-            self._classes[key].lag -= 1.0
+    def _settle(self) -> None:
+        """Book the turns that were taken, and forget those that were only dealt."""
+        taken = Counter(each.key for each in self._turns[: self._turn])
+        if self._turns:
+            for key, each in self._classes.items():
+                each.lag += each.share * self._turn - taken[key]
+        self._turns, self._turn = [], 0
+
+    def _seat(self, each: _Class) -> None:
+        why = f"weighted: {each.key[0]} on {each.key[1]}, share {each.share:.3f}"
+        accounts = [self._credits.account(target.slice) for target in each.targets]
+        for target, account in zip(each.targets, accounts, strict=True):
+            account.pick = Seat(target.slice, target.variant, target.stage, why, account)
+            self._key_of[target.slice] = each.key
+        each.pool = Pool(accounts)
 
     def _reassign(self, orphaned: Iterable[Key]) -> None:
         homeless: list[Ticket] = []
@@ -117,9 +137,10 @@ class Weighted:
             while (ticket := self._queue.pop(lane)) is not None:
                 homeless.append(ticket)
         for ticket in sorted(homeless, key=lambda each: (each.arrived_s, each.id)):
-            key = self._due()
-            self._charge(key)
-            self._queue.push(key, ticket)
+            due = self._due()
+            assert due is not None
+            self._turn += 1
+            self._queue.push(due.key, ticket)
 
 
 def _classes(live: Iterable[RouteTarget]) -> dict[Key, _Class]:
@@ -129,12 +150,10 @@ def _classes(live: Iterable[RouteTarget]) -> dict[Key, _Class]:
     for target in targets:
         # Only classes of no weight are live: any answer is better than none, so they share equally.
         share = target.weight / total if total > 0 else 1.0 / len(targets)
-        each = classes.setdefault((target.variant, target.slice.slice_type), _Class(0.0))
+        key = (target.variant, target.slice.slice_type)
+        each = classes.setdefault(key, _Class(key, 0.0))
         each.share += share
-        each.picks[target.slice] = Pick(target.slice, target.variant, target.stage, "")
-    for (variant, slice_type), each in classes.items():
-        why = f"weighted: {variant} on {slice_type}, share {each.share:.3f}"
-        each.picks = {slice_: Pick(slice_, pick.variant, pick.stage, why) for slice_, pick in each.picks.items()}
+        each.targets.append(target)
     return {key: each for key, each in classes.items() if each.share > 0}
 
 
