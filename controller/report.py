@@ -6,6 +6,7 @@ per-request values of its time into None.
 """
 
 import datetime
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ TOTALS_TTL_S = 90 * 86_400.0
 MINUTES_MAX = 90 * 24 * 60 * 8  # 90 days of a node with eight devices
 FLUSH_S = 5.0
 GAP_S = 0.5  # between two samples of a device before the time counts as unknown
+SAMPLES_MAX = 100_000  # of one exploration: a day of one device
 UNMEASURED = (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED)
 
 
@@ -67,10 +69,12 @@ class Accountant:
         self._log = structlog.get_logger()
         self.unallocated_j = 0.0
         self.unknown_s = 0.0
+        self.hold_from_s = math.inf  # samples that end after it are kept in `held`: they are being measured
+        self.held: deque[EnergySample] = deque(maxlen=SAMPLES_MAX)
 
     async def refresh(self, families: Sequence[str]) -> None:
         """Read new samples of all nodes and book them; every few seconds write the totals."""
-        readings = self._readings()
+        readings = self.readings()
         for node in sorted(self._observer.inputs.nodes):
             key = self._state.keys.energy(node)
             try:
@@ -116,7 +120,12 @@ class Accountant:
         self._pending, self._folded = {}, []
         self._disk.save("energy_ids", self._ids)
 
-    def _readings(self) -> tuple[CarbonReading, ...]:
+    def hold(self, from_s: float) -> None:
+        """Keep samples from a time on; `inf` lets go of all."""
+        self.hold_from_s = from_s
+        self.held = deque((s for s in self.held if s.ends_at_s > from_s), SAMPLES_MAX)
+
+    def readings(self) -> tuple[CarbonReading, ...]:
         """The readings of one series, oldest first, the one planned by last."""
         now = self._observer.carbon()
         known = [r for r in self._observer.inputs.carbon_history if r.series == now.series]
@@ -134,6 +143,8 @@ class Accountant:
             self._metrics.inc("trefoil_energy_unknown_seconds_total", gap_s, node=node)
         self._last[sample.device] = sample
         self._fold(node, sample)
+        if sample.ends_at_s > self.hold_from_s:
+            self.held.append(sample)
         if sample.method in UNMEASURED:
             for family in families:
                 self._of(family).unmeasured_until_s = sample.ends_at_s

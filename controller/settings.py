@@ -106,6 +106,29 @@ class RolloutSettings(Settings):
     """Between attempts at a halted rollout."""
 
 
+class ExploreSettings(Settings):
+    """How candidates are measured on the running system, and when a measurement is broken off."""
+
+    settle_s: float = Field(default=2.0, ge=0)
+    """After a rollout, before load windows count."""
+    settle_max_s: float = Field(default=10.0, gt=0)
+    """How long to wait for the queue that the rollout left to drain."""
+    meter_wait_s: float = Field(default=4.0, gt=0)
+    """How long to wait for energy samples of the interval measured; later ones make joules and grams unknown."""
+    pause_s: float = Field(default=5.0, gt=0)
+    """A longer gap between two looks (Redis was down) begins the measurement of the candidate anew."""
+    exploration_max_s: float = Field(default=900.0, gt=0)
+    """After it an exploration ends, whatever its planner wants; time without any load does not count."""
+    p95_ratio_max: float = Field(default=4.0, gt=1)
+    """A p95 of more than this times the SLO breaks a measurement off."""
+    p95_requests_min: int = Field(default=40, ge=1)
+    """Answers below which a p95 says nothing."""
+    backlog_s_max: float = Field(default=4.0, gt=0)
+    """Requests that arrived and did not end, in seconds of arrivals: more breaks a measurement off."""
+    queue_share_max: float = Field(default=0.25, gt=0, lt=1)
+    """The same as a share of the route's queue: long before anything is rejected."""
+
+
 class ControllerSettings(ServiceSettings):
     """Settings of `python -m controller`."""
 
@@ -142,6 +165,7 @@ class ControllerSettings(ServiceSettings):
     plans_kept: int = Field(default=20, ge=2)
     triggers: TriggerSettings = TriggerSettings()
     rollout: RolloutSettings = RolloutSettings()
+    explore: ExploreSettings = ExploreSettings()
     smooth_s: float = Field(default=4.0, gt=0)
     lookback_s: float = Field(default=6.0, gt=0)
     slope_s: float = Field(default=5.0, gt=0)

@@ -55,6 +55,7 @@ class Windows:
         self._arrivals: dict[str, Counter[int]] = {}
         self._first_bin: int | None = None
         self.answered: Counter[tuple[str, str]] = Counter()
+        self.hold_from_s = math.inf  # windows that end after it are kept however old: they are being measured
 
     @property
     def bin_s(self) -> float:
@@ -81,7 +82,7 @@ class Windows:
     def forget(self, now_s: float) -> None:
         """Drop what is older than `keep_s`."""
         oldest_s = now_s - self._settings.keep_s
-        while self._windows and self._windows[0].ends_at_s < oldest_s:
+        while self._windows and self._windows[0].ends_at_s < min(oldest_s, self.hold_from_s):
             self._windows.popleft()
         for counts in self._arrivals.values():
             for old in [i for i in counts if (i + 1) * self._settings.bin_s < oldest_s]:
@@ -140,10 +141,26 @@ class Windows:
         recent = (w for w in self._windows if w.ends_at_s > since_s)
         return sum(c.answered for w in recent for c in w.cells if c.key.family == family)
 
+    def begun_since(self, since_s: float) -> tuple[LoadWindow, ...]:
+        """Windows of all workers that began at a time or later: nothing of what was before is in them."""
+        return tuple(w for w in self._windows if w.starts_at_s >= since_s)
+
     def measured(self, family: str, now_s: float, catalog: Catalog, grams_per_request: float | None) -> Measured | None:
         """What the family got over the last `measure_s`; None when nothing arrived."""
-        since_s = now_s - self._settings.measure_s
-        recent = [w for w in self._windows if w.ends_at_s > since_s]
+        span_s = self._settings.measure_s
+        recent = [w for w in self._windows if w.ends_at_s > now_s - span_s]
+        return self.measured_in(recent, family, span_s, catalog, grams_per_request)
+
+    def measured_in(
+        self,
+        recent: Sequence[LoadWindow],
+        family: str,
+        span_s: float,
+        catalog: Catalog,
+        grams_per_request: float | None,
+        joules_per_request: float | None = None,
+    ) -> Measured | None:
+        """What the family got in these windows, which cover `span_s`; None when nothing arrived."""
         cells = [c for w in recent for c in w.cells if c.key.family == family]
         arrived = sum(c.arrived for c in cells)
         answered = sum(c.answered for c in cells)
@@ -161,8 +178,9 @@ class Windows:
             slo_attainment=min(1.0, sum(c.within_slo for c in cells) / max(1, ended)),
             accuracy=accuracy / answered if answered else 0.0,
             grams_per_request=grams_per_request,
-            rate_per_s=arrived / self._settings.measure_s,
-            window_s=self._settings.measure_s,
+            rate_per_s=arrived / span_s,
+            window_s=span_s,
+            joules_per_request=joules_per_request,
         )
 
     def open_budget(self, family: str, window_s: float, now_s: float) -> None:

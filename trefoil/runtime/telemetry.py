@@ -136,7 +136,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "trefoil_decisions_total",
         "counter",
-        "Planner calls, by trigger and outcome (new_plan, unchanged, degraded, failed).",
+        "Planner calls, by trigger and outcome (new_plan, unchanged, degraded, failed, candidate).",
         ("trigger", "outcome"),
         CONTROLLER,
     ),
@@ -170,6 +170,30 @@ METRICS: Final[tuple[Metric, ...]] = (
         "trefoil_emissions_grams_total", "counter", "All grams: active, idle, sleep and moves.", ("zone",), CONTROLLER
     ),
     Metric("trefoil_grams_per_request", "gauge", "Grams over answered requests.", ("family",), CONTROLLER),
+    Metric("trefoil_exploring", "gauge", "1 while candidates are measured on the running system.", (), CONTROLLER),
+    Metric(
+        "trefoil_explorations_total",
+        "counter",
+        "Explorations that ended, by how (decided, interrupted).",
+        ("outcome",),
+        CONTROLLER,
+    ),
+    Metric(
+        "trefoil_evaluations_total",
+        "counter",
+        "Candidates of explorations, by outcome (measured, refused, halted, broken_off, interrupted).",
+        ("outcome",),
+        CONTROLLER,
+    ),
+    Metric("trefoil_exploration_seconds_total", "counter", "Time spent exploring.", (), CONTROLLER),
+    Metric("trefoil_exploration_joules_total", "counter", "Energy drawn while exploring.", (), CONTROLLER),
+    Metric(
+        "trefoil_exploration_violations_total",
+        "counter",
+        "Requests that missed the SLO while exploring, rejected and failed ones included.",
+        (),
+        CONTROLLER,
+    ),
     Metric("trefoil_energy_unknown_seconds_total", "counter", "Gaps in the energy stream.", ("node",), CONTROLLER),
     # Power agent
     Metric("trefoil_device_power_watts", "gauge", "Power of a device.", ("device",), POWER_AGENT),
