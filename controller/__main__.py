@@ -75,7 +75,7 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     loop = Loop(settings, row, planner, state, authority, observer, actor, accountant, disk, metrics, clock)
     loop.objectives = starting_objectives(settings, loop.objectives, catalog)
     disk.save_all("objectives", loop.objectives.values())
-    servicer = ControllerService(loop, catalog, constants_of(settings.planner, row))
+    servicer = ControllerService(loop, catalog, constants_of(settings.planner, row), disk)
     add = controller_pb2_grpc.add_ControllerServicer_to_server
     return (
         StatePart(state),

@@ -36,6 +36,11 @@ class Authority:
         """The epoch held, 0 when none is."""
         return self._lease.epoch if self._lease is not None and self._state.holds(self._lease) else 0
 
+    def demand(self) -> None:
+        """Raises `errors.Unavailable` unless the role is held."""
+        if not self.epoch:
+            raise errors.Unavailable(f"this controller is not in charge: {self.why}")
+
     async def keep(self) -> None:
         """Acquire and renew for ever; `epoch` changes when the role was lost in between."""
         while True:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import structlog
 
 from trefoil.core import errors
+from trefoil.core.plan import DecisionRecord, Plan
 from trefoil.runtime import codec
 
 T = TypeVar("T")
@@ -61,6 +62,15 @@ class Disk:
         for old in ids[: max(0, len(ids) - self._decisions_max)]:
             for suffix in (".json", ".plan.json"):
                 (self._root / "decisions" / f"{old}{suffix}").unlink(missing_ok=True)
+
+    def decision(self, name: str) -> tuple[DecisionRecord, Plan | None] | None:
+        """A record that is kept ("" = the newest), and the plan that the planner made; None when there is none."""
+        ids = self.decision_ids()
+        name = name or (ids[-1] if ids else "")
+        if name not in ids:  # also keeps a name from leaving the folder
+            return None
+        record = self.load(f"decisions/{name}", DecisionRecord)
+        return None if record is None else (record, self.load(f"decisions/{name}.plan", Plan))
 
     def decision_ids(self) -> list[str]:
         """Ids of all decisions on disk, oldest first."""

@@ -203,7 +203,7 @@ class Loop:
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
-    async def _decide(self, view: PlanView, trigger: Trigger) -> None:
+    async def _decide(self, view: PlanView, trigger: Trigger) -> DecisionRecord:
         if trigger.cause == "slo":
             self._boosts.breach(view)
             view = self.view()
@@ -233,23 +233,17 @@ class Loop:
             if moves:
                 self._metrics.inc("trefoil_reconfigurations_total", cause=trigger.cause)
         revision = plan.revision if plan else self.current.revision if self.current else Revision()
+        versions = publish.versions(self.settings.planner or self.policy.planner, verdict, effect)
         record = DecisionRecord(
-            id=record_id,
-            revision=revision,
-            trigger=trigger.cause,
-            policy=self.policy.name,
-            view_json=codec.to_json(view),
-            seed=seed,
-            why=verdict.why,
-            versions=publish.versions(self.settings.planner or self.policy.planner, verdict, effect),
-            at_s=view.now_s,
-            solve_ms=solve_ms,
-            wall_limit_hit=hit,
-        )
+            id=record_id, revision=revision, trigger=trigger.cause, policy=self.policy.name,
+            view_json=codec.to_json(view), seed=seed, why=verdict.why, versions=versions,
+            at_s=view.now_s, solve_ms=solve_ms, wall_limit_hit=hit,
+        )  # fmt: skip
         await self._record(record, verdict)
         if plan is not None:
             await self.put_in_force(plan)
         self.announce()
+        return record
 
     async def _think(self, view: PlanView, seed: int) -> tuple[Decision, bool]:
         """The planner in a thread of its own, abandoned after the wall limit."""
@@ -350,8 +344,7 @@ class Loop:
     async def operate(self, control: Control, plan: Plan | None = None, why: str = "") -> None:
         """Change mode, freeze or pin; `plan` is rolled out all the same. What is released is planned afresh."""
         async with self._lock:
-            if not self._authority.epoch:
-                raise errors.Unavailable(f"this controller is not in charge: {self._authority.why}")
+            self._authority.demand()
             released = bool(self.control.held) and not control.held
             self.control = control
             self._disk.save("control", {"mode": control.mode.name, "frozen": control.frozen, "pinned": control.pinned})
@@ -364,6 +357,12 @@ class Loop:
                 self._forced = Trigger("start", "the operator released the controller")
         self.announce()
         self.wake()
+
+    async def replan(self, trigger: Trigger) -> DecisionRecord:
+        """Decide now, whatever the triggers say."""
+        async with self._lock:
+            self._authority.demand()
+            return await self._decide(self.view(), trigger)
 
     async def set_objective(self, objective: Objective) -> str:
         """Put an accepted objective in force; returns what of it cannot be met, "" for nothing."""

@@ -1,18 +1,22 @@
 """The gRPC face of the controller: what operators and the command line ask of it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from controller.act import FINAL
 from controller.decide import saving
+from controller.disk import Disk
 from controller.loop import Loop
 from controller.objectives import accept
+from controller.triggers import CAUSES, OPERATOR, Trigger
 from protos.controller.v1 import controller_pb2 as pb
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
+from trefoil.core.common import Revision
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import Expected, Plan, RolloutState
 from trefoil.core.plan_check import check
@@ -24,8 +28,8 @@ FULL_NAME = "trefoil.controller.v1.Controller"
 class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore[misc]
     """Thin: checks what it is given, then asks the loop."""
 
-    def __init__(self, loop: Loop, catalog: Catalog, constants: Mapping[str, float] | None) -> None:
-        self._loop, self._catalog, self._constants = loop, catalog, constants
+    def __init__(self, loop: Loop, catalog: Catalog, constants: Mapping[str, float] | None, disk: Disk) -> None:
+        self._loop, self._catalog, self._constants, self._disk = loop, catalog, constants, disk
 
     async def GetPlan(self, request: Any, context: Any) -> Any:
         control = self._loop.control
@@ -126,6 +130,48 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         why = f"rolled back from {_number(now)} to {_number(before)} and frozen; {before.why}"
         await self._loop.operate(replace(self._loop.control, frozen=True), plan, why)
         return pb.RollbackResponse(revision=self._revision(), why=why)
+
+    async def GetRollout(self, request: Any, context: Any) -> Any:
+        return pb.GetRolloutResponse(rollout=codec.to_proto(self._loop.actor.rollout), plan=self._revision())
+
+    async def Replan(self, request: Any, context: Any) -> Any:
+        cause = request.cause or OPERATOR
+        known = (OPERATOR, *CAUSES)
+        if cause not in known:
+            raise errors.InvalidInput("no such cause", field="cause", value=cause, remedy=f"one of {', '.join(known)}")
+        if self._loop.control.mode == ActMode.OBSERVE:
+            raise errors.InvalidInput(
+                "mode observe plans nothing", field="mode", value="observe", remedy="set mode advise or act first"
+            )
+        if not self._loop.objectives:
+            raise errors.NotFound("no family has an objective yet", remedy="trefoil objective set")
+        current = self._loop.current
+        if request.HasField("revision") and current is not None:
+            seen: Revision = codec.from_proto(request.revision)
+            if (seen.epoch, seen.number) != (current.revision.epoch, current.revision.number):
+                raise errors.StaleRevision(
+                    f"plan {_number(current)} is in force, not {seen.epoch}.{seen.number}", remedy="look again"
+                )
+        why = f"asked for: {request.why}" if request.why else "asked for"
+        record = await self._loop.replan(Trigger(cause, why))
+        return pb.ReplanResponse(
+            decision_id=record.id,
+            outcome=record.versions["outcome"],
+            effect=record.versions["effect"],
+            why=record.why,
+            revision=self._revision(),
+        )
+
+    async def GetDecision(self, request: Any, context: Any) -> Any:
+        found = await asyncio.to_thread(self._disk.decision, request.id)
+        if found is None:
+            raise errors.NotFound(
+                "no such decision is kept", field="id", value=request.id, remedy="trefoil state dump decisions"
+            )
+        record, made = found
+        return pb.GetDecisionResponse(
+            decision=codec.to_proto(record), made=codec.to_proto(made) if made is not None else None
+        )
 
     # --- small parts --------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from trefoil.core.plan import Plan
 
 CAUSES: Final = ("start", "loss", "objective", "load", "slo", "carbon", "tick")
 Z_90: Final = 1.2815515655446004
+OPERATOR: Final = "operator"  # never found here: somebody asked for a new plan
 ALWAYS: Final = frozenset({"start", "loss", "objective", "tick"})
 
 

@@ -235,6 +235,44 @@ async def test_objectives_are_checked_put_in_force_and_degrade_by_a_named_rung(s
     assert "two slices overlap" in await refusal(plane.stub.Pin(pb.PinRequest(plan=codec.to_proto(malformed))))
 
 
+async def test_replans_on_demand_and_shows_each_decision_and_the_rollout(start):
+    plane = await start(planner=BY_CARBON)
+    before = (await plane.stub.GetPlan(pb.GetPlanRequest())).plan.revision
+    answer = await plane.stub.Replan(pb.ReplanRequest(why="is it still right?", revision=before))
+    assert (answer.outcome, answer.effect, answer.revision) == ("unchanged", "unchanged", before)
+    assert answer.why.startswith("operator: asked for: is it still right?; ")
+    shown = await plane.stub.GetDecision(pb.GetDecisionRequest(id=answer.decision_id))
+    record = codec.from_proto(shown.decision)
+    assert (record.id, record.trigger) == (answer.decision_id, "operator")
+    again = replay(record, planner_of(BY_CARBON, policy("exact")), codec.from_proto(shown.made))
+    assert again.equal
+    assert (await plane.stub.GetDecision(pb.GetDecisionRequest())).decision.id == answer.decision_id, "the newest"
+
+    plane.agent.holds_starts = True
+    plane.intensity = 500.0
+    await plane.until(lambda: _trigger_count(plane, "carbon", 1))
+
+    async def moving() -> bool:
+        return (await plane.stub.GetRollout(pb.GetRolloutRequest())).rollout.state == RolloutState.WAITING_READY
+
+    await plane.until(moving)
+    running = await plane.stub.GetRollout(pb.GetRolloutRequest())
+    assert (running.plan.number, running.rollout.target.number) == (before.number + 1, before.number + 1)
+    assert running.rollout.moving
+    assert "is in force, not" in await refusal(plane.stub.Replan(pb.ReplanRequest(revision=before)))
+    assert "cause = 'whim': no such cause. Remedy: one of operator" in await refusal(
+        plane.stub.Replan(pb.ReplanRequest(cause="whim"))
+    )
+    with pytest.raises(grpc.aio.AioRpcError, match="no such decision is kept"):
+        await plane.stub.GetDecision(pb.GetDecisionRequest(id="../counts"))
+    plane.agent.holds_starts = False
+    await serves(plane, *DIRTY_SLICES)
+    forced = await plane.stub.Replan(pb.ReplanRequest(cause="carbon"))
+    assert forced.why.startswith("carbon: asked for; ")
+    await plane.stub.SetMode(pb.SetModeRequest(mode=ActMode.OBSERVE))
+    assert "observe plans nothing" in await refusal(plane.stub.Replan(pb.ReplanRequest()))
+
+
 async def test_sigkill_in_the_middle_of_a_rollout_and_a_restart_converge(start):
     plane = await start(planner=BY_CARBON)
     plane.agent.holds_starts = True

@@ -153,3 +153,53 @@ class RollbackResponse(_message.Message):
     revision: _common_pb2.Revision
     why: str
     def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., why: _Optional[str] = ...) -> None: ...
+
+class GetRolloutRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetRolloutResponse(_message.Message):
+    __slots__ = ("rollout", "plan")
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    rollout: _plan_pb2.Rollout
+    plan: _common_pb2.Revision
+    def __init__(self, rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ..., plan: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ...) -> None: ...
+
+class ReplanRequest(_message.Message):
+    __slots__ = ("cause", "why", "revision")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    why: str
+    revision: _common_pb2.Revision
+    def __init__(self, cause: _Optional[str] = ..., why: _Optional[str] = ..., revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ...) -> None: ...
+
+class ReplanResponse(_message.Message):
+    __slots__ = ("decision_id", "outcome", "effect", "why", "revision")
+    DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    decision_id: str
+    outcome: str
+    effect: str
+    why: str
+    revision: _common_pb2.Revision
+    def __init__(self, decision_id: _Optional[str] = ..., outcome: _Optional[str] = ..., effect: _Optional[str] = ..., why: _Optional[str] = ..., revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ...) -> None: ...
+
+class GetDecisionRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class GetDecisionResponse(_message.Message):
+    __slots__ = ("decision", "made")
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    MADE_FIELD_NUMBER: _ClassVar[int]
+    decision: _plan_pb2.DecisionRecord
+    made: _plan_pb2.Plan
+    def __init__(self, decision: _Optional[_Union[_plan_pb2.DecisionRecord, _Mapping]] = ..., made: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ...) -> None: ...
