@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trefoil.cli import node, operate
+from trefoil.cli import decisions, node, operate
 from trefoil.cli.load_command import load
 from trefoil.cli.output import EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
 from trefoil.core.errors import StartError
@@ -175,6 +175,8 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "freeze": operate.freeze,
     "pin": operate.pin,
     "rollback": operate.rollback,
+    "replan": decisions.replan,
+    "rollout": decisions.rollout,
     "load": load,
     "replay": replay,
     "demo": demo,

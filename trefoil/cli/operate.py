@@ -73,10 +73,18 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) ->
 
 def plan(
     family: Annotated[str, typer.Option(help="Explain this family; default: the one that is served.")] = "",
+    decision: Annotated[
+        str, typer.Option(help="Show this decision instead, carried out or not; `last` is the newest.")
+    ] = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json_: AsJson = False,
 ) -> None:
     """Show the plan in force and why it is what it is. Its --json can be given to `trefoil pin`."""
+    if decision:
+        from trefoil.cli.decisions import show_decision
+
+        show_decision(decision, state_dir, as_json_)
+        return
 
     async def fetch(system: Attached) -> tuple[Any, Any]:
         return await system.plan(), await system.explain(family or system.launch.family)
@@ -103,7 +111,7 @@ def plan(
     out = console()
     revision = current.revision
     out.print(f"plan {revision.epoch}.{revision.number} of policy {current.policy}, planned for: {why.trigger}")
-    out.print(grid("Devices", ("device", "target", "slices"), _planned(current)))
+    out.print(grid("Devices", ("device", "target", "slices"), planned(current)))
     for route in current.routes:
         rows = [
             (t.slice.device, t.slice.slice_type, t.variant, f"{100 * t.weight:.1f} %", "draining" if t.draining else "")
@@ -264,7 +272,8 @@ def _fleet(node: NodeStatus) -> Any:
     return grid(title, ("device", "type", "state", "clock", "power", "slices"), rows)
 
 
-def _planned(plan_: Plan) -> list[tuple[str, str, str]]:
+def planned(plan_: Plan) -> list[tuple[str, str, str]]:
+    """Device, target state and slices of a plan, as rows of a table."""
     return [
         (
             device.device,

@@ -19,12 +19,22 @@ from trefoil.core.common import Revision
 from trefoil.core.errors import StaleRevision
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode
-from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, RolloutState, Route, RouteTarget
+from trefoil.core.plan import (
+    DecisionRecord,
+    NodePlan,
+    Plan,
+    PlannedDevice,
+    PlannedSlice,
+    Rollout,
+    RolloutState,
+    Route,
+    RouteTarget,
+)
 from trefoil.runtime import codec
 
 COMMANDS = [
     ["up"], ["down"], ["status"], ["plan"], ["objective", "set"], ["objective", "show"], ["mode"], ["freeze"], ["pin"],
-    ["rollback"], ["load"], ["state", "dump"], ["replay"], ["demo"],
+    ["rollback"], ["replan"], ["rollout"], ["load"], ["state", "dump"], ["replay"], ["demo"],
 ]  # fmt: skip
 KEY = SliceKey("node0/gpu0", "7g.40gb", 0, 8)
 HOSTED = (Hosted("digits", "digits-l", 4, 0, 1, 1, 8),)
@@ -39,6 +49,9 @@ PLAN = Plan(
     ),
     routes=(Route("digits", "weighted", "fifo", "any", (RouteTarget(KEY, "digits-l", weight=1.0, credits=1),)),),
     why="carbon fell",
+)
+ROLLOUT = Rollout(
+    Revision(1, 4), RolloutState.WAITING_READY, 2, 3, (KEY,), {"digits": 40.0}, why="carbon fell", spent_j=512.0
 )
 OBJECTIVE = Objective(
     "digits", ObjectiveMode.BUDGET, slo_ms=75, slo_quantile=0.95, min_accuracy=0.97, hard_min_accuracy=0.9, number=4
@@ -96,6 +109,16 @@ class Running:
                 return controller_pb2.PinResponse(revision=revision)
             case "Rollback":
                 return controller_pb2.RollbackResponse(revision=revision, why="back to 1.2")
+            case "Replan":
+                return controller_pb2.ReplanResponse(
+                    decision_id="1.000007", outcome="unchanged", effect="unchanged", why=f"asked for: {request.why}",
+                    revision=revision,
+                )  # fmt: skip
+            case "GetRollout":
+                return controller_pb2.GetRolloutResponse(rollout=codec.to_proto(ROLLOUT), plan=revision)
+            case "GetDecision":
+                record = DecisionRecord(id=request.id or "1.000009", trigger="carbon", policy="exact", why="it rose")
+                return controller_pb2.GetDecisionResponse(decision=codec.to_proto(record), made=codec.to_proto(PLAN))
         raise AssertionError(method)
 
 
@@ -172,6 +195,8 @@ def test_no_command_is_missing_from_the_tests() -> None:
         ["mode", "act"],
         ["freeze"],
         ["rollback"],
+        ["replan"],
+        ["rollout"],
         ["state", "dump"],
         ["load"],
     ],
@@ -254,6 +279,26 @@ def test_a_hard_floor_never_lies_above_the_floor(tmp_path: Path, running: Runnin
     document(tmp_path, "objective", "set", "--min-accuracy", "0.8")
     sent: Objective = codec.from_proto(running.asked[-1][1].objective)
     assert sent.hard_min_accuracy == 0.8
+
+
+def test_replan_says_what_came_of_it(tmp_path: Path, running: Running) -> None:
+    found = document(tmp_path, "replan", "--cause", "carbon", "--why", "rehearsal")
+    assert (running.asked[-1][1].cause, found["outcome"], found["decision"]) == ("carbon", "unchanged", "1.000007")
+    assert "why: asked for: rehearsal" in run(tmp_path, "replan", "--why", "rehearsal").stdout
+
+
+def test_rollout_says_how_far_it_is(tmp_path: Path, running: Running) -> None:
+    assert document(tmp_path, "rollout")["rollout"]["step"] == 2
+    said = run(tmp_path, "rollout").stdout
+    for part in ("waiting_ready, step 2 of 3", "moving: ", "7g.40gb", "40.0/s for digits", "spent: 512 J"):
+        assert part in said
+
+
+def test_a_decision_is_shown_by_its_id_and_the_newest_as_last(tmp_path: Path, running: Running) -> None:
+    assert document(tmp_path, "plan", "--decision", "1.000003")["decision"]["id"] == "1.000003"
+    said = run(tmp_path, "plan", "--decision", "last").stdout
+    for part in ("decision 1.000009", "trigger carbon", "7g.40gb digits-l", "it rose", "trefoil replay 1.000009"):
+        assert part in said
 
 
 @pytest.mark.parametrize("mode", ["observe", "advise", "act"])
