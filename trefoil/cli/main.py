@@ -15,6 +15,7 @@ import typer
 from trefoil.cli import decisions, node, operate
 from trefoil.cli.load_command import load
 from trefoil.cli.output import EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
+from trefoil.cli.simulate import simulate
 from trefoil.core.errors import StartError
 
 UP_CONFIG: Final = Path("deploy/config/up.toml")
@@ -180,6 +181,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "load": load,
     "replay": replay,
     "demo": demo,
+    "simulate": simulate,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)

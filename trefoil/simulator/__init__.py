@@ -1,1 +1,28 @@
-"""A shell without hardware: the live brains in simulated time."""
+"""A shell without hardware: the live brains in simulated time.
+
+from trefoil.simulator import Scenario, simulate
+
+scenario = Scenario.load("benchmarks/scenarios/digits.toml", {"policy.name": "base"})
+print(simulate(scenario).summary.grams_per_request)
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trefoil.simulator.inputs import Provided
+    from trefoil.simulator.report import Result, Summary
+    from trefoil.simulator.run import simulate
+    from trefoil.simulator.scenario import Scenario
+
+__all__ = ["Provided", "Result", "Scenario", "Summary", "simulate"]
+
+_HOMES = {"Provided": "inputs", "Result": "report", "Scenario": "scenario", "Summary": "report", "simulate": "run"}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the shell only when it is asked for: the memory store alone needs no controller."""
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

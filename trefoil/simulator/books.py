@@ -1,0 +1,185 @@
+"""What a run is counted by: requests, latency, accuracy, joules, grams, decisions; as totals and as series.
+
+Grams: every interval's counter x the intensity of the device's zone then x PUE, from time zero on; idle, sleep and
+moves included. A device's energy belongs to the families that computed on it in the interval, in proportion; where none
+did, to all alike (core/accounting.by_family).
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.decide import Verdict
+from controller.triggers import Trigger
+from trefoil.core.units import grams
+from trefoil.simulator.inputs import Inputs
+from trefoil.simulator.plant import Drawn
+from trefoil.simulator.serving import Interval, quantile_ms
+
+
+@dataclass(slots=True)
+class Cost:
+    """Joules and grams."""
+
+    joules: float = 0.0
+    grams: float = 0.0
+
+    def add(self, joules: float, co2: float) -> None:
+        self.joules += joules
+        self.grams += co2
+
+
+@dataclass(slots=True)
+class Totals:
+    """What measuring candidates has cost."""
+
+    explorations: int = 0
+    evaluations: int = 0
+    refused: int = 0
+    spent_s: float = 0.0
+    spent_j: float = 0.0
+    violations: int = 0
+
+
+@dataclass(slots=True)
+class Bin:
+    """One bin of the series."""
+
+    starts_s: float
+    intensity: float
+    cost: Cost = field(default_factory=Cost)
+    families: dict[str, Interval] = field(default_factory=dict)
+    accuracy: float = 0.0
+
+
+class Books:
+    """Totals since time zero."""
+
+    def __init__(self, inputs: Inputs, now_s: float) -> None:
+        self._inputs, self._pue = inputs, inputs.scenario.costs.pue
+        self._families = sorted(inputs.objectives)
+        self.intensity: Mapping[str, float] = {}
+        self.total = {f: Interval(0.0, 0.0) for f in self._families}
+        self.cost = {f: Cost() for f in self._families}
+        self.by_zone = {zone: Cost() for zone in inputs.carbon}
+        self.counter_j = self.active_j = self.rolling_j = self.rolling_s = self.host_j = 0.0
+        self.halted = 0
+        self.decisions: list[dict[str, Any]] = []
+        self.series: list[dict[str, float]] = []
+        self._recent: dict[str, deque[tuple[float, float, float, float]]] = {f: deque() for f in self._families}
+        self._bin: Bin | None = None
+
+    def add(
+        self, from_s: float, to_s: float, found: Mapping[str, Interval], drawn: Sequence[Drawn], rolling: bool
+    ) -> None:
+        """Book an interval in which no intensity changed."""
+        spent = {family: Cost() for family in self._families}
+        counted = from_s >= -1e-9
+        total = Cost()
+        for one in drawn:
+            co2 = grams(one.counter_j, self.intensity[one.zone], self._pue)
+            total.add(one.counter_j, co2)
+            shares = one.by_family if one.active_j > 0 else dict.fromkeys(self._families, 1.0)
+            whole = sum(shares.values())
+            for family, share in shares.items():
+                spent[family].add(one.counter_j * share / whole, co2 * share / whole)
+            if counted:
+                self.by_zone[one.zone].add(one.counter_j, co2)
+                self.active_j += one.active_j
+        self._host(from_s, to_s, spent, total, counted)
+        for family in self._families:
+            recent = self._recent[family]
+            recent.append((to_s, spent[family].joules, spent[family].grams, found[family].answered))
+            while recent[0][0] < to_s - 3600.0 or len(recent) > 4096:
+                recent.popleft()
+        if not counted:
+            return
+        self.counter_j += total.joules
+        if rolling:
+            self.rolling_j += total.joules
+            self.rolling_s += to_s - from_s
+        for family in self._families:
+            self.total[family].add(found[family])
+            self.cost[family].add(spent[family].joules, spent[family].grams)
+        self._record(from_s, found, total)
+
+    def _host(self, from_s: float, to_s: float, spent: Mapping[str, Cost], total: Cost, counted: bool) -> None:
+        """Nodes beside their devices, where the boundary is the node."""
+        costs = self._inputs.scenario.costs
+        if costs.boundary != "node" or not costs.host_w:
+            return
+        zones = {d.node: d.zone for d in self._inputs.devices}
+        for zone in zones.values():
+            joules = costs.host_w * (to_s - from_s)
+            co2 = grams(joules, self.intensity[zone], self._pue)
+            total.add(joules, co2)
+            for one in spent.values():
+                one.add(joules / len(spent), co2 / len(spent))
+            if counted:
+                self.host_j += joules
+                self.by_zone[zone].add(joules, co2)
+
+    def grams_per_request(self, span_s: float) -> dict[str, float | None]:
+        """Over the last seconds, as the live accountant tells the planner."""
+        found: dict[str, float | None] = {}
+        for family, recent in self._recent.items():
+            last_s = recent[-1][0] if recent else 0.0
+            co2 = answered = 0.0
+            for ends_s, _, g, n in reversed(recent):
+                if ends_s <= last_s - span_s:
+                    break
+                co2, answered = co2 + g, answered + n
+            found[family] = co2 / answered if answered else None
+        return found
+
+    def decision(self, at_s: float, trigger: Trigger, verdict: Verdict, effect: str, **more: Any) -> None:
+        """Note a decision."""
+        expected = verdict.decision.plan.expected if verdict.decision and verdict.decision.plan else {}
+        self.decisions.append(
+            {
+                "at_s": round(at_s, 6),
+                "trigger": trigger.cause,
+                "outcome": verdict.outcome,
+                "effect": effect,
+                "plan": verdict.digest,
+                "degraded": verdict.degraded,
+                "expected_g_per_request": {f: e.grams_per_request for f, e in sorted(expected.items())},
+                "why": verdict.why,
+                **more,
+            }
+        )
+
+    # --- series -----------------------------------------------------------------------------------------------------
+
+    def _record(self, from_s: float, found: Mapping[str, Interval], total: Cost) -> None:
+        width = self._inputs.scenario.bin_s
+        starts_s = math.floor((from_s + 1e-9) / width) * width
+        if self._bin is None or starts_s > self._bin.starts_s + 1e-9:
+            self.flush()
+            self._bin = Bin(starts_s, self.intensity[self._inputs.zone])
+            self._bin.families = {f: Interval(from_s, from_s) for f in self._families}
+        self._bin.cost.add(total.joules, total.grams)
+        for family, one in found.items():
+            self._bin.families[family].add(one)
+
+    def flush(self) -> None:
+        """Close the bin that is open."""
+        if self._bin is None:
+            return
+        width_s = next(iter(self._bin.families.values())).ends_s - self._bin.starts_s
+        row = {
+            "at_s": self._bin.starts_s,
+            "intensity_g_per_kwh": self._bin.intensity,
+            "power_w": self._bin.cost.joules / width_s,
+            "grams": self._bin.cost.grams,
+        }
+        for family, one in self._bin.families.items():
+            ended = one.answered + one.rejected
+            row[f"{family}.rate_per_s"] = one.arrived / width_s
+            row[f"{family}.p95_ms"] = quantile_ms(one.latency, 0.95, one.max_ms)
+            row[f"{family}.attainment"] = min(1.0, one.within_slo / ended) if ended else 1.0
+            row[f"{family}.accuracy"] = one.accuracy_sum / one.answered if one.answered else math.nan
+        self.series.append(row)
+        self._bin = None

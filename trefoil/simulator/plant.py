@@ -1,0 +1,295 @@
+"""The simulated hardware: devices, slices and what they draw. Obeys commands as an agent does, and takes its time.
+
+Power: the law of trefoil/core/power (idle, sleep, saturation) times each device's own factor. Energy by the definitions
+of CONTRACTS section 4: baseline while a slice serves is idle; baseline while none does, sleep, and what starting slices
+draw are unallocated; the rest is active and belongs to the slice that computed.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from controller.planners.columns import effective_row
+from trefoil.core import power
+from trefoil.core.catalog import Catalog
+from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.errors import ProfileMissing
+from trefoil.core.fleet import (
+    DeviceKind,
+    DeviceState,
+    DeviceStatus,
+    DeviceType,
+    Hosted,
+    NodeStatus,
+    SliceKey,
+    SliceState,
+    SliceStatus,
+)
+from trefoil.core.plan import PlannedDevice, PlannedSlice
+from trefoil.core.queueing import service_time
+from trefoil.simulator.inputs import Device
+from trefoil.simulator.request_level import SliceService
+from trefoil.simulator.scenario import Costs
+from trefoil.simulator.truth import Truth
+
+SERVES: Final = (SliceState.READY, SliceState.SWAPPING, SliceState.DRAINING)
+
+
+@dataclass(slots=True)
+class Slice:
+    """One slice. `next_hosted` loads while it is SWAPPING; `ready_s`: when STARTING or SWAPPING ends."""
+
+    part: PlannedSlice
+    state: SliceState
+    since_s: float
+    ready_s: float = math.inf
+    next_hosted: tuple[Hosted, ...] = ()
+
+
+@dataclass(slots=True)
+class Machine:
+    """One device and its books [J]."""
+
+    device: Device
+    type: DeviceType
+    factor: float
+    state: DeviceState = DeviceState.ASLEEP
+    awake_s: float = -math.inf
+    clock_mhz: int = 0
+    slices: dict[SliceKey, Slice] = field(default_factory=dict)
+    counter_j: float = 0.0
+    active_j: float = 0.0
+    idle_j: float = 0.0
+    unallocated_j: float = 0.0
+
+    @property
+    def serves(self) -> bool:
+        """Whether any slice is READY, SWAPPING or DRAINING."""
+        return any(s.state in SERVES for s in self.slices.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What one device drew in an interval [J]."""
+
+    device: str
+    zone: str
+    counter_j: float
+    active_j: float
+    by_family: Mapping[str, float]
+
+
+class Plant:
+    """All devices."""
+
+    def __init__(self, devices: Iterable[Device], truth: Truth, items: Mapping[str, float], costs: Costs) -> None:
+        self._truth, self._items, self._costs = truth, items, costs
+        self.machines = {d.name: Machine(d, device_type(d.type), truth.power[d.name]) for d in devices}
+        self.host_j = 0.0
+        self._loads = {(f.name, v.name): v.load_s for f in truth.catalog.families for v in f.variants}
+        self._services: dict[tuple[str, str, str, str, int], SliceService] = {}
+        self._nodes: dict[str, NodeStatus] | None = None
+        self.moves = 0
+
+    # --- what agents report -----------------------------------------------------------------------------------------
+
+    def nodes(self) -> dict[str, NodeStatus]:
+        """The status of every node; made anew only when something has changed."""
+        if self._nodes is None:
+            held: dict[tuple[str, str], list[DeviceStatus]] = {}
+            for machine in self.machines.values():
+                held.setdefault((machine.device.node, machine.device.zone), []).append(_status(machine))
+            self._nodes = {
+                node: NodeStatus(node=node, zone=zone, devices=tuple(devices), simulated=True)
+                for (node, zone), devices in held.items()
+            }
+        return self._nodes
+
+    def services(self, family: str) -> dict[SliceKey, SliceService]:
+        """What serves a family now, by what really is on each slice."""
+        found = {}
+        for machine in self.machines.values():
+            for key, one in machine.slices.items():
+                if one.state in SERVES:
+                    for hosted in one.part.hosted:
+                        if hosted.family == family:
+                            found[key] = self.service(machine, key, hosted)
+        return found
+
+    def service(self, machine: Machine, key: SliceKey, hosted: Hosted) -> SliceService:
+        """The truth about a variant on a slice.
+
+        Raises:
+            ProfileMissing: nobody knows.
+        """
+        index = (machine.type.name, key.slice_type, hosted.family, hosted.variant, machine.clock_mhz)
+        if index not in self._services:
+            items, gap_ms = self._items[hosted.family], self._costs.gap_ms
+            catalog = self._truth.catalog
+            self._services[index] = truth_of(catalog, machine.type, key.slice_type, hosted, items, gap_ms)
+        return self._services[index]
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    def drain(self, keys: Iterable[SliceKey], now_s: float) -> None:
+        """These take no new requests; they are about to be stopped."""
+        for key in keys:
+            one = self.machines[key.device].slices.get(key)
+            if one is not None and one.state in SERVES:
+                one.state, one.since_s = SliceState.DRAINING, now_s
+        self._nodes = None
+
+    def command(self, devices: Mapping[str, PlannedDevice], now_s: float) -> None:
+        """Make every device what it ought to be; what runs as it ought to is left alone."""
+        for name, wanted in devices.items():
+            machine = self.machines.get(name)
+            if machine is not None:
+                self._obey(machine, wanted, now_s)
+        self._nodes = None
+
+    def _obey(self, machine: Machine, wanted: PlannedDevice, now_s: float) -> None:
+        parts = {part.key: part for part in wanted.slices}
+        gone = [key for key in machine.slices if key not in parts]
+        for key in gone:
+            del machine.slices[key]
+        self.moves += len(gone)
+        machine.clock_mhz = wanted.clock_max_mhz
+        if parts and machine.state == DeviceState.ASLEEP:
+            machine.state, machine.awake_s = DeviceState.WAKING, now_s + machine.type.wake_s
+        elif not parts and wanted.target == DeviceState.ASLEEP:
+            machine.state = DeviceState.ASLEEP
+        elif machine.state == DeviceState.ASLEEP and wanted.target == DeviceState.AWAKE:
+            machine.state, machine.awake_s = DeviceState.WAKING, now_s + machine.type.wake_s
+        begin_s = max(now_s, machine.awake_s) + (self._costs.stop_s if gone else 0.0)
+        mig = machine.type.kind == DeviceKind.MIG_GPU
+        for key, part in parts.items():
+            one = machine.slices.get(key)
+            load_s = max((self._loads.get((h.family, h.variant), 0.0) for h in part.hosted), default=0.0)
+            if one is None:
+                ready_s = begin_s + (self._costs.mig_s if mig else 0.0) + self._costs.start_s + load_s
+                machine.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
+                self.moves += 1
+            elif _variants(one.next_hosted or one.part.hosted) == _variants(part.hosted):
+                if one.state == SliceState.DRAINING:
+                    one.state, one.since_s = SliceState.READY, now_s
+                one.part = replace(one.part, credits=part.credits)
+            elif one.state == SliceState.DRAINING or one.state == SliceState.STARTING:
+                ready_s = begin_s + self._costs.stop_s + self._costs.start_s + load_s
+                machine.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
+                self.moves += 1
+            else:
+                one.state, one.since_s, one.ready_s = SliceState.SWAPPING, now_s, begin_s + load_s
+                one.next_hosted = part.hosted
+                self.moves += 1
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def next_s(self) -> float:
+        """When the next slice or device is ready."""
+        waking = (m.awake_s for m in self.machines.values() if m.state == DeviceState.WAKING)
+        slices = (s.ready_s for m in self.machines.values() for s in m.slices.values())
+        return min(min(waking, default=math.inf), min(slices, default=math.inf))
+
+    def advance(self, now_s: float) -> bool:
+        """Whether anything became ready."""
+        changed = False
+        for machine in self.machines.values():
+            if machine.state == DeviceState.WAKING and machine.awake_s <= now_s:
+                machine.state, changed = DeviceState.AWAKE, True
+            for one in machine.slices.values():
+                if one.ready_s <= now_s:
+                    if one.next_hosted:
+                        one.part, one.next_hosted = replace(one.part, hosted=one.next_hosted), ()
+                    one.state, one.since_s, one.ready_s = SliceState.READY, now_s, math.inf
+                    changed = True
+        if changed:
+            self._nodes = None
+        return changed
+
+    def ready(self, wanted: Mapping[SliceKey, PlannedSlice]) -> bool:
+        """Whether all of these serve what they ought to."""
+        for key, part in wanted.items():
+            one = self.machines[key.device].slices.get(key)
+            if one is None or one.state != SliceState.READY or _variants(one.part.hosted) != _variants(part.hosted):
+                return False
+        return True
+
+    def spend(self, dt_s: float, computed: Mapping[SliceKey, tuple[str, float]]) -> list[Drawn]:
+        """Book an interval without events. `computed`: family and active joules by the profile's linear law."""
+        by_device: dict[str, list[tuple[SliceKey, str, float]]] = {}
+        for key, (family, joules) in computed.items():
+            by_device.setdefault(key.device, []).append((key, family, joules))
+        drawn = [self._spend(m, dt_s, by_device.get(name, [])) for name, m in self.machines.items()]
+        if self._costs.boundary == "node":
+            self.host_j += dt_s * self._costs.host_w * len(self.nodes())
+        return drawn
+
+    def _spend(self, machine: Machine, dt_s: float, work: list[tuple[SliceKey, str, float]]) -> Drawn:
+        baseline_j = machine.factor * dt_s * power.idle_w(machine.type, machine.state, machine.clock_mhz)
+        linear_j = sum(joules for _, _, joules in work)
+        active_j = 0.0
+        if linear_j > 0:
+            active_j = machine.factor * dt_s * power.saturated_w(machine.type, linear_j / dt_s)
+        starting_j = machine.factor * dt_s * self._starting_w(machine)
+        machine.active_j += active_j
+        machine.unallocated_j += starting_j
+        if machine.serves:
+            machine.idle_j += baseline_j
+        else:
+            machine.unallocated_j += baseline_j
+        counter_j = baseline_j + active_j + starting_j
+        machine.counter_j += counter_j
+        families: dict[str, float] = {}
+        for _, family, joules in work:
+            families[family] = families.get(family, 0.0) + active_j * joules / linear_j if linear_j else 0.0
+        return Drawn(machine.device.name, machine.device.zone, counter_j, active_j, families)
+
+    def _starting_w(self, machine: Machine) -> float:
+        if not self._costs.start_activity:
+            return 0.0
+        return sum(
+            self._costs.start_activity * power.active_w(machine.type, key.slice_type, machine.clock_mhz)
+            for key, one in machine.slices.items()
+            if one.ready_s < math.inf and machine.type.kind != DeviceKind.CPU
+        )
+
+
+def truth_of(
+    catalog: Catalog, kind: DeviceType, shape: str, hosted: Hosted, items: float, gap_ms: float
+) -> SliceService:
+    """Service time, accuracy and energy of one request of `items` rows.
+
+    Raises:
+        ProfileMissing: no row.
+    """
+    family = catalog.family(hosted.family)
+    variant = family.variant(hosted.variant)
+    row = effective_row(catalog, kind, slice_type(kind, shape), family, variant, items)
+    if row is None:
+        raise ProfileMissing(
+            f"the truth has no row for {hosted.variant} on {shape} of {kind.name}, and a plan put it there",
+            field=f"families.{hosted.family}.profile",
+            remedy="profile this slice",
+        )
+    return SliceService(
+        service_time(row), variant.accuracy, row.energy_active_j_per_batch, variant.name, family.name, gap_ms
+    )
+
+
+def _status(machine: Machine) -> DeviceStatus:
+    return DeviceStatus(
+        device=machine.device.name,
+        type=machine.device.type,
+        state=machine.state,
+        slices=tuple(
+            SliceStatus(key=key, state=one.state, hosted=one.part.hosted, since_s=one.since_s, credits=one.part.credits)
+            for key, one in sorted(machine.slices.items())
+        ),
+        clock_mhz=machine.clock_mhz,
+        mig_current=machine.type.kind == DeviceKind.MIG_GPU,
+    )
+
+
+def _variants(hosted: tuple[Hosted, ...]) -> tuple[tuple[str, str, int], ...]:
+    return tuple(sorted((h.family, h.variant, h.stage) for h in hosted))

@@ -1,0 +1,224 @@
+"""What a run has come to: a summary, series and decisions; as JSON the same bytes for the same scenario and seed."""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.table import Table
+
+from trefoil.core.plan import DecisionRecord
+from trefoil.simulator.serving import Interval, quantile_ms
+from trefoil.simulator.shell import Shell
+
+DIGITS = 9  # significant, in JSON
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySummary:
+    """One family since time zero. Joules and grams: its part of all that was drawn, per answer. Rejected are misses."""
+
+    arrived: int
+    answered: int
+    rejected: int
+    grams_per_request: float
+    joules_per_request: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    slo_ms: float
+    slo_attainment: float
+    accuracy: float
+    mix: Mapping[str, float]
+    """Share of the answers by variant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run. Joules are of all devices (and hosts, where the boundary is the node); grams with PUE."""
+
+    scenario: str
+    policy: str
+    fidelity: str
+    seed: int
+    duration_s: float
+    truth_hash: str
+    estimate_hash: str
+    arrived: int
+    answered: int
+    rejected: int
+    grams: float
+    joules: float
+    grams_per_request: float
+    joules_per_request: float
+    idle_share: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    slo_attainment: float
+    accuracy: float
+    power_w: float
+    decisions: int
+    replans: int
+    reconfigurations: int
+    halted: int
+    rollout_s: float
+    rollout_j: float
+    evaluations: int
+    exploration_s: float
+    exploration_j: float
+    exploration_violations: int
+    causes: Mapping[str, int]
+    families: Mapping[str, FamilySummary]
+    zones: Mapping[str, Mapping[str, float]]
+    basis: str = "simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Summary, series (numpy arrays by name), decisions, and with `keep_records` what `trefoil replay` needs."""
+
+    summary: Summary
+    series: Mapping[str, npt.NDArray[np.float64]]
+    decisions: Sequence[Mapping[str, Any]]
+    records: Sequence[DecisionRecord] = field(default=())
+
+    def to_json(self) -> str:
+        """The same bytes for the same scenario and seed."""
+        plain = {
+            "summary": dataclasses.asdict(self.summary),
+            "decisions": list(self.decisions),
+            "series": {name: values.tolist() for name, values in self.series.items()},
+        }
+        return json.dumps(_rounded(plain), indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """summary.json and series.csv."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "result.json").write_text(self.to_json(), encoding="utf-8")
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.series)
+        writer.writerows(zip(*([_short(v) for v in values] for values in self.series.values()), strict=True))
+        (folder / "series.csv").write_text(out.getvalue(), encoding="utf-8")
+
+    def table(self) -> Table:
+        """For people."""
+        s = self.summary
+        table = Table(
+            title=f"{s.scenario}: {s.policy}, {s.fidelity}, {s.duration_s / 3600:g} h simulated, seed {s.seed}"
+        )
+        table.title_justify = "left"
+        for name in ("family", "answered", "g/request", "J/request", "p95 ms", "SLO ms", "in SLO", "accuracy"):
+            table.add_column(name, justify="left" if name == "family" else "right")
+        for name, f in s.families.items():
+            table.add_row(
+                name, f"{f.answered:,}", f"{f.grams_per_request:.4g}", f"{f.joules_per_request:.4g}", f"{f.p95_ms:.1f}",
+                f"{f.slo_ms:.1f}", f"{f.slo_attainment:.2%}", f"{f.accuracy:.4f}",
+            )  # fmt: skip
+        table.caption_justify = "left"
+        explored = f"; {s.evaluations} evaluations, {s.exploration_s:.0f} s exploring" if s.evaluations else ""
+        table.caption = (
+            f"{s.grams:.4g} g, {s.joules / 3.6e6:.4g} kWh, {s.power_w:.0f} W, idle share {s.idle_share:.1%}; "
+            f"{s.decisions} decisions, {s.replans} plans, {s.reconfigurations} reconfigurations{explored}"
+        )
+        return table
+
+
+def result(shell: Shell) -> Result:
+    """Of a run that is over."""
+    shell.books.flush()
+    rows = shell.books.series
+    names = list(rows[0]) if rows else []
+    series = {name: np.array([row[name] for row in rows]) for name in names}
+    return Result(_summary(shell), series, tuple(shell.books.decisions), tuple(shell.records))
+
+
+def _summary(shell: Shell) -> Summary:
+    books, inputs, scenario = shell.books, shell.inputs, shell.scenario
+    whole = Interval(0.0, 0.0)
+    for one in books.total.values():
+        whole.add(one)
+    joules, co2 = sum(c.joules for c in books.by_zone.values()), sum(c.grams for c in books.by_zone.values())
+    ended = whole.answered + whole.rejected
+    explored = shell.explored
+    return Summary(
+        scenario=scenario.name,
+        policy=scenario.policy.name,
+        fidelity=scenario.fidelity,
+        seed=scenario.seed,
+        duration_s=scenario.span_s,
+        truth_hash=inputs.truth.hash,
+        estimate_hash=inputs.estimate.hash,
+        arrived=round(whole.arrived),
+        answered=round(whole.answered),
+        rejected=round(whole.rejected),
+        grams=co2,
+        joules=joules,
+        grams_per_request=_per(co2, whole.answered),
+        joules_per_request=_per(joules, whole.answered),
+        idle_share=_per(joules - books.active_j, joules),
+        **_quantiles(whole),
+        slo_attainment=_per(whole.within_slo, ended),
+        accuracy=_per(whole.accuracy_sum, whole.answered),
+        power_w=joules / scenario.span_s,
+        decisions=shell.decided,
+        replans=sum(shell.causes.values()),
+        reconfigurations=shell.reconfigurations,
+        halted=books.halted,
+        rollout_s=books.rolling_s,
+        rollout_j=books.rolling_j,
+        evaluations=explored.evaluations,
+        exploration_s=explored.spent_s,
+        exploration_j=explored.spent_j,
+        exploration_violations=explored.violations,
+        causes=dict(sorted(shell.causes.items())),
+        families={f: _family(shell, f) for f in sorted(books.total)},
+        zones={z: {"joules": c.joules, "grams": c.grams} for z, c in sorted(books.by_zone.items())},
+    )
+
+
+def _family(shell: Shell, family: str) -> FamilySummary:
+    one, cost = shell.books.total[family], shell.books.cost[family]
+    return FamilySummary(
+        arrived=round(one.arrived),
+        answered=round(one.answered),
+        rejected=round(one.rejected),
+        grams_per_request=_per(cost.grams, one.answered),
+        joules_per_request=_per(cost.joules, one.answered),
+        **_quantiles(one),
+        slo_ms=shell.inputs.objectives[family].slo_ms,
+        slo_attainment=_per(one.within_slo, one.answered + one.rejected),
+        accuracy=_per(one.accuracy_sum, one.answered),
+        mix={v: _per(n, one.answered) for v, n in sorted(one.by_variant.items())},
+    )
+
+
+def _quantiles(one: Interval) -> dict[str, Any]:
+    return {f"p{q}_ms": quantile_ms(one.latency, q / 100, one.max_ms) for q in (50, 95, 99)}
+
+
+def _per(total: float, count: float) -> float:
+    return total / count if count else 0.0
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _rounded(value: Any) -> Any:
+    """Floats by significant digits; what is no number is null."""
+    if isinstance(value, float):
+        return _short(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _rounded(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(v) for v in value]
+    return value

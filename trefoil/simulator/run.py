@@ -1,0 +1,111 @@
+"""Run a scenario: from Python in a line, from the command line with a progress bar, and on again after an interruption.
+
+A checkpoint is the whole state of a run after some simulated time, pickled: it holds every generator and every request
+in flight, so that what follows is the same bytes as without the interruption. It belongs to one scenario and one
+version of this program, and is refused for another.
+"""
+
+import hashlib
+import os
+import pickle
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from trefoil.core import errors
+from trefoil.runtime.clock import WallClock
+from trefoil.simulator.inputs import Provided, prepare
+from trefoil.simulator.report import Result, result
+from trefoil.simulator.scenario import Scenario
+from trefoil.simulator.shell import Shell
+
+HOUR_S = 3600.0
+CHECKPOINT = "checkpoint"
+CHECKPOINT_EVERY_S = 10.0  # of wall time, at the end of a simulated hour
+
+
+def simulate(
+    scenario: Scenario,
+    provided: Provided | None = None,
+    *,
+    keep_records: bool = False,
+    progress: Callable[[float], None] | None = None,
+) -> Result:
+    """Simulate from beginning to end. `progress` is told the share that is done.
+
+    Raises:
+        errors.TrefoilError: the scenario cannot be run; names field, value and remedy.
+    """
+    return _finish(Shell(prepare(scenario, provided), keep_records), progress)
+
+
+def simulate_to(scenario: Scenario, out: Path | None, *, resume: bool = False, bar: bool = False) -> Result:
+    """Simulate, and with `out` leave result and series there; goes on from a checkpoint if there is one and `resume`.
+
+    Raises:
+        errors.TrefoilError: the scenario cannot be run, or the checkpoint is of another one.
+    """
+    saved = out / CHECKPOINT if out is not None else None
+    shell = _load(saved, scenario) if resume and saved is not None and saved.exists() else Shell(prepare(scenario))
+    clock = WallClock()
+    last_s = clock.monotonic_s()
+
+    def checkpoint() -> None:
+        nonlocal last_s
+        if saved is not None and clock.monotonic_s() - last_s >= CHECKPOINT_EVERY_S:
+            _save(saved, shell)
+            last_s = clock.monotonic_s()
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not bar) as shown:
+        task = shown.add_task(scenario.name, total=1.0)
+        found = _finish(shell, lambda share: shown.update(task, completed=share), checkpoint)
+    if out is not None:
+        found.write(out)
+        if saved is not None:
+            saved.unlink(missing_ok=True)
+    return found
+
+
+def _finish(
+    shell: Shell, progress: Callable[[float], None] | None, checkpoint: Callable[[], None] | None = None
+) -> Result:
+    while shell.now_s < shell.end_s - 1e-9:
+        hour = max(0.0, shell.now_s) // HOUR_S + 1
+        shell.run(min(hour * HOUR_S, max(0.0, shell.now_s) + max(1.0, shell.end_s / 200)))
+        if progress is not None:
+            progress(max(0.0, shell.now_s) / shell.end_s)
+        if checkpoint is not None and shell.now_s < shell.end_s - 1e-9:
+            checkpoint()
+    return result(shell)
+
+
+def _stamp(scenario: Scenario) -> bytes:
+    return hashlib.sha256(f"{version('trefoil')} {scenario.model_dump_json()}".encode()).digest()
+
+
+def _save(path: Path, shell: Shell) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    body = pickle.dumps(shell, protocol=pickle.HIGHEST_PROTOCOL)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(_stamp(shell.scenario) + hashlib.sha256(body).digest() + body)
+    os.replace(partial, path)
+
+
+def _load(path: Path, scenario: Scenario) -> Shell:
+    """Raises SettingError when the checkpoint is damaged or not of this scenario."""
+    raw = path.read_bytes()
+    stamp, digest, body = raw[:32], raw[32:64], raw[64:]
+    if stamp != _stamp(scenario):
+        why = "belongs to another scenario, seed or version"
+    elif digest != hashlib.sha256(body).digest():
+        why = "is damaged"
+    else:
+        shell: Shell = pickle.loads(body)
+        return shell
+    raise errors.SettingError(
+        f"the checkpoint {why}", field="--resume", value=str(path), remedy="run the same scenario, or without --resume"
+    )

@@ -1,0 +1,137 @@
+"""One interval of one family, whatever the fidelity: what came, what was answered how fast, and what computed.
+
+`Interval` is what both engines give; `RequestEngine` wraps the request-level engine. Latencies are counts in the
+buckets of core/latency from the start, so that a long run needs no more memory than a short one.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from numpy.random import Generator
+
+from trefoil.core.fleet import SliceKey
+from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE, Histogram
+from trefoil.core.plan import Route
+from trefoil.simulator.arrivals import Source
+from trefoil.simulator.request_level import RequestLevel, SliceService
+
+Counts = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Interval:
+    """What happened to a family in [starts_s, ends_s). Fluid counts may be fractions.
+
+    `joules` are active, by the profile's linear law; `by_variant` counts answers, `accuracy_sum` adds theirs.
+    """
+
+    starts_s: float
+    ends_s: float
+    arrived: float = 0.0
+    answered: float = 0.0
+    rejected: float = 0.0
+    within_slo: float = 0.0
+    accuracy_sum: float = 0.0
+    latency: Counts = field(default_factory=lambda: np.zeros(BUCKETS))
+    sum_ms: float = 0.0
+    max_ms: float = 0.0
+    joules: dict[SliceKey, float] = field(default_factory=dict)
+    by_variant: dict[str, float] = field(default_factory=dict)
+    queued: float = 0.0
+
+    def add(self, other: "Interval") -> None:
+        """Go on with the interval that follows."""
+        self.ends_s, self.queued = other.ends_s, other.queued
+        self.arrived += other.arrived
+        self.answered += other.answered
+        self.rejected += other.rejected
+        self.within_slo += other.within_slo
+        self.accuracy_sum += other.accuracy_sum
+        self.latency += other.latency
+        self.sum_ms += other.sum_ms
+        self.max_ms = max(self.max_ms, other.max_ms)
+        for key, joules in other.joules.items():
+            self.joules[key] = self.joules.get(key, 0.0) + joules
+        for variant, count in other.by_variant.items():
+            self.by_variant[variant] = self.by_variant.get(variant, 0.0) + count
+
+    @property
+    def histogram(self) -> Histogram:
+        """The latencies as core/latency knows them (whole counts)."""
+        whole = np.rint(self.latency).astype(np.int64)
+        index = np.flatnonzero(whole)
+        return Histogram(1, tuple(index.tolist()), tuple(whole[index].tolist()), self.sum_ms, self.max_ms)
+
+
+class Engine(Protocol):
+    """One family in simulated time."""
+
+    def retable(self, now_s: float, route: Route, services: Mapping[SliceKey, SliceService]) -> None: ...
+    def serve(self, until_s: float) -> Interval: ...
+
+
+def live(route: Route, services: Mapping[SliceKey, SliceService]) -> Route:
+    """The targets that a dispatcher would route to: not draining, and serving."""
+    return replace(route, targets=tuple(t for t in route.targets if not t.draining and t.slice in services))
+
+
+def quantile_ms(counts: Counts, q: float, max_ms: float = math.inf) -> float:
+    """The q-quantile of counts in latency buckets [ms]; 0.0 for none."""
+    total = float(counts.sum())
+    if total <= 0:
+        return 0.0
+    bucket = int(np.searchsorted(np.cumsum(counts), q * total - 1e-9))
+    return min(float(FLOOR_MS * 2 ** ((min(bucket, BUCKETS - 1) + 0.5) / PER_OCTAVE)), max_ms)
+
+
+def counted(latency_ms: npt.NDArray[np.float64]) -> Counts:
+    """Latencies in buckets."""
+    if not latency_ms.size:
+        return np.zeros(BUCKETS)
+    index = (np.log2(np.maximum(latency_ms, FLOOR_MS) / FLOOR_MS) * PER_OCTAVE).astype(np.int64)
+    return np.bincount(np.minimum(index, BUCKETS - 1), minlength=BUCKETS).astype(np.float64)
+
+
+class RequestEngine:
+    """Requests one by one, through the live router."""
+
+    def __init__(
+        self, family: str, route: Route, source: Source, slo_ms: float, rng: Generator, overhead_ms: float, now_s: float
+    ) -> None:
+        self._source, self._slo_ms = source, slo_ms
+        self._services: dict[SliceKey, SliceService] = {}
+        self._engine = RequestLevel(family, route, {}, rng, overhead_ms, start_s=now_s)
+
+    def retable(self, now_s: float, route: Route, services: Mapping[SliceKey, SliceService]) -> None:
+        """Route by this table from now on."""
+        self._services |= services
+        self._engine.retable(now_s, live(route, services), services)
+
+    def serve(self, until_s: float) -> Interval:
+        """Everything up to a time."""
+        window = self._engine.serve(self._source.until(until_s), until_s)
+        interval = Interval(
+            window.starts_s,
+            window.ends_s,
+            window.arrived,
+            window.answered,
+            window.rejected,
+            float(np.count_nonzero(window.latency_ms <= self._slo_ms)),
+            latency=counted(window.latency_ms),
+            sum_ms=float(window.latency_ms.sum()),
+            max_ms=float(window.latency_ms.max(initial=0.0)),
+            queued=window.queued,
+        )
+        for key, busy_s in window.busy_s.items():
+            service = self._services[key]
+            if busy_s > 0:
+                interval.joules[key] = busy_s * 1e3 / service.service.mean_ms * service.energy_j
+            count = window.answered_by.get(key, 0)
+            if count:
+                interval.by_variant[service.variant] = interval.by_variant.get(service.variant, 0.0) + count
+                interval.accuracy_sum += count * service.accuracy
+        return interval

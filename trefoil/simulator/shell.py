@@ -1,0 +1,364 @@
+"""The controller's shell in simulated time: what controller/loop does live, around the same brains, without asyncio.
+
+Same: observer and load windows, triggers, planners, judgement, rollout steps, boosts, budgets. Different: time moves
+from event to event; the hardware is `plant`, the requests are `serving`; deciding takes no time. Events are ticks,
+changes of an intensity, slices that become ready, steps of a rollout.
+"""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any, Final, cast
+
+import numpy as np
+
+from controller import publish
+from controller.boosts import Boosts
+from controller.decide import DEGRADED, FAILED, Control, Verdict, judge, think
+from controller.forecasters.table import forecaster
+from controller.observe import Observer
+from controller.settings import ControllerSettings, RolloutSettings
+from controller.terms import best_way, early, standing
+from controller.triggers import MadeFor, Memory, Trigger, evaluate, made_for
+from controller.windows import Windows, WindowSettings
+from trefoil.core.brains import Decision, PlanView
+from trefoil.core.common import Revision
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.objective import ActMode, ObjectiveMode
+from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Route
+from trefoil.runtime import codec
+from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.state import State
+from trefoil.simulator.books import Books, Totals
+from trefoil.simulator.inputs import Inputs
+from trefoil.simulator.memory_state import MemoryState, MemoryStore
+from trefoil.simulator.plant import Plant
+from trefoil.simulator.rollouts import DRAIN_SERVICES, Rolling
+from trefoil.simulator.serving import Engine, Interval, RequestEngine
+
+NEVER_STALE_S: Final = 1e18
+RETRY_S: Final = 10.0  # as controller.loop.RETRY_S
+EPSILON_S: Final = 1e-9
+
+
+class SimulatedSettings(ControllerSettings):
+    """The controller's settings; load windows are as wide as the tick."""
+
+    bin_s: float = 0.5
+    keep_s: float = 60.0
+
+    @property
+    def windows(self) -> WindowSettings:
+        return WindowSettings(self.bin_s, self.keep_s, self.measure_s, max(2.0, 4 * self.bin_s))
+
+
+def settings_of(inputs: Inputs) -> SimulatedSettings:
+    """The controller's settings as a scenario asks for them."""
+    scenario, control = inputs.scenario, inputs.scenario.control
+    tick = scenario.tick_s
+    measure_s = control.measure_s or max(10.0, tick)
+    initial = {
+        family: max(source.mean_per_s(-scenario.warmup_s, max(600.0, tick)), 1e-6)
+        for family, source in inputs.arrivals.items()
+    }
+    return SimulatedSettings(
+        policy=inputs.policy.name,
+        bin_s=tick,
+        keep_s=max(60.0 if tick <= 1 else 0.0, 4 * tick, measure_s),
+        tick_s=tick,
+        seed=scenario.seed,
+        pue=scenario.costs.pue,
+        smooth_s=control.smooth_s or max(4.0, tick),
+        lookback_s=control.lookback_s or max(6.0, tick),
+        slope_s=control.slope_s or max(5.0, 4 * tick),
+        measure_s=measure_s,
+        move_horizon_s=control.move_horizon_s,
+        node_stale_s=NEVER_STALE_S,
+        carbon_stale_intervals=NEVER_STALE_S,
+        demand_initial_per_s=initial,
+        demand_initial_hold_s=control.demand_initial_hold_s,
+        start_s=scenario.costs.start_s,
+        slo_boost_ratio=control.slo_boost_ratio,
+        slo_boost_max=control.slo_boost_max,
+        triggers=control.triggers,
+        rollout=RolloutSettings(retry_s=control.retry_s),
+    )
+
+
+class Shell:
+    """One simulation: all of its state."""
+
+    def __init__(self, inputs: Inputs, keep_records: bool = False) -> None:
+        scenario = inputs.scenario
+        self.inputs, self.scenario, self.settings = inputs, scenario, settings_of(inputs)
+        self.now_s = -scenario.warmup_s
+        self.clock = ManualClock(self.now_s)
+        self.plant = Plant(inputs.devices, inputs.truth, inputs.items, scenario.costs)
+        self.books = Books(inputs, self.now_s)
+        # The observer reads no Redis here: only the names of keys, which stand in a plan's input stamps.
+        state = cast(State, MemoryState(MemoryStore(self.clock), "simulated", clock=self.clock))
+        predictor = forecaster(inputs.policy.forecaster, self.settings.forecast)
+        self.observer = Observer(self.settings, state, inputs.estimate.catalog, predictor, self.clock)
+        self.windows: Windows = self.observer.windows
+        self.observer.inputs.carbon_history = type(self.observer.inputs.carbon_history)(
+            maxlen=scenario.control.history_max
+        )
+        self.routes = {f: Route(f, "fifo", "fifo", "any") for f in inputs.objectives}
+        self.engines: dict[str, Engine] = {f: self._engine(i, f) for i, f in enumerate(sorted(inputs.objectives))}
+        self.plans: list[Plan] = []
+        self.commanded: dict[str, NodePlan] = {}
+        self.published: tuple[Route, ...] = ()
+        self.control = Control(ActMode.ACT, False, False)
+        self.rolling: Rolling | None = None
+        self.records: list[DecisionRecord] = []
+        self.keep_records = keep_records
+        self.allowed = inputs.policy.triggers if scenario.policy.triggers is None else scenario.policy.triggers
+        self.made_for: MadeFor | None = None
+        self.memory = Memory()
+        self.boosts = Boosts(self.settings.slo_boost_ratio, self.settings.slo_boost_max)
+        self.causes: Counter[str] = Counter()
+        self.decided = 0
+        self.explored = Totals()
+        self.reconfigurations = 0
+        self._number = 0
+        self._not_before_s = -math.inf
+        self._retry_at_s = math.inf
+        self._tick_at_s = self.now_s
+        self._carbon_at_s = -math.inf
+        self._since_tick = {f: Interval(self.now_s, self.now_s) for f in inputs.objectives}
+        self._seq = 0
+        self._read_carbon()
+        self._offer()
+
+    def _engine(self, index: int, family: str) -> Engine:
+        scenario, inputs = self.scenario, self.inputs
+        rng = np.random.default_rng([scenario.seed, 0x5E21, index])
+        slo_ms, source = inputs.objectives[family].slo_ms, inputs.arrivals[family]
+        return RequestEngine(family, self.routes[family], source, slo_ms, rng, scenario.costs.overhead_ms, self.now_s)
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    @property
+    def end_s(self) -> float:
+        """When the run is over."""
+        return self.scenario.span_s
+
+    def run(self, until_s: float) -> None:
+        """Go on until a time."""
+        until_s = min(until_s, self.end_s)
+        while self.now_s < until_s - EPSILON_S:
+            self._forward(min(until_s, self._next_s()))
+            if self.plant.advance(self.now_s + EPSILON_S):
+                self._changed()
+            self._roll_on()
+            if self.now_s >= self._carbon_at_s - EPSILON_S:
+                self._read_carbon()
+            if self.now_s >= self._tick_at_s - EPSILON_S:
+                self._tick()
+
+    def _next_s(self) -> float:
+        due = self.rolling.next_s() if self.rolling else math.inf
+        zero = 0.0 if self.now_s < -EPSILON_S else math.inf  # what is counted begins there
+        return max(self.now_s, min(self._tick_at_s, self._carbon_at_s, self.plant.next_s(), due, zero))
+
+    def _forward(self, to_s: float) -> None:
+        """Serve and draw until then; nothing else happens on the way."""
+        dt_s = to_s - self.now_s
+        if dt_s > 0:
+            found = {family: engine.serve(to_s) for family, engine in self.engines.items()}
+            work = {key: (family, joules) for family, one in found.items() for key, joules in one.joules.items()}
+            drawn = self.plant.spend(dt_s, work)
+            self.books.add(self.now_s, to_s, found, drawn, self.rolling is not None)
+            for family, one in found.items():
+                self._since_tick[family].add(one)
+        self.clock.move(max(0.0, to_s - self.now_s))
+        self.now_s = to_s
+
+    def _read_carbon(self) -> None:
+        """Readings of all zones; the next change is an event."""
+        carbon = self.inputs.carbon
+        readings = {zone: one.reading(self.now_s) for zone, one in carbon.items()}
+        self.books.intensity = {zone: r.intensity_g_per_kwh for zone, r in readings.items()}
+        main = self.inputs.zone
+        seen = self.observer.inputs
+        if seen.carbon is None:
+            seen.carbon_history.extend(carbon[main].history(self.now_s, self.scenario.control.history_max))
+        elif readings[main].observed_at_s > seen.carbon.observed_at_s:
+            seen.carbon_history.append(readings[main])
+        seen.carbon = readings[main]
+        self.zones = tuple(r for zone, r in readings.items() if zone != main)
+        self._carbon_at_s = min(one.next_s(self.now_s + EPSILON_S) for one in carbon.values())
+
+    def _tick(self) -> None:
+        self._tick_at_s += self.settings.tick_s
+        self._seq += 1
+        self.windows.add(self._window(), self.inputs.estimate.catalog)
+        self.windows.forget(self.now_s)
+        for family, objective in self.inputs.objectives.items():
+            if objective.mode == ObjectiveMode.BUDGET:
+                self.windows.open_budget(family, objective.window_s, self.now_s)
+        self._control()
+
+    def _window(self) -> LoadWindow:
+        """What a dispatcher would report of the time since the last tick."""
+        cells: list[LoadCell] = []
+        starts_s = self.now_s
+        for family, one in sorted(self._since_tick.items()):
+            starts_s = one.starts_s
+            items = self.inputs.items[family]
+            failed = {"RESOURCE_EXHAUSTED": round(one.rejected)} if one.rejected else {}
+            cells.append(
+                LoadCell(
+                    LoadKey(family), arrived=round(one.arrived), failed_by_code=failed,
+                    within_slo=round(one.within_slo), latency=one.histogram,
+                )
+            )  # fmt: skip
+            for variant, count in sorted(one.by_variant.items()):
+                whole = round(count)
+                cells.append(LoadCell(LoadKey(family, variant), answered=whole, items=round(whole * items)))
+            self._since_tick[family] = Interval(self.now_s, self.now_s)
+        return LoadWindow("simulated", 0, self._seq, starts_s, self.now_s, cells=tuple(cells))
+
+    # --- deciding ---------------------------------------------------------------------------------------------------
+
+    @property
+    def current(self) -> Plan | None:
+        """The plan in force."""
+        return self.plans[-1] if self.plans else None
+
+    def view(self) -> PlanView:
+        """What the planner may know now."""
+        self.observer.inputs.nodes = self.plant.nodes()
+        grams = self.books.grams_per_request(self.settings.measure_s)
+        view = self.observer.view(self.inputs.objectives, self.current, self.boosts.by_family, grams)
+        return replace(view, zones=self.zones) if self.zones else view
+
+    def _control(self) -> None:
+        view = self.view()
+        self.boosts.wear(view)
+        if self.now_s < self._not_before_s:
+            return
+        trigger, self.memory = evaluate(
+            view, self.made_for, self.memory, self.settings.thresholds, self.allowed, self.rolling is not None
+        )
+        if trigger is not None:
+            self._decide(view, trigger)
+        elif self.now_s >= self._retry_at_s and self.current is not None:
+            self._roll(self._renumbered(self.current))
+
+    def _decide(self, view: PlanView, trigger: Trigger) -> None:
+        if trigger.cause == "slo":
+            self.boosts.breach(view)
+            view = self.view()
+        view = replace(view, trigger=trigger.cause)
+        self.decided += 1
+        seed = self.settings.seed * 1_000_003 + self.decided
+        self.conclude(view, trigger, think(view, self.inputs.planner, seed), seed)
+
+    def conclude(self, view: PlanView, trigger: Trigger, decision: Decision, seed: int) -> None:
+        """Judge a decision, note it, and roll out what comes of it."""
+        verdict = judge(view, trigger, decision, self.control)
+        self._remember(view, verdict)
+        plan, effect, record_id = verdict.plan, verdict.outcome, f"1.{self.decided:06d}"
+        if plan is not None:
+            moves = publish.moves(self.current, plan)
+            effect = "reconfigure" if moves else "reroute"
+            self.causes[trigger.cause] += 1
+            self.reconfigurations += moves
+            plan = self._renumbered(plan)
+            plan = replace(plan, policy=self.inputs.policy.name, created_at_s=self.now_s, decision_id=record_id)
+        self.books.decision(self.now_s, trigger, verdict, effect)
+        if self.keep_records:
+            name = self.scenario.policy.planner or self.inputs.policy.planner
+            record = DecisionRecord(
+                record_id, plan.revision if plan else Revision(), trigger.cause, self.inputs.policy.name,
+                codec.to_json(view), seed, verdict.why, publish.versions(name, verdict, effect), view.now_s,
+            )  # fmt: skip
+            self.records.append(record)
+        if plan is not None:
+            self.put_in_force(plan)
+
+    def _remember(self, view: PlanView, verdict: Verdict) -> None:
+        """As controller.loop does: what the triggers compare with from now on."""
+        made = verdict.decision.plan if verdict.decision else None
+        next_s = verdict.decision.next_tick_at_s if verdict.decision else view.now_s + RETRY_S
+        plan = made or self.current
+        if plan is None:
+            self._not_before_s = self.now_s + min(RETRY_S, 2.0)
+            return
+        if verdict.outcome in (FAILED, DEGRADED):
+            next_s = min(next_s, view.now_s + RETRY_S)
+        self.made_for = made_for(view, plan, next_s)
+
+    # --- acting -----------------------------------------------------------------------------------------------------
+
+    def put_in_force(self, plan: Plan) -> None:
+        """The plan becomes the plan in force and is rolled out."""
+        self.plans = [plan]
+        self._roll(plan)
+
+    def _renumbered(self, plan: Plan) -> Plan:
+        self._number += 1
+        return replace(plan, revision=Revision(1, self._number, 0))
+
+    def _roll(self, plan: Plan) -> None:
+        self.plans[-1] = plan
+        self._retry_at_s = math.inf
+        view = self.view()
+        way = best_way(view, standing(view.fleet, self.commanded, self.published), plan)
+        if way.halted:
+            self.rolling = None
+            self._retry_at_s = self.now_s + self.settings.rollout.retry_s
+            self.books.halted += 1
+            return
+        timeout_s = self.settings.rollout.ready_timeout_s
+        self.rolling = Rolling(plan, way, self._publish, self._drained_s, self.now_s, timeout_s)
+        self._roll_on()
+
+    def _roll_on(self) -> None:
+        rolling = self.rolling
+        if rolling is None:
+            return
+        before = rolling.index, rolling.phase
+        rolling.advance(self.plant, self.now_s + EPSILON_S)
+        if (rolling.index, rolling.phase) != before:
+            self._note_commands()
+            self._offer()
+        if rolling.done:
+            self.rolling = None
+            if rolling.halted:
+                self._retry_at_s = self.now_s + self.settings.rollout.retry_s
+                self.books.halted += 1
+
+    def _note_commands(self) -> None:
+        """What the devices were told last: a rollout needs it for what agents cannot report."""
+        assert self.rolling is not None
+        self.commanded = {node.node: node for node in self.rolling.target.nodes}
+
+    def _drained_s(self, step: Any) -> float:
+        """How long until what leaves is idle: every dispatcher knows, and what was in flight is answered."""
+        longest_ms = 0.0
+        for family in self.engines:
+            services = self.plant.services(family)
+            longest_ms = max([longest_ms, *(services[k].service.mean_ms for k in step.drained if k in services)])
+        return self.scenario.costs.ack_s + DRAIN_SERVICES * longest_ms / 1e3
+
+    def _publish(self, routes: tuple[Route, ...]) -> None:
+        self.published = routes
+        self._offer()
+
+    def _changed(self) -> None:
+        """Something became ready: it may help while the rest is still on its way."""
+        rolling = self.rolling
+        if rolling is not None and not rolling.done:
+            view = self.view()
+            routes = early(view, standing(view.fleet, self.commanded, self.published), rolling.target)
+            if routes is not None:
+                self.published = routes
+        self._offer()
+
+    def _offer(self) -> None:
+        """Give every engine its routes and what serves."""
+        routes = {route.family: route for route in self.published}
+        for family, engine in self.engines.items():
+            engine.retable(self.now_s, routes.get(family, self.routes[family]), self.plant.services(family))
