@@ -20,6 +20,7 @@ from power_agent.devices.processes import Child, ProcessTable, kill_session
 from power_agent.devices.workload import Workload
 
 TICK_S_MIN: Final = 1e-3
+LOAD_MODEL: Final = "--load-model="  # what a Triton's command line says it will serve; a swap changes only the variant
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class Tenant:
     pace: PaceFile
     account: SliceAccount
     clock_mhz: int
+    families: frozenset[str]
     batches: int = 0
     mean_batch: dict[tuple[int, int], float] = field(default_factory=dict)
 
@@ -79,15 +81,17 @@ class SimulatedNode:
             int(self._seeds.integers(2**63)),
         )
         clock_mhz = gpu.serving_clock_mhz
+        families = frozenset(word.removeprefix(LOAD_MODEL) for word in argv if word.startswith(LOAD_MODEL))
         try:
-            pace.write_table(clock_mhz, self._workloads[gpu.model.name].entries(account.slice_type, clock_mhz))
+            workload = self._workloads[gpu.model.name]
+            pace.write_table(clock_mhz, workload.entries(account.slice_type, clock_mhz, families))
             whole_env = {**env, "TREFOIL_PACE_FILE": str(pace.path)}
             child = self.processes.start(tag, argv, whole_env, log_path, cwd, account.mig_uuid, now_s)
         except BaseException:
             pace.close()
             raise
         self.driver.attach(child.pid, target, CONTEXT_MIB)
-        self._tenants[child.pid] = Tenant(child, gpu, pace, account, clock_mhz)
+        self._tenants[child.pid] = Tenant(child, gpu, pace, account, clock_mhz, families)
         return child
 
     # --- time ---
@@ -115,7 +119,8 @@ class SimulatedNode:
             if tenant.clock_mhz != clock_mhz:
                 tenant.clock_mhz = clock_mhz
                 workload = self._workloads[gpu.model.name]
-                tenant.pace.write_table(clock_mhz, workload.entries(tenant.account.slice_type, clock_mhz))
+                entries = workload.entries(tenant.account.slice_type, clock_mhz, tenant.families)
+                tenant.pace.write_table(clock_mhz, entries)
             draws += self._draws(tenant, dt_s, now_ns)
         self.machine.integrate(gpu, dt_s, draws, any(tenant.serving for tenant in tenants))
 

@@ -7,6 +7,7 @@ that gives all variants equal joules makes a world in which they cost equal joul
 import math
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,10 +87,12 @@ class Workload:
             self._cache[key] = self._load(slice_type, clock_mhz)
         return self._cache[key]
 
-    def entries(self, slice_type: str, clock_mhz: int) -> list[PaceEntry]:
+    def entries(self, slice_type: str, clock_mhz: int, families: Collection[str] = ()) -> list[PaceEntry]:
+        """Service times of these families, of all when none is named: a pace file does not hold a large catalogue."""
         return [
             PaceEntry(version.family, version.version, op.batch, op.service_ms_mean, op.service_cv)
             for version in self.loaded(slice_type, clock_mhz).values()
+            if not families or version.family in families
             for op in version.operations
         ]
 

@@ -1,5 +1,7 @@
 """What the driver derives from profiles."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -60,3 +62,11 @@ def test_an_unprofiled_clock_stretches_the_service_time():
     (entry,) = workload.entries("7g.40gb", 705)
     assert entry.service_ms_mean == pytest.approx(20.0)
     assert workload.entries("1g.5gb", 1410) == []
+
+
+def test_a_pace_file_holds_the_families_that_its_slice_serves_and_no_others():
+    other = Family("g", "m", (Variant("g-s", 1, 0.8, "", 16, 1.0, 1, ""),))
+    rows = (row("f-s", 1, 10.0, 2.5), replace(row("g-s", 1, 12.0, 2.5), family="g"))
+    workload = Workload(A100_40GB, Catalog((Family("f", "m", VARIANTS), other), rows))
+    assert [entry.family for entry in workload.entries("7g.40gb", 1410, {"g"})] == ["g"]
+    assert sorted(entry.family for entry in workload.entries("7g.40gb", 1410)) == ["f", "g"]
