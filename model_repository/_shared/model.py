@@ -190,7 +190,8 @@ class TritonPythonModel:
         if self._session.get_providers()[0] != wanted[0]:  # it falls back with a warning only
             raise pb_utils.TritonModelException(f"{path} does not run on {wanted[0]}: see the lines above in this log")
         self._refuse_other_contract(path)
-        self._session.run(self._outputs, {n: np.zeros((1, *dims), dtype) for n, (dtype, dims) in self._inputs.items()})
+        first = {n: np.zeros((1, *(max(1, d) for d in dims)), dtype) for n, (dtype, dims) in self._inputs.items()}
+        self._session.run(self._outputs, first)
         self._pace = None
         pace_file = os.environ.get("TREFOIL_PACE_FILE", "")
         if pace_file:
