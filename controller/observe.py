@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from controller.forecasters.last_max import poisson_quantile
@@ -20,7 +20,7 @@ from trefoil.core.fleet import FleetState, NodeStatus
 from trefoil.core.objective import Objective
 from trefoil.core.plan import InputStamp, Plan
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.state import State
+from trefoil.runtime.store import Store
 
 NEAR_INITIAL = 0.75  # of the configured demand: then the load itself is believed
 RUNG_NORMAL, RUNG_CARRIED, RUNG_STATIC = 0, 1, 2
@@ -42,7 +42,7 @@ class Observer:
     """Reads Redis into `inputs` and `windows`; builds views from them."""
 
     def __init__(
-        self, settings: ControllerSettings, state: State, catalog: Catalog, forecaster: Forecaster, clock: Clock
+        self, settings: ControllerSettings, state: Store, catalog: Catalog, forecaster: Forecaster, clock: Clock
     ) -> None:
         self._settings, self._state, self._catalog, self._clock = settings, state, catalog, clock
         self._forecaster = forecaster
@@ -54,6 +54,8 @@ class Observer:
         self._arrived: set[str] = set()
         self._demand: dict[str, Demand] = {}
         self.forecasts: dict[str, LoadForecast] = {}
+        self._known_of: frozenset[str] = frozenset()
+        self._known_catalog = catalog.of(())
 
     async def refresh(self) -> None:
         """Read everything once; on trouble keep the last values and say in `inputs.down` why."""
@@ -193,12 +195,13 @@ class Observer:
         """The view of this moment, its trigger still empty."""
         now_s = self._clock.now_s()
         families = sorted(objectives)
+        fleet, demand = self.fleet(), self.demand(families, boosts)
         return PlanView(
             now_s=now_s,
-            fleet=self.fleet(),
-            catalog=self._catalog,
+            fleet=fleet,
+            catalog=self._known({*families, *(d.family for d in demand), *_hosted(fleet, current)}),
             objectives=tuple(objectives[f] for f in families),
-            demand=self.demand(families, boosts),
+            demand=demand,
             carbon=self.carbon(),
             carbon_forecast=self.inputs.carbon_forecast,
             measured=self.measured(families, grams_per_request),
@@ -209,6 +212,13 @@ class Observer:
             budgets=self.windows.budgets(now_s),
             carbon_history=tuple(self.inputs.carbon_history),
         )
+
+    def _known(self, families: Set[str]) -> Catalog:
+        """The catalogue of these families alone: every decision records its view, and a repository may hold many."""
+        wanted = frozenset(families)
+        if wanted != self._known_of:
+            self._known_of, self._known_catalog = wanted, self._catalog.of(wanted)
+        return self._known_catalog
 
     def stamps(self) -> tuple[InputStamp, ...]:
         """Of what a plan is decided on: age and rung of each input."""
@@ -223,6 +233,15 @@ class Observer:
                 keys.load_prefix(), 0.0 if math.isnan(newest_s) else newest_s, RUNG_NORMAL if live else RUNG_CARRIED
             ),
         )
+
+
+def _hosted(fleet: FleetState, current: Plan | None) -> set[str]:
+    """Families that run, or are to run, without anybody asking for them: a rollout must know them too."""
+    running = {h.family for n in fleet.nodes for d in n.devices for s in d.slices for h in s.hosted}
+    planned = {
+        h.family for n in (current.nodes if current else ()) for d in n.devices for s in d.slices for h in s.hosted
+    }
+    return running | planned
 
 
 def _boosted(demand: Demand, boost: float) -> Demand:

@@ -113,7 +113,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         if not plan.nodes:
             raise errors.PlanError("a plan without node plans", field="plan.nodes", value=(), remedy="take GetPlan's")
         plan = replace(plan, objectives=view.objectives)
-        check(plan, view.fleet, view.catalog, view.demand, view.objectives)
+        check(plan, view.fleet, self._catalog, view.demand, view.objectives)
         why = f"pinned by the operator; {plan.why}" if plan.why else "pinned by the operator"
         await self._loop.operate(replace(control, pinned=True), plan, why)
         return pb.PinResponse(revision=self._revision())
@@ -126,7 +126,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         before, now = plans[-2], plans[-1]
         view = self._loop.view()
         plan = replace(before, objectives=view.objectives)
-        check(plan, view.fleet, view.catalog, (), view.objectives)
+        check(plan, view.fleet, self._catalog, (), view.objectives)
         why = f"rolled back from {_number(now)} to {_number(before)} and frozen; {before.why}"
         await self._loop.operate(replace(self._loop.control, frozen=True), plan, why)
         return pb.RollbackResponse(revision=self._revision(), why=why)

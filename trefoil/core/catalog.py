@@ -1,6 +1,6 @@
 """What can be served: families, their variants, and what each operating point costs."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from trefoil.core.common import Provenance
@@ -92,6 +92,12 @@ class Catalog:
             if family.name == name:
                 return family
         raise NotFound(f"no family {name!r} in the catalogue", remedy=f"one of {[f.name for f in self.families]}")
+
+    def of(self, families: Collection[str]) -> "Catalog":
+        """What is known of these families alone; names that it does not know are left out."""
+        return Catalog(
+            tuple(f for f in self.families if f.name in families), tuple(r for r in self.rows if r.family in families)
+        )
 
     def lookup(
         self,

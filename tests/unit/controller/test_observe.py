@@ -1,0 +1,115 @@
+"""What stands in a view, gathered from a store in memory; and that a record replays whatever its catalogue holds."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from controller.decide import NEW, think
+from controller.forecasters.table import ForecastSettings, forecaster
+from controller.observe import Observer
+from controller.planners.exact.planner import ExactPlanner
+from controller.replay import replay
+from controller.settings import ControllerSettings
+from tests.support.planning import digits, fleet, row
+from tests.support.planning import view as planning_view
+from tests.unit.controller.views import PLAN
+from trefoil.core.brains import PlanView
+from trefoil.core.catalog import Catalog, Family, Variant
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, Measured
+from trefoil.core.fleet import Hosted, SliceKey, SliceState, SliceStatus
+from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.core.plan import DecisionRecord, Plan
+from trefoil.core.plan_check import plan_digest
+from trefoil.runtime import codec
+from trefoil.runtime.clock import ManualClock
+from trefoil.simulator.memory_state import MemoryState, MemoryStore
+
+OBJECTIVE = Objective("digits", ObjectiveMode.BUDGET, 75.0, 0.95, 0.95, number=1)
+NOW_S = 1_795_000_000.0
+
+
+def several() -> Catalog:
+    """The digits, and three more families with a profile each."""
+    known = digits()
+    more = tuple(
+        Family(name, "top1", (Variant(f"{name}-s", 1, 0.9, "made up", 32, 1.0, 10, "CC0-1.0"),))
+        for name in ("cats", "dogs", "owls")
+    )
+    rows = tuple(row(f"{f.name}-s", "7g.40gb", 9.0, f.name) for f in more)
+    return Catalog((*more, *known.families), (*rows, *known.rows))
+
+
+class World:
+    """An observer, the store that it reads, and a way to write there."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(NOW_S)
+        self.state = MemoryState(MemoryStore(self.clock), "default", clock=self.clock)
+        settings = ControllerSettings(demand_initial_per_s={"digits": 20.0})
+        self.observer = Observer(
+            settings, self.state, several(), forecaster("last_max", ForecastSettings()), self.clock
+        )
+
+    async def view(self, current: Plan | None = None) -> PlanView:
+        await self.observer.refresh()
+        assert self.observer.inputs.down == ""
+        return self.observer.view({"digits": OBJECTIVE}, current, {}, {})
+
+
+def names(view: PlanView) -> set[str]:
+    assert {r.family for r in view.catalog.rows} <= {f.name for f in view.catalog.families}
+    return {f.name for f in view.catalog.families}
+
+
+async def test_a_view_knows_the_families_that_somebody_wants_and_no_others():
+    world = World()
+    assert names(await world.view()) == {"digits"}
+    cell = LoadCell(LoadKey("owls"), arrived=9, arrived_per_s=(3, 3, 3))
+    window = LoadWindow("d1", 0, 1, NOW_S - 1, NOW_S, cells=(cell,))
+    await world.state.append_unfenced(world.state.keys.load("d1", 0), window)
+    seen = await world.view()
+    assert names(seen) == {"digits", "owls"}
+    assert {d.family for d in seen.demand} == {"digits", "owls"}
+
+
+async def test_a_view_knows_what_runs_and_what_is_planned_though_nobody_wants_it():
+    world = World()
+    (node,) = fleet(1).nodes
+    key = SliceKey(node.devices[0].device, "7g.40gb", 0, 8)
+    hosted = (Hosted("cats", "cats-s", 1),)
+    status = SliceStatus(key, state=SliceState.READY, hosted=hosted)
+    running = replace(node, devices=(replace(node.devices[0], slices=(status,)),), observed_at_s=NOW_S)
+    lease = await world.state.acquire("agent:node0", "a")
+    await world.state.put(lease, world.state.keys.node(node.node), running)
+    assert names(await world.view()) == {"digits", "cats"}
+    (planned_node,) = PLAN.nodes
+    (device,) = planned_node.devices[:1]
+    wanted = replace(device, slices=(replace(device.slices[0], hosted=(Hosted("dogs", "dogs-s", 1),)),))
+    current = replace(PLAN, nodes=(replace(planned_node, devices=(wanted,)),))
+    assert names(await world.view(current)) == {"digits", "cats", "dogs"}
+
+
+def recorded(view: PlanView, older: bool = False) -> DecisionRecord:
+    """What the controller would have written; `older`: by a version that did not know the newest fields."""
+    decision = think(view, ExactPlanner(), 7)
+    assert decision.plan is not None
+    tree = json.loads(codec.to_json(view))
+    if older:
+        del tree["zones"]
+        for measured in tree["measured"]:
+            del measured["joules_per_request"]
+    versions = {"plan": plan_digest(decision.plan), "outcome": NEW}
+    return DecisionRecord("1.000001", trigger="load", view_json=json.dumps(tree), seed=7, versions=versions)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_records_replay_with_the_whole_catalogue_and_with_the_part_that_counts(older):
+    seen = planning_view(rate=20.0, devices=fleet(2))
+    whole = replace(seen, catalog=several(), measured=(Measured("digits", 60.0, 70.0, 1.0, 0.96, 1e-3, 20.0, 10.0),))
+    part = replace(whole, catalog=several().of({"digits"}))
+    old, new = recorded(whole, older), recorded(part)
+    assert len(new.view_json) < len(old.view_json)
+    assert old.versions["plan"] == new.versions["plan"], "what nobody wants changes no plan"
+    assert replay(old, ExactPlanner()).equal
+    assert replay(new, ExactPlanner()).equal
