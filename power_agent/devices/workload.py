@@ -87,12 +87,12 @@ class Workload:
             self._cache[key] = self._load(slice_type, clock_mhz)
         return self._cache[key]
 
-    def entries(self, slice_type: str, clock_mhz: int, families: Collection[str] = ()) -> list[PaceEntry]:
-        """Service times of these families, of all when none is named: a pace file does not hold a large catalogue."""
+    def entries(self, slice_type: str, clock_mhz: int, families: Collection[str] | None = None) -> list[PaceEntry]:
+        """Service times of these families, all by default: a pace file does not hold a large catalogue."""
         return [
             PaceEntry(version.family, version.version, op.batch, op.service_ms_mean, op.service_cv)
             for version in self.loaded(slice_type, clock_mhz).values()
-            if not families or version.family in families
+            if families is None or version.family in families
             for op in version.operations
         ]
 

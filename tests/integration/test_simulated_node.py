@@ -62,7 +62,7 @@ def until(true, deadline_s=15.0):
 
 
 def start(client, folder, mig_uuid, *arguments, tag="a"):
-    argv = [sys.executable, "-S", "-E", str(CHILD), *map(str, arguments), "--load-model=digits"]
+    argv = [sys.executable, "-S", "-E", str(CHILD), *map(str, arguments)]
     env = {"CUDA_VISIBLE_DEVICES": mig_uuid, "PATH": os.environ["PATH"]}
     return client.process_start(tag, argv, env, folder / "logs" / f"{tag}.log")
 
