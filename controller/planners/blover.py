@@ -1,0 +1,21 @@
+"""BLOVER: CLOVER without its graph: random search in the original problem space.
+
+Source: CLOVER (SC 23) section 5.1: "all of CLOVER's design principles except the graph-based optimization"; scheme
+`rand` of its artifact.
+Data, decision: those of `clover`.
+Formulation: a partition x_p and a variant per slice x_v are drawn at random; the best configuration that keeps the SLO
+stays; same objective, same limits, same measurements, no centre, no temperature.
+Deviations: none. What was measured in an earlier round is not recognised (a point of the raw space hardly ever comes
+again), except for the configuration that runs.
+"""
+
+from collections.abc import Callable, Mapping
+
+from controller.planners.clover.planner import CloverPlanner
+from trefoil.core.brains import PlanView
+from trefoil.core.plan import Plan
+
+
+def blover(constants: Mapping[str, float], refuses: Callable[[PlanView, Plan], str]) -> CloverPlanner:
+    """BLOVER, with a policy's constants and a rollout check."""
+    return CloverPlanner(constants, refuses, "blover", random=True)

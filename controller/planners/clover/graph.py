@@ -1,0 +1,95 @@
+"""The configuration graph: variants on one side, slice types on the other, the number of instances as edge weights.
+
+Source: CLOVER section 4.2, definition 1. Two configurations that put the same variants on the same slice types are one
+graph, whichever GPU holds what: MIG isolates slices. Slice vertices carry their device type, for mixed fleets.
+Graph edit distance: edges and weights only, as all graphs share their vertices; one edit changes a weight by one, so
+that it is the Manhattan distance of the weights. CLOVER's examples: (i) to (ii) of Fig. 7: 8; another variant on one
+slice: 2; a copy moved to another slice type: 2.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import networkx as nx
+
+Edge = tuple[str, str, str]  # variant, device type, slice type
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Positive weights in canonical order; equal graphs are equal values."""
+
+    weights: tuple[tuple[Edge, int], ...]
+
+    @classmethod
+    def of(cls, weights: Mapping[Edge, int]) -> "Graph":
+        """Without the edges of weight 0.
+
+        Raises:
+            AssertionError: a negative weight, which no configuration has.
+        """
+        assert all(n >= 0 for n in weights.values()), weights
+        return cls(tuple(sorted((edge, n) for edge, n in weights.items() if n)))
+
+    @cached_property
+    def counter(self) -> Counter[Edge]:
+        """Weights by edge; do not change it."""
+        return Counter(dict(self.weights))
+
+    @cached_property
+    def key(self) -> str:
+        """The same for equal graphs: how what was measured is remembered."""
+        return ";".join(f"{variant}>{kind}/{shape}:{n}" for (variant, kind, shape), n in self.weights)
+
+    @property
+    def instances(self) -> int:
+        """Model copies: the total weight."""
+        return sum(n for _, n in self.weights)
+
+    def slices(self) -> Counter[tuple[str, str]]:
+        """Number of slices by (device type, slice type)."""
+        found: Counter[tuple[str, str]] = Counter()
+        for (_, kind, shape), n in self.weights:
+            found[(kind, shape)] += n
+        return found
+
+    def __add__(self, other: "Graph") -> "Graph":
+        """GPUs that join bring their edges."""
+        return Graph.of(self.counter + other.counter)
+
+    def __sub__(self, other: "Graph") -> "Graph":
+        """GPUs that leave take theirs along; they must have been part of it."""
+        left = Counter(self.counter)
+        left.subtract(other.counter)
+        return Graph.of(left)
+
+    def __mul__(self, times: int) -> "Graph":
+        """That many GPUs alike."""
+        return Graph.of({edge: n * times for edge, n in self.weights})
+
+    def networkx(self, variants: Iterable[str] = (), slices: Iterable[tuple[str, str]] = ()) -> "nx.DiGraph[object]":
+        """As a directed bipartite graph; vertices without an edge may be named."""
+        graph: nx.DiGraph[object] = nx.DiGraph()
+        graph.add_nodes_from((("variant", v) for v in variants), bipartite=0)
+        graph.add_nodes_from((("slice", *s) for s in slices), bipartite=1)
+        for (variant, kind, shape), n in self.weights:
+            graph.add_node(("variant", variant), bipartite=0)
+            graph.add_node(("slice", kind, shape), bipartite=1)
+            graph.add_edge(("variant", variant), ("slice", kind, shape), weight=n)
+        return graph
+
+    @classmethod
+    def from_networkx(cls, graph: "nx.DiGraph[object]") -> "Graph":
+        """The inverse of `networkx`, for graphs that somebody drew or stored."""
+        weights: Counter[Edge] = Counter()
+        for (_, variant), (_, kind, shape), n in graph.edges(data="weight", default=1):
+            weights[(variant, kind, shape)] += n
+        return cls.of(weights)
+
+
+def edit_distance(a: Graph, b: Graph) -> int:
+    """Graph edit distance: a metric."""
+    first, second = a.counter, b.counter
+    return sum(abs(first[edge] - second[edge]) for edge in first.keys() | second.keys())

@@ -1,0 +1,334 @@
+"""CLOVER: configuration graphs, simulated annealing, by measuring on the system or on profiles.
+
+Source: CLOVER (SC 23) sections 4.1 to 4.3 and 5.1; github.com/boringlee24/sc23-clover for the preset `artifact`.
+Data: what candidates did when they were measured (or would do by their profile), intensity, objectives, devices.
+Decision: which configurations to try, and the best of them: variants and MIG partitions. Every device stays awake.
+Formulation: `graph.py`, `space.py`, `objective.py` (Eq. 1 to 7), `anneal.py`. A known graph is not measured again: its
+joules are rescaled by the intensity of now, as long as the load is within `rate_tolerance` of what it was measured at.
+C_base: the objective's reference, else BASE by its profile at the same demand, else BASE measured first of all.
+Several families explore side by side, each on its own pod.
+Deviations: the first round starts from what runs, or from BASE, not blindly; Eq. 6 is fixed (`literal` = 1 restores
+it); the space is standardised (`standardised` = 0: the fleet graph), see docs/policies.md for what that changes.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from numpy.random import Generator
+
+from controller.planners.assemble import DEFAULTS
+from controller.planners.clover.anneal import (
+    Rules,
+    Search,
+    nearest,
+    outcome_json,
+    outcome_of,
+    search_json,
+    search_of,
+)
+from controller.planners.clover.measure import profiled
+from controller.planners.clover.objective import Goal, Outcome
+from controller.planners.clover.pods import Pod, assembled, pods_of
+from controller.planners.clover.space import Setup
+from controller.planners.clover.words import said
+from controller.planners.columns import class_column
+from controller.planners.world import World, read, setting
+from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
+from trefoil.core.demand import Measured
+from trefoil.core.objective import ObjectiveMode
+from trefoil.core.plan import Plan
+
+CONSTANTS: Final[Mapping[str, float]] = {
+    **DEFAULTS,
+    "lambda": 0.5,  # where the objective's mode is not lambda
+    "base_intensity": 250.0,  # g/kWh, where the objective gives none: the artifact's
+    "accuracy_loss_max": 0.0,  # percent of A_base (Fig. 14b); 0: no threshold but the objective's
+    "temperature": 1.0,
+    "cooling": 0.05,
+    "temperature_min": 0.1,
+    "patience": 5.0,
+    "limit_s": 300.0,
+    "measured_max": 0.0,
+    "requests_min": 200.0,
+    "measure_spare_s": 5.0,  # beyond the time that so many requests take
+    "rate_tolerance": 0.1,  # what was measured at a load holds for loads this near
+    "standardised": 1.0,
+    "literal": 0.0,
+    "artifact": 0.0,  # draws neighbours as the artifact does, and accepts a round's first
+    "measure_on": 1.0,  # 1: the system, 0: profiles
+    "credits": 1.0,  # one request at a time per instance
+    "kernel_requests": 5000.0,
+}
+KEPT: Final = 2000  # outcomes remembered per family
+
+
+@dataclass
+class CloverPlanner:
+    """Remembers what was measured. `random`: BLOVER. `refuses`: why a plan cannot be rolled out, "" = it can."""
+
+    constants: Mapping[str, float] = field(default_factory=dict)
+    refuses: Callable[[PlanView, Plan], str] = field(default=lambda _view, _plan: "")
+    name: str = "clover"
+    random: bool = False
+    _known: dict[str, dict[str, Outcome]] = field(default_factory=dict)
+    _searches: dict[str, tuple[str, Search]] = field(default_factory=dict)
+
+    # -------------------------------------------------------------------------------------------- on profiles
+
+    def plan(self, view: PlanView, rng: Generator) -> Decision:
+        """One whole exploration on profiles; nothing is remembered.
+
+        Raises:
+            ProfileMissing: naming a class that has none.
+        """
+        constants = self._constants()
+        world = read(view, constants["rate_floor_per_s"])
+        rules = replace(self._rules(constants), limit_s=0.0)
+        chosen = []
+        for pod in self._pods(world, constants):
+            look = profiled(view.catalog, pod.task, pod.space, constants)
+            known: dict[str, Outcome] = {}
+            goal = goal_of(world, pod, known, constants)
+            assert goal is not None, "BASE has a profile"
+            search = Search(pod.centre(), rules.temperature, queue=[pod.centre()])
+            while (setup := search.propose(pod.space, rules, rng)) is not None:
+                if setup.key not in known:
+                    known[setup.key] = look(setup)
+                search.judge(setup, known, goal, rules, rng)
+            chosen.append((pod, search, goal, known))
+        return decided(world, self.name, chosen, constants, self.refuses)
+
+    # -------------------------------------------------------------------------------------------- by measuring
+
+    def asks(self, view: PlanView) -> bool:
+        """Whether to ask and tell: `measure_on` says so, or there is no profile to explore on."""
+        return self._constants()["measure_on"] > 0 or not view.catalog.rows
+
+    def ask(self, view: PlanView, rng: Generator) -> Candidate | Decision:
+        """The next configuration to measure, or the best one."""
+        constants = self._constants()
+        world = read(view, constants["rate_floor_per_s"], unprofiled=True)
+        rules = self._rules(constants)
+        chosen: list[tuple[Pod, Search, Goal | None, dict[str, Outcome]]] = []
+        for pod in self._pods(world, constants):
+            search, known = self._resumed(world, pod, constants)
+            goal = goal_of(world, pod, known, constants)
+            self._advance(pod, search, known, goal, rules, rng)
+            chosen.append((pod, search, goal, known))
+        if not any(search.pending for _, search, _, _ in chosen):
+            self._searches.clear()
+            if any(goal is None for _, _, goal, _ in chosen):
+                why = f"{self.name}: no joules were measured, so that nothing can be compared"
+                return Decision(None, why, math.inf, "no_energy: nothing meters the devices")
+            done = [(p, s, g, k) for p, s, g, k in chosen if g is not None]
+            return decided(world, self.name, done, constants, self.refuses)
+        return self._candidate(world, [(p, s) for p, s, _, _ in chosen], constants)
+
+    def tell(self, candidate: Candidate, measurement: Measurement) -> None:
+        """What the candidate that was asked for did. Told twice, or of another candidate: the last one counts."""
+        told = {m.family: m for m in measurement.measured}
+        for family, (size_key, search) in self._searches.items():
+            if search.pending is None:
+                continue
+            search.spent_s += measurement.spent_s
+            known, key = self._known.setdefault(family, {}), f"{size_key}|{search.pending.key}"
+            known.pop(key, None)  # the newest stands last: the oldest are forgotten first
+            known[key] = outcome_from(told.get(family), search.rate_per_s, candidate.plan.created_at_s)
+            search.measured += 1
+            while len(known) > KEPT:
+                known.pop(next(iter(known)))
+
+    # -------------------------------------------------------------------------------------------- memory
+
+    def memory(self) -> Mapping[str, Any]:
+        """What was measured, and the round that is under way."""
+        return {
+            "version": 1,
+            "known": {f: {k: outcome_json(o) for k, o in known.items()} for f, known in self._known.items()},
+            "searches": {f: [size, search_json(search)] for f, (size, search) in self._searches.items()},
+        }
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """Go on from a memory; what another version wrote is forgotten."""
+        self._known, self._searches = {}, {}
+        if memory.get("version") == 1:
+            self._known = {f: {k: outcome_of(o) for k, o in known.items()} for f, known in memory["known"].items()}
+            self._searches = {f: (size, search_of(s)) for f, (size, s) in memory["searches"].items()}
+
+    # -------------------------------------------------------------------------------------------- inside
+
+    def _constants(self) -> Mapping[str, float]:
+        return {**CONSTANTS, **self.constants}
+
+    def _rules(self, constants: Mapping[str, float]) -> Rules:
+        return Rules(
+            constants["temperature"],
+            constants["cooling"],
+            constants["temperature_min"],
+            int(constants["patience"]),
+            constants["limit_s"],
+            int(constants["measured_max"]),
+            constants["artifact"] > 0,
+            self.random,
+        )
+
+    def _pods(self, world: World, constants: Mapping[str, float]) -> tuple[Pod, ...]:
+        return pods_of(world, constants["standardised"] > 0, constants["artifact"] > 0)
+
+    def _valid(self, pod: Pod, rate_per_s: float, constants: Mapping[str, float]) -> dict[str, Outcome]:
+        """What is known of this pod at this load, by graph."""
+        prefix, tolerance = f"{pod.space.size_key}|", constants["rate_tolerance"] * rate_per_s
+        return {
+            key.removeprefix(prefix): outcome
+            for key, outcome in self._known.get(pod.family, {}).items()
+            if key.startswith(prefix) and abs(outcome.rate_per_s - rate_per_s) <= tolerance
+        }
+
+    def _resumed(self, world: World, pod: Pod, constants: Mapping[str, float]) -> tuple[Search, dict[str, Outcome]]:
+        """The round under way, or a new one, and what is known; also a new one where the pod has changed size."""
+        size_key, search = self._searches.get(pod.family, ("", None))
+        if search is not None and size_key == pod.space.size_key:
+            known = self._valid(pod, search.rate_per_s, constants)
+            if all(key in known for key in search.seen):
+                return search, known
+        rate, centre = pod.task.demand.rate_per_s, pod.centre()
+        if self.random:  # in the raw space nothing is recognised but what runs
+            kept = {f"{pod.space.size_key}|{setup.key}" for setup in (centre, pod.base)}
+            mine = self._known.get(pod.family, {})
+            self._known[pod.family] = {key: outcome for key, outcome in mine.items() if key in kept}
+        queue = [centre]
+        if base_joules(world, pod, {}, constants) is None and pod.base != centre:
+            queue.insert(0, pod.base)
+        search = Search(centre, constants["temperature"], queue=queue, rate_per_s=rate)
+        self._searches[pod.family] = (pod.space.size_key, search)
+        return search, self._valid(pod, rate, constants)
+
+    def _advance(
+        self, pod: Pod, search: Search, known: dict[str, Outcome], goal: Goal | None, rules: Rules, rng: Generator
+    ) -> None:
+        """Judge what is known until something has to be measured or the round ends."""
+        while (setup := search.propose(pod.space, rules, rng)) is not None and setup.key in known:
+            if goal is None:
+                search.pending, search.stopped = None, "BASE's joules could not be measured"
+                return
+            search.judge(setup, known, goal, rules, rng)
+
+    def _candidate(
+        self,
+        world: World,
+        chosen: Sequence[tuple[Pod, Search]],
+        constants: Mapping[str, float],
+    ) -> Candidate:
+        setups, words, seconds = [], [], 0.0
+        for pod, search in chosen:
+            setup = search.pending or search.best or search.centre
+            setups.append((pod, setup, None))
+            if search.pending is not None:
+                words.append(f"{pod.family}: evaluation {search.evaluated + 1}, {setup.key}")
+                needed = 1.5 * constants["requests_min"] / pod.task.mean_per_s + constants["measure_spare_s"]
+                seconds = max(seconds, needed)
+        why = f"{self.name} explores: {'; '.join(words)}"
+        plan = assembled(world, self.name, setups, constants, why, exploration=True)
+        return Candidate(plan, why, seconds, int(constants["requests_min"]))
+
+
+def decided(
+    world: World,
+    name: str,
+    chosen: Sequence[tuple[Pod, Search, Goal, Mapping[str, Outcome]]],
+    constants: Mapping[str, float],
+    refuses: Callable[[PlanView, Plan], str],
+) -> Decision:
+    """The plan of what every round found best, or why there is none."""
+    if not chosen:
+        why = f"{name}: no family has an objective and devices"
+        return Decision(None, why, math.inf, "no_plan: no family has an objective and devices")
+    setups, words, short = [], [], []
+    for pod, search, goal, known in chosen:
+        setup, degraded = _best(pod, search, goal, known)
+        if degraded:
+            short.append(degraded)
+        if setup is None:
+            return Decision(None, f"{name}: {degraded}", math.inf, degraded)
+        setups.append((pod, setup, known[setup.key]))
+        words.append(said(pod, search, goal, setup, known))
+    why = f"{name}: {'; '.join(words)}"
+    plan = assembled(world, name, setups, constants, why, "; ".join(short))
+    if refusal := refuses(world.view, plan):
+        return Decision(None, f"{name}: no rollout leads to {why}: {refusal}", math.inf, f"no_rollout: {refusal}")
+    return Decision(plan, why, math.inf, "; ".join(short))
+
+
+def _best(pod: Pod, search: Search, goal: Goal, known: Mapping[str, Outcome]) -> tuple[Setup | None, str]:
+    """The best of a round; where nothing meets the objective, what comes nearest, and the words for it."""
+    if search.best is not None and goal.feasible(known[search.best.key]):
+        return search.best, ""
+    found = nearest(known, search.seen, goal)
+    if found is None:
+        return None, f"failed: none of {search.evaluated} configurations of {pod.family} could be measured"
+    outcome = known[found.key]
+    return found, (
+        f"slo_missed: no configuration of {pod.family} that was tried keeps {goal.slo_ms:g} ms and accuracy "
+        f"{goal.accuracy_min:.4f}; the nearest has {goal.tail_ms(outcome):.0f} ms and {outcome.accuracy:.4f}"
+    )
+
+
+def outcome_from(measured: Measured | None, rate_per_s: float, at_s: float) -> Outcome:
+    """What a measurement says; nothing answered, or refused: a failure."""
+    if measured is None or not math.isfinite(measured.latency_ms_p95):
+        return Outcome(None, 0.0, math.inf, math.inf, 0.0, rate_per_s, at_s)
+    return Outcome(
+        measured.joules_per_request,
+        measured.accuracy,
+        measured.latency_ms_p95,
+        measured.latency_ms_p99,
+        measured.slo_attainment,
+        rate_per_s,
+        at_s,
+    )
+
+
+def base_joules(world: World, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]) -> float | None:
+    """Joules per request of BASE at this demand: as the objective says, by its profile, or as measured."""
+    given = pod.task.objective.base_j_per_request
+    if given > 0:
+        return given
+    rate, active = pod.task.mean_per_s, 0.0
+    graph = pod.space.deployed(pod.base).graph
+    for (variant, name, shape), n in graph.weights:
+        kind = next(k for k, _ in pod.space.kinds if k.name == name)
+        column = class_column(world.view.catalog, pod.task, kind, shape, variant, 1, constants)
+        if column is None:
+            outcome = known.get(pod.base.key)
+            return outcome.joules if outcome is not None else None
+        active += column.energy_j * n / graph.instances
+    return sum(kind.idle_w * n for kind, n in pod.space.kinds) / rate + active
+
+
+def goal_of(world: World, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]) -> Goal | None:
+    """What is optimised now; None when C_base is not known (yet)."""
+    objective = pod.task.objective
+    base_j = base_joules(world, pod, known, constants)
+    if not base_j:
+        return None
+    best = world.view.catalog.family(pod.family).best
+    floor = max(objective.min_accuracy, objective.hard_min_accuracy)
+    floor += setting(objective, constants, "accuracy_margin") if floor else 0.0
+    loss = setting(objective, constants, "accuracy_loss_max")
+    if loss > 0:
+        floor = max(floor, best.accuracy * (1 - loss / 100))
+    chosen = objective.mode == ObjectiveMode.LAMBDA
+    weight = objective.lambda_weight if chosen else setting(objective, constants, "lambda")
+    return Goal(
+        weight=weight,
+        intensity=sum(world.intensity(d.zone) for d in pod.devices) / len(pod.devices),
+        base_j=base_j,
+        base_intensity=objective.base_intensity_g_per_kwh or constants["base_intensity"],
+        base_accuracy=best.accuracy,
+        slo_ms=objective.slo_ms,
+        quantile=objective.slo_quantile,
+        accuracy_min=floor,
+        literal=constants["literal"] > 0,
+    )

@@ -1,0 +1,195 @@
+"""Pods: which devices serve which family, what stands on them as a configuration, and from setups to a plan.
+
+Source: CLOVER section 5.1 (separate pods of servers, each serving one application), 4.2 (additivity).
+Data: a `World`. Decision: none; families take the devices in turn, as BASE does, or as many as `pod_devices` says.
+Formulation: standardised, the centre is the graph of one device whose copies are nearest to what runs (graph edit
+distance), so that devices that join or leave change the number of copies only. On the fleet graph, devices that stand
+in a legal configuration bring their edges, and every other device those of the most common one among them.
+Deviations: devices of a silent node stay as they are and are no part of a pod.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from controller.planners.assemble import FIFO, plan_of
+from controller.planners.clover.graph import Edge, Graph
+from controller.planners.clover.objective import Outcome
+from controller.planners.clover.placing import hosting
+from controller.planners.clover.space import Setup, Space, distances, usable
+from controller.planners.columns import Column, class_column
+from controller.planners.world import Device, Running, Task, World
+from trefoil.core.device_types import configurations
+from trefoil.core.errors import Infeasible
+from trefoil.core.fleet import Configuration
+from trefoil.core.plan import Expected, Plan
+from trefoil.core.units import grams
+
+
+@dataclass(frozen=True)
+class Pod:
+    """The devices of one family and their space."""
+
+    task: Task
+    devices: tuple[Device, ...]
+    space: Space
+
+    @property
+    def family(self) -> str:
+        return self.task.family
+
+    @cached_property
+    def base(self) -> Setup:
+        """BASE: the most accurate variant, every device one largest slice."""
+        best = max(self.space.variants, key=lambda v: (v.accuracy, v.name)).name
+        layout = {}
+        for kind, _ in self.space.kinds:
+            options = [
+                c
+                for c in configurations(kind)
+                if all(best in usable(kind, self.space.variants)[name] for name, _ in c.slices)
+            ]
+            if not options:
+                raise Infeasible(
+                    f"{best} does not fit any slice of a {kind.name}", remedy="add a smaller variant, or larger devices"
+                )
+            layout[kind.name] = min(options, key=lambda c: (sum(n for _, n in c.slices), c.slices))
+        return self.space.uniform(layout, best)
+
+    def centre(self) -> Setup:
+        """What runs, as a setup; BASE where nothing does."""
+        standing = [d for d in self.devices if any(r.family == self.family for r in d.running)]
+        if not standing:
+            return self.base
+        found = [self._standing(kind.name, standing) for kind, _ in self.space.kinds]
+        weights: Counter[Edge] = Counter()
+        for setup in found:
+            weights.update(setup.graph.counter)
+        return Setup(tuple(layout for setup in found for layout in setup.layouts), Graph.of(weights))
+
+    def _standing(self, kind_name: str, standing: Sequence[Device]) -> Setup:
+        kind, number = next((k, n) for k, n in self.space.kinds if k.name == kind_name)
+        mine = [d for d in standing if d.type == kind]
+        if not mine:
+            return self._part(self.base, kind_name)
+        if not self.space.standardised:
+            return self._added(kind_name, number, mine)
+        total = Graph.of(Counter(edge for d in mine for edge in _edges(d, self.family)))
+        away = distances(kind, self.space.variants, total, len(mine))
+        return self.space.units(kind)[int(away.argmin())]
+
+    def _added(self, kind_name: str, number: int, mine: Sequence[Device]) -> Setup:
+        """The edges of every device that stands legally, and copies of the most common for the others."""
+        legal = {c.slices: c for c in configurations(mine[0].type)}
+        whole: Counter[tuple[Configuration, Graph]] = Counter()
+        for device in mine:
+            edges = Counter(_edges(device, self.family))
+            shapes = tuple(sorted(Counter(e[2] for e in edges.elements()).items()))
+            names = usable(device.type, self.space.variants)
+            if shapes in legal and all(variant in names[shape] for variant, _, shape in edges):
+                whole[(legal[shapes], Graph.of(edges))] += 1
+        if not whole:
+            return self._part(self.base, kind_name)
+        common = min(whole, key=lambda item: (-whole[item], item[1].key))
+        whole[common] += number - sum(whole.values())
+        layouts: Counter[Configuration] = Counter()
+        weights: Counter[Edge] = Counter()
+        for (configuration, graph), n in whole.items():
+            layouts[configuration] += n
+            weights.update((graph * n).counter)
+        ordered = sorted(layouts.items(), key=lambda item: item[0].slices)
+        return Setup(tuple(ordered), Graph.of(weights))
+
+    @staticmethod
+    def _part(setup: Setup, kind_name: str) -> Setup:
+        """The part of a setup on one device type."""
+        return Setup(
+            tuple((c, n) for c, n in setup.layouts if c.device_type == kind_name),
+            Graph.of({e: n for e, n in setup.graph.weights if e[1] == kind_name}),
+        )
+
+
+def _edges(device: Device, family: str) -> list[Edge]:
+    return [(r.variant, device.type.name, r.key.slice_type) for r in device.running if r.family == family]
+
+
+def pods_of(world: World, standardised: bool, artifact: bool) -> tuple[Pod, ...]:
+    """One pod per family that has an objective and at least one device."""
+    free = [d for d in world.devices if not d.frozen]
+    taken: dict[str, list[Device]] = {t.family: [] for t in world.tasks}
+    asked = {t.family: int(t.objective.params.get("pod_devices", 0)) for t in world.tasks}
+    if any(asked.values()):
+        for family, number in asked.items():
+            taken[family], free = free[:number], free[number:]
+    open_to = [t.family for t in world.tasks if not asked[t.family]]
+    for index, device in enumerate(free):
+        if open_to:
+            taken[open_to[index % len(open_to)]].append(device)
+    found = []
+    for task in world.tasks:
+        devices = taken[task.family]
+        if devices:
+            counts = Counter(d.type.name for d in devices)
+            kinds = tuple((next(d.type for d in devices if d.type.name == n), counts[n]) for n in sorted(counts))
+            variants = world.view.catalog.family(task.family).by_accuracy()
+            found.append(Pod(task, tuple(devices), Space(kinds, variants, standardised, artifact)))
+    return tuple(found)
+
+
+def assembled(
+    world: World,
+    planner: str,
+    chosen: Sequence[tuple[Pod, Setup, Outcome | None]],
+    constants: Mapping[str, float],
+    why: str,
+    degraded: str = "",
+    exploration: bool = False,
+) -> Plan:
+    """A complete plan: every slice of every pod, routes by pull; frozen devices as they are."""
+    hosted: dict[str, tuple[Running, ...]] = {d.name: (d.running if d.frozen else ()) for d in world.devices}
+    expected = {}
+    for pod, setup, outcome in chosen:
+        hosted |= hosting(pod.devices, pod.space.deployed(setup), pod.family)
+        if outcome is not None and not exploration:
+            expected[pod.family] = expectation(world, pod.task, outcome)
+    plan = plan_of(
+        world,
+        planner,
+        hosted,
+        {},
+        _columns(world, chosen, constants),
+        constants,
+        expected,
+        why,
+        degraded=degraded,
+        router=FIFO,
+    )
+    return replace(plan, exploration=exploration)
+
+
+def _columns(
+    world: World, chosen: Sequence[tuple[Pod, Setup, Outcome | None]], constants: Mapping[str, float]
+) -> tuple[Column, ...]:
+    """Operating points of what is hosted, as far as it is profiled: the largest batch that a slice accepts."""
+    found = [
+        class_column(world.view.catalog, pod.task, kind, shape, variant, 1, constants)
+        for pod, setup, _ in chosen
+        for kind, _ in pod.space.kinds
+        for (variant, name, shape), _ in setup.graph.weights
+        if name == kind.name
+    ]
+    return tuple(c for c in found if c is not None)
+
+
+def expectation(world: World, task: Task, outcome: Outcome) -> Expected:
+    """What was measured (or estimated) of the plan. Capacity: the demand that it was measured for."""
+    pue = task.objective.pue or world.view.pue or 1.0
+    joules = outcome.joules or 0.0
+    return Expected(
+        grams_per_request=grams(joules, world.view.carbon.intensity_g_per_kwh, pue),
+        joules_per_request=joules,
+        latency_ms_p95=outcome.p95_ms,
+        accuracy=outcome.accuracy,
+        capacity_per_s=max(task.demand.rate_per_s, task.demand.rate_p90_per_s),
+    )

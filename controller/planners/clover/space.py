@@ -1,0 +1,337 @@
+"""The space of configurations: what is realisable, what is near, what is drawn at random.
+
+Source: CLOVER section 4.2 (neighbours within a graph edit distance of 4; edges disabled where memory does not fit);
+its artifact, where every GPU takes the same partition and models ("standardised", also the paper's ORACLE).
+Data: the devices of a pod by type, the variants of its family.
+Formulation: a `Setup` says how many devices take each configuration and which graph results; only such compositions
+are realisable. Standardised: the graph of one device per type, of which every device is a copy; its space is
+enumerated (1,282 graphs for four variants on an A100), and a neighbour is drawn uniformly from all within the distance.
+Fleet graph: at most two devices take another configuration and at most two copies another variant, drawn at random
+and kept if the distance is within the threshold.
+Deviations: every slice hosts a copy, as in CLOVER; a configuration with a slice in which no variant fits is left out.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from numpy.random import Generator
+
+from controller.planners.clover.graph import Edge, Graph, edit_distance
+from controller.planners.columns import fits
+from trefoil.core.catalog import Variant
+from trefoil.core.device_types import configurations, placements
+from trefoil.core.errors import Infeasible, InvalidInput
+from trefoil.core.fleet import Configuration, DeviceType
+
+NEAR: Final = 4  # CLOVER's threshold of the graph edit distance
+TRIES: Final = 400  # draws before a neighbourhood counts as exhausted, as in the artifact
+EDITS_MAX: Final = 2  # devices, and copies, that one step of the fleet graph changes at most
+
+T = TypeVar("T")
+Layouts = tuple[tuple[Configuration, int], ...]
+
+# CLOVER Fig. 1, by compute slices in order of position; number 18 cannot be created through NVML in this order.
+FIG_1: Final[Mapping[int, tuple[int, ...]]] = {
+    1: (7,),
+    2: (4, 3),
+    3: (4, 2, 1),
+    4: (4, 1, 1, 1),
+    5: (3, 3),
+    6: (3, 2, 1),
+    7: (3, 1, 1, 1),
+    8: (2, 2, 3),
+    9: (2, 1, 1, 3),
+    10: (1, 1, 2, 3),
+    11: (1, 1, 1, 1, 3),
+    12: (2, 2, 2, 1),
+    13: (2, 1, 1, 2, 1),
+    14: (1, 1, 2, 2, 1),
+    15: (2, 1, 1, 1, 1, 1),
+    16: (1, 1, 2, 1, 1, 1),
+    17: (1, 1, 1, 1, 2, 1),
+    18: (1, 1, 1, 1, 1, 2),
+    19: (1, 1, 1, 1, 1, 1, 1),
+}
+ARTIFACT_DROPS: Final = frozenset({10, 16, 17, 18})  # its partition codes 9, 15, 16, 17: duplicates of others
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How many devices take each configuration, and the graph; of one device per type where standardised."""
+
+    layouts: Layouts
+    graph: Graph
+
+    @property
+    def key(self) -> str:
+        """Of the graph: compositions with the same graph perform alike."""
+        return self.graph.key
+
+
+def numbered(kind: DeviceType, number: int) -> Configuration:
+    """The configuration of that number in CLOVER's Fig. 1 on this device type.
+
+    Raises:
+        InvalidInput: no such number, or the type is not cut like an A100.
+    """
+    by_width = {s.compute_slices: s.name for s in kind.slice_types}
+    if number in FIG_1 and all(width in by_width for width in FIG_1[number]):
+        found = tuple(sorted(Counter(by_width[width] for width in FIG_1[number]).items()))
+        if any(c.slices == found for c in configurations(kind)):
+            return Configuration(kind.name, found)
+    raise InvalidInput(
+        f"no such MIG configuration of {kind.name}",
+        field="configuration",
+        value=number,
+        remedy="1 to 19 as in CLOVER's Fig. 1, on a GPU with MIG",
+    )
+
+
+def partitions(kind: DeviceType, artifact: bool) -> tuple[Configuration, ...]:
+    """What a random partition is drawn from: position-aware placements, as x_p; the artifact leaves out duplicates."""
+    if artifact and len(placements(kind)) == len(FIG_1):
+        return tuple(numbered(kind, n) for n in FIG_1 if n not in ARTIFACT_DROPS)
+    return tuple(
+        Configuration(kind.name, tuple(sorted(Counter(name for name, _, _ in p).items()))) for p in placements(kind)
+    )
+
+
+@cache
+def usable(kind: DeviceType, variants: tuple[Variant, ...]) -> Mapping[str, tuple[str, ...]]:
+    """By slice type, the variants whose edge is not disabled."""
+    return {s.name: tuple(v.name for v in variants if fits(s, v)) for s in kind.slice_types}
+
+
+@lru_cache(maxsize=64)
+def units(kind: DeviceType, variants: tuple[Variant, ...]) -> tuple[Setup, ...]:
+    """Every distinct graph of one device."""
+    allowed = usable(kind, variants)
+    found = []
+    for configuration in configurations(kind):
+        choices = [
+            [[(variant, name) for variant in mix] for mix in itertools.combinations_with_replacement(allowed[name], n)]
+            for name, n in configuration.slices
+        ]
+        for mixes in itertools.product(*choices):
+            weights: Counter[Edge] = Counter((v, kind.name, name) for mix in mixes for v, name in mix)
+            found.append(Setup(((configuration, 1),), Graph.of(weights)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def _matrix(kind: DeviceType, variants: tuple[Variant, ...]) -> tuple[npt.NDArray[np.int64], Mapping[Edge, int]]:
+    """Weights of all unit graphs, one row each, and the column of each edge."""
+    allowed = usable(kind, variants)
+    edges = {edge: i for i, edge in enumerate((v, kind.name, s) for s in allowed for v in allowed[s])}
+    rows = np.zeros((len(units(kind, variants)), max(1, len(edges))), dtype=np.int64)
+    for i, setup in enumerate(units(kind, variants)):
+        for edge, n in setup.graph.weights:
+            rows[i, edges[edge]] = n
+    return rows, edges
+
+
+def _vector(graph: Graph, edges: Mapping[Edge, int]) -> tuple[npt.NDArray[np.int64], int]:
+    """A graph as a row, and the weight of what has no column."""
+    row, other = np.zeros(max(1, len(edges)), dtype=np.int64), 0
+    for edge, n in graph.weights:
+        if edge in edges:
+            row[edges[edge]] = n
+        else:
+            other += n
+    return row, other
+
+
+def distances(kind: DeviceType, variants: tuple[Variant, ...], graph: Graph, times: int = 1) -> npt.NDArray[np.int64]:
+    """Graph edit distance from `times` copies of every unit graph to a graph; edges of other device types are left."""
+    rows, edges = _matrix(kind, variants)
+    mine = Graph.of({edge: n for edge, n in graph.weights if edge[1] == kind.name})
+    row, other = _vector(mine, edges)
+    return np.asarray(np.abs(times * rows - row).sum(axis=1) + other)
+
+
+@dataclass(frozen=True)
+class Space:
+    """The configurations of a pod. `kinds`: its device types and how many devices there are of each, in order."""
+
+    kinds: tuple[tuple[DeviceType, int], ...]
+    variants: tuple[Variant, ...]
+    standardised: bool = True
+    artifact: bool = False
+
+    def __post_init__(self) -> None:
+        for kind, _ in self.kinds:
+            if not self.units(kind):
+                raise Infeasible(
+                    f"no variant fits the slices of a {kind.name}", remedy="add a smaller variant, or larger devices"
+                )
+
+    @property
+    def devices(self) -> int:
+        """Devices of the pod."""
+        return sum(n for _, n in self.kinds)
+
+    @property
+    def size_key(self) -> str:
+        """What was measured holds for a pod of this size."""
+        return ",".join(f"{n}x{kind.name}" for kind, n in self.kinds) + ("" if self.standardised else "/fleet")
+
+    def units(self, kind: DeviceType) -> tuple[Setup, ...]:
+        """Every distinct graph of one device of that type."""
+        return units(kind, self.variants)
+
+    def deployed(self, setup: Setup) -> Setup:
+        """What the whole pod takes."""
+        if not self.standardised:
+            return setup
+        number = {kind.name: n for kind, n in self.kinds}
+        layouts = tuple((c, n * number[c.device_type]) for c, n in setup.layouts)
+        return Setup(layouts, Graph.of({edge: n * number[edge[1]] for edge, n in setup.graph.weights}))
+
+    def uniform(self, layout: Mapping[str, Configuration], variant: str) -> Setup:
+        """One configuration per device type and the same variant everywhere."""
+        count = {kind.name: 1 if self.standardised else n for kind, n in self.kinds}
+        layouts = tuple((layout[kind.name], count[kind.name]) for kind, _ in self.kinds)
+        weights = {(variant, c.device_type, name): k * n for c, n in layouts for name, k in c.slices}
+        return Setup(layouts, Graph.of(weights))
+
+    def legal(self, setup: Setup) -> bool:
+        """Whether the graph is what the devices of the pod, so configured, host; one copy per slice, all of it fits."""
+        want = Counter({kind.name: 1 if self.standardised else n for kind, n in self.kinds})
+        have: Counter[str] = Counter()
+        slices: Counter[tuple[str, str]] = Counter()
+        kinds = {kind.name: kind for kind, _ in self.kinds}
+        for configuration, n in setup.layouts:
+            have[configuration.device_type] += n
+            if configuration.device_type not in kinds or n < 1:
+                return False
+            if configuration not in configurations(kinds[configuration.device_type]):
+                return False
+            for name, k in configuration.slices:
+                slices[(configuration.device_type, name)] += k * n
+        fitting = all(v in usable(kinds[k], self.variants)[s] for (v, k, s), _ in setup.graph.weights if k in kinds)
+        return have == want and slices == setup.graph.slices() and fitting
+
+    def all_setups(self, kind: DeviceType) -> Sequence[Setup]:
+        """What an exhaustive search goes through, per device type."""
+        return self.units(kind)
+
+    # ------------------------------------------------------------------------------------------------ neighbours
+
+    def neighbour(self, centre: Setup, rng: Generator, seen: Collection[str]) -> Setup | None:
+        """One that is within the distance and not seen yet; None when there is none, or none is found."""
+        if self.standardised and not self.artifact:
+            near = [s for s in self.neighbourhood(centre) if s.key not in seen]
+            return near[int(rng.integers(len(near)))] if near else None
+        for _ in range(TRIES):
+            drawn = self.random(rng) if self.standardised else self._edited(centre, rng)
+            if drawn.key not in seen and 0 < edit_distance(drawn.graph, centre.graph) <= NEAR:
+                return drawn
+        return None
+
+    def neighbourhood(self, centre: Setup) -> list[Setup]:
+        """All standardised setups within the distance, without the centre."""
+        per_kind = []
+        for kind, _ in self.kinds:
+            away = distances(kind, self.variants, centre.graph)
+            per_kind.append([(self.units(kind)[i], int(away[i])) for i in np.flatnonzero(away <= NEAR)])
+        return [
+            _joined([setup for setup, _ in chosen])
+            for chosen in itertools.product(*per_kind)
+            if 0 < sum(away for _, away in chosen) <= NEAR
+        ]
+
+    def _edited(self, centre: Setup, rng: Generator) -> Setup:
+        """A step of the fleet graph: some devices cut otherwise, some copies of another variant."""
+        layouts = Counter(dict(centre.layouts))
+        weights = Counter(centre.graph.counter)
+        kinds = {kind.name: kind for kind, _ in self.kinds}
+        cuts, swaps = (int(n) for n in rng.integers(0, EDITS_MAX + 1, 2))
+        for _ in range(cuts):
+            old = _drawn(layouts, rng)
+            kind = kinds[old.device_type]
+            options = [c for c in configurations(kind) if _change(old, c) and self._hostable(kind, c)]
+            if not options:
+                continue
+            new = options[int(rng.integers(len(options)))]
+            layouts[old] -= 1
+            layouts[new] += 1
+            self._recut(weights, kind, old, new, rng)
+        for _ in range(swaps):
+            variant, name, shape = _drawn(weights, rng)
+            others = [v for v in usable(kinds[name], self.variants)[shape] if v != variant]
+            if others:
+                weights[(variant, name, shape)] -= 1
+                weights[(others[int(rng.integers(len(others)))], name, shape)] += 1
+        return Setup(tuple(sorted((c, n) for c, n in layouts.items() if n)), Graph.of(weights))
+
+    def _hostable(self, kind: DeviceType, configuration: Configuration) -> bool:
+        return all(usable(kind, self.variants)[name] for name, _ in configuration.slices)
+
+    def _recut(
+        self, weights: Counter[Edge], kind: DeviceType, old: Configuration, new: Configuration, rng: Generator
+    ) -> None:
+        """Copies of random variants leave with the slices that go; random variants come with those that come."""
+        before, after = Counter(dict(old.slices)), Counter(dict(new.slices))
+        for shape in sorted(before.keys() | after.keys()):
+            for _ in range(before[shape] - after[shape]):
+                weights[_drawn(Counter({e: n for e, n in weights.items() if e[1:] == (kind.name, shape)}), rng)] -= 1
+            for _ in range(after[shape] - before[shape]):
+                names = usable(kind, self.variants)[shape]
+                weights[(names[int(rng.integers(len(names)))], kind.name, shape)] += 1
+
+    # ------------------------------------------------------------------------------------------------ at random
+
+    def random(self, rng: Generator) -> Setup:
+        """A point of the raw space: a random partition x_p per GPU and a random variant x_v per slice.
+
+        Standardised: one partition and one list of variants for all GPUs of a type, as in the artifact.
+        """
+        layouts: Counter[Configuration] = Counter()
+        weights: Counter[Edge] = Counter()
+        for kind, number in self.kinds:
+            options = [c for c in partitions(kind, self.artifact) if self._hostable(kind, c)]
+            allowed = usable(kind, self.variants)
+            for _ in range(1 if self.standardised else number):
+                configuration = options[int(rng.integers(len(options)))]
+                layouts[configuration] += 1
+                for name, k in configuration.slices:
+                    for _ in range(k):
+                        weights[(allowed[name][int(rng.integers(len(allowed[name])))], kind.name, name)] += 1
+        return Setup(tuple(sorted(layouts.items(), key=_order)), Graph.of(weights))
+
+
+def _joined(setups: Sequence[Setup]) -> Setup:
+    """One setup out of one per device type."""
+    if len(setups) == 1:
+        return setups[0]
+    weights: Counter[Edge] = Counter()
+    for setup in setups:
+        weights.update(setup.graph.counter)
+    return Setup(tuple(layout for setup in setups for layout in setup.layouts), Graph.of(weights))
+
+
+def _order(item: tuple[Configuration, int]) -> tuple[str, tuple[tuple[str, int], ...]]:
+    return item[0].device_type, item[0].slices
+
+
+def _change(old: Configuration, new: Configuration) -> bool:
+    """Whether another configuration is near enough for one step."""
+    a, b = Counter(dict(old.slices)), Counter(dict(new.slices))
+    return 0 < sum(abs(a[s] - b[s]) for s in a.keys() | b.keys()) <= NEAR
+
+
+def _drawn(counts: Counter[T], rng: Generator) -> T:
+    """One element, by its number."""
+    items = [(item, n) for item, n in counts.items() if n > 0]
+    at = int(rng.integers(sum(n for _, n in items)))
+    for item, n in items:
+        at -= n
+        if at < 0:
+            return item
+    raise AssertionError("an empty counter")

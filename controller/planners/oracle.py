@@ -1,0 +1,112 @@
+"""ORACLE: the best standardised configuration, found by looking at all of them, in no time.
+
+Source: CLOVER (SC 23) section 5.1: exhaustive offline profiling, the same mix and partition on every GPU.
+Data: the profile (or outcomes that somebody measured, by family and graph), intensity, objective.
+Decision: the graph of one device with the largest f (Eq. 3) among those that keep SLO and accuracy threshold.
+Formulation: every graph (1,282 for four variants on an A100) is served once per load by `clover/measure.py`, all of
+them on the same requests; intensity only rescales the joules.
+Deviations: on several device types the search goes through one type at a time, the others as they are, until nothing
+gets better: exhaustive in each, not in their product. Optimisation time is not charged, as in the paper.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from numpy.random import Generator
+
+from controller.planners.clover.anneal import Search, nearest
+from controller.planners.clover.graph import Graph
+from controller.planners.clover.measure import Profiled, profiled
+from controller.planners.clover.objective import Goal, Outcome
+from controller.planners.clover.planner import CONSTANTS, decided, goal_of
+from controller.planners.clover.pods import Pod, pods_of
+from controller.planners.clover.space import Setup
+from controller.planners.world import read
+from trefoil.core.brains import Decision, PlanView
+from trefoil.core.errors import ProfileMissing
+from trefoil.core.plan import Plan
+
+
+@dataclass
+class OraclePlanner:
+    """`given`: outcomes by family and `Setup.key`, instead of the profile's. Remembers what it served."""
+
+    constants: Mapping[str, float] = field(default_factory=dict)
+    refuses: Callable[[PlanView, Plan], str] = field(default=lambda _view, _plan: "")
+    given: Mapping[str, Mapping[str, Outcome]] = field(default_factory=dict)
+    _served: dict[str, tuple[Profiled, dict[str, Outcome]]] = field(default_factory=dict)
+
+    def plan(self, view: PlanView, rng: Generator) -> Decision:
+        """The best plan for this intensity.
+
+        Raises:
+            ProfileMissing: naming a class without profile, or the graph that was not given.
+        """
+        constants = {**CONSTANTS, **self.constants, "standardised": 1.0}
+        world = read(view, constants["rate_floor_per_s"], unprofiled=bool(self.given))
+        chosen = []
+        for pod in pods_of(world, standardised=True, artifact=False):
+            search = Search(pod.base, 0.0, stopped="all of them were looked at")
+            if pod.family in self.given:
+                look = self._given(pod)
+                known = dict(self.given[pod.family])
+            else:
+                profile = profiled(view.catalog, pod.task, pod.space, constants)
+                last = self._served.get(pod.family)
+                known = last[1] if last is not None and last[0] == profile else {}
+                self._served[pod.family] = (profile, known)
+                look = profile.many
+            goal = goal_of(world, pod, known, constants)
+            assert goal is not None, "the profile says what BASE takes"
+            _exhaust(pod, search, goal, known, look)
+            chosen.append((pod, search, goal, known))
+        decision = decided(world, "oracle", chosen, constants, self.refuses)
+        ends_at_s = view.carbon.ends_at_s
+        at_s = ends_at_s if ends_at_s > view.now_s else view.now_s + constants["tick_s"]
+        return Decision(decision.plan, decision.why, at_s, decision.degraded)
+
+    def _given(self, pod: Pod) -> Callable[[Sequence[Setup]], list[Outcome]]:
+        def look(setups: Sequence[Setup]) -> list[Outcome]:
+            raise ProfileMissing(
+                f"no outcome is given for {setups[0].key}", field=f"family {pod.family}", remedy="measure every graph"
+            )
+
+        return look
+
+
+def _exhaust(
+    pod: Pod,
+    search: Search,
+    goal: Goal,
+    known: dict[str, Outcome],
+    look: Callable[[Sequence[Setup]], list[Outcome]],
+) -> None:
+    """Look at everything; `search.best` and what was seen hold the result."""
+    now, value = pod.base, -math.inf
+    improved = True
+    while improved:
+        improved = False
+        for kind, _ in pod.space.kinds:
+            setups = [_with(now, part, kind.name) for part in pod.space.units(kind)]
+            new = [s for s in setups if s.key not in known]
+            known.update(zip((s.key for s in new), look(new) if new else [], strict=True))
+            search.seen.update((s.key, s) for s in setups)
+            feasible = [s for s in setups if goal.feasible(known[s.key])]
+            best = max(feasible, key=lambda s: (goal.value(known[s.key]), s.key), default=None)
+            if best is not None and goal.value(known[best.key]) > value:
+                now, value, search.best = best, goal.value(known[best.key]), best
+                improved = len(pod.space.kinds) > 1
+        if search.best is None and (closest := nearest(known, search.seen, goal)) is not None and closest != now:
+            now, improved = closest, len(pod.space.kinds) > 1
+    search.evaluated = len(search.seen)
+    search.violating = sum(not goal.feasible(known[key]) for key in search.seen)
+
+
+def _with(setup: Setup, part: Setup, kind_name: str) -> Setup:
+    """The setup with another graph on the devices of one type."""
+    if all(c.device_type == kind_name for c, _ in setup.layouts):
+        return part
+    layouts = tuple(part.layouts[0] if c.device_type == kind_name else (c, n) for c, n in setup.layouts)
+    others = Graph.of({e: n for e, n in setup.graph.weights if e[1] != kind_name})
+    return Setup(layouts, others + part.graph)
