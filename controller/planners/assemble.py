@@ -1,10 +1,12 @@
 """From what every device ought to host to a `Plan`: node plans, routes, expectations. Shared by every planner."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from controller.planners.columns import ClassKey, Column
+from controller.planners.columns import ClassKey, Column, class_of
 from controller.planners.world import Device, Running, Task, World, setting
 from trefoil.core.carbon import Series
 from trefoil.core.common import Revision
@@ -12,6 +14,7 @@ from trefoil.core.fleet import DeviceState, Hosted
 from trefoil.core.plan import Expected, InputStamp, NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
 from trefoil.core.plan_check import sealed
 
+FIFO: Final = "fifo"
 GAP_SHARE: Final = 0.2  # of a slice's time; a longer pause between two requests is worth a second credit
 
 DEFAULTS: Final[Mapping[str, float]] = {
@@ -38,16 +41,23 @@ def plan_of(
     why: str,
     gap: float = 0.0,
     degraded: str = "",
+    router: str = "weighted",
+    clocks: Mapping[str, int] | None = None,
 ) -> Plan:
-    """A complete plan; its revision, policy and decision id are the shell's to fill in."""
+    """A complete plan; its revision, policy and decision id are the shell's to fill in.
+
+    Router `fifo` is CLOVER's pull: every slice weighs the same, whatever `traffic` says: pulling makes the mix.
+    `clocks` [MHz] by device; the others run at their highest, unlocked.
+    """
     by_key = {c.key: c for c in columns}
-    view = world.view
+    view, clocks = world.view, clocks or {}
+    world = replace(world, devices=tuple(_clocked(d, clocks.get(d.name, 0)) for d in world.devices))
     return Plan(
         policy=planner,
         planner=planner,
         objectives=tuple(t.objective for t in world.tasks),
         nodes=_nodes(world, hosted, by_key, constants),
-        routes=tuple(_route(world, task, hosted, traffic, by_key, constants) for task in world.tasks),
+        routes=tuple(_route(world, task, hosted, traffic, by_key, constants, router) for task in world.tasks),
         why=why,
         expected=dict(expected),
         optimality_gap=gap,
@@ -58,6 +68,10 @@ def plan_of(
         created_at_s=view.now_s,
         degraded=degraded,
     )
+
+
+def _clocked(device: Device, clock_mhz: int) -> Device:
+    return device if device.clock_mhz == clock_mhz else replace(device, clock_mhz=clock_mhz)
 
 
 def _series(series: Series) -> str:
@@ -74,7 +88,8 @@ def _nodes(
     for device in world.devices:
         parts = tuple(_slice(world, device, r, columns, constants) for r in hosted.get(device.name, ()))
         target = DeviceState.AWAKE if parts else DeviceState.ASLEEP
-        planned[device.node].append(PlannedDevice(device.name, target, parts, governor="fixed"))
+        clock = device.clock_mhz if parts else 0
+        planned[device.node].append(PlannedDevice(device.name, target, parts, clock, clock, governor="fixed"))
     for node, device_name in world.lost:
         planned[node].append(PlannedDevice(device_name, DeviceState.ASLEEP, (), governor="fixed"))
     return tuple(sealed(NodePlan(node=n, devices=tuple(d)), Revision()) for n, d in sorted(planned.items()))
@@ -87,15 +102,18 @@ def _slice(
     columns: Mapping[ClassKey, Column],
     constants: Mapping[str, float],
 ) -> PlannedSlice:
-    column = columns.get((running.family, device.type.name, running.key.slice_type, running.variant))
+    column = columns.get(class_of(device, running))
     version = world.view.catalog.family(running.family).variant(running.variant).version
-    batch = column.max_batch if column else 1
+    items = world.task(running.family).demand.items_mean
+    batch = column.max_batch if column else max(1, math.ceil(items))
     hosted = Hosted(running.family, running.variant, version, stage=0, stages=1, instances=1, max_batch=batch)
     return PlannedSlice(running.key, (hosted,), _credits(column, world.task(running.family), constants))
 
 
 def _credits(column: Column | None, task: Task, constants: Mapping[str, float]) -> int:
     """Two hide the transport gap between requests; where service is long, one keeps the queue shared by the pool."""
+    if constants.get("credits", 0.0) > 0:
+        return int(constants["credits"])
     if column is None:
         return 2
     gap_ms = setting(task.objective, constants, "transport_gap_ms")
@@ -109,20 +127,21 @@ def _route(
     traffic: Mapping[ClassKey, float],
     columns: Mapping[ClassKey, Column],
     constants: Mapping[str, float],
+    router: str,
 ) -> Route:
-    types = {d.name: d.type for d in world.devices}
+    devices = {d.name: d for d in world.devices}
     targets = [
-        (r, (r.family, types[name].name, r.key.slice_type, r.variant))
+        (r, class_of(devices[name], r))
         for name, parts in sorted(hosted.items())
         for r in parts
         if r.family == task.family
     ]
     counts = Counter(key for _, key in targets)
-    shares = {key: traffic.get(key, 0.0) / n for key, n in counts.items()}
+    shares = {key: 1.0 if router == FIFO else traffic.get(key, 0.0) / n for key, n in counts.items()}
     total = sum(shares[key] for _, key in targets)
     return Route(
         family=task.family,
-        router="weighted",
+        router=router,
         queue="fifo",
         lane="any",
         targets=tuple(
@@ -131,7 +150,7 @@ def _route(
                 variant=r.variant,
                 weight=round(shares[key] / total, 9),
                 credits=_credits(columns.get(key), task, constants),
-                tier=types[r.key.device].tier,
+                tier=devices[r.key.device].type.tier,
             )
             for r, key in sorted(targets, key=lambda t: t[0].key)
             if total > 0

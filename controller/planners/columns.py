@@ -5,12 +5,13 @@ Result: per class (family, device type, slice type, variant) a `Column` with the
 A class whose memory does not fit, or that cannot meet the SLO even alone and idle, has no column. Dominated columns go.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Final
+from functools import cache, lru_cache
+from typing import Final, NamedTuple
 
-from controller.planners.world import Device, Task, setting
+from controller.planners.world import Device, Running, Task, setting
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.device_types import MEMORY_SLICES, slice_type
 from trefoil.core.fleet import DeviceType, SliceType
@@ -21,7 +22,28 @@ from trefoil.core.units import MS_PER_S
 TIERS: Final = (1, 2, 4, 7, 14, 28, 70)
 GAP_SCV_STEP: Final = 0.25  # a measured SCV is noisy: rounded, so that the plan does not follow its noise
 
-ClassKey = tuple[str, str, str, str]  # family, device type, slice type, variant
+
+class ClassKey(NamedTuple):
+    """Slices that are alike. `clock_mhz` 0: the highest, not locked. `zone` empty: where the view's `carbon` holds."""
+
+    family: str
+    device_type: str
+    slice_type: str
+    variant: str
+    clock_mhz: int = 0
+    zone: str = ""
+
+    @property
+    def model(self) -> "ClassKey":
+        """What has to be loaded: a change of the clock is no reload."""
+        return self._replace(clock_mhz=0)
+
+
+def class_of(device: Device, running: Running) -> ClassKey:
+    """The class of a slice that stands or is planned on a device."""
+    return ClassKey(
+        running.family, device.type.name, running.key.slice_type, running.variant, device.clock_mhz, device.zone
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +87,59 @@ class Column:
         return max((rate for size, rate in self.tiers if size <= slices), default=0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What the operating points of a family depend on beside its profile."""
+
+    slo_ms: float
+    quantile: float
+    scv: float
+    items: float
+    gap_ms: float
+    start_s: float
+    clocks: bool
+
+
 def columns(
     catalog: Catalog, task: Task, devices: Sequence[Device], constants: Mapping[str, float]
 ) -> tuple[Column, ...]:
-    """Every useful class of one family on the device types at hand, in canonical order."""
-    family = catalog.family(task.family)
-    slo_ms = task.objective.slo_ms - setting(task.objective, constants, "overhead_ms")
-    scv = gap_scv(task)
+    """Every useful class of one family on the device types, zones and (constant `clocks`) clocks at hand, in order."""
+    terms = _Terms(
+        task.objective.slo_ms - setting(task.objective, constants, "overhead_ms"),
+        task.objective.slo_quantile,
+        gap_scv(task),
+        task.demand.items_mean,
+        setting(task.objective, constants, "transport_gap_ms"),
+        constants["start_s"],
+        bool(constants.get("clocks", 0.0)),
+    )
     kinds = {d.type.name: d.type for d in devices}
+    numbers = Counter((d.type.name, d.zone) for d in devices)
+    found: list[Column] = []
+    for (name, zone), count in sorted(numbers.items()):
+        known = _points(Same(catalog), task.family, kinds[name], min(count, max(TIERS)), terms)
+        found += [replace(c, key=c.key._replace(zone=zone)) for c in known] if zone else known
+    return undominated(found, devices)
+
+
+@lru_cache(maxsize=256)
+def _points(same: "Same", family_name: str, kind: DeviceType, count: int, terms: _Terms) -> tuple[Column, ...]:
+    """Columns of one family on that many devices of one type: pure, and needed at every decision."""
+    catalog, family = same.catalog, same.catalog.family(family_name)
     found = []
-    for name in sorted(kinds):
-        count = sum(1 for d in devices if d.type.name == name)
-        for shape in kinds[name].slice_types:
-            for variant in family.by_accuracy():
-                row = effective_row(catalog, kinds[name], shape, family, variant, task.demand.items_mean)
+    for shape in kind.slice_types:
+        for variant in family.by_accuracy():
+            for clock in same.clocks(kind, family_name) if terms.clocks and fits(shape, variant) else (0,):
+                row = effective_row(catalog, kind, shape, family, variant, terms.items, clock)
                 if row is None or not fits(shape, variant):
                     continue
-                row = _occupied(row, setting(task.objective, constants, "transport_gap_ms"))
+                row = _occupied(row, terms.gap_ms)
                 pool = count * max(1, 7 // max(1, shape.compute_slices))
-                tiers = _tiers(row, slo_ms, task.objective.slo_quantile, scv, pool)
+                tiers = _tiers(row, terms.slo_ms, terms.quantile, terms.scv, pool)
                 if tiers:
-                    found.append(_column(kinds[name], shape, variant, row, tiers, constants))
-    return undominated(found, devices)
+                    column = _column(kind, shape, variant, row, tiers, terms.start_s)
+                    found.append(replace(column, key=column.key._replace(clock_mhz=clock)))
+    return tuple(found)
 
 
 def class_column(
@@ -107,7 +160,7 @@ def class_column(
     row = _occupied(row, setting(task.objective, constants, "transport_gap_ms"))
     slo_ms = task.objective.slo_ms - setting(task.objective, constants, "overhead_ms")
     tiers = _tiers(row, slo_ms, task.objective.slo_quantile, gap_scv(task), max(1, slices))
-    return _column(kind, shape, variant, row, tiers, constants)
+    return _column(kind, shape, variant, row, tiers, constants["start_s"])
 
 
 def gap_scv(task: Task) -> float:
@@ -121,13 +174,20 @@ def fits(shape: SliceType, variant: Variant) -> bool:
 
 
 def effective_row(
-    catalog: Catalog, kind: DeviceType, shape: SliceType, family: Family, variant: Variant, items: float
+    catalog: Catalog,
+    kind: DeviceType,
+    shape: SliceType,
+    family: Family,
+    variant: Variant,
+    items: float,
+    clock_mhz: int = 0,
 ) -> ProfileRow | None:
-    """The profile at the highest clock for requests of that many items: batches are interpolated, the largest goes on.
+    """The profile at a clock (0: the highest) for requests of that many items: batches are interpolated, the largest
+    goes on.
 
     `batch` of the result is the largest batch in the profile. None: not profiled.
     """
-    rows = _rows(catalog, kind, shape, family, variant)
+    rows = Same(catalog).rows(kind.name, shape.name, family.name, variant.name, clock_mhz)
     if not rows:
         return None
     largest = rows[-1].batch
@@ -140,17 +200,47 @@ def effective_row(
     return _scaled(low, high, (items - low.batch) / (high.batch - low.batch), 1.0, largest)
 
 
-def _rows(catalog: Catalog, kind: DeviceType, shape: SliceType, family: Family, variant: Variant) -> list[ProfileRow]:
-    same = [
-        row
-        for row in catalog.rows
-        if (row.device_type, row.slice_type, row.family, row.variant)
-        == (kind.name, shape.name, family.name, variant.name)
-        and row.stage == 0
-        and not row.cohosted
-    ]
-    clock = max((row.clock_mhz for row in same), default=0)
-    return sorted((row for row in same if row.clock_mhz == clock), key=lambda row: row.batch)
+@dataclass(frozen=True, slots=True, eq=False)
+class Same:
+    """A catalogue as the key of a memo: it is never changed, and too long to compare."""
+
+    catalog: Catalog
+
+    def __hash__(self) -> int:
+        return id(self.catalog.rows)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Same)
+            and other.catalog.rows is self.catalog.rows
+            and other.catalog.families is self.catalog.families
+        )
+
+    def rows(self, kind: str, shape: str, family: str, variant: str, clock_mhz: int) -> tuple[ProfileRow, ...]:
+        """Whole models alone on their slice at a clock (0: the highest that is profiled), by batch."""
+        by_clock = _index(self).get((kind, shape, family, variant), {})
+        return by_clock.get(clock_mhz or max(by_clock, default=0), ())
+
+    def clocks(self, kind: DeviceType, family: str) -> tuple[int, ...]:
+        """Clocks that can be set and are profiled; the highest is 0, because it needs no lock."""
+        if not kind.clock_lockable:
+            return (0,)
+        found = {c for (k, _, f, _), rows in _index(self).items() if (k, f) == (kind.name, family) for c in rows}
+        known = {c for (k, _, _, _), rows in _index(self).items() if k == kind.name for c in rows}
+        return (0, *sorted(c for c in found if c in kind.clocks_mhz and c < max(known)))
+
+
+@lru_cache(maxsize=16)
+def _index(same: Same) -> dict[tuple[str, str, str, str], dict[int, tuple[ProfileRow, ...]]]:
+    found: dict[tuple[str, str, str, str], dict[int, list[ProfileRow]]] = {}
+    for row in same.catalog.rows:
+        if row.stage == 0 and not row.cohosted:
+            key = (row.device_type, row.slice_type, row.family, row.variant)
+            found.setdefault(key, {}).setdefault(row.clock_mhz, []).append(row)
+    return {
+        key: {clock: tuple(sorted(rows, key=lambda row: row.batch)) for clock, rows in by_clock.items()}
+        for key, by_clock in found.items()
+    }
 
 
 def _scaled(low: ProfileRow, high: ProfileRow, part: float, factor: float, batch: int) -> ProfileRow:
@@ -190,11 +280,11 @@ def _column(
     variant: Variant,
     row: ProfileRow,
     tiers: tuple[tuple[int, float], ...],
-    constants: Mapping[str, float],
+    start_s: float,
 ) -> Column:
     share = shape.memory_slices / MEMORY_SLICES  # the part of the device that serves nothing meanwhile
     return Column(
-        key=(row.family, kind.name, shape.name, variant.name),
+        key=ClassKey(row.family, kind.name, shape.name, variant.name),
         accuracy=variant.accuracy,
         version=variant.version,
         max_batch=row.batch,
@@ -202,7 +292,7 @@ def _column(
         service=service_time(row),
         energy_j=row.energy_active_j_per_batch,
         load_j=variant.load_s * kind.idle_w * share,
-        start_j=constants["start_s"] * kind.idle_w * share,
+        start_j=start_s * kind.idle_w * share,
         load_s=variant.load_s,
         tiers=tiers,
     )
@@ -211,19 +301,29 @@ def _column(
 def undominated(found: Sequence[Column], devices: Sequence[Device], keep_running: bool = True) -> tuple[Column, ...]:
     """Drop a column if slices of another class in its place are at least as good in everything, whatever their number.
 
-    A class that runs now keeps its column: staying is free, its replacement is not.
+    A model that runs now keeps its columns: staying is free, its replacement is not.
     """
-    running = {(r.family, d.type.name, r.key.slice_type, r.variant) for d in devices for r in d.running if keep_running}
-    kinds = {d.type.name: d.type for d in devices}
-    kept: list[Column] = []
+    running = frozenset(class_of(d, r).model for d in devices for r in d.running) if keep_running else frozenset()
+    return _undominated(tuple(found), running, tuple({d.type.name: d.type for d in devices}.values()))
+
+
+@lru_cache(maxsize=256)
+def _undominated(
+    found: tuple[Column, ...], running: frozenset[ClassKey], types: tuple[DeviceType, ...]
+) -> tuple[Column, ...]:
+    kinds = {kind.name: kind for kind in types}
+    kept: dict[tuple[str, str, int, str], list[Column]] = {}  # in the place of a slice: one device, one clock
+    alive = set()
     for b in sorted(found, key=lambda c: (c.energy_j, -c.accuracy, c.key)):  # who beats it comes before it
-        if b.key in running or not any(_beats(a, b, kinds[b.device_type]) for a in kept):
-            kept.append(b)
-    return tuple(c for c in found if c in kept)
+        rivals = kept.setdefault((b.family, b.device_type, b.key.clock_mhz, b.key.zone), [])
+        if b.key.model in running or not any(_beats(a, b, kinds[b.device_type]) for a in rivals):
+            rivals.append(b)
+            alive.add(b.key)
+    return tuple(c for c in found if c.key in alive)
 
 
 def _beats(a: Column, b: Column, kind: DeviceType) -> bool:
-    if (a.family, a.device_type) != (b.family, b.device_type) or a.accuracy < b.accuracy or a.energy_j > b.energy_j:
+    if a.accuracy < b.accuracy or a.energy_j > b.energy_j:
         return False
     fitting = replaces(kind, a.slice_type, b.slice_type)
     if not fitting or a.load_j * fitting > b.load_j + 1e-9 or a.start_j * fitting > b.start_j + 1e-9:

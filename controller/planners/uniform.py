@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from numpy.random import Generator
 
 from controller.planners.assemble import capacity_per_s, plan_of
-from controller.planners.columns import ClassKey, Column, class_column
+from controller.planners.columns import ClassKey, Column, class_column, class_of
 from controller.planners.world import Device, Running, Task, World, setting
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
@@ -51,13 +51,11 @@ def columns_of(
     Raises:
         CatalogError: something hosted has no profile.
     """
-    types = {d.name: d.type for d in world.devices}
-    counts: Counter[ClassKey] = Counter(
-        (r.family, types[name].name, r.key.slice_type, r.variant) for name, parts in hosted.items() for r in parts
-    )
+    devices, types = {d.name: d for d in world.devices}, {d.type.name: d.type for d in world.devices}
+    counts: Counter[ClassKey] = Counter(class_of(devices[name], r) for name, parts in hosted.items() for r in parts)
     found = {}
     for key in sorted(counts):
-        kind = next(t for t in types.values() if t.name == key[1])
+        kind = types[key.device_type]
         column = class_column(world.view.catalog, world.task(key[0]), kind, key[2], key[3], counts[key], constants)
         if column is None:
             raise CatalogError(
@@ -65,7 +63,7 @@ def columns_of(
                 field=f"family {key[0]}",
                 remedy="profile this class, or use another policy",
             )
-        found[key] = column
+        found[key] = replace(column, key=key)
     return found, counts
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from controller.usable import profiled, unplannable
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import Demand
-from trefoil.core.device_types import device_type
+from trefoil.core.device_types import DEVICE_TYPES, device_type
 from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, SliceKey, SliceState
 from trefoil.core.objective import Objective
@@ -31,7 +31,10 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that may be planned. `frozen`: its node is silent, so nothing may move there."""
+    """A device that may be planned. `frozen`: its node is silent, so nothing may move there.
+
+    `zone` is empty where the view's `carbon` holds. `clock_mhz` is the clock in force; 0 = the highest, not locked.
+    """
 
     name: str
     node: str
@@ -39,6 +42,8 @@ class Device:
     awake: bool
     running: tuple[Running, ...]
     frozen: bool = False
+    zone: str = ""
+    clock_mhz: int = 0
 
     @property
     def layout(self) -> tuple[tuple[str, int, int], ...]:
@@ -85,16 +90,23 @@ class World:
         """The task of a family that has an objective."""
         return next(t for t in self.tasks if t.family == family)
 
+    def intensity(self, zone: str) -> float:
+        """Carbon intensity of a zone [g/kWh]; an empty zone is that of the view's `carbon`."""
+        found = next((z for z in self.view.zones if zone and z.series.zone == zone), self.view.carbon)
+        return found.intensity_g_per_kwh
 
-def read(view: PlanView, rate_floor_per_s: float) -> World:
-    """Read a view. Families without an objective are not planned; without demand, `rate_floor_per_s` is assumed."""
-    planned = {
-        part.key: part
-        for node in (view.current.nodes if view.current else ())
-        for device in node.devices
-        for part in device.slices
-    }
-    devices, lost, left, types = [], [], [], profiled(view.catalog)
+
+def read(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofiled: bool = False) -> World:
+    """Read a view. Families without an objective are not planned; without demand, `rate_floor_per_s` is assumed.
+
+    Without `clocks` every device is taken to run at its highest clock. `unprofiled`: devices of types without any
+    profile count too, for planners that measure.
+    """
+    before = [device for node in (view.current.nodes if view.current else ()) for device in node.devices]
+    planned = {part.key: part for device in before for part in device.slices}
+    locked = {d.device: d.clock_max_mhz for d in before} if clocks else {}
+    own = {z.series.zone for z in view.zones} - {view.carbon.series.zone}
+    devices, lost, left, types = [], [], [], frozenset(DEVICE_TYPES) if unprofiled else profiled(view.catalog)
     for node in sorted(view.fleet.nodes, key=lambda n: n.node):
         for status in sorted(node.devices, key=lambda d: natural(d.device)):
             if why := unplannable(status, types):
@@ -106,7 +118,9 @@ def read(view: PlanView, rate_floor_per_s: float) -> World:
             running = tuple(sorted(_running(status, planned), key=lambda r: r.key))
             kind = device_type(status.type)
             awake = status.state in AWAKE or (status.state == DeviceState.UNSPECIFIED and bool(running))
-            devices.append(Device(status.device, node.node, kind, awake, running, node.node in view.fleet.stale))
+            frozen, zone = node.node in view.fleet.stale, node.zone if node.zone in own else ""
+            clock_mhz = locked.get(status.device, 0)
+            devices.append(Device(status.device, node.node, kind, awake, running, frozen, zone, clock_mhz))
     demand = {d.family: d for d in view.demand if not d.slo_class}
     tasks = tuple(
         Task(_filled(o, view), _floored(demand.get(o.family) or Demand(o.family, "", 0.0, 0.0), rate_floor_per_s))

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from controller.planners.columns import TIERS, columns
 from controller.planners.exact.milp import Limits
-from controller.planners.exact.model import Aim, Problem, groups_of, solve
+from controller.planners.exact.model import Aim, Problem, groups_of
 from controller.planners.exact.planner import CONSTANTS
+from controller.planners.exact.search import solve
 from controller.planners.world import read
 from tests.support.planning import digits, fleet, objective, row, view
 from trefoil.core.catalog import Catalog

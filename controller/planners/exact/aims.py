@@ -6,7 +6,7 @@ Intensity multiplies every joule of a zone alike. So `instant` does not depend o
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -21,8 +21,8 @@ from controller.planners.exact.frontier import (
     required_mean,
 )
 from controller.planners.exact.milp import Limits
-from controller.planners.exact.model import Aim, Group, Problem, value_lambda
-from controller.planners.world import Device, Task, World, setting
+from controller.planners.exact.model import Aim, Group, Problem, value_lambda, weights_of
+from controller.planners.world import Task, World, setting
 from trefoil.core.demand import Demand
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import Objective, ObjectiveMode
@@ -78,7 +78,7 @@ def _lambda(world: World, task: Task, constants: Mapping[str, float]) -> Wish:
     reference = base_reference(world, task, constants)
     base_j = objective.base_j_per_request or reference.joules_per_request
     base_intensity = objective.base_intensity_g_per_kwh or BASE_INTENSITY
-    intensity = max(world.view.carbon.intensity_g_per_kwh, INTENSITY_MIN)
+    intensity = max(weights_of(world)[1], INTENSITY_MIN)
     value = min(STEEP_J, value_lambda(task, intensity, base_j, reference.accuracy, base_intensity))
     where = "given" if objective.base_j_per_request else "BASE at this demand"
     return Wish(
@@ -100,7 +100,8 @@ def _budget(world: World, problem: Problem, task: Task, constants: Mapping[str, 
     if not hull:
         return Wish(0.0, objective.hard_min_accuracy, "")
     intervals, source = distribution(view, left_s, reaction_s)
-    intensity = view.carbon.intensity_g_per_kwh
+    intensity, ratio = _of_the_dirtiest(world)
+    intervals = [(w, ci * ratio) for w, ci in intervals]
     found = price(hull, intervals, intensity, hull_rate, min(required, hull[-1].accuracy))
     value = min(STEEP_J, found.grams * J_PER_KWH / max(intensity, INTENSITY_MIN))
     target = max(objective.hard_min_accuracy, min(found.target, hull[-1].accuracy))
@@ -111,6 +112,12 @@ def _budget(world: World, problem: Problem, task: Task, constants: Mapping[str, 
         f">= {target:.4f} now"
     )
     return Wish(value, target, why)
+
+
+def _of_the_dirtiest(world: World) -> tuple[float, float]:
+    """The intensity that watts are weighed with [g/kWh], over that of `carbon`: zones are taken to move together."""
+    most, here = weights_of(world)[1], world.view.carbon.intensity_g_per_kwh
+    return (here, 1.0) if most == here else (most, most / max(here, INTENSITY_MIN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +145,7 @@ class _Need:
 def _frontier(problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[tuple[Point, ...], float]:
     """The frontier at the demand rounded up (remembered: it is pure), or at the demand itself if that is too much."""
     groups = tuple(
-        replace(g, devices=tuple(Device(str(i), "", g.type, True, (), d.frozen) for i, d in enumerate(g.devices)))
-        for g in problem.groups
+        Group(g.type, g.options, (), g.hosts, g.must_stay, g.clocks, g.zone, g.number) for g in problem.groups
     )
     bare = undominated(problem.columns, problem.devices, keep_running=False)
     limits = Limits(int(constants["solver_nodes"]), constants["frontier_gap"])

@@ -15,7 +15,8 @@ from itertools import pairwise
 from typing import Final
 
 from controller.planners.exact.milp import Limits
-from controller.planners.exact.model import Aim, Problem, estimate, solve
+from controller.planners.exact.model import Aim, Problem
+from controller.planners.exact.search import estimate, solve
 from trefoil.core.brains import BudgetState, PlanView
 
 RELATIVE_TOLERANCE: Final = 5e-3  # of power: a hull point that lies closer to the chord is not worth a solve
@@ -29,7 +30,7 @@ ROLLING: Final = 0.5  # of a full window: how far it is planned ahead
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A plan on the frontier."""
+    """A plan on the frontier; its power is weighed with the carbon of the zones."""
 
     accuracy: float
     power_w: float
@@ -83,7 +84,7 @@ def _highest(problem: Problem, family: str, limits: Limits) -> Point | None:
 
 
 def _point(problem: Problem, family: str, aim: Aim, limits: Limits) -> Point | None:
-    if len(problem.devices) >= WHOLE_DEVICES_MAX:
+    if problem.number >= WHOLE_DEVICES_MAX:
         found = estimate(problem, aim, limits)
         return None if found is None else Point(found[0][family], found[1])
     return _whole(problem, family, aim, limits)
@@ -91,7 +92,7 @@ def _point(problem: Problem, family: str, aim: Aim, limits: Limits) -> Point | N
 
 def _whole(problem: Problem, family: str, aim: Aim, limits: Limits) -> Point | None:
     solution = solve(problem, aim, limits)
-    return None if solution is None else Point(solution.accuracy[family], solution.power_w)
+    return None if solution is None else Point(solution.accuracy[family], solution.weighed_w)
 
 
 def _below(middle: Point, a: Point, b: Point, slope: float) -> bool:

@@ -1,7 +1,8 @@
 """Counts become devices and placements, keeping what runs.
 
-Source: DESIGN section 4. Devices that look alike (type, state, slices) form one class, so that the network has as many
-nodes as there are classes and configurations, whatever the number of GPUs; inside a class the order of names decides.
+Source: DESIGN section 4. Devices that look alike (type, zone, clock, state, slices) form one class, so that the network has as
+many nodes as there are classes and configurations, whatever the number of GPUs; inside a class the order of names
+decides.
 Data: devices per configuration and slices per variant (`Solution`), what runs.
 Decision: which devices take which configuration at which starts, which slice hosts which variant, who sleeps.
 Formulation: 1 min-cost flow from device classes to configurations (and to sleep); an arc costs the joules of waking and
@@ -14,13 +15,14 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import networkx as nx
 
-from controller.planners.columns import ClassKey, Column
+from controller.planners.columns import ClassKey, Column, class_of
 from controller.planners.exact.model import Group, Problem, Solution, layout_configuration, wake_j
 from controller.planners.world import Device, Running
-from trefoil.core.device_types import Placement, placements
+from trefoil.core.device_types import Placement, placements, slice_type
 from trefoil.core.fleet import Configuration, SliceKey
 
 MILLI = 1000  # joules become integers: min-cost flow is exact on integers only
@@ -29,7 +31,7 @@ SLEEP = Configuration("", ())
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What a mapping changes: joules, and the longest it takes on one device [s]."""
+    """What a mapping changes: joules (also by the carbon of their zone), and the longest it takes on one device [s]."""
 
     loads: int
     starts: int
@@ -37,6 +39,7 @@ class Moves:
     sleeps: int
     energy_j: float
     longest_s: float
+    weighed_j: float = 0.0
 
     @property
     def any(self) -> bool:
@@ -45,56 +48,81 @@ class Moves:
 
 def place(problem: Problem, solution: Solution) -> dict[str, tuple[Running, ...]]:
     """What every device ought to host; nothing = asleep."""
-    chosen: dict[str, Configuration] = {}
-    for index, group in enumerate(problem.groups):
-        wanted = [(option, n) for g, option, n in solution.layouts if g == index]
-        chosen |= _configure(group, wanted, {c.key: c for c in problem.columns})
-    devices = {d.name: d for d in problem.devices}
-    slots = [
-        (devices[name], slot)
-        for name, configuration in chosen.items()
-        if not devices[name].frozen
-        for slot in _starts(devices[name], configuration)
-    ]
-    hosted: dict[str, list[Running]] = {name: [] for name in devices}
+    return place_clocked(problem, solution)[0]
+
+
+def place_clocked(problem: Problem, solution: Solution) -> tuple[dict[str, tuple[Running, ...]], dict[str, int]]:
+    """What every device ought to host (nothing = asleep), and the clocks [MHz] of those that leave the highest one."""
+    columns = {c.key.model: c for c in problem.columns}
+    hosted: dict[str, list[Running]] = {d.name: [] for g in problem.groups for d in g.devices}
+    clocks: dict[str, int] = {}
+    slots: list[_Slot] = []
     left = dict(solution.slices)
-    for device in problem.devices:
-        if device.frozen:
-            hosted[device.name] = list(device.running)
-            for r in device.running:
-                key = (r.family, device.type.name, r.key.slice_type, r.variant)
-                left[key] = left.get(key, 0) - 1
+    for index, group in enumerate(problem.groups):
+        if group.must_stay:
+            for device in group.devices:
+                hosted[device.name] = list(device.running)
+                clocks[device.name] = device.clock_mhz
+                for r in device.running:
+                    left[class_of(device, r)] = left.get(class_of(device, r), 0) - 1
+            continue
+        wanted = [(Layout(option, clock), n) for g, option, clock, n in solution.clocked() if g == index]
+        for device, layout, placement in _configure(group, wanted, columns):
+            clocks[device.name] = layout.clock_mhz
+            at = (device.type.name, device.zone, layout.clock_mhz)
+            slots += [_Slot(device, SliceKey(device.name, n, s, size), (*at, n)) for n, s, size in placement]
     awake = sum(n for _, option, n in solution.layouts if option.slices)
     _host(slots, {k: n for k, n in left.items() if n > 0}, hosted, awake)
-    return {name: tuple(sorted(parts, key=lambda r: r.key)) for name, parts in hosted.items()}
+    return (
+        {name: tuple(sorted(parts, key=lambda r: r.key)) for name, parts in hosted.items()},
+        {name: clock for name, clock in clocks.items() if clock and hosted[name]},
+    )
+
+
+class Layout(NamedTuple):
+    """What a device is turned into."""
+
+    option: Configuration
+    clock_mhz: int
+
+
+class _Slot(NamedTuple):
+    """A slice that a variant may go to; `kind`: device type, zone, clock, slice type."""
+
+    device: Device
+    key: SliceKey
+    kind: tuple[str, str, int, str]
 
 
 def _configure(
-    group: Group, wanted: Sequence[tuple[Configuration, int]], columns: Mapping[ClassKey, Column]
-) -> dict[str, Configuration]:
-    """Step 1: the configuration of each device of a group."""
-    classes: dict[tuple[bool, tuple[tuple[str, int, str], ...]], list[Device]] = defaultdict(list)
+    group: Group, wanted: Sequence[tuple[Layout, int]], columns: Mapping[ClassKey, Column]
+) -> list[tuple[Device, Layout, Placement]]:
+    """Step 1: configuration, clock and placement of each device of a group that is awake, in the group's order."""
+    classes: dict[tuple[bool, int, tuple[tuple[str, int, str, str], ...]], list[Device]] = defaultdict(list)
     for device in group.devices:
-        runs = tuple((r.key.slice_type, r.key.start, f"{r.family}/{r.variant}") for r in device.running)
-        classes[(device.awake, runs)].append(device)
+        runs = tuple((r.key.slice_type, r.key.start, r.family, r.variant) for r in device.running)
+        classes[(device.awake, device.clock_mhz, runs)].append(device)
     asleep = len(group.devices) - sum(n for _, n in wanted)
-    options = [(option, n) for option, n in [*wanted, (SLEEP, asleep)] if n]
+    options = [(layout, n) for layout, n in [*wanted, (Layout(SLEEP, 0), asleep)] if n]
     graph = nx.DiGraph()
     for i, alike in enumerate(classes.values()):
         graph.add_node(("class", i), demand=-len(alike))
-        for j, (option, _) in enumerate(options):
-            cost = _cost_j(alike[0], option, columns)
-            graph.add_edge(("class", i), ("option", j), weight=round(cost * MILLI), capacity=len(alike))
+        for j, (layout, _) in enumerate(options):
+            cost = round(_cost_j(alike[0], layout.option, columns) * MILLI)
+            turned = layout.option.slices and layout.clock_mhz != alike[0].clock_mhz  # of equals, who need not turn
+            graph.add_edge(("class", i), ("option", j), weight=cost + bool(turned), capacity=len(alike))
     for j, (_, number) in enumerate(options):
         graph.add_node(("option", j), demand=number)
     flow = nx.min_cost_flow(graph)
-    chosen: dict[str, Configuration] = {}
+    chosen: dict[str, tuple[Layout, Placement]] = {}
     for i, alike in enumerate(classes.values()):
         names = iter(_spread(alike))
-        for j, (option, _) in enumerate(options):
-            for _ in range(flow[("class", i)].get(("option", j), 0)):
-                chosen[next(names)] = option
-    return {d.name: chosen[d.name] for d in group.devices if chosen[d.name].slices}
+        for j, (layout, _) in enumerate(options):
+            number = flow[("class", i)].get(("option", j), 0)
+            if number:
+                placement = _best_placement(alike[0], layout.option) if layout.option.slices else ()
+                chosen |= {next(names): (layout, placement) for _ in range(number)}
+    return [(d, *chosen[d.name]) for d in group.devices if chosen[d.name][0].option.slices]
 
 
 def _spread(devices: Sequence[Device]) -> list[str]:
@@ -115,7 +143,7 @@ def _cost_j(device: Device, option: Configuration, columns: Mapping[ClassKey, Co
     lost = 0.0
     for r in device.running:
         if (r.key.slice_type, r.key.start) not in kept:
-            column = columns.get((r.family, device.type.name, r.key.slice_type, r.variant))
+            column = columns.get(class_of(device, r).model)
             lost += column.load_j + column.start_j if column else 1.0
     return wake + lost
 
@@ -130,78 +158,94 @@ def _best_placement(device: Device, option: Configuration) -> Placement:
     return max(legal, key=lambda p: sum((n, s) in running for n, s, _ in p))
 
 
-def _starts(device: Device, option: Configuration) -> list[SliceKey]:
-    return [SliceKey(device.name, name, start, size) for name, start, size in _best_placement(device, option)]
-
-
-def _host(
-    slots: Sequence[tuple[Device, SliceKey]], left: dict[ClassKey, int], hosted: dict[str, list[Running]], awake: int
-) -> None:
+def _host(slots: Sequence[_Slot], left: dict[ClassKey, int], hosted: dict[str, list[Running]], awake: int) -> None:
     """Step 3: variants to slices. `left` counts what is still to place."""
-    runs = {r.key: r for device, _ in slots for r in device.running}
-    free: list[tuple[Device, SliceKey]] = []
-    for device, key in slots:
-        mine = runs.get(key)
-        kind = (mine.family, device.type.name, key.slice_type, mine.variant) if mine else None
-        if mine and kind and left.get(kind, 0) > 0:
-            left[kind] -= 1
-            hosted[device.name].append(mine)
-        else:
-            free.append((device, key))
-    place_of = {key: i for i, (_, key) in enumerate(slots)}
-    queues: dict[tuple[str, str], list[tuple[int, bool, int]]] = defaultdict(list)
-    for device, key in free:
-        queues[(device.type.name, key.slice_type)].append((len(hosted[device.name]), key not in runs, place_of[key]))
+    runs = {r.key: r for name in {s.device.name: s.device for s in slots}.values() for r in name.running}
+    free: list[_Slot] = []
+    for slot in slots:
+        mine = runs.get(slot.key)
+        if mine is not None:
+            kind, zone, clock, shape = slot.kind
+            wanted = ClassKey(mine.family, kind, shape, mine.variant, clock, zone)
+            if left.get(wanted, 0) > 0:
+                left[wanted] -= 1
+                hosted[slot.device.name].append(mine)
+                continue
+        free.append(slot)
+    queues: dict[tuple[str, str, int, str], list[tuple[int, bool, int]]] = defaultdict(list)
+    for at, slot in enumerate(free):
+        queues[slot.kind].append((len(hosted[slot.device.name]), slot.key not in runs, at))
     for queue in queues.values():
         heapq.heapify(queue)
     used = set()
-    for kind in sorted(left):
-        queue = queues[(kind[1], kind[2])]
-        while left[kind]:
-            assert queue, f"no slice left for {kind}"
+    for key in sorted(left):
+        queue = queues[(key.device_type, key.zone, key.clock_mhz, key.slice_type)]
+        while left[key]:
+            assert queue, f"no slice left for {key}"
             busy, new, at = heapq.heappop(queue)
-            device, key = slots[at]
-            if busy != len(hosted[device.name]):  # another slice of the device got work since
-                heapq.heappush(queue, (len(hosted[device.name]), new, at))
+            parts = hosted[free[at].device.name]
+            if busy != len(parts):  # another slice of the device got work since
+                heapq.heappush(queue, (len(parts), new, at))
                 continue
-            left[kind] -= 1
-            used.add(key)
-            hosted[device.name].append(Running(key, kind[0], kind[3]))
-    _fill_empty([(d, k) for d, k in free if k not in used], hosted, awake)
+            left[key] -= 1
+            used.add(at)
+            parts.append(Running(free[at].key, key.family, key.variant))
+    _fill_empty([slot for at, slot in enumerate(free) if at not in used], slots, hosted, awake)
 
 
-def _fill_empty(free: Sequence[tuple[Device, SliceKey]], hosted: dict[str, list[Running]], awake: int) -> None:
+def _fill_empty(free: Sequence[_Slot], slots: Sequence[_Slot], hosted: dict[str, list[Running]], awake: int) -> None:
     """Keep first may leave a planned device without work: give it one of a device that has several."""
-    while sum(1 for parts in hosted.values() if parts) < awake:
-        swaps = [
-            (device, key, donor, part)
-            for device, key in free
-            if not hosted[device.name]
-            for donor, parts in hosted.items()
-            if len(parts) > 1
-            for part in parts
-            if part.key.slice_type == key.slice_type
-        ]
-        if not swaps:
-            return
-        device, key, donor, part = swaps[0]
-        hosted[donor].remove(part)
-        hosted[device.name].append(Running(key, part.family, part.variant))
+    empty = awake - sum(1 for parts in hosted.values() if parts)
+    if empty <= 0:
+        return
+    kinds = {slot.key: slot.kind for slot in slots}
+    donors: dict[tuple[str, str, int, str], list[tuple[str, Running]]] = defaultdict(list)
+    for name, parts in reversed(hosted.items()):
+        if len(parts) > 1:
+            for part in reversed(parts):
+                if part.key in kinds:
+                    donors[kinds[part.key]].append((name, part))
+    for slot in free:
+        givers = donors[slot.kind]
+        while not hosted[slot.device.name] and givers:
+            donor, part = givers.pop()
+            if len(hosted[donor]) > 1:
+                hosted[donor].remove(part)
+                hosted[slot.device.name].append(Running(slot.key, part.family, part.variant))
+    _cut_anew(slots, hosted)
+
+
+def _cut_anew(slots: Sequence[_Slot], hosted: dict[str, list[Running]]) -> None:
+    """A device whose configuration offers nothing that anybody has two of takes a slice as another device has it."""
+    idle = [device for device in {s.device.name: s.device for s in slots}.values() if not hosted[device.name]]
+    if not idle:
+        return
+    kinds = {slot.key: slot.kind for slot in slots}
+    mine = {slot.device.name: slot.kind for slot in slots}
+    for device in idle:
+        for parts in hosted.values():
+            kind = kinds.get(parts[0].key) if len(parts) > 1 else None
+            if kind is not None and kind[:3] == mine[device.name][:3]:
+                part = parts.pop()
+                shape = slice_type(device.type, part.key.slice_type)
+                key = SliceKey(device.name, shape.name, shape.starts[0], shape.memory_slices)
+                hosted[device.name].append(Running(key, part.family, part.variant))
+                break
 
 
 def moves(problem: Problem, hosted: Mapping[str, tuple[Running, ...]]) -> Moves:
-    """What it takes to get from what runs to what ought to."""
-    columns = {c.key: c for c in problem.columns}
+    """What it takes to get from what runs to what ought to. A change of a clock is no move."""
+    columns = {c.key.model: c for c in problem.columns}
     loads = starts = wakes = sleeps = 0
-    energy, longest = 0.0, 0.0
+    energy, weighed, longest = 0.0, 0.0, 0.0
     for device in problem.devices:
         target = hosted.get(device.name, ())
         before = {r.key: r for r in device.running}
-        changed = 0.0
+        changed, already = 0.0, energy
         for part in target:
             if before.get(part.key) == part:
                 continue
-            column = columns[(part.family, device.type.name, part.key.slice_type, part.variant)]
+            column = columns[class_of(device, part).model]
             loads += 1
             energy += column.load_j
             changed = max(changed, column.load_s)
@@ -213,5 +257,6 @@ def moves(problem: Problem, hosted: Mapping[str, tuple[Running, ...]]) -> Moves:
             energy += wake_j(device.type)
             changed += device.type.wake_s
         sleeps += device.awake and not target
+        weighed += (energy - already) * problem.weight(device.zone)
         longest = max(longest, changed)
-    return Moves(loads, starts, wakes, sleeps, energy, longest)
+    return Moves(loads, starts, wakes, sleeps, energy, longest, weighed)

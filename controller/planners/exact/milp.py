@@ -26,11 +26,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Values by variable, the objective, and the proven relative gap of this model."""
+    """Values by variable, the objective, and the proven relative gap of this model.
+
+    `bound`: nothing lies below it. `reduced`: of a program without integers, what one more of each variable costs.
+    """
 
     values: tuple[float, ...]
     objective: float
     gap: float
+    bound: float
+    reduced: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -104,8 +109,11 @@ class Program:
             return None
         if info.primal_solution_status != 2:  # 2 = feasible point: a node limit can end without one
             return None
-        gap = float(info.mip_gap) if any(self.integer) and math.isfinite(info.mip_gap) else 0.0
-        return Result(tuple(solver.getSolution().col_value), float(info.objective_function_value), max(0.0, gap))
+        objective, found = float(info.objective_function_value), solver.getSolution()
+        if not any(self.integer):
+            return Result(tuple(found.col_value), objective, 0.0, objective, tuple(found.col_dual))
+        gap = max(0.0, float(info.mip_gap)) if math.isfinite(info.mip_gap) else math.inf
+        return Result(tuple(found.col_value), objective, gap, min(objective, float(info.mip_dual_bound)))
 
     def _model(self) -> highspy.HighsLp:
         model = highspy.HighsLp()

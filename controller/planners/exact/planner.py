@@ -19,9 +19,10 @@ from controller.planners.assemble import DEFAULTS, capacity_per_s, plan_of
 from controller.planners.columns import ClassKey, Column, columns
 from controller.planners.exact import rescue, words
 from controller.planners.exact.aims import Wish, aim_of
-from controller.planners.exact.mapping import Moves, moves, place
+from controller.planners.exact.mapping import Moves, moves, place_clocked
 from controller.planners.exact.milp import Limits, WallLimitHit
-from controller.planners.exact.model import Aim, Problem, Solution, as_it_is, groups_of, judged, pinned, solve
+from controller.planners.exact.model import Aim, Problem, Solution, as_they_are, groups_of, pinned, weights_of
+from controller.planners.exact.search import solve
 from controller.planners.exact.verify import BACK_OFF, ROUNDS_MAX, failing, latency_ms_p95
 from controller.planners.uniform import pue_of
 from controller.planners.world import Running, Task, World, read
@@ -37,6 +38,7 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "frontier_gap": 5e-3,
     "frontier_solves": 6.0,
     "kernel_requests": 5000.0,
+    "clocks": 0.0,  # 1: clocks are planned too; 0: the highest, until they are controlled live
 }
 
 Refusal = Callable[[PlanView, Plan], str]
@@ -55,6 +57,7 @@ class Draft:
     solution: Solution
     hosted: Mapping[str, tuple[Running, ...]]
     moves: Moves
+    clocks: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
 
 
@@ -71,7 +74,7 @@ class ExactPlanner:
         """The best plan for this view, or what remains possible, by a named rung."""
         constants = {**CONSTANTS, **self.constants}
         view = replace(view, objectives=tuple(self.recast(o) for o in view.objectives))
-        world = read(view, constants["rate_floor_per_s"])
+        world = read(view, constants["rate_floor_per_s"], bool(constants["clocks"]))
         next_at_s = _next_tick_s(view, constants)
         if not world.tasks:
             return Decision(
@@ -89,7 +92,8 @@ class ExactPlanner:
 
     def _decide(self, world: World, constants: Mapping[str, float], rng: Generator, next_at_s: float) -> Decision:
         found = tuple(c for t in world.tasks for c in columns(world.view.catalog, t, world.devices, constants))
-        problem = Problem(groups_of(world.devices), found, world.tasks, world.view.move_horizon_s)
+        groups, (weights, _) = groups_of(world.devices, found), weights_of(world)
+        problem = Problem(groups, found, world.tasks, world.view.move_horizon_s, weights=weights)
         aim, wishes = aim_of(world, problem, constants)
         draft = self._draft(world, problem, aim, constants, rng)
         degraded = ""
@@ -115,9 +119,9 @@ class ExactPlanner:
         solution, problem, note = _checked(problem, aim, constants, rng)
         if solution is None:
             return None
-        hosted = place(problem, solution)
+        hosted, clocks = place_clocked(problem, solution)
         needed = moves(problem, hosted)
-        draft = Draft(problem, solution, hosted, needed, note)
+        draft = Draft(problem, solution, hosted, needed, clocks, note)
         if needed.any and not world.nothing_runs:
             stay = stayed(problem, aim, constants)
             if stay is not None and _score(stay, aim) <= _score(draft, aim) + 1e-9:
@@ -176,6 +180,7 @@ class ExactPlanner:
             why,
             draft.solution.gap,
             degraded,
+            clocks=draft.clocks,
         )
 
 
@@ -205,12 +210,13 @@ def _checked(
 
 def stayed(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
     """What runs now, with the best shares; None when it cannot meet the aim."""
-    still = replace(problem, groups=tuple(as_it_is(d) for d in problem.devices))
+    still = replace(problem, groups=as_they_are(problem.devices))
     solution = solve(still, aim, Limits(int(constants["solver_nodes"]), constants["solver_gap"]))
     if solution is None:
         return None
     hosted = {d.name: d.running for d in problem.devices}
-    return Draft(problem, judged(still, solution), hosted, Moves(0, 0, 0, 0, 0.0, 0.0))
+    clocks = {d.name: d.clock_mhz for d in problem.devices if d.clock_mhz and d.running}
+    return Draft(problem, solution, hosted, Moves(0, 0, 0, 0, 0.0, 0.0), clocks)
 
 
 def _score(draft: Draft, aim: Aim) -> float:
@@ -220,17 +226,17 @@ def _score(draft: Draft, aim: Aim) -> float:
         for f, value in aim.value_j.items()
     )
     horizon = draft.problem.horizon_s
-    return draft.solution.power_w - gained + (draft.moves.energy_j / horizon if horizon > 0 else 0.0)
+    return draft.solution.weighed_w - gained + (draft.moves.weighed_j / horizon if horizon > 0 else 0.0)
 
 
 def _expected(world: World, draft: Draft, task: Task, constants: Mapping[str, float], rng: Generator) -> Expected:
     solution, mine = draft.solution, [c for c in draft.problem.columns if c.family == task.family]
     rate = task.mean_per_s
-    joules = family_power_w(draft.problem, solution, task) / rate
     scaled = tuple(_slowed(c, draft.problem.scale.get(c.key, 1.0)) for c in mine)
+    watts, weighed = family_power_w(draft.problem, solution, task)
     return Expected(
-        grams_per_request=grams(joules, world.view.carbon.intensity_g_per_kwh, pue_of(world.view, task)),
-        joules_per_request=joules,
+        grams_per_request=grams(weighed / rate, weights_of(world)[1], pue_of(world.view, task)),
+        joules_per_request=watts / rate,
         latency_ms_p95=latency_ms_p95(solution, mine, task, constants, rng),
         accuracy=solution.accuracy[task.family],
         capacity_per_s=capacity_per_s(solution.traffic, solution.slices, scaled, task.family),
@@ -243,17 +249,16 @@ def _slowed(column: Column, scale: float) -> Column:
     return replace(column, tiers=tuple((size, rate * scale) for size, rate in column.tiers))
 
 
-def family_power_w(problem: Problem, solution: Solution, task: Task) -> float:
-    """Active power of a family and its share, by traffic, of what the fleet draws in any case."""
-    active = {
-        t.family: sum(c.energy_j * solution.traffic.get(c.key, 0.0) for c in problem.columns if c.family == t.family)
-        * t.mean_per_s
-        / t.demand.rate_p90_per_s
-        for t in problem.tasks
-    }
-    shared = solution.power_w - sum(active.values())
-    total = sum(t.mean_per_s for t in problem.tasks)
-    return active[task.family] + shared * task.mean_per_s / total
+def family_power_w(problem: Problem, solution: Solution, task: Task) -> tuple[float, float]:
+    """Power [W] of a family, plain and weighed: its active power and its share, by traffic, of what is drawn anyway."""
+    shared, mine = [solution.power_w, solution.weighed_w], [0.0, 0.0]
+    for column in problem.columns:
+        watts = column.energy_j * solution.traffic.get(column.key, 0.0) * problem.mean_share(column.family)
+        for at, weight in enumerate((1.0, problem.weight(column.key.zone))):
+            shared[at] -= watts * weight
+            mine[at] += watts * weight if column.family == task.family else 0.0
+    share = task.mean_per_s / sum(t.mean_per_s for t in problem.tasks)
+    return mine[0] + shared[0] * share, mine[1] + shared[1] * share
 
 
 def _next_tick_s(view: PlanView, constants: Mapping[str, float]) -> float:

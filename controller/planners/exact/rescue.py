@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from controller.planners.columns import columns, latency_best_ms
 from controller.planners.exact.milp import Limits
-from controller.planners.exact.model import Aim, Problem, as_it_is, solve
+from controller.planners.exact.model import Aim, Problem, as_they_are
+from controller.planners.exact.search import solve
 from controller.planners.world import Task, World
 
 EASE = 1.25  # the SLO grows by this until the fleet can serve something
@@ -86,7 +87,7 @@ def better_than_current(world: World, problem: Problem, aim: Aim, constants: Map
     limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
     wanted = sum(t.demand.rate_p90_per_s for t in problem.tasks)
     best = solve(problem, aim, limits)
-    still = solve(replace(problem, groups=tuple(as_it_is(d) for d in problem.devices)), aim, limits)
+    still = solve(replace(problem, groups=as_they_are(problem.devices)), aim, limits)
     if best is None or still is None:
         return best is not None
     return wanted - best.shortage_per_s > SERVED_GAIN * (wanted - still.shortage_per_s)

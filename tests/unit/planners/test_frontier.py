@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from controller.planners.columns import columns
 from controller.planners.exact.frontier import Point, distribution, frontier, price, required_mean
 from controller.planners.exact.milp import Limits
-from controller.planners.exact.model import Aim, Problem, groups_of, solve, value_lambda
+from controller.planners.exact.model import Aim, Problem, groups_of, value_lambda
 from controller.planners.exact.planner import CONSTANTS
+from controller.planners.exact.search import solve
 from controller.planners.world import read
 from tests.support.planning import DUCK, NOW_S, SERIES, objective, view
 from trefoil.core.brains import BudgetState

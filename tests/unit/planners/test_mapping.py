@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.planners.columns import columns
+from controller.planners.columns import ClassKey, columns
 from controller.planners.exact.mapping import moves, place
 from controller.planners.exact.model import Problem, Solution, groups_of, pinned
 from controller.planners.exact.planner import CONSTANTS
@@ -51,7 +51,7 @@ def solution(problem, layouts, slices):
     known = {c.slices: c for c in configurations(A100_40GB)}
     return Solution(
         tuple((0, known[tuple(sorted(shape))], n) for shape, n in layouts),
-        {("digits", A100_40GB.name, t, v): n for (t, v), n in slices.items()},
+        {ClassKey("digits", A100_40GB.name, t, v): n for (t, v), n in slices.items()},
         {},
         0.0,
         {},

@@ -1,0 +1,275 @@
+"""The counts of a plan as a mixed-integer program.
+
+Source: DESIGN section 4. Data, aim and answer: `model.py`. A place is a device type in a zone; a slot is a slice type
+of a place at a clock.
+Decision: y[g, c, f] devices of group g in configuration c at clock f; x[k, t] slices of class k = (family, place, slice
+type, variant, clock) in pool tier t; r[k] traffic [1/s].
+Formulation (watts, weighed with the carbon of their zone): min baseline and sleep power + sum(energy_k * r_k)
+  + moves / H + value * sum((best - accuracy_k) * r_k)   so that
+  sum_k x[k] <= sum_gcf y * count(c, s) per slot; sum_cf y <= devices of g, the rest sleep
+  n_t b[k, t] <= x[k, t] <= (n_t+1 - 1) b[k, t]; sum_t b[k, t] <= 1; r_k <= sum_t rate_kt * x[k, t]
+  sum_k r_k = demand per family at its high quantile (energy and accuracy count at the mean)
+  sum (accuracy_k - hard minimum) r_k >= 0; where asked: sum (accuracy_k - target) r_k >= 0
+  sum x >= replicas, sum y >= spread
+  moves: slices started, models loaded, devices woken beyond what runs now, each with its joules.
+`value` is the price of accuracy [J per request and unit of accuracy]: intensity multiplies every joule alike, so all
+modes reduce to it: budget: price / intensity; instant: 0 with a target; lambda: CLOVER Eq. 3 (`value_lambda`).
+Left out because they cannot change the optimum: configurations that offer no more than another one of what any column
+uses; slices beyond those that serve all of a family's demand.
+Deviations: moves are counted per class, a lower bound of what the physical mapping then needs.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from controller.planners.columns import ClassKey, Column
+from controller.planners.exact.milp import Program
+from controller.planners.exact.model import Aim, Group, Problem, awake_w, layouts_of, wake_j
+from controller.planners.world import Task
+from trefoil.core.fleet import Configuration
+
+TIE_J: Final = 1e-6  # equal plans: fewer slices
+INFINITE: Final = float("inf")
+SHORTAGE_J: Final = 1e6  # a request that nothing can serve in time outweighs every joule
+
+Place = tuple[str, str]  # device type, zone
+Slot = tuple[str, str, str, int]  # device type, zone, slice type, clock
+
+
+def place_of(key: ClassKey) -> Place:
+    """Where slices of a class can be."""
+    return key.device_type, key.zone
+
+
+def slot_of(key: ClassKey) -> Slot:
+    """Which slices a class can have."""
+    return key.device_type, key.zone, key.slice_type, key.clock_mhz
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What may differ between two programs of one problem.
+
+    `best_rate`: every slice counts at the rate of the largest pool that there can be, and counts may be fractions: a
+    relaxation, whose optimum bounds the problem's from below. `columns`, `layouts`, `counts`: a restriction to these
+    classes, (group, configuration, clock), and (lowest, highest) numbers of slices, whose optimum bounds from above.
+    """
+
+    best_rate: bool = False
+    columns: Collection[ClassKey] | None = None
+    layouts: Collection[tuple[int, Configuration, int]] | None = None
+    counts: Mapping[ClassKey, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Builder:
+    """A `Program`, and which of its variables mean what."""
+
+    problem: Problem
+    aim: Aim
+    shape: Shape = field(default_factory=Shape)
+    program: Program = field(default_factory=Program)
+    columns: list[Column] = field(default_factory=list)
+    layouts: list[tuple[int, Configuration, int, int]] = field(default_factory=list)  # group, option, clock, variable
+    counts: dict[ClassKey, list[tuple[int, float]]] = field(default_factory=dict)  # (variable, rate of one slice)
+    fixed: dict[ClassKey, int] = field(default_factory=dict)  # slices of devices that stay as they are
+    traffic: dict[ClassKey, int] = field(default_factory=dict)
+    short: dict[str, int] = field(default_factory=dict)
+    _slots: dict[Slot, list[tuple[int, float]]] = field(default_factory=dict)  # what offers slices of a slot
+    _free: dict[Slot, int] = field(default_factory=dict)  # slices that a slot can have at most
+    _hosted: Counter[ClassKey] = field(default_factory=Counter)
+    _tasks: dict[str, Task] = field(default_factory=dict)
+    _best: dict[str, float] = field(default_factory=dict)
+
+    def build(self) -> "Builder":
+        """Fill the program."""
+        only = self.shape.columns
+        self.columns = [c for c in self.problem.columns if only is None or c.key in only]
+        self._tasks = {t.family: t for t in self.problem.tasks}
+        for column in self.problem.columns:
+            self._best[column.family] = max(self._best.get(column.family, 0.0), column.accuracy)
+        shapes: dict[Slot, int] = dict.fromkeys((slot_of(c.key) for c in self.columns), 0)
+        for index, group in enumerate(self.problem.groups):
+            self._stay(group) if group.must_stay else self._devices(index, group, shapes)
+        for column in self.columns:
+            self._class(column)
+        self._fit()
+        for task in self.problem.tasks:
+            self._family(task)
+        if self.aim.moves and self.problem.horizon_s > 0:
+            self._moves()
+        return self
+
+    def _stay(self, group: Group) -> None:
+        """Devices that stay as they are: constants, but for the traffic that they get."""
+        awake = sum(n for _, n in layouts_of(group))
+        cost = awake * awake_w(group.type, group.clocks[0]) * self.problem.weight(group.zone)
+        self.program.variable(cost, 1.0, 1.0)
+        for key, number in group.hosts:  # what is hosted without a column is nobody's to use
+            self._hosted[key] += number
+
+    def _devices(self, index: int, group: Group, shapes: Mapping[Slot, int]) -> None:
+        number = group.number
+        variables = []
+        for clock in group.clocks:
+            slots = [s.name for s in group.type.slice_types if (*group.place, s.name, clock) in shapes]
+            if not slots:
+                continue
+            cost = awake_w(group.type, clock) * self.problem.weight(group.zone)
+            for option in useful(group, slots):
+                if self.shape.layouts is not None and (index, option, clock) not in self.shape.layouts:
+                    continue
+                variable = self.program.variable(cost if option.slices else 0.0, 0, number, not self.shape.best_rate)
+                variables.append(variable)
+                self.layouts.append((index, option, clock, variable))
+                for name, count in option.slices:
+                    if name in slots:
+                        self._slots.setdefault((*group.place, name, clock), []).append((variable, -float(count)))
+            for name in slots:
+                most = max((dict(o.slices).get(name, 0) for o in group.options), default=0)
+                slot = (*group.place, name, clock)
+                self._free[slot] = self._free.get(slot, 0) + number * most
+        self.program.row([(v, 1.0) for v in variables], high=number)
+
+    def _class(self, column: Column) -> None:
+        key, task = column.key, self._tasks[column.family]
+        mean, weight = self.problem.mean_share(key.family), self.problem.weight(key.zone)
+        value = self.aim.value_j.get(key.family, 0.0)
+        scale = self.problem.scale.get(key, 1.0)
+        must, free = self._hosted[key], self._free.get(slot_of(key), 0)
+        lacking = self._best[key.family] - column.accuracy
+        cost = (column.energy_j * weight + value * lacking) * mean
+        self.counts[key] = []
+        if not free:  # only as many as stay
+            self.fixed[key] = must
+            most_per_s = column.rate_per_slice(must) * scale * must
+            self.traffic[key] = self.program.variable(cost, 0, most_per_s)
+            return
+        limit = must + min(free, enough(column, scale, task))
+        if self.shape.best_rate:
+            count = self.program.variable(self._load_w(column), must, limit)
+            self.counts[key].append((count, max(r for s, r in column.tiers if s <= max(1, limit)) * scale))
+        else:
+            self._tiers(column, scale, must, limit)
+        flow = self.program.variable(cost, 0, INFINITE)
+        self.program.row([(flow, 1.0), *((c, -rate) for c, rate in self.counts[key])], high=0)
+        self.traffic[key] = flow
+
+    def _tiers(self, column: Column, scale: float, must: int, limit: int) -> None:
+        low, high = self.shape.counts.get(column.key, (0, limit))
+        high = min(high, limit)
+        sizes = [size for size, _ in column.tiers if size <= limit]
+        chosen = []
+        for size, rate in column.tiers:
+            most = min([s for s in sizes if s > size], default=limit + 1) - 1
+            if size > limit or most < low or size > high:
+                continue
+            count = self.program.variable(self._load_w(column), 0, most, integer=True)
+            tier = self.program.variable(0.0, 0, 1, integer=True)
+            self.program.row([(count, 1.0), (tier, -float(most))], high=0)
+            self.program.row([(count, 1.0), (tier, -float(size))], low=0)
+            self.counts[column.key].append((count, rate * scale))
+            chosen.append(tier)
+        if len(chosen) > 1:
+            self.program.row([(t, 1.0) for t in chosen], high=1)
+        if must:
+            self.program.row([(c, 1.0) for c, _ in self.counts[column.key]], low=must)
+
+    def _fit(self) -> None:
+        used: dict[Slot, list[tuple[int, float]]] = defaultdict(list)
+        hosted: Counter[Slot] = Counter()
+        for key, parts in self.counts.items():
+            used[slot_of(key)] += [(variable, 1.0) for variable, _ in parts]
+            hosted[slot_of(key)] += self._hosted[key] if parts else 0
+        for slot, terms in used.items():
+            if terms:
+                self.program.row(terms + self._slots.get(slot, []), high=hosted[slot])
+
+    def _family(self, task: Task) -> None:
+        mine = [c for c in self.columns if c.family == task.family]
+        flows = [(self.traffic[c.key], 1.0) for c in mine]
+        wanted = task.demand.rate_p90_per_s
+        if self.aim.shortage_allowed:
+            self.short[task.family] = self.program.variable(SHORTAGE_J, 0, wanted)
+            flows.append((self.short[task.family], 1.0))
+        self.program.row(flows, low=wanted, high=wanted)
+        floor = max(task.objective.hard_min_accuracy, self.aim.target.get(task.family, 0.0))
+        if floor > 0:
+            self.program.row([(self.traffic[c.key], c.accuracy - floor) for c in mine], low=0)
+        least = min(max(task.objective.replicas_min, task.objective.spread_min), _slices_most(self.problem))
+        if least > 1:
+            slices = [(v, 1.0) for c in mine for v, _ in self.counts[c.key]]
+            self.program.row(slices, low=least - sum(self.fixed.get(c.key, 0) for c in mine))
+        if task.objective.spread_min > 1:
+            spread = min(task.objective.spread_min, self.problem.number)
+            spread -= sum(n for g in self.problem.groups if g.must_stay for _, n in layouts_of(g))
+            self.program.row([(v, 1.0) for _, o, _, v in self.layouts if o.slices], low=spread)
+
+    def _load_w(self, column: Column) -> float:
+        """What one more slice of a model that nothing runs yet costs; `_moves` prices the others."""
+        if not self.aim.moves or self.problem.horizon_s <= 0 or self._loaded(column.key.model):
+            return TIE_J
+        return TIE_J + column.load_j / self.problem.horizon_s * self.problem.weight(column.key.zone)
+
+    def _loaded(self, model: ClassKey) -> int:
+        return sum(g.census.models.get(model, 0) for g in self.problem.groups if g.place == place_of(model))
+
+    def _moves(self) -> None:
+        horizon = self.problem.horizon_s
+        by_model: dict[ClassKey, list[Column]] = defaultdict(list)
+        by_shape: dict[tuple[Place, str], list[Column]] = defaultdict(list)
+        for column in self.columns:
+            if self.counts[column.key]:
+                by_model[column.key.model].append(column)
+                by_shape[place_of(column.key), column.slice_type].append(column)
+        for model, same in by_model.items():
+            if loaded := self._loaded(model):
+                self._more(same, same[0].load_j / horizon, loaded)
+        for ((kind, zone), shape), same in by_shape.items():
+            here = [g for g in self.problem.groups if g.place == (kind, zone)]
+            self._more(same, same[0].start_j / horizon, sum(g.census.shapes.get(shape, 0) for g in here))
+        for place in sorted({g.place for g in self.problem.groups}):
+            here = [g for g in self.problem.groups if g.place == place]
+            cost = wake_j(here[0].type) / horizon * self.problem.weight(place[1])
+            terms = [(v, 1.0) for g, o, _, v in self.layouts if self.problem.groups[g].place == place and o.slices]
+            staying = sum(n for g in here if g.must_stay for _, n in layouts_of(g))
+            if terms:
+                more = self.program.variable(cost, 0, INFINITE)
+                self.program.row([*terms, (more, -1.0)], high=sum(g.census.awake for g in here) - staying)
+
+    def _more(self, same: list[Column], cost_w: float, before: int) -> None:
+        """Price what a group of classes has more than stands before."""
+        before -= sum(self.fixed.get(c.key, 0) for c in same)
+        more = self.program.variable(cost_w * self.problem.weight(same[0].key.zone), 0, INFINITE)
+        terms = [(v, 1.0) for c in same for v, _ in self.counts[c.key]]
+        self.program.row([*terms, (more, -1.0)], high=before)
+
+
+def useful(group: Group, slots: list[str]) -> list[Configuration]:
+    """Configurations that offer more than any other of some slice type that matters; of equals one that stands."""
+    standing = {option for option, _ in layouts_of(group)} if len(group.devices) < STANDING_MAX else set()
+    offers = [(tuple(dict(o.slices).get(s, 0) for s in slots), o) for o in group.options]
+    kept: list[tuple[tuple[int, ...], Configuration]] = []
+    for offer, option in sorted(offers, key=lambda o: (-sum(o[0]), o[1] not in standing)):
+        if not any(all(a >= b for a, b in zip(other, offer, strict=True)) for other, _ in kept):
+            kept.append((offer, option))
+    return [option for option in group.options if any(option is o for _, o in kept)]
+
+
+STANDING_MAX: Final = 1000  # devices; beyond it the mapping decides between equal configurations anyway
+
+
+def enough(column: Column, scale: float, task: Task) -> int:
+    """The fewest slices of one class that serve all of a family's demand, or its replicas: more are of no use."""
+    least = max(1, task.objective.replicas_min, task.objective.spread_min)
+    for size, rate in reversed(column.tiers):
+        if size * rate * scale <= task.demand.rate_p90_per_s:
+            return max(least, math.ceil(task.demand.rate_p90_per_s / (rate * scale) - 1e-9))
+    return max(least, column.tiers[0][0])
+
+
+def _slices_most(problem: Problem) -> int:
+    return sum(g.number * max((sum(n for _, n in o.slices) for o in g.options), default=0) for g in problem.groups)
