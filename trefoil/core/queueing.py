@@ -123,6 +123,11 @@ def utilisation_max(service: ServiceTime, slo_ms: float, quantile: float, gap_sc
     return UTILISATIONS[low] + part * (UTILISATIONS[high] - UTILISATIONS[low])
 
 
+def within(service: ServiceTime, limit_ms: float, utilisation: float, gap_scv: float, servers: int) -> float:
+    """P(wait + service <= limit_ms) in a pool of equal servers at a utilisation below 1."""
+    return 1 - _missed(utilisation, service.cv, limit_ms / service.mean_ms, gap_scv, servers)
+
+
 @lru_cache(maxsize=65536)
 def _missed(utilisation: float, cv: float, slack: float, gap_scv: float, servers: int) -> float:
     """P(wait + service > slack), in units of the mean service time."""

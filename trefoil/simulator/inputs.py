@@ -126,7 +126,8 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         _check_profile(served, known.family(served.name), given.truth or known, types)
     names = [d.name for d in devices]
     truth, estimate = pair(known, names, scenario.noise, scenario.seed, given.truth, scenario.policy.blind)
-    policy = policies.policy(scenario.policy.name)
+    row = policies.policy(scenario.policy.name)
+    policy = replace(row, constants={**row.constants, **scenario.policy.constants})
     params = constants_of("x:Y" if given.planner else scenario.policy.planner, policy)
     fleet_rows = Catalog(known.families, tuple(r for r in known.rows if r.device_type in types))
     arrivals = {s.name: _arrivals(s, scenario, i, given) for i, s in enumerate(scenario.families)}

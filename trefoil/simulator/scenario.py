@@ -138,6 +138,9 @@ class PolicyChoice(Settings):
     planner: str = ""
     """A planner of one's own, module:Class."""
     params: dict[str, float] = Field(default_factory=dict)
+    """Constants by way of the objectives, as `trefoil objective set` gives them."""
+    constants: dict[str, float] = Field(default_factory=dict)
+    """Constants of the planner itself, over those of the policy's row."""
     triggers: tuple[str, ...] | None = None
     """Instead of the policy's own; start, loss, objective and tick are always on."""
     blind: bool = False
@@ -168,6 +171,8 @@ class ControlSettings(Settings):
     slo_boost_max: float = Field(default=0.6, ge=0)
     triggers: TriggerSettings = TriggerSettings()
     history_max: int = Field(default=96, ge=1)
+    tick_min_s: float = Field(default=0.0, ge=0)
+    """Follow a planner's wish to be run again no earlier than this after a decision (its other triggers stay)."""
 
 
 class Noise(Settings):

@@ -30,6 +30,7 @@ from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.state import State
 from trefoil.simulator.books import Books, Totals
+from trefoil.simulator.fluid import FluidEngine
 from trefoil.simulator.inputs import Inputs
 from trefoil.simulator.memory_state import MemoryState, MemoryStore
 from trefoil.simulator.plant import Plant
@@ -134,6 +135,9 @@ class Shell:
         scenario, inputs = self.scenario, self.inputs
         rng = np.random.default_rng([scenario.seed, 0x5E21, index])
         slo_ms, source = inputs.objectives[family].slo_ms, inputs.arrivals[family]
+        if scenario.fidelity == "fluid":
+            served = next(s for s in scenario.families if s.name == family)
+            return FluidEngine(source, slo_ms, scenario.costs.overhead_ms, self.now_s, served.arrivals.gap_scv)
         return RequestEngine(family, self.routes[family], source, slo_ms, rng, scenario.costs.overhead_ms, self.now_s)
 
     # --- time -------------------------------------------------------------------------------------------------------
@@ -190,7 +194,8 @@ class Shell:
         self._carbon_at_s = min(one.next_s(self.now_s + EPSILON_S) for one in carbon.values())
 
     def _tick(self) -> None:
-        self._tick_at_s += self.settings.tick_s
+        tick_s = self.settings.tick_s  # aligned, so that changes of the hour fall on a tick
+        self._tick_at_s = (math.floor(self.now_s / tick_s + 1e-6) + 1) * tick_s
         self._seq += 1
         self.windows.add(self._window(), self.inputs.estimate.catalog)
         self.windows.forget(self.now_s)
@@ -288,6 +293,8 @@ class Shell:
             return
         if verdict.outcome in (FAILED, DEGRADED):
             next_s = min(next_s, view.now_s + RETRY_S)
+        else:
+            next_s = max(next_s, view.now_s + self.scenario.control.tick_min_s)
         self.made_for = made_for(view, plan, next_s)
 
     # --- acting -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,193 @@
+"""The fluid engine: no single requests. Per step, latency from core/queueing, energy from what was served.
+
+Data: mean arrivals of the step, the route's classes (variant, slice type) with their slices, the truth about each.
+Formulation: `weighted`: class k gets its share of the flow; it is a pool of c_k equal servers, its latency the law of
+    core/queueing at its utilisation. `fifo` (any other router): one pool; slice s answers mu_s g / (mu_s + g), g such
+    that the sum is the flow (an idle slice is as likely as another to be next; g -> infinity at saturation), and waits
+    are those of the pool's mean server. Flow above capacity queues up to the route's bound and is refused beyond; who
+    queued waits for what was ahead of it.
+Deviations from request by request: a step is in equilibrium (no memory but the backlog), utilisation is rounded to
+    1/100 (1/1000 above 0.9) so that laws are computed once; tests/simulation compares both fidelities.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from trefoil.core.fleet import SliceKey
+from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE
+from trefoil.core.plan import Route
+from trefoil.core.queueing import UTILISATIONS, ServiceTime, within
+from trefoil.simulator.arrivals import Source
+from trefoil.simulator.request_level import SliceService
+from trefoil.simulator.serving import Counts, Interval, live
+
+QUEUE_MAX: Final = 1024.0  # as dispatcher.queues.fifo.REQUESTS_MAX, where the route names no bound
+NO_SLICE_WAIT_S: Final = 20.0
+LATE: Final = np.linspace(0.05, 0.95, 10)  # of a backlog, at which those who queued are looked at
+
+
+@dataclass(slots=True)
+class Pool:
+    """Slices behind one queue. `rates`: what each answers at most [1/s]; `share` of the family's flow."""
+
+    share: float
+    keys: list[SliceKey] = field(default_factory=list)
+    services: list[SliceService] = field(default_factory=list)
+    credits: list[int] = field(default_factory=list)
+    queued: float = 0.0
+
+    def occupied(self, index: int) -> ServiceTime:
+        """How long a request takes a slice: with one credit, also while it is on its way."""
+        one = self.services[index]
+        gap_ms = one.gap_ms if self.credits[index] < 2 else 0.0
+        mean_ms = one.service.mean_ms + gap_ms
+        return ServiceTime(mean_ms, one.service.cv * one.service.mean_ms / mean_ms)
+
+    def hidden_ms(self, index: int) -> float:
+        """Of the way there and back, what does not take the slice."""
+        return self.services[index].gap_ms if self.credits[index] >= 2 else 0.0
+
+
+class FluidEngine:
+    """One family as a flow."""
+
+    def __init__(self, source: Source, slo_ms: float, overhead_ms: float, now_s: float, gap_scv: float = 1.0) -> None:
+        self._source, self._slo_ms, self._overhead_ms, self._now_s = source, slo_ms, overhead_ms, now_s
+        self._gap_scv = max(1.0, gap_scv)
+        self._pools: list[Pool] = []
+        self._queue_max = QUEUE_MAX
+        self._waiting = 0.0  # while no slice serves
+        self._without_s = 0.0
+
+    def retable(self, now_s: float, route: Route, services: Mapping[SliceKey, SliceService]) -> None:
+        """Serve by this from now on; who waits is shared out anew."""
+        wanted = live(route, services)
+        waiting = sum(p.queued for p in self._pools) + self._waiting
+        total = sum(t.weight for t in wanted.targets)
+        pools: dict[tuple[str, str], Pool] = {}
+        for target in wanted.targets:
+            weighted = wanted.router == "weighted"
+            share = target.weight / total if total > 0 else 1 / len(wanted.targets)
+            if weighted and share <= 0:
+                continue
+            index = (target.variant, target.slice.slice_type) if weighted else ("", "")
+            pool = pools.setdefault(index, Pool(0.0))
+            pool.share = pool.share + share if weighted else 1.0
+            pool.keys.append(target.slice)
+            pool.services.append(services[target.slice])
+            pool.credits.append(target.credits)
+        self._pools = list(pools.values())
+        for pool in self._pools:
+            pool.queued = waiting * pool.share
+        self._waiting = 0.0 if self._pools else waiting
+        self._without_s = self._without_s if not self._pools else 0.0
+        self._queue_max = float(wanted.queue_requests_max or QUEUE_MAX)
+
+    def serve(self, until_s: float) -> Interval:
+        """One step, or the part of one up to an event."""
+        dt_s = until_s - self._now_s
+        found = Interval(self._now_s, until_s)
+        if dt_s <= 0:
+            return found
+        rate = self._source.mean_per_s(self._now_s, until_s)
+        found.arrived = rate * dt_s
+        if not self._pools:
+            self._nobody(found, dt_s)
+        for pool in self._pools:
+            self._pool(pool, rate * pool.share, dt_s, found)
+        found.queued = sum(p.queued for p in self._pools) + self._waiting
+        self._now_s = until_s
+        return found
+
+    def _nobody(self, found: Interval, dt_s: float) -> None:
+        """No slice: requests wait for a while, then they fail."""
+        self._without_s += dt_s
+        self._waiting += found.arrived
+        limit = 0.0 if self._without_s > NO_SLICE_WAIT_S else self._queue_max
+        found.rejected = max(0.0, self._waiting - limit)
+        self._waiting -= found.rejected
+
+    def _pool(self, pool: Pool, rate: float, dt_s: float, found: Interval) -> None:
+        occupied = [pool.occupied(i) for i in range(len(pool.keys))]
+        limits = np.array([1e3 / one.mean_ms for one in occupied])
+        capacity = float(limits.sum())
+        queued, work = pool.queued, rate * dt_s
+        served = min(queued + work, capacity * dt_s)
+        left = queued + work - served
+        refused = max(0.0, left - self._queue_max * max(pool.share, 1 / 8))
+        pool.queued = left - refused
+        found.rejected += refused
+        answered = served
+        if answered <= 0:
+            return
+        flows = _flows(limits, answered / dt_s)
+        overloaded = left > 1e-6 * max(1.0, work)
+        late = answered if overloaded else min(answered, queued)
+        utilisation = min(answered / dt_s / capacity, UTILISATIONS[-1])
+        mean = ServiceTime(1e3 * len(limits) / capacity, occupied[0].cv)
+        for i, key in enumerate(pool.keys):
+            count = float(flows[i]) * dt_s
+            service = pool.services[i]
+            found.joules[key] = found.joules.get(key, 0.0) + count * service.energy_j
+            found.by_variant[service.variant] = found.by_variant.get(service.variant, 0.0) + count
+            found.accuracy_sum += count * service.accuracy
+            found.answered += count
+            extra_ms = pool.hidden_ms(i) + self._overhead_ms
+            # A slower slice than the pool's mean adds its own excess to what the mean server's law says.
+            shift_ms = extra_ms + occupied[i].mean_ms - mean.mean_ms
+            law = mean if len({o.mean_ms for o in occupied}) > 1 else occupied[i]
+            steady, late_count = count * (1 - late / answered), count * late / answered
+            if steady > 0:
+                self._count(found, *_law(law, _rounded(utilisation), len(limits), self._gap_scv), steady, shift_ms)
+            if late_count > 0:
+                waits_s = (queued + LATE * (left - queued if overloaded else -queued)) / capacity
+                latency_ms = np.maximum(0.0, waits_s) * 1e3 + occupied[i].mean_ms + extra_ms
+                self._count(found, latency_ms, np.full(LATE.size, 1 / LATE.size), late_count, 0.0)
+
+    def _count(self, found: Interval, at_ms: Counts, shares: Counts, count: float, shift_ms: float) -> None:
+        latency_ms = np.maximum(FLOOR_MS, at_ms + shift_ms)
+        index = np.minimum((np.log2(latency_ms / FLOOR_MS) * PER_OCTAVE).astype(np.int64), BUCKETS - 1)
+        found.latency += np.bincount(index, weights=shares * count, minlength=BUCKETS)
+        found.within_slo += count * float(shares[latency_ms <= self._slo_ms].sum())
+        found.sum_ms += count * float(np.dot(latency_ms, shares))
+        found.max_ms = max(found.max_ms, float(latency_ms[-1]))
+
+
+def _flows(limits: Counts, rate: float) -> Counts:
+    """What each slice of a pool answers [1/s]; equal slices answer alike."""
+    total = float(limits.sum())
+    if rate >= total * (1 - 1e-9):
+        return limits
+    if float(np.ptp(limits)) < 1e-9 * total:
+        return np.full(limits.size, rate / limits.size)
+    low, high = 0.0, float(limits.max()) * rate / (total - rate)
+    while float((limits * high / (limits + high)).sum()) < rate:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if float((limits * middle / (limits + middle)).sum()) < rate else (low, middle)
+    found = limits * high / (limits + high)
+    return np.asarray(found * rate / found.sum())
+
+
+def _rounded(utilisation: float) -> float:
+    step = 0.01 if utilisation < 0.9 else 0.001
+    return min(max(UTILISATIONS[0], round(utilisation / step) * step), UTILISATIONS[-1])
+
+
+@lru_cache(maxsize=8192)
+def _law(service: ServiceTime, utilisation: float, servers: int, gap_scv: float) -> tuple[Counts, Counts]:
+    """Latencies [ms], ascending, and the share of requests at each."""
+    low = max(0.0, service.mean_ms * (1 - 4 * service.cv))
+    top = service.mean_ms * 1.5
+    while within(service, top, utilisation, gap_scv, servers) < 0.9995 and top < 1e6 * service.mean_ms:
+        top *= 1.5
+    edges = low + (top - low) * np.linspace(0.0, 1.0, 97) ** 2
+    cdf = np.array([within(service, x, utilisation, gap_scv, servers) if x > 0 else 0.0 for x in edges])
+    shares = np.diff(np.maximum.accumulate(np.clip(cdf, 0.0, 1.0)))
+    total = float(shares.sum())
+    return (edges[1:] + edges[:-1]) / 2, shares / total
