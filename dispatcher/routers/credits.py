@@ -28,6 +28,7 @@ class Account:
     taken_at: int = 0
     order: int = 0  # in the table: among slices never chosen, the first
     pool: "Pool | None" = None
+    lane: tuple[str, str] | None = None  # of the queue, for routers that have several
     pick: "Seat | None" = None  # what a request that is given to this slice gets, by the last table
 
 
@@ -81,15 +82,18 @@ class Credits:
     def __init__(self) -> None:
         self._accounts: dict[SliceKey, Account] = {}
         self._takes = 0
+        self._last = Account(SliceKey())
 
     def limit(self, limits: Mapping[SliceKey, int]) -> None:
         """Take the limits of a table; slices that it does not name get nothing more. Pools are made after it."""
+        self._last = Account(SliceKey())
         for slice_, account in list(self._accounts.items()):
             account.limit, account.pool, account.pick = 0, None, None
             if account.in_flight == 0 and slice_ not in limits:
                 del self._accounts[slice_]
         for slice_, limit in limits.items():
-            self._accounts.setdefault(slice_, Account(slice_)).limit = limit
+            account = self._accounts.setdefault(slice_, Account(slice_))
+            account.slice, account.limit = slice_, limit
 
     def account(self, slice_: SliceKey) -> Account:
         """The account of a slice of the last table."""
@@ -97,7 +101,8 @@ class Credits:
 
     def free(self, slice_: SliceKey) -> Account | None:
         """The account of a slice if one more request may go there; None for one that the table does not name."""
-        account = self._accounts.get(slice_)
+        last = self._last  # a credit that came back is offered at once, by the very key of its pick
+        account = last if last.slice is slice_ else self._accounts.get(slice_)
         return account if account is not None and account.in_flight < account.limit else None
 
     def take(self, account: Account) -> "Seat":
@@ -114,7 +119,7 @@ class Credits:
     def give_back(self, pick: Pick) -> None:
         """One request is over."""
         assert isinstance(pick, Seat), "a pick of another router"
-        account = pick.account
+        self._last = account = pick.account
         assert account.in_flight > 0, f"more requests over than sent on {account.slice}"
         account.in_flight -= 1
         if account.in_flight < account.limit:

@@ -48,7 +48,6 @@ class Weighted:
         self._queue: FifoQueue[Key] = queue if queue is not None else FifoQueue(family)
         self._credits = Credits()
         self._classes: dict[Key, _Class] = {}
-        self._key_of: dict[SliceKey, Key] = {}
         self._turns: list[_Class] = []
         self._turn = 0
 
@@ -60,7 +59,6 @@ class Weighted:
         self._classes = _carry_lags(self._classes, _classes(live))
         served = [target for each in self._classes.values() for target in each.targets]
         self._credits.limit({target.slice: target.credits for target in served})
-        self._key_of = {}
         for each in self._classes.values():
             self._seat(each)
         if self._classes:
@@ -76,7 +74,7 @@ class Weighted:
             QueueFull: it would have to wait and there is no room; no class is charged for it.
         """
         queue = self._queue
-        due = self._due()
+        due = self._turns[self._turn] if self._turn < len(self._turns) else self._due()
         if due is not None and (not queue.waiting or not queue.depth(due.key)):
             account = due.pool.idlest()
             if account is not None:
@@ -92,7 +90,7 @@ class Weighted:
         if not self._queue.waiting:
             return None
         account = self._credits.free(slice)
-        if account is None or (ticket := self._queue.pop(self._key_of[slice])) is None:
+        if account is None or account.lane is None or (ticket := self._queue.pop(account.lane)) is None:
             return None
         return ticket, self._credits.take(account)
 
@@ -128,7 +126,7 @@ class Weighted:
         accounts = [self._credits.account(target.slice) for target in each.targets]
         for target, account in zip(each.targets, accounts, strict=True):
             account.pick = Seat(target.slice, target.variant, target.stage, why, account)
-            self._key_of[target.slice] = each.key
+            account.lane = each.key
         each.pool = Pool(accounts)
 
     def _reassign(self, orphaned: Iterable[Key]) -> None:
