@@ -10,12 +10,12 @@ Deviations: none.
 """
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
 from controller.triggers import Trigger
-from trefoil.core.brains import Decision, Planner, PlanView
+from trefoil.core.brains import Candidate, Decision, LivePlanner, Planner, PlanView
 from trefoil.core.errors import PlanError, TrefoilError
 from trefoil.core.objective import ActMode
 from trefoil.core.plan import Plan
@@ -23,6 +23,7 @@ from trefoil.core.plan_check import check, plan_digest
 from trefoil.core.units import grams
 
 NEW, UNCHANGED, DEGRADED, FAILED, ADVISED = "new_plan", "unchanged", "degraded", "failed", "advised"
+CANDIDATE: Final = "candidate"  # of an exploration: deployed to be measured
 RUNG_PLANNED: Final = 0
 RUNG_DEGRADED: Final = 1
 RUNG_KEPT: Final = 2
@@ -69,6 +70,22 @@ def think(view: PlanView, planner: Planner, seed: int) -> Decision:
     """Call the planner, the same way live and in a replay. What it cannot do becomes a degraded decision."""
     try:
         return planner.plan(view, np.random.default_rng(seed))
+    except TrefoilError as error:
+        return Decision(None, f"the planner found no plan: {error}", float("inf"), str(error))
+
+
+def as_live(planner: Planner) -> LivePlanner | None:
+    """The planner as one that can measure candidates on the running system; None when it cannot."""
+    names = ("asks", "ask", "tell", "memory", "recall")
+    return cast(LivePlanner, planner) if all(callable(getattr(planner, name, None)) for name in names) else None
+
+
+def ask(view: PlanView, planner: Planner, seed: int) -> Candidate | Decision:
+    """One step of an exploration, the same way live and in a replay; `think` of planners that measure."""
+    live = as_live(planner)
+    assert live is not None, f"{planner} has no ask"
+    try:
+        return live.ask(view, np.random.default_rng(seed))
     except TrefoilError as error:
         return Decision(None, f"the planner found no plan: {error}", float("inf"), str(error))
 

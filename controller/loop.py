@@ -5,7 +5,8 @@ alone; an old reading is carried; a planner that fails, or takes too long, leave
 """
 
 import asyncio
-from collections import Counter
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import structlog
@@ -14,12 +15,15 @@ from controller import publish
 from controller.act import Actor
 from controller.authority import Authority
 from controller.boosts import Boosts
-from controller.decide import ADVISED, DEGRADED, FAILED, NEW, Control, Verdict, judge, think
+from controller.decide import CANDIDATE, DEGRADED, FAILED, Control, Verdict, judge
 from controller.disk import Disk
+from controller.explore import Explorer
 from controller.observe import Observer
+from controller.records import Records
 from controller.report import Accountant
+from controller.rolling import Rolling
 from controller.settings import ControllerSettings
-from controller.terms import best_way, early
+from controller.thinker import RETRY_S, Thinker, Thought
 from controller.triggers import MadeFor, Memory, Trigger, evaluate, made_for
 from trefoil.core import errors
 from trefoil.core.brains import Decision, Planner, PlanView
@@ -27,13 +31,12 @@ from trefoil.core.common import Revision
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, Plan, RolloutState
 from trefoil.core.policies import Policy
-from trefoil.runtime import codec
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.fenced import Append, Put
+from trefoil.runtime.fenced import Put
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
-RETRY_S = 10.0  # after a decision that found no plan
+URGENT = ("loss", "objective")  # what an exploration under way makes room for
 
 
 class Loop:
@@ -53,21 +56,25 @@ class Loop:
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        self.settings, self.policy, self.planner = settings, policy, planner
+        self.settings, self.policy = settings, policy
         self._state, self._authority, self.observer = state, authority, observer
         self.actor, self._accountant, self._disk, self._metrics, self._clock = actor, accountant, disk, metrics, clock
         self._log = structlog.get_logger()
         self.objectives: dict[str, Objective] = {o.family: o for o in disk.load_all("objectives", Objective)}
-        self.plans: list[Plan] = list(disk.load_all("plans", Plan))
+        plans = disk.load_all("plans", Plan)
+        # A candidate that was being measured when the controller ended makes way for the plan before it.
+        self.plans: list[Plan] = [p for p in plans if not p.exploration] or list(plans)
         saved = disk.load_plain("control")
         self.control = Control(
             ActMode[saved.get("mode", settings.act_mode.name)],
             bool(saved.get("frozen", False)),
             bool(saved.get("pinned", False)),
         )
-        counts = disk.load_plain("counts")
-        self.causes: Counter[str] = Counter(counts.get("replans", {}))
-        self.reconfigurations: Counter[str] = Counter(counts.get("reconfigurations", {}))
+        self.records = Records(settings, policy, state.keys, authority, disk, metrics, observer.windows.dump_budgets)
+        self.thinker = Thinker(planner, settings.planner or policy.planner, disk, clock, settings.solve_timeout_s)
+        self.explorer = Explorer(
+            self, self.thinker, observer.windows, accountant, settings.explore, metrics, clock, disk
+        )
         self.last: Verdict | None = None
         self.last_trigger: Trigger | None = None
         self._made_for: MadeFor | None = None
@@ -76,14 +83,11 @@ class Loop:
         self._forced: Trigger | None = None
         self._not_before_s = 0.0
         self._epoch = 0
-        self._count = 0
-        self._rolling: asyncio.Task[None] | None = None
-        self._retry_at_s: float | None = None
-        self._demand_at_s = 0.0
+        self._rolling = Rolling(actor, settings.rollout.retry_s, metrics, clock, self.view, self.wake)
+        self._demand = publish.DemandSeries(state.keys, observer, authority, clock)
         self._started_at_s = clock.now_s()
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._abandoned: asyncio.Future[Decision] | None = None
         self.changed = asyncio.Condition()
         self.actor.on_change = self.announce
         self.actor.spent_j = lambda: accountant.unallocated_j
@@ -121,8 +125,7 @@ class Loop:
 
     async def tick(self) -> None:
         """One round. Public so that tests can drive it."""
-        if self._rolling is not None and self._rolling.done():
-            self._rolling.result()  # a bug in the rollout ends the process
+        self._rolling.check()
         was_down = self.observer.inputs.down
         await self.observer.refresh()
         if self.observer.inputs.down:
@@ -146,13 +149,16 @@ class Loop:
     async def _control(self) -> None:
         if self._authority.epoch != self._epoch:
             await self._regain()
-        await self._publish_demand()
+        await self._demand.publish()
         view = self.view()
         publish.gauge(self._metrics, view, self.control, self.actor.rollout, self.last)
         self._boosts.wear(view)
         if not self._may_plan(view):
             return
         trigger = self._forced
+        if trigger is None and self.explorer.run is not None:
+            await self._explore(view)
+            return
         if trigger is None:
             trigger, self._memory = evaluate(
                 view,
@@ -165,8 +171,18 @@ class Loop:
         if trigger is not None:
             self._forced = None
             await self._decide(view, trigger)
-        elif self._retry_at_s is not None and self._clock.monotonic_s() >= self._retry_at_s:
-            await self._retry()
+        elif self._rolling.retry_due and self.control.mode == ActMode.ACT and self.current is not None:
+            await self._roll(self._renumbered(self.current), "retry of a halted rollout")
+
+    async def _explore(self, view: PlanView) -> None:
+        """The next step of the exploration under way, unless something makes it void."""
+        trigger, self._memory = evaluate(
+            view, self._made_for, self._memory, self.settings.thresholds, (), self.actor.rolling
+        )
+        if trigger is not None and trigger.cause in URGENT:
+            await self._decide(view, trigger)
+        else:
+            await self.explorer.step(view)
 
     def view(self) -> PlanView:
         """The view of this moment."""
@@ -189,7 +205,12 @@ class Loop:
     async def _regain(self) -> None:
         """Under a new epoch everything that readers need is written again, and the plan in force rolled out again."""
         self._epoch = self._authority.epoch
-        await self._settle()
+        self.records.open(self._epoch)
+        await self._rolling.settle()
+        if self.explorer.run is not None:
+            self._forced = self.explorer.run.trigger
+            self.explorer.drop("the role was lost")
+            self.plans = [p for p in self.plans if not p.exploration] or self.plans
         await self._authority.write([Put(self._state.keys.objective(f), o) for f, o in self.objectives.items()])
         if self.current is None:
             return
@@ -203,61 +224,54 @@ class Loop:
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
-    async def _decide(self, view: PlanView, trigger: Trigger) -> DecisionRecord:
+    async def _decide(self, view: PlanView, trigger: Trigger) -> None:
         if trigger.cause == "slo":
             self._boosts.breach(view)
             view = self.view()
+        if self.explorer.run is not None and self.control.held:
+            self.explorer.drop(self.control.held)
+        self.last_trigger = trigger
+        if not self.control.held and self.explorer.wants(view):
+            if self.current is not None:
+                self._made_for = made_for(view, self.current, math.inf)
+            await self.explorer.begin(view, trigger)
+            return
         view = replace(view, trigger=trigger.cause)
-        seed = self._next_seed()
-        started_s = self._clock.monotonic_s()
-        decision, hit = await self._think(view, seed)
-        solve_ms = (self._clock.monotonic_s() - started_s) * 1e3
-        verdict = judge(view, trigger, decision, self.control)
-        self.last, self.last_trigger = verdict, trigger
+        await self._judge(view, view, trigger, await self.thinker.think(view, self.records.next_seed()))
+
+    async def _judge(
+        self,
+        view: PlanView,
+        judged: PlanView,
+        trigger: Trigger,
+        thought: Thought,
+        decision: Decision | None = None,
+        versions: Mapping[str, str] | None = None,
+    ) -> None:
+        """Record what was decided on `view`, and put it in force. `decision`: what the shell makes of the thought's."""
+        verdict = judge(judged, trigger, decision or thought.decision, self.control)
+        self.last = verdict
         self._remember(view, verdict)
         plan, effect = verdict.plan, verdict.outcome
-        record_id = f"{self._epoch}.{self._count:06d}"
         if plan is not None:
-            moves = publish.moves(self.current, plan)
-            effect = "reconfigure" if moves else "reroute"
-            self.causes[trigger.cause] += 1
-            self.reconfigurations[trigger.cause] += moves
-            plan = replace(
-                self._renumbered(plan),
-                policy=self.policy.name,
-                inputs=self.observer.stamps(),
-                created_at_s=view.now_s,
-                decision_id=record_id,
-            )
-            self._metrics.inc("trefoil_replans_total", cause=trigger.cause)
-            if moves:
-                self._metrics.inc("trefoil_reconfigurations_total", cause=trigger.cause)
-        revision = plan.revision if plan else self.current.revision if self.current else Revision()
-        versions = publish.versions(self.settings.planner or self.policy.planner, verdict, effect)
-        record = DecisionRecord(
-            id=record_id, revision=revision, trigger=trigger.cause, policy=self.policy.name,
-            view_json=codec.to_json(view), seed=seed, why=verdict.why, versions=versions,
-            at_s=view.now_s, solve_ms=solve_ms, wall_limit_hit=hit,
-        )  # fmt: skip
-        await self._record(record, verdict)
+            effect = self.records.count(trigger.cause, publish.moves(self.current, plan))
+            plan = self._numbered(view, plan)
+        if decision is not None:  # a replay compares with what the planner made
+            verdict = replace(verdict, decision=thought.decision)
+        await self.records.write(view, trigger, thought, verdict, effect, plan or self.current, versions)
         if plan is not None:
             await self.put_in_force(plan)
         self.announce()
-        return record
 
-    async def _think(self, view: PlanView, seed: int) -> tuple[Decision, bool]:
-        """The planner in a thread of its own, abandoned after the wall limit."""
-        if self._abandoned is not None and not self._abandoned.done():
-            why = "the planner is still busy with an abandoned decision"
-            return Decision(None, why, view.now_s + RETRY_S, why), True
-        self._abandoned = None
-        future = asyncio.get_running_loop().run_in_executor(None, think, view, self.planner, seed)
-        done, _ = await asyncio.wait((future,), timeout=self.settings.solve_timeout_s)
-        if done:
-            return future.result(), False
-        self._abandoned = future
-        why = f"the planner took more than solve_timeout_s = {self.settings.solve_timeout_s:g} s"
-        return Decision(None, why, view.now_s + RETRY_S, why), True
+    def _numbered(self, view: PlanView, plan: Plan) -> Plan:
+        """The plan with its number and where it comes from."""
+        return replace(
+            self._renumbered(plan),
+            policy=self.policy.name,
+            inputs=self.observer.stamps(),
+            created_at_s=view.now_s,
+            decision_id=self.records.id,
+        )
 
     def _remember(self, view: PlanView, verdict: Verdict) -> None:
         """What the triggers compare with from now on, also when the plan was kept or only advised."""
@@ -271,68 +285,61 @@ class Loop:
             next_s = min(next_s, view.now_s + RETRY_S)
         self._made_for = made_for(view, plan, next_s)
 
-    async def _record(self, record: DecisionRecord, verdict: Verdict) -> None:
-        made = verdict.decision.plan if verdict.decision else None
-        await asyncio.to_thread(self._disk.save_decision, record, made)
-        self._disk.save("budgets", self.observer.windows.dump_budgets())
-        self._disk.save("counts", {"replans": self.causes, "reconfigurations": self.reconfigurations})
-        outcome = NEW if verdict.outcome == ADVISED else verdict.outcome
-        self._metrics.inc("trefoil_decisions_total", trigger=record.trigger, outcome=outcome)
-        self._metrics.observe("trefoil_solve_duration_seconds", record.solve_ms / 1e3, planner=self.policy.planner)
-        self._log.info(
-            "decision", id=record.id, trigger=record.trigger, outcome=verdict.outcome,
-            effect=record.versions["effect"], rung=verdict.rung, solve_ms=round(record.solve_ms, 1), why=verdict.why,
-        )  # fmt: skip
-        await self._authority.write([Append(self._state.keys.decisions(), record, self.settings.decisions_max)])
+    # --- exploring (called by the explorer) ---------------------------------------------------------------------------
+
+    def seed(self) -> int:
+        """Of the next decision."""
+        return self.records.next_seed()
+
+    def rolled(self) -> tuple[RolloutState, str]:
+        """Where the rollout of the plan in force stands, and why."""
+        return self._rolling.state
+
+    async def try_out(self, view: PlanView, trigger: Trigger, thought: Thought, refused: str) -> Plan:
+        """Record a candidate; returns its plan, numbered. A refused one is not deployed."""
+        step = thought.step
+        why = f"{trigger.cause}: {trigger.why}; {step.why}" + (f"; refused: {refused}" if refused else "")
+        assert step.plan is not None
+        plan = self._numbered(view, replace(step.plan, exploration=True, why=why))
+        moves = not refused and publish.moves(self.current, plan)
+        effect = "refused" if refused else self.records.count(trigger.cause, moves, replans=False)
+        verdict = Verdict(CANDIDATE, why, Decision(step.plan, why, math.inf))
+        await self.records.write(view, trigger, thought, verdict, effect, self.current if refused else plan)
+        return plan
+
+    async def deploy(self, plan: Plan) -> None:
+        """Put a plan in force in place of the candidate before it, and begin its rollout."""
+        newer = self.current is None or self.current.revision < plan.revision
+        plan = plan if newer and plan.revision.epoch == self._epoch else self._renumbered(plan)
+        self._made_for = made_for(self.view(), plan, math.inf)
+        await self.put_in_force(plan)
+        self.announce()
+
+    async def conclude(
+        self, view: PlanView, trigger: Trigger, thought: Thought, decision: Decision, versions: Mapping[str, str]
+    ) -> None:
+        """Record a decision and put in force what it has become; a candidate that is deployed is no plan yet."""
+        trial = self.current is not None and self.current.exploration
+        if decision.plan is not None:
+            decision = replace(decision, plan=replace(decision.plan, exploration=False))
+        await self._judge(view, replace(view, current=None) if trial else view, trigger, thought, decision, versions)
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
     async def put_in_force(self, plan: Plan) -> None:
         """The numbered plan becomes the plan in force and is rolled out."""
-        self.plans = [*self.plans, plan][-self.settings.plans_kept :]
+        kept = self.plans[:-1] if self.current is not None and self.current.exploration else self.plans
+        self.plans = [*kept, plan][-self.settings.plans_kept :]
         self._disk.save_all("plans", self.plans)
         await self._roll(plan, plan.why)
 
     async def _roll(self, plan: Plan, why: str) -> None:
-        await self._settle()
-        self._retry_at_s = None
         self.plans[-1] = plan
-        self._log.info("roll out", revision=str(plan.revision), why=why)
-        self._rolling = asyncio.create_task(self._run_rollout(plan), name="rollout")
-
-    async def _run_rollout(self, plan: Plan) -> None:
-        started_s = self._clock.monotonic_s()
-        view = self.view()
-        try:
-            ended = await self.actor.roll(
-                plan,
-                lambda stands, target: best_way(view, stands, target),
-                lambda stands, target: early(view, stands, target),
-            )
-        except errors.Fenced as error:
-            self._log.warning("rollout ended: the role was lost", error=str(error))
-            return
-        if ended.state == RolloutState.HALTED:
-            self._retry_at_s = self._clock.monotonic_s() + self.settings.rollout.retry_s
-        if ended.state == RolloutState.DONE:
-            self._metrics.observe("trefoil_rollout_duration_seconds", self._clock.monotonic_s() - started_s)
-        self.wake()
-
-    async def _retry(self) -> None:
-        """Try a halted rollout again: the load may have fallen, an agent may be back."""
-        if self.control.mode == ActMode.ACT and self.current is not None:
-            await self._roll(self._renumbered(self.current), "retry of a halted rollout")
+        await self._rolling.begin(plan, why)
 
     async def stop(self) -> None:
         """End the rollout under way at a safe point; what it had begun goes on from there at the next start."""
-        await self._settle()
-
-    async def _settle(self) -> None:
-        """End the rollout under way where that is safe."""
-        if self._rolling is not None:
-            self.actor.supersede()
-            await self._rolling
-            self._rolling = None
+        await self._rolling.settle()
 
     def _renumbered(self, plan: Plan) -> Plan:
         """The same plan under the next number of this epoch; numbers never go back, also across epochs."""
@@ -350,9 +357,12 @@ class Loop:
             self._disk.save("control", {"mode": control.mode.name, "frozen": control.frozen, "pinned": control.pinned})
             if plan is not None:
                 view = self.view()
+                self.explorer.drop(why or "another plan takes over")
                 numbered = replace(self._renumbered(plan), why=why or plan.why, created_at_s=view.now_s)
                 self._made_for = made_for(view, numbered, float("inf"))
                 await self.put_in_force(numbered)
+            elif control.held:
+                await self.explorer.stop(self.view(), control.held)
             elif released:
                 self._forced = Trigger("start", "the operator released the controller")
         self.announce()
@@ -362,7 +372,9 @@ class Loop:
         """Decide now, whatever the triggers say."""
         async with self._lock:
             self._authority.demand()
-            return await self._decide(self.view(), trigger)
+            await self._decide(self.view(), trigger)
+            assert self.records.last is not None, "every decision is recorded"
+            return self.records.last
 
     async def set_objective(self, objective: Objective) -> str:
         """Put an accepted objective in force; returns what of it cannot be met, "" for nothing."""
@@ -374,24 +386,8 @@ class Loop:
             view = replace(self.view(), trigger="objective")
         if not any(n.devices for n in view.fleet.nodes):
             return "not known yet: no node reports"
-        decision, _ = await self._think(view, self.settings.seed)
         self.wake()
+        if self.explorer.wants(view):
+            return ""  # what can be reached is measured next
+        decision = (await self.thinker.think(view, self.settings.seed)).decision
         return decision.degraded or (decision.plan.degraded if decision.plan else "")
-
-    # --- small parts --------------------------------------------------------------------------------------------------
-
-    def _next_seed(self) -> int:
-        if self._count == 0:
-            ids = [i.split(".")[1] for i in self._disk.decision_ids() if i.startswith(f"{self._epoch}.")]
-            self._count = max((int(i) for i in ids), default=0)
-        self._count += 1
-        return self.settings.seed * 1_000_003 + self._count
-
-    async def _publish_demand(self) -> None:
-        """Arrivals per second and forecast of each family, once a second."""
-        now_s = self._clock.now_s()
-        if now_s - self._demand_at_s >= 1.0:
-            self._demand_at_s = now_s
-            writes = publish.demand(self._state.keys, self.observer, now_s)
-            if writes:
-                await self._authority.write(writes)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Final
 
+from controller.authority import Authority
 from controller.decide import RUNG_DEGRADED, RUNG_KEPT, Control, Verdict
 from controller.observe import Observer
 from trefoil.core.brains import PlanView
@@ -11,6 +12,7 @@ from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.objective import ActMode
 from trefoil.core.plan import Plan, Rollout, RolloutState
 from trefoil.core.plan_check import node_digest
+from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Append, Put, Write
 from trefoil.runtime.state import Keys
 from trefoil.runtime.telemetry import Metrics
@@ -19,6 +21,23 @@ DEMAND_MAX: Final = 86_400  # 24 h of seconds
 MODES: Final = tuple(m.name.lower() for m in ActMode if m)
 STATES: Final = tuple(s.name.lower() for s in RolloutState if s)
 RUNGS: Final[Mapping[int, str]] = {RUNG_DEGRADED: "degraded", RUNG_KEPT: "kept"}
+
+
+class DemandSeries:
+    """Arrivals per second and forecast of each family, written once a second."""
+
+    def __init__(self, keys: Keys, observer: Observer, authority: Authority, clock: Clock) -> None:
+        self._keys, self._observer, self._authority, self._clock = keys, observer, authority, clock
+        self._at_s = 0.0
+
+    async def publish(self) -> None:
+        """Write when a second has passed."""
+        now_s = self._clock.now_s()
+        if now_s - self._at_s >= 1.0:
+            self._at_s = now_s
+            writes = demand(self._keys, self._observer, now_s)
+            if writes:
+                await self._authority.write(writes)
 
 
 def demand(keys: Keys, observer: Observer, now_s: float) -> list[Write]:

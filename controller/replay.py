@@ -1,4 +1,6 @@
-"""Take a recorded decision again: same view, same seed, same planner; the plan's digest must be the same.
+"""Take a recorded decision again: same view, seed, planner and memory of it; the plan's digest must be the same.
+
+A step of an exploration is one decision: the candidate that was asked for, or the plan that ended it.
 
 `trefoil replay` prints what `replay` returns. The view and the seed are in the record; the plan that was made lies
 beside the record on the controller's disk and is only needed to show a difference.
@@ -10,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.decide import think
+from controller.decide import as_live, ask, think
 from trefoil.core import errors
 from trefoil.core.brains import Planner, PlanView
 from trefoil.core.plan import DecisionRecord, Plan
@@ -43,12 +45,16 @@ def replay(record: DecisionRecord, planner: Planner, made: Plan | None = None) -
     if record.wall_limit_hit:
         why = "the live decision ran into the wall limit and kept the last plan: nothing to compare"
         return Replayed(record.id, record.trigger, True, recorded, "", why)
-    decision = think(codec.from_json(PlanView, record.view_json), planner, record.seed)
-    again = plan_digest(decision.plan) if decision.plan else ""
+    live, memory = as_live(planner), record.versions.get("memory")
+    if live is not None and memory:
+        live.recall(json.loads(memory))
+    call = ask if record.versions.get("call") == "ask" else think
+    step = call(codec.from_json(PlanView, record.view_json), planner, record.seed)
+    again = plan_digest(step.plan) if step.plan else ""
     if again == recorded:
-        return Replayed(record.id, record.trigger, True, recorded, again, decision.why)
-    diff = tuple(_diff(made, decision.plan)) if made is not None else ()
-    return Replayed(record.id, record.trigger, False, recorded, again, decision.why, diff)
+        return Replayed(record.id, record.trigger, True, recorded, again, step.why)
+    diff = tuple(_diff(made, step.plan)) if made is not None else ()
+    return Replayed(record.id, record.trigger, False, recorded, again, step.why, diff)
 
 
 def records(folder: Path) -> Iterator[tuple[DecisionRecord, Plan | None]]:

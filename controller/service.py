@@ -78,8 +78,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         response = pb.ExplainResponse(
             why=explain(view, plan, objective, loop.actor.rollout.state, loop.actor.rollout.why),
             trigger=f"{loop.last_trigger.cause}: {loop.last_trigger.why}" if loop.last_trigger else "",
-            replans_by_cause=dict(loop.causes),
-            reconfigurations_by_cause={cause: n for cause, n in loop.reconfigurations.items() if n},
+            replans_by_cause=dict(loop.records.causes),
+            reconfigurations_by_cause={cause: n for cause, n in loop.records.reconfigurations.items() if n},
         )
         if plan is not None and objective.family in plan.expected:
             response.expected.CopyFrom(codec.to_proto(plan.expected[objective.family]))

@@ -1,0 +1,175 @@
+"""An exploration as a value: its phase, its candidates, what became of each, and what all of it has cost."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+from controller.shares import capacity_of
+from controller.terms import impossible, terms
+from controller.thinker import Thought
+from controller.triggers import Trigger
+from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
+from trefoil.core.demand import LoadWindow
+from trefoil.core.errors import PlanError
+from trefoil.core.plan import Plan, RolloutState
+from trefoil.core.plan_check import check, plan_digest
+
+OUTGROWN: Final = ("load", "slo", "loss")  # after these, the plan of before does not suit any more
+MEASURED, REFUSED, HALTED = "measured", "refused", "halted"
+BROKEN_OFF, INTERRUPTED, DECIDED = "broken_off", "interrupted", "decided"
+
+
+class Phase(StrEnum):
+    """Where an exploration stands."""
+
+    ASK = "asking the planner"
+    DEPLOY = "about to deploy"
+    ROLL = "rolling out"
+    SETTLE = "settling"
+    MEASURE = "measuring"
+    METER = "waiting for the meter"
+    BACK = "going back"
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """One candidate: what became of it and what it cost."""
+
+    number: int
+    candidate: Candidate
+    outcome: str = ""  # "" while it is under way
+    why: str = ""
+    told: Measurement | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.number}: {self.candidate.why}: {self.outcome or 'under way'}"
+        if self.why:
+            text += f" ({self.why})"
+        if self.outcome == MEASURED and self.told is not None:
+            for m in self.told.measured:
+                joules = "" if m.joules_per_request is None else f", {m.joules_per_request:.3g} J"
+                text += f" {m.family} p95 {m.latency_ms_p95:.0f} ms, accuracy {m.accuracy:.4f}{joules}"
+        return text
+
+
+@dataclass(slots=True)
+class Totals:
+    """What exploring has cost, of one exploration or of all since the controller first ran."""
+
+    explorations: int = 0
+    evaluations: int = 0
+    refused: int = 0
+    broken_off: int = 0
+    spent_s: float = 0.0
+    spent_j: float = 0.0
+    violations: int = 0
+
+    def plain(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(slots=True)
+class Exploration:
+    """One that is under way. Times are UTC, as those of windows and samples are."""
+
+    trigger: Trigger
+    before: Plan | None
+    began_s: float
+    phase: Phase = Phase.ASK
+    deployed: Plan | None = None
+    evaluations: list[Evaluation] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
+    charged_from_s: float = 0.0  # up to here time is booked,
+    windows_from_s: float = 0.0  # requests (windows come later than what they tell of),
+    metered_from_s: float = 0.0  # and energy
+    seen_s: float = 0.0
+    settled_s: float = math.inf  # windows that begin later count
+    found: tuple[LoadWindow, ...] = ()
+    waited_s: float = 0.0  # without any load: not time of the exploration
+
+    @property
+    def now(self) -> Evaluation:
+        return self.evaluations[-1]
+
+
+class Shell(Protocol):
+    """What an exploration needs of the loop."""
+
+    @property
+    def current(self) -> Plan | None:
+        """The plan in force."""
+        ...
+
+    def seed(self) -> int:
+        """Of the next decision."""
+        ...
+
+    def rolled(self) -> tuple[RolloutState, str]:
+        """Where the rollout of the plan in force stands, and why."""
+        ...
+
+    def wake(self) -> None:
+        """Step again at once."""
+        ...
+
+    async def try_out(self, view: PlanView, trigger: Trigger, thought: Thought, refused: str) -> Plan:
+        """Record a step that is a candidate; returns its plan, numbered."""
+        ...
+
+    async def deploy(self, plan: Plan) -> None:
+        """Put a plan in force in place of the candidate before it, and begin its rollout."""
+        ...
+
+    async def conclude(
+        self, view: PlanView, trigger: Trigger, thought: Thought, decision: Decision, versions: Mapping[str, str]
+    ) -> None:
+        """Record a step that is a decision, and put in force what `decision` makes of it."""
+        ...
+
+
+def good(run: Exploration, view: PlanView) -> Plan | None:
+    """The plan to fall back on; None: what is deployed has to do."""
+    quantile = {o.family: o.slo_quantile for o in view.objectives}
+    met = []
+    for one in run.evaluations:
+        measured = one.told.measured if one.told is not None and one.outcome == MEASURED else ()
+        if measured and all(m.slo_attainment >= quantile.get(m.family, 0.0) for m in measured):
+            met.append((sum(m.joules_per_request or 0.0 for m in measured), one.number, one.candidate.plan))
+    found = [plan for _, _, plan in sorted(met, key=lambda row: row[:2])]
+    before = [run.before] if run.before is not None else []
+    order = [*found, *before] if run.trigger.cause in OUTGROWN else [*before, *found]
+    return next((plan for plan in order if not refusal(view, plan)), None)
+
+
+def text(run: Exploration, ended: str = "") -> str:
+    """An exploration in words."""
+    t = run.totals
+    head = f"exploring for {run.trigger.cause}: {ended or run.phase.value}"
+    spent = f"{t.evaluations} evaluated, {t.refused} refused, {t.broken_off} broken off; {t.spent_s:.0f} s, "
+    spent += f"{t.spent_j:.0f} J, {t.violations} requests out of the SLO"
+    return "\n".join([f"{head} ({spent})", *(f"  candidate {e}" for e in run.evaluations)])
+
+
+def refusal(view: PlanView, plan: Plan) -> str:
+    """Why a plan may not be deployed now; "" when it may. Its SLO is the planner's business, the capacity is not."""
+    try:
+        check(replace(plan, degraded=plan.degraded or "a candidate"), view.fleet, view.catalog, (), view.objectives)
+    except PlanError as error:
+        return str(error)
+    rules = terms(view, relaxed=True)
+    parts = [p for node in plan.nodes for d in node.devices for p in d.slices]
+    for demand in view.demand:
+        if not any(r.family == demand.family for r in view.catalog.rows):
+            continue  # no profile: nothing is known before it is measured
+        carries = capacity_of(demand.family, parts, rules)
+        if demand.family in rules.needs and carries < demand.rate_p90_per_s:
+            return f"carries {carries:.1f}/s of {demand.family}, the load may need {demand.rate_p90_per_s:.1f}/s"
+    if view.current is not None and plan_digest(plan) == plan_digest(view.current):
+        return ""
+    return impossible(view, plan)
+
+
+def slo_s(view: PlanView, family: str) -> float:
+    return next((o.slo_ms for o in view.objectives if o.family == family), 0.0) / 1e3

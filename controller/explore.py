@@ -1,0 +1,378 @@
+"""Explores on the running system: ask for a candidate, deploy it, measure it, tell, until the planner has decided.
+
+Source: CLOVER section 4.3 (candidates are evaluated on the live system); what protects serving meanwhile is ours.
+Phases: ASK -> DEPLOY -> ROLL (the ordinary rollout) -> SETTLE (load windows of before run out, what queued up drains)
+-> MEASURE (until `requests_min` requests of every family that is asked for, or `measure_s`) -> METER (until the energy
+of that interval is known) -> tell, ASK again; BACK after a candidate that had to be left: to the plan before it.
+A candidate that cannot carry the load, or that no rollout reaches without falling below what the load needs, is told
+as a violation and never deployed. p95 and backlog are bounded from the first step of a rollout on: beyond, the
+candidate is left and told as a violation. A step takes one tick; nothing here waits.
+Whatever ends an exploration (freeze, pin, mode, objective, loss, a lost lease) leaves a good plan in force: the one
+before it, or one that was measured within the SLO where the one before no longer suits.
+"""
+
+import json
+import math
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from controller import measuring
+from controller.disk import Disk
+from controller.evaluations import (
+    BROKEN_OFF,
+    DECIDED,
+    HALTED,
+    INTERRUPTED,
+    MEASURED,
+    REFUSED,
+    Evaluation,
+    Exploration,
+    Phase,
+    Shell,
+    Totals,
+    good,
+    refusal,
+    slo_s,
+    text,
+)
+from controller.report import Accountant
+from controller.settings import ExploreSettings
+from controller.thinker import Thinker, Thought
+from controller.triggers import Trigger
+from controller.windows import Windows
+from trefoil.core.brains import Decision, Measurement, PlanView
+from trefoil.core.demand import Measured
+from trefoil.core.fleet import DeviceState
+from trefoil.core.plan import RolloutState
+from trefoil.runtime.clock import Clock
+from trefoil.runtime.telemetry import Metrics
+
+ROLLED: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
+TOTALS: Final = "explorations"
+BACKLOG_MIN: Final = 10.0  # requests under way that say nothing
+
+
+class Explorer:
+    """At most one exploration at a time, one step a tick. Called under the loop's lock."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        thinker: Thinker,
+        windows: Windows,
+        accountant: Accountant,
+        settings: ExploreSettings,
+        metrics: Metrics,
+        clock: Clock,
+        disk: Disk,
+    ) -> None:
+        self._shell, self._thinker, self._windows = shell, thinker, windows
+        self._accountant, self._settings, self._metrics, self._clock = accountant, settings, metrics, clock
+        self._log = structlog.get_logger()
+        self.run: Exploration | None = None
+        self._disk = disk
+        self.totals = Totals(**disk.load_plain(TOTALS))
+        self.last = ""
+
+    # --- begin and end ------------------------------------------------------------------------------------------------
+
+    def wants(self, view: PlanView) -> bool:
+        """Whether the planner wants to measure on the system."""
+        return self._thinker.live is not None and self._thinker.live.asks(view)
+
+    async def begin(self, view: PlanView, trigger: Trigger) -> None:
+        """Start one, in place of one that may be under way."""
+        before = self._shell.current
+        if self.run is not None:
+            before = good(self.run, view)
+            self._close(INTERRUPTED, f"interrupted by {trigger.cause}: {trigger.why}")
+        now_s = self._clock.now_s()
+        self.run = Exploration(trigger, before, now_s, Phase.ASK, None, [], Totals(), now_s, now_s, now_s, now_s)
+        self._hold(now_s)
+        self._metrics.set("trefoil_exploring", 1)
+        self._log.info("exploration", trigger=trigger.cause, why=trigger.why)
+        await self.step(view)
+
+    def drop(self, why: str) -> None:
+        """End it and leave what is deployed to the caller (another plan takes over, or the role was lost)."""
+        if self.run is not None:
+            self._close(INTERRUPTED, why)
+
+    async def stop(self, view: PlanView, why: str) -> None:
+        """End it; a good plan is put in force."""
+        if self.run is None:
+            return
+        kept = good(self.run, view) or self._shell.current
+        self._close(INTERRUPTED, why)
+        if kept is not None and self._on_trial:
+            await self._shell.deploy(replace(kept, exploration=False, why=f"exploration ended, {why}; {kept.why}"))
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    async def step(self, view: PlanView) -> None:
+        """One step. A longer pause between two of them begins a measurement anew."""
+        run = self.run
+        assert run is not None
+        now_s = self._clock.now_s()
+        paused = now_s - run.seen_s > self._settings.pause_s
+        run.seen_s = now_s
+        if run.phase in (Phase.SETTLE, Phase.MEASURE, Phase.METER) and paused:
+            self._settle(now_s)
+        if run.phase == Phase.ASK:
+            await self._ask(view)
+        elif run.phase == Phase.DEPLOY:
+            await self._deploy()
+        elif run.phase == Phase.BACK:
+            self._went_back()
+        elif why := self._unbearable(view):
+            await self._break_off(view, BROKEN_OFF, why)
+        elif run.phase == Phase.ROLL:
+            await self._rolling(view)
+        elif run.phase == Phase.SETTLE:
+            self._settling(view)
+        elif run.phase == Phase.MEASURE:
+            self._measuring(view)
+        elif run.phase == Phase.METER:
+            self._metering(view)
+        if self.run is run and now_s - run.began_s - run.waited_s > self._settings.exploration_max_s:
+            await self.stop(view, f"it took more than exploration_max_s = {self._settings.exploration_max_s:g} s")
+
+    async def _ask(self, view: PlanView) -> None:
+        run = self.run
+        assert run is not None
+        view = replace(view, trigger=run.trigger.cause)
+        thought = await self._thinker.think(view, self._shell.seed(), ask_it=True)
+        if isinstance(thought.step, Decision):
+            await self._decided(view, thought)
+            return
+        candidate = thought.step
+        one = Evaluation(len(run.evaluations) + 1, candidate)
+        run.evaluations.append(one)
+        refused = refusal(view, candidate.plan)
+        if refused and (view.current is not None or not candidate.plan.degraded):
+            self._tell(view, REFUSED, refused)
+            run.phase = Phase.ASK
+        else:
+            refused, run.phase = "", Phase.DEPLOY
+        run.deployed = None
+        run.deployed = await self._shell.try_out(view, run.trigger, thought, refused)
+        if refused:
+            self._shell.wake()
+        else:
+            await self._deploy()
+
+    async def _deploy(self) -> None:
+        run = self.run
+        assert run is not None
+        if run.deployed is None:  # its record could not be written: Redis was down
+            run.deployed = replace(run.now.candidate.plan, exploration=True)
+        run.phase, run.settled_s = Phase.ROLL, math.inf
+        await self._shell.deploy(run.deployed)
+
+    async def _rolling(self, view: PlanView) -> None:
+        run = self.run
+        assert run is not None
+        state, why = self._shell.rolled()
+        if state == RolloutState.DONE:
+            self._settle(self._clock.now_s())
+        elif state in ROLLED:
+            await self._break_off(view, HALTED, f"its rollout was {state.name.lower()}: {why}")
+
+    def _settle(self, now_s: float) -> None:
+        assert self.run is not None
+        self.run.phase, self.run.settled_s = Phase.SETTLE, now_s + self._settings.settle_s
+
+    def _settling(self, view: PlanView) -> None:
+        run = self.run
+        assert run is not None
+        now_s = self._clock.now_s()
+        if now_s < run.settled_s:
+            return
+        found = self._windows.begun_since(run.windows_from_s)
+        waits = sum(measuring.tally(found, o.family).backlog for o in view.objectives)
+        patient = now_s < run.settled_s + self._settings.settle_max_s - self._settings.settle_s
+        if patient and waits > sum(d.rate_per_s * slo_s(view, d.family) for d in view.demand):
+            return
+        run.settled_s = now_s
+        run.phase = Phase.MEASURE
+
+    def _measuring(self, view: PlanView) -> None:
+        run = self.run
+        assert run is not None
+        found = self._windows.begun_since(run.settled_s)
+        tallies = {o.family: measuring.tally(found, o.family) for o in view.objectives}
+        now_s = self._clock.now_s()
+        if not any(t.arrived for t in tallies.values()):  # nothing to measure yet: this is not time of the candidate
+            run.waited_s += now_s - run.settled_s
+            run.settled_s = now_s
+            return
+        asked = [t.answered for t in tallies.values() if t.arrived]
+        if min(asked) >= run.now.candidate.requests_min or now_s - run.settled_s >= run.now.candidate.measure_s:
+            run.found, run.phase = found, Phase.METER
+            self._metering(view)
+
+    def _metering(self, view: PlanView) -> None:
+        run = self.run
+        assert run is not None
+        starts_s, ends_s = measuring.span(run.found)
+        known = measuring.metered_until_s(self._accountant.held, _devices(view)) >= ends_s
+        if not known and self._clock.now_s() < ends_s + self._settings.meter_wait_s:
+            return
+        paid = self._cost(view, starts_s, ends_s) if known else measuring.Cost(None, None)
+        told = measuring.measured(view, self._windows, run.found, paid)
+        self._tell(view, MEASURED, "", told, ends_s)
+        run.phase = Phase.ASK
+        self._shell.wake()
+
+    # --- leaving a candidate ------------------------------------------------------------------------------------------
+
+    def _unbearable(self, view: PlanView) -> str:
+        """Why the candidate has to be left at once; "" while it is bearable."""
+        run, bounds = self.run, self._settings
+        assert run is not None
+        since = self._windows.begun_since(run.windows_from_s)
+        settled = self._windows.begun_since(run.settled_s)
+        queue = {r.family: r.queue_requests_max for r in run.now.candidate.plan.routes}
+        for demand in view.demand:
+            family = demand.family
+            limit = max(BACKLOG_MIN, bounds.backlog_s_max * demand.rate_per_s)
+            if queue.get(family):
+                limit = min(limit, bounds.queue_share_max * queue[family])
+            waits = measuring.tally(since, family).backlog
+            if waits > limit:
+                return f"{waits} requests of {family} wait, more than {limit:.0f}"
+            measured, slo_ms = measuring.tally(settled, family), 1e3 * slo_s(view, family)
+            late = slo_ms and measured.latency_ms_p95 > bounds.p95_ratio_max * slo_ms
+            if late and measured.answered >= bounds.p95_requests_min:
+                return f"p95 of {family} {measured.latency_ms_p95:.0f} ms > {bounds.p95_ratio_max:g} x {slo_ms:g} ms"
+        return ""
+
+    async def _break_off(self, view: PlanView, outcome: str, why: str) -> None:
+        run = self.run
+        assert run is not None
+        self._tell(view, outcome, why)
+        back = good(run, view)
+        if back is None:
+            run.phase = Phase.ASK  # there is nothing to go back to: the next candidate
+            return
+        run.phase = Phase.BACK
+        await self._shell.deploy(replace(back, exploration=True, why=f"back from a candidate: {why}; {back.why}"))
+
+    def _went_back(self) -> None:
+        assert self.run is not None
+        state, why = self._shell.rolled()
+        if state == RolloutState.DONE:
+            self.run.phase = Phase.ASK
+            self._shell.wake()
+        elif state in ROLLED:  # the loop goes on to try
+            self.run.phase = Phase.ASK
+            self._log.warning("the way back halted", why=why)
+
+    # --- booking ------------------------------------------------------------------------------------------------------
+
+    def _tell(
+        self,
+        view: PlanView,
+        outcome: str,
+        why: str,
+        told: tuple[Measured, ...] | None = None,
+        until_s: float | None = None,
+    ) -> None:
+        """Charge everything since the last evaluation to this one, and tell the planner."""
+        run = self.run
+        assert run is not None
+        assert self._thinker.live is not None
+        spent_s, spent_j, violations = self._charge(view, self._clock.now_s() if until_s is None else until_s)
+        results = measuring.lost(o.family for o in view.objectives) if told is None else told
+        one = run.now
+        one.outcome, one.why, one.told = outcome, why, Measurement(results, spent_s, spent_j, violations)
+        self._count(outcome)
+        self._thinker.live.tell(one.candidate, one.told)
+        self._thinker.save()
+        self._log.info("evaluation", text=str(one), spent_s=round(spent_s, 1), spent_j=round(spent_j, 1))
+
+    def _charge(self, view: PlanView, until_s: float) -> tuple[float, float, int]:
+        """(seconds, joules, requests out of the SLO) since the last time; what is reported later is charged later."""
+        run = self.run
+        assert run is not None
+        found = [w for w in self._windows.begun_since(run.windows_from_s) if w.ends_at_s <= until_s]
+        violations = sum(measuring.tally(found, o.family).violations for o in view.objectives)
+        metered_s = min(until_s, measuring.metered_until_s(self._accountant.held, _devices(view)))
+        spent_j = self._cost(view, run.metered_from_s, metered_s).total_j
+        spent_s = max(0.0, until_s - run.charged_from_s)
+        for totals in (run.totals, self.totals):
+            totals.spent_s += spent_s
+            totals.spent_j += spent_j
+            totals.violations += violations
+        self._metrics.inc("trefoil_exploration_seconds_total", spent_s)
+        self._metrics.inc("trefoil_exploration_joules_total", spent_j)
+        self._metrics.inc("trefoil_exploration_violations_total", violations)
+        run.charged_from_s = max(run.charged_from_s, until_s)
+        run.windows_from_s = max(run.windows_from_s, measuring.span(found)[1])
+        run.metered_from_s = max(run.metered_from_s, metered_s)
+        self._windows.hold_from_s = run.windows_from_s
+        self._accountant.hold(run.metered_from_s)
+        return spent_s, spent_j, violations
+
+    def _count(self, outcome: str) -> None:
+        assert self.run is not None
+        for totals in (self.run.totals, self.totals):
+            totals.evaluations += outcome in (MEASURED, BROKEN_OFF, HALTED)
+            totals.refused += outcome == REFUSED
+            totals.broken_off += outcome in (BROKEN_OFF, HALTED)
+        self._metrics.inc("trefoil_evaluations_total", outcome=outcome)
+
+    def _cost(self, view: PlanView, starts_s: float, ends_s: float) -> measuring.Cost:
+        families = [o.family for o in view.objectives]
+        return measuring.cost(self._accountant.held, self._accountant.readings(), families, starts_s, ends_s, view.pue)
+
+    async def _decided(self, view: PlanView, thought: Thought) -> None:
+        run = self.run
+        assert run is not None
+        self._charge(view, self._clock.now_s())
+        decision, fallback = thought.decision, good(run, view) or self._shell.current
+        if decision.plan is None and self._on_trial and fallback is not None:
+            # What runs is a candidate: it becomes the plan, unless there is a reason to go back to a good one.
+            keeps = self._shell.current if not decision.degraded else fallback
+            decision = replace(decision, plan=replace(keeps or fallback, degraded=decision.degraded))
+        self._close(DECIDED, decision.why)
+        totals = json.dumps(run.totals.plain())
+        await self._shell.conclude(view, run.trigger, thought, decision, {"exploration": totals})
+        if self._on_trial and fallback is not None:  # the planner's plan was refused
+            await self._shell.deploy(replace(fallback, exploration=False, why=f"{decision.why}; {fallback.why}"))
+
+    @property
+    def _on_trial(self) -> bool:
+        """Whether what is deployed is a candidate."""
+        return self._shell.current is not None and self._shell.current.exploration
+
+    def _close(self, outcome: str, why: str) -> None:
+        run = self.run
+        assert run is not None
+        if run.evaluations and not run.now.outcome:
+            run.now.outcome, run.now.why = INTERRUPTED, why
+            self._count(INTERRUPTED)
+        run.totals.explorations, self.totals.explorations = 1, self.totals.explorations + 1
+        self.last = text(run, f"{outcome}: {why}")
+        self.run = None
+        self._hold(math.inf)
+        self._thinker.save()
+        self._disk.save(TOTALS, self.totals.plain())
+        self._metrics.set("trefoil_exploring", 0)
+        self._metrics.inc("trefoil_explorations_total", outcome=outcome)
+        self._log.info("exploration ended", outcome=outcome, why=why, **run.totals.plain())
+
+    def _hold(self, from_s: float) -> None:
+        self._windows.hold_from_s = from_s
+        self._accountant.hold(from_s)
+
+    def text(self) -> str:
+        """The exploration under way, or the last one, in words; "" when there never was one."""
+        return self.last if self.run is None else text(self.run)
+
+
+def _devices(view: PlanView) -> list[str]:
+    """Devices that a meter can reach."""
+    return [d.device for n in view.fleet.nodes for d in n.devices if d.state != DeviceState.LOST]

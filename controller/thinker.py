@@ -1,0 +1,99 @@
+"""Calls the planner in a thread of its own, within a wall limit, and keeps what a replay needs to call it again."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from controller.decide import as_live, ask, think
+from controller.disk import Disk
+from trefoil.core import errors
+from trefoil.core.brains import Candidate, Decision, Planner, PlanView
+from trefoil.runtime.clock import Clock
+
+RETRY_S: Final = 10.0  # after a decision that found no plan
+MEMORY: Final = "planner_memory"
+UNREADABLE: Final = (errors.TrefoilError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """What a planner answered, and all that is needed to ask it again. `memory` is JSON from before; "" = it has none.
+
+    `asked`: a step of an exploration (`ask`), not a whole decision (`plan`).
+    """
+
+    step: Candidate | Decision
+    seed: int
+    solve_ms: float
+    wall_limit_hit: bool
+    memory: str = ""
+    asked: bool = False
+
+    @property
+    def decision(self) -> Decision:
+        """The step, where it is a decision."""
+        assert isinstance(self.step, Decision), self.step
+        return self.step
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What a record keeps of it beside view and seed."""
+        found = {"memory": self.memory} if self.memory else {}
+        return found | ({"call": "ask"} if self.asked else {})
+
+
+class Thinker:
+    """One planner. What a planner remembers is saved on the controller's disk and recalled after a restart."""
+
+    def __init__(self, planner: Planner, name: str, disk: Disk, clock: Clock, timeout_s: float) -> None:
+        self.planner, self.live, self.name = planner, as_live(planner), name
+        self._disk, self._clock, self._timeout_s = disk, clock, timeout_s
+        self._abandoned: asyncio.Future[Candidate | Decision] | None = None
+        self._before = ""
+        self._log = structlog.get_logger()
+        saved = disk.load_plain(MEMORY)
+        if self.live is not None and saved.get("planner") == name:
+            self._recall(saved.get("memory", {}))
+
+    async def think(self, view: PlanView, seed: int, ask_it: bool = False) -> Thought:
+        """One call. A planner that takes too long is abandoned: the answer is then to keep what runs."""
+        if self._abandoned is not None:
+            if not self._abandoned.done():
+                return self._hit(view, seed, "the planner is still busy with an abandoned decision")
+            self._abandoned = None
+            if self._before:  # what it did after it was abandoned is in no record
+                self._recall(json.loads(self._before))
+        self._before = self._memory()
+        started_s = self._clock.monotonic_s()
+        call = ask if ask_it else think
+        future = asyncio.get_running_loop().run_in_executor(None, call, view, self.planner, seed)
+        done, _ = await asyncio.wait((future,), timeout=self._timeout_s)
+        solve_ms = (self._clock.monotonic_s() - started_s) * 1e3
+        if done:
+            return Thought(future.result(), seed, solve_ms, False, self._before, ask_it)
+        self._abandoned = future
+        return self._hit(view, seed, f"the planner took more than solve_timeout_s = {self._timeout_s:g} s", solve_ms)
+
+    def save(self) -> None:
+        """What the planner remembers now."""
+        if self.live is not None:
+            self._disk.save(MEMORY, {"planner": self.name, "memory": self.live.memory()})
+
+    def _hit(self, view: PlanView, seed: int, why: str, solve_ms: float = 0.0) -> Thought:
+        return Thought(Decision(None, why, view.now_s + RETRY_S, why), seed, solve_ms, True, self._before)
+
+    def _memory(self) -> str:
+        if self.live is None:
+            return ""
+        return json.dumps(self.live.memory(), sort_keys=True, ensure_ascii=False)
+
+    def _recall(self, memory: Mapping[str, Any]) -> None:
+        assert self.live is not None
+        try:
+            self.live.recall(memory)
+        except UNREADABLE as error:
+            self._log.warning("the planner cannot recall what was saved; it begins anew", error=str(error))
