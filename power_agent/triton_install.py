@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from trefoil.core.errors import BinaryMissing, StartError
+from trefoil.runtime.model_files import ENGINES
 
 BACKENDS: Final = ("onnxruntime", "python")  # that can run the ONNX files of a family; the better first
 STUB: Final = "triton_python_backend_stub"
@@ -60,7 +61,7 @@ class TritonInstall:
     libpython: str  # "libpython3.11.so.1.0"
     libpython_loads: bool  # by the loader's own path
     libpython_folder: str  # where it is if the loader has to be told (LD_LIBRARY_PATH); "" = nowhere
-    offers: tuple[str, ...] = ("python",)  # those of BACKENDS that it has
+    offers: tuple[str, ...] = ("python",)  # those of BACKENDS that it has, and ENGINES
     backend: str = "python"  # which of them serves
     sees_gpus: bool = True  # False: what it starts gets no device, whatever its slice
 
@@ -73,12 +74,13 @@ def with_backend(install: TritonInstall, wanted: str, *, simulated: bool) -> Tri
     Raises:
         BinaryMissing: that backend is not there.
     """
-    chosen = next(iter(install.offers), "") if wanted == "auto" else wanted
+    offers = tuple(name for name in install.offers if name in BACKENDS)
+    chosen = next(iter(offers), "") if wanted == "auto" else wanted
     if wanted == "auto" and simulated:
         chosen = "python"
-    if chosen not in install.offers:
+    if chosen not in offers:
         raise BinaryMissing(
-            f"{install.backends} has no backend {chosen} (it has: {', '.join(install.offers) or 'none'})",
+            f"{install.backends} has no backend {chosen} (it has: {', '.join(offers) or 'none'})",
             field="triton_backend",
             value=wanted,
             remedy="take an installation or image with that backend, or set triton_backend=auto",
@@ -107,7 +109,7 @@ def find_triton(binary: Path | None, environment: Path | None) -> TritonInstall:
             remedy="run `make setup`, or set triton_binary to an executable tritonserver",
         )
     root = found.resolve().parent.parent
-    offers = tuple(name for name in BACKENDS if (root / "backends" / name).is_dir())
+    offers = tuple(name for name in (*BACKENDS, ENGINES) if (root / "backends" / name).is_dir())
     return TritonInstall(found, root / "backends", root / "caches", *_environment(environment), offers)
 
 

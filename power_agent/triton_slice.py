@@ -1,7 +1,7 @@
 """Writes one slice's own Triton repository and says how to start its Triton (argv, env). Starts nothing.
 
     <slice repository>/<family>/config.pbtxt           generated: one backend, one version, one instance group
-                               <version>/model.onnx    link to the shared model_repository
+                               <version>/model.onnx    link to the shared model_repository, as all files beside it
                                <version>/model.py      link to model_repository/_shared/model.py
 
 Every version of the family is linked, only one is loaded, so a swap needs no file but the new config.pbtxt.
@@ -22,14 +22,21 @@ from power_agent.triton_install import TritonInstall
 from trefoil.core.device_types import cpu_quota
 from trefoil.core.errors import CatalogError, SettingError
 from trefoil.core.fleet import Hosted, SliceKey
+from trefoil.runtime.model_files import (
+    CONFIG,
+    ENGINES,
+    backend_of,
+    contract,
+    expected_files,
+    how_to_make,
+    version_files,
+)
 
 LOOPBACK: Final = "127.0.0.1"
 GPUS_MAX: Final = 16  # of one node
 PORTS_PER_GPU: Final = 16  # two for each of 8 memory slices
 PORTS_PER_CORE: Final = 20  # two for each tenth of a core
 TENTHS: Final = 10
-CONFIG: Final = "config.pbtxt"
-MODEL: Final = "model.onnx"
 SHARED_MODEL: Final = Path("_shared") / "model.py"
 THREADS: Final = "intra_op_thread_count"  # a parameter of the onnxruntime backend
 SHARED_MEMORY: Final = Path("/dev/shm")
@@ -106,9 +113,9 @@ def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
     Raises:
         CatalogError: naming family, version and path when the source lacks something.
     """
-    serving = serving_for(install, spec)
     for hosted in spec.hosted:
-        write_family(spec.repository, spec.source, hosted, serving)
+        family = contract(spec.source, hosted.family)
+        write_family(spec.repository, spec.source, hosted, family, serving_for(install, spec, family))
     shm_prefix = f"trefoil-{spec.name}-{spec.grpc_port}-"
     return SliceLaunch(
         argv=_argv(install, spec, shm_prefix),
@@ -166,31 +173,6 @@ def _env(install: TritonInstall, spec: SliceSpec) -> dict[str, str]:
     }
 
 
-def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
-    """The family's tensor contract: names, types, shapes and largest batch that all of its variants share.
-
-    Raises:
-        CatalogError: the file is missing or is no model configuration.
-    """
-    path = source / family / CONFIG
-    try:
-        config = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
-    except OSError as error:
-        raise CatalogError(
-            f"no tensor contract of family {family}: {path}: {error.strerror}",
-            field="family",
-            value=family,
-            remedy="add config.pbtxt with max_batch_size, input and output to the family's folder",
-        ) from error
-    except text_format.ParseError as error:
-        raise CatalogError(f"{path} is no Triton model configuration: {error}", remedy="mend that line") from error
-    if config.name != family or not config.input or not config.output or config.max_batch_size < 1:
-        raise CatalogError(
-            f"{path} needs name {family!r}, max_batch_size >= 1, input and output", field="family", value=family
-        )
-    return config
-
-
 @dataclass(frozen=True, slots=True)
 class Serving:
     """What executes a slice's models."""
@@ -200,14 +182,34 @@ class Serving:
     threads: int = 0  # of the onnxruntime backend for one request; 0 = its own choice
 
 
-def serving_for(install: TritonInstall, spec: SliceSpec) -> Serving:
-    """The python backend places models itself (model.py), so its instances are the CPU's for Triton."""
+def serving_for(install: TritonInstall, spec: SliceSpec, family: model_config_pb2.ModelConfig) -> Serving:
+    """The python backend places models itself (model.py), so its instances are the CPU's for Triton.
+
+    Raises:
+        CatalogError: the family consists of TensorRT engines, and these cannot be executed here.
+    """
+    on_gpu = bool(spec.gpu_uuid) and install.sees_gpus
+    if backend_of(family) == ENGINES:
+        if on_gpu and ENGINES in install.offers:
+            return Serving(ENGINES, on_gpu=True)
+        raise CatalogError(
+            f"its models are TensorRT engines, and {_no_engines(install, spec)}",
+            field="family",
+            value=family.name,
+            remedy="serve it on a real GPU by a Triton with the tensorrt backend, or import its ONNX files instead",
+        )
     if install.backend == "python":
         return Serving()
-    if spec.gpu_uuid and install.sees_gpus:
+    if on_gpu:
         return Serving(install.backend, on_gpu=True)
     of_cpus = spec.cpu_cores is not None or spec.cpu_quota is not None
     return Serving(install.backend, threads=spec.threads if of_cpus else 0)
+
+
+def _no_engines(install: TritonInstall, spec: SliceSpec) -> str:
+    if ENGINES not in install.offers:
+        return f"{install.backends} has no backend {ENGINES}"
+    return f"slice {spec.name} has no real GPU"
 
 
 def serving_of(config: model_config_pb2.ModelConfig) -> Serving:
@@ -227,7 +229,10 @@ def slice_config(
     """
     config = model_config_pb2.ModelConfig()
     config.CopyFrom(contract)
-    config.backend, config.platform, config.default_model_filename = serving.backend, "", ""
+    config.backend, config.platform = serving.backend, ""
+    if serving.backend != ENGINES:  # whose files have other names, also by compute capability (cc_model_filenames)
+        config.default_model_filename = ""
+        config.cc_model_filenames.clear()
     groups = model_config_pb2.ModelInstanceGroup
     config.ClearField("instance_group")
     kind = groups.KIND_GPU if serving.on_gpu else groups.KIND_CPU
@@ -244,33 +249,35 @@ def config_json(config: model_config_pb2.ModelConfig) -> str:
     return str(json_format.MessageToJson(config, preserving_proto_field_name=True, indent=None))
 
 
-def write_family(repository: Path, source: Path, hosted: Hosted, serving: Serving) -> None:
+def write_family(
+    repository: Path, source: Path, hosted: Hosted, family: model_config_pb2.ModelConfig, serving: Serving
+) -> None:
     """Make the family's folder of a slice hold what `hosted` needs; what is right already is left alone.
 
     Raises:
         CatalogError: naming family, version and path when the source lacks something.
     """
     shared = (source / SHARED_MODEL).resolve()
-    versions = _versions(source, hosted.family)
+    expected = expected_files(family)
+    versions = version_files(source, hosted.family, expected)
     if not shared.is_file() or hosted.version not in versions:
-        missing = shared if hosted.version in versions else source / hosted.family / str(hosted.version) / MODEL
+        folder = source / hosted.family / str(hosted.version)
+        lacks = next((folder / name for name in expected if not (folder / name).is_file()), folder)
+        missing = shared if hosted.version in versions else lacks
         raise CatalogError(
-            f"version {hosted.version} of family {hosted.family} cannot be served: {missing} is missing",
+            f"version {hosted.version} of family {hosted.family} cannot be served: "
+            f"{'' if versions else 'no model files: '}{missing} is missing",
             field="version",
             value=hosted.version,
-            remedy=f"one of {sorted(versions)}" if versions else f"train the family: {source / hosted.family}",
+            remedy=f"one of {sorted(versions)}" if versions else how_to_make(source, hosted.family),
         )
-    for version, model in versions.items():
+    for version, files in versions.items():
         folder = repository / hosted.family / str(version)
         folder.mkdir(parents=True, exist_ok=True)
-        _link(folder / MODEL, model)
+        for file in files:
+            _link(folder / file.name, file.resolve())
         _link(folder / SHARED_MODEL.name, shared)
-    write_config(repository, slice_config(contract(source, hosted.family), hosted, serving))
-
-
-def _versions(source: Path, family: str) -> dict[int, Path]:
-    folders = (source / family).glob("[0-9]*")
-    return {int(f.name): (f / MODEL).resolve() for f in folders if f.name.isdigit() and (f / MODEL).is_file()}
+    write_config(repository, slice_config(family, hosted, serving))
 
 
 def write_config(repository: Path, config: model_config_pb2.ModelConfig) -> None:

@@ -18,6 +18,7 @@ import docker.errors
 from power_agent.runtimes.docker_engine import Engine
 from power_agent.triton_install import BACKENDS, TritonInstall
 from trefoil.core.errors import BinaryMissing, StartError
+from trefoil.runtime.model_files import ENGINES
 
 ROOT: Final = "/opt/tritonserver"
 BINARY: Final = f"{ROOT}/bin/tritonserver"
@@ -31,7 +32,7 @@ class TritonImage:
 
     name: str
     id: str
-    backends: tuple[str, ...]  # those of BACKENDS that it has; never empty
+    backends: tuple[str, ...]  # those of BACKENDS that it has, at least one, and ENGINES
     python: str  # an interpreter in it; "" = none, then no health check
 
     def install(self, *, sees_gpus: bool) -> TritonInstall:
@@ -82,11 +83,11 @@ def find_image(engine: Engine, name: str, *, pull: bool, labels: Mapping[str, st
                 field="docker_image",
                 remedy="take NVIDIA's Triton server image, or one that keeps Triton where that one does",
             )
-        backends = tuple(one for one in BACKENDS if _holds(engine, found, f"{ROOT}/backends/{one}"))
+        backends = tuple(one for one in (*BACKENDS, ENGINES) if _holds(engine, found, f"{ROOT}/backends/{one}"))
         python = next((path for path in _pythons(config) if _holds(engine, found, path)), "")
     finally:
         _remove(engine, found)
-    if not backends:
+    if not set(backends) & set(BACKENDS):
         raise BinaryMissing(
             f"image {name} has neither of Triton's backends {', '.join(BACKENDS)} below {ROOT}/backends",
             field="docker_image",

@@ -1,6 +1,7 @@
 """Finding Triton, a slice's repository and the pure halves of the client; no Triton runs here."""
 
 import os
+import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,12 @@ from power_agent.triton_install import (
     refuse_environment,
     with_backend,
 )
-from power_agent.triton_slice import Serving, SliceSpec, contract, prepare_slice, serving_for, serving_of, slice_config
+from power_agent.triton_slice import Serving, SliceSpec, prepare_slice, serving_for, serving_of, slice_config
 from trefoil.core.errors import BinaryMissing, CatalogError, StartError
 from trefoil.core.fleet import Hosted
+from trefoil.runtime.model_files import contract
 
+ROOT = Path(__file__).parents[3]
 CONTRACT = """
 name: "toy" backend: "onnxruntime" max_batch_size: 8
 input [ { name: "IMAGE" data_type: TYPE_UINT8 dims: [ 8, 8 ] } ]
@@ -242,9 +245,68 @@ def test_the_onnxruntime_backend_gets_the_slices_gpu_or_as_many_threads_as_it_ha
         assert (swapped.backend, swapped.instance_group) == (config.backend, config.instance_group)
         for written in (config, swapped):
             assert written.parameters["intra_op_thread_count"].string_value == threads
-    assert serving_for(replace(onnxruntime, sees_gpus=False), whole) == Serving("onnxruntime")
-    assert serving_for(install, whole) == Serving("python")
+    toy = contract(source, "toy")
+    assert serving_for(replace(onnxruntime, sees_gpus=False), whole, toy) == Serving("onnxruntime")
+    assert serving_for(install, whole, toy) == Serving("python")
     assert (tmp_path / "slice" / "toy" / "config.pbtxt").stat().st_mode & 0o777 == 0o644
+
+
+ENGINES_BY_GPU = CONTRACT.replace(
+    'backend: "onnxruntime"',
+    'platform: "tensorrt_plan" default_model_filename: "model_other.plan" '
+    'cc_model_filenames [ { key: "8.0" value: "model_a100.plan" }, { key: "9.0" value: "model_h100.plan" } ]',
+)
+
+
+def test_engines_for_each_type_of_gpu_reach_the_slices_repository(install, tmp_path, source):
+    (source / "toy" / "config.pbtxt").write_text(ENGINES_BY_GPU)
+    for version in ("1", "2"):
+        for name in ("model_a100.plan", "model_h100.plan", "model_other.plan"):
+            (source / "toy" / version / name).write_text(name)
+    whole = spec(tmp_path, source)
+    prepare_slice(replace(install, offers=("onnxruntime", "python", "tensorrt")), whole)
+    config = triton_slice.read_config(whole.repository, "toy")
+    assert (config.backend, config.default_model_filename) == ("tensorrt", "model_other.plan")
+    assert dict(config.cc_model_filenames) == {"8.0": "model_a100.plan", "9.0": "model_h100.plan"}
+    assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
+    swapped = slice_config(config, replace(TOY, version=1), serving_of(config))
+    assert (swapped.backend, swapped.cc_model_filenames) == (config.backend, config.cc_model_filenames)
+    for version in ("1", "2"):
+        linked = whole.repository / "toy" / version / "model_h100.plan"
+        assert linked.resolve() == source / "toy" / version / "model_h100.plan"
+
+
+def test_engines_without_what_executes_them_are_refused(install, tmp_path, source):
+    (source / "toy" / "config.pbtxt").write_text(ENGINES_BY_GPU)
+    whole = spec(tmp_path, source)
+    with pytest.raises(CatalogError, match=r"family = 'toy': .*TensorRT engines, and .*has no backend tensorrt"):
+        prepare_slice(install, whole)
+    able = replace(install, offers=("python", "tensorrt"))
+    with pytest.raises(CatalogError, match=r"node0-gpu0-3g\.20gb-4 has no real GPU.*Remedy: .*ONNX"):
+        prepare_slice(replace(able, sees_gpus=False), whole)
+    with pytest.raises(CatalogError, match=r"no model files: .*toy/2/model_a100\.plan is missing.*family import"):
+        prepare_slice(able, whole)
+    assert with_backend(able, "auto", simulated=False).backend == "python"
+
+
+def test_data_beside_a_graph_is_linked_with_it(install, tmp_path, source):
+    (source / "toy" / "2" / "weights.bin").write_text("weights")
+    launch = prepare_slice(install, spec(tmp_path, source))
+    assert (launch.repository / "toy" / "2" / "weights.bin").read_text() == "weights"
+
+
+@pytest.mark.parametrize(
+    ("family", "variant", "maker"),
+    [("efficientnet", "efficientnet-b1", "export.py"), ("albert", "albert-base", "export.py")],
+)
+def test_a_family_that_nobody_exported_yet_is_refused_with_the_script_that_does(
+    install, tmp_path, family, variant, maker
+):
+    source = tmp_path / "models"
+    for name in (family, "_shared"):
+        shutil.copytree(ROOT / "model_repository" / name, source / name, ignore=shutil.ignore_patterns("[0-9]"))
+    with pytest.raises(CatalogError, match=rf"version 1 of family {family} .*no model files.*{family}/{maker}"):
+        prepare_slice(install, spec(tmp_path, source, Hosted(family, variant, 1, 0, 1, 1, 8)))
 
 
 def test_shared_memory_of_one_slice_only_is_cleaned(tmp_path, monkeypatch):

@@ -1,0 +1,95 @@
+"""What a family's folder holds for Triton: its tensor contract (config.pbtxt) and the files of each version.
+
+    <family>/config.pbtxt              name, max_batch_size, input, output: what all variants share; the backend
+             <version>/model.onnx      backend onnxruntime (or none named): the graph, and external data beside it
+             <version>/model.plan      backend tensorrt: an engine; several for GPU types by `cc_model_filenames`
+
+A family may have no model files at all: the catalogue knows it, and only a slice that shall serve it refuses.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from trefoil.core.errors import CatalogError
+
+CONFIG: Final = "config.pbtxt"
+ENGINES: Final = "tensorrt"  # the backend whose models are built for one type of GPU
+FILES: Final = {"onnxruntime": "model.onnx", ENGINES: "model.plan"}
+PLATFORMS: Final = {"onnxruntime_onnx": "onnxruntime", "tensorrt_plan": ENGINES}
+MAKERS: Final = ("export.py", "train.py")
+OURS: Final = "model.py"  # linked into every version by the agent
+
+
+def read_contract(path: Path) -> model_config_pb2.ModelConfig:
+    """Parse one config.pbtxt.
+
+    Raises:
+        CatalogError: it is no model configuration.
+        OSError: it cannot be read.
+    """
+    try:
+        return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise CatalogError(f"{path} is no Triton model configuration: {error}", remedy="mend that line") from error
+
+
+def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
+    """The family's tensor contract: names, types, shapes and largest batch that all of its variants share.
+
+    Raises:
+        CatalogError: the file is missing or is no model configuration.
+    """
+    path = source / family / CONFIG
+    try:
+        config = read_contract(path)
+    except OSError as error:
+        raise CatalogError(
+            f"no tensor contract of family {family}: {path}: {error.strerror}",
+            field="family",
+            value=family,
+            remedy="add config.pbtxt with max_batch_size, input and output to the family's folder",
+        ) from error
+    if config.name != family or not config.input or not config.output or config.max_batch_size < 1:
+        raise CatalogError(
+            f"{path} needs name {family!r}, max_batch_size >= 1, input and output", field="family", value=family
+        )
+    return config
+
+
+def backend_of(config: model_config_pb2.ModelConfig) -> str:
+    """What the model's files are made for; "" when the configuration does not say."""
+    return str(config.backend) or PLATFORMS.get(str(config.platform), str(config.platform))
+
+
+def expected_files(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
+    """Names of the files that every version folder has to hold.
+
+    With `cc_model_filenames` Triton takes the file of the GPU's compute capability, and the default one elsewhere.
+    """
+    if backend_of(config) != ENGINES:
+        return (FILES["onnxruntime"],)
+    by_gpu = sorted(set(config.cc_model_filenames.values()))
+    default = str(config.default_model_filename)
+    return tuple(dict.fromkeys([*by_gpu, *([default] if default else [])])) or (FILES[ENGINES],)
+
+
+def version_files(source: Path, family: str, expected: tuple[str, ...]) -> dict[int, tuple[Path, ...]]:
+    """The files of each complete version, resolved, those beside the model included (external data)."""
+    found: dict[int, tuple[Path, ...]] = {}
+    for folder in (source / family).glob("[0-9]*"):
+        if folder.name.isdigit() and all((folder / name).is_file() for name in expected):
+            beside = (path for path in folder.iterdir() if path.is_file() and path.name != OURS and path.name[0] != ".")
+            found[int(folder.name)] = tuple(sorted(path.absolute() for path in beside))
+    return found
+
+
+def how_to_make(source: Path, family: str) -> str:
+    """What to do about a family without model files."""
+    folder = source / family
+    maker = next((folder / name for name in MAKERS if (folder / name).is_file()), None)
+    if maker is None:
+        return f"put them into {folder}, or adopt an existing Triton repository with `trefoil family import`"
+    return f"make them with {maker}, whose first lines say how"
