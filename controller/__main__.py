@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -55,6 +56,8 @@ class ControlPart:
 def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     """Everything that runs in this process, in the order of its start."""
     row = policy(settings.policy)
+    if settings.causes is not None:
+        row = replace(row, triggers=settings.causes)
     catalog = load_catalog(settings.model_repository, settings.profile_overrides)
     planner = planner_of(settings.planner, row)
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)

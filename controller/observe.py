@@ -141,6 +141,12 @@ class Observer:
         return tuple(_boosted(self._demand[family], boosts.get(family, 0.0)) for family in wanted)
 
     def _family_demand(self, family: str, now_s: float) -> Demand:
+        fixed = self._settings.demand_fixed.get(family)
+        if fixed is not None:
+            demand = fixed.demand(family, now_s)
+            assert demand.forecast is not None
+            self.forecasts[family] = demand.forecast
+            return demand
         arrivals = self.windows.arrivals(family, now_s)
         bin_s = self._settings.windows.bin_s
         forecast = self._forecaster.forecast(family, arrivals, bin_s, now_s, self._lead_s(family))

@@ -6,10 +6,11 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from controller.forecasters.table import FORECASTERS, ForecastSettings
-from controller.triggers import Thresholds
+from controller.triggers import CAUSES, Thresholds
 from controller.windows import WindowSettings
 from trefoil.core import policies
 from trefoil.core.carbon import Factors, Method, Series
+from trefoil.core.demand import Demand, LoadForecast
 from trefoil.core.errors import NotFound
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode
 from trefoil.runtime.config import ServiceSettings, Settings
@@ -129,6 +130,24 @@ class ExploreSettings(Settings):
     """The same as a share of the route's queue: long before anything is rejected."""
 
 
+class FixedDemand(Settings):
+    """A demand that is planned for whatever comes: a capacity that was promised, or an experiment."""
+
+    rate_per_s: float = Field(gt=0)
+    rate_p90_per_s: float = Field(default=0.0, ge=0)
+    """0: the rate itself."""
+    items_mean: float = Field(default=1.0, gt=0)
+    gap_scv: float = Field(default=1.0, ge=0)
+
+    def demand(self, family: str, now_s: float) -> Demand:
+        """As a planner sees it; its forecast says where it comes from."""
+        high_per_s = max(self.rate_per_s, self.rate_p90_per_s)
+        forecast = LoadForecast(
+            family, "fixed", now_s, mean_per_s=self.rate_per_s, p90_per_s=high_per_s, max_per_s=high_per_s
+        )
+        return Demand(family, "", self.rate_per_s, high_per_s, self.items_mean, self.gap_scv, forecast)
+
+
 class ControllerSettings(ServiceSettings):
     """Settings of `python -m controller`."""
 
@@ -156,6 +175,10 @@ class ControllerSettings(ServiceSettings):
     """Demand to plan for until the load has come near it, by family."""
     demand_initial_hold_s: float = Field(default=60.0, ge=0)
     """How long to hold it when the load never does."""
+    demand_fixed: dict[str, FixedDemand] = Field(default_factory=dict)
+    """Planned for instead of what is observed, by family; what arrives is still counted and reported."""
+    causes: tuple[str, ...] | None = None
+    """Triggers that may fire instead of the policy's own; start, loss, objective and tick are always on."""
     start_s: float = Field(default=3.0, ge=0)
     """Start of a Triton, added to wake_s and load_s as the time that a growing load must be foreseen."""
     slo_boost_ratio: float = Field(default=0.15, ge=0)
@@ -189,6 +212,14 @@ class ControllerSettings(ServiceSettings):
             policies.policy(value)
         except NotFound as error:
             raise ValueError(error.remedy) from error
+        return value
+
+    @field_validator("causes")
+    @classmethod
+    def _causes(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for cause in value or ():
+            if cause not in CAUSES:
+                raise ValueError(f"no such trigger {cause!r}; use some of {', '.join(CAUSES)}")
         return value
 
     @field_validator("forecaster")

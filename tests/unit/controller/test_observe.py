@@ -43,10 +43,11 @@ def several() -> Catalog:
 class World:
     """An observer, the store that it reads, and a way to write there."""
 
-    def __init__(self) -> None:
+    def __init__(self, fixed: dict[str, float] | None = None) -> None:
         self.clock = ManualClock(NOW_S)
         self.state = MemoryState(MemoryStore(self.clock), "default", clock=self.clock)
-        settings = ControllerSettings(demand_initial_per_s={"digits": 20.0})
+        demand_fixed = {"digits": fixed} if fixed else {}
+        settings = ControllerSettings(demand_initial_per_s={"digits": 20.0}, demand_fixed=demand_fixed)
         self.observer = Observer(
             settings, self.state, several(), forecaster("last_max", ForecastSettings()), self.clock
         )
@@ -113,3 +114,19 @@ def test_records_replay_with_the_whole_catalogue_and_with_the_part_that_counts(o
     assert old.versions["plan"] == new.versions["plan"], "what nobody wants changes no plan"
     assert replay(old, ExactPlanner()).equal
     assert replay(new, ExactPlanner()).equal
+
+
+async def test_a_fixed_demand_is_planned_for_whatever_comes():
+    world = World({"rate_per_s": 30.0, "rate_p90_per_s": 40.0})
+    cell = LoadCell(LoadKey("digits"), arrived=900, arrived_per_s=(300, 300, 300), items=1800, answered=900)
+    window = LoadWindow("d1", 0, 1, NOW_S - 1, NOW_S, cells=(cell,))
+    for view in (await world.view(), await world.view()):
+        (demand,) = view.demand
+        assert (demand.rate_per_s, demand.rate_p90_per_s, demand.items_mean, demand.gap_scv) == (30.0, 40.0, 1.0, 1.0)
+        assert demand.forecast.model == "fixed"
+        await world.state.append_unfenced(world.state.keys.load("d1", 0), window)
+
+
+def test_an_unknown_trigger_is_refused():
+    with pytest.raises(ValueError, match="no such trigger 'whim'; use some of start, loss"):
+        ControllerSettings(causes=("carbon", "whim"))
