@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from controller.settings import TriggerSettings
+from controller.settings import FixedDemand, TriggerSettings
 from trefoil.core import policies
 from trefoil.core.device_types import device_type
 from trefoil.core.errors import NotFound
@@ -165,7 +165,12 @@ class ControlSettings(Settings):
     slope_s: float = Field(default=0.0, ge=0)
     measure_s: float = Field(default=0.0, ge=0)
     move_horizon_s: float = Field(default=600.0, gt=0)
+    demand_initial_per_s: dict[str, float] = Field(default_factory=dict)
+    """By family; not named: the mean of its first ten minutes."""
     demand_initial_hold_s: float = Field(default=60.0, ge=0)
+    demand_fixed: dict[str, FixedDemand] = Field(default_factory=dict)
+    start_s: float | None = Field(default=None, ge=0)
+    """What the controller takes the start of a Triton for; None: what it is (costs.start_s)."""
     retry_s: float = Field(default=10.0, gt=0)
     slo_boost_ratio: float = Field(default=0.15, ge=0)
     slo_boost_max: float = Field(default=0.6, ge=0)

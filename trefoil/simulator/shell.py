@@ -8,7 +8,7 @@ changes of an intensity, slices that become ready, steps of a rollout.
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from trefoil.core.objective import ActMode, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Route
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
-from trefoil.runtime.state import State
 from trefoil.simulator.books import Books, Totals
 from trefoil.simulator.fluid import FluidEngine
 from trefoil.simulator.inputs import Inputs
@@ -76,9 +75,10 @@ def settings_of(inputs: Inputs) -> SimulatedSettings:
         move_horizon_s=control.move_horizon_s,
         node_stale_s=NEVER_STALE_S,
         carbon_stale_intervals=NEVER_STALE_S,
-        demand_initial_per_s=initial,
+        demand_initial_per_s=initial | control.demand_initial_per_s,
         demand_initial_hold_s=control.demand_initial_hold_s,
-        start_s=scenario.costs.start_s,
+        demand_fixed=control.demand_fixed,
+        start_s=scenario.costs.start_s if control.start_s is None else control.start_s,
         slo_boost_ratio=control.slo_boost_ratio,
         slo_boost_max=control.slo_boost_max,
         triggers=control.triggers,
@@ -97,7 +97,7 @@ class Shell:
         self.plant = Plant(inputs.devices, inputs.truth, inputs.items, scenario.costs)
         self.books = Books(inputs, self.now_s)
         # The observer reads no Redis here: only the names of keys, which stand in a plan's input stamps.
-        state = cast(State, MemoryState(MemoryStore(self.clock), "simulated", clock=self.clock))
+        state = MemoryState(MemoryStore(self.clock), "simulated", clock=self.clock)
         predictor = forecaster(inputs.policy.forecaster, self.settings.forecast)
         self.observer = Observer(self.settings, state, inputs.estimate.catalog, predictor, self.clock)
         self.windows: Windows = self.observer.windows
@@ -223,6 +223,13 @@ class Shell:
                 cells.append(LoadCell(LoadKey(family, variant), answered=whole, items=round(whole * items)))
             self._since_tick[family] = Interval(self.now_s, self.now_s)
         return LoadWindow("simulated", 0, self._seq, starts_s, self.now_s, cells=tuple(cells))
+
+    def renew_objectives(self) -> None:
+        """Set every objective again, as an operator does: its budget begins anew, and the trigger `objective` fires."""
+        known = self.inputs.objectives
+        self.inputs.objectives = {f: replace(o, number=o.number + 1) for f, o in known.items()}
+        for family in known:
+            self.windows.restart_budget(family)
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
