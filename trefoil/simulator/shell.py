@@ -187,7 +187,7 @@ class Shell:
         seen = self.observer.inputs
         if seen.carbon is None:
             seen.carbon_history.extend(carbon[main].history(self.now_s, self.scenario.control.history_max))
-        elif readings[main].observed_at_s > seen.carbon.observed_at_s:
+        elif readings[main].observed_at_s > max(seen.carbon.observed_at_s, -EPSILON_S):  # before, the first one is held
             seen.carbon_history.append(readings[main])
         seen.carbon = readings[main]
         self.zones = tuple(r for zone, r in readings.items() if zone != main)
