@@ -8,6 +8,7 @@ from typing import Any
 from controller.act import FINAL
 from controller.decide import saving
 from controller.disk import Disk
+from controller.explore import Explorer
 from controller.loop import Loop
 from controller.objectives import accept
 from controller.triggers import CAUSES, OPERATOR, Trigger
@@ -81,6 +82,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             replans_by_cause=dict(loop.records.causes),
             reconfigurations_by_cause={cause: n for cause, n in loop.records.reconfigurations.items() if n},
         )
+        if loop.thinker.live is not None:
+            response.exploration.CopyFrom(exploration(loop.explorer))
         if plan is not None and objective.family in plan.expected:
             response.expected.CopyFrom(codec.to_proto(plan.expected[objective.family]))
         if last is not None and last.plan is None and (last.advised is not None or last.degraded):
@@ -239,9 +242,16 @@ def explain(view: PlanView, plan: Plan | None, objective: Objective, state: Roll
     lines.append(f"carbon: {carbon.intensity_g_per_kwh:.0f} g/kWh in {carbon.series.zone}{rung}")
     if view.fleet.stale:
         lines.append(f"stale nodes, nothing moves there: {', '.join(view.fleet.stale)}")
+    if plan is not None and plan.exploration:
+        lines.append("this plan is a candidate that is being measured")
     if state not in FINAL or state == RolloutState.HALTED:
         lines.append(f"rollout {state.name}: {rolling}")
     return "\n".join(lines)
+
+
+def exploration(explorer: Explorer) -> Any:
+    """What exploring does now, and what it has cost."""
+    return pb.Exploration(under_way=explorer.run is not None, text=explorer.text(), **explorer.totals.plain())
 
 
 def _wire(mode: ActMode) -> Any:

@@ -26,7 +26,7 @@ from protos.types.v1 import common_pb2 as protos_dot_types_dot_v1_dot_common__pb
 from protos.types.v1 import plan_pb2 as protos_dot_types_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/controller/v1/controller.proto\x12\x15trefoil.controller.v1\x1a\x1cprotos/types/v1/common.proto\x1a\x1aprotos/types/v1/plan.proto\"\x10\n\x0eGetPlanRequest\"\xac\x01\n\x0fGetPlanResponse\x12$\n\x04plan\x18\x01 \x01(\x0b\x32\x16.trefoil.types.v1.Plan\x12*\n\x07rollout\x18\x02 \x01(\x0b\x32\x19.trefoil.types.v1.Rollout\x12\'\n\x04mode\x18\x03 \x01(\x0e\x32\x19.trefoil.types.v1.ActMode\x12\x0e\n\x06\x66rozen\x18\x04 \x01(\x08\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\"\x12\n\x10WatchPlanRequest\"e\n\x11WatchPlanResponse\x12$\n\x04plan\x18\x01 \x01(\x0b\x32\x16.trefoil.types.v1.Plan\x12*\n\x07rollout\x18\x02 \x01(\x0b\x32\x19.trefoil.types.v1.Rollout\"^\n\x13SetObjectiveRequest\x12.\n\tobjective\x18\x01 \x01(\x0b\x32\x1b.trefoil.types.v1.Objective\x12\x17\n\x0f\x65xpected_number\x18\x02 \x01(\x04\"X\n\x14SetObjectiveResponse\x12.\n\tobjective\x18\x01 \x01(\x0b\x32\x1b.trefoil.types.v1.Objective\x12\x10\n\x08\x64\x65graded\x18\x02 \x01(\t\"%\n\x13GetObjectiveRequest\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\"F\n\x14GetObjectiveResponse\x12.\n\tobjective\x18\x01 \x01(\x0b\x32\x1b.trefoil.types.v1.Objective\" \n\x0e\x45xplainRequest\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\"\xcf\x03\n\x0f\x45xplainResponse\x12\x0b\n\x03why\x18\x01 \x01(\t\x12,\n\x08\x65xpected\x18\x02 \x01(\x0b\x32\x1a.trefoil.types.v1.Expected\x12\x0e\n\x06\x61\x64vice\x18\x03 \x01(\t\x12+\n\x07\x61\x64vised\x18\x04 \x01(\x0b\x32\x1a.trefoil.types.v1.Expected\x12\x0f\n\x07trigger\x18\x05 \x01(\t\x12T\n\x10replans_by_cause\x18\x06 \x03(\x0b\x32:.trefoil.controller.v1.ExplainResponse.ReplansByCauseEntry\x12\x66\n\x19reconfigurations_by_cause\x18\x07 \x03(\x0b\x32\x43.trefoil.controller.v1.ExplainResponse.ReconfigurationsByCauseEntry\x1a\x35\n\x13ReplansByCauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a>\n\x1cReconfigurationsByCauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"9\n\x0eSetModeRequest\x12\'\n\x04mode\x18\x01 \x01(\x0e\x32\x19.trefoil.types.v1.ActMode\":\n\x0fSetModeResponse\x12\'\n\x04mode\x18\x01 \x01(\x0e\x32\x19.trefoil.types.v1.ActMode\"\x1f\n\rFreezeRequest\x12\x0e\n\x06\x66rozen\x18\x01 \x01(\x08\"N\n\x0e\x46reezeResponse\x12\x0e\n\x06\x66rozen\x18\x01 \x01(\x08\x12,\n\x08revision\x18\x02 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\"2\n\nPinRequest\x12$\n\x04plan\x18\x01 \x01(\x0b\x32\x16.trefoil.types.v1.Plan\";\n\x0bPinResponse\x12,\n\x08revision\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\"\x11\n\x0fRollbackRequest\"M\n\x10RollbackResponse\x12,\n\x08revision\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\x0b\n\x03why\x18\x02 \x01(\t\"\x13\n\x11GetRolloutRequest\"j\n\x12GetRolloutResponse\x12*\n\x07rollout\x18\x01 \x01(\x0b\x32\x19.trefoil.types.v1.Rollout\x12(\n\x04plan\x18\x02 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\"Y\n\rReplanRequest\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\x12,\n\x08revision\x18\x03 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\"\x81\x01\n\x0eReplanResponse\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\x0e\n\x06\x65\x66\x66\x65\x63t\x18\x03 \x01(\t\x12\x0b\n\x03why\x18\x04 \x01(\t\x12,\n\x08revision\x18\x05 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\" \n\x12GetDecisionRequest\x12\n\n\x02id\x18\x01 \x01(\t\"o\n\x13GetDecisionResponse\x12\x32\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32 .trefoil.types.v1.DecisionRecord\x12$\n\x04made\x18\x02 \x01(\x0b\x32\x16.trefoil.types.v1.Plan2\xf0\x08\n\nController\x12X\n\x07GetPlan\x12%.trefoil.controller.v1.GetPlanRequest\x1a&.trefoil.controller.v1.GetPlanResponse\x12`\n\tWatchPlan\x12\'.trefoil.controller.v1.WatchPlanRequest\x1a(.trefoil.controller.v1.WatchPlanResponse0\x01\x12g\n\x0cSetObjective\x12*.trefoil.controller.v1.SetObjectiveRequest\x1a+.trefoil.controller.v1.SetObjectiveResponse\x12g\n\x0cGetObjective\x12*.trefoil.controller.v1.GetObjectiveRequest\x1a+.trefoil.controller.v1.GetObjectiveResponse\x12X\n\x07\x45xplain\x12%.trefoil.controller.v1.ExplainRequest\x1a&.trefoil.controller.v1.ExplainResponse\x12X\n\x07SetMode\x12%.trefoil.controller.v1.SetModeRequest\x1a&.trefoil.controller.v1.SetModeResponse\x12U\n\x06\x46reeze\x12$.trefoil.controller.v1.FreezeRequest\x1a%.trefoil.controller.v1.FreezeResponse\x12L\n\x03Pin\x12!.trefoil.controller.v1.PinRequest\x1a\".trefoil.controller.v1.PinResponse\x12[\n\x08Rollback\x12&.trefoil.controller.v1.RollbackRequest\x1a\'.trefoil.controller.v1.RollbackResponse\x12\x61\n\nGetRollout\x12(.trefoil.controller.v1.GetRolloutRequest\x1a).trefoil.controller.v1.GetRolloutResponse\x12U\n\x06Replan\x12$.trefoil.controller.v1.ReplanRequest\x1a%.trefoil.controller.v1.ReplanResponse\x12\x64\n\x0bGetDecision\x12).trefoil.controller.v1.GetDecisionRequest\x1a*.trefoil.controller.v1.GetDecisionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/controller/v1/controller.proto\x12\x15trefoil.controller.v1\x1a\x1cprotos/types/v1/common.proto\x1a\x1aprotos/types/v1/plan.proto\"\x10\n\x0eGetPlanRequest\"\xac\x01\n\x0fGetPlanResponse\x12$\n\x04plan\x18\x01 \x01(\x0b\x32\x16.trefoil.types.v1.Plan\x12*\n\x07rollout\x18\x02 \x01(\x0b\x32\x19.trefoil.types.v1.Rollout\x12\'\n\x04mode\x18\x03 \x01(\x0e\x32\x19.trefoil.types.v1.ActMode\x12\x0e\n\x06\x66rozen\x18\x04 \x01(\x08\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\"\x12\n\x10WatchPlanRequest\"e\n\x11WatchPlanResponse\x12$\n\x04plan\x18\x01 \x01(\x0b\x32\x16.trefoil.types.v1.Plan\x12*\n\x07rollout\x18\x02 \x01(\x0b\x32\x19.trefoil.types.v1.Rollout\"^\n\x13SetObjectiveRequest\x12.\n\tobjective\x18\x01 \x01(\x0b\x32\x1b.trefoil.types.v1.Objective\x12\x17\n\x0f\x65xpected_number\x18\x02 \x01(\x04\"X\n\x14SetObjectiveResponse\x12.\n\tobjective\x18\x01 \x01(\x0b\x32\x1b.trefoil.types.v1.Objective\x12\x10\n\x08\x64\x65graded\x18\x02 \x01(\t\"%\n\x13GetObjectiveRequest\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\"F\n\x14GetObjectiveResponse\x12.\n\tobjective\x18\x01 \x01(\x0b\x32\x1b.trefoil.types.v1.Objective\" \n\x0e\x45xplainRequest\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\"\x88\x04\n\x0f\x45xplainResponse\x12\x0b\n\x03why\x18\x01 \x01(\t\x12,\n\x08\x65xpected\x18\x02 \x01(\x0b\x32\x1a.trefoil.types.v1.Expected\x12\x0e\n\x06\x61\x64vice\x18\x03 \x01(\t\x12+\n\x07\x61\x64vised\x18\x04 \x01(\x0b\x32\x1a.trefoil.types.v1.Expected\x12\x0f\n\x07trigger\x18\x05 \x01(\t\x12T\n\x10replans_by_cause\x18\x06 \x03(\x0b\x32:.trefoil.controller.v1.ExplainResponse.ReplansByCauseEntry\x12\x66\n\x19reconfigurations_by_cause\x18\x07 \x03(\x0b\x32\x43.trefoil.controller.v1.ExplainResponse.ReconfigurationsByCauseEntry\x12\x37\n\x0b\x65xploration\x18\x08 \x01(\x0b\x32\".trefoil.controller.v1.Exploration\x1a\x35\n\x13ReplansByCauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a>\n\x1cReconfigurationsByCauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xb4\x01\n\x0b\x45xploration\x12\x11\n\tunder_way\x18\x01 \x01(\x08\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x14\n\x0c\x65xplorations\x18\x03 \x01(\x04\x12\x13\n\x0b\x65valuations\x18\x04 \x01(\x04\x12\x0f\n\x07refused\x18\x05 \x01(\x04\x12\x12\n\nbroken_off\x18\x06 \x01(\x04\x12\x0f\n\x07spent_s\x18\x07 \x01(\x01\x12\x0f\n\x07spent_j\x18\x08 \x01(\x01\x12\x12\n\nviolations\x18\t \x01(\x04\"9\n\x0eSetModeRequest\x12\'\n\x04mode\x18\x01 \x01(\x0e\x32\x19.trefoil.types.v1.ActMode\":\n\x0fSetModeResponse\x12\'\n\x04mode\x18\x01 \x01(\x0e\x32\x19.trefoil.types.v1.ActMode\"\x1f\n\rFreezeRequest\x12\x0e\n\x06\x66rozen\x18\x01 \x01(\x08\"N\n\x0e\x46reezeResponse\x12\x0e\n\x06\x66rozen\x18\x01 \x01(\x08\x12,\n\x08revision\x18\x02 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\"2\n\nPinRequest\x12$\n\x04plan\x18\x01 \x01(\x0b\x32\x16.trefoil.types.v1.Plan\";\n\x0bPinResponse\x12,\n\x08revision\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\"\x11\n\x0fRollbackRequest\"M\n\x10RollbackResponse\x12,\n\x08revision\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\x0b\n\x03why\x18\x02 \x01(\t\"\x13\n\x11GetRolloutRequest\"j\n\x12GetRolloutResponse\x12*\n\x07rollout\x18\x01 \x01(\x0b\x32\x19.trefoil.types.v1.Rollout\x12(\n\x04plan\x18\x02 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\"Y\n\rReplanRequest\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\x12,\n\x08revision\x18\x03 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\"\x81\x01\n\x0eReplanResponse\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\x0e\n\x06\x65\x66\x66\x65\x63t\x18\x03 \x01(\t\x12\x0b\n\x03why\x18\x04 \x01(\t\x12,\n\x08revision\x18\x05 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\" \n\x12GetDecisionRequest\x12\n\n\x02id\x18\x01 \x01(\t\"o\n\x13GetDecisionResponse\x12\x32\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32 .trefoil.types.v1.DecisionRecord\x12$\n\x04made\x18\x02 \x01(\x0b\x32\x16.trefoil.types.v1.Plan2\xf0\x08\n\nController\x12X\n\x07GetPlan\x12%.trefoil.controller.v1.GetPlanRequest\x1a&.trefoil.controller.v1.GetPlanResponse\x12`\n\tWatchPlan\x12\'.trefoil.controller.v1.WatchPlanRequest\x1a(.trefoil.controller.v1.WatchPlanResponse0\x01\x12g\n\x0cSetObjective\x12*.trefoil.controller.v1.SetObjectiveRequest\x1a+.trefoil.controller.v1.SetObjectiveResponse\x12g\n\x0cGetObjective\x12*.trefoil.controller.v1.GetObjectiveRequest\x1a+.trefoil.controller.v1.GetObjectiveResponse\x12X\n\x07\x45xplain\x12%.trefoil.controller.v1.ExplainRequest\x1a&.trefoil.controller.v1.ExplainResponse\x12X\n\x07SetMode\x12%.trefoil.controller.v1.SetModeRequest\x1a&.trefoil.controller.v1.SetModeResponse\x12U\n\x06\x46reeze\x12$.trefoil.controller.v1.FreezeRequest\x1a%.trefoil.controller.v1.FreezeResponse\x12L\n\x03Pin\x12!.trefoil.controller.v1.PinRequest\x1a\".trefoil.controller.v1.PinResponse\x12[\n\x08Rollback\x12&.trefoil.controller.v1.RollbackRequest\x1a\'.trefoil.controller.v1.RollbackResponse\x12\x61\n\nGetRollout\x12(.trefoil.controller.v1.GetRolloutRequest\x1a).trefoil.controller.v1.GetRolloutResponse\x12U\n\x06Replan\x12$.trefoil.controller.v1.ReplanRequest\x1a%.trefoil.controller.v1.ReplanResponse\x12\x64\n\x0bGetDecision\x12).trefoil.controller.v1.GetDecisionRequest\x1a*.trefoil.controller.v1.GetDecisionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,39 +56,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPLAINREQUEST']._serialized_start=735
   _globals['_EXPLAINREQUEST']._serialized_end=767
   _globals['_EXPLAINRESPONSE']._serialized_start=770
-  _globals['_EXPLAINRESPONSE']._serialized_end=1233
-  _globals['_EXPLAINRESPONSE_REPLANSBYCAUSEENTRY']._serialized_start=1116
-  _globals['_EXPLAINRESPONSE_REPLANSBYCAUSEENTRY']._serialized_end=1169
-  _globals['_EXPLAINRESPONSE_RECONFIGURATIONSBYCAUSEENTRY']._serialized_start=1171
-  _globals['_EXPLAINRESPONSE_RECONFIGURATIONSBYCAUSEENTRY']._serialized_end=1233
-  _globals['_SETMODEREQUEST']._serialized_start=1235
-  _globals['_SETMODEREQUEST']._serialized_end=1292
-  _globals['_SETMODERESPONSE']._serialized_start=1294
-  _globals['_SETMODERESPONSE']._serialized_end=1352
-  _globals['_FREEZEREQUEST']._serialized_start=1354
-  _globals['_FREEZEREQUEST']._serialized_end=1385
-  _globals['_FREEZERESPONSE']._serialized_start=1387
-  _globals['_FREEZERESPONSE']._serialized_end=1465
-  _globals['_PINREQUEST']._serialized_start=1467
-  _globals['_PINREQUEST']._serialized_end=1517
-  _globals['_PINRESPONSE']._serialized_start=1519
-  _globals['_PINRESPONSE']._serialized_end=1578
-  _globals['_ROLLBACKREQUEST']._serialized_start=1580
-  _globals['_ROLLBACKREQUEST']._serialized_end=1597
-  _globals['_ROLLBACKRESPONSE']._serialized_start=1599
-  _globals['_ROLLBACKRESPONSE']._serialized_end=1676
-  _globals['_GETROLLOUTREQUEST']._serialized_start=1678
-  _globals['_GETROLLOUTREQUEST']._serialized_end=1697
-  _globals['_GETROLLOUTRESPONSE']._serialized_start=1699
-  _globals['_GETROLLOUTRESPONSE']._serialized_end=1805
-  _globals['_REPLANREQUEST']._serialized_start=1807
-  _globals['_REPLANREQUEST']._serialized_end=1896
-  _globals['_REPLANRESPONSE']._serialized_start=1899
-  _globals['_REPLANRESPONSE']._serialized_end=2028
-  _globals['_GETDECISIONREQUEST']._serialized_start=2030
-  _globals['_GETDECISIONREQUEST']._serialized_end=2062
-  _globals['_GETDECISIONRESPONSE']._serialized_start=2064
-  _globals['_GETDECISIONRESPONSE']._serialized_end=2175
-  _globals['_CONTROLLER']._serialized_start=2178
-  _globals['_CONTROLLER']._serialized_end=3314
+  _globals['_EXPLAINRESPONSE']._serialized_end=1290
+  _globals['_EXPLAINRESPONSE_REPLANSBYCAUSEENTRY']._serialized_start=1173
+  _globals['_EXPLAINRESPONSE_REPLANSBYCAUSEENTRY']._serialized_end=1226
+  _globals['_EXPLAINRESPONSE_RECONFIGURATIONSBYCAUSEENTRY']._serialized_start=1228
+  _globals['_EXPLAINRESPONSE_RECONFIGURATIONSBYCAUSEENTRY']._serialized_end=1290
+  _globals['_EXPLORATION']._serialized_start=1293
+  _globals['_EXPLORATION']._serialized_end=1473
+  _globals['_SETMODEREQUEST']._serialized_start=1475
+  _globals['_SETMODEREQUEST']._serialized_end=1532
+  _globals['_SETMODERESPONSE']._serialized_start=1534
+  _globals['_SETMODERESPONSE']._serialized_end=1592
+  _globals['_FREEZEREQUEST']._serialized_start=1594
+  _globals['_FREEZEREQUEST']._serialized_end=1625
+  _globals['_FREEZERESPONSE']._serialized_start=1627
+  _globals['_FREEZERESPONSE']._serialized_end=1705
+  _globals['_PINREQUEST']._serialized_start=1707
+  _globals['_PINREQUEST']._serialized_end=1757
+  _globals['_PINRESPONSE']._serialized_start=1759
+  _globals['_PINRESPONSE']._serialized_end=1818
+  _globals['_ROLLBACKREQUEST']._serialized_start=1820
+  _globals['_ROLLBACKREQUEST']._serialized_end=1837
+  _globals['_ROLLBACKRESPONSE']._serialized_start=1839
+  _globals['_ROLLBACKRESPONSE']._serialized_end=1916
+  _globals['_GETROLLOUTREQUEST']._serialized_start=1918
+  _globals['_GETROLLOUTREQUEST']._serialized_end=1937
+  _globals['_GETROLLOUTRESPONSE']._serialized_start=1939
+  _globals['_GETROLLOUTRESPONSE']._serialized_end=2045
+  _globals['_REPLANREQUEST']._serialized_start=2047
+  _globals['_REPLANREQUEST']._serialized_end=2136
+  _globals['_REPLANRESPONSE']._serialized_start=2139
+  _globals['_REPLANRESPONSE']._serialized_end=2268
+  _globals['_GETDECISIONREQUEST']._serialized_start=2270
+  _globals['_GETDECISIONREQUEST']._serialized_end=2302
+  _globals['_GETDECISIONRESPONSE']._serialized_start=2304
+  _globals['_GETDECISIONRESPONSE']._serialized_end=2415
+  _globals['_CONTROLLER']._serialized_start=2418
+  _globals['_CONTROLLER']._serialized_end=3554
 # @@protoc_insertion_point(module_scope)

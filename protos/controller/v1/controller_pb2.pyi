@@ -73,7 +73,7 @@ class ExplainRequest(_message.Message):
     def __init__(self, family: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("why", "expected", "advice", "advised", "trigger", "replans_by_cause", "reconfigurations_by_cause")
+    __slots__ = ("why", "expected", "advice", "advised", "trigger", "replans_by_cause", "reconfigurations_by_cause", "exploration")
     class ReplansByCauseEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class ExplainResponse(_message.Message):
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
     REPLANS_BY_CAUSE_FIELD_NUMBER: _ClassVar[int]
     RECONFIGURATIONS_BY_CAUSE_FIELD_NUMBER: _ClassVar[int]
+    EXPLORATION_FIELD_NUMBER: _ClassVar[int]
     why: str
     expected: _plan_pb2.Expected
     advice: str
@@ -102,7 +103,30 @@ class ExplainResponse(_message.Message):
     trigger: str
     replans_by_cause: _containers.ScalarMap[str, int]
     reconfigurations_by_cause: _containers.ScalarMap[str, int]
-    def __init__(self, why: _Optional[str] = ..., expected: _Optional[_Union[_plan_pb2.Expected, _Mapping]] = ..., advice: _Optional[str] = ..., advised: _Optional[_Union[_plan_pb2.Expected, _Mapping]] = ..., trigger: _Optional[str] = ..., replans_by_cause: _Optional[_Mapping[str, int]] = ..., reconfigurations_by_cause: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    exploration: Exploration
+    def __init__(self, why: _Optional[str] = ..., expected: _Optional[_Union[_plan_pb2.Expected, _Mapping]] = ..., advice: _Optional[str] = ..., advised: _Optional[_Union[_plan_pb2.Expected, _Mapping]] = ..., trigger: _Optional[str] = ..., replans_by_cause: _Optional[_Mapping[str, int]] = ..., reconfigurations_by_cause: _Optional[_Mapping[str, int]] = ..., exploration: _Optional[_Union[Exploration, _Mapping]] = ...) -> None: ...
+
+class Exploration(_message.Message):
+    __slots__ = ("under_way", "text", "explorations", "evaluations", "refused", "broken_off", "spent_s", "spent_j", "violations")
+    UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    EXPLORATIONS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_OFF_FIELD_NUMBER: _ClassVar[int]
+    SPENT_S_FIELD_NUMBER: _ClassVar[int]
+    SPENT_J_FIELD_NUMBER: _ClassVar[int]
+    VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    under_way: bool
+    text: str
+    explorations: int
+    evaluations: int
+    refused: int
+    broken_off: int
+    spent_s: float
+    spent_j: float
+    violations: int
+    def __init__(self, under_way: _Optional[bool] = ..., text: _Optional[str] = ..., explorations: _Optional[int] = ..., evaluations: _Optional[int] = ..., refused: _Optional[int] = ..., broken_off: _Optional[int] = ..., spent_s: _Optional[float] = ..., spent_j: _Optional[float] = ..., violations: _Optional[int] = ...) -> None: ...
 
 class SetModeRequest(_message.Message):
     __slots__ = ("mode",)
