@@ -32,18 +32,6 @@ class Cost:
 
 
 @dataclass(slots=True)
-class Totals:
-    """What measuring candidates has cost."""
-
-    explorations: int = 0
-    evaluations: int = 0
-    refused: int = 0
-    spent_s: float = 0.0
-    spent_j: float = 0.0
-    violations: int = 0
-
-
-@dataclass(slots=True)
 class Bin:
     """One bin of the series."""
 
@@ -67,6 +55,8 @@ class Books:
         self.counter_j = self.active_j = self.rolling_j = self.rolling_s = self.host_j = 0.0
         self.halted = 0
         self.decisions: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []
+        self._ever = {f: Cost() for f in self._families}
         self.series: list[dict[str, float]] = []
         self._recent: dict[str, deque[tuple[float, float, float, float]]] = {f: deque() for f in self._families}
         self._bin: Bin | None = None
@@ -90,6 +80,7 @@ class Books:
                 self.active_j += one.active_j
         self._host(from_s, to_s, spent, total, counted)
         for family in self._families:
+            self._ever[family].add(spent[family].joules, spent[family].grams)
             recent = self._recent[family]
             recent.append((to_s, spent[family].joules, spent[family].grams, found[family].answered))
             while recent[0][0] < to_s - 3600.0 or len(recent) > 4096:
@@ -121,6 +112,14 @@ class Books:
                 self.host_j += joules
                 self.by_zone[zone].add(joules, co2)
 
+    def marks(self) -> dict[str, tuple[float, float]]:
+        """Joules and grams of each family since the very beginning."""
+        return {family: (cost.joules, cost.grams) for family, cost in self._ever.items()}
+
+    def spent(self) -> tuple[float, float]:
+        """The same of all families."""
+        return sum(c.joules for c in self._ever.values()), sum(c.grams for c in self._ever.values())
+
     def grams_per_request(self, span_s: float) -> dict[str, float | None]:
         """Over the last seconds, as the live accountant tells the planner."""
         found: dict[str, float | None] = {}
@@ -134,7 +133,9 @@ class Books:
             found[family] = co2 / answered if answered else None
         return found
 
-    def decision(self, at_s: float, trigger: Trigger, verdict: Verdict, effect: str, **more: Any) -> None:
+    def decision(
+        self, at_s: float, trigger: Trigger, verdict: Verdict, effect: str, explored: dict[str, Any] | None = None
+    ) -> None:
         """Note a decision."""
         expected = verdict.decision.plan.expected if verdict.decision and verdict.decision.plan else {}
         self.decisions.append(
@@ -147,7 +148,7 @@ class Books:
                 "degraded": verdict.degraded,
                 "expected_g_per_request": {f: e.grams_per_request for f, e in sorted(expected.items())},
                 "why": verdict.why,
-                **more,
+                **({"exploration": explored} if explored is not None else {}),
             }
         )
 

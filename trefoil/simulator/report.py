@@ -88,6 +88,7 @@ class Result:
     summary: Summary
     series: Mapping[str, npt.NDArray[np.float64]]
     decisions: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[Mapping[str, Any]] = field(default=())
     records: Sequence[DecisionRecord] = field(default=())
 
     def to_json(self) -> str:
@@ -95,6 +96,7 @@ class Result:
         plain = {
             "summary": dataclasses.asdict(self.summary),
             "decisions": list(self.decisions),
+            "evaluations": list(self.evaluations),
             "series": {name: values.tolist() for name, values in self.series.items()},
         }
         return json.dumps(_rounded(plain), indent=1, sort_keys=True, allow_nan=False) + "\n"
@@ -138,7 +140,9 @@ def result(shell: Shell) -> Result:
     rows = shell.books.series
     names = list(rows[0]) if rows else []
     series = {name: np.array([row[name] for row in rows]) for name in names}
-    return Result(_summary(shell), series, tuple(shell.books.decisions), tuple(shell.records))
+    return Result(
+        _summary(shell), series, tuple(shell.books.decisions), tuple(shell.books.evaluations), tuple(shell.records)
+    )
 
 
 def _summary(shell: Shell) -> Summary:
@@ -148,7 +152,7 @@ def _summary(shell: Shell) -> Summary:
         whole.add(one)
     joules, co2 = sum(c.joules for c in books.by_zone.values()), sum(c.grams for c in books.by_zone.values())
     ended = whole.answered + whole.rejected
-    explored = shell.explored
+    explored = shell.explorer.totals
     return Summary(
         scenario=scenario.name,
         policy=scenario.policy.name,

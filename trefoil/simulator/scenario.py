@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from controller.settings import FixedDemand, TriggerSettings
+from controller.settings import ExploreSettings, FixedDemand, TriggerSettings
 from trefoil.core import policies
 from trefoil.core.device_types import device_type
 from trefoil.core.errors import NotFound
@@ -238,6 +238,7 @@ class Scenario(Settings):
     carbon: Carbon = Carbon()
     policy: PolicyChoice = PolicyChoice()
     control: ControlSettings = ControlSettings()
+    explore: ExploreSettings = ExploreSettings()
     noise: Noise = Noise()
     costs: Costs = Costs()
 

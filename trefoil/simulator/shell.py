@@ -15,12 +15,12 @@ import numpy as np
 from controller import publish
 from controller.boosts import Boosts
 from controller.decide import DEGRADED, FAILED, Control, Verdict, judge, think
+from controller.evaluations import Totals
 from controller.forecasters.table import forecaster
 from controller.observe import Observer
-from controller.settings import ControllerSettings, RolloutSettings
 from controller.terms import best_way, early, standing
 from controller.triggers import MadeFor, Memory, Trigger, evaluate, made_for
-from controller.windows import Windows, WindowSettings
+from controller.windows import Windows
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
@@ -28,62 +28,20 @@ from trefoil.core.objective import ActMode, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Route
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
-from trefoil.simulator.books import Books, Totals
+from trefoil.simulator.books import Books
+from trefoil.simulator.exploring import Explorer
 from trefoil.simulator.fluid import FluidEngine
 from trefoil.simulator.inputs import Inputs
 from trefoil.simulator.memory_state import MemoryState, MemoryStore
 from trefoil.simulator.plant import Plant
 from trefoil.simulator.rollouts import DRAIN_SERVICES, Rolling
 from trefoil.simulator.serving import Engine, Interval, RequestEngine
+from trefoil.simulator.told import settings_of
 
-NEVER_STALE_S: Final = 1e18
 RETRY_S: Final = 10.0  # as controller.loop.RETRY_S
 EPSILON_S: Final = 1e-9
-
-
-class SimulatedSettings(ControllerSettings):
-    """The controller's settings; load windows are as wide as the tick."""
-
-    bin_s: float = 0.5
-    keep_s: float = 60.0
-
-    @property
-    def windows(self) -> WindowSettings:
-        return WindowSettings(self.bin_s, self.keep_s, self.measure_s, max(2.0, 4 * self.bin_s))
-
-
-def settings_of(inputs: Inputs) -> SimulatedSettings:
-    """The controller's settings as a scenario asks for them."""
-    scenario, control = inputs.scenario, inputs.scenario.control
-    tick = scenario.tick_s
-    measure_s = control.measure_s or max(10.0, tick)
-    initial = {
-        family: max(source.mean_per_s(-scenario.warmup_s, max(600.0, tick)), 1e-6)
-        for family, source in inputs.arrivals.items()
-    }
-    return SimulatedSettings(
-        policy=inputs.policy.name,
-        bin_s=tick,
-        keep_s=max(60.0 if tick <= 1 else 0.0, 4 * tick, measure_s),
-        tick_s=tick,
-        seed=scenario.seed,
-        pue=scenario.costs.pue,
-        smooth_s=control.smooth_s or max(4.0, tick),
-        lookback_s=control.lookback_s or max(6.0, tick),
-        slope_s=control.slope_s or max(5.0, 4 * tick),
-        measure_s=measure_s,
-        move_horizon_s=control.move_horizon_s,
-        node_stale_s=NEVER_STALE_S,
-        carbon_stale_intervals=NEVER_STALE_S,
-        demand_initial_per_s=initial | control.demand_initial_per_s,
-        demand_initial_hold_s=control.demand_initial_hold_s,
-        demand_fixed=control.demand_fixed,
-        start_s=scenario.costs.start_s if control.start_s is None else control.start_s,
-        slo_boost_ratio=control.slo_boost_ratio,
-        slo_boost_max=control.slo_boost_max,
-        triggers=control.triggers,
-        rollout=RolloutSettings(retry_s=control.retry_s),
-    )
+EXPLORING_TICK_S: Final = 5.0  # at most, while candidates are measured
+URGENT: Final = ("loss", "objective")  # as controller.loop: what an exploration makes room for
 
 
 class Shell:
@@ -119,7 +77,7 @@ class Shell:
         self.boosts = Boosts(self.settings.slo_boost_ratio, self.settings.slo_boost_max)
         self.causes: Counter[str] = Counter()
         self.decided = 0
-        self.explored = Totals()
+        self.explorer = Explorer(inputs.planner, scenario.explore, Totals())
         self.reconfigurations = 0
         self._number = 0
         self._not_before_s = -math.inf
@@ -194,8 +152,6 @@ class Shell:
         self._carbon_at_s = min(one.next_s(self.now_s + EPSILON_S) for one in carbon.values())
 
     def _tick(self) -> None:
-        tick_s = self.settings.tick_s  # aligned, so that changes of the hour fall on a tick
-        self._tick_at_s = (math.floor(self.now_s / tick_s + 1e-6) + 1) * tick_s
         self._seq += 1
         self.windows.add(self._window(), self.inputs.estimate.catalog)
         self.windows.forget(self.now_s)
@@ -203,6 +159,10 @@ class Shell:
             if objective.mode == ObjectiveMode.BUDGET:
                 self.windows.open_budget(family, objective.window_s, self.now_s)
         self._control()
+        tick_s = self.settings.tick_s  # aligned, so that changes of the hour fall on a tick
+        if self.explorer.run is not None:
+            tick_s = min(tick_s, EXPLORING_TICK_S)
+        self._tick_at_s = (math.floor(self.now_s / tick_s + 1e-6) + 1) * tick_s
 
     def _window(self) -> LoadWindow:
         """What a dispatcher would report of the time since the last tick."""
@@ -250,11 +210,19 @@ class Shell:
         self.boosts.wear(view)
         if self.now_s < self._not_before_s:
             return
+        exploring = self.explorer.run is not None
         trigger, self.memory = evaluate(
-            view, self.made_for, self.memory, self.settings.thresholds, self.allowed, self.rolling is not None
+            view,
+            self.made_for,
+            self.memory,
+            self.settings.thresholds,
+            () if exploring else self.allowed,
+            self.rolling is not None,
         )
-        if trigger is not None:
+        if trigger is not None and (not exploring or trigger.cause in URGENT):
             self._decide(view, trigger)
+        elif exploring:
+            self.explorer.step(self, view)
         elif self.now_s >= self._retry_at_s and self.current is not None:
             self._roll(self._renumbered(self.current))
 
@@ -262,14 +230,30 @@ class Shell:
         if trigger.cause == "slo":
             self.boosts.breach(view)
             view = self.view()
+        if self.explorer.wants(view):
+            if self.current is not None:
+                self.made_for = made_for(view, self.current, math.inf)
+            self.explorer.begin(self, view, trigger)
+            return
         view = replace(view, trigger=trigger.cause)
-        self.decided += 1
-        seed = self.settings.seed * 1_000_003 + self.decided
+        seed = self.next_seed()
         self.conclude(view, trigger, think(view, self.inputs.planner, seed), seed)
 
-    def conclude(self, view: PlanView, trigger: Trigger, decision: Decision, seed: int) -> None:
-        """Judge a decision, note it, and roll out what comes of it."""
-        verdict = judge(view, trigger, decision, self.control)
+    def next_seed(self) -> int:
+        """Of the next decision."""
+        self.decided += 1
+        return self.settings.seed * 1_000_003 + self.decided
+
+    def conclude(
+        self, view: PlanView, trigger: Trigger, decision: Decision, seed: int, explored: dict[str, Any] | None = None
+    ) -> None:
+        """Judge a decision, note it, and roll out what comes of it. A candidate that is deployed is no plan yet."""
+        judged = view
+        if explored is not None and self.current is not None and self.current.exploration:
+            judged = replace(view, current=None)
+        if explored is not None and decision.plan is not None:
+            decision = replace(decision, plan=replace(decision.plan, exploration=False))
+        verdict = judge(judged, trigger, decision, self.control)
         self._remember(view, verdict)
         plan, effect, record_id = verdict.plan, verdict.outcome, f"1.{self.decided:06d}"
         if plan is not None:
@@ -279,7 +263,7 @@ class Shell:
             self.reconfigurations += moves
             plan = self._renumbered(plan)
             plan = replace(plan, policy=self.inputs.policy.name, created_at_s=self.now_s, decision_id=record_id)
-        self.books.decision(self.now_s, trigger, verdict, effect)
+        self.books.decision(self.now_s, trigger, verdict, effect, explored)
         if self.keep_records:
             name = self.scenario.policy.planner or self.inputs.policy.planner
             record = DecisionRecord(
@@ -303,6 +287,17 @@ class Shell:
         else:
             next_s = max(next_s, view.now_s + self.scenario.control.tick_min_s)
         self.made_for = made_for(view, plan, next_s)
+
+    def deploy(self, plan: Plan) -> None:
+        """Put a plan in force in place of the candidate before it."""
+        plan = self._renumbered(plan)
+        self.made_for = made_for(self.view(), plan, math.inf)
+        self.reconfigurations += publish.moves(self.current, plan)
+        self.put_in_force(plan)
+
+    def rolled(self) -> bool | None:
+        """How the last rollout ended; None: it is under way."""
+        return None if self.rolling is not None else self._retry_at_s == math.inf
 
     # --- acting -----------------------------------------------------------------------------------------------------
 

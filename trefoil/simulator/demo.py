@@ -1,0 +1,139 @@
+"""The live demo as a scenario of the simulator: made from the same settings, so that both can be held side by side.
+
+Everything that decides is taken from deploy/config/demo.toml and from the defaults of the services that it starts: the
+very arrivals (the same seed through the same generator), the same trace with the same clock, the same objective, the
+controller's own periods. What a machine adds (time in processes, starting a Triton) stands in `Machine`, measured on
+the live system (benchmarks/parity.py prints what it finds); nothing is fitted to make the two agree.
+
+Left out on purpose: contention for the CPU among Tritons, services and load; jitter of processes and of Redis; the time
+that deciding takes; the warm-up batch of a slice; the error of the meter. See docs/simulator-parity.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from controller.settings import ControllerSettings
+from trefoil.cli.arrivals import RateProfile
+from trefoil.cli.layout import shipped
+from trefoil.cli.scenario import Scenario as Demo
+from trefoil.cli.scenario import Slo
+from trefoil.simulator.inputs import Provided, prepare
+from trefoil.simulator.report import Result, result
+from trefoil.simulator.scenario import Scenario
+from trefoil.simulator.shell import Shell
+
+SETTLE_S: Final = 30.0  # before the load: the live system has rolled its first plan out by then
+OBJECTIVE_LEAD_S: Final = 1.0  # as trefoil.cli.play: the objective is set again just before second 0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the processes of the live system add, on the machine at hand."""
+
+    overhead_ms: float = 2.0
+    """Client to dispatcher and back."""
+    gap_ms: float = 2.0
+    """Dispatcher to slice and back: the slice is taken but does not compute."""
+    start_s: float = 2.0
+    """Start of a Triton, until its model loads."""
+    ack_s: float = 0.6
+    """Until every dispatcher routes by a new table."""
+
+
+def demo_scenario(
+    demo: Demo,
+    policy: str,
+    slo: Slo,
+    machine: Machine | None = None,
+    controller: Mapping[str, Any] | None = None,
+    objective: Mapping[str, Any] | None = None,
+) -> tuple[Scenario, Provided]:
+    """The scenario and the arrivals that correspond to one run of the demo.
+
+    `controller` and `objective` are overrides: settings of the live controller and fields of its objective, by the
+    live names.
+
+    Raises:
+        errors.SettingError: something in them that has no counterpart.
+    """
+    machine = machine or Machine()
+    live = ControllerSettings(**(controller or {}))
+    family, best = demo.family.name, demo.accuracy
+    values: dict[str, Any] = {
+        "name": f"{demo.name}-{policy}",
+        "seed": demo.seed,
+        "duration_s": demo.duration_s,
+        "warmup_s": demo.warmup_s + SETTLE_S,
+        "series_s": 1.0,
+        "nodes": [{"name": demo.fleet.node, "zone": demo.carbon.zone, "devices": demo.fleet.devices}],
+        "families": [
+            {
+                "name": family,
+                "repository": shipped(demo.family.repository),
+                "profile": shipped(demo.family.profile_override) if demo.family.profile_override else None,
+                "arrivals": {"points": demo.load.points(demo.duration_s)},
+                "objective": {
+                    "mode": demo.objective_mode,
+                    "slo_ms": slo.latency_ms,
+                    "slo_quantile": slo.percentile / 100,
+                    "below_best_pct": best.below_best_pct,
+                    "hard_below_best_pct": best.hard_below_best_pct,
+                    "window_s": demo.duration_s,
+                    "replicas_min": demo.availability.replicas_min,
+                    "spread_min": demo.availability.spread_min,
+                    **(objective or {}),
+                },
+            }
+        ],
+        "carbon": {
+            "zones": {demo.carbon.zone: {"trace": shipped(demo.carbon.trace) if demo.carbon.trace else None}},
+            "step_h": demo.carbon.step_h,
+            "speedup": demo.carbon.speedup,
+        },
+        "policy": {"name": policy, "params": demo.params, "triggers": live.causes},
+        "control": {
+            "tick_s": live.tick_s,
+            "smooth_s": live.smooth_s,
+            "lookback_s": live.lookback_s,
+            "slope_s": live.slope_s,
+            "measure_s": live.measure_s,
+            "move_horizon_s": demo.move_horizon_s,
+            "demand_initial_per_s": {family: demo.demand_initial_per_s},
+            "demand_initial_hold_s": live.demand_initial_hold_s,
+            "demand_fixed": live.demand_fixed,
+            "start_s": live.start_s,
+            "retry_s": live.rollout.retry_s,
+            "slo_boost_ratio": live.slo_boost_ratio,
+            "slo_boost_max": live.slo_boost_max,
+            "triggers": live.triggers,
+            "history_max": live.carbon.history_max,
+        },
+        "costs": {
+            "pue": demo.pue,
+            "overhead_ms": machine.overhead_ms,
+            "gap_ms": machine.gap_ms,
+            "start_s": machine.start_s,
+            "ack_s": machine.ack_s,
+        },
+    }
+    return Scenario(**values), Provided(arrivals={family: arrivals_s(demo)})
+
+
+def arrivals_s(demo: Demo) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """When the demo's requests are sent [s]; the warm-up lies before second 0."""
+    points = demo.load.points(demo.duration_s)
+    if demo.warmup_s > 0:
+        points = ((0.0, points[0][1]), *((at_s + demo.warmup_s, rate) for at_s, rate in points))
+    return RateProfile(points).times_s(demo.seed) - demo.warmup_s
+
+
+def simulate_demo(scenario: Scenario, given: Provided) -> Result:
+    """One run: as live, the objective is set again just before what counts, so that its window is the run."""
+    shell = Shell(prepare(scenario, given), keep_records=True)
+    shell.run(-OBJECTIVE_LEAD_S)
+    shell.renew_objectives()
+    shell.run(shell.end_s)
+    return result(shell)
