@@ -3,6 +3,8 @@
 Formulation: capacity = `core/queueing.rate_max` at the slice's highest clock and batch 1, the objective's SLO and the
 gaps of the demand. Relaxed terms count a slice's saturation rate instead, less a reserve: for the seconds of a rollout
 the SLO may be missed, requests may not pile up. They are the second choice, and the rollout says so.
+A family without any profile: capacity in compute slices, need = half of what is routed to now. Nothing is known of its
+speed before it is measured; what keeps half of the hardware serving leaves no request without a slice.
 Deviations: none.
 """
 
@@ -24,6 +26,7 @@ from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.queueing import rate_max
 
 SATURATION: Final = 0.9  # of a slice's throughput that relaxed terms count on
+UNPROFILED_SHARE: Final = 0.5  # of the compute slices that a family without a profile is routed to
 Rows = dict[tuple[str, str, str, str], ProfileRow]
 AWAKE_STATES: Final = (DeviceState.AWAKE, DeviceState.WAKING)
 
@@ -34,9 +37,12 @@ def terms(view: PlanView, relaxed: bool = False) -> Terms:
     objectives = {o.family: o for o in view.objectives}
     demand = {d.family: d for d in view.demand}
     rows = _rows(view.catalog)
+    profiled = {row.family for row in view.catalog.rows}
 
     @lru_cache(maxsize=4096)
     def capacity(family: str, device: str, kind: str, variant: str, count: int) -> float:
+        if family not in profiled:
+            return count * _compute_slices(types.get(device, ""), kind)
         row = rows.get((types.get(device, ""), kind, family, variant))
         if row is None or family not in objectives:
             return 0.0
@@ -51,13 +57,26 @@ def terms(view: PlanView, relaxed: bool = False) -> Terms:
             part, hosted=tuple(_fastest(view, rows, types.get(part.key.device, ""), part, h) for h in part.hosted)
         )
 
+    needs = {d.family: d.rate_per_s for d in view.demand if d.family in objectives and d.family in profiled}
+    for route in view.current.routes if view.current else ():
+        if route.family in objectives and route.family not in profiled:
+            routed = [t.slice for t in route.targets if not t.draining]
+            whole = sum(_compute_slices(types.get(key.device, ""), key.slice_type) for key in routed)
+            needs[route.family] = UNPROFILED_SHARE * whole
     return Terms(
-        needs={d.family: d.rate_per_s for d in view.demand if d.family in objectives},
+        needs=needs,
         capacity=capacity,
         swappable=lambda old, new: _fits(view.catalog, types, old, new),
         fastest=fastest,
         same_type=lambda a, b: types.get(a) == types.get(b),
     )
+
+
+def _compute_slices(kind: str, slice_type_name: str) -> float:
+    try:
+        return float(slice_type(device_type(kind), slice_type_name).compute_slices)
+    except NotFound:
+        return 0.0
 
 
 def _rows(catalog: Catalog) -> Rows:
