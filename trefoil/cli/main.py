@@ -15,6 +15,7 @@ import typer
 from trefoil.cli import decisions, node, operate
 from trefoil.cli.load_command import load
 from trefoil.cli.output import EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
+from trefoil.cli.profile import profile
 from trefoil.cli.simulate import simulate
 from trefoil.core.errors import StartError
 
@@ -115,17 +116,23 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for report.json, report.html and each run's series.")] = Path(
         "out/demo"
     ),
+    policy: Annotated[
+        str, typer.Option(help="Play base and this policy instead, e.g. clover, which measures on the system.")
+    ] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Three carbon steps instead of all: a first look.")] = False,
     port_offset: PortOffset = 0,
     sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play the same load and carbon against three policies, and report what was saved. Ends by itself."""
+    """Play the same load and carbon against several policies, and report what was saved. Ends by itself."""
     from trefoil.cli import demo as main_job
     from trefoil.cli.layout import shipped
-    from trefoil.cli.scenario import Scenario, load_system
+    from trefoil.cli.scenario import Scenario, against_base, load_system
 
-    scenario = load_system(shipped(config), Scenario, given(sets) | {"port_offset": port_offset})
+    overrides = given(sets) | {"port_offset": port_offset}
+    if policy:
+        overrides = against_base(policy) | overrides
+    scenario = load_system(shipped(config), Scenario, overrides)
     if quick:
         scenario = scenario.quick(main_job.QUICK_STEPS)
     code = main_job.run(scenario, out, as_json=as_json)
@@ -179,6 +186,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "replan": decisions.replan,
     "rollout": decisions.rollout,
     "load": load,
+    "profile": profile,
     "replay": replay,
     "demo": demo,
     "simulate": simulate,

@@ -48,6 +48,7 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) ->
             "pinned": answer.pinned,
             "revision": as_json(answer.plan.revision),
             "rollout": RolloutState(answer.rollout.state).name.lower(),
+            "exploring": answer.plan.exploration,
             "nodes": [as_json(node) for node in await system.nodes()],
             "carbon": [as_json(reading) for reading in await system.carbon()],
         }
@@ -57,7 +58,7 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) ->
         print_json(found)
         return
     out = console()
-    held = "".join(f", {word}" for word in ("frozen", "pinned") if found[word])
+    held = "".join(f", {word}" for word in ("frozen", "pinned", "exploring") if found[word])
     out.print(
         f"{found['cluster']}: mode {found['mode']}{held}, rollout {found['rollout']}; serving on {found['inference']}"
     )
@@ -104,6 +105,7 @@ def plan(
         "advised": as_json(why.advised) if why.HasField("advised") else None,
         "replans": dict(why.replans_by_cause),
         "reconfigurations": dict(why.reconfigurations_by_cause),
+        "exploration": as_json(why.exploration) if why.HasField("exploration") else None,
     }
     if as_json_:
         print_json(document)
@@ -123,6 +125,8 @@ def plan(
         out.print(f"degraded: {current.degraded}")
     if why.advice:
         out.print(f"not carried out: {why.advice}")
+    if why.exploration.text:
+        out.print(why.exploration.text, markup=False)
 
 
 def objective_set(

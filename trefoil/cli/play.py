@@ -17,7 +17,7 @@ from trefoil.cli.load_result import LoadResult
 from trefoil.cli.operate import describe_slices
 from trefoil.cli.player import Played, Player, last_answer_s
 from trefoil.cli.recorder import Change, Moment, Recorder, grams_by_second, power_by_second, stopped
-from trefoil.cli.results import CAUSES, Event, Series, Summary
+from trefoil.cli.results import CAUSES, Event, Exploration, Series, Summary
 from trefoil.cli.scenario import Scenario, Slo
 from trefoil.cli.serving import first_answer, server_version
 from trefoil.core.accounting import account, per_request
@@ -194,6 +194,7 @@ async def _numbers(
         idle_share=cost.idle_share,
         replans=replans,
         reconfigurations=reconfigurations,
+        exploration=_explored(explained),
     )
     node = NodeClient(launch.node_socket)
     try:
@@ -220,6 +221,14 @@ def _causes(explained: tuple[Any, Any]) -> tuple[dict[str, int], dict[str, int]]
         return {name: count for name, count in counts.items() if count or name in CAUSES}
 
     return since("replans_by_cause"), since("reconfigurations_by_cause")
+
+
+def _explored(explained: tuple[Any, Any]) -> Exploration | None:
+    """What exploring has cost since the run began; None when the policy does not explore."""
+    before, after = (answer.exploration for answer in explained)
+    if not explained[1].HasField("exploration"):
+        return None
+    return Exploration(**{n: getattr(after, n) - getattr(before, n) for n in Exploration.__dataclass_fields__})
 
 
 def _series(

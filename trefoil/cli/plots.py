@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from trefoil.cli.results import Series
+from trefoil.cli.results import Series, subject
 
 INK: Final = "#010203"  # replaced by the page's text colour
 RULE: Final = "#040506"  # replaced by the page's line colour
@@ -50,8 +50,8 @@ def run_colour(name: str) -> str:
 
 
 def carbon_and_load(runs: Mapping[str, Series], speedup: float) -> str:
-    """The two things that every run met alike, with the decisions of `exact` marked by cause."""
-    series = runs.get("exact") or next(iter(runs.values()))
+    """The two things that every run met alike, with the decisions of the report's subject marked by cause."""
+    series = runs[subject(runs)]
 
     def draw(axes: Sequence[Axes]) -> None:
         carbon, load = axes
@@ -130,7 +130,7 @@ def variant_mix(runs: Mapping[str, Series], order: Sequence[str]) -> str:
             panel.set_ylabel("answers / s")
             panel.set_title(name, loc="left", fontsize=10, fontweight="bold")
             _from_zero(panel)
-            if name == "exact":
+            if name == subject(runs):
                 _mark_events(panel, series)
             if rows:
                 _legend(panel)

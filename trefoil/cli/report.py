@@ -9,7 +9,7 @@ import jinja2
 from rich.table import Table
 
 from trefoil.cli import plots
-from trefoil.cli.results import Report, Series, Summary, write_json
+from trefoil.cli.results import Exploration, Report, Series, Summary, write_json
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 UNKNOWN: Final = "not metered"
@@ -17,6 +17,10 @@ RUN_TITLES: Final = {
     "base": "largest variant, one 7g slice per GPU",
     "static_mix": "best carbon-oblivious mix at the same mean accuracy",
     "exact": "carbon-aware planner, budget mode",
+    "co2opt": "smallest variant, finest slices",
+    "clover": "configuration graphs, annealed by measuring on this system",
+    "blover": "random configurations, measured on this system",
+    "oracle": "every standardised configuration, measured on this system",
 }
 # (label, of a summary, what is better): one list for the terminal and the page.
 Show = Callable[[Summary], str]
@@ -32,6 +36,18 @@ ROWS: Final[tuple[tuple[str, Show, str], ...]] = (
     ("replans", lambda run: _causes(run.replans), ""),
     ("reconfigurations", lambda run: _causes(run.reconfigurations), ""),
 )
+# Only where a run has measured candidates on the running system.
+EXPLORED_ROWS: Final[tuple[tuple[str, Show, str], ...]] = (
+    ("explorations", lambda run: _explored(run, lambda e: f"{e.explorations}"), ""),
+    (
+        "evaluations, refused, broken off",
+        lambda run: _explored(run, lambda e: f"{e.evaluations}, {e.refused}, {e.broken_off}"),
+        "",
+    ),
+    ("exploration time", lambda run: _explored(run, lambda e: f"{e.spent_s:.0f} s"), "lower"),
+    ("exploration energy", lambda run: _explored(run, lambda e: f"{e.spent_j:,.0f} J"), "lower"),
+    ("out of the SLO meanwhile", lambda run: _explored(run, lambda e: f"{e.violations}"), "lower"),
+)
 
 
 def table(report: Report) -> Table:
@@ -40,8 +56,8 @@ def table(report: Report) -> Table:
     grid = Table(title=title, caption=caption(report), title_justify="left", caption_justify="left")
     grid.add_column("")
     for name in report.runs:
-        grid.add_column(name, justify="right", style="bold" if name == "exact" else "")
-    for label, show, _ in ROWS:
+        grid.add_column(name, justify="right", style="bold" if name == report.subject else "")
+    for label, show, _ in rows(report):
         grid.add_row(label, *(show(run) for run in report.runs.values()))
     return grid
 
@@ -49,24 +65,31 @@ def table(report: Report) -> Table:
 def caption(report: Report) -> str:
     """Both savings, whatever their sign, with what must be equal beside them."""
     parts = []
+    subject = report.subject
     for name, run in report.runs.items():
-        if name != "exact":
+        if name != subject:
             saving = report.saving_pct(name)
             shown = UNKNOWN if saving is None else f"{saving:+.1f} %"
             parts.append(
-                f"saving of exact against {name}: {shown} (requests {run.requests:,}, accuracy {run.accuracy:.4f})"
+                f"saving of {subject} against {name}: {shown} (requests {run.requests:,}, accuracy {run.accuracy:.4f})"
             )
-    exact = report.runs["exact"]
+    ours = report.runs[subject]
     parts.append(
-        f"exact: requests {exact.requests:,}, accuracy {exact.accuracy:.4f}, floor {report.accuracy_floor:.4f}"
+        f"{subject}: requests {ours.requests:,}, accuracy {ours.accuracy:.4f}, floor {report.accuracy_floor:.4f}"
     )
     return "\n".join(parts)
+
+
+def rows(report: Report) -> tuple[tuple[str, Show, str], ...]:
+    """What is shown of every run."""
+    explored = any(run.exploration is not None for run in report.runs.values())
+    return (*ROWS, *EXPLORED_ROWS) if explored else ROWS
 
 
 def plain_lines(report: Report) -> list[str]:
     """The same table without a terminal: one line a number, greppable."""
     lines = []
-    for label, show, _ in ROWS:
+    for label, show, _ in rows(report):
         values = "  ".join(f"{name}={show(run)}" for name, run in report.runs.items())
         lines.append(f"{label}: {values}")
     return lines + caption(report).splitlines()
@@ -84,13 +107,13 @@ def render(report: Report, series: Mapping[str, Series]) -> str:
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     slo = next(iter(report.runs.values())).slo
-    others = [name for name in report.runs if name != "exact"]
+    others = [name for name in report.runs if name != report.subject]
     return environment.get_template("report.html.j2").render(
         report=report,
         slo=slo,
         titles=RUN_TITLES,
         savings={name: report.saving_pct(name) for name in others},
-        rows=[(label, {name: show(run) for name, run in report.runs.items()}) for label, show, _ in ROWS],
+        rows=[(label, {name: show(run) for name, run in report.runs.items()}) for label, show, _ in rows(report)],
         events={name: one.events for name, one in series.items()},
         colours={name: plots.run_colour(name) for name in report.runs},
         cause_colours=plots.CAUSE_COLOURS,
@@ -103,9 +126,9 @@ def _figures(report: Report, series: Mapping[str, Series], slo: Mapping[str, flo
     order = list(next(iter(series.values())).answered_by_variant)  # all of the family, least accurate first
     return [
         (
-            "Carbon and load, and when exact replanned",
-            "Every run met this same carbon and these same arrivals. A numbered line is a decision of exact; "
-            "the list below says why.",
+            f"Carbon and load, and when {report.subject} replanned",
+            "Every run met this same carbon and these same arrivals. "
+            f"A numbered line is a decision of {report.subject}; the list below says why.",
             plots.carbon_and_load(series, report.carbon_speedup),
         ),
         ("Power", "Counter of all GPUs, idle and sleeping ones included.", plots.power(series)),
@@ -133,6 +156,10 @@ def _percent(value: float | None, digits: int = 1) -> str:
 
 def _latencies(run: Summary) -> str:
     return f"{run.latency_ms_p50:.1f} / {run.latency_ms_p95:.1f} / {run.latency_ms_p99:.1f} ms"
+
+
+def _explored(run: Summary, show: Callable[[Exploration], str]) -> str:
+    return "-" if run.exploration is None else show(run.exploration)
 
 
 def _causes(counts: Mapping[str, int]) -> str:

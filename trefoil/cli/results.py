@@ -4,7 +4,7 @@ Field names are those of report.json; joules and grams are None when nothing met
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,19 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Exploration:
+    """What measuring candidates on the running system has cost during a run. All of it is in the run's numbers too."""
+
+    explorations: int
+    evaluations: int  # candidates that were deployed
+    refused: int  # candidates that were not: they could not have carried the load
+    broken_off: int
+    spent_s: float
+    spent_j: float
+    violations: int  # requests out of the SLO meanwhile
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """One run, in the numbers that are compared."""
 
@@ -43,6 +56,7 @@ class Summary:
     idle_share: float | None
     replans: Mapping[str, int]
     reconfigurations: Mapping[str, int]
+    exploration: Exploration | None = None  # None: the policy does not measure candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +96,14 @@ class Report:
     started_at: str
     runs: Mapping[str, Summary]
 
+    @property
+    def subject(self) -> str:
+        """The run that the others are compared with."""
+        return subject(self.runs)
+
     def saving_pct(self, against: str) -> float | None:
         """Fewer grams per answered request than that run at the same offered load, in percent of it."""
-        ours, theirs = self.runs["exact"].grams_per_request, self.runs[against].grams_per_request
+        ours, theirs = self.runs[self.subject].grams_per_request, self.runs[against].grams_per_request
         if ours is None or not theirs:
             return None
         return 100 * (1 - ours / theirs)
@@ -93,10 +112,16 @@ class Report:
         """The shape of report.json: the runs stand at top level, savings and accuracies beside each other."""
         values = asdict(self)
         runs = values.pop("runs")
-        others = [name for name in runs if name != "exact"]
+        others = [name for name in runs if name != self.subject]
         values["saving_pct"] = {name: self.saving_pct(name) for name in others}
         values["accuracy"] = {name: run.accuracy for name, run in self.runs.items()}
         return {**values, **runs}
+
+
+def subject(names: Iterable[str]) -> str:
+    """Whose report it is: `exact` where it plays, else the policy that was named last."""
+    found = list(names)
+    return "exact" if "exact" in found else found[-1]
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -115,7 +140,12 @@ def read_report(path: Path) -> Report:
     """A written report.json, as the object that it was."""
     values = json.loads(path.read_text())
     names = list(values["accuracy"])
-    runs = {name: Summary(**values.pop(name)) for name in names}
+    runs = {name: _summary(values.pop(name)) for name in names}
     for derived in ("saving_pct", "accuracy"):
         values.pop(derived)
     return Report(**{**values, "gpus": tuple(values["gpus"]), "runs": runs})
+
+
+def _summary(values: Mapping[str, Any]) -> Summary:
+    explored = values.get("exploration")
+    return Summary(**{**values, "exploration": Exploration(**explored) if explored else None})

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from trefoil.core import policies
 from trefoil.core.device_types import DEVICE_TYPES
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
@@ -18,6 +19,10 @@ HOUR_S: Final = 3600.0
 PORT_MAX: Final = 65535
 # Triton ports of a simulated node: two per memory slice, eight memory slices a device (power_agent).
 TRITON_PORTS_PER_DEVICE: Final = 16
+# A candidate takes some 20 s to start, settle and answer 200 requests; a run of each policy, at most 15 minutes in all.
+MEASURING: Final = ("clover", "blover", "oracle")
+EXPLORED_STEPS: Final = 4
+EXPLORED_STEP_S: Final = 85.0
 AnySystem = TypeVar("AnySystem", bound="System")
 
 
@@ -236,8 +241,11 @@ class Scenario(System):
 
     @model_validator(mode="after")
     def _comparable(self) -> Self:
-        if "exact" not in self.policies or set(self.policies) == {"exact"}:
-            raise ValueError("policies must name 'exact' and one to compare it with, e.g. 'base'")
+        unknown = [name for name in self.policies if name not in policies.POLICIES]
+        if unknown:
+            raise ValueError(f"policies: unknown {unknown[0]!r}; use some of {sorted(policies.POLICIES)}")
+        if len(set(self.policies)) < 2:
+            raise ValueError("policies must name one and one to compare it with, e.g. ['base', 'exact']")
         if len(set(self.policies)) != len(self.policies):
             raise ValueError(f"policies {self.policies} names one twice")
         return self
@@ -257,3 +265,16 @@ def load_system(path: Path, kind: type[AnySystem], overrides: Mapping[str, Any] 
         SettingError: naming file, field, value and remedy.
     """
     return config.load(kind, path, "TREFOIL_UP_", overrides)
+
+
+def against_base(policy: str) -> dict[str, Any]:
+    """Overrides that play `base` and one policy; in longer steps when that policy measures on the system.
+
+    Raises:
+        NotFound: no such policy.
+    """
+    row = policies.policy(policy)
+    overrides: dict[str, Any] = {"policies": ["base", row.name] if row.name != "base" else ["base", "exact"]}
+    if row.name in MEASURING:
+        overrides |= {"carbon.steps": EXPLORED_STEPS, "carbon.step_s": EXPLORED_STEP_S}
+    return overrides
