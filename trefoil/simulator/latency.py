@@ -43,7 +43,7 @@ class Server:
     service: SliceService
     draw: Callable[[], float]
     way_s: float
-    free_s: float = -math.inf  # time may begin below zero
+    free_s: float = float("-inf")  # time may begin below zero
     busy_s: float = 0.0
     answered: int = 0
 
