@@ -51,6 +51,7 @@ from trefoil.runtime.telemetry import Metrics
 
 ROLLED: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
 TOTALS: Final = "explorations"
+IDLE_S: Final = 5.0  # without any arrival, before this counts as a time without load
 BACKLOG_MIN: Final = 10.0  # requests under way that say nothing
 
 
@@ -205,8 +206,9 @@ class Explorer:
         tallies = {o.family: measuring.tally(found, o.family) for o in view.objectives}
         now_s = self._clock.now_s()
         if not any(t.arrived for t in tallies.values()):  # nothing to measure yet: this is not time of the candidate
-            run.waited_s += now_s - run.settled_s
-            run.settled_s = now_s
+            if now_s - run.settled_s > IDLE_S:  # windows come later than what they tell of
+                run.waited_s += now_s - run.settled_s
+                run.settled_s = now_s
             return
         asked = [t.answered for t in tallies.values() if t.arrived]
         if min(asked) >= run.now.candidate.requests_min or now_s - run.settled_s >= run.now.candidate.measure_s:

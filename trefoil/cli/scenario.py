@@ -22,7 +22,7 @@ TRITON_PORTS_PER_DEVICE: Final = 16
 # A candidate takes some 20 s to start, settle and answer 200 requests; a run of each policy, at most 15 minutes in all.
 MEASURING: Final = ("clover", "blover", "oracle")
 EXPLORED_STEPS: Final = 4
-EXPLORED_STEP_S: Final = 85.0
+EXPLORED_STEP_S: Final = 70.0
 AnySystem = TypeVar("AnySystem", bound="System")
 
 
