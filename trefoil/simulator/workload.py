@@ -156,18 +156,18 @@ class Stream:
 
 @dataclass(slots=True)
 class Given:
-    """Arrival times that somebody has recorded or made up [s].
+    """Arrival times that somebody has recorded or made up [s]; a warm-up lies below zero.
 
     Raises:
-        TraceError: they do not ascend, or one is negative.
+        TraceError: they do not ascend, or one is no number.
     """
 
     times_s: Floats
     _taken: int = 0
 
     def __post_init__(self) -> None:
-        if self.times_s.size and (not self.times_s[0] >= 0 or np.any(np.diff(self.times_s) < 0)):
-            raise TraceError("arrival times must be >= 0 and ascend", field="arrivals", remedy="sort them")
+        if not np.all(np.isfinite(self.times_s)) or np.any(np.diff(self.times_s) < 0):
+            raise TraceError("arrival times must be numbers that ascend", field="arrivals", remedy="sort them")
 
     def rate_per_s(self, at_s: float) -> float:
         """Over the minute around a time [1/s]."""

@@ -133,7 +133,7 @@ def test_missing_files_columns_and_order_are_named(tmp_path):
     with pytest.raises(TraceError, match="row 3: earlier"):
         read_times(path)
     with pytest.raises(TraceError, match="ascend"):
-        Given(np.array([-1.0, 2.0]))
+        Given(np.array([2.0, -1.0]))
 
 
 @pytest.mark.parametrize(
