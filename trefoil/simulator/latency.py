@@ -7,8 +7,7 @@ Draws: every slice has a stream of its own, seeded by its key. So the same reque
     under two policies until their histories part. A slice that is given another service time starts a new stream.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
@@ -41,16 +40,21 @@ class Server:
     key: SliceKey
     rng: Generator
     service: SliceService
-    draw: Callable[[], float]
     way_s: float
     free_s: float = float("-inf")  # time may begin below zero
     busy_s: float = 0.0
     answered: int = 0
+    times_s: list[float] = field(default_factory=list)  # drawn ahead, the next one last: `times_s.pop()` or `more()`
+
+    def more(self) -> float:
+        """The next service time [s], with a block of those after it."""
+        self.times_s.extend(draw_s(self.service.service, DRAWS, self.rng)[::-1].tolist())
+        return self.times_s.pop()
 
     def serve_as(self, service: SliceService) -> None:
         """From now on; what is in flight has its time already."""
         if service.service != self.service.service:
-            self.draw = _draws(service.service, self.rng)
+            self.times_s.clear()
         self.service = service
         self.way_s = service.gap_ms / 2 / MS_PER_S
 
@@ -59,14 +63,4 @@ def server(key: SliceKey, service: SliceService, root: int) -> Server:
     """An idle slice; `root` is the seed of the whole run."""
     words = (root, crc32(key.device.encode()), crc32(key.slice_type.encode()), key.start, key.size)
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
-    return Server(key, rng, service, _draws(service.service, rng), service.gap_ms / 2 / MS_PER_S)
-
-
-def _draws(service: ServiceTime, rng: Generator) -> Callable[[], float]:
-    """Gives service times [s], for ever."""
-
-    def stream() -> Iterator[float]:
-        while True:
-            yield from draw_s(service, DRAWS, rng).tolist()
-
-    return stream().__next__
+    return Server(key, rng, service, service.gap_ms / 2 / MS_PER_S)

@@ -123,6 +123,11 @@ class RequestLevel:
         self._books = _Books()
         self.retable(start_s, route, services)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Saved and read again: what is found by identity is found by the new one."""
+        self.__dict__.update(state)
+        self._slice_of = {id(target.slice): self._slices[target.slice] for target in self._route.targets}
+
     def retable(self, now_s: float, route: Route, services: Mapping[SliceKey, SliceService]) -> None:
         """Route by this from now on. In flight finishes where it is; who waits is dealt again by the router's rule.
 
@@ -198,7 +203,7 @@ class RequestLevel:
             start_s = now_s + one.way_s
             if one.free_s > start_s:
                 start_s = one.free_s
-            service_s = one.draw()
+            service_s = one.times_s.pop() if one.times_s else one.more()
             one.free_s = free_s = start_s + service_s
             one.busy_s += service_s
             back_s = free_s + one.way_s
@@ -264,7 +269,7 @@ class RequestLevel:
         assert self._router is not None
         one = self._slices[pick.slice]
         start_s = max(self._now_s + one.way_s, one.free_s)
-        service_s = one.draw()
+        service_s = one.times_s.pop() if one.times_s else one.more()
         one.free_s = start_s + service_s
         one.busy_s += service_s
         back_s = one.free_s + one.way_s
