@@ -4,7 +4,7 @@ BIN := .venv/bin
 UV := $(BIN)/uv
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup demo honesty test test-system test-node test-quick check lint types imports protos lock clean
+.PHONY: help setup export-efficientnet demo honesty test test-system test-node test-quick check lint types imports protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,6 +25,17 @@ setup: .venv/.ready .venv-triton/.ready  ## create both environments from the ha
 	$(UV) pip install --quiet --python .venv-triton/bin/python --require-hashes -r requirements/triton.txt
 	$(UV) pip install --quiet --python .venv-triton/bin/python --require-hashes --no-deps -r requirements/triton-server.txt
 	@touch $@
+
+# Exporting real architectures needs torch and transformers (1.2 GB installed), which nothing else here does.
+# By pip alone and not after .venv, so that a test can ask for it while .venv runs that test.
+.venv-export/.ready: requirements/export.txt requirements/export-torch.txt
+	$(PYTHON) -m venv --clear .venv-export
+	.venv-export/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/export.txt
+	.venv-export/bin/pip install --quiet --disable-pip-version-check -r requirements/export-torch.txt
+	@touch $@
+
+export-efficientnet: .venv-export/.ready  ## export EfficientNet B1, B3, B5, B7 with random weights (ARGS= for the hub's)
+	.venv-export/bin/python model_repository/efficientnet/export.py $(if $(filter undefined,$(origin ARGS)),--random-weights,$(ARGS))
 
 demo: setup  ## the main job: three runs on this machine, a table and out/demo/report.html (<= 8 minutes)
 	$(BIN)/trefoil demo $(ARGS)
@@ -64,8 +75,8 @@ protos: setup  ## regenerate the committed stubs
 	$(BIN)/python -m protos.generate
 
 lock: setup  ## re-resolve the hashed lock files
-	for name in bootstrap main dev triton train; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
+	for name in bootstrap main dev triton train export; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-deps --no-header --no-annotate requirements/triton-server.in -o requirements/triton-server.txt
 
 clean:  ## remove environments and outputs
-	rm -rf .venv .venv-triton out .trefoil
+	rm -rf .venv .venv-triton .venv-export out .trefoil

@@ -87,10 +87,17 @@ class TritonProcess:
     """Starts at once and is killed by `close`, whatever happened in between."""
 
     def __init__(
-        self, folder: Path, version: int, *, source: Path = MODELS, pace: Path | None = None, gpu: str = ""
+        self,
+        folder: Path,
+        version: int,
+        *,
+        source: Path = MODELS,
+        pace: Path | None = None,
+        gpu: str = "",
+        serving: Hosted | None = None,
     ) -> None:
         grpc_port, metrics_port = free_ports(2)
-        spec = SliceSpec("test", folder / "slice", source, [hosted(version)], grpc_port, metrics_port, gpu)
+        spec = SliceSpec("test", folder / "slice", source, [serving or hosted(version)], grpc_port, metrics_port, gpu)
         self.launch: SliceLaunch = prepare_slice(install(), spec)
         self.log = folder / f"triton-{grpc_port}.log"
         env = dict(self.launch.env) | ({"TREFOIL_PACE_FILE": str(pace)} if pace else {})
