@@ -91,7 +91,7 @@ class Intensity:
         )
 
 
-@dataclass(slots=True)
+@dataclass
 class Inputs:
     """All that a run is made of."""
 
@@ -111,6 +111,10 @@ class Inputs:
         """The zone that triggers: of the first node."""
         return self.devices[0].zone
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Saved without the planner, which is made anew."""
+        return {**self.__dict__, "planner": None}
+
 
 def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
     """Read and check everything.
@@ -126,8 +130,7 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         _check_profile(served, known.family(served.name), given.truth or known, types)
     names = [d.name for d in devices]
     truth, estimate = pair(known, names, scenario.noise, scenario.seed, given.truth, scenario.policy.blind)
-    row = policies.policy(scenario.policy.name)
-    policy = replace(row, constants={**row.constants, **scenario.policy.constants})
+    policy = _policy(scenario)
     params = constants_of("x:Y" if given.planner else scenario.policy.planner, policy)
     fleet_rows = Catalog(known.families, tuple(r for r in known.rows if r.device_type in types))
     arrivals = {s.name: _arrivals(s, scenario, i, given) for i, s in enumerate(scenario.families)}
@@ -141,8 +144,22 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         arrivals=arrivals,
         carbon={zone: _intensity(zone, scenario.carbon, given) for zone in sorted({d.zone for d in devices})},
         policy=policy,
-        planner=given.planner or planner_of(scenario.policy.planner, policy),
+        planner=given.planner or planner_for(scenario),
     )
+
+
+def planner_for(scenario: Scenario) -> Planner:
+    """The planner that a scenario names.
+
+    Raises:
+        errors.SettingError: a planner of one's own that cannot be used.
+    """
+    return planner_of(scenario.policy.planner, _policy(scenario))
+
+
+def _policy(scenario: Scenario) -> Policy:
+    row = policies.policy(scenario.policy.name)
+    return replace(row, constants={**row.constants, **scenario.policy.constants})
 
 
 def _devices(scenario: Scenario) -> tuple[Device, ...]:

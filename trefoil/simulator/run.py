@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from trefoil.core import errors
 from trefoil.runtime.clock import WallClock
-from trefoil.simulator.inputs import Provided, prepare
+from trefoil.simulator.inputs import Provided, planner_for, prepare
 from trefoil.simulator.report import Result, result
 from trefoil.simulator.scenario import Scenario
 from trefoil.simulator.shell import Shell
@@ -105,6 +105,7 @@ def _load(path: Path, scenario: Scenario) -> Shell:
         why = "is damaged"
     else:
         shell: Shell = pickle.loads(body)
+        shell.resume(planner_for(scenario))
         return shell
     raise errors.SettingError(
         f"the checkpoint {why}", field="--resume", value=str(path), remedy="run the same scenario, or without --resume"

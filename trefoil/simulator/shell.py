@@ -14,14 +14,14 @@ import numpy as np
 
 from controller import publish
 from controller.boosts import Boosts
-from controller.decide import DEGRADED, FAILED, Control, Verdict, judge, think
+from controller.decide import DEGRADED, FAILED, Control, Verdict, as_live, judge, think
 from controller.evaluations import Totals
 from controller.forecasters.table import forecaster
 from controller.observe import Observer
 from controller.terms import best_way, early, standing
 from controller.triggers import MadeFor, Memory, Trigger, evaluate, made_for
 from controller.windows import Windows
-from trefoil.core.brains import Decision, PlanView
+from trefoil.core.brains import Decision, Planner, PlanView
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.objective import ActMode, ObjectiveMode
@@ -88,6 +88,21 @@ class Shell:
         self._seq = 0
         self._read_carbon()
         self._offer()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the planner, which is made anew: what it remembers goes along."""
+        live = as_live(self.inputs.planner)
+        memory = live.memory() if live is not None else None
+        explorer = replace(self.explorer, planner=None)  # type: ignore[arg-type]
+        return {**self.__dict__, "explorer": explorer, "_remembered": memory}
+
+    def resume(self, planner: Planner) -> None:
+        """Go on with a planner like the one of before."""
+        memory = self.__dict__.pop("_remembered")
+        live = as_live(planner)
+        if live is not None and memory is not None:
+            live.recall(memory)
+        self.inputs.planner = self.explorer.planner = planner
 
     def _engine(self, index: int, family: str) -> Engine:
         scenario, inputs = self.scenario, self.inputs
