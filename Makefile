@@ -28,10 +28,10 @@ setup: .venv/.ready .venv-triton/.ready  ## create both environments from the ha
 
 # Exporting real architectures needs torch and transformers (1.2 GB installed), which nothing else here does.
 # By pip alone and not after .venv, so that a test can ask for it while .venv runs that test.
-.venv-export/.ready: requirements/export.txt requirements/export-torch.txt
+.venv-export/.ready: requirements/export.txt requirements/export-torch.in
 	$(PYTHON) -m venv --clear .venv-export
 	.venv-export/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/export.txt
-	.venv-export/bin/pip install --quiet --disable-pip-version-check -r requirements/export-torch.txt
+	.venv-export/bin/pip install --quiet --disable-pip-version-check -r requirements/export-torch.in
 	@touch $@
 
 export-efficientnet: .venv-export/.ready  ## export EfficientNet B1, B3, B5, B7 with random weights (ARGS= for the hub's)

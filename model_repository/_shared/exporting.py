@@ -1,6 +1,6 @@
 """What the export scripts of the families share: their command line, and a check of every exported graph.
 
-Environment: requirements/export.txt and requirements/export-torch.txt (`make export-efficientnet` creates it). Imports
+Environment: requirements/export.txt and requirements/export-torch.in (`make export-efficientnet` creates it). Imports
 nothing of Trefoil, as all of model_repository.
 """
 

@@ -3,7 +3,7 @@
 YOLOv5 is licensed under AGPL-3.0 (https://github.com/ultralytics/yolov5/blob/master/LICENSE): serving it to users over
 a network obliges you to offer them the source of what serves it, unless you hold a commercial licence. This project
 therefore ships neither its code nor its weights and does not install the package. Run, in an environment of
-requirements/export*.txt into which you installed `ultralytics` or `yolov5` yourself:
+requirements/export.txt and export-torch.in into which you installed `ultralytics` or `yolov5` yourself:
 
     python model_repository/yolo/export.py --weights FOLDER
 

@@ -19,7 +19,7 @@ MADE_OF = (
     FAMILY / "export.py",
     MODELS / "_shared" / "exporting.py",
     ROOT / "requirements" / "export.txt",
-    ROOT / "requirements" / "export-torch.txt",
+    ROOT / "requirements" / "export-torch.in",
 )
 MAKE_S, EXPORT_S = 900, 600
 
