@@ -19,7 +19,7 @@ from trefoil.core.common import Revision
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import NotFound, PlanError, TrefoilError
-from trefoil.core.fleet import DeviceKind, DeviceState, FleetState, SliceKey
+from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, FleetState, SliceKey
 from trefoil.core.objective import Objective
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 
@@ -84,8 +84,9 @@ def check(
     Raises:
         PlanError: the first rule broken, naming field, value and remedy.
     """
+    observed = observations(fleet)
     for node in plan.nodes:
-        check_node(node, fleet, catalog)
+        check_node(node, fleet, catalog, observed)
     hosted = {
         (part.key, h.variant, h.stage): h
         for node in plan.nodes
@@ -108,24 +109,37 @@ def check(
             )
 
 
-def check_node(node: NodePlan, fleet: FleetState, catalog: Catalog) -> None:
+def observations(fleet: FleetState) -> dict[str, DeviceStatus]:
+    """Devices by name; of two reports the first."""
+    found: dict[str, DeviceStatus] = {}
+    for node in fleet.nodes:
+        for status in node.devices:
+            found.setdefault(status.device, status)
+    return found
+
+
+def check_node(
+    node: NodePlan, fleet: FleetState, catalog: Catalog, observed: Mapping[str, DeviceStatus] | None = None
+) -> None:
     """The rules that need one node only; agents call this before they touch anything.
+
+    `observed`: the fleet's `observations`, for a caller that checks many nodes.
 
     Raises:
         PlanError: the first rule broken.
     """
+    observed = observations(fleet) if observed is None else observed
     for device in node.devices:
         if not device.device.startswith(f"{node.node}/"):
             raise PlanError("is not a device of this node", field=f"nodes[{node.node}].device", value=device.device)
-        try:
-            status = fleet.device(device.device)
-        except KeyError:
+        status = observed.get(device.device)
+        if status is None:
             raise PlanError(
                 "no node reports this device",
                 field="device",
                 value=device.device,
                 remedy="plan on devices in `trefoil status`",
-            ) from None
+            )
         _check_device(device, status.type, status.state, catalog)
 
 

@@ -1,8 +1,8 @@
 """Counts become devices and placements, keeping what runs.
 
-Source: DESIGN section 4. Devices that look alike (type, zone, clock, state, slices) form one class, so that the network has as
-many nodes as there are classes and configurations, whatever the number of GPUs; inside a class the order of names
-decides.
+Source: DESIGN section 4. Devices that look alike (type, zone, clock, state, slices) form one class, so that the network
+has as many nodes as there are classes and configurations, whatever the number of GPUs; inside a class the order of
+names decides.
 Data: devices per configuration and slices per variant (`Solution`), what runs.
 Decision: which devices take which configuration at which starts, which slice hosts which variant, who sleeps.
 Formulation: 1 min-cost flow from device classes to configurations (and to sleep); an arc costs the joules of waking and

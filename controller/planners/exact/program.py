@@ -55,7 +55,8 @@ class Shape:
 
     `best_rate`: every slice counts at the rate of the largest pool that there can be, and counts may be fractions: a
     relaxation, whose optimum bounds the problem's from below. `columns`, `layouts`, `counts`: a restriction to these
-    classes, (group, configuration, clock), and (lowest, highest) numbers of slices, whose optimum bounds from above.
+    classes, (group, configuration, clock), and pool tiers between (lowest, highest) numbers of slices, whose optimum
+    bounds from above.
     """
 
     best_rate: bool = False
@@ -148,7 +149,7 @@ class Builder:
             most_per_s = column.rate_per_slice(must) * scale * must
             self.traffic[key] = self.program.variable(cost, 0, most_per_s)
             return
-        limit = must + min(free, enough(column, scale, task))
+        limit = must + min(free, enough(column, scale, task), self.shape.counts.get(key, (0, free))[1])
         if self.shape.best_rate:
             count = self.program.variable(self._load_w(column), must, limit)
             self.counts[key].append((count, max(r for s, r in column.tiers if s <= max(1, limit)) * scale))
@@ -159,13 +160,12 @@ class Builder:
         self.traffic[key] = flow
 
     def _tiers(self, column: Column, scale: float, must: int, limit: int) -> None:
-        low, high = self.shape.counts.get(column.key, (0, limit))
-        high = min(high, limit)
+        low = self.shape.counts.get(column.key, (0, limit))[0]
         sizes = [size for size, _ in column.tiers if size <= limit]
         chosen = []
         for size, rate in column.tiers:
             most = min([s for s in sizes if s > size], default=limit + 1) - 1
-            if size > limit or most < low or size > high:
+            if size > limit or most < low:
                 continue
             count = self.program.variable(self._load_w(column), 0, most, integer=True)
             tier = self.program.variable(0.0, 0, 1, integer=True)

@@ -12,17 +12,24 @@ Deviations: none; the gap is of the whole program, not of the restriction.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
+from controller.planners.columns import ClassKey
 from controller.planners.exact.milp import Limits, Result
 from controller.planners.exact.model import Aim, Problem, Solution, judged, judged_counts, layouts_of
 from controller.planners.exact.program import Builder, Shape
 
 SMALL: Final = 400  # integers up to which the whole program is solved at once
 SLACK: Final = 1e-9
+WORK: Final = 200_000  # nodes times integers of one solve of the whole program
+NODES_MIN: Final = 20
+GAP_WIDE: Final = 4e-3  # of a large program in a small fleet
 EXTRAS: Final = (0, 24, 96)  # classes beyond those that the relaxation uses
 PRICE_MAX_W: Final = 1.0  # configurations that cost at most that much more per device are worth a look
 MANY: Final = 200  # slices; a class that large stays in the top tier, whatever rounding does
+
+Counts = dict[ClassKey, int]
 
 
 def solve(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
@@ -66,18 +73,70 @@ def _between(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
     bound = relaxed.program.solve(limits)
     if bound is None:
         return None
-    best: Solution | None = None
+    lowest = bound.objective
+    best = _restricted(relaxed, bound, limits)
+    if best is None or _gap(best, lowest) > limits.gap:
+        caps = _caps(relaxed, bound, best.objective - lowest) if best else {}
+        best, lowest = _whole(problem, aim, caps, best, lowest, limits)
+    return None if best is None else replace(best, gap=_gap(best, lowest))
+
+
+def _gap(best: Solution, lowest: float) -> float:
+    return max(0.0, (best.objective - lowest) / max(abs(best.objective), SLACK))
+
+
+def _restricted(relaxed: Builder, bound: Result, limits: Limits) -> Solution | None:
+    """The best plan from what the relaxation uses, from more where that leaves none."""
     for extra in EXTRAS:
-        builder = Builder(problem, aim, _restriction(relaxed, bound, extra)).build()
-        result = builder.program.solve(limits)
-        if result is None:
-            continue
-        gap = max(0.0, (result.objective - bound.objective) / max(abs(result.objective), SLACK))
-        if best is None or result.objective < best.objective:
-            best = _solution(builder, result, gap)
-        if best.gap <= limits.gap:
-            break
-    return best
+        builder = Builder(relaxed.problem, relaxed.aim, _restriction(relaxed, bound, extra)).build()
+        result = builder.program.solve(_bounded(builder, limits))
+        if result is not None:
+            return _solution(builder, result, 0.0)
+    return None
+
+
+def _whole(
+    problem: Problem, aim: Aim, caps: Counts, best: Solution | None, lowest: float, limits: Limits
+) -> tuple[Solution | None, float]:
+    """All that may be in a better plan, within the nodes that its size allows."""
+    builder = Builder(problem, aim, _capped(problem, caps)).build()
+    result = builder.program.solve(_bounded(builder, limits))
+    if result is None:  # not even the nodes' worth: what there is, with the bound that there is
+        return best, lowest
+    if best is None or result.objective < best.objective:
+        best = _solution(builder, result, 0.0)
+    return best, max(lowest, min(result.bound, best.objective))
+
+
+def _bounded(builder: Builder, limits: Limits) -> Limits:
+    """Fewer nodes and a wider gap for a larger program: the time of a node grows with it."""
+    integers = max(1, sum(builder.program.integer))
+    nodes = max(NODES_MIN, min(limits.nodes, WORK // integers))
+    return Limits(nodes, max(limits.gap, min(GAP_WIDE, limits.gap * integers / SMALL)))
+
+
+def _capped(problem: Problem, caps: Counts, best_rate: bool = False) -> Shape:
+    hosted = {key for g in problem.groups for key, _ in g.hosts}
+    columns = {c.key for c in problem.columns if caps.get(c.key, 1) > 0 or c.key in hosted}
+    return Shape(best_rate, columns, counts={key: (0, n) for key, n in caps.items()})
+
+
+def _caps(relaxed: Builder, bound: Result, slack_w: float) -> Counts:
+    """How many slices of each class a plan can have that is better than the best by the relaxation's prices.
+
+    A plan pays at least the prices of its slices and of their traffic above the bound. It needs no more slices than its
+    traffic does, which is more than all but one of them serve at the lowest rate.
+    """
+    caps = {}
+    least = {t.family: max(t.objective.replicas_min, t.objective.spread_min) for t in relaxed.problem.tasks}
+    for column in relaxed.columns:
+        for count, _ in relaxed.counts[column.key]:
+            lowest = min(rate for _, rate in column.tiers) * relaxed.problem.scale.get(column.key, 1.0)
+            extra = max(0.0, bound.reduced[relaxed.traffic[column.key]]) * lowest
+            price = max(0.0, bound.reduced[count]) + extra
+            if price > SLACK:
+                caps[column.key] = max(int((slack_w + extra) / price + 1e-6), least[column.family] - 1)
+    return caps
 
 
 def _restriction(relaxed: Builder, bound: Result, extra: int) -> Shape:
@@ -99,8 +158,7 @@ def _restriction(relaxed: Builder, bound: Result, extra: int) -> Shape:
     counts = {}
     for key, parts in relaxed.counts.items():
         number = sum(bound.values[v] for v, _ in parts)
-        if number >= MANY:
-            counts[key] = (int(number / 2), int(2 * number))
+        counts[key] = (int(number / 2) if number >= MANY else 0, int(2 * number) + MANY)
     return Shape(columns=columns, layouts=chosen, counts=counts)
 
 

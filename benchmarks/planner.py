@@ -1,0 +1,300 @@
+"""`exact` from 1 to 100,000 GPUs: `make bench-planner` prints a table and writes out/bench/planner.json.
+
+Case A: one device type, one family, 4 clocks, an empty fleet, a floor of accuracy at every instant.
+Case B: two device types, four families, 6 clocks, sleep, a price of accuracy and a floor; the fleet runs the plan of
+three quarters of the load, so that every move has its price.
+Demand is 0.6 of BASE's capacity on the same fleet, half of the GPUs of each type in B, shared by its families.
+Families and profiles are made up (`profile`), with A100 and H100 slices: service grows with work over SMs and clock,
+energy follows `trefoil.core.power`.
+
+points_s      operating points, cold: profile, SLO and pools to columns (remembered until one of them changes)
+time_s        from the columns to counts: pruning, building, relaxing, solving
+gap           (objective - proven bound) / objective of the whole model; sleep power, a constant, is in neither
+objective_w   per GPU: baseline above sleep, active, price of accuracy and of moves over the horizon
+mapping_s     counts to devices and the moves that this takes
+assemble_s    the plan from that; check_s: `plan_check`; read_s: the view
+Every size runs in a process of its own, so that peak_memory_mib is its own.
+"""
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from controller.planners.assemble import plan_of
+from controller.planners.columns import class_column, columns
+from controller.planners.exact.mapping import moves, place_clocked
+from controller.planners.exact.milp import Limits
+from controller.planners.exact.model import Aim, Problem, groups_of
+from controller.planners.exact.planner import CONSTANTS
+from controller.planners.exact.search import solve
+from controller.planners.world import World, read
+from trefoil.core.brains import PlanView
+from trefoil.core.carbon import CarbonReading, Factors, Method, Series
+from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
+from trefoil.core.demand import Demand
+from trefoil.core.device_types import A100_40GB, H100_80GB
+from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, FleetState, NodeStatus, SliceState, SliceStatus
+from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.core.plan import Plan
+from trefoil.core.plan_check import check
+from trefoil.core.power import active_w
+
+SIZES: Final = (1, 10, 100, 1_000, 10_000, 100_000)
+PER_NODE: Final = 8
+LOAD: Final = 0.6  # of BASE's capacity
+HORIZON_S: Final = 3600.0
+SETTINGS: Final = {**CONSTANTS, "clocks": 1.0}
+REFERENCE_SMS: Final = 98
+SCALING: Final = 0.8  # of a model's speed with SMs: doubling them is not twice as fast
+MEMORY_BOUND: Final = 0.35  # share of a batch's time that no clock changes
+FAMILIES: Final = {  # variant -> (ms of one request on all SMs of an A100, accuracy); made up
+    "vision": {"s": (9.0, 0.778), "m": (13.0, 0.816), "l": (24.0, 0.834), "xl": (42.0, 0.844)},
+    "text": {"s": (5.0, 0.80), "m": (8.0, 0.83), "l": (21.0, 0.86), "xl": (60.0, 0.88)},
+    "detect": {"s": (7.0, 0.45), "m": (11.0, 0.49), "l": (16.0, 0.505), "xl": (28.0, 0.52)},
+    "speech": {"s": (12.0, 0.90), "m": (18.0, 0.925), "l": (30.0, 0.94), "xl": (50.0, 0.955)},
+}
+SPEED: Final = {A100_40GB.name: 1.0, H100_80GB.name: 1.25}  # of one SM
+CLOCKS: Final = {
+    A100_40GB.name: (1410, 1305, 1200, 1095, 990, 780),
+    H100_80GB.name: (1980, 1830, 1680, 1530, 1380, 1095),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is planned: families, device types, clocks, and whether a plan is in force."""
+
+    families: tuple[str, ...]
+    types: tuple[DeviceType, ...]
+    clocks: int
+    moving: bool
+    value_j: float
+
+
+CASES: Final = {
+    "A": Case(("vision",), (A100_40GB,), 4, False, 0.0),
+    "B": Case(tuple(FAMILIES), (A100_40GB, H100_80GB), 6, True, 40.0),
+}
+
+
+def profile(kind: DeviceType, family: str, clocks: int) -> list[ProfileRow]:
+    """Made-up rows of one family on every slice type of a device type, at its highest clocks."""
+    rows = []
+    for variant, (whole_ms, _) in FAMILIES[family].items():
+        for shape in kind.slice_types:
+            for clock in CLOCKS[kind.name][:clocks]:
+                width = (shape.sm_count / REFERENCE_SMS) ** SCALING * SPEED[kind.name]
+                slowed = MEMORY_BOUND + (1 - MEMORY_BOUND) * max(CLOCKS[kind.name]) / clock
+                mean_ms = 1.0 + whole_ms / width * slowed
+                watts = active_w(kind, shape.name, clock)
+                quantiles = (mean_ms * 0.9992, mean_ms * 1.0836, mean_ms * 1.12)
+                rows.append(
+                    ProfileRow(
+                        kind.name, shape.name, family, variant, 0, 1, clock, (), *quantiles,
+                        1000.0 / mean_ms, mean_ms / 1000.0 * watts, watts, 900,
+                    )
+                )  # fmt: skip
+    return rows
+
+
+def catalog_of(case: Case) -> Catalog:
+    """Families and rows of a case."""
+    families = tuple(
+        Family(
+            name,
+            "top1",
+            tuple(
+                Variant(v, i, accuracy, "made up", 600 + 400 * i, 3.0, 10**9, "CC0-1.0")
+                for i, (v, (_, accuracy)) in enumerate(FAMILIES[name].items(), 1)
+            ),
+            {"": (3.0 * max(ms for ms, _ in FAMILIES[name].values()), 0.95)},
+        )
+        for name in case.families
+    )
+    return Catalog(
+        families, tuple(row for k in case.types for f in case.families for row in profile(k, f, case.clocks))
+    )
+
+
+def view_of(case: Case, gpus: int, load: float) -> PlanView:
+    """An empty fleet under a share of BASE's capacity."""
+    nodes = []
+    for first in range(0, gpus, PER_NODE):
+        name = f"node{first // PER_NODE}"
+        kinds = [case.types[i % len(case.types)] for i in range(first, min(gpus, first + PER_NODE))]
+        devices = (
+            DeviceStatus(f"{name}/gpu{i}", k.name, DeviceState.AWAKE, mig_current=True) for i, k in enumerate(kinds)
+        )
+        nodes.append(NodeStatus(node=name, devices=tuple(devices)))
+    catalog = catalog_of(case)
+    wanted = tuple(
+        Objective(
+            family=f.name,
+            mode=ObjectiveMode.INSTANT,
+            min_accuracy=min(v.accuracy for v in f.variants) * 0.35 + f.best.accuracy * 0.65,
+            replicas_min=1,
+            spread_min=1,
+            pue=1.0,
+        )
+        for f in catalog.families
+    )
+    reading = CarbonReading(Series("made-up", Method.AVERAGE, Factors.DIRECT), 0.0, 3600.0, 250.0)
+    bare = PlanView(
+        0.0, FleetState(tuple(nodes)), catalog, wanted, (), reading, None, (), None, "bench", HORIZON_S, 1.0
+    )
+    world = read(bare, 1.0, clocks=True)
+    demand = []
+    for task in world.tasks:
+        rate = 0.0
+        for kind in case.types:
+            column = class_column(
+                catalog, task, kind, kind.slice_types[-1].name, catalog.family(task.family).best.name, 1, SETTINGS
+            )
+            assert column is not None
+            number = sum(1 for d in world.devices if d.type is kind)
+            rate += number * column.rate_per_slice(1) / len(case.families)
+        demand.append(Demand(task.family, "", load * rate, 1.1 * load * rate))
+    return replace(bare, demand=tuple(demand))
+
+
+def problem_of(case: Case, world: World) -> tuple[Problem, Aim]:
+    """The program of a view, with the price of accuracy and the floors of its case."""
+    found = tuple(c for t in world.tasks for c in columns(world.view.catalog, t, world.devices, SETTINGS))
+    problem = Problem(groups_of(world.devices, found), found, world.tasks, HORIZON_S if case.moving else 0.0)
+    floors = {t.family: t.objective.min_accuracy for t in world.tasks}
+    return problem, Aim(dict.fromkeys(floors, case.value_j), floors)
+
+
+def assembled(world: World, problem: Problem, aim: Aim) -> Plan:
+    """A whole plan, for the next view to start from."""
+    solution = solve(problem, aim, Limits(int(SETTINGS["solver_nodes"]), SETTINGS["solver_gap"]))
+    assert solution is not None
+    hosted, clocks = place_clocked(problem, solution)
+    return plan_of(
+        world, "exact", hosted, solution.traffic, problem.columns, SETTINGS, {}, "bench", solution.gap, clocks=clocks
+    )
+
+
+def in_force(view: PlanView, plan: Plan) -> PlanView:
+    """The view after a plan was rolled out."""
+    planned = {d.device: d for n in plan.nodes for d in n.devices}
+    nodes = tuple(
+        replace(
+            node,
+            devices=tuple(
+                replace(
+                    d,
+                    state=planned[d.device].target,
+                    slices=tuple(
+                        SliceStatus(key=s.key, state=SliceState.READY, hosted=s.hosted)
+                        for s in planned[d.device].slices
+                    ),
+                )
+                for d in node.devices
+            ),
+        )
+        for node in view.fleet.nodes
+    )
+    return replace(view, fleet=FleetState(nodes), current=plan)
+
+
+def measure(name: str, gpus: int) -> dict[str, Any]:
+    """One row of the table."""
+    case, took = CASES[name], {}
+    view = view_of(case, gpus, LOAD)
+    clock = time.perf_counter()
+
+    def lap(what: str) -> None:
+        nonlocal clock
+        took[what] = time.perf_counter() - clock
+        clock = time.perf_counter()
+
+    world = read(view, 1.0, clocks=True)
+    clock = time.perf_counter()
+    problem, aim = problem_of(case, world)
+    lap("points_s")
+    if case.moving:
+        before = read(view_of(case, gpus, 0.75 * LOAD), 1.0, clocks=True)
+        view = in_force(view, assembled(before, *problem_of(case, before)))
+    clock = time.perf_counter()
+    world = read(view, 1.0, clocks=True)
+    lap("read_s")
+    problem, aim = problem_of(case, world)
+    solution = solve(problem, aim, Limits(int(SETTINGS["solver_nodes"]), SETTINGS["solver_gap"]))
+    lap("time_s")
+    if solution is None:
+        return {"case": name, "gpus": gpus, **took, "objective_w": None}
+    hosted, clocks = place_clocked(problem, solution)
+    needed = moves(problem, hosted)
+    lap("mapping_s")
+    plan = plan_of(world, "exact", hosted, solution.traffic, problem.columns, SETTINGS, {}, "", clocks=clocks)
+    lap("assemble_s")
+    check(plan, view.fleet, view.catalog)
+    lap("check_s")
+    return {
+        "case": name,
+        "gpus": gpus,
+        **took,
+        "gap": solution.gap,
+        "objective_w": solution.objective / gpus,
+        "awake": sum(n for _, _, n in solution.layouts),
+        "classes": len(solution.slices),
+        "moves": needed.loads + needed.wakes,
+        "columns": len(problem.columns),
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+COLUMNS: Final = (
+    *("case", "gpus", "points_s", "time_s", "gap", "objective_w", "awake", "classes", "columns", "moves"),
+    *("mapping_s", "assemble_s", "check_s", "read_s", "peak_memory_mib"),
+)
+
+
+def commit() -> str:
+    """The commit that is measured."""
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    """All rows, each in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=sorted(CASES), help="only this case")
+    parser.add_argument("--gpus", type=int, help="only this size")
+    parser.add_argument("--one", action="store_true", help="measure here and print one JSON row")
+    parser.add_argument("--out", type=Path, default=Path("out/bench/planner.json"))
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure(args.case, args.gpus)))
+        return
+    rows = []
+    print(" ".join(f"{c:>11}" for c in COLUMNS))
+    for name in [args.case] if args.case else sorted(CASES):
+        for gpus in [args.gpus] if args.gpus else SIZES:
+            command = [sys.executable, "-m", "benchmarks.planner", "--one", "--case", name, "--gpus", str(gpus)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            rows.append(json.loads(done.stdout))
+            print(" ".join(f"{_cell(rows[-1].get(c))}" for c in COLUMNS), flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    machine = f"{platform.machine()}, {platform.python_version()}"
+    stamp = {"command": "make bench-planner", "commit": commit(), "machine": machine, "data": "made-up profiles"}
+    args.out.write_text(json.dumps({**stamp, "load": LOAD, "rows": rows}, indent=2) + "\n")
+    print(f"written to {args.out}")
+
+
+def _cell(value: object) -> str:
+    return f"{value:11.4g}" if isinstance(value, float) else f"{value!s:>11}"
+
+
+if __name__ == "__main__":
+    main()
