@@ -1,22 +1,21 @@
 """From profile rows to what the simulated driver needs: service times for pace files, and each variant's density.
 
+Both by the laws of trefoil/core (queueing.service_time, power), as in the simulator and in every plan.
+
 Density is derived, not stated: energy of a batch over (service time x power of that slice fully busy). So a profile
 that gives all variants equal joules makes a world in which they cost equal joules.
 """
 
-import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
 
 from power_agent.devices.pace import PaceEntry, family_crc32
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.fleet import DeviceType
-
-Z_95: Final = 1.6448536269514722
+from trefoil.core.queueing import service_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +48,6 @@ class Loaded:
         low, high = points[at - 1], points[at]
         share = (batch - low.batch) / (high.batch - low.batch)
         return low.density + share * (high.density - low.density)
-
-
-def gamma_from_quantiles(p50_ms: float, p95_ms: float) -> tuple[float, float]:
-    """Mean and coefficient of variation of the gamma distribution with these quantiles.
-
-    Wilson and Hilferty: the cube root of a gamma variable is normal with mean 1 - s and deviation sqrt(s), s = cv^2 / 9
-    (both relative). Exact to 0.1 % for cv <= 0.5, which is what service times show.
-    """
-    root = (p95_ms / p50_ms) ** (1 / 3) - 1
-    if root <= 0:
-        return p50_ms, 0.0
-    # root * (1 - d^2) = Z_95 * d with d = cv / 3
-    d = (-Z_95 + math.sqrt(Z_95**2 + 4 * root**2)) / (2 * root)
-    return p50_ms / (1 - d**2) ** 3, 3 * d
 
 
 class Workload:
@@ -113,7 +98,8 @@ class Workload:
         return found
 
     def _operation(self, row: ProfileRow, clock_mhz: int) -> Operation:
-        mean_ms, cv = gamma_from_quantiles(row.latency_ms_p50, row.latency_ms_p95)
+        service = service_time(row)
+        mean_ms, cv = service.mean_ms, service.cv
         density = power.density(
             self._device, row.slice_type, row.clock_mhz, mean_ms / 1e3, row.energy_active_j_per_batch
         )

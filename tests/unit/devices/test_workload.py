@@ -1,17 +1,24 @@
 """What the driver derives from profiles."""
 
+import dataclasses
+import gc
+import importlib.util
+import sys
+import types
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.devices.pace import family_crc32
-from power_agent.devices.workload import Workload, gamma_from_quantiles
+from power_agent.devices.pace import PaceEntry, PaceFile, family_crc32
+from power_agent.devices.workload import Workload
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.device_types import A100_40GB
+from trefoil.core.queueing import ServiceTime, draw_s, service_time
 
 VARIANTS = (Variant("f-s", 1, 0.8, "", 16, 1.0, 1, ""), Variant("f-l", 2, 0.9, "", 16, 1.0, 1, ""))
 
@@ -23,16 +30,21 @@ def row(variant, batch, p50_ms, joules, slice_type="7g.40gb", clock_mhz=1410):
 
 
 @given(mean=st.floats(1, 1000), cv=st.floats(0.01, 0.4))
-def test_mean_and_variation_come_back_from_the_quantiles(mean, cv):
+def test_service_times_are_those_of_the_simulator_and_of_every_plan(mean, cv):
     draws = np.random.default_rng(1).gamma(1 / cv**2, mean * cv**2, 200_000)
-    p50, p95 = np.quantile(draws, [0.5, 0.95])
-    found_mean, found_cv = gamma_from_quantiles(float(p50), float(p95))
-    assert found_mean == pytest.approx(mean, rel=0.01)
-    assert found_cv == pytest.approx(cv, rel=0.03)
+    p50, p95, p99 = (float(x) for x in np.quantile(draws, [0.5, 0.95, 0.99]))
+    profiled = replace(row("f-l", 1, p50, 2.5), latency_ms_p95=p95, latency_ms_p99=p99)
+    (entry,) = Workload(A100_40GB, Catalog((Family("f", "m", VARIANTS),), (profiled,))).entries("7g.40gb", 1410)
+    assert (entry.service_ms_mean, entry.service_cv) == dataclasses.astuple(service_time(profiled))
+    assert entry.service_ms_mean == pytest.approx(mean, rel=0.01)
+    assert entry.service_cv == pytest.approx(cv, rel=0.03)
 
 
 def test_a_profile_without_spread_is_deterministic():
-    assert gamma_from_quantiles(25.0, 25.0) == (25.0, 0.0)
+    (entry,) = Workload(A100_40GB, Catalog((Family("f", "m", VARIANTS),), (row("f-l", 1, 25.0, 2.5),))).entries(
+        "7g.40gb", 1410
+    )
+    assert (entry.service_ms_mean, entry.service_cv) == (25.0, 0.0)
 
 
 @given(
@@ -70,3 +82,21 @@ def test_a_pace_file_holds_the_families_that_its_slice_serves_and_no_others():
     workload = Workload(A100_40GB, Catalog((Family("f", "m", VARIANTS), other), rows))
     assert [entry.family for entry in workload.entries("7g.40gb", 1410, {"g"})] == ["g"]
     assert sorted(entry.family for entry in workload.entries("7g.40gb", 1410)) == ["f", "g"]
+
+
+def test_the_model_on_a_simulated_slice_draws_by_the_law_of_core(tmp_path, monkeypatch):
+    """It runs in an environment without Trefoil, so it has the law once more: held to be the same, draw by draw."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", types.ModuleType("triton_python_backend_utils"))
+    path = Path(__file__).parents[3] / "model_repository" / "_shared" / "model.py"
+    spec = importlib.util.spec_from_file_location("the_shared_model", path)
+    model = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(model)
+    pace = PaceFile(tmp_path / "slice.pace", seed=77)
+    pace.write_table(1410, [PaceEntry("f", 2, 1, 20.0, 0.1), PaceEntry("f", 2, 8, 90.0, 0.1)])
+    slice_ = model.Pace(str(pace.path), "f", 2)
+    drawn_s = [slice_.draw_ns(8) / 1e9 for _ in range(500)]
+    law_s = draw_s(ServiceTime(90.0, 0.1), 500, np.random.Generator(np.random.PCG64(77 ^ 2)))
+    assert drawn_s == pytest.approx(law_s, abs=2e-9)
+    del slice_
+    gc.collect()
+    pace.close()
