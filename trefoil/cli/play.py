@@ -3,8 +3,8 @@
 import asyncio
 import math
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +43,8 @@ class Setup:
     view: View
     clock: Clock
     hurry: Callable[[], bool]
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings of services beside those that the scenario gives, by service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,9 @@ def _cluster(setup: Setup, policy: str, slo: Slo, folder: Path) -> Launcher:
     system = setup.scenario.model_copy(update={"policy": policy, "slo": slo, "window_s": setup.scenario.duration_s})
     # Until the run's second 0 the trace's first value holds: its clock is started when the load is.
     waiting = {"carbon_feed": {"trace": {"starts_at_s": math.inf}}}
+    overrides = {**setup.overrides, **waiting}
     return Launcher(
-        system, folder / "cluster", clock=setup.clock, say=setup.view.say, hurry=setup.hurry, overrides=waiting
+        system, folder / "cluster", clock=setup.clock, say=setup.view.say, hurry=setup.hurry, overrides=overrides
     )
 
 

@@ -163,7 +163,8 @@ class System(Settings):
     cluster: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
     policy: str = "exact"
     mode: Literal["observe", "advise", "act"] = "act"
-    objective_mode: Literal["budget", "instant"] = "budget"
+    objective_mode: Literal["budget", "instant", "lambda"] = "budget"
+    lambda_weight: float = Field(default=0.5, ge=0, le=1)  # of carbon against accuracy (CLOVER Eq. 3), in mode lambda
     window_s: float = Field(default=86400.0, gt=0)  # of budget mode
     move_horizon_s: float = Field(default=600.0, gt=0)  # wall time over which a reconfiguration has to pay back
     demand_initial_per_s: float = Field(default=10.0, ge=0)  # to plan for until the first arrivals

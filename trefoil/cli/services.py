@@ -220,6 +220,7 @@ def controller_settings(system: System, launch: Launch, layout: Layout) -> dict[
         "slo_quantile": system.slo.percentile / 100,
         "min_accuracy": system.accuracy.floor(best),
         "hard_min_accuracy": system.accuracy.hard_floor(best),
+        "lambda_weight": system.lambda_weight,
         "window_s": system.window_s,
         "replicas_min": system.availability.replicas_min,
         "spread_min": system.availability.spread_min,

@@ -49,15 +49,10 @@ def demo_scenario(
     slo: Slo,
     machine: Machine | None = None,
     controller: Mapping[str, Any] | None = None,
-    objective: Mapping[str, Any] | None = None,
 ) -> tuple[Scenario, Provided]:
     """The scenario and the arrivals that correspond to one run of the demo.
 
-    `controller` and `objective` are overrides: settings of the live controller and fields of its objective, by the
-    live names.
-
-    Raises:
-        errors.SettingError: something in them that has no counterpart.
+    `controller`: settings of the live controller that differ from its defaults.
     """
     machine = machine or Machine()
     live = ControllerSettings(**(controller or {}))
@@ -84,7 +79,7 @@ def demo_scenario(
                     "window_s": demo.duration_s,
                     "replicas_min": demo.availability.replicas_min,
                     "spread_min": demo.availability.spread_min,
-                    **(objective or {}),
+                    "lambda_weight": demo.lambda_weight,
                 },
             }
         ],
