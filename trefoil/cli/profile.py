@@ -39,9 +39,7 @@ def profile(
     clocks: Annotated[str, typer.Option(help="Clocks to hold [MHz]; default: the highest.")] = "",
     variants: Annotated[str, typer.Option(help="Default: all.")] = "",
     batches: Annotated[str, typer.Option(help="Items per batch.")] = "1,2,4,8",
-    rates: Annotated[
-        str, typer.Option(help="Loads between idle and saturation, as shares; empty: none.")
-    ] = "0.3,0.6,0.9",
+    rates: Annotated[str, typer.Option(help="Loads to offer, as shares of saturation; empty: none.")] = "0.3,0.6,0.9",
     window: Annotated[float, typer.Option(help="Seconds of each measurement; at least 3.5 where joules count.")] = 5.0,
     shape: Annotated[list[str] | None, typer.Option(help="INPUT=3,224,224 where the model leaves it open.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="End what the node serves now.")] = False,
@@ -109,7 +107,7 @@ async def _measure(
         if where is not None:
             await session.direct(triton, where)
         else:
-            node = await Node.take(stub, clock, replace_running=replace)
+            node = await Node.take(stub, agent, clock, replace_running=replace)
             simulated = node.simulated
             await session.through(node, slices, clocks)
     finally:

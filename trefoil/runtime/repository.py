@@ -53,7 +53,7 @@ class _Family(_Model):
 
 
 class _Row(_Model):
-    device_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")]  # NVML has blanks in the names of some
+    device_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 .:_-]*$")]  # NVML has blanks in some; cpu:8
     slice_type: Annotated[str, Field(min_length=1)]
     variant: Name
     stage: Annotated[int, Field(ge=0)]

@@ -1,0 +1,130 @@
+"""`trefoil profile` on a node of real Tritons on this machine's CPU slices, through its agent and directly."""
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.support.agent_cluster import AgentCluster
+from tests.support.triton_process import MODELS
+from trefoil.core.common import Basis
+from trefoil.core.fleet import SliceState
+from trefoil.runtime.repository import load_family
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster():
+    base = 2 * random.Random(os.getpid() + 7).randrange(10_000, 15_000)
+    one = AgentCluster(node_socket=None, cpu="serve", triton_port_base=base, quiet_probe_s=1, ready_timeout_s=60)
+    try:
+        await one.start()
+        yield one
+    finally:
+        await one.close()
+
+
+async def trefoil(*arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "trefoil.cli.main", "profile", "digits", *arguments]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+def two_variants(folder: Path) -> Path:
+    """The digits with their smallest and largest variant only: half the time."""
+    family = folder / "digits"
+    family.mkdir()
+    text = (MODELS / "digits" / "family.toml").read_text()
+    head, *parts = text.split("[[variants]]")
+    kept = [part for part in parts if "digits-xs" in part or "digits-l" in part]
+    (family / "family.toml").write_text("[[variants]]".join([head, *kept]))
+    shutil.copy(MODELS / "digits" / "heldout.npz", family)
+    return folder
+
+
+async def test_a_node_that_serves_is_not_taken(cluster, tmp_path):
+    from tests.integration.test_cpu_node import FIRST, run
+
+    await run(cluster, (FIRST, 1))
+    code, _, error = await trefoil("--agent", cluster.target, "--slices", "cpu:1")
+    assert code == 2
+    assert "its slices serve" in error
+    assert "--replace" in error
+    (status,) = (await cluster.slices()).values()
+    assert status.state == SliceState.READY
+    direct = ["--triton", status.grpc_target, "--device-type", "cpu:2", "--slices", "cpu:1", "--window", "0.2"]
+    code, _, error = await trefoil(*direct)
+    assert code == 2
+    assert "digits-s" in error  # version 2 is not loaded there
+    code, _, error = await trefoil(
+        *direct, "--variants", "digits-xs", "--batches", "1,64", "--out", str(tmp_path / "a.csv")
+    )
+    assert code == 2
+    assert "at most 8 items" in error
+    code, _, error = await trefoil("--agent", cluster.target, "--replace", "--slices", "9g.99gb")
+    assert code == 2
+    assert "9g.99gb" in error
+    await run(cluster)
+
+
+async def test_a_cpu_slice_is_profiled_through_its_agent_and_the_file_loads(cluster, tmp_path):
+    out = tmp_path / "profile.csv"
+    common = ["--agent", cluster.target, "--slices", "cpu:1", "--repository", str(two_variants(tmp_path))]
+    quick = ["--batches", "1,8", "--rates", "0.5", "--window", "0.4", "--out", str(out), "--json"]
+    code, printed, error = await trefoil(*common, *quick, "--estimate-energy")  # not every machine has RAPL
+    assert code == 0, error
+    points = json.loads(out.with_suffix(".json").read_text())
+    assert len(points) == 4
+    no_meter = all(point["energy_active_j"] is None for point in points)
+    basis = Basis.MODELLED if no_meter else Basis.MEASURED
+    answer = json.loads(printed)
+    assert answer["rows"] == 4
+    _, rows = load_family(tmp_path / "digits", out)
+    assert {(row.variant, row.batch) for row in rows} == {(v, b) for v in ("digits-xs", "digits-l") for b in (1, 8)}
+    assert all(row.provenance is not None and row.provenance.basis == basis for row in rows)
+    assert all(row.slice_type == "cpu:1" and row.clock_mhz == 0 for row in rows)
+    assert all(0.05 < row.latency_ms_p50 < 1000 and row.throughput_per_s > 1 for row in rows)
+    for point in answer["points"]:
+        (rate,) = point["rates"]
+        assert rate["answered_per_s"] > 0
+    print(
+        "\n".join(f"{p['variant']} b{p['batch']}: {p['latency_ms']} ms, {p['throughput_per_s']:.0f}/s" for p in points)
+    )
+    assert await cluster.slices() == {}  # the node is left empty
+
+
+async def test_joules_come_from_the_agents_counters_and_a_simulated_gpu_is_called_synthetic(tmp_path):
+    one = AgentCluster(quiet_probe_s=1, ready_timeout_s=60)
+    try:
+        await one.start()
+        out = tmp_path / "profile.csv"
+        where = ["--agent", one.target, "--slices", "1g.5gb", "--repository", str(two_variants(tmp_path))]
+        quick = ["--batches", "1", "--rates", "", "--window", "0.5", "--clocks", "1005", "--out", str(out), "--json"]
+        code, _, error = await trefoil(*where, *quick)
+    finally:
+        await one.close()
+    assert code == 0, error
+    folder = MODELS / "digits"
+    _, rows = load_family(tmp_path / "digits", out)
+    assert len(rows) == 2
+    for row in rows:
+        assert row.provenance is not None
+        assert row.provenance.basis == Basis.SYNTHETIC
+        assert row.clock_mhz == 1005
+        _, shipped = load_family(folder)
+        wanted = next(r for r in shipped if (r.slice_type, r.variant, r.batch) == ("1g.5gb", row.variant, 1))
+        print(
+            row.variant, row.latency_ms_p50, row.energy_active_j_per_batch, row.power_w, "at 1410 MHz:", wanted.power_w
+        )
+        assert 0.2 * wanted.power_w < row.power_w < 1.2 * wanted.power_w

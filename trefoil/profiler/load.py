@@ -1,0 +1,186 @@
+"""Drive one slice's Triton: closed loops for its service time and its ceiling, Poisson arrivals in between.
+
+Service time = latency of one client that sends one batch after another: nothing ever waits. Ceiling = answers per
+second when there is always another batch waiting. What is sent is the family's held-out items, else noise of its shape.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import numpy as np
+from numpy.random import Generator
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from trefoil.core.errors import InvalidInput, SettingError, Unavailable
+from trefoil.core.units import MS_PER_S
+from trefoil.runtime.clock import Clock
+
+DATATYPES: Final = {
+    "UINT8": np.uint8, "INT8": np.int8, "INT32": np.int32, "INT64": np.int64, "BOOL": np.bool_,
+    "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
+}  # fmt: skip
+IN_FLIGHT_MAX: Final = 256
+CLIENTS: Final = 3  # of the saturating loop: one batch runs, one waits, one is on its way
+WARM_UP: Final = 3
+
+
+@dataclass(slots=True)
+class Window:
+    """What happened between two moments of the wall clock."""
+
+    starts_at_s: float
+    ends_at_s: float
+    batch: int
+    latency_ms: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    @property
+    def batches_per_s(self) -> float:
+        """Answers per second."""
+        return len(self.latency_ms) / max(1e-9, self.ends_at_s - self.starts_at_s)
+
+    def quantile_ms(self, q: float) -> float:
+        """Of latency; asserts that there was an answer."""
+        assert self.latency_ms
+        return float(np.quantile(self.latency_ms, q))
+
+
+class Slice:
+    """A Triton that is asked for one version of one model."""
+
+    def __init__(self, target: str, model: str, clock: Clock, shapes: Mapping[str, Sequence[int]], items: Path) -> None:
+        self._channel = grpc.aio.insecure_channel(target, options=[("grpc.max_receive_message_length", -1)])
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self.target, self.model, self._clock = target, model, clock
+        self._shapes, self._items = shapes, items
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        await self._channel.close()
+
+    async def loaded(self) -> list[int]:
+        """Versions of the model that are READY.
+
+        Raises:
+            Unavailable: nothing answers.
+        """
+        request = service_pb2.RepositoryIndexRequest(ready=True)
+        try:
+            index = await self._stub.RepositoryIndex(request, timeout=5)
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(
+                f"no Triton answers ({error.code().name})", field="triton", value=self.target,
+                remedy="name host:port of its gRPC endpoint",
+            ) from error  # fmt: skip
+        return sorted(int(m.version) for m in index.models if m.name == self.model and m.version.isdigit())
+
+    async def request(self, version: int, batch: int) -> Any:
+        """A request of that many items, checked against what the model says it takes.
+
+        Raises:
+            InvalidInput: a shape is open, a type cannot be made up, or the model takes no such batch.
+        """
+        name, wanted = self.model, str(version)
+        try:
+            told = await self._stub.ModelMetadata(
+                service_pb2.ModelMetadataRequest(name=name, version=wanted), timeout=5
+            )
+            config = await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=name, version=wanted), timeout=5)
+        except grpc.aio.AioRpcError as error:
+            raise InvalidInput(f"is not served ({error.details()})", field="version", value=version) from error
+        most = config.config.max_batch_size
+        if batch > max(1, most):
+            raise SettingError(
+                f"{name} takes at most {most} items", field="--batches", value=batch, remedy="ask for smaller batches"
+            )
+        request = service_pb2.ModelInferRequest(model_name=name, model_version=wanted)
+        for index, tensor in enumerate(told.inputs):
+            shape = self._shape(tensor, batch, batched=most > 0)
+            request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
+            request.raw_input_contents.append(self._content(tensor, shape, index == 0).tobytes())
+        return request
+
+    def _shape(self, tensor: Any, batch: int, *, batched: bool) -> list[int]:
+        told = list(tensor.shape)[1:] if batched else list(tensor.shape)
+        own = list(self._shapes.get(tensor.name, told))
+        if any(size < 1 for size in own):
+            raise SettingError(
+                f"its shape {told} is open", field="--shape", value=tensor.name,
+                remedy=f"give --shape {tensor.name}=<sizes without the batch>",
+            )  # fmt: skip
+        return [batch, *own] if batched else own
+
+    def _content(self, tensor: Any, shape: list[int], first: bool) -> Any:
+        if tensor.datatype not in DATATYPES:
+            raise InvalidInput(f"input of type {tensor.datatype} cannot be made up", field="input", value=tensor.name)
+        kind = DATATYPES[tensor.datatype]
+        if first and self._items.is_file():
+            with np.load(self._items) as data:
+                images = data["images"] if "images" in data else np.zeros(0)
+            if list(images.shape[1:]) == shape[1:] and len(images) >= shape[0]:
+                return images[: shape[0]].astype(kind)
+        rng = np.random.default_rng(1)
+        noise = rng.random(shape) if np.issubdtype(kind, np.floating) else rng.integers(0, 2, shape)
+        return noise.astype(kind)
+
+    async def warm_up(self, request: Any) -> None:
+        """A few answers that nobody counts.
+
+        Raises:
+            Unavailable: the model fails; says what it said.
+        """
+        for _ in range(WARM_UP):
+            try:
+                await self._stub.ModelInfer(request, timeout=120)
+            except grpc.aio.AioRpcError as error:
+                raise Unavailable(
+                    f"does not answer: {error.code().name} {error.details()}", field="model",
+                    value=f"{request.model_name}/{request.model_version}", remedy="read its Triton's log",
+                ) from error  # fmt: skip
+
+    async def closed(self, request: Any, batch: int, seconds: float, clients: int = 1) -> Window:
+        """Clients that each send as soon as they are answered, for at least that long and one answer."""
+        window = Window(self._clock.now_s(), 0.0, batch)
+        end_s = self._clock.monotonic_s() + seconds
+
+        async def client() -> None:
+            while self._clock.monotonic_s() < end_s:
+                await self._ask(request, window)
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+        window.ends_at_s = self._clock.now_s()
+        return window
+
+    async def open(self, request: Any, batch: int, seconds: float, per_s: float, rng: Generator) -> Window:
+        """Poisson arrivals; latency from the intended time. Beyond IN_FLIGHT_MAX a request counts as failed."""
+        window = Window(self._clock.now_s(), 0.0, batch)
+        start_s = self._clock.monotonic_s()
+        tasks: set[asyncio.Task[None]] = set()
+        at_s = float(rng.exponential(1.0 / per_s)) if per_s > 0 else seconds
+        while at_s < seconds:
+            await self._clock.sleep(max(0.0, start_s + at_s - self._clock.monotonic_s()))
+            if len(tasks) < IN_FLIGHT_MAX:
+                task = asyncio.create_task(self._ask(request, window, start_s + at_s))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            else:
+                window.failed += 1
+            at_s += float(rng.exponential(1.0 / per_s))
+        await self._clock.sleep(max(0.0, start_s + seconds - self._clock.monotonic_s()))
+        window.ends_at_s = self._clock.now_s()
+        await asyncio.gather(*tasks)
+        return window
+
+    async def _ask(self, request: Any, window: Window, since_s: float | None = None) -> None:
+        start_s = self._clock.monotonic_s() if since_s is None else since_s
+        try:
+            await self._stub.ModelInfer(request, timeout=60)
+        except grpc.aio.AioRpcError:
+            window.failed += 1
+            await self._clock.sleep(0.01)
+        else:
+            window.latency_ms.append((self._clock.monotonic_s() - start_s) * MS_PER_S)

@@ -1,0 +1,154 @@
+"""From measured windows to profile.csv: rows, provenance, and what is said when no meter was there."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from trefoil.core.catalog import Family
+from trefoil.core.device_types import device_share, device_type
+from trefoil.core.errors import CatalogError, SettingError
+from trefoil.core.power import clock_law, dynamic_w
+from trefoil.core.units import MS_PER_S
+from trefoil.runtime.repository import COLUMNS, HEADER_KEYS, load_family
+
+QUANTILES: Final = (0.5, 0.95, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class RatePoint:
+    """One load of an operating point: offered and answered batches per second, latency, mean power (None: no meter)."""
+
+    offered_per_s: float
+    answered_per_s: float
+    failed: int
+    latency_ms: tuple[float, float, float] | None
+    power_w: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One operating point. Energy is None without a meter. `simulated`: of joules that no hardware counted."""
+
+    device_type: str
+    slice_type: str
+    variant: str
+    batch: int
+    clock_mhz: int
+    latency_ms: tuple[float, float, float]
+    throughput_per_s: float
+    energy_active_j: float | None
+    memory_mib: int
+    samples: int
+    simulated: bool = False
+    rates: tuple[RatePoint, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Header lines that the command knows."""
+
+    machine: str
+    date: str
+    commit: str
+    simulated: bool
+
+
+def estimated_j(point: Measured) -> float:
+    """Active energy of a batch if the slice draws its whole dynamic share while it computes (core/power, density 1)."""
+    device = device_type(point.device_type)
+    watts = device_share(device, point.slice_type) * dynamic_w(device) * clock_law(device, point.clock_mhz)
+    return watts * point.latency_ms[0] / MS_PER_S
+
+
+def monotone(points: Sequence[Measured]) -> tuple[list[Measured], int]:
+    """A larger batch never takes less time or energy: noise that says so is raised to the smaller batch. How many."""
+    raised, found = 0, []
+    last: dict[tuple[str, str, str, int], Measured] = {}
+    for point in sorted(points, key=lambda p: (p.device_type, p.slice_type, p.variant, p.clock_mhz, p.batch)):
+        key = (point.device_type, point.slice_type, point.variant, point.clock_mhz)
+        before, kept = last.get(key), point
+        if before is not None:
+            p50, p95, p99 = (max(pair) for pair in zip(point.latency_ms, before.latency_ms, strict=True))
+            joules = point.energy_active_j
+            if joules is not None and before.energy_active_j is not None:
+                joules = max(joules, before.energy_active_j)
+            kept = replace(point, latency_ms=(p50, p95, p99), energy_active_j=joules)
+            raised += kept != point
+        last[key] = kept
+        found.append(kept)
+    return found, raised
+
+
+def profile_text(points: Sequence[Measured], origin: Origin, *, estimate_energy: bool) -> str:
+    """profile.csv of these points.
+
+    Raises:
+        SettingError: no meter counted joules and none may be estimated.
+    """
+    rows, raised = monotone(points)
+    missing = [p for p in rows if p.energy_active_j is None]
+    if missing and not estimate_energy:
+        raise SettingError(
+            f"no joules were counted for {len(missing)} of {len(rows)} operating points", field="energy", value=None,
+            remedy="profile through a power agent with a meter, or give --estimate-energy (basis modelled)",
+        )  # fmt: skip
+    basis = "synthetic" if origin.simulated else "modelled" if missing else "measured"
+    source = "trefoil profile" + (" on simulated slices" if origin.simulated else "")
+    if missing:
+        source += "; latency measured, energy estimated by core/power at density 1: no meter"
+    if raised:
+        source += f"; {raised} points raised to the next smaller batch"
+    values = dict(zip(HEADER_KEYS, (basis, source, origin.machine, origin.date, origin.commit), strict=True))
+    text = io.StringIO()
+    text.writelines(f"# {key}: {value}\n" for key, value in values.items())
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for point in rows:
+        joules = estimated_j(point) if point.energy_active_j is None else point.energy_active_j
+        key = [point.device_type, point.slice_type, point.variant, "0", point.batch, point.clock_mhz, ""]
+        latency = [f"{value:.4f}" for value in point.latency_ms]
+        power_w = joules / (point.latency_ms[0] / MS_PER_S)
+        numbers = [f"{n:.6g}" for n in (point.throughput_per_s, joules, power_w)]
+        writer.writerow([*key, *latency, *numbers, point.memory_mib])
+    return text.getvalue()
+
+
+def write_profile(path: Path, folder: Path, text: str) -> int:
+    """Write it, read it back as the system will, and say how many rows it has. A file that is refused is not kept."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".draft")
+    draft.write_text(text)
+    try:
+        _, rows = load_family(folder, draft)
+    except CatalogError:
+        draft.unlink()
+        raise
+    draft.replace(path)
+    return len(rows)
+
+
+def chosen(family: Family, names: Sequence[str]) -> list[str]:
+    """The variants that are meant; all by default.
+
+    Raises:
+        NotFound: naming those that exist.
+    """
+    return [family.variant(name).name for name in names] or [variant.name for variant in family.variants]
+
+
+def plain(point: Measured) -> dict[str, Any]:
+    """For JSON."""
+    rates = [
+        {
+            "offered_per_s": r.offered_per_s,
+            "answered_per_s": r.answered_per_s,
+            "failed": r.failed,
+            "latency_ms": r.latency_ms,
+            "power_w": r.power_w,
+        }
+        for r in point.rates
+    ]
+    return {f.name: getattr(point, f.name) for f in fields(point)} | {"rates": rates}
