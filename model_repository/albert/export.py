@@ -1,7 +1,7 @@
 """Export the variants of the family `albert` to ONNX, from the architectures of transformers.
 
-Run: in an environment of requirements/export.txt and export-torch.in (`make .venv-export/.ready`), with --random-weights where no model
-hub can be reached. albert-xlarge needs 1 GB of memory and albert-xxlarge 3 GB while they are exported.
+Run: in the environment of `make .venv-export/.ready`, with --random-weights where no model hub can be reached.
+albert-xlarge needs 1 GB of memory and albert-xxlarge 3 GB while they are exported.
 Weights: the SQuAD 2.0 checkpoints that CLOVER's artifact serves, from the Hugging Face hub; they are other people's, so
 look at each one's licence before you pass an export on. Or seeded random ones.
 

@@ -1,6 +1,6 @@
 """Export the variants of the family `efficientnet` to ONNX, from the architectures of transformers.
 
-Run: `make export-efficientnet` (random weights), or this script in an environment of requirements/export.txt and export-torch.in.
+Run: `make export-efficientnet` (random weights), or this script in the environment of `make .venv-export/.ready`.
 Weights: google/efficientnet-b{1,3,5,7} of the Hugging Face hub (Apache-2.0), or seeded random ones that keep every
 layer's activations at scale: with the configuration's own initialisation the logits are near 1e-31, and a comparison
 of two of those shows nothing.
