@@ -11,7 +11,7 @@ The best plan found is the answer, with the gap to the best bound. Nodes bound t
 Deviations: none; the gap is of the whole program, not of the restriction.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -25,6 +25,9 @@ SLACK: Final = 1e-9
 WORK: Final = 200_000  # nodes times integers of one solve of the whole program
 NODES_MIN: Final = 20
 GAP_WIDE: Final = 4e-3  # of a large program in a small fleet
+FEW: Final = 32  # devices; below it a fraction of one is so much that a large program stays far from its bound
+WHOLE_MAX: Final = 1000  # integers up to which the whole program is worth its time with so few devices
+WIDER: Final = (40,)
 EXTRAS: Final = (0, 24, 96)  # classes beyond those that the relaxation uses
 PRICE_MAX_W: Final = 1.0  # configurations that cost at most that much more per device are worth a look
 MANY: Final = 200  # slices; a class that large stays in the top tier, whatever rounding does
@@ -74,10 +77,14 @@ def _between(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
     if bound is None:
         return None
     lowest = bound.objective
-    best = _restricted(relaxed, bound, limits)
+    best = _restricted(relaxed, bound, limits, None, EXTRAS)
     if best is None or _gap(best, lowest) > limits.gap:
         caps = _caps(relaxed, bound, best.objective - lowest) if best else {}
-        best, lowest = _whole(problem, aim, caps, best, lowest, limits)
+        builder = Builder(problem, aim, _capped(problem, caps)).build()
+        if best is None or problem.number >= FEW or sum(builder.program.integer) <= WHOLE_MAX:
+            best, lowest = _whole(builder, best, lowest, limits)
+        else:
+            best = _restricted(relaxed, bound, limits, best, WIDER)
     return None if best is None else replace(best, gap=_gap(best, lowest))
 
 
@@ -85,21 +92,21 @@ def _gap(best: Solution, lowest: float) -> float:
     return max(0.0, (best.objective - lowest) / max(abs(best.objective), SLACK))
 
 
-def _restricted(relaxed: Builder, bound: Result, limits: Limits) -> Solution | None:
+def _restricted(
+    relaxed: Builder, bound: Result, limits: Limits, best: Solution | None, extras: Sequence[int]
+) -> Solution | None:
     """The best plan from what the relaxation uses, from more where that leaves none."""
-    for extra in EXTRAS:
+    for extra in extras:
         builder = Builder(relaxed.problem, relaxed.aim, _restriction(relaxed, bound, extra)).build()
         result = builder.program.solve(_bounded(builder, limits))
         if result is not None:
-            return _solution(builder, result, 0.0)
-    return None
+            better = best is None or result.objective < best.objective
+            return _solution(builder, result, 0.0) if better else best
+    return best
 
 
-def _whole(
-    problem: Problem, aim: Aim, caps: Counts, best: Solution | None, lowest: float, limits: Limits
-) -> tuple[Solution | None, float]:
+def _whole(builder: Builder, best: Solution | None, lowest: float, limits: Limits) -> tuple[Solution | None, float]:
     """All that may be in a better plan, within the nodes that its size allows."""
-    builder = Builder(problem, aim, _capped(problem, caps)).build()
     result = builder.program.solve(_bounded(builder, limits))
     if result is None:  # not even the nodes' worth: what there is, with the bound that there is
         return best, lowest
