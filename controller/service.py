@@ -83,7 +83,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             reconfigurations_by_cause={cause: n for cause, n in loop.records.reconfigurations.items() if n},
         )
         if loop.thinker.live is not None:
-            response.exploration.CopyFrom(exploration(loop.explorer))
+            response.exploration.CopyFrom(exploration(loop.explorer, plan))
         if plan is not None and objective.family in plan.expected:
             response.expected.CopyFrom(codec.to_proto(plan.expected[objective.family]))
         if last is not None and last.plan is None and (last.advised is not None or last.degraded):
@@ -249,9 +249,10 @@ def explain(view: PlanView, plan: Plan | None, objective: Objective, state: Roll
     return "\n".join(lines)
 
 
-def exploration(explorer: Explorer) -> Any:
-    """What exploring does now, and what it has cost."""
-    return pb.Exploration(under_way=explorer.run is not None, text=explorer.text(), **explorer.totals.plain())
+def exploration(explorer: Explorer, plan: Plan | None) -> Any:
+    """What exploring does now, and what it has cost. It goes on until what it decided is in force."""
+    under_way = explorer.run is not None or (plan is not None and plan.exploration)
+    return pb.Exploration(under_way=under_way, text=explorer.text(), **explorer.totals.plain())
 
 
 def _wire(mode: ActMode) -> Any:
