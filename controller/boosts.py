@@ -1,16 +1,14 @@
 """After an SLO breach: plan for more than the demand, since what was predicted to suffice did not.
 
 Data: measured attainment and the objective's quantile. State: a ratio per family.
-Formulation: a breach adds `step` up to `limit`; while the SLO is met the ratio wears off, `limit` in WEAR_S.
+Formulation: a breach adds `step` up to `limit`; while the SLO is met the ratio wears off, `limit` in `wear_s`:
+short where a breach is a burst, long where the profile is too good, or each wearing off ends in the next breach.
 Deviations: none.
 """
 
 from dataclasses import dataclass, field
-from typing import Final
 
 from trefoil.core.brains import PlanView
-
-WEAR_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -19,6 +17,7 @@ class Boosts:
 
     step: float
     limit: float
+    wear_s: float = 60.0
     by_family: dict[str, float] = field(default_factory=dict)
     _worn_at_s: float | None = None
 
@@ -37,4 +36,4 @@ class Boosts:
         for measured in view.measured:
             boost = self.by_family.get(measured.family, 0.0)
             if boost and measured.slo_attainment >= quantiles.get(measured.family, 1.0):
-                self.by_family[measured.family] = max(0.0, boost - self.limit * max(0.0, passed_s) / WEAR_S)
+                self.by_family[measured.family] = max(0.0, boost - self.limit * max(0.0, passed_s) / self.wear_s)

@@ -79,7 +79,7 @@ class Loop:
         self.last_trigger: Trigger | None = None
         self._made_for: MadeFor | None = None
         self._memory = Memory()
-        self._boosts = Boosts(settings.slo_boost_ratio, settings.slo_boost_max)
+        self._boosts = Boosts(settings.slo_boost_ratio, settings.slo_boost_max, settings.slo_boost_wear_s)
         self._forced: Trigger | None = None
         self._not_before_s = 0.0
         self._epoch = 0

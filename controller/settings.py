@@ -184,6 +184,8 @@ class ControllerSettings(ServiceSettings):
     slo_boost_ratio: float = Field(default=0.15, ge=0)
     """By how much an SLO breach raises the demand that is planned for; wears off while the SLO is met."""
     slo_boost_max: float = Field(default=0.6, ge=0)
+    slo_boost_wear_s: float = Field(default=60.0, gt=0)
+    """In which the largest raise wears off. Longer where profiles are modelled: their error does not pass."""
     decisions_max: int = Field(default=2_000, ge=1)
     plans_kept: int = Field(default=20, ge=2)
     triggers: TriggerSettings = TriggerSettings()

@@ -174,6 +174,7 @@ class ControlSettings(Settings):
     retry_s: float = Field(default=10.0, gt=0)
     slo_boost_ratio: float = Field(default=0.15, ge=0)
     slo_boost_max: float = Field(default=0.6, ge=0)
+    slo_boost_wear_s: float = Field(default=60.0, gt=0)
     triggers: TriggerSettings = TriggerSettings()
     history_max: int = Field(default=96, ge=1)
     tick_min_s: float = Field(default=0.0, ge=0)
