@@ -27,7 +27,6 @@ from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.objective import ActMode, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Route
 from trefoil.runtime import codec
-from trefoil.runtime.clock import ManualClock
 from trefoil.simulator.books import Books
 from trefoil.simulator.exploring import Explorer
 from trefoil.simulator.fluid import FluidEngine
@@ -36,7 +35,7 @@ from trefoil.simulator.memory_state import MemoryState, MemoryStore
 from trefoil.simulator.plant import Plant
 from trefoil.simulator.rollouts import DRAIN_SERVICES, Rolling
 from trefoil.simulator.serving import Engine, Interval, RequestEngine
-from trefoil.simulator.told import settings_of
+from trefoil.simulator.told import SimulatedClock, settings_of
 
 RETRY_S: Final = 10.0  # as controller.loop.RETRY_S
 EPSILON_S: Final = 1e-9
@@ -51,7 +50,7 @@ class Shell:
         scenario = inputs.scenario
         self.inputs, self.scenario, self.settings = inputs, scenario, settings_of(inputs)
         self.now_s = -scenario.warmup_s
-        self.clock = ManualClock(self.now_s)
+        self.clock = SimulatedClock(self.now_s)
         self.plant = Plant(inputs.devices, inputs.truth, inputs.items, scenario.costs)
         self.books = Books(inputs, self.now_s)
         # The observer reads no Redis here: only the names of keys, which stand in a plan's input stamps.
@@ -74,7 +73,7 @@ class Shell:
         self.allowed = inputs.policy.triggers if scenario.policy.triggers is None else scenario.policy.triggers
         self.made_for: MadeFor | None = None
         self.memory = Memory()
-        self.boosts = Boosts(self.settings.slo_boost_ratio, self.settings.slo_boost_max)
+        self.boosts = Boosts(self.settings.slo_boost_ratio, self.settings.slo_boost_max, self.settings.slo_boost_wear_s)
         self.causes: Counter[str] = Counter()
         self.decided = 0
         self.explorer = Explorer(inputs.planner, scenario.explore, Totals())
@@ -121,10 +120,10 @@ class Shell:
         return self.scenario.span_s
 
     def run(self, until_s: float) -> None:
-        """Go on until a time."""
+        """Go on to the first event at or after a time: where a caller pauses changes nothing."""
         until_s = min(until_s, self.end_s)
         while self.now_s < until_s - EPSILON_S:
-            self._forward(min(until_s, self._next_s()))
+            self._forward(min(self.end_s, self._next_s()))
             if self.plant.advance(self.now_s + EPSILON_S):
                 self._changed()
             self._roll_on()
@@ -148,8 +147,7 @@ class Shell:
             self.books.add(self.now_s, to_s, found, drawn, self.rolling is not None)
             for family, one in found.items():
                 self._since_tick[family].add(one)
-        self.clock.move(max(0.0, to_s - self.now_s))
-        self.now_s = to_s
+        self.now_s = self.clock.at_s = to_s
 
     def _read_carbon(self) -> None:
         """Readings of all zones; the next change is an event."""

@@ -1,0 +1,182 @@
+"""The live brains in simulated time: determinism, conservation, both fidelities, zones, families, resumption."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from controller.decide import think
+from controller.planners.table import make
+from trefoil.core.brains import PlanView
+from trefoil.core.plan_check import plan_digest
+from trefoil.runtime import codec
+from trefoil.simulator import Provided, Scenario, simulate
+from trefoil.simulator.inputs import prepare
+from trefoil.simulator.report import result
+from trefoil.simulator.run import CHECKPOINT, _save, simulate_to
+from trefoil.simulator.scenario import Arrivals, Carbon, Costs, Node, Noise, PolicyChoice, Served, Wanted, Zone
+from trefoil.simulator.shell import Shell
+
+ROOT = Path(__file__).resolve().parents[2]
+REPOSITORY = ROOT / "model_repository"
+A100 = "A100-SXM4-40GB"
+
+
+def family(rate: float = 40.0, **wanted: object) -> Served:
+    return Served(
+        name="digits",
+        repository=REPOSITORY,
+        arrivals=Arrivals(rate_per_s=rate),
+        objective=Wanted(**{"below_best_pct": 2.0, "hard_below_best_pct": 10.0, **wanted}),
+    )
+
+
+def scenario(**changes: object) -> Scenario:
+    values: dict[str, object] = {
+        "duration_s": 240.0,
+        "nodes": (Node(devices=(A100, A100)),),
+        "families": (family(),),
+        "carbon": Carbon(speedup=240.0),
+        "noise": Noise(latency=0.05, energy=0.05, device_power=0.03),
+    }
+    return Scenario(**{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return simulate(scenario(), keep_records=True)
+
+
+def test_same_scenario_and_seed_same_bytes(exact):
+    again = simulate(scenario(), keep_records=True)
+    assert again.to_json() == exact.to_json()
+    assert simulate(scenario(seed=1)).to_json() != exact.to_json()
+
+
+def test_energy_is_conserved_and_grams_are_counter_times_intensity(exact):
+    shell = Shell(prepare(scenario(carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)}))))
+    shell.run(shell.end_s)
+    for machine in shell.plant.machines.values():
+        parts = machine.active_j + machine.idle_j + machine.unallocated_j
+        assert parts == pytest.approx(machine.counter_j, rel=1e-9)
+        assert min(machine.active_j, machine.idle_j, machine.unallocated_j) >= 0
+    found = result(shell).summary
+    assert found.grams == pytest.approx(found.joules / 3.6e6 * 200.0 * 1.2)
+    assert sum(f.grams_per_request * f.answered for f in found.families.values()) == pytest.approx(found.grams)
+
+
+def test_nothing_is_lost(exact):
+    s = exact.summary
+    assert s.rejected == 0
+    assert abs(s.arrived - s.answered) < 40  # what is in flight at both ends
+    assert s.answered == pytest.approx(240 * 40, rel=0.05)
+    assert s.slo_attainment > 0.9
+    assert sum(s.families["digits"].mix.values()) == pytest.approx(1.0)
+
+
+def test_every_decision_replays_from_its_record(exact):
+    assert exact.records
+    planner = make("exact")
+    for record in exact.records:
+        view = codec.from_json(PlanView, record.view_json)
+        decision = think(view, planner, record.seed)
+        assert (plan_digest(decision.plan) if decision.plan else "") == record.versions["plan"]
+
+
+def test_exact_saves_against_base_under_the_same_arrivals(exact):
+    base = simulate(scenario(policy=PolicyChoice(name="base")))
+    assert base.summary.arrived == exact.summary.arrived
+    assert base.summary.truth_hash == exact.summary.truth_hash
+    assert exact.summary.grams_per_request < 0.85 * base.summary.grams_per_request
+    assert base.summary.accuracy == pytest.approx(0.993322)
+
+
+def test_base_draws_what_the_power_law_says():
+    quiet = scenario(policy=PolicyChoice(name="base"), noise=Noise(), costs=Costs(pue=1.0))
+    s = simulate(quiet).summary
+    shell = Shell(prepare(quiet))
+    rows = shell.inputs.truth.catalog.rows
+    row = next(r for r in rows if (r.slice_type, r.variant, r.batch) == ("7g.40gb", "digits-l", 1))
+    assert s.joules_per_request == pytest.approx(row.energy_active_j_per_batch + 2 * 55.0 / 40.0, rel=0.04)
+
+
+def test_rollout_takes_time_and_capacity():
+    shell = Shell(prepare(scenario(warmup_s=0.0)))
+    shell.run(1.0)
+    assert shell.rolling is not None
+    assert not shell.plant.services("digits")  # a Triton starts, a model loads
+    shell.run(10.0)
+    assert shell.rolling is None
+    assert shell.plant.services("digits")
+
+
+def test_fluid_agrees_with_request_by_request():
+    """BASE far from saturation: same energy, same tail."""
+    still = scenario(policy=PolicyChoice(name="base"), noise=Noise(), duration_s=1200.0)
+    one = simulate(still).summary
+    flow = simulate(still.model_copy(update={"fidelity": "fluid", "step_s": 60.0})).summary
+    assert flow.joules_per_request == pytest.approx(one.joules_per_request, rel=0.03)
+    assert flow.p50_ms == pytest.approx(one.p50_ms, rel=0.05)
+    assert flow.p95_ms == pytest.approx(one.p95_ms, rel=0.12)
+    assert flow.accuracy == pytest.approx(one.accuracy, abs=1e-6)
+
+
+def test_fluid_overload_queues_and_refuses():
+    s = simulate(scenario(families=(family(200.0),), policy=PolicyChoice(name="base"), fidelity="fluid", step_s=60.0))
+    assert s.summary.rejected > 1000
+    assert s.summary.slo_attainment < 0.1
+
+
+def test_zones_are_billed_by_their_own_intensity():
+    zones = {"clean": Zone(constant_g_per_kwh=20.0), "dirty": Zone(constant_g_per_kwh=600.0)}
+    nodes = (Node(name="a", zone="clean", devices=(A100,)), Node(name="b", zone="dirty", devices=(A100,)))
+    s = simulate(scenario(nodes=nodes, carbon=Carbon(zones=zones), policy=PolicyChoice(name="base"))).summary
+    for zone, intensity in (("clean", 20.0), ("dirty", 600.0)):
+        assert s.zones[zone]["grams"] == pytest.approx(s.zones[zone]["joules"] / 3.6e6 * intensity * 1.2)
+
+
+def test_planner_sees_the_readings_of_all_zones():
+    zones = {"clean": Zone(constant_g_per_kwh=20.0), "dirty": Zone(constant_g_per_kwh=600.0)}
+    nodes = (Node(name="a", zone="clean", devices=(A100,)), Node(name="b", zone="dirty", devices=(A100,)))
+    view = Shell(prepare(scenario(nodes=nodes, carbon=Carbon(zones=zones)))).view()
+    assert view.carbon.series.zone == "clean"
+    assert [(z.series.zone, z.intensity_g_per_kwh) for z in view.zones] == [("dirty", 600.0)]
+
+
+def test_two_families_share_a_fleet_and_its_energy():
+    known = prepare(scenario()).truth.catalog
+    other = dataclasses.replace(known.families[0], name="other")
+    rows = (*known.rows, *(dataclasses.replace(r, family="other") for r in known.rows))
+    both = dataclasses.replace(known, families=(known.families[0], other), rows=rows)
+    families = (family(30.0, mode="instant"), family(10.0, mode="instant").model_copy(update={"name": "other"}))
+    short = scenario(families=families, noise=Noise(), duration_s=120.0)
+    found = simulate(short, Provided(catalog=both)).summary
+    assert set(found.families) == {"digits", "other"}
+    assert sum(f.joules_per_request * f.answered for f in found.families.values()) == pytest.approx(found.joules)
+    assert all(f.slo_attainment > 0.85 for f in found.families.values())
+
+
+def test_given_arrivals_and_intensities_are_played():
+    times = -60.0 + np.arange(6000) / 20
+    given = Provided(arrivals={"digits": times}, carbon={"demo": (60.0, [100.0, 300.0])})
+    found = simulate(scenario(policy=PolicyChoice(name="base")), given)
+    assert found.summary.arrived == 4800
+    assert set(found.series["intensity_g_per_kwh"]) == {100.0, 300.0}
+
+
+def test_interrupted_run_goes_on_to_the_same_bytes(tmp_path, exact):
+    shell = Shell(prepare(scenario()))
+    shell.run(100.0)
+    _save(tmp_path / CHECKPOINT, shell)
+    found = simulate_to(scenario(), tmp_path, resume=True)
+    assert found.to_json() == exact.to_json()
+    assert (tmp_path / "result.json").read_text() == exact.to_json()
+    assert not (tmp_path / CHECKPOINT).exists()
+
+
+def test_result_is_plain_json(exact):
+    plain = json.loads(exact.to_json())
+    assert plain["summary"]["basis"] == "simulated"
+    assert len(plain["series"]["power_w"]) == len(exact.series["at_s"]) > 100

@@ -1,0 +1,90 @@
+"""`trefoil simulate`: one document, exit code 2 and one line for whatever a scenario cannot mean."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trefoil.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[3]
+DIGITS = ROOT / "benchmarks" / "scenarios" / "digits.toml"
+PROFILE = ROOT / "model_repository" / "digits" / "profile.csv"
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    found = CliRunner().invoke(app, ["simulate", str(DIGITS), *arguments])
+    return found.exit_code, found.stdout, found.stderr
+
+
+def test_json_is_one_document_and_the_same_bytes(tmp_path):
+    short = ("--set", "duration_s=60", "--set", "policy.name=base", "--seed", "7", "--json")
+    code, first, _ = run(*short, "--out", str(tmp_path))
+    assert code == 0
+    assert json.loads(first)["summary"]["seed"] == 7
+    assert run(*short)[1] == first
+    assert (tmp_path / "result.json").read_text() == first
+    assert (tmp_path / "series.csv").read_text().startswith("at_s,intensity_g_per_kwh,power_w")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ('nodes=[{zone = "mars"}]', ("mars", "demo")),
+        ("families.0.name=1", ("families",)),
+        ('carbon.zones.demo.trace="EMPTY"', ("empty.csv", "Remedy")),
+        ("policy.name=clever", ("clever", "exact")),
+        ("noise.colour=1", ("noise.colour", "unknown setting")),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line_with_field_value_and_remedy(tmp_path, change, words):
+    empty = tmp_path / "empty.csv"
+    empty.write_text("")
+    code, out, err = run("--set", change.replace('"EMPTY"', str(empty)))
+    assert code == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert all(word in err for word in words), err
+
+
+def families(tmp_path: Path, **changes: str) -> str:
+    """The family of the scenario with other fields, in TOML."""
+    fields = {"name": '"digits"', "arrivals": "{rate_per_s = 20.0}", **changes}
+    return "families=[{" + ", ".join(f"{key} = {value}" for key, value in fields.items()) + "}]"
+
+
+def test_profile_with_a_missing_slice_names_the_slice(tmp_path):
+    part = tmp_path / "profile.csv"
+    rows = PROFILE.read_text().splitlines(keepends=True)
+    part.write_text("".join(row for row in rows if "A100-SXM4-40GB,3g.20gb,digits-l," not in row))
+    code, _, err = run("--set", families(tmp_path, profile=f'"{part}"'))
+    assert code == 2
+    assert "digits-l on 3g.20gb of A100-SXM4-40GB" in err
+    assert "Remedy" in err
+
+
+def test_family_without_any_variant_that_meets_the_slo(tmp_path):
+    code, _, err = run("--set", families(tmp_path, objective="{slo_ms = 3.0}"))
+    assert code == 2
+    assert "slo_ms = 3.0" in err
+    assert "at least" in err
+
+
+def test_empty_arrival_trace(tmp_path):
+    empty = tmp_path / "requests.csv"
+    empty.write_text("second,requests\n")
+    code, _, err = run("--set", families(tmp_path, arrivals=f'{{trace = "{empty}"}}'))
+    assert code == 2
+    assert "requests.csv" in err
+
+
+def test_resume_needs_a_folder():
+    code, _, err = run("--resume")
+    assert code == 2
+    assert "--out" in err

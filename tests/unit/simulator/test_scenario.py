@@ -1,0 +1,119 @@
+"""What a scenario may say, and how what it may not say is refused: field, value, remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from trefoil.core.errors import InvalidInput, ProfileMissing, SettingError, TraceError
+from trefoil.simulator import Scenario
+from trefoil.simulator.inputs import prepare
+from trefoil.simulator.scenario import Arrivals, Carbon, Node, Served, Wanted, Zone
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def scenario(**changes: object) -> Scenario:
+    values: dict[str, object] = {
+        "duration_s": 60.0,
+        "nodes": (Node(devices=("A100-SXM4-40GB",) * 2),),
+        "families": (served(),),
+    }
+    return Scenario(**{**values, **changes})
+
+
+def served(**changes: object) -> Served:
+    values: dict[str, object] = {
+        "name": "digits",
+        "repository": ROOT / "model_repository",
+        "arrivals": Arrivals(rate_per_s=20.0),
+    }
+    return Served(**{**values, **changes})
+
+
+def test_every_scenario_that_ships_can_be_read():
+    files = sorted((ROOT / "benchmarks" / "scenarios").glob("*.toml"))
+    names = {Scenario.load(path).name for path in files}
+    assert {"digits", "clover-fleet", "year-fluid"} <= names
+    assert len(names) == len(files)
+
+
+def test_unknown_key_names_those_that_are_known(tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_text('duration_s = 60\nspeed = 1\n[[families]]\nname = "digits"\narrivals = {rate_per_s = 1.0}\n')
+    with pytest.raises(SettingError, match=r"speed: unknown setting .*duration_s"):
+        Scenario.load(path)
+
+
+def test_overrides_are_dotted():
+    found = Scenario.load(ROOT / "benchmarks/scenarios/digits.toml", {"policy.name": "base", "noise.latency": "0"})
+    assert found.policy.name == "base"
+    assert found.noise.latency == 0.0
+
+
+def test_unknown_zone_names_node_zone_and_known_zones():
+    with pytest.raises(ValueError, match=r"node node lies in zone 'mars', which has no carbon; known zones: demo"):
+        scenario(nodes=(Node(zone="mars"),))
+
+
+def test_empty_arrival_trace_is_named(tmp_path):
+    empty = tmp_path / "empty.csv"
+    empty.write_text("hour,requests\n")
+    with pytest.raises(TraceError, match=r"empty\.csv.*Remedy"):
+        prepare(scenario(families=(served(arrivals=Arrivals(trace=empty)),)))
+
+
+def test_empty_carbon_trace_is_named(tmp_path):
+    empty = tmp_path / "empty.csv"
+    empty.write_text("")
+    with pytest.raises(TraceError, match=r"empty\.csv is empty"):
+        prepare(scenario(carbon=Carbon(zones={"demo": Zone(trace=empty)})))
+
+
+def test_profile_without_a_slice_names_variant_slice_and_device(tmp_path):
+    whole = (ROOT / "model_repository/digits/profile.csv").read_text().splitlines(keepends=True)
+    part = tmp_path / "profile.csv"
+    part.write_text("".join(row for row in whole if "A100-SXM4-40GB,2g.10gb,digits-m," not in row))
+    with pytest.raises(ProfileMissing, match=r"digits-m on 2g.10gb of A100-SXM4-40GB") as caught:
+        prepare(scenario(families=(served(profile=part),)))
+    assert "families.digits.profile" in str(caught.value)
+    assert "allow_missing" in str(caught.value)
+    assert prepare(scenario(families=(served(profile=part, allow_missing=True),))).truth.catalog.rows
+
+
+def test_family_without_any_profile_on_the_fleet_is_refused():
+    with pytest.raises(ProfileMissing, match="H100-SXM5-80GB"):
+        prepare(scenario(nodes=(Node(devices=("H100-SXM5-80GB",)),)))
+
+
+def test_slo_that_no_variant_meets_says_what_the_fastest_takes():
+    with pytest.raises(InvalidInput, match=r"slo_ms = 2\.0: no variant of digits is that fast .*at least"):
+        prepare(scenario(families=(served(objective=Wanted(slo_ms=2.0)),)))
+
+
+def test_floor_that_no_variant_reaches_names_the_best():
+    with pytest.raises(InvalidInput, match=r"min_accuracy = 0\.999.*digits-l"):
+        prepare(scenario(families=(served(objective=Wanted(min_accuracy=0.999)),)))
+
+
+def test_unknown_policy_and_constant_are_refused():
+    with pytest.raises(ValueError, match="unknown policy 'clever'"):
+        scenario(policy={"name": "clever"})
+    with pytest.raises(InvalidInput, match=r"params\.speed"):
+        prepare(scenario(policy={"name": "exact", "params": {"speed": 1.0}}))
+
+
+def test_truth_and_estimate_are_two_objects_and_differ_by_the_noise():
+    quiet = prepare(scenario())
+    assert quiet.truth.catalog is not quiet.estimate.catalog
+    assert quiet.truth.hash == quiet.estimate.hash  # nothing was asked for
+    noisy = prepare(scenario(noise={"latency": 0.1}))
+    assert noisy.truth.hash != noisy.estimate.hash == quiet.estimate.hash
+    assert prepare(scenario(noise={"latency": 0.1})).truth.hash == noisy.truth.hash
+    assert prepare(scenario(noise={"latency": 0.1}, seed=5)).truth.hash != noisy.truth.hash
+    assert prepare(scenario(noise={"latency": 0.1, "seed": 20261121}, seed=5)).truth.hash == noisy.truth.hash
+
+
+def test_blind_planner_is_told_no_profile():
+    blind = prepare(scenario(policy={"name": "base", "blind": True}))
+    assert not blind.estimate.catalog.rows
+    assert blind.truth.catalog.rows
