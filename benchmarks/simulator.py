@@ -1,0 +1,283 @@
+"""How fast the simulator is on one core, and how much memory it needs: `make bench-simulator`.
+
+    decision  CPU time of `on_arrival` (and of `on_done`) of every router, 14 slices, two credits each
+    engine    requests per second of CPU time through the request-level engine, 14 slices at 0.6 of their capacity
+    memory    peak memory of 48 h at 500 requests/s, 14 slices (a fiftieth of it; the whole with --full)
+    year      a year on ten GPUs in steps of five minutes under `exact`, as a flow (--full; a month without)
+    parity    simulated against live: benchmarks/simulator_parity.py, where it is there (`rows(full) -> list[Row]`)
+
+Prints a table, writes out/bench/simulator.json, and exits with 1 when a limit is broken. Memory and year run in
+processes of their own. CPU time, the best of several rounds: a busy machine matters little, its clock does.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from dispatcher.routers import ROUTERS, make
+from trefoil.core.brains import Outcome, Pick, Ticket
+from trefoil.core.fleet import SliceKey
+from trefoil.core.plan import Route, RouteTarget
+from trefoil.core.queueing import ServiceTime
+from trefoil.simulator.arrivals import Source
+from trefoil.simulator.request_level import BULK, RequestLevel, SliceService
+from trefoil.simulator.serving import RequestEngine
+from trefoil.simulator.workload import Rate, Stream
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+OUT: Final = ROOT / "out" / "bench" / "simulator.json"
+SEED: Final = 20261121
+SLICES: Final = 14
+LOAD: Final = 0.6
+SERVICE: Final = ServiceTime(20.0, 0.1)
+GAP_MS: Final = 2.0
+ROUNDS: Final = 7
+REQUESTS: Final = 40_000  # a round
+DAYS_S: Final = 48 * 3600.0
+RATE_PER_S: Final = 500.0
+BLOCK_S: Final = 300.0
+PART: Final = 50  # of the 48 hours, without --full
+DONE: Final = Outcome("OK", 20.0, 20.0, 0, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure. `limit` is what it must not exceed (`at_least`: must reach); None: for information."""
+
+    part: str
+    what: str
+    value: float
+    unit: str
+    limit: float | None = None
+    at_least: bool = False
+
+    @property
+    def kept(self) -> bool:
+        """Whether the limit is kept."""
+        return self.limit is None or (self.value >= self.limit if self.at_least else self.value <= self.limit)
+
+
+def route(router: str, classes: int, credits: int) -> Route:
+    """14 slices of equal weight in so many classes."""
+    targets = tuple(
+        RouteTarget(SliceKey(f"node0/gpu{n // 7}", "1g.5gb", n % 7, 1), f"v{n % classes}", 0, 1 / SLICES, credits)
+        for n in range(SLICES)
+    )
+    return Route("bench", router, "fifo", "any", targets, 100_000, 0)
+
+
+def ticket(id_: int) -> Ticket:
+    """A request that nothing is asked of."""
+    return Ticket(id_, "bench", "", "", 1, 64, float(id_), None, 0.0, 0, "", False, False, None)
+
+
+def decision(_full: bool) -> list[Row]:
+    """Every router of the table, with one class and with several."""
+    rows = []
+    for name in sorted(ROUTERS):
+        for classes in (1, 4, 14) if name == "weighted" else (1,):
+            arrival_us, done_us = _decide(name, classes)
+            what = f"{name}, {classes} classes" if classes > 1 else name
+            rows.append(Row("decision", what, arrival_us, "us", 2.5 if name in BULK else None))
+            rows.append(Row("decision", f"{what}: on_done", done_us, "us"))
+    return rows
+
+
+def _decide(name: str, classes: int) -> tuple[float, float]:
+    router = make("bench", name, "fifo")
+    router.on_table(route(name, classes, 2), 0.0)
+    tickets = [ticket(n) for n in range(6_000)]
+    best = [float("inf"), float("inf")]
+    for _ in range(ROUNDS):
+        spent_ns = [0, 0]
+        for at in range(0, len(tickets), SLICES):
+            some = tickets[at : at + SLICES]
+            t0 = time.thread_time_ns()
+            picks: list[Pick | None] = [router.on_arrival(each, 0.0) for each in some]
+            t1 = time.thread_time_ns()
+            for each, pick in zip(some, picks, strict=True):
+                assert pick is not None, "28 credits hold 14 requests"
+                router.on_done(each, pick, DONE, 0.0)
+            spent_ns[0] += t1 - t0
+            spent_ns[1] += time.thread_time_ns() - t1
+        best = [min(b, ns / 1e3 / len(tickets)) for b, ns in zip(best, spent_ns, strict=True)]
+    return best[0], best[1]
+
+
+def engine(_full: bool) -> list[Row]:
+    """The request-level engine with every router; those that read tickets get them."""
+    rows = []
+    for name in sorted(ROUTERS):
+        for classes in (1, 2, 4) if name == "weighted" else (1,):
+            what = f"{name}, {classes} classes" if classes > 1 else name
+            limit = 300_000.0 if name in BULK else None
+            rows.append(Row("engine", what, _serve(name, classes, True), "requests/s", limit, at_least=True))
+        if name in BULK:
+            rows.append(Row("engine", f"{name}, ticket by ticket", _serve(name, 1, False), "requests/s"))
+    return rows
+
+
+def services(table: Route) -> dict[SliceKey, SliceService]:
+    """All alike."""
+    return {t.slice: SliceService(SERVICE, 0.9, 1.0, t.variant, "bench", GAP_MS) for t in table.targets}
+
+
+def _serve(name: str, classes: int, bulk: bool) -> float:
+    table = route(name, classes, 2)
+    made = RequestLevel("bench", table, services(table), np.random.default_rng(SEED), bulk=bulk)
+    rate = LOAD * SLICES / SERVICE.mean_ms * 1e3
+    source = Stream(Rate(np.zeros(1), np.full(1, rate)), 1.0, np.random.default_rng(SEED))
+    best, until_s = 0.0, 0.0
+    for _ in range(ROUNDS):
+        until_s += REQUESTS / rate
+        started_s = time.thread_time()
+        window = made.serve(source.until(until_s), until_s)
+        best = max(best, window.answered / (time.thread_time() - started_s))
+    return best
+
+
+def memory(full: bool) -> list[Row]:
+    """A process that does nothing else: block by block, as the shell serves."""
+    found = _apart("memory", full)
+    what = "48 h x 500/s" if full else f"48 h x 500/s, the first {DAYS_S / 3600 / PART:.2g} h"
+    return [
+        Row("memory", what, found["peak_mib"], "MiB", 2048.0),
+        Row("memory", "of that, before the first request", found["before_mib"], "MiB"),
+        Row("memory", "of that, gained in the second half", found["gained_mib"], "MiB"),
+        Row("memory", "requests", found["requests"], "requests"),
+        Row("memory", "with arrivals and histograms", found["per_s"], "requests/s"),
+    ]
+
+
+def _memory(full: bool) -> dict[str, float]:
+    table = route("weighted", 2, 2)
+    source: Source = Stream(Rate(np.zeros(1), np.full(1, RATE_PER_S)), 1.0, np.random.default_rng(SEED))
+    nowhere = Route("bench", "weighted", "fifo")
+    made = RequestEngine("bench", nowhere, source, 100.0, np.random.default_rng(SEED), 2.0, 0.0)
+    made.retable(0.0, table, services(table))
+    end_s = DAYS_S if full else DAYS_S / PART
+    edges = np.append(np.arange(BLOCK_S, end_s, BLOCK_S), end_s).tolist()
+    peaks, started_s = [_peak_mib()], time.thread_time()
+    whole = made.serve(edges[0])
+    for until_s in edges[1:]:
+        whole.add(made.serve(until_s))
+        peaks.append(_peak_mib())
+    spent_s = time.thread_time() - started_s
+    gained_mib = peaks[-1] - peaks[len(peaks) // 2]
+    return {
+        "peak_mib": peaks[-1],
+        "before_mib": peaks[0],
+        "gained_mib": gained_mib,
+        "requests": float(whole.arrived),
+        "per_s": whole.arrived / spent_s,
+    }
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def year(full: bool) -> list[Row]:
+    """The committed scenario."""
+    found = _apart("year", full)
+    what = "a year of ten GPUs under exact" if full else "a month of ten GPUs under exact, times twelve"
+    return [
+        Row("year", what, found["spent_s"], "s", 60.0),
+        Row("year", "replans of it", found["replans"], "plans"),
+    ]
+
+
+def _year(full: bool) -> dict[str, float]:
+    from trefoil.simulator import Scenario, simulate
+
+    hours = 8760.0 if full else 730.0
+    started_s = time.process_time()
+    scenario = Scenario.load(ROOT / "benchmarks" / "scenarios" / "year_fluid.toml", {"hours": hours})
+    summary = simulate(scenario).summary
+    spent_s = (time.process_time() - started_s) * 8760.0 / hours
+    return {"spent_s": spent_s, "replans": float(summary.replans)}
+
+
+def parity(full: bool) -> list[Row]:
+    """What another benchmark says of simulated against live; nothing where it is not there."""
+    if importlib.util.find_spec("benchmarks.simulator_parity") is None:
+        return []
+    found: list[Row] = importlib.import_module("benchmarks.simulator_parity").rows(full)
+    return found
+
+
+PARTS: Final[Mapping[str, Callable[[bool], list[Row]]]] = {
+    "decision": decision,
+    "engine": engine,
+    "memory": memory,
+    "year": year,
+    "parity": parity,
+}
+APART: Final[Mapping[str, Callable[[bool], dict[str, float]]]] = {"memory": _memory, "year": _year}
+
+
+def _apart(name: str, full: bool) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.simulator", "--apart", name, *(["--full"] if full else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def stamp(full: bool) -> dict[str, Any]:
+    """Where the numbers are from."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return {
+        "command": "make bench-simulator" + (" ARGS=--full" if full else ""),
+        "commit": commit.stdout.strip() or "unknown",
+        "seed": SEED,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "data": "synthetic",
+        "basis": "measured (CPU time of this machine)",
+    }
+
+
+def main() -> None:
+    """All parts, or one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="48 hours and a year as they are (about six minutes)")
+    parser.add_argument("--only", choices=sorted(PARTS), help="only this part")
+    parser.add_argument("--apart", choices=sorted(APART), help="measure here and print one JSON document")
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    if args.apart:
+        print(json.dumps(APART[args.apart](args.full)))
+        return
+    rows: list[Row] = []
+    for name in [args.only] if args.only else PARTS:
+        for row in PARTS[name](args.full):
+            rows.append(row)
+            bound = "" if row.limit is None else f"{'>=' if row.at_least else '<='} {row.limit:g}"
+            verdict = "" if row.limit is None else "ok" if row.kept else "BROKEN"
+            print(f"{row.part:<10} {row.what:<44} {row.value:>12,.5g} {row.unit:<11} {bound:<10} {verdict}", flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    body = {**stamp(args.full), "rows": [{**asdict(row), "kept": row.kept} for row in rows]}
+    args.out.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+    print(f"written to {args.out}")
+    if not all(row.kept for row in rows):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
