@@ -2,15 +2,14 @@
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from controller.planners import table
-from controller.planners.assemble import DEFAULTS
-from controller.planners.exact.planner import CONSTANTS
 from controller.terms import impossible
 from trefoil.core.brains import Planner
 from trefoil.core.errors import SettingError
-from trefoil.core.policies import Policy
+from trefoil.core.policies import PRESETS, Policy
 
 
 def planner_of(override: str, policy: Policy) -> Planner:
@@ -22,12 +21,16 @@ def planner_of(override: str, policy: Policy) -> Planner:
     return own(override) if override else table.make(policy.planner, policy.constants, impossible)
 
 
+def with_preset(policy: Policy, preset: str) -> Policy:
+    """The row with the constants of a preset."""
+    return replace(policy, constants={**policy.constants, **PRESETS[preset]}) if preset else policy
+
+
 def constants_of(override: str, policy: Policy) -> Mapping[str, float] | None:
     """The constants that an objective's `params` may override; None: a planner of one's own checks them itself."""
     if override:
         return None
-    known = DEFAULTS if policy.planner in ("base", "co2opt") else CONSTANTS
-    return {**known, **policy.constants}
+    return {**table.constants(policy.planner), **policy.constants}
 
 
 def own(path: str) -> Planner:

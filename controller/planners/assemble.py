@@ -25,6 +25,7 @@ DEFAULTS: Final[Mapping[str, float]] = {
     "reaction_s": 10.0,  # from a decision to the slices that it asks for
     "tick_s": 60.0,
     "transport_gap_ms": 2.0,  # dispatcher to slice and back: the slice is taken, but does not compute
+    "configuration": 0.0,  # base, co2opt: the MIG configuration by its number in CLOVER's Fig. 1; 0: their own
     "queue_requests_max": 512.0,
     "queue_bytes_max": 64.0 * 2**20,
 }

@@ -2,21 +2,25 @@
 
 Source: CLOVER (SC 23) section 5.1: "the highest-quality model that runs on every GPU exclusively".
 Data: devices, families. Decision: none; neither carbon nor load nor the SLO is looked at.
-Deviations: MIG mode stays on, so that the GPU is one 7g slice; several families take the devices in turn.
+Constant `configuration`: another one of CLOVER's Fig. 1 instead of the first, as in section 5.2.1 (2: 4g and 3g).
+Deviations: MIG mode stays on, so that the GPU is one 7g slice (98 of 108 SMs; without MIG: a device type with the slice
+`whole`); several families take the devices in turn.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from numpy.random import Generator
 
 from controller.planners.assemble import DEFAULTS
+from controller.planners.clover.space import numbered
 from controller.planners.columns import class_column
 from controller.planners.uniform import Uniform, decide
 from controller.planners.world import Device, Task, World, read
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
-from trefoil.core.device_types import Placement, placements
+from trefoil.core.device_types import Placement, placements, placements_of
+from trefoil.core.fleet import DeviceKind
 
 
 def largest_layout(device: Device) -> Placement:
@@ -32,6 +36,20 @@ def best_variant(world: World, task: Task, _device: Device, _slice_type: str) ->
 BASE = Uniform(largest_layout, best_variant)
 
 
+def layout_of(
+    constants: Mapping[str, float], otherwise: Callable[[Device], Placement]
+) -> Callable[[Device], Placement]:
+    """The layout of the constant `configuration`; 0 or a device without MIG: `otherwise`."""
+    number = int(constants["configuration"])
+
+    def chosen(device: Device) -> Placement:
+        if not number or device.type.kind != DeviceKind.MIG_GPU:
+            return otherwise(device)
+        return placements_of(device.type, numbered(device.type, number))[0]
+
+    return chosen
+
+
 @dataclass(frozen=True, slots=True)
 class BasePlanner:
     """Stateless."""
@@ -42,7 +60,8 @@ class BasePlanner:
         """BASE's one plan for this fleet."""
         constants = {**DEFAULTS, **self.constants}
         world = read(view, constants["rate_floor_per_s"])
-        return decide(world, "base", BASE.host(world), constants, rng)
+        chosen = Uniform(layout_of(constants, largest_layout), best_variant)
+        return decide(world, "base", chosen.host(world), constants, rng)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from numpy.random import Generator
 
 from controller.planners.assemble import DEFAULTS
+from controller.planners.base import layout_of
 from controller.planners.columns import class_column
 from controller.planners.uniform import Uniform, decide
 from controller.planners.world import Device, Task, World, read
@@ -45,4 +46,6 @@ class Co2OptPlanner:
                     found.append((column.energy_j, -variant.accuracy, variant.name))
             return family.variant(min(found)[2]) if found else family.by_accuracy()[0]
 
-        return decide(world, "co2opt", Uniform(finest_layout, leanest).host(world), constants, rng)
+        return decide(
+            world, "co2opt", Uniform(layout_of(constants, finest_layout), leanest).host(world), constants, rng
+        )

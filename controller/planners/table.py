@@ -3,10 +3,16 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from controller.planners.assemble import DEFAULTS
 from controller.planners.base import BasePlanner
+from controller.planners.blover import blover
+from controller.planners.clover import CONSTANTS as CLOVER
+from controller.planners.clover import CloverPlanner
 from controller.planners.co2opt import Co2OptPlanner
+from controller.planners.exact import CONSTANTS as EXACT
 from controller.planners.exact import ExactPlanner
 from controller.planners.exact.planner import Refusal
+from controller.planners.oracle import OraclePlanner
 from controller.planners.static_mix import StaticMixPlanner
 from controller.terms import impossible
 from trefoil.core.brains import Planner
@@ -19,10 +25,13 @@ PLANNERS: Final[Mapping[str, Callable[[Constants, Refusal], Planner]]] = {
     "co2opt": lambda constants, _refuses: Co2OptPlanner(constants),
     "static_mix": StaticMixPlanner,
     "exact": ExactPlanner,
+    "clover": CloverPlanner,
+    "blover": blover,
+    "oracle": OraclePlanner,
 }
 
 
-def make(name: str, constants: Constants | None = None, refuses: Refusal = impossible) -> Planner:
+def make(name: str, values: Constants | None = None, refuses: Refusal = impossible) -> Planner:
     """The planner of that name, with a policy's constants and a rollout check.
 
     Raises:
@@ -30,4 +39,11 @@ def make(name: str, constants: Constants | None = None, refuses: Refusal = impos
     """
     if name not in PLANNERS:
         raise NotFound(f"unknown planner {name!r}", field="planner", value=name, remedy=f"one of {sorted(PLANNERS)}")
-    return PLANNERS[name](constants or {}, refuses)
+    return PLANNERS[name](values or {}, refuses)
+
+
+def constants(name: str) -> Constants:
+    """What a planner of that name reads, with its defaults."""
+    if name in ("base", "co2opt"):
+        return DEFAULTS
+    return CLOVER if name in ("clover", "blover", "oracle") else EXACT

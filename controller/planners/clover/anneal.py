@@ -59,8 +59,18 @@ class Search:
     moved: bool = False
     """Whether a neighbour has become the centre yet."""
 
-    def propose(self, space: Space, rules: Rules, rng: Generator) -> Setup | None:
-        """What to look at next; None: the round is over, `stopped` says why."""
+    def warm(self, space: Space, known: Mapping[str, Outcome], goal: Goal) -> None:
+        """Begin at the best of all that is known, by the goal of now, if that is better than what is deployed."""
+        named = ((goal.value(outcome), space.named(key)) for key, outcome in known.items() if goal.feasible(outcome))
+        found = max(((value, s.key, s) for value, s in named if s is not None), default=None, key=lambda item: item[:2])
+        if found is not None:
+            self.best = found[2]
+            if not (mine := known.get(self.centre.key)) or goal.score(mine) > -found[0]:
+                self.queue.append(found[2])
+                self.centre = found[2]
+
+    def propose(self, space: Space, rules: Rules, kept: Mapping[Graph, bool], rng: Generator) -> Setup | None:
+        """What to look at next; None: the round is over, `stopped` says why. `kept`: see `Space.neighbour`."""
         if self.pending is not None:
             return self.pending
         if self.queue and not self._out_of_time(rules):
@@ -69,7 +79,7 @@ class Search:
         if not self.stopped:
             self.stopped = self._stop(rules)
         if not self.stopped:
-            drawn = space.random(rng) if rules.random else space.neighbour(self.centre, rng, self.seen)
+            drawn = space.random(rng) if rules.random else space.neighbour(self.centre, rng, self.seen, kept)
             if drawn is None:
                 self.stopped = "no neighbour is left"
             self.pending = drawn

@@ -56,7 +56,12 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "rate_tolerance": 0.1,  # what was measured at a load holds for loads this near
     "standardised": 1.0,
     "literal": 0.0,
-    "artifact": 0.0,  # draws neighbours as the artifact does, and accepts a round's first
+    "first_accepted": 0.0,  # the first neighbour of a round becomes the centre, whatever it is: the artifact's
+    "artifact": 0.0,  # draws neighbours as the artifact does: points of the raw space, until one is near
+    "warm": 1.0,  # a round begins at the best graph known, by the intensity of now; 0: at the deployed one
+    "guided": 1.0,  # neighbours are drawn by how the known graphs near them keep the SLO; 0: all alike
+    "carbon_base_g_per_kwh": 0.0,  # read by the shell that evaluates the triggers
+    "pod_devices": 0.0,  # devices of a family's pod; 0: families take the devices in turn
     "measure_on": 1.0,  # 1: the system, 0: profiles
     "credits": 1.0,  # one request at a time per instance
     "kernel_requests": 5000.0,
@@ -93,10 +98,11 @@ class CloverPlanner:
             goal = goal_of(world, pod, known, constants)
             assert goal is not None, "BASE has a profile"
             search = Search(pod.centre(), rules.temperature, queue=[pod.centre()])
-            while (setup := search.propose(pod.space, rules, rng)) is not None:
-                if setup.key not in known:
-                    known[setup.key] = look(setup)
-                search.judge(setup, known, goal, rules, rng)
+            while True:
+                self._advance(pod, search, known, goal, rules, constants, rng)
+                if search.pending is None:
+                    break
+                known[search.pending.key] = look(search.pending)
             chosen.append((pod, search, goal, known))
         return decided(world, self.name, chosen, constants, self.refuses)
 
@@ -115,7 +121,7 @@ class CloverPlanner:
         for pod in self._pods(world, constants):
             search, known = self._resumed(world, pod, constants)
             goal = goal_of(world, pod, known, constants)
-            self._advance(pod, search, known, goal, rules, rng)
+            self._advance(pod, search, known, goal, rules, constants, rng)
             chosen.append((pod, search, goal, known))
         if not any(search.pending for _, search, _, _ in chosen):
             self._searches.clear()
@@ -170,7 +176,7 @@ class CloverPlanner:
             int(constants["patience"]),
             constants["limit_s"],
             int(constants["measured_max"]),
-            constants["artifact"] > 0,
+            constants["first_accepted"] > 0,
             self.random,
         )
 
@@ -203,13 +209,28 @@ class CloverPlanner:
             queue.insert(0, pod.base)
         search = Search(centre, constants["temperature"], queue=queue, rate_per_s=rate)
         self._searches[pod.family] = (pod.space.size_key, search)
-        return search, self._valid(pod, rate, constants)
+        known = self._valid(pod, rate, constants)
+        if constants["warm"] > 0 and (goal := goal_of(world, pod, known, constants)) is not None:
+            search.warm(pod.space, known, goal)
+        return search, known
 
     def _advance(
-        self, pod: Pod, search: Search, known: dict[str, Outcome], goal: Goal | None, rules: Rules, rng: Generator
+        self,
+        pod: Pod,
+        search: Search,
+        known: dict[str, Outcome],
+        goal: Goal | None,
+        rules: Rules,
+        constants: Mapping[str, float],
+        rng: Generator,
     ) -> None:
         """Judge what is known until something has to be measured or the round ends."""
-        while (setup := search.propose(pod.space, rules, rng)) is not None and setup.key in known:
+        setups = {key: pod.space.named(key) for key in known} if constants["guided"] > 0 else {}
+        while True:
+            kept = {s.graph: goal.feasible(known[key]) for key, s in setups.items() if s is not None and goal}
+            setup = search.propose(pod.space, rules, kept, rng)
+            if setup is None or setup.key not in known:
+                return
             if goal is None:
                 search.pending, search.stopped = None, "BASE's joules could not be measured"
                 return

@@ -5,7 +5,8 @@ its artifact, where every GPU takes the same partition and models ("standardised
 Data: the devices of a pod by type, the variants of its family.
 Formulation: a `Setup` says how many devices take each configuration and which graph results; only such compositions
 are realisable. Standardised: the graph of one device per type, of which every device is a copy; its space is
-enumerated (1,282 graphs for four variants on an A100), and a neighbour is drawn uniformly from all within the distance.
+enumerated (1,282 graphs for four variants on an A100), and a neighbour is drawn from all within the distance: alike, or
+by how the known graphs near it keep the SLO (`promise`), as graphs that are near behave alike.
 Fleet graph: at most two devices take another configuration and at most two copies another variant, drawn at random
 and kept if the distance is within the threshold.
 Deviations: every slice hosts a copy, as in CLOVER; a configuration with a slice in which no variant fits is left out.
@@ -31,6 +32,7 @@ from trefoil.core.fleet import Configuration, DeviceType
 
 NEAR: Final = 4  # CLOVER's threshold of the graph edit distance
 TRIES: Final = 400  # draws before a neighbourhood counts as exhausted, as in the artifact
+UNKNOWN: Final = 0.02  # weight of not knowing beside known graphs: one at a distance of 7
 EDITS_MAX: Final = 2  # devices, and copies, that one step of the fleet graph changes at most
 
 T = TypeVar("T")
@@ -122,6 +124,11 @@ def units(kind: DeviceType, variants: tuple[Variant, ...]) -> tuple[Setup, ...]:
             weights: Counter[Edge] = Counter((v, kind.name, name) for mix in mixes for v, name in mix)
             found.append(Setup(((configuration, 1),), Graph.of(weights)))
     return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def _by_key(kind: DeviceType, variants: tuple[Variant, ...]) -> Mapping[str, Setup]:
+    return {setup.key: setup for setup in units(kind, variants)}
 
 
 @lru_cache(maxsize=64)
@@ -223,11 +230,19 @@ class Space:
 
     # ------------------------------------------------------------------------------------------------ neighbours
 
-    def neighbour(self, centre: Setup, rng: Generator, seen: Collection[str]) -> Setup | None:
-        """One that is within the distance and not seen yet; None when there is none, or none is found."""
+    def neighbour(
+        self, centre: Setup, rng: Generator, seen: Collection[str], kept: Mapping[Graph, bool]
+    ) -> Setup | None:
+        """One that is within the distance and not seen yet; None when there is none, or none is found.
+
+        `kept`: which known graphs keep the SLO. A standardised neighbour is drawn by how its nearest known ones do.
+        """
         if self.standardised and not self.artifact:
             near = [s for s in self.neighbourhood(centre) if s.key not in seen]
-            return near[int(rng.integers(len(near)))] if near else None
+            if not near:
+                return None
+            chance = promise(near, kept)
+            return near[int(rng.choice(len(near), p=chance / chance.sum()))]
         for _ in range(TRIES):
             drawn = self.random(rng) if self.standardised else self._edited(centre, rng)
             if drawn.key not in seen and 0 < edit_distance(drawn.graph, centre.graph) <= NEAR:
@@ -268,7 +283,7 @@ class Space:
             if others:
                 weights[(variant, name, shape)] -= 1
                 weights[(others[int(rng.integers(len(others)))], name, shape)] += 1
-        return Setup(tuple(sorted((c, n) for c, n in layouts.items() if n)), Graph.of(weights))
+        return Setup(tuple(sorted(((c, n) for c, n in layouts.items() if n), key=_order)), Graph.of(weights))
 
     def _hostable(self, kind: DeviceType, configuration: Configuration) -> bool:
         return all(usable(kind, self.variants)[name] for name, _ in configuration.slices)
@@ -284,6 +299,19 @@ class Space:
             for _ in range(after[shape] - before[shape]):
                 names = usable(kind, self.variants)[shape]
                 weights[(names[int(rng.integers(len(names)))], kind.name, shape)] += 1
+
+    def named(self, key: str) -> Setup | None:
+        """The standardised setup of a key; None for the fleet graph, whose composition a key does not tell."""
+        if not self.standardised:
+            return None
+        parts = [_by_key(kind, self.variants) for kind, _ in self.kinds]
+        found: list[Setup] = []
+        for (kind, _), known in zip(self.kinds, parts, strict=True):
+            mine = ";".join(part for part in key.split(";") if f">{kind.name}/" in part)
+            if mine not in known:
+                return None
+            found.append(known[mine])
+        return _joined(found)
 
     # ------------------------------------------------------------------------------------------------ at random
 
@@ -304,6 +332,26 @@ class Space:
                     for _ in range(k):
                         weights[(allowed[name][int(rng.integers(len(allowed[name])))], kind.name, name)] += 1
         return Setup(tuple(sorted(layouts.items(), key=_order)), Graph.of(weights))
+
+
+def promise(near: Sequence[Setup], kept: Mapping[Graph, bool]) -> npt.NDArray[np.float64]:
+    """Weights of drawing each: the share of the known graphs that keep the SLO, each by its edit distance.
+
+    The nearer the more it says (inverse square); an unknown at half a chance is added, so that all remain possible.
+    Squared: rather one that keeps it than one that may.
+    """
+    edges = sorted({edge for s in near for edge, _ in s.graph.weights} | {e for g in kept for e, _ in g.weights})
+    column = {edge: i for i, edge in enumerate(edges)}
+    rows = np.zeros((len(near) + len(kept), len(edges)))
+    for row, graph in enumerate([*(s.graph for s in near), *kept]):
+        for edge, n in graph.weights:
+            rows[row, column[edge]] = n
+    good, total = np.full(len(near), 0.5 * UNKNOWN), np.full(len(near), UNKNOWN)
+    for row, keeps in zip(rows[len(near) :], kept.values(), strict=True):
+        weight = 1.0 / np.maximum(1.0, np.abs(rows[: len(near)] - row).sum(axis=1)) ** 2
+        total += weight
+        good += weight * keeps
+    return np.asarray((good / total) ** 2)
 
 
 def _joined(setups: Sequence[Setup]) -> Setup:
