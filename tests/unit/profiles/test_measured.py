@@ -1,0 +1,108 @@
+"""What `trefoil profile` makes of its windows: meters, files, refusals. The real Triton is in tests/integration."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trefoil.core.common import Basis
+from trefoil.core.energy import EnergyMethod, EnergySample
+from trefoil.core.errors import CatalogError, NotFound, SettingError
+from trefoil.profiler.meter import Metered, active_j, metered
+from trefoil.profiler.session import Asked
+from trefoil.profiler.table import Measured, Origin, chosen, estimated_j, monotone, profile_text, write_profile
+from trefoil.runtime.repository import load_family
+
+FOLDER = Path(__file__).resolve().parents[3] / "model_repository" / "digits"
+ORIGIN = Origin("a test", "2026-11-21", "abc1234", simulated=False)
+FAMILY, _ = load_family(FOLDER)
+POINT = Measured("cpu:2", "cpu:1", "digits-xs", 1, 0, (1.0, 2.0, 3.0), 900.0, 0.01, 16, 500)
+
+
+def every_variant(*points: Measured) -> list[Measured]:
+    return [replace(point, variant=variant.name) for variant in FAMILY.variants for point in points]
+
+
+def sample(starts_at_s: float, joules: float, method: EnergyMethod = EnergyMethod.NVML_COUNTER) -> EnergySample:
+    return EnergySample(
+        device="n/gpu0", starts_at_s=starts_at_s, ends_at_s=starts_at_s + 1, counter_j=joules, method=method
+    )
+
+
+def test_only_whole_samples_of_this_device_inside_the_window_count() -> None:
+    samples = [sample(float(s), 10.0 * s) for s in range(8)]
+    samples.append(replace(sample(3.0, 1000.0), device="n/gpu1"))
+    found = metered(samples, "n/gpu0", 2.5, 6.2)
+    assert found == Metered(10.0 * (3 + 4 + 5), 3.0, False)
+    assert found is not None
+    assert found.watts == 40.0
+
+
+def test_no_meter_and_too_short_a_window_are_unknown_not_zero() -> None:
+    samples = [sample(float(s), 10.0) for s in range(8)]
+    assert metered(samples, "n/gpu0", 2.0, 3.9) is None
+    assert metered([], "n/gpu0", 0.0, 10.0) is None
+    assert metered([sample(float(s), 0.0, EnergyMethod.NONE) for s in range(8)], "n/gpu0", 0.0, 8.0) is None
+    assert active_j(None, Metered(10.0, 2.0, False), 5.0) is None
+    assert active_j(Metered(100.0, 2.0, False), Metered(300.0, 2.0, False), 20.0) == pytest.approx(5.0)
+
+
+def test_the_file_is_read_back_with_its_provenance(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "profile.csv"
+    second = replace(POINT, batch=2, latency_ms=(1.5, 2.5, 3.5), energy_active_j=0.015)
+    text = profile_text(every_variant(POINT, second), ORIGIN, estimate_energy=False)
+    assert write_profile(out, FOLDER, text) == 8
+    _, rows = load_family(FOLDER, out)
+    assert rows[0].device_type == "cpu:2"
+    assert rows[0].energy_active_j_per_batch == 0.01
+    assert rows[0].power_w == pytest.approx(10.0)
+    provenance = rows[0].provenance
+    assert provenance is not None
+    assert provenance.basis == Basis.MEASURED
+
+
+def test_without_a_meter_joules_are_refused_or_called_modelled() -> None:
+    points = every_variant(replace(POINT, energy_active_j=None))
+    with pytest.raises(SettingError, match="--estimate-energy"):
+        profile_text(points, ORIGIN, estimate_energy=False)
+    text = profile_text(points, ORIGIN, estimate_energy=True)
+    assert text.startswith("# basis: modelled\n")
+    assert "no meter" in text.splitlines()[1]
+    assert estimated_j(points[0]) == pytest.approx((10.0 - 3.0) / 2 * 1e-3)  # cpu:2, half of its span, one ms
+
+
+def test_simulated_joules_are_synthetic() -> None:
+    text = profile_text(every_variant(POINT), replace(ORIGIN, simulated=True), estimate_energy=False)
+    assert text.startswith("# basis: synthetic\n")
+
+
+def test_noise_that_makes_a_larger_batch_cheaper_is_raised_and_counted() -> None:
+    low = replace(POINT, batch=2, latency_ms=(0.9, 2.5, 2.6), energy_active_j=0.005)
+    rows, raised = monotone([low, POINT])
+    assert raised == 1
+    assert rows[1].latency_ms == (1.0, 2.5, 3.0)
+    assert rows[1].energy_active_j == 0.01
+    assert "1 points raised" in profile_text([POINT, low], ORIGIN, estimate_energy=False)
+
+
+def test_a_file_that_would_be_refused_is_not_kept(tmp_path: Path) -> None:
+    out = tmp_path / "profile.csv"
+    with pytest.raises(CatalogError, match="profile this variant"):
+        write_profile(out, FOLDER, profile_text([POINT], ORIGIN, estimate_energy=False))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [("batches", (0,)), ("batches", ()), ("rates", (2.0,)), ("window_s", 0.0)],
+)
+def test_what_cannot_be_measured_is_refused(field: str, values: object) -> None:
+    asked = Asked(FAMILY, FOLDER, ("digits-xs",), (1,), (0.5,), 1.0)
+    with pytest.raises(SettingError, match="Remedy"):
+        replace(asked, **{field: values})  # type: ignore[arg-type]
+
+
+def test_unknown_variants_are_named() -> None:
+    assert chosen(FAMILY, []) == [variant.name for variant in FAMILY.variants]
+    with pytest.raises(NotFound, match="digits-xxl"):
+        chosen(FAMILY, ["digits-xxl"])
