@@ -6,7 +6,7 @@ Intensity multiplies every joule of a zone alike. So `instant` does not depend o
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -22,8 +22,8 @@ from controller.planners.exact.frontier import (
 )
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Group, Problem, value_lambda, weights_of
+from controller.planners.exact.reuse import Need, need_of
 from controller.planners.world import Task, World, setting
-from trefoil.core.demand import Demand
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.units import J_PER_KWH
@@ -120,28 +120,6 @@ def _of_the_dirtiest(world: World) -> tuple[float, float]:
     return (here, 1.0) if most == here else (most, most / max(here, INTENSITY_MIN))
 
 
-@dataclass(frozen=True, slots=True)
-class _Need:
-    """What the frontier depends on of one family; hashable, unlike an objective with its `params`."""
-
-    family: str
-    rate_per_s: float
-    rate_p90_per_s: float
-    hard_min_accuracy: float
-    replicas_min: int
-    spread_min: int
-
-    def task(self) -> Task:
-        """A task that asks for exactly this."""
-        objective = Objective(
-            self.family,
-            hard_min_accuracy=self.hard_min_accuracy,
-            replicas_min=self.replicas_min,
-            spread_min=self.spread_min,
-        )
-        return Task(objective, Demand(self.family, "", self.rate_per_s, self.rate_p90_per_s))
-
-
 def _frontier(problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[tuple[Point, ...], float]:
     """The frontier at the demand rounded up (remembered: it is pure), or at the demand itself if that is too much."""
     groups = tuple(
@@ -157,12 +135,11 @@ def _frontier(problem: Problem, task: Task, constants: Mapping[str, float]) -> t
     return (), task.mean_per_s
 
 
-def _need(task: Task, rounded: bool) -> _Need:
+def _need(task: Task, rounded: bool) -> Need:
     mean, high = task.mean_per_s, task.demand.rate_p90_per_s
     if rounded:
         mean, high = _step(mean), _step(high)
-    o = task.objective
-    return _Need(task.family, mean, high, o.hard_min_accuracy, o.replicas_min, o.spread_min)
+    return replace(need_of(task), rate_per_s=mean, rate_p90_per_s=high)
 
 
 def _step(rate_per_s: float) -> float:
@@ -173,7 +150,7 @@ def _step(rate_per_s: float) -> float:
 def _hull(
     groups: tuple[Group, ...],
     columns: tuple[Column, ...],
-    needs: tuple[_Need, ...],
+    needs: tuple[Need, ...],
     family: str,
     limits: Limits,
     solves_max: int,

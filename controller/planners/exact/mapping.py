@@ -27,6 +27,7 @@ from trefoil.core.fleet import Configuration, SliceKey
 
 MILLI = 1000  # joules become integers: min-cost flow is exact on integers only
 SLEEP = Configuration("", ())
+NEVER_J = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,9 @@ def _spread(devices: Sequence[Device]) -> list[str]:
 def _cost_j(device: Device, option: Configuration, columns: Mapping[ClassKey, Column]) -> float:
     """Joules of waking, and of replacing what this configuration cannot keep."""
     wake = wake_j(device.type) if option.slices and not device.awake else 0.0
-    kept = {(n, start) for n, start, _ in _best_placement(device, option)} if option.slices else set()
-    lost = 0.0
+    placement = _best_placement(device, option) if option.slices else ()
+    kept = {(n, start) for n, start, _ in placement}
+    lost = NEVER_J if option.slices and not placement else 0.0  # part of a configuration: for those that stand in it
     for r in device.running:
         if (r.key.slice_type, r.key.start) not in kept:
             column = columns.get(class_of(device, r).model)
@@ -155,7 +157,7 @@ def _best_placement(device: Device, option: Configuration) -> Placement:
     running = {(r.key.slice_type, r.key.start) for r in device.running}
     wanted = Counter(dict(option.slices))
     legal = [p for p in placements(device.type) if Counter(name for name, _, _ in p) == wanted]
-    return max(legal, key=lambda p: sum((n, s) in running for n, s, _ in p))
+    return max(legal, key=lambda p: sum((n, s) in running for n, s, _ in p), default=())
 
 
 def _host(slots: Sequence[_Slot], left: dict[ClassKey, int], hosted: dict[str, list[Running]], awake: int) -> None:

@@ -27,6 +27,7 @@ class Census:
 
     models: Mapping[ClassKey, int]  # without clocks
     shapes: Mapping[str, int]
+    layouts: Mapping[Configuration, int]  # of devices on which something stands
     awake: int
 
 
@@ -51,7 +52,10 @@ class Group:
     def __post_init__(self) -> None:
         models = Counter(class_of(d, r).model for d in self.devices for r in d.running)
         shapes = Counter(r.key.slice_type for d in self.devices for r in d.running)
-        object.__setattr__(self, "census", Census(models, shapes, sum(d.awake for d in self.devices)))
+        cut = Counter(tuple(sorted(r.key.slice_type for r in d.running)) for d in self.devices if d.running)
+        layouts = {Configuration(self.type.name, tuple(sorted(Counter(names).items()))): n for names, n in cut.items()}
+        census = Census(models, shapes, layouts, sum(d.awake for d in self.devices))
+        object.__setattr__(self, "census", census)
 
     @property
     def number(self) -> int:
@@ -198,8 +202,7 @@ def layout_configuration(device: Device) -> Configuration:
 
 def layouts_of(group: Group) -> list[tuple[Configuration, int]]:
     """The configurations in which a group stands."""
-    counts = Counter(layout_configuration(d) for d in group.devices if d.running)
-    return sorted(counts.items(), key=lambda item: item[0].slices)
+    return sorted(group.census.layouts.items(), key=lambda item: item[0].slices)
 
 
 def value_lambda(task: Task, intensity: float, base_j: float, base_accuracy: float, base_intensity: float) -> float:

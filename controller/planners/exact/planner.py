@@ -22,6 +22,7 @@ from controller.planners.exact.aims import Wish, aim_of
 from controller.planners.exact.mapping import Moves, moves, place_clocked
 from controller.planners.exact.milp import Limits, WallLimitHit
 from controller.planners.exact.model import Aim, Problem, Solution, as_they_are, groups_of, pinned, weights_of
+from controller.planners.exact.reuse import answer, refitted, standing
 from controller.planners.exact.search import solve
 from controller.planners.exact.verify import BACK_OFF, ROUNDS_MAX, failing, latency_ms_p95
 from controller.planners.uniform import pue_of
@@ -190,7 +191,7 @@ def _checked(
     """Solve and let the kernel check, at most `ROUNDS_MAX` rounds."""
     limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
     late: dict[ClassKey, float] = {}
-    solution = solve(problem, aim, limits)
+    solution = answer(problem, aim, limits)
     for _ in range(ROUNDS_MAX):
         if solution is None or aim.shortage_allowed:
             break
@@ -198,7 +199,7 @@ def _checked(
         if not late:
             break
         scale = {**problem.scale, **{k: problem.scale.get(k, 1.0) * BACK_OFF for k in late}}
-        tighter = solve(replace(problem, scale=scale), aim, limits)
+        tighter = answer(replace(problem, scale=scale), aim, limits)
         if tighter is None:  # the fleet has no more: the plan stands at the scale that it was solved at, with a note
             break
         solution, problem = tighter, replace(problem, scale=scale)
@@ -210,8 +211,12 @@ def _checked(
 
 def stayed(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
     """What runs now, with the best shares; None when it cannot meet the aim."""
-    still = replace(problem, groups=as_they_are(problem.devices))
-    solution = solve(still, aim, Limits(int(constants["solver_nodes"]), constants["solver_gap"]))
+    before = None if aim.shortage_allowed or any(g.must_stay for g in problem.groups) else standing(problem)
+    if before is not None:
+        solution = refitted(problem, aim, before)
+    else:
+        still = replace(problem, groups=as_they_are(problem.devices))
+        solution = solve(still, aim, Limits(int(constants["solver_nodes"]), constants["solver_gap"]))
     if solution is None:
         return None
     hosted = {d.name: d.running for d in problem.devices}

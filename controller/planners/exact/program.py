@@ -250,16 +250,13 @@ class Builder:
 
 def useful(group: Group, slots: list[str]) -> list[Configuration]:
     """Configurations that offer more than any other of some slice type that matters; of equals one that stands."""
-    standing = {option for option, _ in layouts_of(group)} if len(group.devices) < STANDING_MAX else set()
+    standing = group.census.layouts
     offers = [(tuple(dict(o.slices).get(s, 0) for s in slots), o) for o in group.options]
     kept: list[tuple[tuple[int, ...], Configuration]] = []
     for offer, option in sorted(offers, key=lambda o: (-sum(o[0]), o[1] not in standing)):
         if not any(all(a >= b for a, b in zip(other, offer, strict=True)) for other, _ in kept):
             kept.append((offer, option))
     return [option for option in group.options if any(option is o for _, o in kept)]
-
-
-STANDING_MAX: Final = 1000  # devices; beyond it the mapping decides between equal configurations anyway
 
 
 def enough(column: Column, scale: float, task: Task) -> int:

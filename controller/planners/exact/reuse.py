@@ -1,0 +1,236 @@
+"""Answers that need no new search: a program that was solved before, or one between programs that were.
+
+Source: linear programming folklore. For a fixed fleet and demand, f(v, t) = the least cost at a price of accuracy v and
+a target t is concave in v (a minimum of straight lines) and never falls with t. So on a grid of prices and targets,
+solved once each without the price of moves, f at the lower target, interpolated between two prices, is a bound that no
+plan beats, whatever runs now.
+Data: `Problem`, `Aim` of one family. Decision: counts. Formulation: the plans of the grid points around an aim, their
+traffic split anew for this very aim, with the moves that they take; the best of them is the answer if it is proven to
+lie within `within` of the bound; else the program is solved.
+Everything remembered is a function of its key alone, so that a decision does not depend on those before it.
+Deviations: only for one family on many devices (`DEVICES_MIN`): there a search takes longer than the grid saves.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from controller.planners.columns import ClassKey, Column, class_of
+from controller.planners.exact.milp import Limits
+from controller.planners.exact.model import Aim, Census, Group, Problem, Solution, judged, layouts_of
+from controller.planners.exact.search import solve
+from controller.planners.exact.shares import Share, fixed_w, split
+from controller.planners.world import Task
+from trefoil.core.demand import Demand
+from trefoil.core.objective import Objective
+
+DEVICES_MIN: Final = 8
+PRICE_STEP: Final = 1.2
+TARGET_STEP: Final = 1e-3
+DEVICES_MAX: Final = 64  # beyond it a search is short of a proof itself
+WITHIN: Final = 2.0  # times the gap that a search stops at
+SLACK_W: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a program depends on of one family; hashable, unlike an objective with its `params`."""
+
+    family: str
+    rate_per_s: float
+    rate_p90_per_s: float
+    hard_min_accuracy: float
+    replicas_min: int
+    spread_min: int
+
+    def task(self) -> Task:
+        """A task that asks for exactly this."""
+        objective = Objective(
+            self.family,
+            hard_min_accuracy=self.hard_min_accuracy,
+            replicas_min=self.replicas_min,
+            spread_min=self.spread_min,
+        )
+        return Task(objective, Demand(self.family, "", self.rate_per_s, self.rate_p90_per_s))
+
+
+def need_of(task: Task) -> Need:
+    """The need of a task."""
+    o, d = task.objective, task.demand
+    return Need(task.family, task.mean_per_s, d.rate_p90_per_s, o.hard_min_accuracy, o.replicas_min, o.spread_min)
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A `Problem` by value, without the names of its devices; groups with what stands on them."""
+
+    groups: tuple[tuple[Group, tuple[tuple[object, ...], ...]], ...]
+    columns: tuple[Column, ...]
+    needs: tuple[Need, ...]
+    horizon_s: float
+    scale: tuple[tuple[ClassKey, float], ...]
+    weights: tuple[tuple[str, float], ...]
+
+
+class _Asked:
+    """A problem under its key: what a memo is asked with."""
+
+    __slots__ = ("key", "problem")
+
+    def __init__(self, problem: Problem, moves: bool) -> None:
+        groups = []
+        for g in problem.groups:
+            bare = Group(g.type, g.options, (), g.hosts, g.must_stay, g.clocks, g.zone, g.number)
+            if moves or g.must_stay:
+                object.__setattr__(bare, "census", g.census)
+            groups.append(bare)
+        self.problem = replace(problem, groups=tuple(groups), horizon_s=problem.horizon_s if moves else 0.0)
+        self.key = _Key(
+            tuple((g, _counted(g.census)) for g in groups),
+            problem.columns,
+            tuple(need_of(t) for t in problem.tasks),
+            self.problem.horizon_s,
+            tuple(sorted(problem.scale.items())),
+            tuple(sorted(problem.weights.items())),
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and self.key == other.key
+
+
+def _counted(census: Census) -> tuple[tuple[object, ...], ...]:
+    layouts = sorted(((o.slices, n) for o, n in census.layouts.items()))
+    return tuple(sorted(census.models.items())), tuple(sorted(census.shapes.items())), tuple(layouts), (census.awake,)
+
+
+@lru_cache(maxsize=4096)
+def _solved(
+    asked: _Asked,
+    values: tuple[tuple[str, float], ...],
+    targets: tuple[tuple[str, float], ...],
+    shortage: bool,
+    limits: Limits,
+) -> Solution | None:
+    return solve(asked.problem, Aim(dict(values), dict(targets), shortage), limits)
+
+
+def answer(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
+    """What `solve` finds, or a plan that is proven to be nearly as good; None when the constraints leave no plan.
+
+    Raises:
+        WallLimitHit: see `Program.solve`.
+    """
+    few = DEVICES_MIN <= problem.number <= DEVICES_MAX and len(problem.tasks) == 1 and not aim.shortage_allowed
+    if few and aim.moves and not any(g.must_stay for g in problem.groups):
+        found = _proven(problem, aim, limits)
+        if found is not None:
+            return found
+    values, targets = tuple(sorted(aim.value_j.items())), tuple(sorted(aim.target.items()))
+    if not aim.moves:
+        return solve(problem, aim, limits)
+    return _solved(_Asked(problem, True), values, targets, aim.shortage_allowed, limits)
+
+
+def _proven(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
+    """The best plan of the grid points around an aim, or what stands, if it is proven to be good enough."""
+    family = problem.tasks[0].family
+    v, t = aim.value_j.get(family, 0.0), aim.target.get(family, 0.0)
+    asked, tight = _Asked(problem, False), Limits(limits.nodes, limits.gap / 2)
+    (low_v, high_v), (low_t, high_t) = _around(v), _between(t)
+    lows = [_solved(asked, ((family, at),), ((family, low_t),), False, tight) for at in {low_v: 0, high_v: 0}]
+    if None in lows:  # not even the lower target can be met
+        return None
+    bounds = [s.objective * (1 - s.gap) for s in lows if s is not None]
+    part = (v - low_v) / (high_v - low_v) if high_v > low_v else 0.0
+    bound = bounds[0] + part * (bounds[-1] - bounds[0])
+    best: Solution | None = None
+    for candidate in _candidates(problem, lows, asked, family, (low_v, high_v), high_t, tight):
+        fitted = refitted(problem, aim, candidate)
+        if fitted is not None and (best is None or fitted.objective < best.objective - SLACK_W):
+            best = fitted
+        if best is not None and best.objective - bound <= WITHIN * limits.gap * best.objective:
+            return replace(best, gap=max(0.0, (best.objective - bound) / max(best.objective, SLACK_W)))
+    return None
+
+
+def _candidates(
+    problem: Problem,
+    lows: Sequence[Solution | None],
+    asked: _Asked,
+    family: str,
+    prices: tuple[float, float],
+    target: float,
+    limits: Limits,
+) -> Iterator[Solution]:
+    """What stands first: it needs no moves."""
+    still = standing(problem)
+    if still is not None:
+        yield still
+    yield from (s for s in lows if s is not None)
+    for price in prices:
+        high = _solved(asked, ((family, price),), ((family, target),), False, limits)
+        if high is not None:
+            yield high
+
+
+def _around(value: float) -> tuple[float, float]:
+    """The grid's prices below and above one."""
+    if value <= 0:
+        return 0.0, 0.0
+    step = math.floor(math.log(value, PRICE_STEP))
+    return float(PRICE_STEP**step), float(PRICE_STEP ** (step + 1))
+
+
+def _between(target: float) -> tuple[float, float]:
+    """The grid's targets below and above one."""
+    step = math.floor(target / TARGET_STEP + 1e-9)
+    low = step * TARGET_STEP
+    return (low, low) if abs(target - low) < 1e-12 else (low, (step + 1) * TARGET_STEP)
+
+
+def standing(problem: Problem) -> Solution | None:
+    """What stands as counts; None when it does not meet replicas and spread, or has no operating point."""
+    columns = {c.key for c in problem.columns}
+    slices = Counter(class_of(d, r) for d in problem.devices for r in d.running)
+    layouts = [(i, option, n) for i, g in enumerate(problem.groups) for option, n in layouts_of(g)]
+    if any(key not in columns for key in slices) or any(d.clock_mhz for d in problem.devices):
+        return None
+    for task in problem.tasks:
+        least = max(1, task.objective.replicas_min, task.objective.spread_min)
+        mine = sum(n for key, n in slices.items() if key.family == task.family)
+        if mine < least or sum(n for _, _, n in layouts) < task.objective.spread_min:
+            return None
+    return Solution(tuple(layouts), dict(slices), {}, 0.0, {}, 0.0, 0.0)
+
+
+def refitted(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
+    """The same slices with the best traffic for an aim; None when they cannot meet it."""
+    columns = {c.key: c for c in problem.columns}
+    traffic: dict[ClassKey, float] = {}
+    objective = fixed_w(problem, aim, counts)
+    for task in problem.tasks:
+        mine = [(columns[k], n) for k, n in sorted(counts.slices.items()) if k.family == task.family]
+        best = max(c.accuracy for c in problem.columns if c.family == task.family)
+        value, mean = aim.value_j.get(task.family, 0.0), problem.mean_share(task.family)
+        classes = [
+            Share(
+                c.key,
+                (c.energy_j * problem.weight(c.key.zone) + value * (best - c.accuracy)) * mean,
+                c.accuracy,
+                c.rate_per_slice(n) * n * problem.scale.get(c.key, 1.0),
+            )
+            for c, n in mine
+        ]
+        floor = max(task.objective.hard_min_accuracy, aim.target.get(task.family, 0.0))
+        rates = split(classes, task.demand.rate_p90_per_s, floor)
+        if rates is None:
+            return None
+        traffic |= rates
+        objective += sum(c.cost_j * rates[c.key] for c in classes)
+    return judged(problem, replace(counts, traffic=traffic, objective=objective, gap=0.0))
