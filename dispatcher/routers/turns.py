@@ -32,13 +32,13 @@ def turns(shares: Sequence[float], lags: Sequence[float], count: int) -> list[in
     for turn in range(count):
         while released and (released[0] < (turn + 1) * classes or not due):
             k = heapq.heappop(released) % classes
-            heapq.heappush(due, int((next_[k] + 1 - lags[k]) * periods[k] * GRID) * classes + k)
+            heapq.heappush(due, int((next_[k] + 1 - lags[k]) * periods[k] * GRID + 0.5) * classes + k)
         k = due[0] % classes
         order.append(k)
         number = next_[k] = next_[k] + 1
         release = int((number - lags[k] + EPSILON) * periods[k])
         if release <= turn + 1:
-            heapq.heapreplace(due, int((number + 1 - lags[k]) * periods[k] * GRID) * classes + k)
+            heapq.heapreplace(due, int((number + 1 - lags[k]) * periods[k] * GRID + 0.5) * classes + k)
         else:
             heapq.heappop(due)
             heapq.heappush(released, release * classes + k)

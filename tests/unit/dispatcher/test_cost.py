@@ -2,13 +2,15 @@
 
 import time
 
+import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.contracts import Contracts
 from dispatcher.hub import Hub
 from dispatcher.inference import Inference
+from dispatcher.routers import make
 from dispatcher.settings import DispatcherSettings
-from tests.unit.dispatcher.worlds import node, plan, route, status, target
+from tests.unit.dispatcher.worlds import OK, node, plan, route, status, target, ticket
 from trefoil.runtime.clock import WallClock
 
 BUDGET_US = 60.0  # of 350 in all; measured 17 on the machine of the first measurement
@@ -57,3 +59,19 @@ async def test_admitting_routing_and_booking_a_request_stays_within_its_budget(m
     await hub.transport.close()
     assert hub.book.totals["digits"].answered == 5 * count
     assert best_us < BUDGET_US
+
+
+@pytest.mark.parametrize("name", ["fifo", "weighted"])
+def test_a_decision_for_seven_hundred_slices_costs_about_what_one_for_seven_costs(name):
+    def best_us(slices):
+        router = make("digits", name, "fifo")
+        router.on_table(route([target(n, f"v{n % 3}", 1 / slices) for n in range(slices)], name), 0.0)
+        tickets, best = [ticket(n) for n in range(2000)], float("inf")
+        for _ in range(5):
+            started_s = time.thread_time()
+            for one in tickets:
+                router.on_done(one, router.on_arrival(one, 0.0), OK, 0.0)
+            best = min(best, (time.thread_time() - started_s) / len(tickets) * 1e6)
+        return best
+
+    assert best_us(700) < 4 * best_us(7)
