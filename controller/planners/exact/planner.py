@@ -6,7 +6,7 @@ Data: a `PlanView`. Decision: variants, MIG configurations, sleeping devices and
 Formulation: aim -> solve -> check with the request-level kernel (a class that fails is scaled by 0.95, at most 4
 rounds) -> map to devices -> keep what runs, if the real price of moving exceeds what the move gains -> check that the
 rollout is possible, else solve again with configurations pinned.
-Deviations: none. Pure: equal views and generators give equal plans.
+Deviations: none. Pure: equal views give equal plans; the kernel draws from a seed of its own.
 """
 
 from collections.abc import Callable, Mapping
@@ -82,7 +82,7 @@ class ExactPlanner:
                 None, f"{self.name}: no family has an objective", next_at_s, "no_plan: no family has an objective"
             )
         try:
-            return self._decide(world, constants, rng, next_at_s)
+            return self._decide(world, constants, next_at_s)
         except WallLimitHit as hit:
             return Decision(
                 None,
@@ -91,33 +91,31 @@ class ExactPlanner:
                 "wall_limit",
             )
 
-    def _decide(self, world: World, constants: Mapping[str, float], rng: Generator, next_at_s: float) -> Decision:
+    def _decide(self, world: World, constants: Mapping[str, float], next_at_s: float) -> Decision:
         found = tuple(c for t in world.tasks for c in columns(world.view.catalog, t, world.devices, constants))
         groups, (weights, _) = groups_of(world.devices, found), weights_of(world)
         problem = Problem(groups, found, world.tasks, world.view.move_horizon_s, weights=weights)
         aim, wishes = aim_of(world, problem, constants)
-        draft = self._draft(world, problem, aim, constants, rng)
+        draft = self._draft(world, problem, aim, constants)
         degraded = ""
         if draft is None:
             problem, aim, degraded = rescue.relaxed(world, problem, aim, constants)
             if not rescue.better_than_current(world, problem, aim, constants):
                 why = f"{self.name}: {degraded}; keeps the plan"
                 return Decision(None, why, next_at_s, f"kept_last_plan: {degraded}")
-            draft = self._draft(world, problem, aim, constants, rng)
+            draft = self._draft(world, problem, aim, constants)
             if draft is None or not draft.solution.slices:
                 why = f"{self.name}: {degraded}; there is nothing to plan with"
                 return Decision(None, why, next_at_s, f"no_plan: {degraded}")
-        plan, refusal = self._possible(world, draft, aim, wishes, constants, rng, degraded)
+        plan, refusal = self._possible(world, draft, aim, wishes, constants, degraded)
         if plan is None:
             why = f"{self.name}: no rollout leads to a plan: {refusal}; keeps the plan"
             return Decision(None, why, next_at_s, f"no_rollout: {refusal}")
         return Decision(plan, plan.why, next_at_s, degraded)
 
-    def _draft(
-        self, world: World, problem: Problem, aim: Aim, constants: Mapping[str, float], rng: Generator
-    ) -> Draft | None:
+    def _draft(self, world: World, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
         """Solve, check and map; keep what runs where moving does not pay."""
-        solution, problem, note = _checked(problem, aim, constants, rng)
+        solution, problem, note = _checked(problem, aim, constants)
         if solution is None:
             return None
         hosted, clocks = place_clocked(problem, solution)
@@ -136,7 +134,6 @@ class ExactPlanner:
         aim: Aim,
         wishes: Mapping[str, Wish],
         constants: Mapping[str, float],
-        rng: Generator,
         degraded: str,
     ) -> tuple[Plan | None, str]:
         """The first plan that a rollout leads to: the best; the best with the slices of serving devices; to stay."""
@@ -145,14 +142,14 @@ class ExactPlanner:
             found: Draft | None = draft
             if attempt == "pinned":
                 narrowed = replace(draft.problem, groups=pinned(draft.problem.groups))
-                found = self._draft(world, narrowed, aim, constants, rng)
+                found = self._draft(world, narrowed, aim, constants)
             elif attempt == "stay":
                 found = stayed(draft.problem, aim, constants)
             if found is None:
                 continue
             if attempt != "free":
                 found = replace(found, note=f"{found.note}; configurations stay, because {refusal}")
-            plan = self._assembled(world, found, wishes, constants, rng, degraded)
+            plan = self._assembled(world, found, wishes, constants, degraded)
             reason = self.refuses(world.view, plan) if found.moves.any else ""
             if not reason:
                 return plan, ""
@@ -165,10 +162,9 @@ class ExactPlanner:
         draft: Draft,
         wishes: Mapping[str, Wish],
         constants: Mapping[str, float],
-        rng: Generator,
         degraded: str,
     ) -> Plan:
-        expected = {t.family: _expected(world, draft, t, constants, rng) for t in world.tasks}
+        expected = {t.family: _expected(world, draft, t, constants) for t in world.tasks}
         why = words.why(self.name, world, draft.solution, draft.moves, wishes, expected, degraded, draft.note)
         return plan_of(
             world,
@@ -185,9 +181,7 @@ class ExactPlanner:
         )
 
 
-def _checked(
-    problem: Problem, aim: Aim, constants: Mapping[str, float], rng: Generator
-) -> tuple[Solution | None, Problem, str]:
+def _checked(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> tuple[Solution | None, Problem, str]:
     """Solve and let the kernel check, at most `ROUNDS_MAX` rounds."""
     limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
     late: dict[ClassKey, float] = {}
@@ -195,7 +189,7 @@ def _checked(
     for _ in range(ROUNDS_MAX):
         if solution is None or aim.shortage_allowed:
             break
-        late = failing(solution, problem.columns, problem.tasks, constants, rng)
+        late = failing(solution, problem.columns, problem.tasks, constants, problem.scale)
         if not late:
             break
         scale = {**problem.scale, **{k: problem.scale.get(k, 1.0) * BACK_OFF for k in late}}
@@ -234,7 +228,7 @@ def _score(draft: Draft, aim: Aim) -> float:
     return draft.solution.weighed_w - gained + (draft.moves.weighed_j / horizon if horizon > 0 else 0.0)
 
 
-def _expected(world: World, draft: Draft, task: Task, constants: Mapping[str, float], rng: Generator) -> Expected:
+def _expected(world: World, draft: Draft, task: Task, constants: Mapping[str, float]) -> Expected:
     solution, mine = draft.solution, [c for c in draft.problem.columns if c.family == task.family]
     rate = task.mean_per_s
     scaled = tuple(_slowed(c, draft.problem.scale.get(c.key, 1.0)) for c in mine)
@@ -242,7 +236,7 @@ def _expected(world: World, draft: Draft, task: Task, constants: Mapping[str, fl
     return Expected(
         grams_per_request=grams(weighed / rate, weights_of(world)[1], pue_of(world.view, task)),
         joules_per_request=watts / rate,
-        latency_ms_p95=latency_ms_p95(solution, mine, task, constants, rng),
+        latency_ms_p95=latency_ms_p95(solution, mine, task, constants),
         accuracy=solution.accuracy[task.family],
         capacity_per_s=capacity_per_s(solution.traffic, solution.slices, scaled, task.family),
         move_j=draft.moves.energy_j,
