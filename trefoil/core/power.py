@@ -15,6 +15,7 @@ truth and estimate differ on purpose, by at most CONCAVITY of a small load.
 
 from typing import Final
 
+from trefoil.core.common import Basis, Provenance
 from trefoil.core.device_types import slice_type
 from trefoil.core.fleet import DeviceState, DeviceType
 
@@ -25,6 +26,17 @@ DYNAMIC_W: Final = {  # synthetic: inference at full width draws some 305 W of t
     "Tesla V100-SXM2-32GB": 180.0,
     "Tesla T4": 38.0,  # small boards are built to run at their limit
     "Tesla P4": 45.0,
+}
+# What a load sweep says of idle power, where it differs from DeviceType.idle_w: with it the modelled profiles reproduce
+# that sweep's joules. A scenario that repeats the sweep's paper takes it; the device type keeps its own source's figure.
+SWEEP_IDLE_W: Final = {
+    "A100-SXM4-40GB": (
+        36.1,
+        Provenance(
+            Basis.MODELLED,
+            "fitted to 15 rows of CLOVER's load sweep (2 A100-40GB in MIG mode, contexts open): docs/profiles.md",
+        ),
+    ),
 }
 CLOCK_LINEAR: Final = 0.45  # c1, our choice: at 60 % clock the active power is 0.39 of its maximum
 CLOCK_CUBIC: Final = 1.0 - CLOCK_LINEAR

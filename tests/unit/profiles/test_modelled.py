@@ -14,7 +14,7 @@ import pytest
 
 from trefoil.core.common import Basis
 from trefoil.core.device_types import A100_40GB, slice_type
-from trefoil.core.power import active_w, sm_share
+from trefoil.core.power import SWEEP_IDLE_W, active_w, sm_share
 from trefoil.profiler import law
 from trefoil.runtime.repository import load_family
 
@@ -92,6 +92,12 @@ def test_points_are_physical(name: str) -> None:
     best = family.best.name
     row = next(r for r in rows if (r.variant, r.slice_type, r.clock_mhz, r.batch) == (best, "7g.40gb", 1410, 8))
     assert 0.2 < row.power_w / active_w(A100_40GB, "7g.40gb", 1410) < 1.6
+
+
+def test_the_idle_power_of_the_sweep_is_the_calibrations(make: ModuleType) -> None:
+    watts, provenance = SWEEP_IDLE_W[A100_40GB.name]
+    assert watts == pytest.approx(make.read_model().idle_w, abs=0.05)
+    assert provenance.basis == Basis.MODELLED
 
 
 def test_base_draws_what_was_measured_whatever_eta_is(make: ModuleType) -> None:
