@@ -14,7 +14,7 @@ from controller.forecasters.table import forecaster
 from controller.loop import Loop
 from controller.objectives import accept
 from controller.observe import Observer
-from controller.planning import constants_of, planner_of
+from controller.planning import constants_of, planner_of, with_preset
 from controller.report import Accountant
 from controller.service import FULL_NAME, ControllerService
 from controller.settings import ControllerSettings
@@ -55,7 +55,7 @@ class ControlPart:
 
 def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     """Everything that runs in this process, in the order of its start."""
-    row = policy(settings.policy)
+    row = with_preset(policy(settings.policy), settings.preset)
     if settings.causes is not None:
         row = replace(row, triggers=settings.causes)
     catalog = load_catalog(settings.model_repository, settings.profile_overrides)

@@ -92,6 +92,8 @@ class Explorer:
         now_s = self._clock.now_s()
         self.run = Exploration(trigger, before, now_s, Phase.ASK, None, [], Totals(), now_s, now_s, now_s, now_s)
         self._hold(now_s)
+        self.run.totals.explorations, self.totals.explorations = 1, self.totals.explorations + 1
+        self._disk.save(TOTALS, self.totals.plain())
         self._metrics.set("trefoil_exploring", 1)
         self._log.info("exploration", trigger=trigger.cause, why=trigger.why)
         await self.step(view)
@@ -143,6 +145,10 @@ class Explorer:
     async def _ask(self, view: PlanView) -> None:
         run = self.run
         assert run is not None
+        # A way is found from what stands: in the middle of a rollout, for long enough, that is nothing to judge by.
+        patient = self._clock.now_s() - run.charged_from_s < self._settings.settle_max_s
+        if patient and self._shell.rolled()[0] == RolloutState.APPLYING:
+            return
         view = replace(view, trigger=run.trigger.cause)
         thought = await self._thinker.think(view, self._shell.seed(), ask_it=True)
         if isinstance(thought.step, Decision):
@@ -356,7 +362,6 @@ class Explorer:
         if run.evaluations and not run.now.outcome:
             run.now.outcome, run.now.why = INTERRUPTED, why
             self._count(INTERRUPTED)
-        run.totals.explorations, self.totals.explorations = 1, self.totals.explorations + 1
         self.last = text(run, f"{outcome}: {why}")
         self.run = None
         self._hold(math.inf)

@@ -70,6 +70,9 @@ class Records:
             self._metrics.inc("trefoil_reconfigurations_total", cause=cause)
         return "reconfigure" if moves else "reroute"
 
+    def _preset(self) -> dict[str, str]:
+        return {"preset": self._settings.preset} if self._settings.preset else {}
+
     async def write(
         self,
         view: PlanView,
@@ -95,7 +98,12 @@ class Records:
             view_json=codec.to_json(view),
             seed=thought.seed,
             why=verdict.why,
-            versions={**publish.versions(planner, verdict, effect), **thought.versions, **(versions or {})},
+            versions={
+                **publish.versions(planner, verdict, effect),
+                **self._preset(),
+                **thought.versions,
+                **(versions or {}),
+            },
             at_s=view.now_s,
             solve_ms=thought.solve_ms,
             wall_limit_hit=thought.wall_limit_hit,

@@ -1,5 +1,6 @@
 """Settings of the controller: every bound and period it has, with its unit."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,8 @@ class ControllerSettings(ServiceSettings):
 
     admin_address: str = "127.0.0.1:8102"
     policy: str = "exact"
+    preset: str = ""
+    """Constants of the policy by another name than its own, e.g. artifact; trefoil/core/policies.py."""
     planner: str = ""
     """A planner of one's own, module:Class; empty: the policy's."""
     forecaster: str = ""
@@ -224,6 +227,13 @@ class ControllerSettings(ServiceSettings):
                 raise ValueError(f"no such trigger {cause!r}; use some of {', '.join(CAUSES)}")
         return value
 
+    @field_validator("preset")
+    @classmethod
+    def _preset(cls, value: str) -> str:
+        if value and value not in policies.PRESETS:
+            raise ValueError(f"use one of {', '.join(sorted(policies.PRESETS))}")
+        return value
+
     @field_validator("forecaster")
     @classmethod
     def _forecaster(cls, value: str) -> str:
@@ -244,7 +254,9 @@ class ControllerSettings(ServiceSettings):
 
     @property
     def thresholds(self) -> Thresholds:
-        return Thresholds(rate_span_s=self.smooth_s, **self.triggers.model_dump())
+        found = Thresholds(rate_span_s=self.smooth_s, **self.triggers.model_dump())
+        base = policies.PRESETS[self.preset].get("carbon_base_g_per_kwh", 0.0) if self.preset else 0.0
+        return replace(found, carbon_base_g_per_kwh=base) if base else found
 
     @property
     def forecast(self) -> ForecastSettings:

@@ -119,6 +119,7 @@ def demo(
     policy: Annotated[
         str, typer.Option(help="Play base and this policy instead, e.g. clover, which measures on the system.")
     ] = "",
+    preset: Annotated[str, typer.Option(help="Constants of that policy, e.g. artifact; default: the paper's.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Three carbon steps instead of all: a first look.")] = False,
     port_offset: PortOffset = 0,
     sets: Sets = None,
@@ -131,7 +132,7 @@ def demo(
 
     overrides = given(sets) | {"port_offset": port_offset}
     if policy:
-        overrides = against_base(policy) | overrides
+        overrides = against_base(policy, preset) | overrides
     scenario = load_system(shipped(config), Scenario, overrides)
     if quick:
         scenario = scenario.quick(main_job.QUICK_STEPS)

@@ -105,7 +105,7 @@ def plan(
         "advised": as_json(why.advised) if why.HasField("advised") else None,
         "replans": dict(why.replans_by_cause),
         "reconfigurations": dict(why.reconfigurations_by_cause),
-        "exploration": as_json(why.exploration) if why.HasField("exploration") else None,
+        "exploration": explored(why) if why.HasField("exploration") else None,
     }
     if as_json_:
         print_json(document)
@@ -127,6 +127,12 @@ def plan(
         out.print(f"not carried out: {why.advice}")
     if why.exploration.text:
         out.print(why.exploration.text, markup=False)
+
+
+def explored(why: Any) -> dict[str, Any]:
+    """What measuring candidates on the system does now and what it has cost; of an Explain answer."""
+    found = why.exploration
+    return {field.name: getattr(found, field.name) for field in found.DESCRIPTOR.fields}
 
 
 def objective_set(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from controller import replay as brain
-from controller.planning import planner_of
+from controller.planning import planner_of, with_preset
 from trefoil.core.brains import Planner
 from trefoil.core.errors import InvalidInput, NotFound
 from trefoil.core.plan import DecisionRecord, Plan
@@ -49,7 +49,8 @@ def to_json(result: brain.Replayed) -> dict[str, Any]:
 def _planner(record: DecisionRecord) -> Planner:
     """The planner that took it: the policy's, or one of the user's own (module:Class)."""
     used = record.versions.get("planner", "")
-    return planner_of(used if ":" in used else "", policy(record.policy))
+    row = with_preset(policy(record.policy), record.versions.get("preset", ""))
+    return planner_of(used if ":" in used else "", row)
 
 
 def _from_file(path: Path) -> list[tuple[DecisionRecord, Plan | None]]:

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from trefoil.core import policies
 from trefoil.core.device_types import DEVICE_TYPES
+from trefoil.core.errors import SettingError
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
 
@@ -162,6 +163,7 @@ class System(Settings):
 
     cluster: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
     policy: str = "exact"
+    preset: str = ""  # of the policy's constants, e.g. artifact for clover
     mode: Literal["observe", "advise", "act"] = "act"
     objective_mode: Literal["budget", "instant", "lambda"] = "budget"
     lambda_weight: float = Field(default=0.5, ge=0, le=1)  # of carbon against accuracy (CLOVER Eq. 3), in mode lambda
@@ -268,14 +270,18 @@ def load_system(path: Path, kind: type[AnySystem], overrides: Mapping[str, Any] 
     return config.load(kind, path, "TREFOIL_UP_", overrides)
 
 
-def against_base(policy: str) -> dict[str, Any]:
+def against_base(policy: str, preset: str = "") -> dict[str, Any]:
     """Overrides that play `base` and one policy; in longer steps when that policy measures on the system.
 
     Raises:
         NotFound: no such policy.
+        SettingError: no such preset, or a policy that has none.
     """
     row = policies.policy(policy)
+    if preset and (row.name not in MEASURING or preset not in policies.PRESETS):
+        remedy = f"one of {', '.join(sorted(policies.PRESETS))}, with one of {', '.join(MEASURING)}"
+        raise SettingError("no such preset of that policy", field="--preset", value=preset, remedy=remedy)
     overrides: dict[str, Any] = {"policies": ["base", row.name] if row.name != "base" else ["base", "exact"]}
     if row.name in MEASURING:
-        overrides |= {"carbon.steps": EXPLORED_STEPS, "carbon.step_s": EXPLORED_STEP_S}
+        overrides |= {"preset": preset, "carbon.steps": EXPLORED_STEPS, "carbon.step_s": EXPLORED_STEP_S}
     return overrides

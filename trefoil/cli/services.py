@@ -236,6 +236,7 @@ def controller_settings(system: System, launch: Launch, layout: Layout) -> dict[
         "objectives": [objective],
         "carbon": {"zone": system.carbon.zone},
         "move_horizon_s": system.move_horizon_s,
+        "preset": system.preset,
         "demand_initial_per_s": {system.family.name: system.demand_initial_per_s},
     }
 
