@@ -12,6 +12,8 @@ Formulation, in order of urgency:
   load       p90 demand > capacity of the plan, and the rate is significantly above what the plan expected: at once;
              p90 demand leaves [1 - down, 1 + up] x the planned one for `load_hold_s`: patiently, either way
   slo        attainment < quantile - margin for `slo_hold_s`, no earlier than `slo_rest_s` after the last plan
+  accuracy   of the answers < the objective's floor less `ACCURACY_SLACK`, held and rested as slo (where the mix follows
+             load, as with CLOVER's pull; policies that plan accuracy leave it out)
   carbon     |intensity - planned| > ratio x planned (or x a fixed base, if one is set)
   tick       the planner asked to be run again at this time
 `start`, `loss`, `objective` are never switched off; the others are when the policy's row does not name them (`tick`
@@ -30,7 +32,8 @@ from trefoil.core.demand import Demand
 from trefoil.core.fleet import FleetState, SliceKey, SliceState
 from trefoil.core.plan import Plan
 
-CAUSES: Final = ("start", "loss", "objective", "load", "slo", "carbon", "tick")
+CAUSES: Final = ("start", "loss", "objective", "load", "slo", "accuracy", "carbon", "tick")
+ACCURACY_SLACK: Final = 0.005  # a window of some seconds is a sample of the mix
 Z_90: Final = 1.2815515655446004
 OPERATOR: Final = "operator"  # never found here: somebody asked for a new plan
 ALWAYS: Final = frozenset({"start", "loss", "objective", "tick"})
@@ -127,7 +130,7 @@ def evaluate(
         found += _load_at_once(demand, last, thresholds)
         holding |= _load_patient(demand, last, thresholds)
     if not rolling and view.now_s - last.at_s >= thresholds.slo_rest_s:
-        holding |= _slo(view, thresholds)
+        holding |= _broken(view, thresholds)
     found += _carbon(view, last, thresholds)
     if view.now_s >= last.next_tick_at_s + thresholds.tick_grace_s:
         found.append(Trigger("tick", "the planner asked to be run again now"))
@@ -221,7 +224,7 @@ def _load_patient(demand: Demand, last: MadeFor, thresholds: Thresholds) -> dict
     return {f"load{side}{demand.family}": (thresholds.load_hold_s, Trigger("load", why))}
 
 
-def _slo(view: PlanView, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
+def _broken(view: PlanView, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
     wanted = {o.family: o for o in view.objectives}
     found = {}
     for measured in view.measured:
@@ -235,6 +238,10 @@ def _slo(view: PlanView, thresholds: Thresholds) -> dict[str, tuple[float, Trigg
                 f"{measured.window_s:g} s < {limit:.1%}"
             )
             found[f"slo:{measured.family}"] = (thresholds.slo_hold_s, Trigger("slo", why))
+        floor = max(objective.min_accuracy, objective.hard_min_accuracy)
+        if measured.accuracy < floor - ACCURACY_SLACK:
+            why = f"{measured.family}: accuracy {measured.accuracy:.4f} over {measured.window_s:g} s < {floor:.4f}"
+            found[f"accuracy:{measured.family}"] = (thresholds.slo_hold_s, Trigger("accuracy", why))
     return found
 
 

@@ -150,3 +150,12 @@ def test_a_tick_gives_a_change_of_carbon_the_time_to_be_the_cause():
     assert fire(view(now_s=1010.5), last) is None
     assert fire(view(now_s=1010.5, intensity=400.0), last).cause == "carbon"
     assert fire(view(now_s=1012.0), last).cause == "tick"
+
+
+def test_accuracy_below_the_floor_fires_where_a_policy_asks_for_it():
+    low = view(now_s=1100.0)
+    low = replace(low, measured=tuple(replace(m, accuracy=OBJECTIVE.min_accuracy - 0.01) for m in low.measured))
+    held = Memory({"accuracy:toy": 1000.0})
+    assert fire(low, memory=held, allowed=("accuracy",)).cause == "accuracy"
+    assert fire(low, memory=Memory(), allowed=("accuracy",)) is None
+    assert fire(low, memory=held, allowed=("slo",)) is None
