@@ -112,7 +112,7 @@ def refuse_difference(first: Source, source: Source) -> None:
     shared: dict[str, tuple[Any, Any]] = {
         "backend": (backend_of(first.config), backend_of(source.config)),
         "max_batch_size": (first.config.max_batch_size, source.config.max_batch_size),
-        "dynamic_batching": (_text(first.config.dynamic_batching), _text(source.config.dynamic_batching)),
+        "dynamic_batching": (_batching(first), _batching(source)),
         "cc_model_filenames": (_keys(first), _keys(source)),
     }
     for name, (want, have) in shared.items():
@@ -124,8 +124,11 @@ def _keys(source: Source) -> list[str]:
     return sorted(source.config.cc_model_filenames)
 
 
-def _text(message: Any) -> str:
-    return str(text_format.MessageToString(message, as_one_line=True))
+def _batching(source: Source) -> str:
+    """An empty `dynamic_batching { }` is not the same as none."""
+    config = source.config
+    text = text_format.MessageToString(config.dynamic_batching, as_one_line=True)
+    return f"{{ {text} }}" if config.HasField("dynamic_batching") else "none"
 
 
 def refused(model: str, name: str, value: object, remedy: str, path: Path | str = "") -> CatalogError:

@@ -1,0 +1,254 @@
+"""`trefoil family`: what is adopted, what is refused by name, what is listed and checked."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from tests.support.foreign_models import LINEAR, MINUS, MINUS2, MLP, add, graph
+from trefoil.cli.main import app
+from trefoil.cli.onnx_names import tensors
+from trefoil.runtime.model_files import contract
+from trefoil.runtime.repository import load_family
+
+SHIPPED = Path(__file__).parents[3] / "model_repository"
+ACCURACIES = ("--accuracy", "small=0.7", "--accuracy", "large=0.9")
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    repository = tmp_path / "theirs"
+    add(repository, "small", LINEAR, graph("linear"))
+    add(repository, "large", MLP, graph("mlp"))
+    return repository
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["family", *map(str, arguments)], catch_exceptions=False)
+
+
+def adopted(
+    theirs: Path, *more: object, as_: str = "toy=small,large", accuracies: tuple[str, ...] = ACCURACIES
+) -> Result:
+    ours = theirs.parent / "ours"
+    return run("import", theirs, "--as", as_, "--slo-ms", 50, *accuracies, "--repository", ours, *more)
+
+
+def done(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.output)
+    return found
+
+
+def refused(result: Result, *texts: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert "Remedy: " in result.output
+    for text in texts:
+        assert text in result.output, result.output
+
+
+def test_separate_models_become_the_versions_of_one_family(theirs, tmp_path):
+    said = done(adopted(theirs, "--licence", "MIT", "--memory-mib", "large=300", "--json"))
+    assert [(v["variant"], v["version"], v["renamed"]) for v in said["variants"]] == [
+        ("small", 1, {}),
+        ("large", 2, {"input.1": "x", "7": "y"}),
+    ]
+    family, rows = load_family(tmp_path / "ours" / "toy")
+    assert [(v.name, v.version, v.accuracy, v.licence) for v in family.variants] == [
+        ("small", 1, 0.7, "MIT"),
+        ("large", 2, 0.9, "MIT"),
+    ]
+    assert (family.variant("large").memory_mib, family.classes, rows) == (300, {"": (50.0, 0.95)}, ())
+    config = contract(tmp_path / "ours", "toy")
+    assert ([i.name for i in config.input], [o.name for o in config.output]) == (["x"], ["y"])
+    for version in ("1", "2"):
+        inputs, outputs = tensors(tmp_path / "ours" / "toy" / version / "model.onnx")
+        assert ([i.name for i in inputs], [o.name for o in outputs]) == (["x"], ["y"])
+    assert (theirs / "large" / "1" / "model.onnx").read_bytes() == graph("mlp"), "their repository was changed"
+    assert (tmp_path / "ours" / "_shared" / "model.py").is_file(), "a slice of the python backend needs it"
+
+
+def test_only_what_needs_no_new_name_is_linked(theirs, tmp_path):
+    done(adopted(theirs, "--link", "--json"))
+    toy = tmp_path / "ours" / "toy"
+    assert (toy / "1" / "model.onnx").resolve() == theirs / "small" / "1" / "model.onnx"
+    assert not (toy / "2" / "model.onnx").is_symlink()
+
+
+def test_the_newest_version_that_the_policy_serves_is_taken_with_all_its_files(theirs, tmp_path):
+    shutil.rmtree(theirs / "large")
+    policy = MLP + "version_policy { specific { versions: [ 1, 3 ] } } default_model_filename: 'net.onnx'"
+    for version in (1, 3, 7):
+        folder = theirs / "large" / str(version)
+        folder.mkdir(parents=True)
+        (folder / "net.onnx").write_bytes(graph("mlp"))
+        (folder / "net.bin").write_text(f"weights of {version}")
+    (theirs / "large" / "config.pbtxt").write_text(policy)
+    said = done(adopted(theirs, "--json"))
+    assert said["variants"][1]["from_version"] == 3
+    assert (tmp_path / "ours" / "toy" / "2" / "net.bin").read_text() == "weights of 3"
+    assert (tmp_path / "ours" / "toy" / "2" / "model.onnx").is_file()
+
+
+def test_tensors_that_triton_completes_itself_are_read_from_the_graph(theirs, tmp_path):
+    for name in ("small", "large"):
+        (theirs / name / "config.pbtxt").write_text('backend: "onnxruntime" max_batch_size: 4')
+    done(adopted(theirs, "--json"))
+    config = contract(tmp_path / "ours", "toy")
+    assert (config.input[0].name, list(config.input[0].dims), config.max_batch_size) == ("x", [4], 4)
+
+
+def test_two_tensors_of_one_form_have_to_be_told_apart(tmp_path):
+    theirs = tmp_path / "theirs"
+    add(theirs, "small", MINUS, graph("minus"))
+    add(theirs, "large", MINUS2, graph("minus2"))
+    refused(adopted(theirs), "input.name = 'left'", "--rename large:left=NAME with one of a, b")
+    refused(adopted(theirs, "--rename", "large:middle=a"), "--rename = 'middle'", "left, out, right")
+    refused(adopted(theirs, "--rename", "large=a"), "--rename = 'large=a'")
+    said = done(adopted(theirs, "--rename", "large:right=a", "--rename", "large:left=b", "--json"))
+    assert said["variants"][1]["renamed"] == {"left": "b", "right": "a", "out": "d"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "texts"),
+    [
+        ("max_batch_size: 8", "max_batch_size: 4", ("model large", "max_batch_size = 4", "make it 8, as small has it")),
+        ("max_batch_size: 8", "max_batch_size: 0", ("max_batch_size = 0",)),
+        ("dims: [ 4 ]", "dims: [ 5 ]", ("input.1.dims = [5]", "the family's x has [4]")),
+        ("dims: [ 3 ]", "dims: [ 1000 ]", ("7.dims = [1000]", "the family's y has [3]")),
+        (
+            '"input.1" data_type: TYPE_FP32',
+            '"input.1" data_type: TYPE_UINT8',
+            ("input.1.data_type = 'TYPE_UINT8'", "the family's x is TYPE_FP32"),
+        ),
+        ('"input.1"', '"input"', ("input = 'input'", "input.1: mend config.pbtxt")),
+        ("platform:", "dynamic_batching { } platform:", ("dynamic_batching = '{  }'", "make it 'none'")),
+        ('platform: "onnxruntime_onnx"', 'backend: "python"', ("backend = 'python'", "onnxruntime, tensorrt")),
+        ("platform:", "sequence_batching { } platform:", ("sequence_batching",)),
+        ("platform:", "model_transaction_policy { decoupled: true } platform:", ("decoupled",)),
+        ("dims: [ 4 ]", "dims: [ 4 ] reshape { shape: [ 2, 2 ] }", ("input.1.reshape",)),
+        ("platform:", "nonsense {", ("is no Triton model configuration",)),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_by_the_field_that_differs(theirs, tmp_path, old, new, texts):
+    assert old in MLP
+    (theirs / "large" / "config.pbtxt").write_text(MLP.replace(old, new))
+    refused(adopted(theirs), *texts)
+    assert not (tmp_path / "ours" / "toy").exists(), "nothing may be left of a refused import"
+
+
+def test_number_of_tensors_version_file_and_model_are_named(theirs):
+    add(theirs, "pair", MINUS, graph("minus"))
+    refused(adopted(theirs, "--accuracy", "pair=0.5", as_="toy=small,large,pair"), "model pair", "input = ['a', 'b']")
+    refused(
+        adopted(theirs, as_="toy=small,huge", accuracies=("--accuracy=small=0.7", "--accuracy=huge=1")), "no model huge"
+    )
+    (theirs / "large" / "1" / "model.onnx").rename(theirs / "large" / "1" / "other.onnx")
+    refused(adopted(theirs), "model = 'large'", "large/1/model.onnx is missing")
+    shutil.rmtree(theirs / "large" / "1")
+    refused(adopted(theirs), "has no version to serve")
+    (theirs / "large" / "config.pbtxt").unlink()
+    refused(adopted(theirs), "model = 'large'", "config.pbtxt")
+
+
+def test_what_is_no_graph_is_refused(theirs):
+    (theirs / "large" / "1" / "model.onnx").write_bytes(b"\xff" * 40)
+    refused(adopted(theirs), "is no ONNX model")
+    (theirs / "large" / "1" / "model.onnx").write_bytes(b"")
+    refused(adopted(theirs), "is no ONNX model")
+
+
+def test_every_accuracy_is_asked_for_by_name(theirs, tmp_path):
+    refused(adopted(theirs, accuracies=("--accuracy", "small=0.7")), "no accuracy of large", "--accuracy large=0.7")
+    refused(adopted(theirs, accuracies=("--accuracy=small=69.8", "--accuracy=large=1")), "69.8", "write 0.698")
+    refused(adopted(theirs, accuracies=("--accuracy=small", "--accuracy=large=1")), "--accuracy = 'small'")
+    refused(adopted(theirs, "--accuracy", "lareg=0.9"), "--accuracy = 'lareg'", "'small', 'large'")
+    file = tmp_path / "accuracies.toml"
+    refused(adopted(theirs, accuracies=("--accuracies", str(file))), "--accuracies")
+    file.write_text("small = 0.6\nlarge = 0.8\n")
+    done(adopted(theirs, "--json", accuracies=("--accuracies", str(file), "--accuracy", "small=0.65")))
+    tree = tomllib.loads((tmp_path / "ours" / "toy" / "family.toml").read_text())
+    assert [v["accuracy"] for v in tree["variants"]] == [0.65, 0.8]
+    refused(adopted(theirs), "--as = 'toy'", "exists already")
+    refused(adopted(theirs, as_="toy"), "--as = 'toy'", "write --as resnet=")
+
+
+ENGINE = """
+platform: "tensorrt_plan" max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP16 dims: [ 4 ] } ]
+output [ { name: "y" data_type: TYPE_FP16 dims: [ 3 ] } ]
+cc_model_filenames [ { key: "8.0" value: "a100.plan" }, { key: "9.0" value: "hopper.plan" } ]
+"""
+
+
+def engine(repository: Path, name: str, config: str = ENGINE) -> None:
+    folder = add(repository, name, config, f"{name} for 8.0".encode(), file="a100.plan")
+    (folder / "hopper.plan").write_text(f"{name} for 9.0")
+
+
+def test_engines_are_taken_for_every_type_of_gpu(tmp_path):
+    theirs = tmp_path / "theirs"
+    engine(theirs, "small")
+    engine(theirs, "large")
+    done(adopted(theirs, "--json"))
+    config = contract(tmp_path / "ours", "toy")
+    assert config.backend == "tensorrt"
+    assert dict(config.cc_model_filenames) == {"8.0": "model_cc8.0.plan", "9.0": "model_cc9.0.plan"}
+    assert (tmp_path / "ours" / "toy" / "2" / "model_cc9.0.plan").read_text() == "large for 9.0"
+    assert run("check", "--repository", tmp_path / "ours").exit_code == 0
+
+
+def test_engines_of_other_gpus_or_with_other_names_are_refused(tmp_path):
+    theirs = tmp_path / "theirs"
+    engine(theirs, "small")
+    engine(theirs, "large", ENGINE.replace('"9.0"', '"8.9"'))
+    refused(adopted(theirs), "cc_model_filenames = ['8.0', '8.9']", "as small has it")
+    (theirs / "large" / "config.pbtxt").write_text(ENGINE.replace('"x"', '"input"'))
+    refused(adopted(theirs), "name = 'input'", "build the engine with the tensor name x")
+    (theirs / "large" / "1" / "hopper.plan").unlink()
+    refused(adopted(theirs), "hopper.plan is missing")
+
+
+def test_what_a_slice_decides_itself_is_left_out_and_said(theirs):
+    (theirs / "small" / "config.pbtxt").write_text(LINEAR + "instance_group [ { count: 4 } ]")
+    assert "note: small: instance_group not carried over" in adopted(theirs).output
+
+
+def test_the_shipped_families_are_in_order_and_those_without_graphs_say_how_to_get_them():
+    found = {one["family"]: one for one in json.loads(run("check", "--repository", SHIPPED, "--json").output)}
+    assert not any(one["problems"] for one in found.values())
+    assert found["digits"]["state"].startswith("4 of 4 variants can be served")
+    assert "AGPL-3.0" in (SHIPPED / "yolo" / "family.toml").read_text()
+    listed = {
+        one["family"]: one["variants"] for one in json.loads(run("list", "--repository", SHIPPED, "--json").output)
+    }
+    assert [v["name"] for v in listed["efficientnet"]] == [f"efficientnet-b{n}" for n in (1, 3, 5, 7)]
+    assert [(v["name"], v["version"]) for v in listed["yolo"]] == [("yolov5l", 1), ("yolov5x", 2), ("yolov5x6", 3)]
+    assert all(v["files"] for v in listed["digits"])
+    assert "digits-xs" in run("list", "--repository", SHIPPED).output
+
+
+def test_check_names_what_is_wrong(theirs, tmp_path):
+    done(adopted(theirs, "--json"))
+    ours = tmp_path / "ours"
+    assert run("check", "toy", "--repository", ours).exit_code == 0
+    refused(run("check", "tyo", "--repository", ours), "no family tyo", "'toy'")
+    (ours / "toy" / "2" / "model.onnx").write_bytes(graph("mlp"))  # with its own names
+    wrong = run("check", "--repository", ours)
+    assert wrong.exit_code == 1
+    assert "version 2: x is not in its graph, which has input.1" in wrong.output
+    config = ours / "toy" / "config.pbtxt"
+    text = config.read_text()
+    config.write_text(text.replace("dims: 3", "dims: 2"))
+    assert (
+        "version 1: y is [-1, 3] in its graph, the contract says [-1, 2]" in run("check", "--repository", ours).output
+    )
+    (ours / "toy" / "2" / "model.onnx").unlink()
+    assert "large has no model files" in run("check", "--repository", ours).output
+    config.unlink()
+    assert "no tensor contract" in run("check", "--repository", ours).output
