@@ -42,36 +42,26 @@ class Seat(Pick):
 class Pool:
     """Slices that share one line of requests."""
 
-    __slots__ = ("_accounts", "_heap", "_size_max")
+    __slots__ = ("_accounts", "_size_max", "heap")
 
     def __init__(self, accounts: Iterable[Account]) -> None:
         self._accounts = tuple(accounts)
         self._size_max = OLD_ENTRIES * len(self._accounts) + 16
-        self._heap: list[tuple[int, int, int, Account]] = []
+        self.heap: list[tuple[int, int, int, Account]] = []
         for order, account in enumerate(self._accounts):
             account.pool, account.order = self, order
         self._build()
 
-    def idlest(self) -> Account | None:
-        """Of those with a credit: the fewest in flight, then the longest not chosen (round robin among the idle)."""
-        heap = self._heap
-        while heap:
-            in_flight, taken_at, _, account = heap[0]
-            if account.taken_at == taken_at and account.in_flight == in_flight:
-                return account
-            heapq.heappop(heap)
-        return None
-
     def offer(self, account: Account) -> None:
         """One of its slices has a free credit, and other numbers than before."""
-        heap = self._heap
+        heap = self.heap
         if len(heap) >= self._size_max:
             self._build()
         else:
             heapq.heappush(heap, (account.in_flight, account.taken_at, account.order, account))
 
     def _build(self) -> None:
-        self._heap[:] = sorted(
+        self.heap[:] = sorted(
             (each.in_flight, each.taken_at, each.order, each) for each in self._accounts if each.in_flight < each.limit
         )
 
@@ -105,8 +95,27 @@ class Credits:
         account = last if last.slice is slice_ else self._accounts.get(slice_)
         return account if account is not None and account.in_flight < account.limit else None
 
-    def take(self, account: Account) -> "Seat":
-        """One more request is in flight."""
+    def take_idlest(self, pool: Pool) -> Seat | None:
+        """One more request for a pool: of its slices with a credit, the one with the fewest in flight, then the longest
+        not chosen (round robin among the idle). None: no slice has a credit.
+        """
+        heap = pool.heap
+        while heap:
+            in_flight, taken_at, order, account = heap[0]
+            if account.taken_at == taken_at and account.in_flight == in_flight:
+                self._takes = taken_at = self._takes + 1
+                account.taken_at = taken_at
+                account.in_flight = in_flight = in_flight + 1
+                if in_flight < account.limit:
+                    heapq.heapreplace(heap, (in_flight, taken_at, order, account))
+                else:
+                    heapq.heappop(heap)
+                return account.pick
+            heapq.heappop(heap)
+        return None
+
+    def take(self, account: Account) -> Seat:
+        """One more request is in flight on this very slice."""
         assert account.in_flight < account.limit, f"no credit left on {account.slice}"
         self._takes += 1
         account.taken_at = self._takes

@@ -45,9 +45,9 @@ class Fifo:
             QueueFull: it would have to wait and there is no room.
         """
         queue = self._queue
-        account = self._pool.idlest() if not queue.waiting else None
-        if account is not None:
-            return self._credits.take(account)
+        pick = self._credits.take_idlest(self._pool) if not queue.waiting else None
+        if pick is not None:
+            return pick
         queue.check(ticket)
         queue.push(None, ticket)
         return None

@@ -76,10 +76,10 @@ class Weighted:
         queue = self._queue
         due = self._turns[self._turn] if self._turn < len(self._turns) else self._due()
         if due is not None and (not queue.waiting or not queue.depth(due.key)):
-            account = due.pool.idlest()
-            if account is not None:
+            pick = self._credits.take_idlest(due.pool)
+            if pick is not None:
                 self._turn += 1
-                return self._credits.take(account)
+                return pick
         queue.check(ticket)
         self._turn += 1
         queue.push(NOWHERE if due is None else due.key, ticket)
