@@ -197,6 +197,11 @@ class Shell:
             self._since_tick[family] = Interval(self.now_s, self.now_s)
         return LoadWindow("simulated", 0, self._seq, starts_s, self.now_s, cells=tuple(cells))
 
+    def restart_feed(self) -> None:
+        """Read intensities and their history anew: what they are played from has changed."""
+        self.observer.inputs.carbon = None
+        self._read_carbon()
+
     def renew_objectives(self) -> None:
         """Set every objective again, as an operator does: its budget begins anew, and the trigger `objective` fires."""
         known = self.inputs.objectives
