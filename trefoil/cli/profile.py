@@ -66,11 +66,15 @@ def profile(
     )
     where = _where(device, device_kind, _names(slices), held) if triton else None
     say: Callable[[str], None] = _quiet if as_json else _aloud
-    points, simulated = asyncio.run(_measure(asked, (agent, triton), where, _names(slices), held, replace, say))
     target = out or Path("out/profile") / f"{family}.csv"
     target.parent.mkdir(parents=True, exist_ok=True)
     report = target.with_suffix(".json")
-    report.write_text(json.dumps([plain(point) for point in points], indent=1) + "\n")
+    points: list[Measured] = []
+    try:
+        simulated = asyncio.run(_measure(asked, points, (agent, triton), where, _names(slices), held, replace, say))
+    finally:  # hours of measurement are kept, whatever ended them
+        if points:
+            report.write_text(json.dumps([plain(point) for point in points], indent=1) + "\n")
     text = profile_text(points, _origin(machine, simulated), estimate_energy=estimate_energy)
     count = write_profile(target, folder, text)
     if as_json:
@@ -81,14 +85,15 @@ def profile(
 
 async def _measure(
     asked: "Asked",
+    points: list["Measured"],
     targets: tuple[str, str],
     where: "Where | None",
     slices: list[str],
     clocks: tuple[int, ...],
     replace: bool,
     say: Callable[[str], None],
-) -> tuple[list["Measured"], bool]:
-    """The points, and whether anything about them was simulated."""
+) -> bool:
+    """Fill `points`; whether anything about them was simulated."""
     from protos.power_agent.v1 import power_agent_pb2_grpc
     from trefoil.profiler.meter import EnergyLog
     from trefoil.profiler.node import Node
@@ -101,7 +106,7 @@ async def _measure(
     channel = rpc.channel(agent, token=os.environ.get(TOKEN_VARIABLE)) if agent else None
     stub = power_agent_pb2_grpc.PowerAgentStub(channel) if channel is not None else None
     log = EnergyLog(stub)
-    session = Session(asked, clock, log, say)
+    session = Session(asked, clock, log, say, points)
     simulated = False
     try:
         if where is not None:
@@ -114,7 +119,7 @@ async def _measure(
         await log.close()
         if channel is not None:
             await channel.close()
-    return session.found, simulated or any(point.simulated for point in session.found)
+    return simulated or any(point.simulated for point in points)
 
 
 def _where(device: str, kind: str, slices: list[str], clocks: tuple[int, ...]) -> "Where":

@@ -28,7 +28,7 @@ DYNAMIC_W: Final = {  # synthetic: inference at full width draws some 305 W of t
     "Tesla P4": 45.0,
 }
 # What a load sweep says of idle power, where it differs from DeviceType.idle_w: with it the modelled profiles reproduce
-# that sweep's joules. A scenario that repeats the sweep's paper takes it; the device type keeps its own source's figure.
+# that sweep's joules. A scenario that repeats the sweep's paper takes it; the device type keeps its source's figure.
 SWEEP_IDLE_W: Final = {
     "A100-SXM4-40GB": (
         36.1,

@@ -56,10 +56,10 @@ class Where:
 class Session:
     """Measures; `log` may be empty (no agent)."""
 
-    def __init__(self, asked: Asked, clock: Clock, log: EnergyLog, say: Say) -> None:
+    def __init__(self, asked: Asked, clock: Clock, log: EnergyLog, say: Say, found: list[Measured]) -> None:
         self.asked, self._clock, self._log, self._say = asked, clock, log, say
         self._rng = np.random.default_rng(SEED)
-        self.found: list[Measured] = []
+        self.found = found  # the caller's: what was measured before something failed stays
 
     async def direct(self, target: str, where: Where) -> None:
         """Variants that a running Triton has loaded.
