@@ -4,7 +4,7 @@ BIN := .venv/bin
 UV := $(BIN)/uv
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup export-efficientnet demo honesty bench-simulator test test-system test-node test-quick check lint types imports protos lock clean
+.PHONY: help setup export-efficientnet demo honesty bench-simulator bench-planner test test-system test-node test-quick check lint types imports protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,9 @@ honesty: setup  ## three controls in which the demo must find no saving, accurac
 
 bench-simulator: setup  ## decision time, requests/s, memory and a simulated year on one core (a minute; ARGS=--full: all of it)
 	$(BIN)/python -m benchmarks.simulator $(ARGS)
+
+bench-planner: setup  ## `exact` from 1 to 100,000 GPUs: time, proven gap, objective, memory, mapping (two minutes)
+	$(BIN)/python -m benchmarks.planner $(ARGS)
 
 # Two lanes at once, because most tests wait: whole systems in one, everything else in the other (nice, so that it does not
 # disturb what the first measures).

@@ -28,7 +28,7 @@ from trefoil.core.demand import Demand
 from trefoil.core.objective import Objective
 
 DEVICES_MIN: Final = 8
-PRICE_STEP: Final = 1.2
+PRICE_STEP: Final = 1.1
 TARGET_STEP: Final = 1e-3
 DEVICES_MAX: Final = 64  # beyond it a search is short of a proof itself
 WITHIN: Final = 2.0  # times the gap that a search stops at
