@@ -12,7 +12,7 @@ import pytest
 from tests.support.agent_cluster import key, node_plan, planned
 from tests.support.fast_checks import check, identity, untouched
 from tests.support.fast_cluster import FastCluster, Stage
-from trefoil.core.fleet import DeviceState, SliceKey, SliceState, SliceStatus
+from trefoil.core.fleet import DeviceState, Hosted, SliceKey, SliceState, SliceStatus
 from trefoil.core.plan import NodePlan, PlannedSlice
 from trefoil.core.plan_check import sealed
 
@@ -280,3 +280,18 @@ def test_instances_that_only_a_stale_listing_shows_stand_in_nobodys_way(stage):
         go(cluster, plan(planned("1g.5gb", 6, 2)))
     finally:
         cluster.close()
+
+
+def test_a_family_without_model_files_fails_on_its_slice_only_and_says_how_to_make_them(cluster):
+    nowhere = replace(planned("3g.20gb", 4, 1), hosted=(Hosted("yolo", "yolov5l", 1, 0, 1, 1, 8),))
+    wanted = plan(planned("4g.20gb", 0, 1), nowhere)
+    cluster.apply(wanted)
+
+    def said() -> bool:
+        found = slices(cluster)
+        return RIGHT in found and "yolo/export.py" in found[RIGHT].why and found[LEFT].state == SliceState.READY
+
+    cluster.until(said, "the slice says what is missing, its neighbour serves")
+    assert "no model files" in slices(cluster)[RIGHT].why
+    assert slices(cluster)[RIGHT].state != SliceState.READY
+    go(cluster, after())
