@@ -43,7 +43,7 @@ demo: setup  ## the main job: three runs on this machine, a table and out/demo/r
 honesty: setup  ## three controls in which the demo must find no saving, accuracy or joules (about ten minutes)
 	$(BIN)/python benchmarks/honesty.py $(ARGS)
 
-bench-simulator: setup  ## decision time, requests/s, memory and a simulated year on one core (a minute; ARGS=--full: all of it)
+bench-simulator: setup  ## the simulator: decisions, requests/s, memory, a year, parity with live (six minutes; ARGS=--short: two)
 	$(BIN)/python -m benchmarks.simulator $(ARGS)
 
 bench-planner: setup  ## `exact` from 1 to 100,000 GPUs: time, proven gap, objective, memory, mapping (two minutes)

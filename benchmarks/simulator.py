@@ -3,8 +3,8 @@
     decision  CPU time of `on_arrival` (and of `on_done`) of every router, 14 slices, two credits each
     engine    requests per second of CPU time through the request-level engine, 14 slices at 0.6 of their capacity
     memory    peak memory of 48 h at 500 requests/s, 14 slices (a fiftieth of it; the whole with --full)
-    year      a year on ten GPUs in steps of five minutes under `exact`, as a flow (--full; a month without)
-    parity    simulated against live: benchmarks/simulator_parity.py, where it is there (`rows(full) -> list[Row]`)
+    year      a year on ten GPUs in steps of five minutes under `exact`, as a flow (--short: a month of it)
+    parity    simulated against live, by benchmarks/parity.py: about four minutes (--short: its short case)
 
 Prints a table, writes out/bench/simulator.json, and exits with 1 when a limit is broken. Memory and year run in
 processes of their own. CPU time, the best of several rounds: a busy machine matters little, its clock does.
@@ -54,6 +54,14 @@ DONE: Final = Outcome("OK", 20.0, 20.0, 0, True)
 
 
 @dataclass(frozen=True, slots=True)
+class Size:
+    """How much of it."""
+
+    full: bool = False
+    short: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One figure. `limit` is what it must not exceed (`at_least`: must reach); None: for information."""
 
@@ -84,7 +92,7 @@ def ticket(id_: int) -> Ticket:
     return Ticket(id_, "bench", "", "", 1, 64, float(id_), None, 0.0, 0, "", False, False, None)
 
 
-def decision(_full: bool) -> list[Row]:
+def decision(_size: Size) -> list[Row]:
     """Every router of the table, with one class and with several."""
     rows = []
     for name in sorted(ROUTERS):
@@ -117,7 +125,7 @@ def _decide(name: str, classes: int) -> tuple[float, float]:
     return best[0], best[1]
 
 
-def engine(_full: bool) -> list[Row]:
+def engine(_size: Size) -> list[Row]:
     """The request-level engine with every router; those that read tickets get them."""
     rows = []
     for name in sorted(ROUTERS):
@@ -149,10 +157,10 @@ def _serve(name: str, classes: int, bulk: bool) -> float:
     return best
 
 
-def memory(full: bool) -> list[Row]:
+def memory(size: Size) -> list[Row]:
     """A process that does nothing else: block by block, as the shell serves."""
-    found = _apart("memory", full)
-    what = "48 h x 500/s" if full else f"48 h x 500/s, the first {DAYS_S / 3600 / PART:.2g} h"
+    found = _apart("memory", size)
+    what = "48 h x 500/s" if size.full else f"48 h x 500/s, the first {DAYS_S / 3600 / PART:.2g} h"
     return [
         Row("memory", what, found["peak_mib"], "MiB", 2048.0),
         Row("memory", "of that, before the first request", found["before_mib"], "MiB"),
@@ -162,13 +170,13 @@ def memory(full: bool) -> list[Row]:
     ]
 
 
-def _memory(full: bool) -> dict[str, float]:
+def _memory(size: Size) -> dict[str, float]:
     table = route("weighted", 2, 2)
     source: Source = Stream(Rate(np.zeros(1), np.full(1, RATE_PER_S)), 1.0, np.random.default_rng(SEED))
     nowhere = Route("bench", "weighted", "fifo")
     made = RequestEngine("bench", nowhere, source, 100.0, np.random.default_rng(SEED), 2.0, 0.0)
     made.retable(0.0, table, services(table))
-    end_s = DAYS_S if full else DAYS_S / PART
+    end_s = DAYS_S if size.full else DAYS_S / PART
     edges = np.append(np.arange(BLOCK_S, end_s, BLOCK_S), end_s).tolist()
     peaks, started_s = [_peak_mib()], time.thread_time()
     whole = made.serve(edges[0])
@@ -190,20 +198,20 @@ def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def year(full: bool) -> list[Row]:
+def year(size: Size) -> list[Row]:
     """The committed scenario."""
-    found = _apart("year", full)
-    what = "a year of ten GPUs under exact" if full else "a month of ten GPUs under exact, times twelve"
+    found = _apart("year", size)
+    what = "a month of ten GPUs under exact, times twelve" if size.short else "a year of ten GPUs under exact"
     return [
         Row("year", what, found["spent_s"], "s", 60.0),
         Row("year", "replans of it", found["replans"], "plans"),
     ]
 
 
-def _year(full: bool) -> dict[str, float]:
+def _year(size: Size) -> dict[str, float]:
     from trefoil.simulator import Scenario, simulate
 
-    hours = 8760.0 if full else 730.0
+    hours = 730.0 if size.short else 8760.0
     started_s = time.process_time()
     scenario = Scenario.load(ROOT / "benchmarks" / "scenarios" / "year_fluid.toml", {"hours": hours})
     summary = simulate(scenario).summary
@@ -211,26 +219,38 @@ def _year(full: bool) -> dict[str, float]:
     return {"spent_s": spent_s, "replans": float(summary.replans)}
 
 
-def parity(full: bool) -> list[Row]:
-    """What another benchmark says of simulated against live; nothing where it is not there."""
-    if importlib.util.find_spec("benchmarks.simulator_parity") is None:
+def parity(size: Size) -> list[Row]:
+    """Simulated over live, less 1; whether plans are the same where they must be."""
+    if importlib.util.find_spec("benchmarks.parity") is None:
         return []
-    found: list[Row] = importlib.import_module("benchmarks.simulator_parity").rows(full)
-    return found
+    limits = importlib.import_module("benchmarks.parity")
+    rows = []
+    for one in limits.run(OUT.parent, short=size.short):
+        rows.append(
+            Row("parity", f"{one.case}: joules per request", abs(one.joules_ratio), "", limits.JOULES_RATIO_MAX)
+        )
+        rows.append(Row("parity", f"{one.case}: p95", abs(one.p95_ratio), "", limits.P95_RATIO_MAX))
+        same = 1.0 if one.must_have_same_plans else None
+        rows.append(Row("parity", f"{one.case}: same plans in order", float(one.same_plans), "", same, at_least=True))
+    return rows
 
 
-PARTS: Final[Mapping[str, Callable[[bool], list[Row]]]] = {
+PARTS: Final[Mapping[str, Callable[[Size], list[Row]]]] = {
     "decision": decision,
     "engine": engine,
     "memory": memory,
     "year": year,
     "parity": parity,
 }
-APART: Final[Mapping[str, Callable[[bool], dict[str, float]]]] = {"memory": _memory, "year": _year}
+APART: Final[Mapping[str, Callable[[Size], dict[str, float]]]] = {"memory": _memory, "year": _year}
 
 
-def _apart(name: str, full: bool) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.simulator", "--apart", name, *(["--full"] if full else [])]
+def _flags(size: Size) -> list[str]:
+    return [f"--{name}" for name, is_set in asdict(size).items() if is_set]
+
+
+def _apart(name: str, size: Size) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.simulator", "--apart", name, *_flags(size)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
@@ -238,13 +258,13 @@ def _apart(name: str, full: bool) -> dict[str, float]:
     return found
 
 
-def stamp(full: bool) -> dict[str, Any]:
+def stamp(size: Size) -> dict[str, Any]:
     """Where the numbers are from."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     return {
-        "command": "make bench-simulator" + (" ARGS=--full" if full else ""),
+        "command": " ".join(["python -m benchmarks.simulator", *_flags(size)]),
         "commit": commit.stdout.strip() or "unknown",
         "seed": SEED,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
@@ -256,23 +276,27 @@ def stamp(full: bool) -> dict[str, Any]:
 def main() -> None:
     """All parts, or one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="48 hours and a year as they are (about six minutes)")
+    parser.add_argument("--full", action="store_true", help="all of the 48 hours (five minutes more)")
+    parser.add_argument("--short", action="store_true", help="a month for the year, and parity's short case")
     parser.add_argument("--only", choices=sorted(PARTS), help="only this part")
     parser.add_argument("--apart", choices=sorted(APART), help="measure here and print one JSON document")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
+    size = Size(args.full, args.short)
     if args.apart:
-        print(json.dumps(APART[args.apart](args.full)))
+        print(json.dumps(APART[args.apart](size)))
         return
     rows: list[Row] = []
     for name in [args.only] if args.only else PARTS:
-        for row in PARTS[name](args.full):
+        for row in PARTS[name](size):
             rows.append(row)
             bound = "" if row.limit is None else f"{'>=' if row.at_least else '<='} {row.limit:g}"
             verdict = "" if row.limit is None else "ok" if row.kept else "BROKEN"
             print(f"{row.part:<10} {row.what:<44} {row.value:>12,.5g} {row.unit:<11} {bound:<10} {verdict}", flush=True)
+    if args.only:  # a part alone does not replace the whole
+        args.out = args.out.with_stem(f"{args.out.stem}_{args.only}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    body = {**stamp(args.full), "rows": [{**asdict(row), "kept": row.kept} for row in rows]}
+    body = {**stamp(size), "rows": [{**asdict(row), "kept": row.kept} for row in rows]}
     args.out.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
     print(f"written to {args.out}")
     if not all(row.kept for row in rows):
