@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from itertools import combinations, groupby
 from typing import Any, Final
 
@@ -47,8 +48,13 @@ def _hash(value: Any) -> str:
 
 def node_digest(plan: NodePlan) -> str:
     """Equal for equal desired states, whatever their revision."""
-    devices = sorted(plan.devices, key=lambda d: d.device)
-    return _hash([dataclasses.replace(d, slices=tuple(sorted(d.slices, key=lambda s: s.key))) for d in devices])
+    return _devices_digest(plan.devices)
+
+
+@lru_cache(maxsize=4096)  # asked for again and again of the same plans, by everybody who compares two of them
+def _devices_digest(devices: tuple[PlannedDevice, ...]) -> str:
+    ordered = sorted(devices, key=lambda d: d.device)
+    return _hash([dataclasses.replace(d, slices=tuple(sorted(d.slices, key=lambda s: s.key))) for d in ordered])
 
 
 def plan_digest(plan: Plan) -> str:

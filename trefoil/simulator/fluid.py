@@ -61,6 +61,7 @@ class FluidEngine:
         self._pools: list[Pool] = []
         self._queue_max = QUEUE_MAX
         self._waiting = 0.0  # while no slice serves
+        self._steady: dict[tuple[float, float], Interval] = {}  # by rate and length, under the present route
         self._without_s = 0.0
 
     def retable(self, now_s: float, route: Route, services: Mapping[SliceKey, SliceService]) -> None:
@@ -81,6 +82,7 @@ class FluidEngine:
             pool.services.append(services[target.slice])
             pool.credits.append(target.credits)
         self._pools = list(pools.values())
+        self._steady = {}
         for pool in self._pools:
             pool.queued = waiting * pool.share
         self._waiting = 0.0 if self._pools else waiting
@@ -93,13 +95,20 @@ class FluidEngine:
         found = Interval(self._now_s, until_s)
         if dt_s <= 0:
             return found
-        rate = self._source.mean_per_s(self._now_s, until_s)
+        rate = round(self._source.mean_per_s(self._now_s, until_s), 9)  # equal flows shall be equal
         found.arrived = rate * dt_s
         if not self._pools:
             self._nobody(found, dt_s)
+        known = self._steady.get((rate, dt_s)) if not any(p.queued for p in self._pools) else None
+        if known is not None:
+            self._now_s = until_s
+            return known.at(found.starts_s, until_s)
+        steady = bool(self._pools) and not any(p.queued for p in self._pools)
         for pool in self._pools:
             self._pool(pool, rate * pool.share, dt_s, found)
         found.queued = sum(p.queued for p in self._pools) + self._waiting
+        if steady and found.queued == 0:
+            self._steady[rate, dt_s] = found.at(found.starts_s, until_s)
         self._now_s = until_s
         return found
 
@@ -126,27 +135,29 @@ class FluidEngine:
             return
         flows = _flows(limits, answered / dt_s)
         overloaded = left > 1e-6 * max(1.0, work)
-        late = answered if overloaded else min(answered, queued)
-        utilisation = min(answered / dt_s / capacity, UTILISATIONS[-1])
+        late = 1.0 if overloaded else min(1.0, queued / answered)  # share of the answers that had to queue up
+        utilisation = _rounded(min(answered / dt_s / capacity, UTILISATIONS[-1]))
         mean = ServiceTime(1e3 * len(limits) / capacity, occupied[0].cv)
+        alike: dict[tuple[SliceService, int], tuple[int, float]] = {}
         for i, key in enumerate(pool.keys):
-            count = float(flows[i]) * dt_s
-            service = pool.services[i]
+            count, service = float(flows[i]) * dt_s, pool.services[i]
             found.joules[key] = found.joules.get(key, 0.0) + count * service.energy_j
+            first, total = alike.get((service, pool.credits[i]), (i, 0.0))
+            alike[service, pool.credits[i]] = (first, total + count)
+        for (service, _), (i, count) in alike.items():
             found.by_variant[service.variant] = found.by_variant.get(service.variant, 0.0) + count
             found.accuracy_sum += count * service.accuracy
             found.answered += count
             extra_ms = pool.hidden_ms(i) + self._overhead_ms
             # A slower slice than the pool's mean adds its own excess to what the mean server's law says.
-            shift_ms = extra_ms + occupied[i].mean_ms - mean.mean_ms
-            law = mean if len({o.mean_ms for o in occupied}) > 1 else occupied[i]
-            steady, late_count = count * (1 - late / answered), count * late / answered
-            if steady > 0:
-                self._count(found, *_law(law, _rounded(utilisation), len(limits), self._gap_scv), steady, shift_ms)
-            if late_count > 0:
+            law = mean if len(alike) > 1 else occupied[i]
+            shift_ms = extra_ms + occupied[i].mean_ms - law.mean_ms
+            if late < 1:
+                self._count(found, *_law(law, utilisation, len(limits), self._gap_scv), count * (1 - late), shift_ms)
+            if late > 0:
                 waits_s = (queued + LATE * (left - queued if overloaded else -queued)) / capacity
                 latency_ms = np.maximum(0.0, waits_s) * 1e3 + occupied[i].mean_ms + extra_ms
-                self._count(found, latency_ms, np.full(LATE.size, 1 / LATE.size), late_count, 0.0)
+                self._count(found, latency_ms, np.full(LATE.size, 1 / LATE.size), count * late, 0.0)
 
     def _count(self, found: Interval, at_ms: Counts, shares: Counts, count: float, shift_ms: float) -> None:
         latency_ms = np.maximum(FLOOR_MS, at_ms + shift_ms)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.random import Generator
 
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE, Histogram
 from trefoil.core.plan import Route
@@ -59,6 +60,17 @@ class Interval:
         for variant, count in other.by_variant.items():
             self.by_variant[variant] = self.by_variant.get(variant, 0.0) + count
 
+    def at(self, starts_s: float, ends_s: float) -> "Interval":
+        """The same at another time."""
+        return replace(
+            self,
+            starts_s=starts_s,
+            ends_s=ends_s,
+            latency=self.latency.copy(),
+            joules=dict(self.joules),
+            by_variant=dict(self.by_variant),
+        )
+
     @property
     def histogram(self) -> Histogram:
         """The latencies as core/latency knows them (whole counts)."""
@@ -72,6 +84,24 @@ class Engine(Protocol):
 
     def retable(self, now_s: float, route: Route, services: Mapping[SliceKey, SliceService]) -> None: ...
     def serve(self, until_s: float) -> Interval: ...
+
+
+def load_window(found: Mapping[str, Interval], items: Mapping[str, float], seq: int, now_s: float) -> LoadWindow:
+    """What a dispatcher would report of these intervals, in whole requests."""
+    cells: list[LoadCell] = []
+    for family, one in sorted(found.items()):
+        failed = {"RESOURCE_EXHAUSTED": round(one.rejected)} if one.rejected else {}
+        within, latency = round(one.within_slo), one.histogram
+        cells.append(
+            LoadCell(
+                LoadKey(family), round(one.arrived), failed_by_code=failed, within_slo=within, latency=latency
+            )
+        )  # fmt: skip
+        for variant, count in sorted(one.by_variant.items()):
+            whole = round(count)
+            cells.append(LoadCell(LoadKey(family, variant), answered=whole, items=round(whole * items[family])))
+    starts_s = min((one.starts_s for one in found.values()), default=now_s)
+    return LoadWindow("simulated", 0, seq, starts_s, now_s, cells=tuple(cells))
 
 
 def live(route: Route, services: Mapping[SliceKey, SliceService]) -> Route:

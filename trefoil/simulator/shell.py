@@ -23,7 +23,7 @@ from controller.triggers import MadeFor, Memory, Trigger, evaluate, made_for
 from controller.windows import Windows
 from trefoil.core.brains import Decision, Planner, PlanView
 from trefoil.core.common import Revision
-from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.demand import LoadCell
 from trefoil.core.objective import ActMode, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Route
 from trefoil.runtime import codec
@@ -34,7 +34,7 @@ from trefoil.simulator.inputs import Inputs
 from trefoil.simulator.memory_state import MemoryState, MemoryStore
 from trefoil.simulator.plant import Plant
 from trefoil.simulator.rollouts import DRAIN_SERVICES, Rolling
-from trefoil.simulator.serving import Engine, Interval, RequestEngine
+from trefoil.simulator.serving import Engine, Interval, RequestEngine, load_window
 from trefoil.simulator.told import SimulatedClock, settings_of
 
 RETRY_S: Final = 10.0  # as controller.loop.RETRY_S
@@ -85,6 +85,8 @@ class Shell:
         self._carbon_at_s = -math.inf
         self._since_tick = {f: Interval(self.now_s, self.now_s) for f in inputs.objectives}
         self._seq = 0
+        self._still = 0
+        self._last_seen: tuple[Any, ...] = ()
         self._read_carbon()
         self._offer()
 
@@ -166,36 +168,33 @@ class Shell:
 
     def _tick(self) -> None:
         self._seq += 1
-        self.windows.add(self._window(), self.inputs.estimate.catalog)
+        window = load_window(self._since_tick, self.inputs.items, self._seq, self.now_s)
+        self._since_tick = {f: Interval(self.now_s, self.now_s) for f in self._since_tick}
+        self.windows.add(window, self.inputs.estimate.catalog)
         self.windows.forget(self.now_s)
         for family, objective in self.inputs.objectives.items():
             if objective.mode == ObjectiveMode.BUDGET:
                 self.windows.open_budget(family, objective.window_s, self.now_s)
-        self._control()
+        if not self._quiet(window.cells):
+            self._control()
         tick_s = self.settings.tick_s  # aligned, so that changes of the hour fall on a tick
         if self.explorer.run is not None:
             tick_s = min(tick_s, EXPLORING_TICK_S)
         self._tick_at_s = (math.floor(self.now_s / tick_s + 1e-6) + 1) * tick_s
 
-    def _window(self) -> LoadWindow:
-        """What a dispatcher would report of the time since the last tick."""
-        cells: list[LoadCell] = []
-        starts_s = self.now_s
-        for family, one in sorted(self._since_tick.items()):
-            starts_s = one.starts_s
-            items = self.inputs.items[family]
-            failed = {"RESOURCE_EXHAUSTED": round(one.rejected)} if one.rejected else {}
-            cells.append(
-                LoadCell(
-                    LoadKey(family), arrived=round(one.arrived), failed_by_code=failed,
-                    within_slo=round(one.within_slo), latency=one.histogram,
-                )
-            )  # fmt: skip
-            for variant, count in sorted(one.by_variant.items()):
-                whole = round(count)
-                cells.append(LoadCell(LoadKey(family, variant), answered=whole, items=round(whole * items)))
-            self._since_tick[family] = Interval(self.now_s, self.now_s)
-        return LoadWindow("simulated", 0, self._seq, starts_s, self.now_s, cells=tuple(cells))
+    def _quiet(self, cells: tuple[LoadCell, ...]) -> bool:
+        """Whether no trigger can fire, because all that it would see is what it saw for as long as it looks back."""
+        state = (cells, self.plant.nodes(), self.zones, self.observer.inputs.carbon)
+        self._still = self._still + 1 if state == self._last_seen else 0
+        self._last_seen = state
+        if self._still * self.settings.tick_s <= self.settings.keep_s or self.made_for is None:
+            return False
+        if self.rolling or self.explorer.run or self.memory.since_s or any(self.boosts.by_family.values()):
+            return False
+        rested_s = self.made_for.at_s + self.settings.triggers.slo_rest_s + self.settings.tick_s
+        held_s = -self.scenario.warmup_s + self.settings.demand_initial_hold_s + self.settings.tick_s
+        due_s = min(self.made_for.next_tick_at_s, self._retry_at_s)
+        return max(rested_s, held_s, self._not_before_s) < self.now_s < due_s
 
     def restart_feed(self) -> None:
         """Read intensities and their history anew: what they are played from has changed."""
