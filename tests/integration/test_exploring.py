@@ -10,7 +10,7 @@ from controller.planning import planner_of
 from controller.replay import records, replay
 from protos.controller.v1 import controller_pb2 as pb
 from tests.support.control_plane import ControlPlane
-from tests.support.system import RunningSystem, load
+from tests.support.system import FAMILY, RunningSystem, load, until
 from trefoil.core.policies import policy
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -113,13 +113,13 @@ async def test_clover_measures_on_real_tritons_and_no_request_fails() -> None:
     try:
         await asyncio.to_thread(system.up)
         offered = asyncio.create_task(load(system.inference, RATE_PER_S, 150.0, stop))
-        plan = {"exploration": {"evaluations": 0}}
-        for _ in range(120):
-            plan = await asyncio.to_thread(system.ask, "plan")
-            if plan["exploration"]["evaluations"] >= 2:
-                break
-            await asyncio.sleep(1.0)
-        assert plan["exploration"]["evaluations"] >= 2, plan
+        async with system.attached() as attached:
+
+            async def measured_two() -> bool:
+                return (await attached.explain(FAMILY)).exploration.evaluations >= 2
+
+            await until(measured_two, 120.0, "no two candidates measured within")
+        plan = await asyncio.to_thread(system.ask, "plan")
         assert "accuracy" in plan["exploration"]["text"]
         await asyncio.to_thread(system.ask, "freeze")
         status = await asyncio.to_thread(system.wait_for_rollout)

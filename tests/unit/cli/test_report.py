@@ -2,13 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.unit.cli import recorded
 from trefoil.cli import report
-from trefoil.cli.results import read_report
+from trefoil.cli.results import Exploration, Report, read_report
 
 TOP_LEVEL = {
     "simulated", "triton_version", "gpus", "duration_s", "carbon_speedup", "seed", "commit", "pad_overrun_ratio",
@@ -102,6 +103,27 @@ def test_text_from_a_planner_cannot_become_markup() -> None:
     series = {name: recorded.series(name) for name in recorded.NAMES}
     series["exact"] = type(one)(**{f: getattr(one, f) for f in one.__dataclass_fields__} | {"events": nasty})
     assert "<script>" not in report.render(recorded.report(), series)
+
+
+def explored() -> Report:
+    """BASE and a policy that measures candidates; no run of `exact`."""
+    one = recorded.report()
+    cost = Exploration(2, 9, 1, 1, 180.0, 41_250.0, 37)
+    ours = replace(one.runs["exact"], exploration=cost)
+    return replace(one, runs={"base": one.runs["base"], "clover": ours})
+
+
+def test_a_report_without_exact_is_of_the_policy_named_last(tmp_path: Path) -> None:
+    report.write(tmp_path, explored(), {"base": recorded.series("base"), "clover": recorded.series("exact")})
+    assert read_report(tmp_path / "report.json") == explored()
+    assert json.loads((tmp_path / "report.json").read_text())["clover"]["exploration"]["spent_j"] == 41_250.0
+    page = (tmp_path / "report.html").read_text()
+    assert "clover against base" in page
+    assert "41,250 J" in page
+    lines = "\n".join(report.plain_lines(explored()))
+    assert "saving of clover against base: +37.1 %" in lines
+    assert "evaluations, refused, broken off: base=-  clover=9, 1, 1" in lines
+    assert "exploration" not in "\n".join(report.plain_lines(recorded.report()))
 
 
 def test_both_savings_are_printed_whatever_their_sign() -> None:

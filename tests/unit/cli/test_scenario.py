@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trefoil.cli.scenario import Carbon, Load, Ports, Scenario, System, load_system
-from trefoil.core.errors import SettingError
+from trefoil.cli.scenario import Carbon, Load, Ports, Scenario, System, against_base, load_system
+from trefoil.core.errors import NotFound, SettingError
 
 SHIPPED = Path(__file__).parents[3] / "deploy" / "config"
 
@@ -40,6 +40,7 @@ def test_a_real_deployment_is_safer_than_the_demo() -> None:
         ("[fleet]\ndevices = ['A100']", "A100"),
         ("policies = ['exact']", "base"),
         ("policies = ['base', 'exact', 'exact']", "twice"),
+        ("policies = ['base', 'best']", "best"),
         ("[load]\npeak_from = 0.8\npeak_until = 0.2", "peak_from"),
         ("[accuracy]\nbelow_best_pct = 5\nhard_below_best_pct = 2", "hard_below_best_pct"),
         ("[slo_rule]\npercentile = 100", "slo_rule.percentile"),
@@ -55,6 +56,24 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str, named: st
     assert named in str(refused.value)
     assert "Remedy" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_any_two_policies_may_be_compared(tmp_path: Path) -> None:
+    assert demo(tmp_path, "policies = ['base', 'static_mix']").policies == ("base", "static_mix")
+
+
+def test_a_policy_against_base_gets_longer_steps_when_it_measures(tmp_path: Path) -> None:
+    overrides = against_base("clover", "artifact")
+    scenario = demo(tmp_path, **overrides)
+    assert scenario.policies == ("base", "clover")
+    assert scenario.preset == "artifact"
+    assert scenario.carbon.steps <= 6
+    assert 2 * scenario.duration_s + 120 < 15 * 60
+    assert demo(tmp_path, **against_base("exact")).duration_s == demo(tmp_path).duration_s
+    with pytest.raises(SettingError, match="artifact"):
+        against_base("exact", "artifact")
+    with pytest.raises(NotFound, match="clover"):
+        against_base("best")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
