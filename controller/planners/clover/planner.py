@@ -67,6 +67,7 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "kernel_requests": 5000.0,
 }
 KEPT: Final = 2000  # outcomes remembered per family
+CONTRADICTED: Final = frozenset({"slo", "accuracy"})  # triggers that say: what runs is not what was measured
 
 
 @dataclass
@@ -204,6 +205,8 @@ class CloverPlanner:
             kept = {f"{pod.space.size_key}|{setup.key}" for setup in (centre, pod.base)}
             mine = self._known.get(pod.family, {})
             self._known[pod.family] = {key: outcome for key, outcome in mine.items() if key in kept}
+        if world.view.trigger in CONTRADICTED:  # a sample of some hundred requests may have been lucky
+            self._known.get(pod.family, {}).pop(f"{pod.space.size_key}|{centre.key}", None)
         queue = [centre]
         if base_joules(world, pod, {}, constants) is None and pod.base != centre:
             queue.insert(0, pod.base)

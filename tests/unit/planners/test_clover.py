@@ -93,6 +93,14 @@ def test_what_is_known_is_not_measured_again_and_intensity_rescales_it():
     assert plan_digest(explore(planner, elsewhere, rng(1)).candidates[0].plan) == plan_digest(first.decision.plan)
 
 
+def test_what_runs_is_measured_again_when_it_breaks_its_promise():
+    planner = CloverPlanner()
+    first = explore(planner, lambda_view(), rng(1))
+    for trigger, measured in (("carbon", False), ("slo", True), ("accuracy", True)):
+        again = explore(planner, replace(first.view, trigger=trigger), rng(1))
+        assert (plan_digest(first.decision.plan) in {plan_digest(c.plan) for c in again.candidates}) == measured
+
+
 def test_works_without_any_profile_by_measuring_base_first():
     family = digits().families[0]
     one = replace(lambda_view(), catalog=Catalog((Family(family.name, "top1", family.variants, family.classes),), ()))
