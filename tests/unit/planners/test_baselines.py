@@ -110,3 +110,13 @@ def test_every_policy_has_its_planner_and_unknown_names_are_refused():
         assert decide(make(name), view(history=DUCK)).plan is not None
     with pytest.raises(NotFound, match="static_mix"):
         make("best")
+
+
+def test_base_and_co2opt_on_another_configuration_of_fig_1():
+    """Section 5.2.1: BASE on the second configuration, a 4g and a 3g slice."""
+    plan = decide(BasePlanner({"configuration": 2}), view()).plan
+    assert {(shape, variant) for _, shape, variant in hosted(plan)} == {("4g.20gb", "l"), ("3g.20gb", "l")}
+    finest = decide(Co2OptPlanner(), view()).plan
+    assert hosted(decide(Co2OptPlanner({"configuration": 19}), view()).plan) == hosted(finest)
+    with pytest.raises(InvalidInput, match="1 to 19"):
+        decide(BasePlanner({"configuration": 20}), view())
