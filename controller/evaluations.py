@@ -158,16 +158,16 @@ def refusal(view: PlanView, plan: Plan) -> str:
         check(replace(plan, degraded=plan.degraded or "a candidate"), view.fleet, view.catalog, (), view.objectives)
     except PlanError as error:
         return str(error)
+    if view.current is not None and plan_digest(plan) == plan_digest(view.current):
+        return ""  # it runs already: what it does will be seen
     rules = terms(view, relaxed=True)
     parts = [p for node in plan.nodes for d in node.devices for p in d.slices]
     for demand in view.demand:
         if not any(r.family == demand.family for r in view.catalog.rows):
             continue  # no profile: nothing is known before it is measured
         carries = capacity_of(demand.family, parts, rules)
-        if demand.family in rules.needs and carries < demand.rate_p90_per_s:
-            return f"carries {carries:.1f}/s of {demand.family}, the load may need {demand.rate_p90_per_s:.1f}/s"
-    if view.current is not None and plan_digest(plan) == plan_digest(view.current):
-        return ""
+        if carries < rules.needs.get(demand.family, 0.0):
+            return f"carries {carries:.1f}/s of {demand.family}, the load needs {demand.rate_per_s:.1f}/s"
     return impossible(view, plan)
 
 
