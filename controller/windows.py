@@ -118,7 +118,7 @@ class Windows:
         total = sum(n for entries in counts.values() for n, _ in entries) or 1
         found = []
         for entries in counts.values():
-            regular = _regular(entries)
+            regular = _regular(_begun(entries))
             arrived = sum(n for n, _ in regular)
             if len(regular) >= DISPERSION_MIN and arrived:
                 found.append((arrived / total, *_dispersion(regular)))
@@ -252,9 +252,15 @@ def _accuracy(catalog: Catalog, family: str, variant: str) -> float:
     return 0.0
 
 
+def _begun(entries: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Windows after the one in which the load began: a step from nothing is no burst."""
+    first = next((i for i, (n, _) in enumerate(entries) if n), len(entries))
+    return entries[first + 1 :] if first else entries
+
+
 def _regular(entries: list[tuple[int, float]]) -> list[tuple[int, float]]:
     """Windows without those of another length (the first one, or one after a stall): they say nothing of the gaps."""
-    usual_s = sorted(length_s for _, length_s in entries)[len(entries) // 2]
+    usual_s = sorted(length_s for _, length_s in entries)[len(entries) // 2] if entries else 0.0
     return [(n, length_s) for n, length_s in entries if length_s > 0 and 0.5 * usual_s <= length_s <= 1.5 * usual_s]
 
 

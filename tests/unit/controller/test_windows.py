@@ -1,5 +1,7 @@
 """What load windows say, whatever their order and however they are aligned."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -124,3 +126,17 @@ def test_a_new_objective_starts_a_new_accuracy_window():
     assert found.budgets(1.0) == ()
     found.open_budget("toy", 100.0, 1.0)
     assert found.budgets(1.0)[0].requests == 0
+
+
+def test_a_load_that_begins_is_no_burst():
+    """Ten seconds of nothing, then a Poisson stream: whatever lies where the windows are cut."""
+    chance = np.random.default_rng(5)
+    for cut_s in (0.0, 0.1, 0.25, 0.4):
+        windows = Windows(WindowSettings())
+        at_s = 10.0 + np.cumsum(chance.exponential(1 / 26.0, 400))
+        edges = np.arange(cut_s, 22.0, 0.5)
+        for seq, (a, b) in enumerate(itertools.pairwise(edges.tolist())):
+            arrived = int(np.count_nonzero((at_s >= a) & (at_s < b)))
+            cells = (LoadCell(LoadKey("digits"), arrived=arrived, arrived_per_s=(arrived,)),) if arrived else ()
+            windows.add(LoadWindow("d", 0, seq, a, b, cells=cells), CATALOG)
+        assert windows.gap_scv("digits") == 1.0
