@@ -9,8 +9,9 @@ Left out on purpose: contention for the CPU among Tritons, services and load; ji
 that deciding takes; the warm-up batch of a slice; the error of the meter. See docs/simulator-parity.md.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -25,8 +26,8 @@ from trefoil.simulator.report import Result, result
 from trefoil.simulator.scenario import Scenario
 from trefoil.simulator.shell import Shell
 
-SETTLE_S: Final = 30.0  # before the load: the live system has rolled its first plan out by then
 OBJECTIVE_LEAD_S: Final = 1.0  # as trefoil.cli.play: the objective is set again just before second 0
+FEED_LEAD_S: Final = 2.0  # by then the feed that was started anew, to begin its trace at second 0, is up
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +44,35 @@ class Machine:
     """Until every dispatcher routes by a new table."""
 
 
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When a live system was started, before second 0. Its first decisions depend on it, and what follows on those."""
+
+    first_plan_s: float = -12.0
+    feed_s: float = -17.0
+    """From then on the feed counts its steps, holding the trace's first value."""
+
+
 def demo_scenario(
     demo: Demo,
     policy: str,
     slo: Slo,
     machine: Machine | None = None,
+    timeline: Timeline | None = None,
     controller: Mapping[str, Any] | None = None,
 ) -> tuple[Scenario, Provided]:
     """The scenario and the arrivals that correspond to one run of the demo.
 
     `controller`: settings of the live controller that differ from its defaults.
     """
-    machine = machine or Machine()
+    machine, timeline = machine or Machine(), timeline or Timeline()
     live = ControllerSettings(**(controller or {}))
     family, best = demo.family.name, demo.accuracy
     values: dict[str, Any] = {
         "name": f"{demo.name}-{policy}",
         "seed": demo.seed,
         "duration_s": demo.duration_s,
-        "warmup_s": demo.warmup_s + SETTLE_S,
+        "warmup_s": -timeline.first_plan_s,
         "series_s": 1.0,
         "nodes": [{"name": demo.fleet.node, "zone": demo.carbon.zone, "devices": demo.fleet.devices}],
         "families": [
@@ -125,9 +136,16 @@ def arrivals_s(demo: Demo) -> np.ndarray[Any, np.dtype[np.float64]]:
     return RateProfile(points).times_s(demo.seed) - demo.warmup_s
 
 
-def simulate_demo(scenario: Scenario, given: Provided) -> Result:
-    """One run: as live, the objective is set again just before what counts, so that its window is the run."""
-    shell = Shell(prepare(scenario, given), keep_records=True)
+def simulate_demo(scenario: Scenario, given: Provided, timeline: Timeline | None = None) -> Result:
+    """One run: as live, the feed and the objective begin anew just before what counts."""
+    timeline, inputs = timeline or Timeline(), prepare(scenario, given)
+    intensity = inputs.carbon[inputs.zone]
+    played = intensity.played
+    intensity.played = replace(played, starts_at_s=math.inf, created_at_s=timeline.feed_s)
+    shell = Shell(inputs, keep_records=True)
+    shell.run(-FEED_LEAD_S)
+    intensity.played = played
+    shell.restart_feed()
     shell.run(-OBJECTIVE_LEAD_S)
     shell.renew_objectives()
     shell.run(shell.end_s)
