@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import tracemalloc
 from collections import Counter
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from tests.unit.dispatcher.worlds import key, route, target
 from trefoil.core.errors import InvalidInput, PlanError
 from trefoil.core.queueing import ServerClass, ServiceTime, arrivals_s, erlang_c, serve_shared, serve_weighted
 from trefoil.simulator.request_level import RequestLevel, SliceService
+from trefoil.simulator.workload import Rate, Stream
 
 VARIANTS = ("digits-xs", "digits-m", "digits-l")
 
@@ -155,6 +157,23 @@ def test_what_is_saved_in_the_middle_goes_on_as_if_it_had_not_been(router):
     one, two = (each.serve(at[1000:], at[-1] + 1.0) for each in engines)
     assert one.latency_ms.tolist() == two.latency_ms.tolist()
     assert one.busy_s == two.busy_s
+
+
+@pytest.mark.parametrize("router", ["fifo", "weighted"])
+def test_of_what_was_served_nothing_is_kept(router):
+    targets = [target(n, VARIANTS[n % 2], 0.25, 2) for n in range(4)]
+    services = {t.slice: service(t.variant) for t in targets}
+    made = RequestLevel("digits", route(targets, router, 20), services, np.random.default_rng(2))
+    source = Stream(Rate(np.zeros(1), np.full(1, 250.0)), 1.0, np.random.default_rng(3))  # 5/4 of what they can
+    sizes = []
+    tracemalloc.start()
+    for block in range(1, 25):
+        window = made.serve(source.until(block * 4.0), block * 4.0)
+        assert window.rejected > 0 or block == 1
+        del window
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[-1] < sizes[4] + 150_000  # 20,000 requests later; a block of gaps comes and goes
 
 
 # ------------------------------------------------------------------------------------------------ theory
