@@ -19,7 +19,7 @@ from controller.evaluations import Totals
 from controller.forecasters.table import forecaster
 from controller.observe import Observer
 from controller.terms import best_way, early, standing
-from controller.triggers import MadeFor, Memory, Trigger, evaluate, made_for
+from controller.triggers import ALWAYS, MadeFor, Memory, Trigger, evaluate, made_for
 from controller.windows import Windows
 from trefoil.core.brains import Decision, Planner, PlanView
 from trefoil.core.common import Revision
@@ -189,7 +189,8 @@ class Shell:
         self._last_seen = state
         if self._still * self.settings.tick_s <= self.settings.keep_s or self.made_for is None:
             return False
-        if self.rolling or self.explorer.run or self.memory.since_s or any(self.boosts.by_family.values()):
+        held = any(name.startswith((*ALWAYS, *self.allowed)) for name in self.memory.since_s)
+        if self.rolling or self.explorer.run or held or any(self.boosts.by_family.values()):
             return False
         rested_s = self.made_for.at_s + self.settings.triggers.slo_rest_s + self.settings.tick_s
         held_s = -self.scenario.warmup_s + self.settings.demand_initial_hold_s + self.settings.tick_s
