@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.evaluations import refusal
 from controller.terms import best_way, early, impossible, standing, terms
 from tests.support.planners import layout, plan_of
 from tests.unit.controller.views import view
@@ -125,3 +126,24 @@ def test_when_the_slo_cannot_be_kept_on_the_way_the_way_says_so():
     stands = standing(tight.fleet, {}, plan(*LARGE, *layout((("7g.40gb", 0),), "digits-l", GPU1)).routes)
     found = best_way(tight, stands, plan(*HALVES, *both))
     assert not found.halted
+
+
+def test_a_candidate_that_cannot_carry_the_load_is_refused_before_it_is_deployed() -> None:
+    small = plan(*layout((("1g.5gb", 0),), "digits-l", GPU0))
+    runs = seen(fleet(*LARGE), rate=30.0, current=plan(*LARGE))
+    assert "the load needs 30.0/s" in refusal(runs, small)
+    assert refusal(runs, plan(*HALVES)) == ""
+    assert refusal(replace(runs, demand=(Demand("digits", "", 500.0, 500.0),)), plan(*LARGE)) == "", "it runs already"
+
+
+def test_without_a_profile_half_of_what_serves_goes_on_serving() -> None:
+    unprofiled = replace(CATALOG, rows=())
+    both = (*LARGE, *layout((("7g.40gb", 0),), "digits-l", GPU1))
+    halves = (*HALVES, *layout((("4g.20gb", 0), ("3g.20gb", 4)), "digits-s", GPU1))
+    found = replace(seen(fleet(*both), current=plan(*both)), catalog=unprofiled)
+    assert terms(found).needs == {"digits": 7.0}
+    way = best_way(found, standing(found.fleet, {}, found.current.routes), plan(*halves))
+    assert not way.halted
+    assert max(len({key.device for key in step.drained}) for step in way.steps) == 1, "one GPU after the other"
+    alone = replace(seen(fleet(*LARGE), current=plan(*LARGE)), catalog=unprofiled)
+    assert refusal(alone, plan(*layout((("4g.20gb", 0),), "digits-s", GPU1))) == "", "through the sleeping GPU"
