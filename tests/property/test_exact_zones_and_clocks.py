@@ -185,7 +185,7 @@ def test_a_relaxation_and_a_restriction_enclose_the_optimum(service_ms, accuraci
     problem, aim = problem_of(one, {**CLOCKED, "clocks": 0.0}), Aim({"digits": value_j})
     exact = solve(problem, aim, Limits(20_000, 1e-6))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "SMALL", 1)
+        patch.setattr(search, "SMALL_FEW", 1)
         between = solve(problem, aim, Limits(4000, 1e-3))
     assert (exact is None) == (between is None)
     if exact is not None and between is not None:

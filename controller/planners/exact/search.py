@@ -21,6 +21,8 @@ from controller.planners.exact.model import Aim, Problem, Solution, judged, judg
 from controller.planners.exact.program import Builder, Shape
 
 SMALL: Final = 400  # integers up to which the whole program is solved at once
+SMALL_FEW: Final = 600  # the same with few devices, whose relaxation says little
+MEDIUM: Final = 200  # devices
 SLACK: Final = 1e-9
 WORK: Final = 200_000  # nodes times integers of one solve of the whole program
 NODES_MIN: Final = 20
@@ -42,7 +44,7 @@ def solve(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
         WallLimitHit: see `Program.solve`.
     """
     whole = Builder(problem, aim).build()
-    if sum(whole.program.integer) <= SMALL:
+    if sum(whole.program.integer) <= (SMALL if problem.number >= MEDIUM else SMALL_FEW):
         result = whole.program.solve(limits)
         return None if result is None else _solution(whole, result, result.gap)
     return _between(problem, aim, limits)
