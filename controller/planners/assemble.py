@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from controller.planners.columns import ClassKey, Column, class_of
@@ -93,7 +94,13 @@ def _nodes(
         planned[device.node].append(PlannedDevice(device.name, target, parts, clock, clock, governor="fixed"))
     for node, device_name in world.lost:
         planned[node].append(PlannedDevice(device_name, DeviceState.ASLEEP, (), governor="fixed"))
-    return tuple(sealed(NodePlan(node=n, devices=tuple(d)), Revision()) for n, d in sorted(planned.items()))
+    return tuple(_sealed(n, tuple(d)) for n, d in sorted(planned.items()))
+
+
+@lru_cache(maxsize=4096)
+def _sealed(node: str, devices: tuple[PlannedDevice, ...]) -> NodePlan:
+    """A node plan with its digest: most nodes are planned as they were."""
+    return sealed(NodePlan(node=node, devices=devices), Revision())
 
 
 def _slice(
@@ -140,6 +147,7 @@ def _route(
     counts = Counter(key for _, key in targets)
     shares = {key: 1.0 if router == FIFO else traffic.get(key, 0.0) / n for key, n in counts.items()}
     total = sum(shares[key] for _, key in targets)
+    digits = max(9, 7 + len(str(len(targets))))  # what rounding loses must not add up
     return Route(
         family=task.family,
         router=router,
@@ -149,7 +157,7 @@ def _route(
             RouteTarget(
                 slice=r.key,
                 variant=r.variant,
-                weight=round(shares[key] / total, 9),
+                weight=round(shares[key] / total, digits),
                 credits=_credits(columns.get(key), task, constants),
                 tier=devices[r.key.device].type.tier,
             )
