@@ -166,7 +166,9 @@ async def watch(folder: Path, watched: Watched) -> None:
             await state.close()
 
 
-async def play_live(case: Case, demo: Scenario, policy: str, out: Path, console: Console) -> tuple[Side, Machine]:
+async def play_live(
+    case: Case, demo: Scenario, policy: str, out: Path, console: Console
+) -> tuple[Side, Machine, Timeline]:
     """One run of the demo on a fresh system."""
     view = PlainView(console, every_s=math.inf)
     out.mkdir(parents=True, exist_ok=True)
