@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trefoil.cli import decisions, family, node, operate
+from trefoil.cli import decisions, family, node, operate, reproduce
 from trefoil.cli.load_command import load
 from trefoil.cli.output import EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
 from trefoil.cli.profile import profile
@@ -200,6 +200,7 @@ state.command("dump")(state_dump)
 app.add_typer(objective, name="objective")
 app.add_typer(state, name="state")
 app.add_typer(node.app, name="node")
+app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(family.app, name="family")
 
 if __name__ == "__main__":

@@ -1,0 +1,245 @@
+"""`trefoil reproduce clover`: which runs, in which order, and what is said of them.
+
+Source: CLOVER (SC 23) section 5; what its public code does differently: docs/policies.md. Order: BASE at every load
+(SLO and C_base come from it), then the schemes at equal load, then those that are given CLOVER's own accuracy as floor.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from trefoil.reproduce.judge import Curve, curve, over, row_of, saving_pct
+from trefoil.reproduce.runs import Played, Spec, play_all
+from trefoil.reproduce.setting import (
+    GPUS,
+    LOAD,
+    PAPER_LOAD_RATIO,
+    TRACES,
+    Reference,
+    reference_of,
+    reference_spec,
+    spec_of,
+    trace_of,
+)
+
+FAMILIES: Final = ("yolo", "albert", "efficientnet")
+MAIN_TRACE: Final = "ciso-march"
+SCHEMES: Final = ("base", "co2opt", "blover", "clover", "oracle", "exact")
+SEEDS: Final = (1, 2, 3, 4, 5)
+HOURS: Final = 48.0
+LARGEST: Final = "7g.40gb"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much to play. `quick` is a first look: one application, one seed, few hours, no sweeps."""
+
+    families: tuple[str, ...] = FAMILIES
+    seeds: tuple[int, ...] = SEEDS
+    hours: float = HOURS
+    side_hours: float = HOURS
+    speedup: float = 1.0
+    jobs: int = 0
+    sweeps: bool = True
+
+
+QUICK: Final = Options(("efficientnet",), (1,), 12.0, 12.0, 4.0, 0, False)
+
+
+@dataclass(slots=True)
+class Study:
+    """Everything played so far."""
+
+    options: Options
+    folder: Path
+    say: Callable[[str], None]
+    references: dict[tuple[str, int], Reference] = field(default_factory=dict)
+    runs: dict[Spec, Played] = field(default_factory=dict)
+
+    def play(self, specs: Sequence[Spec]) -> list[Played]:
+        """Play what is not there yet."""
+        self.runs.update(play_all(specs, self.folder / "runs", self.options.jobs, self.say))
+        return [self.runs[spec] for spec in specs]
+
+    def reference(self, family: str, seed: int) -> Reference:
+        """BASE at the load of the experiment."""
+        return self.references[family, seed]
+
+    def refer(self) -> None:
+        """BASE first: SLO and C_base."""
+        specs = [reference_spec(f, s) for f in self.options.families for s in self.options.seeds]
+        for played in self.play(specs):
+            self.references[played.spec.family, played.spec.seed] = reference_of(played)
+
+    def specs(self, family: str, label: str, policy: str, **changes: Any) -> list[Spec]:
+        """One scheme on the main trace, every seed."""
+        trace = trace_of(MAIN_TRACE)
+        return [
+            spec_of(
+                self.reference(family, s),
+                label,
+                policy,
+                self.options.hours,
+                trace,
+                **{"speedup": self.options.speedup} | changes,
+            )
+            for s in self.options.seeds
+        ]
+
+
+def schemes_of(study: Study, family: str) -> dict[str, list[Spec]]:
+    """The schemes at equal load, SLO, fleet and lambda.
+
+    Those that plan by a profile have taken it on the very hardware, as ORACLE has; `exact` once more with the modelled
+    profile, whose errors it does not know.
+    """
+    return {
+        "base": study.specs(family, "base", "base"),
+        "co2opt": study.specs(family, "co2opt", "co2opt"),
+        "blover": study.specs(family, "blover", "blover"),
+        "clover": study.specs(family, "clover", "clover"),
+        "oracle": study.specs(family, "oracle", "oracle", knows_truth=True),
+        "exact, all awake": study.specs(family, "exact, all awake", "exact", awake_min=GPUS, knows_truth=True),
+        "exact": study.specs(family, "exact", "exact", knows_truth=True),
+        "exact, modelled profile": study.specs(family, "exact, modelled profile", "exact"),
+    }
+
+
+def floored_of(study: Study, family: str, accuracy: Mapping[int, float]) -> dict[str, list[Spec]]:
+    """Plans that are held to CLOVER's own mean accuracy, seed by seed."""
+
+    def held(label: str, policy: str, **changes: Any) -> list[Spec]:
+        specs = study.specs(family, label, policy, mode="budget", knows_truth=True, **changes)
+        return [replace(spec, min_accuracy=round(accuracy[spec.seed], 6)) for spec in specs]
+
+    return {
+        "static_mix at clover's accuracy": held("static_mix at clover's accuracy", "static_mix"),
+        "exact budget at clover's accuracy": held("exact budget at clover's accuracy", "exact"),
+        "exact budget, all awake": held("exact budget, all awake", "exact", awake_min=GPUS),
+    }
+
+
+def headline(study: Study) -> dict[str, Any]:
+    """Equal load, fleet, SLO: every scheme, every application, every seed. Figs. 9 to 13 come from these runs."""
+    first = {f: schemes_of(study, f) for f in study.options.families}
+    study.play([spec for by in first.values() for specs in by.values() for spec in specs])
+    found: dict[str, Any] = {}
+    second: dict[str, dict[str, list[Spec]]] = {}
+    for family, by in first.items():
+        accuracy = {spec.seed: study.runs[spec]["accuracy"] for spec in by["clover"]}
+        second[family] = floored_of(study, family, accuracy)
+    study.play([spec for by in second.values() for specs in by.values() for spec in specs])
+    for family in study.options.families:
+        references = {s: study.reference(family, s) for s in study.options.seeds}
+        rows = {
+            label: row_of([study.runs[s] for s in specs], references)
+            for label, specs in (first[family] | second[family]).items()
+        }
+        found[family] = {
+            "rate_per_s": references[study.options.seeds[0]].rate_per_s,
+            "slo_ms": {s: r.slo_ms for s, r in references.items()},
+            "base_j_per_request": {s: r.joules for s, r in references.items()},
+            "rows": rows,
+            "claims": claims(rows),
+        }
+    return found
+
+
+def claims(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures that the paper stands for, seed by seed: what came out, whichever way."""
+
+    def each(label: str, name: str) -> tuple[float, ...]:
+        return tuple(rows[label][name]["all"])
+
+    def gap(mine: str, other: str, name: str) -> list[float]:
+        return [100 * (o - m) / abs(o) for m, o in zip(each(mine, name), each(other, name), strict=True)]
+
+    def saved(mine: str, other: str) -> list[float]:
+        pairs = zip(each(mine, "grams_per_request"), each(other, "grams_per_request"), strict=True)
+        return [saving_pct(m, o) for m, o in pairs]
+
+    evaluated = [c / b if b else float("nan") for c, b in zip(
+        each("clover", "evaluations"), each("blover", "evaluations"), strict=True)]  # fmt: skip
+    ahead = [c - b for c, b in zip(
+        each("clover", "objective_after_8h"), each("blover", "objective_after_8h"), strict=True)]  # fmt: skip
+    return {
+        "clover_behind_oracle_after_8h_pct": gap("clover", "oracle", "objective_after_8h"),
+        "exact_behind_oracle_pct": gap("exact", "oracle", "objective"),
+        "exact_all_awake_behind_oracle_pct": gap("exact, all awake", "oracle", "objective"),
+        "clover_ahead_of_blover_after_8h": ahead,
+        "clover_evaluations_over_blovers": evaluated,
+        "saving_of_clover_against_base_pct": saved("clover", "base"),
+        "saving_of_exact_against_base_pct": saved("exact", "base"),
+        "saving_of_exact_budget_against_clover_pct": saved("exact budget at clover's accuracy", "clover"),
+        "saving_of_exact_budget_against_static_mix_pct": saved(
+            "exact budget at clover's accuracy", "static_mix at clover's accuracy"
+        ),
+    }
+
+
+def paper_method(study: Study) -> dict[str, Any]:
+    """BASE at a fifth of the load of the others, as the public code divides: labelled, never a headline."""
+    specs = [reference_spec(f, s, LOAD * PAPER_LOAD_RATIO) for f in study.options.families for s in study.options.seeds]
+    slow = {(p.spec.family, p.spec.seed): p for p in study.play(specs)}
+    found = {}
+    for family in study.options.families:
+        clover = [study.runs[s] for s in schemes_of(study, family)["clover"]]
+        ratios, alone = [], []
+        for run in clover:
+            mine, reference = slow[family, run.spec.seed], study.reference(family, run.spec.seed)
+            ratios.append(saving_pct(run["joules_per_request"], mine["joules_per_request"]))
+            alone.append(saving_pct(reference.joules, mine["joules_per_request"]))
+        found[family] = {
+            "saving_pct": over(ratios).all,
+            "of_which_base_alone_by_its_load_pct": over(alone).all,
+            "note": "BASE at one fifth of the load of CLOVER, joules per request: the public code's comparison",
+        }
+    return found
+
+
+def curves(study: Study, family: str, seed: int) -> dict[str, Curve]:
+    """Fig. 11: the objective over time, one seed."""
+    reference = study.reference(family, seed)
+    found = {}
+    for label, specs in schemes_of(study, family).items():
+        spec = next(s for s in specs if s.seed == seed)
+        found[label] = curve(study.runs[spec], reference)
+    return found
+
+
+def traces(study: Study) -> dict[str, Any]:
+    """Fig. 16: seasons and regions; one seed."""
+    seed = study.options.seeds[0]
+    wanted: dict[tuple[str, str, str], Spec] = {}
+    for family in study.options.families:
+        reference = study.reference(family, seed)
+        for name in TRACES:
+            for policy in ("base", "clover", "exact"):
+                wanted[family, name, policy] = spec_of(
+                    reference,
+                    policy,
+                    policy,
+                    study.options.side_hours,
+                    trace_of(name),
+                    speedup=study.options.speedup,
+                    knows_truth=policy == "exact",
+                )
+    study.play(list(wanted.values()))
+    return {
+        family: {
+            name: {
+                policy: {
+                    "saving_pct": saving_pct(
+                        study.runs[wanted[family, name, policy]]["grams_per_request"],
+                        study.runs[wanted[family, name, "base"]]["grams_per_request"],
+                    ),
+                    "accuracy": study.runs[wanted[family, name, policy]]["accuracy"],
+                    "slo_attainment": study.runs[wanted[family, name, policy]]["slo_attainment"],
+                }
+                for policy in ("base", "clover", "exact")
+            }
+            for name in TRACES
+        }
+        for family in study.options.families
+    }

@@ -1,0 +1,113 @@
+"""How runs are judged: CLOVER's objective over time (Eq. 1 to 3), and means over seeds that show their spread."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from controller.planners.clover.objective import delta_accuracy, delta_carbon, weighted
+from trefoil.core.units import grams
+from trefoil.reproduce.runs import PUE, Played
+from trefoil.reproduce.setting import BASE_INTENSITY, LAMBDA, Reference
+
+SETTLED_S = 8 * 3600.0  # CLOVER's first window
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """One figure over several seeds."""
+
+    mean: float
+    low: float
+    high: float
+    all: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+def over(values: Sequence[float]) -> Over:
+    """Mean and range; NaN where there is nothing."""
+    if not values:
+        return Over(math.nan, math.nan, math.nan, ())
+    return Over(sum(values) / len(values), min(values), max(values), tuple(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One run bin by bin (`at_s` in trace time): intensity, dC, dA, f [%], p95; bins without answers are left out."""
+
+    at_s: tuple[float, ...]
+    intensity: tuple[float, ...]
+    carbon: tuple[float, ...]
+    accuracy: tuple[float, ...]
+    objective: tuple[float, ...]
+    p95_ms: tuple[float, ...]
+
+    def mean(self, from_s: float = 0.0) -> float:
+        """Of the objective, from a time on."""
+        values = [f for at, f in zip(self.at_s, self.objective, strict=True) if at >= from_s]
+        return sum(values) / len(values) if values else math.nan
+
+
+def curve(played: Played, reference: Reference, weight: float = LAMBDA) -> Curve:
+    """Eq. 3 of every bin, from what was really drawn and answered in it."""
+    family, series = played.spec.family, played.series
+    width_s = played.spec.span_s / played.spec.bins
+    base_g = grams(reference.joules, BASE_INTENSITY, PUE)
+    rows = []
+    for at, ci, co2, rate, accuracy, p95 in zip(
+        series["at_s"],
+        series["intensity_g_per_kwh"],
+        series["grams"],
+        series[f"{family}.rate_per_s"],
+        series[f"{family}.accuracy"],
+        series[f"{family}.p95_ms"],
+        strict=True,
+    ):
+        if rate <= 0 or accuracy is None:
+            continue
+        c, a = delta_carbon(co2 / (rate * width_s), base_g), delta_accuracy(accuracy, reference.accuracy)
+        rows.append((at * played.spec.speedup, ci, c, a, weighted(weight, c, a), p95))
+    return Curve(*(tuple(column) for column in zip(*rows, strict=True)))
+
+
+def explored(played: Played, slo_ms: float) -> list[dict[str, Any]]:
+    """Evaluations with whether each kept the SLO."""
+    return [dict(e, within_slo=bool(e["p95_ms"] is not None and e["p95_ms"] <= slo_ms)) for e in played.evaluations]
+
+
+def row_of(runs: Sequence[Played], references: Mapping[int, Reference], weight: float = LAMBDA) -> dict[str, Any]:
+    """One scheme over all of its seeds."""
+
+    def each(pick: Callable[[Played], float]) -> dict[str, Any]:
+        return asdict(over([pick(run) for run in runs]))
+
+    curves = {run.spec.seed: curve(run, references[run.spec.seed], weight) for run in runs}
+    return {
+        "scheme": runs[0].spec.label,
+        "seeds": [run.spec.seed for run in runs],
+        "grams_per_request": each(lambda r: r["grams_per_request"]),
+        "joules_per_request": each(lambda r: r["joules_per_request"]),
+        "idle_share": each(lambda r: r["idle_share"]),
+        "accuracy": each(lambda r: r["accuracy"]),
+        "accuracy_loss_pct": each(lambda r: -delta_accuracy(r["accuracy"], references[r.spec.seed].accuracy)),
+        "p50_ms": each(lambda r: r["p50_ms"]),
+        "p95_over_slo": each(lambda r: r["p95_ms"] / references[r.spec.seed].slo_ms),
+        "p99_ms": each(lambda r: r["p99_ms"]),
+        "slo_attainment": each(lambda r: r["slo_attainment"]),
+        "rejected": each(lambda r: r["rejected"]),
+        "objective": each(lambda r: curves[r.spec.seed].mean()),
+        "objective_after_8h": each(lambda r: curves[r.spec.seed].mean(SETTLED_S)),
+        "reconfigurations": each(lambda r: r["reconfigurations"]),
+        "rollout_s": each(lambda r: r["rollout_s"]),
+        "rollout_j": each(lambda r: r["rollout_j"]),
+        "evaluations": each(lambda r: r["evaluations"]),
+        "exploration_s": each(lambda r: r["exploration_s"]),
+        "exploration_j": each(lambda r: r["exploration_j"]),
+    }
+
+
+def saving_pct(mine: float, other: float) -> float:
+    """Grams that `mine` takes less than `other` [%]."""
+    return 100.0 * (1 - mine / other) if other else math.nan

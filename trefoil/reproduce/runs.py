@@ -1,0 +1,252 @@
+"""One run of a reproduction as a value, and many of them side by side on all cores.
+
+A `Spec` says everything that a run depends on, so that its result can be kept on disk under a hash of it: what was
+interrupted goes on where it was. Runs are simulations (trefoil.simulator); their truth differs from what planners are
+told by the noise of the spec.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from controller.planners.table import make
+from controller.settings import FixedDemand, TriggerSettings
+from trefoil.core.brains import Candidate, Decision, Measurement, Planner, PlanView
+from trefoil.core.catalog import Catalog
+from trefoil.core.policies import policy
+from trefoil.reproduce.watching import Watched
+from trefoil.runtime.repository import load_family
+from trefoil.simulator.inputs import Provided
+from trefoil.simulator.run import simulate
+from trefoil.simulator.scenario import (
+    Arrivals,
+    Carbon,
+    ControlSettings,
+    Costs,
+    Node,
+    Noise,
+    PolicyChoice,
+    Scenario,
+    Served,
+    Wanted,
+    Zone,
+)
+from trefoil.simulator.truth import pair
+
+VERSION: Final = 1  # of what a kept result means
+PUE: Final = 1.5  # CLOVER section 5.1
+HOUR_S: Final = 3600.0
+MEASURE_S: Final = 60.0  # over which a tail latency is watched
+REPOSITORY: Final = Path("model_repository")
+
+__all__ = ["Candidate", "Decision", "Measurement", "PlanView", "Played", "Planner", "Spec", "play", "play_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One run. `trace` is a file, or "" with a `constant_g_per_kwh`; neither: the synthetic curve that ships.
+
+    hours             of the trace; `speedup` of them pass in one simulated hour (load and moves run in simulated time)
+    variants, shapes  what the planner may use; empty: all
+    energy, latency   factors on the profile's active joules and service times, by slice type ("" = every one)
+    """
+
+    family: str
+    label: str
+    policy: str
+    rate_per_s: float
+    slo_ms: float
+    seed: int
+    hours: float
+    speedup: float = 1.0
+    gpus: int = 10
+    items: float = 1.0
+    trace: str = ""
+    constant_g_per_kwh: float | None = None
+    fidelity: str = "request"
+    mode: str = "lambda"
+    lambda_weight: float = 0.1
+    min_accuracy: float = 0.0
+    base_j_per_request: float = 0.0
+    base_intensity: float = 250.0
+    awake_min: int = 1
+    noise: float = 0.05
+    device_noise: float = 0.03
+    tick_s: float = 5.0
+    step_s: float = 300.0
+    bins: int = 480
+    constants: tuple[tuple[str, float], ...] = ()
+    variants: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    energy: tuple[tuple[str, float], ...] = ()
+    latency: tuple[tuple[str, float], ...] = ()
+    device: str = "A100-SXM4-40GB"
+    knows_truth: bool = False
+    """The planner has profiled the very hardware (ORACLE); else it is told the model, and the truth differs."""
+
+    @property
+    def span_s(self) -> float:
+        """Simulated seconds."""
+        return self.hours * HOUR_S / self.speedup
+
+    @property
+    def key(self) -> str:
+        """Names the run, whatever process computes it."""
+        text = json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a run left, plain enough for JSON. `evaluations`: candidates in the order in which they were measured."""
+
+    spec: Spec
+    summary: Mapping[str, Any]
+    series: Mapping[str, Sequence[float]]
+    evaluations: Sequence[Mapping[str, Any]] = field(default=())
+    decisions: Sequence[Mapping[str, Any]] = field(default=())
+
+    def __getitem__(self, name: str) -> Any:
+        return self.summary[name]
+
+
+def scenario_of(spec: Spec) -> Scenario:
+    """The simulator's scenario of a spec."""
+    zone = Zone(trace=Path(spec.trace) if spec.trace else None, constant_g_per_kwh=spec.constant_g_per_kwh)
+    wanted = Wanted(
+        mode=spec.mode,  # type: ignore[arg-type]
+        slo_ms=spec.slo_ms,
+        lambda_weight=spec.lambda_weight,
+        min_accuracy=spec.min_accuracy,
+        base_j_per_request=spec.base_j_per_request,
+        base_intensity_g_per_kwh=spec.base_intensity,
+        window_s=spec.span_s,
+        spread_min=spec.awake_min,
+    )
+    per_node = 2 if spec.gpus % 2 == 0 else 1
+    return Scenario(
+        name=f"{spec.family}-{spec.label}",
+        seed=spec.seed,
+        duration_s=spec.span_s,
+        fidelity=spec.fidelity,  # type: ignore[arg-type]
+        step_s=spec.step_s,
+        series_s=spec.span_s / spec.bins,
+        nodes=(Node(name="node", zone="grid", devices=(spec.device,) * per_node, count=spec.gpus // per_node),),
+        families=(
+            Served(
+                name=spec.family,
+                repository=REPOSITORY,
+                items=spec.items,
+                arrivals=Arrivals(rate_per_s=spec.rate_per_s),
+                objective=wanted,
+            ),
+        ),
+        carbon=Carbon(zones={"grid": zone}, speedup=spec.speedup),
+        policy=PolicyChoice(name=spec.policy, constants=dict(spec.constants)),
+        control=ControlSettings(
+            tick_s=spec.tick_s if spec.fidelity == "request" else 0.0,
+            measure_s=MEASURE_S,
+            move_horizon_s=HOUR_S / spec.speedup,  # for which an intensity of these traces holds
+            tick_min_s=600.0 / spec.speedup,  # nothing changes in between but the intensity, which triggers by itself
+            slo_boost_wear_s=12 * HOUR_S / spec.speedup,  # a profile's error does not pass
+            triggers=TriggerSettings(slo_hold_s=30.0, slo_rest_s=2 * MEASURE_S),
+            demand_fixed={spec.family: FixedDemand(rate_per_s=spec.rate_per_s, items_mean=spec.items)},
+        ),
+        noise=Noise(latency=spec.noise, energy=spec.noise, device_power=spec.device_noise),
+        costs=Costs(pue=PUE),
+    )
+
+
+def catalogs(spec: Spec) -> tuple[Catalog, Catalog]:
+    """(what the planner is told, what is true before noise): the profile with the spec's limits and factors."""
+    family, rows = load_family(REPOSITORY / spec.family)
+    energy, latency = dict(spec.energy), dict(spec.latency)
+    changed = []
+    for row in rows:
+        if row.device_type != spec.device:
+            continue
+        e = energy.get("", 1.0) * energy.get(row.slice_type, 1.0) * energy.get(row.variant, 1.0)
+        t = latency.get("", 1.0) * latency.get(row.slice_type, 1.0) * latency.get(row.variant, 1.0)
+        changed.append(
+            replace(
+                row,
+                energy_active_j_per_batch=row.energy_active_j_per_batch * e,
+                latency_ms_p50=row.latency_ms_p50 * t,
+                latency_ms_p95=row.latency_ms_p95 * t,
+                latency_ms_p99=row.latency_ms_p99 * t,
+                throughput_per_s=row.throughput_per_s / t,
+                power_w=row.power_w * e / t,
+            )
+        )
+    truth = Catalog((family,), tuple(changed))
+    names = spec.variants or tuple(v.name for v in family.variants)
+    told = Catalog(
+        (replace(family, variants=tuple(v for v in family.variants if v.name in names)),),
+        tuple(r for r in changed if r.variant in names and (not spec.shapes or r.slice_type in spec.shapes)),
+    )
+    return told, truth
+
+
+def play(spec: Spec) -> Played:
+    """Simulate one run.
+
+    Raises:
+        errors.TrefoilError: the spec cannot be run.
+    """
+    told, truth = catalogs(spec)
+    scenario = scenario_of(spec)
+    if spec.knows_truth:
+        names = [f"{node}/gpu{i}" for n in scenario.nodes for node in n.names for i in range(len(n.devices))]
+        actual, _ = pair(told, names, scenario.noise, scenario.seed, truth)
+        told = actual.catalog
+    row = policy(spec.policy)
+    watched = Watched(make(row.planner, {**row.constants, **dict(spec.constants)}), spec.family)
+    found = simulate(scenario, Provided(catalog=told, truth=truth, planner=watched))
+    plain = json.loads(found.to_json())
+    return Played(spec, plain["summary"], plain["series"], watched.evaluations, plain["decisions"])
+
+
+def play_all(
+    specs: Iterable[Spec], folder: Path | None, jobs: int = 0, say: Callable[[str], None] = lambda _text: None
+) -> dict[Spec, Played]:
+    """All runs, those that are kept in `folder` from there. `jobs` 0: one process per core."""
+    wanted = list(dict.fromkeys(specs))
+    found = {spec: kept for spec in wanted if (kept := _kept(folder, spec)) is not None}
+    left = [spec for spec in wanted if spec not in found]
+    if not left:
+        return found
+    workers = jobs or len(os.sched_getaffinity(0))
+    if workers == 1 or len(left) == 1:
+        for n, spec in enumerate(left, 1):
+            found[spec] = _keep(folder, play(spec))
+            say(f"{n}/{len(left)} {spec.family} {spec.label} seed {spec.seed}")
+        return found
+    with ProcessPoolExecutor(workers) as pool:
+        running = {pool.submit(play, spec): spec for spec in sorted(left, key=lambda s: -s.rate_per_s * s.hours)}
+        for n, future in enumerate(as_completed(running), 1):
+            spec = running[future]
+            found[spec] = _keep(folder, future.result())
+            say(f"{n}/{len(left)} {spec.family} {spec.label} seed {spec.seed}")
+    return found
+
+
+def _kept(folder: Path | None, spec: Spec) -> Played | None:
+    path = folder / f"{spec.key}.json" if folder is not None else None
+    if path is None or not path.exists():
+        return None
+    plain = json.loads(path.read_text(encoding="utf-8"))
+    return Played(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
+
+
+def _keep(folder: Path | None, played: Played) -> Played:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f"{played.spec.key}.partial"
+        partial.write_text(json.dumps(asdict(played), allow_nan=True), encoding="utf-8")
+        os.replace(partial, folder / f"{played.spec.key}.json")
+    return played
