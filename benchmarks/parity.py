@@ -215,17 +215,6 @@ def measured_machine(demo: Scenario, client: LoadResult, watched: Watched) -> Ma
             beyond_ms += cell.service.sum_ms - count * rows[kind, key.slice_type, cell.key.variant]
             alone += count
     client_ms = [r.latency_ms for r in client.records if r.code == "OK"]
-    if __debug__:
-        print(
-            "STARTS",
-            sorted(
-                round(states[SliceState.READY] - states[SliceState.STARTING], 2)
-                for states in watched.states.values()
-                if {SliceState.STARTING, SliceState.READY} <= states.keys()
-            ),
-            alone,
-            answered,
-        )
     loads = {v.name: v.load_s for v in catalog.family(demo.family.name).variants}
     starts = [
         states[SliceState.READY] - states[SliceState.STARTING] - loads[watched.variants[index]]
