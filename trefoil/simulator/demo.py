@@ -67,7 +67,6 @@ def demo_scenario(
     """
     machine, timeline = machine or Machine(), timeline or Timeline()
     live = ControllerSettings(**(controller or {}))
-    family, best = demo.family.name, demo.accuracy
     values: dict[str, Any] = {
         "name": f"{demo.name}-{policy}",
         "seed": demo.seed,
@@ -75,48 +74,14 @@ def demo_scenario(
         "warmup_s": -timeline.first_plan_s,
         "series_s": 1.0,
         "nodes": [{"name": demo.fleet.node, "zone": demo.carbon.zone, "devices": demo.fleet.devices}],
-        "families": [
-            {
-                "name": family,
-                "repository": shipped(demo.family.repository),
-                "profile": shipped(demo.family.profile_override) if demo.family.profile_override else None,
-                "arrivals": {"points": demo.load.points(demo.duration_s)},
-                "objective": {
-                    "mode": demo.objective_mode,
-                    "slo_ms": slo.latency_ms,
-                    "slo_quantile": slo.percentile / 100,
-                    "below_best_pct": best.below_best_pct,
-                    "hard_below_best_pct": best.hard_below_best_pct,
-                    "window_s": demo.duration_s,
-                    "replicas_min": demo.availability.replicas_min,
-                    "spread_min": demo.availability.spread_min,
-                    "lambda_weight": demo.lambda_weight,
-                },
-            }
-        ],
+        "families": [_family(demo, slo)],
         "carbon": {
             "zones": {demo.carbon.zone: {"trace": shipped(demo.carbon.trace) if demo.carbon.trace else None}},
             "step_h": demo.carbon.step_h,
             "speedup": demo.carbon.speedup,
         },
         "policy": {"name": policy, "params": demo.params, "triggers": live.causes},
-        "control": {
-            "tick_s": live.tick_s,
-            "smooth_s": live.smooth_s,
-            "lookback_s": live.lookback_s,
-            "slope_s": live.slope_s,
-            "measure_s": live.measure_s,
-            "move_horizon_s": demo.move_horizon_s,
-            "demand_initial_per_s": {family: demo.demand_initial_per_s},
-            "demand_initial_hold_s": live.demand_initial_hold_s,
-            "demand_fixed": live.demand_fixed,
-            "start_s": live.start_s,
-            "retry_s": live.rollout.retry_s,
-            "slo_boost_ratio": live.slo_boost_ratio,
-            "slo_boost_max": live.slo_boost_max,
-            "triggers": live.triggers,
-            "history_max": live.carbon.history_max,
-        },
+        "control": _control(demo, live),
         "costs": {
             "pue": demo.pue,
             "overhead_ms": machine.overhead_ms,
@@ -125,7 +90,44 @@ def demo_scenario(
             "ack_s": machine.ack_s,
         },
     }
-    return Scenario(**values), Provided(arrivals={family: arrivals_s(demo)})
+    return Scenario(**values), Provided(arrivals={demo.family.name: arrivals_s(demo)})
+
+
+def _family(demo: Demo, slo: Slo) -> dict[str, Any]:
+    """What is served, asked for and wanted."""
+    override = demo.family.profile_override
+    objective = {
+        "mode": demo.objective_mode,
+        "slo_ms": slo.latency_ms,
+        "slo_quantile": slo.percentile / 100,
+        "below_best_pct": demo.accuracy.below_best_pct,
+        "hard_below_best_pct": demo.accuracy.hard_below_best_pct,
+        "window_s": demo.duration_s,
+        "replicas_min": demo.availability.replicas_min,
+        "spread_min": demo.availability.spread_min,
+        "lambda_weight": demo.lambda_weight,
+    }
+    return {
+        "name": demo.family.name,
+        "repository": shipped(demo.family.repository),
+        "profile": shipped(override) if override else None,
+        "arrivals": {"points": demo.load.points(demo.duration_s)},
+        "objective": objective,
+    }
+
+
+def _control(demo: Demo, live: ControllerSettings) -> dict[str, Any]:
+    """The controller's own periods and thresholds."""
+    same = (
+        "tick_s", "smooth_s", "lookback_s", "slope_s", "measure_s", "demand_initial_hold_s", "demand_fixed", "start_s",
+        "slo_boost_ratio", "slo_boost_max", "triggers",
+    )  # fmt: skip
+    return {name: getattr(live, name) for name in same} | {
+        "move_horizon_s": demo.move_horizon_s,
+        "demand_initial_per_s": {demo.family.name: demo.demand_initial_per_s},
+        "retry_s": live.rollout.retry_s,
+        "history_max": live.carbon.history_max,
+    }
 
 
 def arrivals_s(demo: Demo) -> np.ndarray[Any, np.dtype[np.float64]]:
