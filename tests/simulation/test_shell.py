@@ -16,7 +16,18 @@ from trefoil.simulator import Provided, Scenario, simulate
 from trefoil.simulator.inputs import prepare
 from trefoil.simulator.report import result
 from trefoil.simulator.run import CHECKPOINT, _save, simulate_to
-from trefoil.simulator.scenario import Arrivals, Carbon, Costs, Node, Noise, PolicyChoice, Served, Wanted, Zone
+from trefoil.simulator.scenario import (
+    Arrivals,
+    Carbon,
+    ControlSettings,
+    Costs,
+    Node,
+    Noise,
+    PolicyChoice,
+    Served,
+    Wanted,
+    Zone,
+)
 from trefoil.simulator.shell import Shell
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,3 +191,14 @@ def test_result_is_plain_json(exact):
     plain = json.loads(exact.to_json())
     assert plain["summary"]["basis"] == "simulated"
     assert len(plain["series"]["power_w"]) == len(exact.series["at_s"]) > 100
+
+
+def test_what_was_decided_on_an_equal_view_is_recalled():
+    """A steady flow under one intensity: the planner's own tick asks again and again for the same decision."""
+    still = Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)})
+    flow = scenario(families=(family(mode="instant"),), fidelity="fluid", step_s=300.0, hours=3.0, duration_s=0.0)
+    shell = Shell(prepare(flow.model_copy(update={"carbon": still, "control": ControlSettings(history_max=1)})))
+    shell.run(shell.end_s)
+    assert shell.recall is not None
+    assert shell.recall.asked > 20
+    assert len(shell.recall.known) < shell.recall.asked / 2

@@ -80,9 +80,7 @@ class Intensity:
         return [self._reading(b.starts_at_s, b.ends_at_s, b.intensity_g_per_kwh) for b in bins]
 
     def next_s(self, at_s: float) -> float:
-        """When the next value comes; inf when the intensity never changes."""
-        if len(set(self.played.body_g_per_kwh)) < 2:
-            return float("inf")
+        """When the next reading comes."""
         return self.reading(at_s).ends_at_s
 
     def _reading(self, starts_s: float, ends_s: float, value: float) -> CarbonReading:

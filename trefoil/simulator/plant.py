@@ -33,6 +33,7 @@ from trefoil.simulator.request_level import SliceService
 from trefoil.simulator.scenario import Costs
 from trefoil.simulator.truth import Truth
 
+DRAIN_SERVICES: Final = 3.0  # of the mean service time: by then what was in flight on a slice is answered
 SERVES: Final = (SliceState.READY, SliceState.SWAPPING, SliceState.DRAINING)
 
 
@@ -129,6 +130,16 @@ class Plant:
             catalog = self._truth.catalog
             self._services[index] = truth_of(catalog, machine.type, key.slice_type, hosted, items, gap_ms)
         return self._services[index]
+
+    def drained_s(self, keys: Iterable[SliceKey]) -> float:
+        """How long until these are idle: every dispatcher knows, and what was in flight is answered."""
+        times_ms = [0.0]
+        for key in keys:
+            machine = self.machines[key.device]
+            one = machine.slices.get(key)
+            hosted = one.part.hosted if one is not None else ()
+            times_ms += [self.service(machine, key, h).service.mean_ms for h in hosted]
+        return self._costs.ack_s + DRAIN_SERVICES * max(times_ms) / 1e3
 
     # --- commands ---------------------------------------------------------------------------------------------------
 

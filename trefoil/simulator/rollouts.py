@@ -5,15 +5,14 @@ is idle, command the devices, wait until what was started serves. A newer plan t
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from controller.rollout import Step, Way
+from controller.rollout import Way
+from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Plan, Route
 from trefoil.simulator.plant import Plant
-
-DRAIN_SERVICES = 3.0  # of the mean service time: by then what was in flight on a slice is answered
 
 
 class Phase(Enum):
@@ -32,7 +31,7 @@ class Rolling:
     target: Plan
     way: Way
     publish: Callable[[tuple[Route, ...]], None]
-    drained_s: Callable[[Step], float]
+    drained_s: Callable[[Iterable[SliceKey]], float]
     started_s: float
     ready_timeout_s: float = 90.0
     index: int = 0
@@ -73,7 +72,7 @@ class Rolling:
         self.publish(step.routes)
         if step.drained:
             plant.drain(step.drained, now_s)
-            self.phase, self.due_s = Phase.DRAIN, now_s + self.drained_s(step)
+            self.phase, self.due_s = Phase.DRAIN, now_s + self.drained_s(step.drained)
         else:
             self._command(plant, now_s)
 

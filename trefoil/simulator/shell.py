@@ -10,14 +10,13 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
-
 from controller import publish
 from controller.boosts import Boosts
 from controller.decide import DEGRADED, FAILED, Control, Verdict, as_live, judge, think
 from controller.evaluations import Totals
 from controller.forecasters.table import forecaster
 from controller.observe import Observer
+from controller.rollout import Way
 from controller.terms import best_way, early, standing
 from controller.triggers import ALWAYS, MadeFor, Memory, Trigger, evaluate, made_for
 from controller.windows import Windows
@@ -28,13 +27,14 @@ from trefoil.core.objective import ActMode, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Route
 from trefoil.runtime import codec
 from trefoil.simulator.books import Books
+from trefoil.simulator.engines import engine_for
 from trefoil.simulator.exploring import Explorer
-from trefoil.simulator.fluid import FluidEngine
 from trefoil.simulator.inputs import Inputs
 from trefoil.simulator.memory_state import MemoryState, MemoryStore
 from trefoil.simulator.plant import Plant
-from trefoil.simulator.rollouts import DRAIN_SERVICES, Rolling
-from trefoil.simulator.serving import Engine, Interval, RequestEngine, load_window
+from trefoil.simulator.recall import Known, Recall
+from trefoil.simulator.rollouts import Rolling
+from trefoil.simulator.serving import Engine, Interval, load_window
 from trefoil.simulator.told import SimulatedClock, settings_of
 
 RETRY_S: Final = 10.0  # as controller.loop.RETRY_S
@@ -62,7 +62,9 @@ class Shell:
             maxlen=scenario.control.history_max
         )
         self.routes = {f: Route(f, "fifo", "fifo", "any") for f in inputs.objectives}
-        self.engines: dict[str, Engine] = {f: self._engine(i, f) for i, f in enumerate(sorted(inputs.objectives))}
+        self.engines: dict[str, Engine] = {
+            f: engine_for(inputs, i, f, self.routes[f], self.now_s) for i, f in enumerate(sorted(inputs.objectives))
+        }
         self.plans: list[Plan] = []
         self.commanded: dict[str, NodePlan] = {}
         self.published: tuple[Route, ...] = ()
@@ -85,6 +87,9 @@ class Shell:
         self._carbon_at_s = -math.inf
         self._since_tick = {f: Interval(self.now_s, self.now_s) for f in inputs.objectives}
         self._seq = 0
+        stateless = scenario.fidelity == "fluid" and as_live(inputs.planner) is None
+        self.recall = Recall(self.settings.seed) if stateless else None
+        self._recalled: Known | None = None
         self._still = 0
         self._last_seen: tuple[Any, ...] = ()
         self._read_carbon()
@@ -95,7 +100,8 @@ class Shell:
         live = as_live(self.inputs.planner)
         memory = live.memory() if live is not None else None
         explorer = replace(self.explorer, planner=None)  # type: ignore[arg-type]
-        return {**self.__dict__, "explorer": explorer, "_remembered": memory}
+        recall = Recall(self.settings.seed) if self.recall is not None else None
+        return {**self.__dict__, "recall": recall, "explorer": explorer, "_remembered": memory}
 
     def resume(self, planner: Planner) -> None:
         """Go on with a planner like the one of before."""
@@ -104,15 +110,6 @@ class Shell:
         if live is not None and memory is not None:
             live.recall(memory)
         self.inputs.planner = self.explorer.planner = planner
-
-    def _engine(self, index: int, family: str) -> Engine:
-        scenario, inputs = self.scenario, self.inputs
-        rng = np.random.default_rng([scenario.seed, 0x5E21, index])
-        slo_ms, source = inputs.objectives[family].slo_ms, inputs.arrivals[family]
-        if scenario.fidelity == "fluid":
-            served = next(s for s in scenario.families if s.name == family)
-            return FluidEngine(source, slo_ms, scenario.costs.overhead_ms, self.now_s, served.arrivals.gap_scv)
-        return RequestEngine(family, self.routes[family], source, slo_ms, rng, scenario.costs.overhead_ms, self.now_s)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -255,7 +252,14 @@ class Shell:
             return
         view = replace(view, trigger=trigger.cause)
         seed = self.next_seed()
-        self.conclude(view, trigger, think(view, self.inputs.planner, seed), seed)
+        if self.recall is None:
+            self.conclude(view, trigger, think(view, self.inputs.planner, seed), seed)
+            return
+        told, known = self.recall.think(view, self.inputs.planner)
+        decision = replace(known.decision, next_tick_at_s=known.decision.next_tick_at_s + self.now_s)
+        self._recalled = known if self.rolling is None else None
+        self.conclude(view, trigger, decision, known.seed, told=told)
+        self._recalled = None
 
     def next_seed(self) -> int:
         """Of the next decision."""
@@ -263,7 +267,13 @@ class Shell:
         return self.settings.seed * 1_000_003 + self.decided
 
     def conclude(
-        self, view: PlanView, trigger: Trigger, decision: Decision, seed: int, explored: dict[str, Any] | None = None
+        self,
+        view: PlanView,
+        trigger: Trigger,
+        decision: Decision,
+        seed: int,
+        explored: dict[str, Any] | None = None,
+        told: PlanView | None = None,
     ) -> None:
         """Judge a decision, note it, and roll out what comes of it. A candidate that is deployed is no plan yet."""
         judged = view
@@ -286,7 +296,7 @@ class Shell:
             name = self.scenario.policy.planner or self.inputs.policy.planner
             record = DecisionRecord(
                 record_id, plan.revision if plan else Revision(), trigger.cause, self.inputs.policy.name,
-                codec.to_json(view), seed, verdict.why, publish.versions(name, verdict, effect), view.now_s,
+                codec.to_json(told or view), seed, verdict.why, publish.versions(name, verdict, effect), view.now_s,
             )  # fmt: skip
             self.records.append(record)
         if plan is not None:
@@ -331,16 +341,22 @@ class Shell:
     def _roll(self, plan: Plan) -> None:
         self.plans[-1] = plan
         self._retry_at_s = math.inf
-        view = self.view()
-        way = best_way(view, standing(view.fleet, self.commanded, self.published), plan)
+        known = self._recalled.way if self._recalled else None
+        way = known or self._way(plan)
+        if self._recalled:
+            self._recalled.way = way
         if way.halted:
             self.rolling = None
             self._retry_at_s = self.now_s + self.settings.rollout.retry_s
             self.books.halted += 1
             return
         timeout_s = self.settings.rollout.ready_timeout_s
-        self.rolling = Rolling(plan, way, self._publish, self._drained_s, self.now_s, timeout_s)
+        self.rolling = Rolling(plan, way, self._publish, self.plant.drained_s, self.now_s, timeout_s)
         self._roll_on()
+
+    def _way(self, plan: Plan) -> Way:
+        view = self.view()
+        return best_way(view, standing(view.fleet, self.commanded, self.published), plan)
 
     def _roll_on(self) -> None:
         rolling = self.rolling
@@ -361,14 +377,6 @@ class Shell:
         """What the devices were told last: a rollout needs it for what agents cannot report."""
         assert self.rolling is not None
         self.commanded = {node.node: node for node in self.rolling.target.nodes}
-
-    def _drained_s(self, step: Any) -> float:
-        """How long until what leaves is idle: every dispatcher knows, and what was in flight is answered."""
-        longest_ms = 0.0
-        for family in self.engines:
-            services = self.plant.services(family)
-            longest_ms = max([longest_ms, *(services[k].service.mean_ms for k in step.drained if k in services)])
-        return self.scenario.costs.ack_s + DRAIN_SERVICES * longest_ms / 1e3
 
     def _publish(self, routes: tuple[Route, ...]) -> None:
         self.published = routes
