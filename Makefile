@@ -4,7 +4,7 @@ BIN := .venv/bin
 UV := $(BIN)/uv
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup export-efficientnet demo honesty bench-simulator bench-planner test test-system test-node test-quick check lint types imports protos lock clean
+.PHONY: help setup export-efficientnet demo honesty bench-simulator bench-planner reproduce-clover test test-system test-node test-quick check lint types imports protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,21 +49,24 @@ bench-simulator: setup  ## the simulator: decisions, requests/s, memory, a year,
 bench-planner: setup  ## `exact` from 1 to 100,000 GPUs: time, proven gap, objective, memory, mapping (two minutes)
 	$(BIN)/python -m benchmarks.planner $(ARGS)
 
+reproduce-clover: setup  ## CLOVER at equal load, five seeds, every figure (about half an hour; ARGS=--quick: two minutes)
+	$(BIN)/trefoil reproduce clover $(ARGS)
+
 # Two lanes at once, because most tests wait: whole systems in one, everything else in the other (nice, so that it does not
 # disturb what the first measures).
 test: setup  ## lint, types, import contracts and every test (<= 25 minutes; each part prints when it is done)
 	+@$(MAKE) --no-print-directory -j2 --output-sync=line check test-system test-node test-quick
 
-NODE_TESTS := $(filter-out tests/integration/test_demo%.py tests/integration/test_up_down.py,$(wildcard tests/integration/test_*.py))
+NODE_TESTS := $(filter-out tests/integration/test_demo%.py tests/integration/test_up_down.py tests/integration/test_exploring.py,$(wildcard tests/integration/test_*.py))
 
-test-system: setup  ## whole systems: `trefoil up`, the demo, clients, faults, energy
-	$(BIN)/pytest $(ARGS) tests/integration/system tests/integration/test_demo.py tests/integration/test_demo_controls.py tests/integration/test_up_down.py
+test-system: setup  ## whole systems: `trefoil up`, the demo, clients, faults, energy, exploring
+	$(BIN)/pytest $(ARGS) tests/integration/system tests/integration/test_demo.py tests/integration/test_demo_controls.py tests/integration/test_up_down.py tests/integration/test_exploring.py
 
 test-node: setup  ## single services with real processes: Redis, Triton, the simulated node, the power agent, Docker
 	nice -n 5 $(BIN)/pytest $(ARGS) $(NODE_TESTS)
 
-test-quick: setup  ## house rules, units, properties, contracts
-	$(BIN)/pytest $(ARGS) tests/test_tidy.py tests/unit tests/property tests/contract
+test-quick: setup  ## house rules, units, properties, contracts, papers' numbers, simulations
+	$(BIN)/pytest $(ARGS) tests/test_tidy.py tests/unit tests/property tests/contract tests/papers tests/simulation
 
 check: lint types imports  ## what pre-commit runs
 
