@@ -52,8 +52,7 @@ def frontier(problem: Problem, family: str, limits: Limits, solves_max: int) -> 
     low = _point(still, family, Aim(), limits)
     if low is None:
         return ()
-    high = _highest(still, family, limits)
-    assert high is not None
+    high = _highest(still, family, limits) or low  # the node limit can end a search before its first plan
     left = solves_max - 3
     hull = [low, high] if high.accuracy > low.accuracy + 1e-7 else [low]
     gaps = list(pairwise(hull))

@@ -9,6 +9,9 @@ import numpy as np
 
 INFINITY: Final = highspy.kHighsInf
 SOLVED: Final = frozenset({highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kSolutionLimit})
+# HiGHS 1.15's probing in presolve takes a few of our programs for infeasible that are not (a test holds one); without
+# it they solve as fast as with it.
+PROBING: Final = 1 << 15
 WALL_LIMIT_S: Final = 30.0  # a safety net, far above any bounded solve; reaching it keeps the last plan
 
 
@@ -95,6 +98,7 @@ class Program:
             ("mip_heuristic_run_rins", False),
             ("mip_heuristic_run_rens", False),
             ("mip_allow_restart", False),
+            ("presolve_rule_off", PROBING),
             ("mip_feasibility_tolerance", 1e-7),
             ("primal_feasibility_tolerance", 1e-8),
         ):

@@ -1,21 +1,23 @@
 """The price of accuracy: greedy purchase over a window, the budget's arithmetic, the distribution of intensity."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.planners.columns import columns
+from controller.planners.columns import columns, undominated
 from controller.planners.exact.frontier import Point, distribution, frontier, price, required_mean
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of, value_lambda
 from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.search import solve
 from controller.planners.world import read
-from tests.support.planning import DUCK, NOW_S, SERIES, objective, view
+from tests.support.planning import DUCK, NOW_S, SERIES, fleet, objective, view
 from trefoil.core.brains import BudgetState
 from trefoil.core.carbon import CarbonBand, CarbonForecast
+from trefoil.core.demand import Demand
 
 HULL = (Point(0.90, 50.0), Point(0.95, 60.0), Point(0.99, 100.0))  # slopes 200 and 1000 W per unit
 
@@ -124,6 +126,35 @@ def test_the_frontier_is_convex_and_its_points_are_plans():
         reached = solve(problem, Aim(target={"digits": point.accuracy - 1e-6}), Limits(gap=1e-6))
         assert reached is not None
         assert reached.power_w <= point.power_w * (1 + 1e-3)
+
+
+def test_no_plan_is_taken_for_impossible_by_the_solvers_presolve():
+    """A demand of which the solver, with its probing, said that no plan serves it as soon as accuracy had a price."""
+    demand = Demand("digits", "", 127.55473818635774, 236.09491837372562, 1.0, 1.9290149861438821)
+    one = view(wanted=[objective(slo_ms=150.0)], demand=[demand], devices=fleet(1))
+    world = read(one, 1.0)
+    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, CONSTANTS))
+    problem = Problem(groups_of(world.devices), found, world.tasks, 0.0)
+    problem = replace(problem, columns=undominated(found, problem.devices, keep_running=False))
+    cheapest = solve(problem, Aim(), Limits(gap=5e-3))
+    assert cheapest is not None
+    for value_j in (1e3, 1e4, 1e5):
+        dearer = solve(problem, Aim(value_j={"digits": value_j}), Limits(gap=5e-3))
+        assert dearer is not None
+        assert dearer.accuracy["digits"] > cheapest.accuracy["digits"]
+
+
+def test_a_search_that_ends_before_its_first_plan_leaves_the_cheapest_point(monkeypatch):
+    one = view(wanted=[objective()])
+    world = read(one, 1.0)
+    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, CONSTANTS))
+    problem = Problem(groups_of(world.devices), found, world.tasks, 0.0)
+    monkeypatch.setattr(
+        "controller.planners.exact.frontier.solve",
+        lambda problem, aim, limits: None if aim.value_j else solve(problem, aim, limits),
+    )
+    (only,) = frontier(problem, "digits", Limits(), 12)
+    assert only.accuracy >= min(c.accuracy for c in found)
 
 
 def test_lambda_prefers_what_clover_figure_6_prefers():
