@@ -169,7 +169,3 @@ def refusal(view: PlanView, plan: Plan) -> str:
         if carries < rules.needs.get(demand.family, 0.0):
             return f"carries {carries:.1f}/s of {demand.family}, the load needs {demand.rate_per_s:.1f}/s"
     return impossible(view, plan)
-
-
-def slo_s(view: PlanView, family: str) -> float:
-    return next((o.slo_ms for o in view.objectives if o.family == family), 0.0) / 1e3

@@ -34,7 +34,6 @@ from controller.evaluations import (
     Totals,
     good,
     refusal,
-    slo_s,
     text,
 )
 from controller.report import Accountant
@@ -52,7 +51,6 @@ from trefoil.runtime.telemetry import Metrics
 ROLLED: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
 TOTALS: Final = "explorations"
 IDLE_S: Final = 5.0  # without any arrival, before this counts as a time without load
-BACKLOG_MIN: Final = 10.0  # requests under way that say nothing
 
 
 class Explorer:
@@ -200,7 +198,7 @@ class Explorer:
         found = self._windows.begun_since(run.windows_from_s)
         waits = sum(measuring.tally(found, o.family).backlog for o in view.objectives)
         patient = now_s < run.settled_s + self._settings.settle_max_s - self._settings.settle_s
-        if patient and waits > sum(d.rate_per_s * slo_s(view, d.family) for d in view.demand):
+        if patient and waits > sum(d.rate_per_s * measuring.slo_s(view, d.family) for d in view.demand):
             return
         run.settled_s = now_s
         run.phase = Phase.MEASURE
@@ -238,24 +236,11 @@ class Explorer:
 
     def _unbearable(self, view: PlanView) -> str:
         """Why the candidate has to be left at once; "" while it is bearable."""
-        run, bounds = self.run, self._settings
+        run = self.run
         assert run is not None
         since = self._windows.begun_since(run.windows_from_s)
         settled = self._windows.begun_since(run.settled_s)
-        queue = {r.family: r.queue_requests_max for r in run.now.candidate.plan.routes}
-        for demand in view.demand:
-            family = demand.family
-            limit = max(BACKLOG_MIN, bounds.backlog_s_max * demand.rate_per_s)
-            if queue.get(family):
-                limit = min(limit, bounds.queue_share_max * queue[family])
-            waits = measuring.tally(since, family).backlog
-            if waits > limit:
-                return f"{waits} requests of {family} wait, more than {limit:.0f}"
-            measured, slo_ms = measuring.tally(settled, family), 1e3 * slo_s(view, family)
-            late = slo_ms and measured.latency_ms_p95 > bounds.p95_ratio_max * slo_ms
-            if late and measured.answered >= bounds.p95_requests_min:
-                return f"p95 of {family} {measured.latency_ms_p95:.0f} ms > {bounds.p95_ratio_max:g} x {slo_ms:g} ms"
-        return ""
+        return measuring.unbearable(view, run.now.candidate.plan, since, settled, self._settings)
 
     async def _break_off(self, view: PlanView, outcome: str, why: str) -> None:
         run = self.run

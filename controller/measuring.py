@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final, Protocol
 
 from controller.windows import Windows
 from trefoil.core.accounting import by_family, reading_at
@@ -21,7 +22,8 @@ from trefoil.core.carbon import CarbonReading
 from trefoil.core.demand import LoadWindow, Measured
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.latency import merge, quantile_ms
-from trefoil.core.units import grams
+from trefoil.core.plan import Plan
+from trefoil.core.units import MS_PER_S, grams
 
 GAP_S = 0.5  # of a device's samples in an interval, beyond which its energy is not known
 UNMEASURED = (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED)
@@ -130,3 +132,47 @@ def _gap_s(parts: list[tuple[float, float]], starts_s: float, ends_s: float) -> 
     """The longest time without a sample."""
     edges = [(starts_s, starts_s), *sorted(parts), (ends_s, ends_s)]
     return max(b[0] - a[1] for a, b in pairwise(edges))
+
+
+BACKLOG_MIN: Final = 10.0  # requests under way that say nothing
+
+
+class Bounds(Protocol):
+    """When a measurement is broken off; the names of `settings.ExploreSettings`."""
+
+    @property
+    def p95_ratio_max(self) -> float: ...
+    @property
+    def p95_requests_min(self) -> int: ...
+    @property
+    def backlog_s_max(self) -> float: ...
+    @property
+    def queue_share_max(self) -> float: ...
+
+
+def slo_s(view: PlanView, family: str) -> float:
+    """The objective's latency [s]; 0 where it names none."""
+    return next((o.slo_ms / MS_PER_S for o in view.objectives if o.family == family), 0.0)
+
+
+def unbearable(
+    view: PlanView, plan: Plan, since: Sequence[LoadWindow], settled: Sequence[LoadWindow], bounds: Bounds
+) -> str:
+    """Why a candidate has to be left at once; "" while it is bearable.
+
+    `since` are the load windows from its first rollout step on, `settled` those that count as its measurement.
+    """
+    queue = {r.family: r.queue_requests_max for r in plan.routes}
+    for demand in view.demand:
+        family = demand.family
+        limit = max(BACKLOG_MIN, bounds.backlog_s_max * demand.rate_per_s)
+        if queue.get(family):
+            limit = min(limit, bounds.queue_share_max * queue[family])
+        waits = tally(since, family).backlog
+        if waits > limit:
+            return f"{waits} requests of {family} wait, more than {limit:.0f}"
+        seen, slo_ms = tally(settled, family), MS_PER_S * slo_s(view, family)
+        late = slo_ms > 0 and seen.latency_ms_p95 > bounds.p95_ratio_max * slo_ms
+        if late and seen.answered >= bounds.p95_requests_min:
+            return f"p95 of {family} {seen.latency_ms_p95:.0f} ms > {bounds.p95_ratio_max:g} x {slo_ms:g} ms"
+    return ""

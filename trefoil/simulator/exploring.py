@@ -7,7 +7,7 @@ nothing is paused, no Redis is down.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from controller import measuring
 from controller.decide import as_live, ask
@@ -24,7 +24,6 @@ from controller.evaluations import (
     Totals,
     good,
     refusal,
-    slo_s,
 )
 from controller.settings import ExploreSettings
 from controller.triggers import Trigger
@@ -33,8 +32,6 @@ from trefoil.core.brains import Decision, Measurement, Planner, PlanView
 from trefoil.core.demand import Measured
 from trefoil.core.plan import Plan
 from trefoil.simulator.books import Books
-
-BACKLOG_MIN: Final = 10.0  # as controller.explore.BACKLOG_MIN
 
 
 class Stage(Protocol):
@@ -147,7 +144,7 @@ class Explorer:
         found = stage.windows.begun_since(run.windows_from_s)
         waits = sum(measuring.tally(found, o.family).backlog for o in view.objectives)
         patient = stage.now_s < run.settled_s + self.settings.settle_max_s - self.settings.settle_s
-        if patient and waits > sum(d.rate_per_s * slo_s(view, d.family) for d in view.demand):
+        if patient and waits > sum(d.rate_per_s * measuring.slo_s(view, d.family) for d in view.demand):
             return
         run.settled_s, run.phase = stage.now_s, Phase.MEASURE
         self._settled = stage.books.marks()
@@ -177,23 +174,11 @@ class Explorer:
 
     def _unbearable(self, stage: Stage, view: PlanView) -> str:
         """Why the candidate has to be left at once; "" while it is bearable."""
-        run, bounds = self.run, self.settings
+        run = self.run
         assert run is not None
         since = stage.windows.begun_since(run.windows_from_s - 1e-6)
         settled = stage.windows.begun_since(run.settled_s - 1e-6)
-        queue = {r.family: r.queue_requests_max for r in run.now.candidate.plan.routes}
-        for demand in view.demand:
-            family = demand.family
-            limit = max(BACKLOG_MIN, bounds.backlog_s_max * demand.rate_per_s)
-            if queue.get(family):
-                limit = min(limit, bounds.queue_share_max * queue[family])
-            waits = measuring.tally(since, family).backlog
-            if waits > limit:
-                return f"{waits} requests of {family} wait, more than {limit:.0f}"
-            seen, slo_ms = measuring.tally(settled, family), 1e3 * slo_s(view, family)
-            if seen.answered >= bounds.p95_requests_min and 0 < bounds.p95_ratio_max * slo_ms < seen.latency_ms_p95:
-                return f"p95 of {family} {seen.latency_ms_p95:.0f} ms > {bounds.p95_ratio_max:g} x {slo_ms:g} ms"
-        return ""
+        return measuring.unbearable(view, run.now.candidate.plan, since, settled, self.settings)
 
     def _break_off(self, stage: Stage, view: PlanView, outcome: str, why: str) -> None:
         run = self.run
