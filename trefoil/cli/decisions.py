@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
+from trefoil.cli.asking import DEFAULT_STATE_DIR, ask, planned
 from trefoil.cli.attached import Attached, as_json
-from trefoil.cli.operate import DEFAULT_STATE_DIR, ask, planned
 from trefoil.cli.output import AsJson, StateDir, console, grid, print_json
 from trefoil.core.plan import DecisionRecord, Plan, Rollout
 from trefoil.runtime import codec

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from trefoil.cli.arrivals import ArrivalTrace, RateProfile
+from trefoil.cli.asking import DEFAULT_STATE_DIR
 from trefoil.cli.attached import attach
 from trefoil.cli.layout import shipped
 from trefoil.cli.load_result import LoadResult, LoadSummary, Progress
 from trefoil.cli.loadgen import LoadSpec, run_load
-from trefoil.cli.operate import DEFAULT_STATE_DIR
 from trefoil.cli.output import AsJson, StateDir, console, print_json
 from trefoil.core.errors import SettingError
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from trefoil.cli import decisions, family, node, operate, reproduce
+from trefoil.cli.asking import DEFAULT_STATE_DIR, ask
 from trefoil.cli.load_command import load
 from trefoil.cli.output import EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
 from trefoil.cli.profile import profile
@@ -47,7 +48,7 @@ def up(
     mode: Annotated[str, typer.Option(help="observe, advise or act; default: the settings file's.")] = "",
     port_offset: PortOffset = 0,
     sets: Sets = None,
-    state_dir: StateDir = operate.DEFAULT_STATE_DIR,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,
 ) -> None:
     """Start Redis, a simulated node and the four services on this machine, and leave them running."""
@@ -81,7 +82,7 @@ def up(
         console().print("look with `trefoil status`, load it with `trefoil load`, stop it with `trefoil down`")
 
 
-def down(state_dir: StateDir = operate.DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
+def down(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
     """Stop what `trefoil up` started; also cleans up what a killed supervisor left."""
     from trefoil.cli.supervisor import down as stop
 
@@ -97,13 +98,13 @@ def down(state_dir: StateDir = operate.DEFAULT_STATE_DIR, as_json: AsJson = Fals
 def state_dump(
     prefix: Annotated[str, typer.Argument(help="Only keys that begin so, e.g. node: or plan.")] = "",
     last: Annotated[int, typer.Option(help="Newest entries of each stream to show.", min=1, max=1000)] = 3,
-    state_dir: StateDir = operate.DEFAULT_STATE_DIR,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,
 ) -> None:
     """Print what stands in Redis, decoded."""
     from trefoil.cli.state_dump import dump
 
-    found = operate.ask(state_dir, lambda system: dump(system.state, prefix, last))
+    found = ask(state_dir, lambda system: dump(system.state, prefix, last))
     if as_json:
         print_json(found)
         return
@@ -145,7 +146,7 @@ def replay(
     decision: Annotated[
         str, typer.Argument(help="Decision id, or a file from <state>/decisions; default: all kept.")
     ] = "",
-    state_dir: StateDir = operate.DEFAULT_STATE_DIR,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,
 ) -> None:
     """Take recorded decisions again from what was known then, and compare the plans. Exit code 1 when one differs."""

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
+from trefoil.cli.asking import DEFAULT_STATE_DIR
 from trefoil.cli.attached import RPC_TIMEOUT_S, as_json, read_plan
 from trefoil.cli.layout import Layout
-from trefoil.cli.operate import DEFAULT_STATE_DIR
 from trefoil.cli.output import AsJson, Guarded, StateDir, console, grid, print_json
 from trefoil.core.errors import NotFound, SettingError, Unavailable
 from trefoil.core.fleet import NodeStatus

@@ -1,35 +1,23 @@
 """Commands that look at a running system or tell its controller something."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
 from trefoil.cli import services
-from trefoil.cli.attached import MODES, Attached, as_json, attach, changed_objective, read_plan
+from trefoil.cli.asking import DEFAULT_STATE_DIR, ask, describe_slices, planned
+from trefoil.cli.attached import MODES, Attached, as_json, changed_objective, read_plan
+from trefoil.cli.decisions import show_decision
 from trefoil.cli.output import AsJson, StateDir, console, grid, print_json
 from trefoil.core.errors import SettingError
-from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceState
+from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import Plan, RolloutState
 from trefoil.runtime import codec
 
-DEFAULT_STATE_DIR = ".trefoil/default"
-T = TypeVar("T")
 OptionalFloat = Annotated[float | None, typer.Option()]
-
-
-def ask(state_dir: str, work: Callable[[Attached], Awaitable[T]]) -> T:
-    """Attach, do one thing, let go."""
-
-    async def attached() -> T:
-        async with attach(Path(state_dir)) as system:
-            return await work(system)
-
-    return asyncio.run(attached())
 
 
 def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) -> None:
@@ -82,8 +70,6 @@ def plan(
 ) -> None:
     """Show the plan in force and why it is what it is. Its --json can be given to `trefoil pin`."""
     if decision:
-        from trefoil.cli.decisions import show_decision
-
         show_decision(decision, state_dir, as_json_)
         return
 
@@ -256,23 +242,6 @@ def _objective(stored: Objective) -> str:
     return text + f", lambda {stored.lambda_weight:g} (number {stored.number})"
 
 
-def describe_slices(device: DeviceStatus) -> str:
-    """What a device serves, in words: `2x 1g.5gb digits-m, 3g.20gb digits-l`."""
-    ready = (SliceState.READY, SliceState.SWAPPING)
-    parts = [
-        f"{slice_.key.slice_type} {'+'.join(h.variant for h in slice_.hosted)}"
-        + ("" if slice_.state in ready else f" ({slice_.state.name.lower()})")
-        for slice_ in device.slices
-        if slice_.key is not None and slice_.state is not SliceState.GONE
-    ]
-    return counted(parts)
-
-
-def counted(parts: Sequence[str]) -> str:
-    """Equal parts once, with their number; `-` for none."""
-    return ", ".join(f"{n}x {part}" if n > 1 else part for part, n in Counter(parts).items()) or "-"
-
-
 def _fleet(node: NodeStatus) -> Any:
     title = f"{node.node}" + (" (SIMULATED GPUs)" if node.simulated else "")
     rows = [
@@ -280,16 +249,3 @@ def _fleet(node: NodeStatus) -> Any:
         for d in node.devices
     ]
     return grid(title, ("device", "type", "state", "clock", "power", "slices"), rows)
-
-
-def planned(plan_: Plan) -> list[tuple[str, str, str]]:
-    """Device, target state and slices of a plan, as rows of a table."""
-    return [
-        (
-            device.device,
-            device.target.name.lower(),
-            counted([f"{s.key.slice_type} {'+'.join(h.variant for h in s.hosted)}" for s in device.slices]),
-        )
-        for node in plan_.nodes
-        for device in node.devices
-    ]

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trefoil.cli import services
+from trefoil.cli.asking import describe_slices
 from trefoil.cli.attached import Attached
 from trefoil.cli.launcher import Launcher
 from trefoil.cli.layout import Launch, shipped
 from trefoil.cli.live import Device, Picture, View
 from trefoil.cli.load_result import LoadResult
-from trefoil.cli.operate import describe_slices
 from trefoil.cli.player import Played, Player, last_answer_s
 from trefoil.cli.recorder import Change, Moment, Recorder, grams_by_second, power_by_second, stopped
 from trefoil.cli.results import CAUSES, Event, Exploration, Series, Summary

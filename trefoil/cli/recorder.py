@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from trefoil.cli.asking import counted
 from trefoil.cli.layout import Launch
-from trefoil.cli.operate import counted
 from trefoil.core.accounting import Account, account
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.energy import EnergyMethod, EnergySample

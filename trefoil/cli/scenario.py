@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from trefoil.core import policies
-from trefoil.core.device_types import DEVICE_TYPES
+from trefoil.core.device_types import DEVICE_TYPES, NEVER_LIVE
 from trefoil.core.errors import SettingError
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
@@ -36,8 +36,8 @@ class Fleet(Settings):
     @model_validator(mode="after")
     def _known(self) -> Self:
         for device in self.devices:
-            if device not in DEVICE_TYPES:
-                raise ValueError(f"unknown device type {device!r}; use one of {sorted(DEVICE_TYPES)}")
+            if device not in (known := DEVICE_TYPES.keys() - NEVER_LIVE):
+                raise ValueError(f"unknown device type {device!r}; use one of {sorted(known)}")
         if not self.devices:
             raise ValueError("a node needs at least one device")
         return self
