@@ -161,7 +161,7 @@ def test_two_families_share_a_fleet_and_its_energy():
     other = dataclasses.replace(known.families[0], name="other")
     rows = (*known.rows, *(dataclasses.replace(r, family="other") for r in known.rows))
     both = dataclasses.replace(known, families=(known.families[0], other), rows=rows)
-    families = (family(30.0, mode="instant"), family(10.0, mode="instant").model_copy(update={"name": "other"}))
+    families = (family(30.0, mode="budget"), family(10.0, mode="budget").model_copy(update={"name": "other"}))
     short = scenario(families=families, noise=Noise(), duration_s=120.0)
     found = simulate(short, Provided(catalog=both)).summary
     assert set(found.families) == {"digits", "other"}

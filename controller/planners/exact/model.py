@@ -100,10 +100,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What to optimise, per family: the value of accuracy [J], a target for its mean, or shortage as last resort."""
+    """What to optimise, per family: the value of accuracy [J], a target for its mean, or shortage as last resort.
+
+    `lack_j`: what each unit of accuracy below the target costs [J per request]; without it the target has to be met.
+    """
 
     value_j: Mapping[str, float] = field(default_factory=dict)
     target: Mapping[str, float] = field(default_factory=dict)
+    lack_j: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     shortage_allowed: bool = False
     moves: bool = True
 

@@ -17,7 +17,7 @@ from numpy.random import Generator
 
 from controller.planners.assemble import DEFAULTS, capacity_per_s, plan_of
 from controller.planners.columns import ClassKey, Column, columns
-from controller.planners.exact import rescue, words
+from controller.planners.exact import rescue, together, words
 from controller.planners.exact.aims import Wish, aim_of
 from controller.planners.exact.mapping import Moves, moves, place_clocked
 from controller.planners.exact.milp import Limits, WallLimitHit
@@ -98,8 +98,11 @@ class ExactPlanner:
         aim, wishes = aim_of(world, problem, constants)
         draft = self._draft(world, problem, aim, constants)
         degraded = ""
+        if draft is None and (eased := together.reachable(world, problem, aim, wishes, constants)):
+            aim, wishes = eased
+            draft = self._draft(world, problem, aim, constants)
         if draft is None:
-            problem, aim, degraded = rescue.relaxed(world, problem, aim, constants)
+            problem, aim, degraded = rescue.relaxed(world, problem, together.needed(world, aim), constants)
             if not rescue.better_than_current(world, problem, aim, constants):
                 why = f"{self.name}: {degraded}; keeps the plan"
                 return Decision(None, why, next_at_s, f"kept_last_plan: {degraded}")

@@ -9,7 +9,7 @@ Formulation (watts, weighed with the carbon of their zone): min baseline and sle
   sum_k x[k] <= sum_gcf y * count(c, s) per slot; sum_cf y <= devices of g, the rest sleep
   n_t b[k, t] <= x[k, t] <= (n_t+1 - 1) b[k, t]; sum_t b[k, t] <= 1; r_k <= sum_t rate_kt * x[k, t]
   sum_k r_k = demand per family at its high quantile (energy and accuracy count at the mean)
-  sum (accuracy_k - hard minimum) r_k >= 0; where asked: sum (accuracy_k - target) r_k >= 0
+  sum (accuracy_k - hard minimum) r_k >= 0; where asked: sum (accuracy_k - target) r_k >= 0, or >= -lack at a price
   sum x >= replicas, sum y >= spread
   moves: slices started, models loaded, devices woken beyond what runs now, each with its joules.
 `value` is the price of accuracy [J per request and unit of accuracy]: intensity multiplies every joule alike, so all
@@ -196,7 +196,13 @@ class Builder:
             self.short[task.family] = self.program.variable(SHORTAGE_J, 0, wanted)
             flows.append((self.short[task.family], 1.0))
         self.program.row(flows, low=wanted, high=wanted)
-        floor = max(task.objective.hard_min_accuracy, self.aim.target.get(task.family, 0.0))
+        floor, target = task.objective.hard_min_accuracy, self.aim.target.get(task.family, 0.0)
+        lack_j = self.aim.lack_j.get(task.family)
+        if lack_j is None:
+            floor = max(floor, target)
+        elif target > floor:
+            lack = self.program.variable(lack_j * self.problem.mean_share(task.family), 0, INFINITE)
+            self.program.row([(lack, 1.0), *((self.traffic[c.key], c.accuracy - target) for c in mine)], low=0)
         if floor > 0:
             self.program.row([(self.traffic[c.key], c.accuracy - floor) for c in mine], low=0)
         least = min(max(task.objective.replicas_min, task.objective.spread_min), _slices_most(self.problem))
