@@ -3,8 +3,8 @@
 Source: CLOVER (SC 23) section 5.1: "the highest-quality model that runs on every GPU exclusively".
 Data: devices, families. Decision: none; neither carbon nor load nor the SLO is looked at.
 Constant `configuration`: another one of CLOVER's Fig. 1 instead of the first, as in section 5.2.1 (2: 4g and 3g).
-Deviations: MIG mode stays on, so that the GPU is one 7g slice (98 of 108 SMs; without MIG: a device type with the slice
-`whole`); several families take the devices in turn.
+Deviations: MIG mode stays on, so that the GPU is one 7g slice (98 of 108 SMs; without MIG: the device type
+A100-SXM4-40GB-nomig, whose one slice `whole` has all 108); several families take the devices in turn.
 """
 
 from collections.abc import Callable, Mapping

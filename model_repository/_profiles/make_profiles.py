@@ -1,4 +1,4 @@
-"""Write profile.csv of efficientnet, albert and yolo on A100-SXM4-40GB from constants.json: modelled, not measured.
+"""Write profile.csv of efficientnet, albert and yolo on an A100-40GB from constants.json: modelled, not measured.
 
 Run: `python model_repository/_profiles/make_profiles.py` (--help lists what can be changed). No data are
 needed. The law and its constants: trefoil/profiler/law.py and calibrate.py; errors: docs/profiles.md.
@@ -6,7 +6,8 @@ needed. The law and its constants: trefoil/profiler/law.py and calibrate.py; err
 `--without-host` leaves out decoding and transport, which CLOVER's services do while they hold their slice: the profile
 of a service whose clients send tensors. `--slice-share` sets how much of the joules follows the slice's width rather
 than the work (assumed 0.5): 0 and 1 are the ends of what can be believed, for experiments on how far a result needs it.
-A row is absent where the variant and a Triton do not fit the slice's memory.
+A row is absent where the variant and a Triton do not fit the slice's memory. The last rows are those of a GPU without
+MIG (the slice `whole`): the same constants at 108 SMs, where the fit's unit is the 98 of a 7g slice.
 """
 
 import argparse
@@ -16,10 +17,11 @@ import json
 import subprocess
 import tomllib
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from trefoil.core.catalog import Family
-from trefoil.core.device_types import A100_40GB
+from trefoil.core.device_types import A100_40GB, A100_40GB_WHOLE
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.units import MS_PER_S
 from trefoil.profiler import law
@@ -28,6 +30,7 @@ from trefoil.runtime.repository import COLUMNS, load_family
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 BATCHES = (1, 2, 4, 8)
+DEVICES = (A100_40GB, A100_40GB_WHOLE)
 CLOCKS_MHZ = (1410, 1275, 1140, 1005, 870, 735)
 
 
@@ -55,19 +58,18 @@ def features() -> dict[str, dict[str, law.Features]]:
 def rows(model: law.Model, family: Family) -> list[list[str]]:
     """Every operating point as text, in the order of COLUMNS."""
     table = []
-    for variant in family.variants:
+    for device, variant in product(DEVICES, family.variants):
         of = features()[family.name][variant.name]
-        for shape in A100_40GB.slice_types:
+        for shape in device.slice_types:
             if variant.memory_mib + CONTEXT_MIB > shape.memory_mib:
                 continue
-            for clock_mhz in CLOCKS_MHZ:
-                for batch in BATCHES:
-                    point = law.point(model, family.name, of, A100_40GB, shape, clock_mhz, batch)
-                    key = [A100_40GB.name, shape.name, variant.name, "0", str(batch), str(clock_mhz), ""]
-                    latency = [f"{point.quantile_ms(name):.4f}" for name in law.NORMAL_QUANTILES]
-                    per_s = MS_PER_S / point.mean_ms
-                    numbers = [f"{n:.6g}" for n in (batch * per_s, point.energy_j, point.energy_j * per_s)]
-                    table.append([*key, *latency, *numbers, str(variant.memory_mib)])
+            for clock_mhz, batch in product(CLOCKS_MHZ, BATCHES):
+                point = law.point(model, family.name, of, device, shape, clock_mhz, batch)
+                key = [device.name, shape.name, variant.name, "0", str(batch), str(clock_mhz), ""]
+                latency = [f"{point.quantile_ms(name):.4f}" for name in law.NORMAL_QUANTILES]
+                per_s = MS_PER_S / point.mean_ms
+                numbers = [f"{n:.6g}" for n in (batch * per_s, point.energy_j, point.energy_j * per_s)]
+                table.append([*key, *latency, *numbers, str(variant.memory_mib)])
     return table
 
 
@@ -79,7 +81,7 @@ def header(arguments: argparse.Namespace) -> str:
     if arguments.slice_share is not None:
         source += f" --slice-share {arguments.slice_share:g}"
     source += "; law and constants calibrated on ParvaGPU's MIG measurements and CLOVER's load sweep (docs/profiles.md)"
-    machine = "none: predicted for A100-SXM4-40GB slices"
+    machine = "none: predicted for A100-SXM4-40GB slices and the GPU without MIG"
     lines = {"basis": "modelled", "source": source, "machine": machine, "date": date, "commit": commit}
     return "".join(f"# {key}: {value}\n" for key, value in lines.items())
 

@@ -31,7 +31,11 @@ VIRTUALIZATION: Final = {0: "none", 1: "passthrough", 2: "vgpu", 3: "vgpu_host",
 
 
 def type_of(nvml_name: str) -> str:
-    """Name of the DeviceType of a product name; an unknown one is returned without its vendor."""
+    """Name of the DeviceType of a product name; an unknown one is returned without its vendor.
+
+    An A100 goes by the type that can be cut, whatever its MIG mode (the driver's name is the same): one whose mode is
+    off is reported so and left out of plans. `A100-SXM4-40GB-nomig` is never the answer; it is for simulations.
+    """
     name = " ".join(nvml_name.split()).removeprefix("NVIDIA ")
     return TYPE_OF_NAME.get(name, name)
 

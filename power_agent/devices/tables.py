@@ -3,7 +3,8 @@
 `constant` is the argument of nvmlDeviceGetGpuInstanceProfileInfo, `id` that of create and list: they differ.
 Sources: MIG user guide r580 (placements, engines), go-nvml's DGX A100 dump (A100-40 memory and SMs), `nvidia-smi -lgip`
 transcripts (A100-80, H100: where 3g has 60 SMs, not 48). Driver branches shift memory by a few hundred MiB. GPUs
-without MIG have no profiles; clocks and limits of V100, T4 and P4 are those that nvidia-smi lists for these boards.
+without MIG have no profiles; clocks and limits of V100, T4 and P4 are those that nvidia-smi lists for these boards. An
+A100 whose MIG mode is off is no row of its own: NVML calls it what it is called in MIG mode.
 """
 
 from dataclasses import dataclass

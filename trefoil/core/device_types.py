@@ -85,6 +85,15 @@ def _whole(sm_count: int, memory_mib: int) -> tuple[SliceType, ...]:
     return (SliceType(WHOLE, 1, 1, sm_count, memory_mib, 0, (0,)),)
 
 
+# An A100 whose MIG mode is off: its slice has the 10 SMs that MIG leaves idle. NVML reports one product name in both
+# modes and agents map it to the type that can be cut, so that this type exists in simulations and plans only.
+A100_40GB_WHOLE: Final = replace(
+    A100_40GB,
+    name="A100-SXM4-40GB-nomig",
+    kind=DeviceKind.WHOLE_GPU,
+    slice_types=_whole(108, 40536),
+)
+
 V100_32GB: Final = DeviceType(
     name="Tesla V100-SXM2-32GB",
     kind=DeviceKind.WHOLE_GPU,
@@ -138,7 +147,10 @@ P4: Final = DeviceType(
     power_provenance=Provenance(Basis.SYNTHETIC, "idle 25 W: CARBONDIS Table III (P4); sleep 7 W is an assumption"),
 )
 
-DEVICE_TYPES: Final = {kind.name: kind for kind in (A100_40GB, A100_80GB, H100_80GB, V100_32GB, T4, P4)}
+DEVICE_TYPES: Final = {
+    kind.name: kind for kind in (A100_40GB, A100_80GB, H100_80GB, A100_40GB_WHOLE, V100_32GB, T4, P4)
+}
+NEVER_LIVE: Final = frozenset({A100_40GB_WHOLE.name})  # no driver reports these names, a simulated one neither
 
 MEMORY_SLICES: Final = 8  # of every MIG-capable GPU so far
 

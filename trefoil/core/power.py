@@ -21,6 +21,7 @@ from trefoil.core.fleet import DeviceState, DeviceType
 
 DYNAMIC_W: Final = {  # synthetic: inference at full width draws some 305 W of the 400 W board limit of an A100
     "A100-SXM4-40GB": 250.0,
+    "A100-SXM4-40GB-nomig": 250.0 * 108 / 98,  # as much per SM
     "A100-SXM4-80GB": 245.0,
     "H100-SXM5-80GB": 455.0,
     "Tesla V100-SXM2-32GB": 180.0,

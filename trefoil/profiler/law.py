@@ -26,11 +26,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trefoil.core.device_types import MEMORY_SLICES
+from trefoil.core.device_types import MEMORY_SLICES, WHOLE
 from trefoil.core.fleet import DeviceType, SliceType
 from trefoil.core.power import clock_law, clock_ratio, sm_share
 from trefoil.core.units import MS_PER_S
 
+FIT_SMS: Final = 98  # of the widest slice that the constants were fitted to: share 1 of the SMs
 NORMAL_QUANTILES: Final = {"p50": 0.0, "p95": 1.6448536269514722, "p99": 2.3263478740408408}
 
 
@@ -145,7 +146,12 @@ def fill(model: Model, family: str, of: Features, on: Machine, batch: float) -> 
 
 
 def machine(device: DeviceType, shape: SliceType, clock_mhz: int, bandwidth: float) -> Machine:
-    """A slice of a MIG device as the law sees it."""
+    """A slice as the law sees it. Without MIG a GPU has more SMs than its widest slice, and the same memory.
+
+    That share above 1 is an extrapolation: the timings were taken in MIG mode, up to 7 of 7 groups.
+    """
+    if shape.name == WHOLE:
+        return Machine(shape.sm_count / FIT_SMS, 1.0, bandwidth, clock_ratio(device, clock_mhz))
     share = shape.memory_slices / MEMORY_SLICES
     return Machine(sm_share(device, shape.name), share, bandwidth, clock_ratio(device, clock_mhz))
 
@@ -155,7 +161,7 @@ def energy_j(model: Model, family: str, of: Features, device: DeviceType, shape:
     own, on = model.families[family], machine(device, shape, max(device.clocks_mhz), model.bandwidth)
     weight = 1.0 - model.eta + model.eta * fill(model, family, of, on, batch)
     joules = own.joules * (of.macs / own.macs_largest) ** own.gamma * batch / own.items * weight
-    most_w = (device.max_w - model.idle_w) * on.sm_share
+    most_w = (device.max_w - model.idle_w) * min(1.0, on.sm_share)
     return float(min(joules, most_w * pass_ms(model, family, of, on, batch) / MS_PER_S))
 
 

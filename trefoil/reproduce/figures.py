@@ -226,4 +226,6 @@ def _sweeps(study: Study, folder: Path) -> dict[str, Any]:
         table(folder, name, rows)
     table(folder, "fig14", [{"family": f, "sweep": s, "value": v, **one} for f, by in fourteen.items()
                             for s, vs in by.items() for v, one in vs.items()])  # fmt: skip
-    return {"fig14": fourteen, "fig15": fifteen, "fig16": sixteen}
+    bases = {f: sweeps.bases(study, f) for f in study.options.families}
+    table(folder, "bases", [{"family": f, "base": b, **one} for f, by in bases.items() for b, one in by.items()])
+    return {"fig14": fourteen, "fig15": fifteen, "fig16": sixteen, "bases": bases}

@@ -13,13 +13,14 @@ import numpy as np
 
 from controller.planners.columns import effective_row
 from trefoil.core.catalog import Catalog
-from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.device_types import A100_40GB_WHOLE, device_type, slice_type
 from trefoil.core.power import SWEEP_IDLE_W
 from trefoil.core.queueing import ServerClass, arrivals_s, serve_shared, service_time
 from trefoil.reproduce.clover import LARGEST, MAIN_TRACE, Study
 from trefoil.reproduce.judge import curve, saving_pct
 from trefoil.reproduce.runs import REPOSITORY, Played, Spec
 from trefoil.reproduce.setting import (
+    CONSTANT_G,
     DEVICE,
     GPUS,
     ITEMS,
@@ -37,6 +38,12 @@ LOADS: Final = (0.1, 0.3, 0.5, 0.6, 0.7, 0.9)
 LAMBDAS: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
 LOSSES_PCT: Final = (0.2, 0.4, 0.6, 0.8)
 FLEETS: Final = (10, 4, 2)
+BASES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "7g": {},
+    "4g + 3g (configuration 2)": {"constants": (("configuration", 2.0),)},
+    "outside MIG": {"device": A100_40GB_WHOLE.name},
+}
+BASES_H: Final = 1.0
 SHORT_H: Final = 6.0
 FIG14_G: Final = 100.0
 SWEEP_RATIO: Final = device_type(DEVICE).idle_w / SWEEP_IDLE_W[DEVICE][0]  # less idle, or more active: one ratio ranks
@@ -222,6 +229,33 @@ def fleets(study: Study, family: str) -> dict[str, Any]:
             for policy in ("base", "clover", "exact")
         }
         for n in FLEETS
+    }
+
+
+def bases(study: Study, family: str) -> dict[str, Any]:
+    """What BASE may mean on an A100: one 7g slice, section 5.2.1's 4g + 3g, or MIG off. The load is 0.6 of ten 7g's.
+
+    Without noise: that of two operating points is drawn apart and is as large as what lies between them.
+    """
+    reference = study.reference(family, study.options.seeds[0])
+    specs = {
+        name: replace(
+            spec_of(reference, f"BASE {name}", "base", BASES_H, "", constant_g_per_kwh=CONSTANT_G),
+            noise=0.0, device_noise=0.0, **changes,
+        )
+        for name, changes in BASES.items()
+    }  # fmt: skip
+    study.play(list(specs.values()))
+    seven = study.runs[specs["7g"]]["joules_per_request"]
+    return {
+        name: {
+            "joules_per_request": (run := study.runs[spec])["joules_per_request"],
+            "joules_over_7g_pct": 100 * (run["joules_per_request"] / seven - 1),
+            "p50_ms": run["p50_ms"],
+            "p95_ms": run["p95_ms"],
+            "accuracy": run["accuracy"],
+        }
+        for name, spec in specs.items()
     }
 
 

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from trefoil.core.common import Basis
-from trefoil.core.device_types import A100_40GB, slice_type
+from trefoil.core.device_types import A100_40GB, A100_40GB_WHOLE, device_type, slice_type
 from trefoil.core.power import SWEEP_IDLE_W, active_w, sm_share
 from trefoil.profiler import law
 from trefoil.runtime.repository import load_family
@@ -78,20 +78,36 @@ def test_points_are_physical(name: str) -> None:
     widths: dict[tuple[str, int, int], list[tuple[int, float]]] = defaultdict(list)
     clocks: dict[tuple[str, str, int], list[tuple[int, float, float]]] = defaultdict(list)
     for row in rows:
-        shape = slice_type(A100_40GB, row.slice_type)
+        device = device_type(row.device_type)
+        shape = slice_type(device, row.slice_type)
         widths[row.variant, row.batch, row.clock_mhz].append((shape.sm_count, row.latency_ms_p50))
         point = (row.clock_mhz, row.latency_ms_p50, row.energy_active_j_per_batch)
         clocks[row.variant, row.slice_type, row.batch].append(point)
-        assert row.power_w <= A100_40GB.max_w * sm_share(A100_40GB, row.slice_type), row
+        assert row.power_w <= device.max_w * sm_share(device, row.slice_type), row
         assert row.latency_ms_p50 < row.latency_ms_p95 < row.latency_ms_p99
     for points in widths.values():
-        assert len(points) == len(A100_40GB.slice_types)
+        assert len(points) == len(A100_40GB.slice_types) + len(A100_40GB_WHOLE.slice_types)
         assert all(narrow[1] >= wide[1] for narrow, wide in pairwise(sorted(points)))
     for slower in clocks.values():
         assert all(a[1] >= b[1] and a[2] <= b[2] for a, b in pairwise(sorted(slower)))
     best = family.best.name
     row = next(r for r in rows if (r.variant, r.slice_type, r.clock_mhz, r.batch) == (best, "7g.40gb", 1410, 8))
     assert 0.2 < row.power_w / active_w(A100_40GB, "7g.40gb", 1410) < 1.6
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_gpu_outside_mig_gains_at_most_its_ten_more_sms(name: str) -> None:
+    """Whoever is bound by decoding or by launches gains less. Joules fall only where the board limit binds."""
+    family, rows = load_family(ROOT / "model_repository" / name)
+    points = {(r.device_type, r.variant, r.batch, r.clock_mhz): r for r in rows if r.slice_type in ("whole", "7g.40gb")}
+    assert len(points) == 2 * 4 * 6 * len(family.variants)
+    for (device, variant, batch, clock_mhz), row in points.items():
+        if device == A100_40GB_WHOLE.name:
+            in_mig = points[A100_40GB.name, variant, batch, clock_mhz]
+            assert 1.0 <= in_mig.latency_ms_p50 / row.latency_ms_p50 < 108 / 98, row
+            limited = points[A100_40GB.name, variant, batch, 1410].power_w > 363
+            least = 98 / 108 if limited else 1.0
+            assert least <= row.energy_active_j_per_batch / in_mig.energy_active_j_per_batch < 108 / 98, row
 
 
 def test_the_idle_power_of_the_sweep_is_the_calibrations(make: ModuleType) -> None:
