@@ -17,14 +17,16 @@ Deviations: none. Stateless: after a crash or a newer plan the steps are compute
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from controller.shares import NEED_TOLERANCE, Terms, capacity_of, draining, routed_capacity, serving, shares
 from trefoil.core.fleet import DeviceState, SliceKey
 from trefoil.core.plan import Plan, PlannedDevice, PlannedSlice, Route
 
 Devices = Mapping[str, PlannedDevice]
+_LIMITS: Final = attrgetter(*(f.name for f in fields(PlannedDevice) if f.name != "slices"))
 UNITS_MAX: Final = 48  # a larger fleet is changed in bundles: the search for a legal order is quadratic
 
 
@@ -109,12 +111,17 @@ def _differs(standing: Standing, name: str, goal: PlannedDevice) -> bool:
         return True
     wanted = {part.key: part for part in goal.slices}
     here = {key for key in standing.present if key.device == name}
-    return here != set(wanted) or any(_variants(standing.ready.get(key)) != _variants(p) for key, p in wanted.items())
+    return here != set(wanted) or any(not _same(standing.ready.get(key), p) for key, p in wanted.items())
 
 
 def _alike(a: PlannedDevice, b: PlannedDevice) -> bool:
     """Whether two desired states differ in their slices at most."""
-    return replace(a, slices=()) == replace(b, slices=())
+    return _LIMITS(a) == _LIMITS(b)
+
+
+def _same(a: PlannedSlice | None, b: PlannedSlice | None) -> bool:
+    """Whether two slices serve the same variants."""
+    return (a is not None and b is not None and a.hosted == b.hosted) or _variants(a) == _variants(b)
 
 
 def _variants(part: PlannedSlice | None) -> tuple[tuple[str, str, int], ...]:
@@ -175,7 +182,7 @@ def _units(now: Devices, goal: Devices) -> list[Unit]:
         here, there = ({p.key: p for p in devices[name].slices} for devices in (now, goal))
         groups: list[set[SliceKey]] = []
         for key in sorted({*here, *there}):
-            if _variants(here.get(key)) != _variants(there.get(key)):
+            if not _same(here.get(key), there.get(key)):
                 touching = [g for g in groups if any(key.overlaps(other) for other in g)]
                 groups = [*(g for g in groups if g not in touching), {key}.union(*touching)]
         units += [Unit(frozenset(g & here.keys()), tuple(there[k] for k in sorted(g & there.keys()))) for g in groups]
@@ -191,12 +198,29 @@ def _with(now: Devices, goal: Devices, units: list[Unit]) -> Devices:
     for part in (p for u in units for p in u.adds):
         adds.setdefault(part.key.device, []).append(part)
     waypoint = {}
+    touched = {key.device for key in drops} | set(adds)
     for name, device in now.items():
+        awake = device.slices and goal[name].slices and device.target == DeviceState.AWAKE
+        if awake and name not in touched and _alike(device, goal[name]):
+            waypoint[name] = device
+            continue
         parts = {p.key: p for p in (*(p for p in device.slices if p.key not in drops), *adds.get(name, ()))}
         base = goal[name] if goal[name].slices or not parts else device
         target = DeviceState.AWAKE if parts else base.target
         waypoint[name] = replace(base, target=target, slices=tuple(parts[k] for k in sorted(parts)))
     return waypoint
+
+
+class _Change(NamedTuple):
+    """What a hop does: what stands after it, what it starts, what serves meanwhile, what it stops and changes late."""
+
+    wanted: dict[SliceKey, PlannedSlice]
+    started: dict[SliceKey, PlannedSlice]
+    shifted: dict[SliceKey, PlannedSlice]
+    leaving: set[SliceKey]
+    goes: frozenset[SliceKey]
+    late: set[SliceKey]
+    slower: set[SliceKey]
 
 
 class _Path:
@@ -230,7 +254,7 @@ class _Path:
         while remaining:
             chosen: list[Unit] = []
             for unit in remaining:
-                if self._try(_with(self._devices, goal, [*chosen, unit])) is not None:
+                if self._change(_with(self._devices, goal, [*chosen, unit])) is not None:
                     chosen.append(unit)
             if not chosen:
                 return False
@@ -252,22 +276,10 @@ class _Path:
 
     def _try(self, waypoint: Devices) -> list[Step] | None:
         """The steps of one hop, None when they would route too little."""
-        wanted = {part.key: part for d in waypoint.values() for part in d.slices}
-        leaving = {key for key in self._present if key not in wanted}
-        changed = {k for k, p in wanted.items() if k in self._ready and _variants(self._ready[k]) != _variants(p)}
-        missing = {k for k in wanted if k not in self._ready}
-        rebuilt = {k for k in changed if not self._terms.swappable(self._ready[k], wanted[k])}
-        # A slice that shrinks its throughput gets its smaller share first, one that grows gets its larger share last.
-        slower = {k for k in changed - rebuilt if self._slower(self._ready[k], wanted[k])}
-        early = {k for k in missing if not any(k.overlaps(other) for other in leaving)}
-        late = (missing - early) | slower | rebuilt
-        started = {**{k: wanted[k] for k in early}, **{k: wanted[k] for k in changed - rebuilt - slower}}
-        kept = {k: p for k, p in self._ready.items() if k in wanted and k not in rebuilt}
-        shifted = {**kept, **started}
-        goes = frozenset(k for k in (leaving | rebuilt) if k in self._ready)
-        slowed = {k: wanted[k] if k in slower else p for k, p in shifted.items()}
-        if not self._enough(shifted, slowed, wanted):
+        change = self._change(waypoint)
+        if change is None:
             return None
+        wanted, started, shifted, leaving, goes, late, slower = change
         steps = []
         devices: Devices = self._devices
         if started:
@@ -279,6 +291,26 @@ class _Path:
             ready = {k: wanted[k] for k in late}
             steps.append(Step("shift" if goes or late else "sleep", routes, dict(waypoint), goes, ready))
         return steps
+
+    def _change(self, waypoint: Devices) -> _Change | None:
+        """What one hop changes, None when it would route too little."""
+        wanted = {part.key: part for d in waypoint.values() for part in d.slices}
+        leaving = {key for key in self._present if key not in wanted}
+        changed = {k for k, p in wanted.items() if k in self._ready and not _same(self._ready[k], p)}
+        missing = {k for k in wanted if k not in self._ready}
+        rebuilt = {k for k in changed if not self._terms.swappable(self._ready[k], wanted[k])}
+        # A slice that shrinks its throughput gets its smaller share first, one that grows gets its larger share last.
+        slower = {k for k in changed - rebuilt if self._slower(self._ready[k], wanted[k])}
+        early = {k for k in missing if not any(k.overlaps(other) for other in leaving)}
+        late = (missing - early) | slower | rebuilt
+        started = {**{k: wanted[k] for k in early}, **{k: wanted[k] for k in changed - rebuilt - slower}}
+        kept = {k: p for k, p in self._ready.items() if k in wanted and k not in rebuilt}
+        shifted = {**kept, **started}
+        goes = frozenset(k for k in (leaving | rebuilt) if k in self._ready)
+        slowed = {k: wanted[k] if k in slower else p for k, p in shifted.items()} if slower else shifted
+        if not self._enough(shifted, slowed, wanted):
+            return None
+        return _Change(wanted, started, shifted, leaving, goes, late, slower)
 
     def _slower(self, old: PlannedSlice, new: PlannedSlice) -> bool:
         return any(
@@ -301,7 +333,8 @@ class _Path:
     def _enough(self, *routed: Mapping[SliceKey, PlannedSlice]) -> bool:
         """Whether each of these sets of slices carries what the load needs, or at least what it ever did."""
         for family, floor in sorted(self._floor.items()):
-            during = min(capacity_of(family, list(parts.values()), self._terms) for parts in routed)
+            distinct = {id(parts): parts for parts in routed}.values()
+            during = min(capacity_of(family, list(parts.values()), self._terms) for parts in distinct)
             if during < floor - NEED_TOLERANCE:
                 self.refused = f"{family} would have {during:.1f}/s of the {floor:.1f}/s it needs"
                 return False

@@ -178,8 +178,37 @@ def early(view: PlanView, stands: Standing, plan: Plan) -> tuple[Route, ...] | N
     return tuple(draining(route, gone) for route in routes)
 
 
+class _Asked:
+    """What a way depends on, as the key of a memo: plans are asked for once before they are decided, and once after."""
+
+    __slots__ = ("_hash", "key", "plan", "stands", "view")
+
+    def __init__(self, view: PlanView, stands: Standing, plan: Plan) -> None:
+        self.view, self.stands, self.plan = view, stands, plan
+        demand = tuple((d.family, d.rate_per_s, d.gap_scv) for d in view.demand)
+        wanted = tuple((o.family, o.slo_ms, o.slo_quantile, o.hard_min_accuracy) for o in view.objectives)
+        types = tuple((d.device, d.type) for node in view.fleet.nodes for d in node.devices)
+        nodes = tuple((n.node, n.devices) for n in plan.nodes)
+        profiled = {row.family for row in view.catalog.rows}
+        before = tuple(r for r in (view.current.routes if view.current else ()) if r.family not in profiled)
+        self.key = (demand, wanted, types, nodes, plan.routes, stands, before)
+        self._hash = hash((demand, wanted, tuple(n.digest for n in plan.nodes), len(stands.ready)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and self.view.catalog is other.view.catalog and self.key == other.key
+
+
 def best_way(view: PlanView, stands: Standing, plan: Plan) -> Way:
     """The way under the SLO's capacities, else one on which requests at least do not pile up."""
+    return _best_way(_Asked(view, stands, plan))
+
+
+@lru_cache(maxsize=64)
+def _best_way(asked: _Asked) -> Way:
+    view, stands, plan = asked.view, asked.stands, asked.plan
     strict = way(stands, plan, terms(view))
     if not strict.halted:
         return strict
