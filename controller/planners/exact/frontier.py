@@ -134,8 +134,10 @@ def price(
     target, cost, at = hull[0].accuracy, 0.0, 0
     while at < len(steps) and mean < required - 1e-9:
         cost = steps[at][0]
-        tied = [s for s in steps[at:] if s[0] <= cost * (1 + 1e-9) + 1e-12]
-        at += len(tied)
+        end, limit = at + 1, cost * (1 + 1e-9) + 1e-12
+        while end < len(steps) and steps[end][0] <= limit:
+            end += 1
+        tied, at = steps[at:end], end
         gain = sum(w * (b - a) for _, a, b, _, w in tied)
         part = min(1.0, (required - mean) / gain)
         mean += part * gain

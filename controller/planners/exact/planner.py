@@ -22,7 +22,7 @@ from controller.planners.exact.aims import Wish, aim_of
 from controller.planners.exact.mapping import Moves, moves, place_clocked
 from controller.planners.exact.milp import Limits, WallLimitHit
 from controller.planners.exact.model import Aim, Problem, Solution, as_they_are, groups_of, pinned, weights_of
-from controller.planners.exact.reuse import answer, refitted, standing
+from controller.planners.exact.reuse import answer, on_grid, refitted, standing, stepped
 from controller.planners.exact.search import solve
 from controller.planners.exact.verify import BACK_OFF, ROUNDS_MAX, failing, latency_ms_p95
 from controller.planners.uniform import pue_of
@@ -39,6 +39,7 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "frontier_gap": 5e-3,
     "frontier_solves": 6.0,
     "kernel_requests": 5000.0,
+    "demand_step": 0.0,  # above 1: for long runs, plan demand rounded up to a power of it, and aims of a grid
     "clocks": 0.0,  # 1: clocks are planned too; 0: the highest, until they are controlled live
 }
 
@@ -92,12 +93,17 @@ class ExactPlanner:
             )
 
     def _decide(self, world: World, constants: Mapping[str, float], next_at_s: float) -> Decision:
-        found = tuple(c for t in world.tasks for c in columns(world.view.catalog, t, world.devices, constants))
-        groups, (weights, _) = groups_of(world.devices, found), weights_of(world)
-        problem = Problem(groups, found, world.tasks, world.view.move_horizon_s, weights=weights)
-        aim, wishes = aim_of(world, problem, constants)
-        draft = self._draft(world, problem, aim, constants)
-        degraded = ""
+        draft, degraded = None, ""
+        if constants["demand_step"] > 1:
+            coarse = replace(world, tasks=stepped(world.tasks, constants["demand_step"]))
+            problem, fine, wishes = _posed(coarse, constants)
+            for up in (True, False):  # at the top of what can be reached there is no higher target
+                aim = on_grid(fine, up)
+                draft = draft or self._draft(coarse, problem, aim, constants)
+            world = coarse if draft is not None else world
+        if draft is None:
+            problem, aim, wishes = _posed(world, constants)
+            draft = self._draft(world, problem, aim, constants)
         if draft is None and (eased := together.reachable(world, problem, aim, wishes, constants)):
             aim, wishes = eased
             draft = self._draft(world, problem, aim, constants)
@@ -182,6 +188,14 @@ class ExactPlanner:
             degraded,
             clocks=draft.clocks,
         )
+
+
+def _posed(world: World, constants: Mapping[str, float]) -> tuple[Problem, Aim, dict[str, Wish]]:
+    """The program of a view and its aim."""
+    found = tuple(c for t in world.tasks for c in columns(world.view.catalog, t, world.devices, constants))
+    groups, (weights, _) = groups_of(world.devices, found), weights_of(world)
+    problem = Problem(groups, found, world.tasks, world.view.move_horizon_s, weights=weights)
+    return problem, *aim_of(world, problem, constants)
 
 
 def _checked(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> tuple[Solution | None, Problem, str]:

@@ -183,8 +183,9 @@ def _around(value: float) -> tuple[float, float]:
     """The grid's prices below and above one."""
     if value <= 0:
         return 0.0, 0.0
-    step = math.floor(math.log(value, PRICE_STEP))
-    return float(PRICE_STEP**step), float(PRICE_STEP ** (step + 1))
+    step = math.floor(math.log(value, PRICE_STEP) + 1e-9)
+    low = float(PRICE_STEP**step)
+    return (low, low) if abs(value - low) < 1e-9 * low else (low, float(PRICE_STEP ** (step + 1)))
 
 
 def _between(target: float) -> tuple[float, float]:
@@ -192,6 +193,30 @@ def _between(target: float) -> tuple[float, float]:
     step = math.floor(target / TARGET_STEP + 1e-9)
     low = step * TARGET_STEP
     return (low, low) if abs(target - low) < 1e-12 else (low, (step + 1) * TARGET_STEP)
+
+
+def on_grid(aim: Aim, up: bool) -> Aim:
+    """The nearest prices and the next higher (or lower) targets of the grid: aims of a kind, each solved once."""
+    prices = {f: PRICE_STEP ** round(math.log(v, PRICE_STEP)) if v > 0 else 0.0 for f, v in aim.value_j.items()}
+    return replace(aim, value_j=prices, target={f: _between(t)[up] for f, t in aim.target.items()})
+
+
+def stepped(tasks: Sequence[Task], step: float) -> tuple[Task, ...]:
+    """Tasks whose demand is rounded up to a power of `step`."""
+    return tuple(replace(t, demand=_stepped(t.demand, step)) for t in tasks)
+
+
+def _stepped(demand: Demand, step: float) -> Demand:
+    def up(rate_per_s: float) -> float:
+        return step ** math.ceil(math.log(rate_per_s, step) - 1e-9) if rate_per_s > 0 else rate_per_s
+
+    ahead = demand.forecast
+    return replace(
+        demand,
+        rate_per_s=up(demand.rate_per_s),
+        rate_p90_per_s=up(demand.rate_p90_per_s),
+        forecast=replace(ahead, mean_per_s=up(ahead.mean_per_s)) if ahead else None,
+    )
 
 
 def standing(problem: Problem) -> Solution | None:
