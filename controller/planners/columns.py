@@ -221,6 +221,10 @@ class Same:
         by_clock = _index(self).get((kind, shape, family, variant), {})
         return by_clock.get(clock_mhz or max(by_clock, default=0), ())
 
+    def profiled(self, kind: str, shape: str, family: str, variant: str) -> tuple[int, ...]:
+        """The clocks at which `rows` has any, ascending."""
+        return tuple(sorted(_index(self).get((kind, shape, family, variant), {})))
+
     def clocks(self, kind: DeviceType, family: str) -> tuple[int, ...]:
         """Clocks that can be set and are profiled; the highest is 0, because it needs no lock."""
         if not kind.clock_lockable:

@@ -103,6 +103,4 @@ class Workload:
         density = power.density(
             self._device, row.slice_type, row.clock_mhz, mean_ms / 1e3, row.energy_active_j_per_batch
         )
-        # At a clock that nobody profiled, time follows the clock: the pessimistic, compute-bound assumption.
-        stretch = row.clock_mhz / clock_mhz if row.clock_mhz and clock_mhz else 1.0
-        return Operation(row.batch, mean_ms * stretch, cv, density)
+        return Operation(row.batch, mean_ms * power.stretch(row.clock_mhz, clock_mhz), cv, density)

@@ -9,12 +9,17 @@ dynamic_w span between idle and an inference load that keeps every SM busy; belo
           not reach the board limit. Synthetic until measured.
 clock_law c1 r + c3 r^3 with r = f / f_max: linear at constant voltage, cubic where voltage follows (Zeus, mu-Serve).
 
+A clock that nobody profiled, in the simulated driver and in the simulator (`at_clock`): time follows the clock
+(compute-bound, the pessimistic assumption), active power `clock_law`.
+
 `saturated_w` bends the sum slightly: two busy slices draw a little less than twice one. The planner does not know this:
 truth and estimate differ on purpose, by at most CONCAVITY of a small load.
 """
 
+from dataclasses import replace
 from typing import Final
 
+from trefoil.core.catalog import ProfileRow
 from trefoil.core.common import Basis, Provenance
 from trefoil.core.device_types import slice_type
 from trefoil.core.fleet import DeviceState, DeviceType
@@ -87,6 +92,29 @@ def density(
     """The density that makes a batch of this service time cost this energy: inverse of `active_w`."""
     assert service_s > 0
     return energy_active_j / (service_s * active_w(device, slice_type_name, clock_mhz))
+
+
+def stretch(row_clock_mhz: int, clock_mhz: int) -> float:
+    """Service time at a clock over that at the clock of a profile row; 1 where either is not known (0)."""
+    return row_clock_mhz / clock_mhz if row_clock_mhz and clock_mhz else 1.0
+
+
+def at_clock(device: DeviceType, row: ProfileRow, clock_mhz: int) -> ProfileRow:
+    """A profile row as it is taken to be at another clock; 0 = as it is."""
+    if not clock_mhz or clock_mhz == row.clock_mhz:
+        return row
+    longer = stretch(row.clock_mhz, clock_mhz)
+    watts = clock_law(device, clock_mhz) / clock_law(device, row.clock_mhz)
+    return replace(
+        row,
+        clock_mhz=clock_mhz,
+        latency_ms_p50=row.latency_ms_p50 * longer,
+        latency_ms_p95=row.latency_ms_p95 * longer,
+        latency_ms_p99=row.latency_ms_p99 * longer,
+        throughput_per_s=row.throughput_per_s / longer,
+        energy_active_j_per_batch=row.energy_active_j_per_batch * longer * watts,
+        power_w=row.power_w * watts,
+    )
 
 
 def saturated_w(device: DeviceType, linear_w: float) -> float:

@@ -1,5 +1,6 @@
 """The simulated hardware: devices, slices and what they draw. Obeys commands as an agent does, and takes its time.
 
+A slice computes as its row at the device's clock says, or as `power.at_clock` where the profile has none.
 Power: the law of trefoil/core/power (idle, sleep, saturation) times each device's own factor. Energy by the definitions
 of CONTRACTS section 4: baseline while a slice serves is idle; baseline while none does, sleep, and what starting slices
 draw are unallocated; the rest is active and belongs to the slice that computed.
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from controller.planners.columns import effective_row
+from controller.planners.columns import Same, effective_row
 from trefoil.core import power
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import device_type, slice_type
@@ -128,7 +129,9 @@ class Plant:
         if index not in self._services:
             items, gap_ms = self._items[hosted.family], self._costs.gap_ms
             catalog = self._truth.catalog
-            self._services[index] = truth_of(catalog, machine.type, key.slice_type, hosted, items, gap_ms)
+            self._services[index] = truth_of(
+                catalog, machine.type, key.slice_type, hosted, items, gap_ms, machine.clock_mhz
+            )
         return self._services[index]
 
     def drained_s(self, keys: Iterable[SliceKey]) -> float:
@@ -267,16 +270,27 @@ class Plant:
 
 
 def truth_of(
-    catalog: Catalog, kind: DeviceType, shape: str, hosted: Hosted, items: float, gap_ms: float
+    catalog: Catalog,
+    kind: DeviceType,
+    shape: str,
+    hosted: Hosted,
+    items: float,
+    gap_ms: float,
+    clock_mhz: int = 0,
 ) -> SliceService:
-    """Service time, accuracy and energy of one request of `items` rows.
+    """Service time, accuracy and energy of one request of `items` rows at a clock (0: the highest).
 
     Raises:
         ProfileMissing: no row.
     """
     family = catalog.family(hosted.family)
     variant = family.variant(hosted.variant)
-    row = effective_row(catalog, kind, slice_type(kind, shape), family, variant, items)
+    found = (catalog, kind, slice_type(kind, shape), family, variant, items)
+    row = effective_row(*found, clock_mhz)
+    if row is None and clock_mhz:  # not profiled: as the simulated driver has it, from the nearest clock that is
+        clocks = Same(catalog).profiled(kind.name, shape, family.name, variant.name)
+        nearest = effective_row(*found, min(clocks, key=lambda c: abs(c - clock_mhz), default=0))
+        row = power.at_clock(kind, nearest, clock_mhz) if nearest is not None else None
     if row is None:
         raise ProfileMissing(
             f"the truth has no row for {hosted.variant} on {shape} of {kind.name}, and a plan put it there",

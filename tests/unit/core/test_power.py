@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.planning import row
 from trefoil.core import power
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceState
@@ -41,3 +42,20 @@ def test_saturation_is_concave_and_exact_at_both_ends(one_w, other_w):
     assert bent(one_w + other_w) <= bent(one_w) + bent(other_w) + 1e-9
     assert bent(0.0) == 0.0
     assert bent(250.0) == 250.0
+
+
+@given(clock=CLOCKS, shape=st.sampled_from(["1g.5gb", "3g.20gb", "7g.40gb"]))
+def test_a_row_at_another_clock_keeps_its_density(clock, shape):
+    known = row("l", shape, 40.0)
+    moved = power.at_clock(A100_40GB, known, clock)
+    assert moved.latency_ms_p95 / known.latency_ms_p95 == pytest.approx(1410 / clock)
+    before, after = (
+        power.density(A100_40GB, shape, r.clock_mhz, r.latency_ms_p50 / 1e3, r.energy_active_j_per_batch)
+        for r in (known, moved)
+    )
+    assert after == pytest.approx(before)
+    longer = moved.latency_ms_p50 / known.latency_ms_p50
+    assert moved.power_w * longer / known.power_w == pytest.approx(
+        moved.energy_active_j_per_batch / known.energy_active_j_per_batch
+    )
+    assert power.at_clock(A100_40GB, known, 0) is known

@@ -1,0 +1,96 @@
+"""A planned clock: the simulated slices slow down and save as the plan expects, and as the simulated driver has it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from power_agent.devices.pace import family_crc32
+from power_agent.devices.workload import Workload
+from trefoil.core import power
+from trefoil.core.catalog import Catalog
+from trefoil.core.device_types import A100_40GB
+from trefoil.core.fleet import Hosted
+from trefoil.simulator import Provided, Scenario
+from trefoil.simulator.inputs import prepare
+from trefoil.simulator.plant import truth_of
+from trefoil.simulator.report import result
+from trefoil.simulator.scenario import Arrivals, Carbon, Node, Noise, PolicyChoice, Served, Wanted, Zone
+from trefoil.simulator.shell import Shell
+
+REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
+FAMILY, BATCH, RATE = "efficientnet", 8, 2.0
+
+
+def scenario(clocks: float, slo_ms: float) -> Scenario:
+    """One steady flow on two GPUs, planned once."""
+    wanted = Wanted(mode="instant", slo_ms=slo_ms, below_best_pct=2.0, hard_below_best_pct=10.0)
+    arrivals = Arrivals(rate_per_s=RATE)
+    return Scenario(
+        duration_s=600.0,
+        nodes=(Node(devices=(A100_40GB.name,) * 2),),
+        families=(Served(name=FAMILY, repository=REPOSITORY, items=BATCH, arrivals=arrivals, objective=wanted),),
+        carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)}),
+        noise=Noise(),
+        policy=PolicyChoice(name="exact", constants={"clocks": clocks, "tick_s": 1e6}, triggers=()),
+    )
+
+
+def run(clocks: float, slo_ms: float = 1500.0):
+    asked = scenario(clocks, slo_ms)
+    times = np.arange(-60.0, asked.duration_s, 1 / RATE)  # whenever the planner looks, it sees this rate
+    shell = Shell(prepare(asked, Provided(arrivals={FAMILY: times})))
+    shell.run(shell.end_s)
+    return shell, result(shell).summary
+
+
+@pytest.fixture(scope="module")
+def slow():
+    return run(1.0)
+
+
+@pytest.fixture(scope="module")
+def fast():
+    return run(0.0)
+
+
+def clock_of(shell: Shell) -> int:
+    (clock,) = {m.clock_mhz for m in shell.plant.machines.values() if m.slices}
+    return clock
+
+
+def test_what_is_measured_is_what_was_planned(slow, fast):
+    for shell, summary in (slow, fast):
+        planned = shell.plans[-1].expected[FAMILY]
+        assert summary.joules_per_request == pytest.approx(planned.joules_per_request, rel=0.01)
+        # Arrivals are even here, not by chance: nobody waits longer than planned.
+        assert summary.p95_ms <= planned.latency_ms_p95 * 1.01
+        assert summary.accuracy == pytest.approx(planned.accuracy, abs=1e-3)
+    shell, summary = slow  # a pool so large that a request hardly ever waits: its service time is what is left
+    assert summary.p95_ms == pytest.approx(shell.plans[-1].expected[FAMILY].latency_ms_p95, rel=0.01)
+
+
+def test_a_lower_clock_is_slower_and_cheaper(slow, fast):
+    assert 0 < clock_of(slow[0]) < max(A100_40GB.clocks_mhz)
+    assert clock_of(fast[0]) == 0
+    assert slow[1].p50_ms > 1.1 * fast[1].p50_ms
+    active = [sum(m.active_j for m in shell.plant.machines.values()) for shell, _ in (slow, fast)]
+    assert active[0] < 0.95 * active[1]
+    assert slow[1].joules_per_request < fast[1].joules_per_request
+
+
+@pytest.mark.parametrize("clock_mhz", [0, 735, 1005, 1410, 900, 1200])
+def test_the_simulator_and_the_simulated_driver_have_one_law(clock_mhz, slow):
+    whole = slow[0].inputs.truth.catalog
+    catalog = Catalog(whole.families, tuple(r for r in whole.rows if r.batch == BATCH))
+    at = clock_mhz or max(A100_40GB.clocks_mhz)
+    driver = Workload(A100_40GB, catalog)
+    for shape in ("1g.5gb", "4g.20gb"):
+        loaded = driver.loaded(shape, at)
+        for variant in catalog.family(FAMILY).variants:
+            hosted = Hosted(FAMILY, variant.name, variant.version, 0, 1, 1, BATCH)
+            truth = truth_of(catalog, A100_40GB, shape, hosted, BATCH, 0.0, clock_mhz)
+            (point,) = loaded[family_crc32(FAMILY), variant.version].operations
+            assert truth.service.mean_ms == pytest.approx(point.service_ms_mean)
+            full_w = power.active_w(A100_40GB, shape, at, point.density)
+            assert truth.energy_j == pytest.approx(full_w * point.service_ms_mean / 1e3)
