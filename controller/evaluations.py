@@ -154,12 +154,17 @@ def text(run: Exploration, ended: str = "") -> str:
 
 def refusal(view: PlanView, plan: Plan) -> str:
     """Why a plan may not be deployed now; "" when it may. Its SLO is the planner's business, the capacity is not."""
+    return refused(view, plan)[0]
+
+
+def refused(view: PlanView, plan: Plan) -> tuple[str, str]:
+    """`refusal`, and the family whose part of the plan is too small; "" where it is the plan as a whole."""
     try:
         check(replace(plan, degraded=plan.degraded or "a candidate"), view.fleet, view.catalog, (), view.objectives)
     except PlanError as error:
-        return str(error)
+        return str(error), ""
     if view.current is not None and plan_digest(plan) == plan_digest(view.current):
-        return ""  # it runs already: what it does will be seen
+        return "", ""  # it runs already: what it does will be seen
     rules = terms(view, relaxed=True)
     parts = [p for node in plan.nodes for d in node.devices for p in d.slices]
     for demand in view.demand:
@@ -167,5 +172,6 @@ def refusal(view: PlanView, plan: Plan) -> str:
             continue  # no profile: nothing is known before it is measured
         carries = capacity_of(demand.family, parts, rules)
         if carries < rules.needs.get(demand.family, 0.0):
-            return f"carries {carries:.1f}/s of {demand.family}, the load needs {demand.rate_per_s:.1f}/s"
-    return impossible(view, plan)
+            short = f"carries {carries:.1f}/s of {demand.family}, the load needs {demand.rate_per_s:.1f}/s"
+            return short, demand.family
+    return impossible(view, plan), ""

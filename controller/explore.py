@@ -33,7 +33,7 @@ from controller.evaluations import (
     Shell,
     Totals,
     good,
-    refusal,
+    refused,
     text,
 )
 from controller.report import Accountant
@@ -127,8 +127,8 @@ class Explorer:
             await self._deploy()
         elif run.phase == Phase.BACK:
             self._went_back()
-        elif why := self._unbearable(view):
-            await self._break_off(view, BROKEN_OFF, why)
+        elif (found := self._unbearable(view))[0]:
+            await self._break_off(view, BROKEN_OFF, *found)
         elif run.phase == Phase.ROLL:
             await self._rolling(view)
         elif run.phase == Phase.SETTLE:
@@ -155,15 +155,15 @@ class Explorer:
         candidate = thought.step
         one = Evaluation(len(run.evaluations) + 1, candidate)
         run.evaluations.append(one)
-        refused = refusal(view, candidate.plan)
-        if refused and (view.current is not None or not candidate.plan.degraded):
-            self._tell(view, REFUSED, refused)
+        why, family = refused(view, candidate.plan)
+        if why and (view.current is not None or not candidate.plan.degraded):
+            self._tell(view, REFUSED, why, blamed=family)
             run.phase = Phase.ASK
         else:
-            refused, run.phase = "", Phase.DEPLOY
+            why, run.phase = "", Phase.DEPLOY
         run.deployed = None
-        run.deployed = await self._shell.try_out(view, run.trigger, thought, refused)
-        if refused:
+        run.deployed = await self._shell.try_out(view, run.trigger, thought, why)
+        if why:
             self._shell.wake()
         else:
             await self._deploy()
@@ -234,18 +234,18 @@ class Explorer:
 
     # --- leaving a candidate ------------------------------------------------------------------------------------------
 
-    def _unbearable(self, view: PlanView) -> str:
-        """Why the candidate has to be left at once; "" while it is bearable."""
+    def _unbearable(self, view: PlanView) -> tuple[str, str]:
+        """Why the candidate has to be left at once, and whose part of it; "" twice while it is bearable."""
         run = self.run
         assert run is not None
         since = self._windows.begun_since(run.windows_from_s)
         settled = self._windows.begun_since(run.settled_s)
         return measuring.unbearable(view, run.now.candidate.plan, since, settled, self._settings)
 
-    async def _break_off(self, view: PlanView, outcome: str, why: str) -> None:
+    async def _break_off(self, view: PlanView, outcome: str, why: str, blamed: str = "") -> None:
         run = self.run
         assert run is not None
-        self._tell(view, outcome, why)
+        self._tell(view, outcome, why, blamed=blamed)
         back = good(run, view)
         if back is None:
             run.phase = Phase.ASK  # there is nothing to go back to: the next candidate
@@ -272,13 +272,15 @@ class Explorer:
         why: str,
         told: tuple[Measured, ...] | None = None,
         until_s: float | None = None,
+        blamed: str = "",
     ) -> None:
         """Charge everything since the last evaluation to this one, and tell the planner."""
         run = self.run
         assert run is not None
         assert self._thinker.live is not None
         spent_s, spent_j, violations = self._charge(view, self._clock.now_s() if until_s is None else until_s)
-        results = measuring.lost(o.family for o in view.objectives) if told is None else told
+        families = [blamed] if blamed else [o.family for o in view.objectives]
+        results = measuring.lost(families) if told is None else told
         one = run.now
         one.outcome, one.why, one.told = outcome, why, Measurement(results, spent_s, spent_j, violations)
         self._count(outcome)

@@ -124,7 +124,10 @@ def measured(view: PlanView, windows: Windows, found: Sequence[LoadWindow], paid
 
 
 def lost(families: Iterable[str]) -> tuple[Measured, ...]:
-    """What a planner is told of a candidate that was refused or broken off."""
+    """What a planner is told of families whose candidate was refused or broken off.
+
+    Where one of several is to blame it is told of alone: what the others had has not been measured, and is no failure.
+    """
     return tuple(Measured(family, math.inf, math.inf, 0.0, 0.0, None, 0.0, 0.0) for family in families)
 
 
@@ -157,8 +160,8 @@ def slo_s(view: PlanView, family: str) -> float:
 
 def unbearable(
     view: PlanView, plan: Plan, since: Sequence[LoadWindow], settled: Sequence[LoadWindow], bounds: Bounds
-) -> str:
-    """Why a candidate has to be left at once; "" while it is bearable.
+) -> tuple[str, str]:
+    """Why a candidate has to be left at once, and the family that cannot bear it; "" twice while it is bearable.
 
     `since` are the load windows from its first rollout step on, `settled` those that count as its measurement.
     """
@@ -170,9 +173,9 @@ def unbearable(
             limit = min(limit, bounds.queue_share_max * queue[family])
         waits = tally(since, family).backlog
         if waits > limit:
-            return f"{waits} requests of {family} wait, more than {limit:.0f}"
+            return f"{waits} requests of {family} wait, more than {limit:.0f}", family
         seen, slo_ms = tally(settled, family), MS_PER_S * slo_s(view, family)
         late = slo_ms > 0 and seen.latency_ms_p95 > bounds.p95_ratio_max * slo_ms
         if late and seen.answered >= bounds.p95_requests_min:
-            return f"p95 of {family} {seen.latency_ms_p95:.0f} ms > {bounds.p95_ratio_max:g} x {slo_ms:g} ms"
-    return ""
+            return f"p95 of {family} {seen.latency_ms_p95:.0f} ms > {bounds.p95_ratio_max:g} x {slo_ms:g} ms", family
+    return "", ""

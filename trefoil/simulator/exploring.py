@@ -23,7 +23,7 @@ from controller.evaluations import (
     Phase,
     Totals,
     good,
-    refusal,
+    refused,
 )
 from controller.settings import ExploreSettings
 from controller.triggers import Trigger
@@ -89,8 +89,8 @@ class Explorer:
             if stage.rolled() is not None:
                 run.phase = Phase.ASK
                 self._ask(stage, view)
-        elif why := self._unbearable(stage, view):
-            self._break_off(stage, view, BROKEN_OFF, why)
+        elif (found := self._unbearable(stage, view))[0]:
+            self._break_off(stage, view, BROKEN_OFF, *found)
         elif run.phase == Phase.ROLL:
             rolled = stage.rolled()
             if rolled:
@@ -128,10 +128,10 @@ class Explorer:
                 self._decided(stage, view, step, seed)
                 return
             run.evaluations.append(Evaluation(len(run.evaluations) + 1, step))
-            refused = refusal(view, step.plan)
-            if not refused or (view.current is None and step.plan.degraded):
+            why, family = refused(view, step.plan)
+            if not why or (view.current is None and step.plan.degraded):
                 break
-            self._tell(stage, view, REFUSED, refused)
+            self._tell(stage, view, REFUSED, why, blamed=family)
         run.phase, run.settled_s = Phase.ROLL, math.inf
         run.deployed = replace(step.plan, exploration=True, why=f"{run.trigger.cause}: {step.why}")
         stage.deploy(run.deployed)
@@ -172,18 +172,18 @@ class Explorer:
         run.phase = Phase.ASK
         self._ask(stage, view)
 
-    def _unbearable(self, stage: Stage, view: PlanView) -> str:
-        """Why the candidate has to be left at once; "" while it is bearable."""
+    def _unbearable(self, stage: Stage, view: PlanView) -> tuple[str, str]:
+        """Why the candidate has to be left at once, and whose part of it; "" twice while it is bearable."""
         run = self.run
         assert run is not None
         since = stage.windows.begun_since(run.windows_from_s - 1e-6)
         settled = stage.windows.begun_since(run.settled_s - 1e-6)
         return measuring.unbearable(view, run.now.candidate.plan, since, settled, self.settings)
 
-    def _break_off(self, stage: Stage, view: PlanView, outcome: str, why: str) -> None:
+    def _break_off(self, stage: Stage, view: PlanView, outcome: str, why: str, blamed: str = "") -> None:
         run = self.run
         assert run is not None
-        self._tell(stage, view, outcome, why)
+        self._tell(stage, view, outcome, why, blamed=blamed)
         back = good(run, view)
         if back is None:
             run.phase = Phase.ASK
@@ -195,14 +195,21 @@ class Explorer:
     # --- booking ----------------------------------------------------------------------------------------------------
 
     def _tell(
-        self, stage: Stage, view: PlanView, outcome: str, why: str, told: tuple[Measured, ...] | None = None
+        self,
+        stage: Stage,
+        view: PlanView,
+        outcome: str,
+        why: str,
+        told: tuple[Measured, ...] | None = None,
+        blamed: str = "",
     ) -> None:
         """Charge everything since the last evaluation to this one, and tell the planner."""
         run, live = self.run, as_live(self.planner)
         assert run is not None
         assert live is not None
         spent_s, spent_j, violations = self._charge(stage, view)
-        results = measuring.lost(o.family for o in view.objectives) if told is None else told
+        families = [blamed] if blamed else [o.family for o in view.objectives]
+        results = measuring.lost(families) if told is None else told
         one = run.now
         one.outcome, one.why, one.told = outcome, why, Measurement(results, spent_s, spent_j, violations)
         self._count(outcome)

@@ -30,7 +30,7 @@ from controller.planners.clover.anneal import (
 )
 from controller.planners.clover.measure import profiled
 from controller.planners.clover.objective import Goal, Outcome
-from controller.planners.clover.pods import Pod, assembled, pods_of
+from controller.planners.clover.pods import Pod, assembled, pods_of, without
 from controller.planners.clover.space import Setup
 from controller.planners.clover.words import said
 from controller.planners.columns import class_column
@@ -119,7 +119,11 @@ class CloverPlanner:
         world = read(view, constants["rate_floor_per_s"], unprofiled=True)
         rules = self._rules(constants)
         chosen: list[tuple[Pod, Search, Goal | None, dict[str, Outcome]]] = []
-        for pod in self._pods(world, constants):
+        pods = self._pods(world, constants)
+        self._searches = {f: kept for f, kept in self._searches.items() if f in {pod.family for pod in pods}}
+        if bare := without(world, pods):
+            return Decision(None, f"{self.name}: {bare}", math.inf, f"no_plan: {bare}")
+        for pod in pods:
             search, known = self._resumed(world, pod, constants)
             goal = goal_of(world, pod, known, constants)
             self._advance(pod, search, known, goal, rules, constants, rng)
@@ -134,12 +138,18 @@ class CloverPlanner:
         return self._candidate(world, [(p, s) for p, s, _, _ in chosen], constants)
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
-        """What the candidate that was asked for did. Told twice, or of another candidate: the last one counts."""
+        """What the candidate that was asked for did. Told twice, or of another candidate: the last one counts.
+
+        Where it was left for the sake of some families, the others' graphs are still to be measured.
+        """
         told = {m.family: m for m in measurement.measured}
+        left = any(not math.isfinite(m.latency_ms_p95) for m in measurement.measured)
         for family, (size_key, search) in self._searches.items():
             if search.pending is None:
                 continue
             search.spent_s += measurement.spent_s
+            if left and family not in told:
+                continue
             known, key = self._known.setdefault(family, {}), f"{size_key}|{search.pending.key}"
             known.pop(key, None)  # the newest stands last: the oldest are forgotten first
             known[key] = outcome_from(told.get(family), search.rate_per_s, candidate.plan.created_at_s)
@@ -269,6 +279,8 @@ def decided(
     if not chosen:
         why = f"{name}: no family has an objective and devices"
         return Decision(None, why, math.inf, "no_plan: no family has an objective and devices")
+    if bare := without(world, [pod for pod, _, _, _ in chosen]):
+        return Decision(None, f"{name}: {bare}", math.inf, f"no_plan: {bare}")
     setups, words, short = [], [], []
     for pod, search, goal, known in chosen:
         setup, degraded = _best(pod, search, goal, known)

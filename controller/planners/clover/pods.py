@@ -1,7 +1,8 @@
 """Pods: which devices serve which family, what stands on them as a configuration, and from setups to a plan.
 
 Source: CLOVER section 5.1 (separate pods of servers, each serving one application), 4.2 (additivity).
-Data: a `World`. Decision: none; families take the devices in turn, as BASE does, or as many as `pod_devices` says.
+Data: a `World`. Decision: none; families take the devices in turn, as BASE does, or as many as `pod_devices` says, and
+keep those that they stand on, whatever comes or goes: a pod that changed hands would load every model anew.
 Formulation: standardised, the centre is the graph of one device whose copies are nearest to what runs (graph edit
 distance), so that devices that join or leave change the number of copies only. On the fleet graph, devices that stand
 in a legal configuration bring their edges, and every other device those of the most common one among them.
@@ -116,16 +117,7 @@ def _edges(device: Device, family: str) -> list[Edge]:
 
 def pods_of(world: World, standardised: bool, artifact: bool) -> tuple[Pod, ...]:
     """One pod per family that has an objective and at least one device."""
-    free = [d for d in world.devices if not d.frozen]
-    taken: dict[str, list[Device]] = {t.family: [] for t in world.tasks}
-    asked = {t.family: int(t.objective.params.get("pod_devices", 0)) for t in world.tasks}
-    if any(asked.values()):
-        for family, number in asked.items():
-            taken[family], free = free[:number], free[number:]
-    open_to = [t.family for t in world.tasks if not asked[t.family]]
-    for index, device in enumerate(free):
-        if open_to:
-            taken[open_to[index % len(open_to)]].append(device)
+    taken = _divided([d for d in world.devices if not d.frozen], world.tasks)
     found = []
     for task in world.tasks:
         devices = taken[task.family]
@@ -135,6 +127,66 @@ def pods_of(world: World, standardised: bool, artifact: bool) -> tuple[Pod, ...]
             variants = world.view.catalog.family(task.family).by_accuracy()
             found.append(Pod(task, tuple(devices), Space(kinds, variants, standardised, artifact)))
     return tuple(found)
+
+
+def without(world: World, pods: Sequence[Pod]) -> str:
+    """Which families have no device, in words; "" where there is nothing to serve, or all can."""
+    served = {pod.family for pod in pods}
+    bare = [task.family for task in world.tasks if task.family not in served]
+    return f"no device is left for {', '.join(bare)}" if bare and served else ""
+
+
+def _divided(devices: Sequence[Device], tasks: Sequence[Task]) -> dict[str, list[Device]]:
+    """The devices of every family, in their order."""
+    names = [t.family for t in tasks]
+    owner = {d.name: _owner(d, names) for d in devices}
+    wanted = _wanted(len(devices), tasks, Counter(owner.values()))
+    taken: dict[str, list[Device]] = {name: [] for name in names}
+    free = []
+    for device in devices:
+        family = owner[device.name]
+        if family and len(taken[family]) < wanted[family]:
+            taken[family].append(device)
+        else:
+            free.append(device)
+    for task in tasks:
+        if _asked(task):
+            missing = wanted[task.family] - len(taken[task.family])
+            taken[task.family] += free[:missing]
+            free = free[missing:]
+    turn = 0
+    for device in free:
+        for step in range(len(names)):
+            family = names[(turn + step) % len(names)]
+            if len(taken[family]) < wanted[family]:
+                taken[family].append(device)
+                turn += step + 1
+                break
+    order = {d.name: i for i, d in enumerate(devices)}
+    return {family: sorted(mine, key=lambda d: order[d.name]) for family, mine in taken.items()}
+
+
+def _owner(device: Device, families: Sequence[str]) -> str:
+    """The family with most slices on a device; "" = none."""
+    counts = Counter(r.family for r in device.running if r.family in families)
+    return min(counts, key=lambda family: (-counts[family], families.index(family)), default="")
+
+
+def _asked(task: Task) -> int:
+    return int(task.objective.params.get("pod_devices", 0))
+
+
+def _wanted(number: int, tasks: Sequence[Task], standing: Mapping[str, int]) -> dict[str, int]:
+    """How many devices each family gets; of an uneven rest, first who stands on most."""
+    wanted, left = {}, number
+    for task in tasks:
+        if _asked(task):
+            wanted[task.family] = min(left, _asked(task))
+            left -= wanted[task.family]
+    open_to = sorted((t.family for t in tasks if not _asked(t)), key=lambda family: -standing[family])
+    for place, family in enumerate(open_to):
+        wanted[family] = left // len(open_to) + (place < left % len(open_to))
+    return wanted
 
 
 def assembled(
