@@ -201,8 +201,10 @@ class Windows:
                 budget.buckets.popleft()
             first_s = budget.buckets[0][0] if budget.buckets else now_s
             elapsed_s = min(budget.window_s, max(0.0, now_s - first_s))
-            requests = sum(b[1] for b in budget.buckets)
-            accuracy_sum = sum(b[2] for b in budget.buckets)
+            requests = accuracy_sum = 0.0
+            for _, answered, accurate in budget.buckets:
+                requests += answered
+                accuracy_sum += accurate
             found.append(BudgetState(family, budget.window_s, elapsed_s, round(requests), accuracy_sum))
         return tuple(found)
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import combinations, groupby
 from typing import Any, Final
 
@@ -31,8 +31,10 @@ CONTEXT_MIB: Final = 400  # overhead of one Triton with a CUDA context; an assum
 
 def plain(value: Any) -> Any:
     """Dataclasses, tuples and enums as JSON-ready values, in a canonical form."""
+    if isinstance(value, str | float) or type(value) is int:  # most of what there is
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {name: plain(getattr(value, name)) for name in _names(type(value))}
     if isinstance(value, IntEnum):
         return value.name
     if isinstance(value, Mapping):
@@ -40,6 +42,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(v) for v in value]
     return value
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(kind))
 
 
 def _hash(value: Any) -> str:

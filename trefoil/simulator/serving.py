@@ -45,7 +45,7 @@ class Interval:
     queued: float = 0.0
 
     def add(self, other: "Interval") -> None:
-        """Go on with the interval that follows."""
+        """Go on with the interval that follows. `joules` stay those of the first: they are booked by interval."""
         self.ends_s, self.queued = other.ends_s, other.queued
         self.arrived += other.arrived
         self.answered += other.answered
@@ -55,8 +55,6 @@ class Interval:
         self.latency += other.latency
         self.sum_ms += other.sum_ms
         self.max_ms = max(self.max_ms, other.max_ms)
-        for key, joules in other.joules.items():
-            self.joules[key] = self.joules.get(key, 0.0) + joules
         for variant, count in other.by_variant.items():
             self.by_variant[variant] = self.by_variant.get(variant, 0.0) + count
 

@@ -88,6 +88,7 @@ class Shell:
         self._since_tick = {f: Interval(self.now_s, self.now_s) for f in inputs.objectives}
         self._seq = 0
         stateless = scenario.fidelity == "fluid" and as_live(inputs.planner) is None
+        stateless = stateless and all(o.mode != ObjectiveMode.BUDGET for o in inputs.objectives.values())
         self.recall = Recall(self.settings.seed) if stateless else None
         self._recalled: Known | None = None
         self._still = 0

@@ -21,6 +21,7 @@ from trefoil.core.errors import SettingError, TraceError
 
 Floats = npt.NDArray[np.float64]
 
+MEANS_KEPT: Final = 4096
 GAPS: Final = 8192  # drawn at once
 BINS_S: Final = {"second": 1.0, "minute": 60.0, "hour": 3600.0}  # what a first column of that name counts
 TIMES: Final = "arrival_s"  # the column of a file of arrival times
@@ -39,6 +40,7 @@ class Rate:
     period_s: float = 0.0
     steps: bool = False
     _mass: Floats = field(init=False, repr=False)  # expected arrivals from the first point to each
+    _means: dict[tuple[float, float], float] = field(init=False, repr=False, compare=False, default_factory=dict)
     _last: Floats = field(init=False, repr=False)  # rate at the end of the piece that each point begins
 
     def __post_init__(self) -> None:
@@ -67,8 +69,19 @@ class Rate:
 
     def mean_per_s(self, from_s: float, until_s: float) -> float:
         """Mean rate over a span [1/s]."""
-        low, high = self.mass(np.array([from_s, until_s]))
-        return float((high - low) / (until_s - from_s))
+        if self.period_s:  # a cycle's spans are asked for again in every cycle
+            starts_s = from_s % self.period_s
+            return self._mean_per_s(starts_s, starts_s + (until_s - from_s))
+        return self._mean_per_s(from_s, until_s)
+
+    def _mean_per_s(self, from_s: float, until_s: float) -> float:
+        known = self._means.get((from_s, until_s))
+        if known is None:
+            low, high = self.mass(np.array([from_s, until_s]))
+            known = float((high - low) / (until_s - from_s))
+            if len(self._means) < MEANS_KEPT:
+                self._means[from_s, until_s] = known
+        return known
 
     def mass(self, at_s: Floats) -> Floats:
         """Expected arrivals from time 0 (cyclic) or the first point (else; negative before it)."""
