@@ -28,7 +28,7 @@ class Account:
     taken_at: int = 0
     order: int = 0  # in the table: among slices never chosen, the first
     pool: "Pool | None" = None
-    lane: tuple[str, str] | None = None  # of the queue, for routers that have several
+    lane: tuple[str, str, int] | None = None  # of the queue, for routers that have several
     pick: "Seat | None" = None  # what a request that is given to this slice gets, by the last table
 
 

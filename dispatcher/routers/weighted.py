@@ -1,8 +1,9 @@
 """Router `weighted`: shares bind between classes, first in first out inside a class.
 
 Source: InfAdapter section 4 (weighted round robin by the quota of each variant); DESIGN section 4, "The dispatcher".
-Data: live targets of the route; a class k = (variant, slice type) with share w_k = sum of its targets' weights, made to
-    sum to 1; credits c_s of each slice s.
+Data: live targets of the route; a class k = (variant, slice type, weight of one slice) with share w_k = sum of its
+    targets' weights, made to sum to 1; credits c_s of each slice s. Device types, zones and clocks need not be named:
+    where slices of theirs get equal shares, one line for all is the better pool; where not, the weights tell.
 Decision: the class of a request, at its arrival; the slice of that class that serves it, when one has a credit.
 Formulation: lag_k = w_k * (arrivals so far) - (requests given to k). At each arrival lag_k += w_k; among the classes
     with lag_k > 0 the one whose lag would reach 1 first, argmin (1 - lag_k) / w_k, gets the request and lag_k -= 1.
@@ -15,9 +16,11 @@ Deviations: classes, not slices, are the unit of the round robin. A slice alone 
     round robin (largest lag first) lets a class fall behind by more than one request with three classes or more.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final
 
 from dispatcher.queues.fifo import FifoQueue
@@ -27,8 +30,10 @@ from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 
-Key = tuple[str, str]  # (variant, slice type)
-NOWHERE: Final[Key] = ("", "")  # the lane of those who arrived while no slice was live
+Kind = tuple[str, str]  # (variant, slice type)
+Key = tuple[str, str, int]  # the same, and which of the classes that differ by the weight of a slice
+NOWHERE: Final[Key] = ("", "", 0)  # the lane of those who arrived while no slice was live
+SAME: Final = 1e-3  # relative: slices of one class, whose weights were rounded
 AHEAD: Final = 64  # turns that are dealt at once: a few tens of microseconds
 
 
@@ -56,7 +61,7 @@ class Weighted:
         live = [target for target in route.targets if not target.draining and target.credits > 0]
         self._queue.limit(route.queue_requests_max, route.queue_bytes_max)
         self._settle()
-        self._classes = _carry_lags(self._classes, _classes(live))
+        self._classes = _carry_lags(self._classes, _classes(live, self._classes))
         served = [target for each in self._classes.values() for target in each.targets]
         self._credits.limit({target.slice: target.credits for target in served})
         for each in self._classes.values():
@@ -141,18 +146,57 @@ class Weighted:
             self._queue.push(due.key, ticket)
 
 
-def _classes(live: Iterable[RouteTarget]) -> dict[Key, _Class]:
+def alike(targets: Iterable[RouteTarget]) -> dict[Kind, list[list[RouteTarget]]]:
+    """Targets that share one line: of one variant, slice type and weight. Those without weight help the lightest."""
+    kinds: dict[Kind, list[RouteTarget]] = {}
+    for target in targets:
+        kinds.setdefault((target.variant, target.slice.slice_type), []).append(target)
+    return {kind: _by_weight(same) for kind, same in kinds.items()}
+
+
+def _by_weight(targets: list[RouteTarget]) -> list[list[RouteTarget]]:
+    bounds: list[float] = []  # the highest weight of each class
+    for weight in sorted({target.weight for target in targets if target.weight > 0}):
+        if not bounds or weight > bounds[-1]:
+            bounds.append(weight * (1 + SAME))
+    if len(bounds) <= 1:
+        return [targets]
+    groups: list[list[RouteTarget]] = [[] for _ in bounds]
+    for target in targets:
+        groups[bisect_left(bounds, target.weight)].append(target)
+    return groups
+
+
+def _classes(live: Iterable[RouteTarget], old: dict[Key, _Class]) -> dict[Key, _Class]:
     targets = list(live)
     total = sum(target.weight for target in targets)
     classes: dict[Key, _Class] = {}
-    for target in targets:
-        # Only classes of no weight are live: any answer is better than none, so they share equally.
-        share = target.weight / total if total > 0 else 1.0 / len(targets)
-        key = (target.variant, target.slice.slice_type)
-        each = classes.setdefault(key, _Class(key, 0.0))
-        each.share += share
-        each.targets.append(target)
-    return {key: each for key, each in classes.items() if each.share > 0}
+    for kind, groups in alike(targets).items():
+        before = [each for key, each in old.items() if key[:2] == kind]
+        for number, group in zip(_numbers(groups, before), groups, strict=True):
+            # Only classes of no weight are live: any answer is better than none, so they share equally.
+            share = sum(target.weight / total if total > 0 else 1.0 / len(targets) for target in group)
+            if share > 0:
+                classes[*kind, number] = _Class((*kind, number), share, targets=group)
+    return classes
+
+
+def _numbers(groups: list[list[RouteTarget]], before: list[_Class]) -> list[int]:
+    """What tells classes of one kind apart from table to table: whose slices they have, for weights change."""
+    if len(groups) == 1 and len(before) <= 1:
+        return [before[0].key[2] if before else 0]
+    held = [{target.slice for target in each.targets} for each in before]
+    pairs = sorted(
+        (-sum(target.slice in slices for target in group), n, at)
+        for at, group in enumerate(groups)
+        for n, slices in enumerate(held)
+    )
+    found: dict[int, int] = {}
+    for _, n, at in pairs:
+        if at not in found and before[n].key[2] not in found.values():
+            found[at] = before[n].key[2]
+    free = (n for n in count() if n not in {each.key[2] for each in before})
+    return [found[at] if at in found else next(free) for at in range(len(groups))]
 
 
 def _carry_lags(old: dict[Key, _Class], new: dict[Key, _Class]) -> dict[Key, _Class]:

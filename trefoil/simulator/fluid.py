@@ -1,6 +1,6 @@
 """The fluid engine: no single requests. Per step, latency from core/queueing, energy from what was served.
 
-Data: mean arrivals of the step, the route's classes (variant, slice type) with their slices, the truth about each.
+Data: mean arrivals of the step, the classes of `dispatcher.routers.weighted` with their slices, the truth about each.
 Formulation: `weighted`: class k gets its share of the flow; it is a pool of c_k equal servers, its latency the law of
     core/queueing at its utilisation. `fifo` (any other router): one pool; slice s answers mu_s g / (mu_s + g), g such
     that the sum is the flow (an idle slice is as likely as another to be next; g -> infinity at saturation), and waits
@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 
+from dispatcher.routers.weighted import alike
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE
 from trefoil.core.plan import Route
@@ -68,20 +69,18 @@ class FluidEngine:
         """Serve by this from now on; who waits is shared out anew."""
         wanted = live(route, services)
         waiting = sum(p.queued for p in self._pools) + self._waiting
-        total = sum(t.weight for t in wanted.targets)
-        pools: dict[tuple[str, str], Pool] = {}
-        for target in wanted.targets:
-            weighted = wanted.router == "weighted"
-            share = target.weight / total if total > 0 else 1 / len(wanted.targets)
-            if weighted and share <= 0:
-                continue
-            index = (target.variant, target.slice.slice_type) if weighted else ("", "")
-            pool = pools.setdefault(index, Pool(0.0))
-            pool.share = pool.share + share if weighted else 1.0
-            pool.keys.append(target.slice)
-            pool.services.append(services[target.slice])
-            pool.credits.append(target.credits)
-        self._pools = list(pools.values())
+        weighted, total = wanted.router == "weighted", sum(t.weight for t in wanted.targets)
+        groups = [list(wanted.targets)] if wanted.targets else []
+        if weighted:
+            kinds = alike(t for t in wanted.targets if t.weight > 0 or total <= 0)
+            groups = [group for kind in kinds.values() for group in kind]
+        pools = []
+        for group in groups:
+            share = sum(t.weight / total if total > 0 else 1 / len(wanted.targets) for t in group)
+            keys = [t.slice for t in group]
+            credits = [t.credits for t in group]
+            pools.append(Pool(share if weighted else 1.0, keys, [services[key] for key in keys], credits))
+        self._pools = pools
         self._steady = {}
         for pool in self._pools:
             pool.queued = waiting * pool.share

@@ -160,3 +160,86 @@ def test_the_reason_names_class_and_share():
     router = Weighted("digits")
     router.on_table(route([target(0, "digits-l", 0.25), target(1, "digits-xs", 0.75)]), 0.0)
     assert router.on_arrival(ticket(0), 0.0).why == "weighted: digits-xs on 1g.5gb, share 0.750"
+
+
+def served(router, count, start=0):
+    """Who gets the next requests, all at once."""
+    return Counter(router.on_arrival(ticket(start + n), 0.0).slice for n in range(count))
+
+
+def test_slices_of_one_type_on_two_device_types_keep_their_own_shares():
+    """The first two lie on a fast GPU and get 0.4 each, the others on a slow one."""
+    weights = (0.4, 0.4, 0.1, 0.1)
+    router = Weighted("digits")
+    router.on_table(route([target(n, "digits-l", w, 10**6) for n, w in enumerate(weights)]), 0.0)
+    assert served(router, 100) == {key(0): 40, key(1): 40, key(2): 10, key(3): 10}
+
+
+def test_the_fast_slices_do_not_take_what_waits_for_the_slow_ones():
+    router = Weighted("digits")
+    router.on_table(route([target(0, "digits-l", 0.5, 1), target(1, "digits-l", 0.25, 1)]), 0.0)
+    picks = [router.on_arrival(ticket(n), 0.0) for n in range(9)]
+    fast = next(p for p in picks if p is not None and p.slice == key(0))
+    pulled = []
+    while fast is not None:
+        router.on_done(ticket(0), fast, OK, 0.0)
+        got = router.on_credit(key(0), 0.0)
+        fast = got[1] if got else None
+        pulled += [got[0].id] if got else []
+    assert len(pulled) == 5  # of nine, six are its: the first went there at once
+    assert pulled == sorted(pulled)
+
+
+def test_rounded_weights_are_one_class_and_a_slice_without_weight_helps():
+    router = Weighted("digits")
+    weights = (0.333333333, 0.333333334, 0.3333, 0.0)
+    router.on_table(route([target(n, "digits-l", w, 1) for n, w in enumerate(weights)]), 0.0)
+    assert served(router, 4) == {key(n): 1 for n in range(4)}
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_small_shares_of_one_kind_are_served_although_their_weights_change_all_the_time(every):
+    """Classes are known again by their slices: a weight that moves is no new class that has waited for nothing."""
+    router = Weighted("digits")
+    got: Counter = Counter()
+    for n in range(2000):
+        if n % every == 0:
+            light = 0.03 + 0.001 * (n // every % 2)
+            router.on_table(route([target(0, "digits-l", 1 - light, 10**6), target(1, "digits-l", light, 10**6)]), 0.0)
+        got[router.on_arrival(ticket(n), 0.0).slice] += 1
+    assert abs(got[key(1)] - 61) <= 2
+
+
+def test_who_waits_for_a_class_stays_in_its_line_when_weights_change_order():
+    router = Weighted("digits")
+    router.on_table(route([target(0, "digits-l", 0.6, 1), target(1, "digits-l", 0.4, 1)]), 0.0)
+    picks = [router.on_arrival(ticket(n), 0.0) for n in range(10)]
+    router.on_table(route([target(0, "digits-l", 0.3, 1), target(1, "digits-l", 0.7, 1)]), 0.0)
+    on_first = next(p for p in picks if p is not None and p.slice == key(0))
+    pulled = []
+    pick = on_first
+    while pick is not None:
+        router.on_done(ticket(0), pick, OK, 0.0)
+        got = router.on_credit(key(0), 0.0)
+        pick = got[1] if got else None
+        pulled += [got[0].id] if got else []
+    assert len(pulled) == 5  # six of ten by the table under which they came
+
+
+def test_a_class_that_splits_and_joins_again_loses_nobody():
+    router = Weighted("digits")
+    tables = [(0.25,) * 4, (0.4, 0.4, 0.1, 0.1), (0.25,) * 4, (0.1, 0.2, 0.3, 0.4)]
+    waiting = set()
+    held = deque()
+    for n in range(200):
+        if n % 10 == 0:
+            router.on_table(route([target(i, "digits-l", w, 1) for i, w in enumerate(tables[n // 10 % 4])]), 0.0)
+        pick = router.on_arrival(ticket(n), 0.0)
+        held.append((ticket(n), pick)) if pick else waiting.add(n)
+    while held or waiting:
+        assert held, "somebody waits and nothing is in flight"
+        router.on_done(*held.popleft(), OK, 0.0)
+        for i in range(4):
+            while (got := router.on_credit(key(i), 0.0)) is not None:
+                waiting.remove(got[0].id)
+                held.append(got)
