@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.evaluations import refusal
+from controller.evaluations import refusal, refused
 from controller.terms import best_way, early, impossible, standing, terms
 from tests.support.planners import layout, plan_of
 from tests.unit.controller.views import view
@@ -132,6 +132,7 @@ def test_a_candidate_that_cannot_carry_the_load_is_refused_before_it_is_deployed
     small = plan(*layout((("1g.5gb", 0),), "digits-l", GPU0))
     runs = seen(fleet(*LARGE), rate=30.0, current=plan(*LARGE))
     assert "the load needs 30.0/s" in refusal(runs, small)
+    assert refused(runs, small)[1] == "digits"
     assert refusal(runs, plan(*HALVES)) == ""
     assert refusal(replace(runs, demand=(Demand("digits", "", 500.0, 500.0),)), plan(*LARGE)) == "", "it runs already"
 
