@@ -127,8 +127,8 @@ def price(
     total = sum(w for w, _ in intervals)
     mean = hull[0].accuracy
     steps = sorted(
-        (ci * max(0.0, _slope(a, b)), a.accuracy, b.accuracy, ci, w / total)
-        for a, b in pairwise(hull)
+        (ci * slope, a.accuracy, b.accuracy, ci, w / total)
+        for a, b, slope in ((a, b, max(0.0, _slope(a, b))) for a, b in pairwise(hull))
         for w, ci in intervals
     )
     target, cost, at = hull[0].accuracy, 0.0, 0

@@ -98,7 +98,7 @@ class ExactPlanner:
             coarse = replace(world, tasks=stepped(world.tasks, constants["demand_step"]))
             problem, fine, wishes = _posed(coarse, constants)
             for up in (True, False):  # at the top of what can be reached there is no higher target
-                aim = on_grid(fine, up)
+                aim = on_grid(problem, fine, up)
                 draft = draft or self._draft(coarse, problem, aim, constants)
             world = coarse if draft is not None else world
         if draft is None:

@@ -25,7 +25,7 @@ from controller.planners.exact.search import solve
 from controller.planners.exact.shares import Share, fixed_w, split
 from controller.planners.world import Task
 from trefoil.core.demand import Demand
-from trefoil.core.objective import Objective
+from trefoil.core.objective import Objective, ObjectiveMode
 
 DEVICES_MIN: Final = 8
 PRICE_STEP: Final = 1.1
@@ -195,10 +195,19 @@ def _between(target: float) -> tuple[float, float]:
     return (low, low) if abs(target - low) < 1e-12 else (low, (step + 1) * TARGET_STEP)
 
 
-def on_grid(aim: Aim, up: bool) -> Aim:
-    """The nearest prices and the next higher (or lower) targets of the grid: aims of a kind, each solved once."""
-    prices = {f: PRICE_STEP ** round(math.log(v, PRICE_STEP)) if v > 0 else 0.0 for f, v in aim.value_j.items()}
-    return replace(aim, value_j=prices, target={f: _between(t)[up] for f, t in aim.target.items()})
+def on_grid(problem: Problem, aim: Aim, up: bool) -> Aim:
+    """The next higher (or lower, of a budget: what lacks is bought back) targets of the grid, each solved once.
+
+    A price says nothing beside a target that was bought by it (`frontier.price`): it counts where there is none.
+    """
+    prices, targets = {}, {}
+    for task in problem.tasks:
+        value, target = aim.value_j.get(task.family, 0.0), aim.target.get(task.family, 0.0)
+        bought = target > task.objective.hard_min_accuracy
+        prices[task.family] = PRICE_STEP ** round(math.log(value, PRICE_STEP)) if value > 0 and not bought else 0.0
+        floating = up or task.objective.mode in (ObjectiveMode.UNSPECIFIED, ObjectiveMode.BUDGET)
+        targets[task.family] = _between(target)[up] if floating else target
+    return replace(aim, value_j=prices, target=targets)
 
 
 def stepped(tasks: Sequence[Task], step: float) -> tuple[Task, ...]:

@@ -130,6 +130,27 @@ def test_the_margin_plans_above_the_floor():
     assert expected(plan).accuracy >= 0.977 - 1e-6
 
 
+def test_in_steps_near_views_get_one_plan_that_keeps_what_the_finer_one_promises():
+    coarse, digests = ExactPlanner({"demand_step": 1.05}), set()
+    for rate, intensity in ((60.6, 240.0), (61.0, 241.0), (62.0, 243.0)):  # steps end at 60.2 and at 63.3
+        one = view(intensity, rate=rate, demand=[Demand("digits", "", rate, rate * 1.01)], history=DUCK)
+        fine, plan = decide(one).plan, decide(one, coarse).plan
+        digests.add(plan_digest(plan))
+        assert not plan.degraded
+        assert expected(plan).capacity_per_s >= rate
+        assert expected(plan).accuracy >= expected(fine).accuracy - 1e-3 - 1e-9
+        assert expected(plan).joules_per_request <= expected(fine).joules_per_request * 1.1
+    assert len(digests) == 1
+
+
+def test_in_steps_the_best_that_there_is_can_still_be_asked_for():
+    best = max(v.accuracy for v in digits().families[0].variants)
+    one = view(wanted=[objective(mode=INSTANT, min_accuracy=best)])
+    plan = decide(one, ExactPlanner({"demand_step": 1.05})).plan
+    assert not plan.degraded
+    assert expected(plan).accuracy >= best - 1e-6
+
+
 def test_carbon_free_power_is_no_division_by_zero():
     assert expected(decide(view(0.0, history=(0.0, 100.0))).plan).grams_per_request == 0.0
 
