@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -34,7 +35,9 @@ from trefoil.runtime import codec
 
 COMMANDS = [
     ["up"], ["down"], ["status"], ["plan"], ["objective", "set"], ["objective", "show"], ["mode"], ["freeze"], ["pin"],
-    ["rollback"], ["replan"], ["rollout"], ["load"], ["state", "dump"], ["replay"], ["demo"],
+    ["rollback"], ["replan"], ["rollout"], ["load"], ["state", "dump"], ["replay"], ["demo"], ["profile"], ["simulate"],
+    ["reproduce", "clover"], ["family", "list"], ["family", "check"], ["family", "import"], ["node", "show"],
+    ["node", "preview"], ["node", "clocks"], ["node", "unlock"], ["node", "energy"], ["node", "drain"],
 ]  # fmt: skip
 KEY = SliceKey("node0/gpu0", "7g.40gb", 0, 8)
 HOSTED = (Hosted("digits", "digits-l", 4, 0, 1, 1, 8),)
@@ -175,15 +178,40 @@ def document(tmp_path: Path, *arguments: str) -> Any:
 def test_help_says_what_it_does_and_offers_json(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "--help"])
     assert result.exit_code == 0
-    assert "--json" in result.stdout
+    assert "--json" in result.stdout or "JSON lines" in result.stdout
     about = result.stdout.split("\n\n")[1].strip()
     assert len(about.split()) >= 5, "a sentence, not a name"
 
 
 def test_no_command_is_missing_from_the_tests() -> None:
-    from trefoil.cli.main import COMMANDS as known
+    def ends(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        below = getattr(command, "commands", None)
+        return [path] if below is None else [end for name, one in below.items() for end in ends(one, (*path, name))]
 
-    assert {command[0] for command in COMMANDS} == {*known, "objective", "state"}
+    assert sorted(tuple(command) for command in COMMANDS) == sorted(ends(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "remedy"),
+    [
+        (["profile", "nosuch"], "nosuch/family.toml", "name the right folder"),
+        (["simulate", "nosuch.toml"], "nosuch.toml", "existing TOML file"),
+        (["reproduce", "clover", "--family", "nosuch"], "--family = 'nosuch'", "efficientnet"),
+        (["family", "list", "--repository", "nosuch"], "nosuch'", "name the right folder"),
+        (["family", "check", "nosuch"], "no family nosuch", "digits"),
+        (["family", "import", "nosuch", "--as", "new=a,b", "--slo-ms", "10"], "no accuracy of a", "--accuracies"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_what_needs_no_running_system_says_in_one_line_what_is_wrong(
+    arguments: list[str], named: str, remedy: str
+) -> None:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("trefoil: ")
+    assert named in result.stderr
+    assert remedy in result.stderr.partition("Remedy: ")[2]
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
