@@ -196,15 +196,12 @@ def _between(target: float) -> tuple[float, float]:
 
 
 def on_grid(problem: Problem, aim: Aim, up: bool) -> Aim:
-    """The next higher (or lower, of a budget: what lacks is bought back) targets of the grid, each solved once.
-
-    A price says nothing beside a target that was bought by it (`frontier.price`): it counts where there is none.
-    """
+    """The next higher targets of the grid (or lower, of a budget: what lacks is bought back) and the nearest of every
+    second of its prices: aims of a kind, each solved once."""
     prices, targets = {}, {}
     for task in problem.tasks:
         value, target = aim.value_j.get(task.family, 0.0), aim.target.get(task.family, 0.0)
-        bought = target > task.objective.hard_min_accuracy
-        prices[task.family] = PRICE_STEP ** round(math.log(value, PRICE_STEP)) if value > 0 and not bought else 0.0
+        prices[task.family] = PRICE_STEP ** (2 * round(math.log(value, PRICE_STEP) / 2)) if value > 0 else 0.0
         floating = up or task.objective.mode in (ObjectiveMode.UNSPECIFIED, ObjectiveMode.BUDGET)
         targets[task.family] = _between(target)[up] if floating else target
     return replace(aim, value_j=prices, target=targets)
