@@ -38,6 +38,7 @@ def test_a_real_deployment_is_safer_than_the_demo() -> None:
         ("[carbon]\nstep_s = -1", "carbon.step_s"),
         ("[carbon]\nsteps = 13", "trace"),
         ("[fleet]\ndevices = ['A100']", "A100"),
+        ("[fleet]\ndevices = ['A100-SXM4-40GB-nomig']", "A100-SXM4-40GB-nomig"),  # no driver reports it
         ("policies = ['exact']", "base"),
         ("policies = ['base', 'exact', 'exact']", "twice"),
         ("policies = ['base', 'best']", "best"),
