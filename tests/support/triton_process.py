@@ -1,5 +1,6 @@
 """The real Triton of one slice, started by the test itself (in the product the node process starts it)."""
 
+import contextlib
 import json
 import os
 import signal
@@ -125,7 +126,9 @@ class TritonProcess:
 
     def close(self) -> None:
         stubs = self.stubs() if self.process.poll() is None else []
-        self.process.kill()
+        # The whole session: a stub that was started while its server died would stay for ever.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         psutil.wait_procs([psutil.Process(pid) for pid in stubs if psutil.pid_exists(pid)], timeout=5)
         clean_shared_memory(self.launch.shm_prefix)
