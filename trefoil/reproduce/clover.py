@@ -25,7 +25,6 @@ from trefoil.reproduce.setting import (
 
 FAMILIES: Final = ("yolo", "albert", "efficientnet")
 MAIN_TRACE: Final = "ciso-march"
-SCHEMES: Final = ("base", "co2opt", "blover", "clover", "oracle", "exact")
 SEEDS: Final = (1, 2, 3, 4, 5)
 HOURS: Final = 48.0
 LARGEST: Final = "7g.40gb"

@@ -1,6 +1,7 @@
 """How runs are judged: CLOVER's objective over time (Eq. 1 to 3), and means over seeds that show their spread."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -73,8 +74,33 @@ def curve(played: Played, reference: Reference, weight: float = LAMBDA) -> Curve
 
 
 def explored(played: Played, slo_ms: float) -> list[dict[str, Any]]:
-    """Evaluations with whether each kept the SLO."""
-    return [dict(e, within_slo=bool(e["p95_ms"] is not None and e["p95_ms"] <= slo_ms)) for e in played.evaluations]
+    """Evaluations with their round (those between two decisions), the intensity of then, and whether each kept the SLO.
+
+    `p95_ms` None: refused or broken off.
+    """
+    decided = [d["at_s"] for d in played.decisions]
+    series = played.series
+    found = []
+    for e in played.evaluations:
+        mine = e["measured"].get(played.spec.family, {})
+        p95_ms = mine.get("p95_ms")
+        at = max(0, bisect_right(series["at_s"], e["at_s"]) - 1)
+        found.append(
+            {
+                "at_s": e["at_s"],
+                "round": bisect_left(decided, e["at_s"]),
+                "intensity": series["intensity_g_per_kwh"][at],
+                "outcome": e["outcome"],
+                "spent_s": e["spent_s"],
+                "spent_j": e["spent_j"],
+                "violations": e["violations"],
+                "p95_ms": p95_ms,
+                "accuracy": mine.get("accuracy"),
+                "joules": mine.get("joules_per_request"),
+                "within_slo": p95_ms is not None and p95_ms <= slo_ms,
+            }
+        )
+    return found
 
 
 def row_of(runs: Sequence[Played], references: Mapping[int, Reference], weight: float = LAMBDA) -> dict[str, Any]:
