@@ -16,6 +16,7 @@ from trefoil.cli import decisions, family, node, operate, reproduce
 from trefoil.cli.asking import DEFAULT_STATE_DIR, ask
 from trefoil.cli.load_command import load
 from trefoil.cli.output import EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
+from trefoil.cli.overrides import Sets, given
 from trefoil.cli.profile import profile
 from trefoil.cli.simulate import simulate
 from trefoil.core.errors import StartError
@@ -36,9 +37,6 @@ state = typer.Typer(cls=Guarded, no_args_is_help=True, help="What the services t
 Config = Annotated[Path, typer.Option("--config", help="Settings file.", show_default=True)]
 PortOffset = Annotated[
     int, typer.Option("--port-offset", help="Move every port by this: a second system beside a first.")
-]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, e.g. carbon.step_s=60.")
 ]
 
 
@@ -161,19 +159,6 @@ def replay(
                 console().print(line, markup=False, soft_wrap=True)
     if not all(result.equal for result in results):
         raise typer.Exit(1)
-
-
-def given(sets: list[str] | None) -> dict[str, Any]:
-    """`--set key=value` as dotted overrides."""
-    from trefoil.core.errors import SettingError
-
-    overrides: dict[str, Any] = {}
-    for assignment in sets or []:
-        key, equals, value = assignment.partition("=")
-        if not equals or not key:
-            raise SettingError("no '=' in it", field="--set", value=assignment, remedy="write --set key=value")
-        overrides[key] = value
-    return overrides
 
 
 COMMANDS: Final[dict[str, Callable[..., None]]] = {

@@ -2,21 +2,19 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from trefoil.cli.output import AsJson, console
+from trefoil.cli.overrides import Sets, given
 from trefoil.core.errors import SettingError
 
 
 def simulate(
     scenario: Annotated[Path, typer.Argument(help="Scenario file, e.g. benchmarks/scenarios/digits.toml.")],
     seed: Annotated[int | None, typer.Option(help="Instead of the scenario's seed.")] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, e.g. noise.latency=0.1."),
-    ] = None,
+    sets: Sets = None,
     out: Annotated[Path | None, typer.Option(help="Folder for result.json and series.csv.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint in the --out folder.")
@@ -27,12 +25,7 @@ def simulate(
     from trefoil.simulator.run import simulate_to
     from trefoil.simulator.scenario import Scenario
 
-    overrides: dict[str, Any] = {}
-    for assignment in sets or []:
-        key, equals, value = assignment.partition("=")
-        if not equals or not key:
-            raise SettingError("no '=' in it", field="--set", value=assignment, remedy="write --set key=value")
-        overrides[key] = value
+    overrides = given(sets)
     if seed is not None:
         overrides["seed"] = seed
     if resume and out is None:
