@@ -66,6 +66,18 @@ class Totals:
     spent_j: float = 0.0
     violations: int = 0
 
+    def charge(self, spent_s: float, spent_j: float, violations: int) -> None:
+        """Add what was spent since the last charge."""
+        self.spent_s += spent_s
+        self.spent_j += spent_j
+        self.violations += violations
+
+    def count(self, outcome: str) -> None:
+        """Add one candidate: deployed, or refused before that."""
+        self.evaluations += outcome in (MEASURED, BROKEN_OFF, HALTED)
+        self.refused += outcome == REFUSED
+        self.broken_off += outcome in (BROKEN_OFF, HALTED)
+
     def plain(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 

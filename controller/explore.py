@@ -298,9 +298,7 @@ class Explorer:
         spent_j = self._cost(view, run.metered_from_s, metered_s).total_j
         spent_s = max(0.0, until_s - run.charged_from_s)
         for totals in (run.totals, self.totals):
-            totals.spent_s += spent_s
-            totals.spent_j += spent_j
-            totals.violations += violations
+            totals.charge(spent_s, spent_j, violations)
         self._metrics.inc("trefoil_exploration_seconds_total", spent_s)
         self._metrics.inc("trefoil_exploration_joules_total", spent_j)
         self._metrics.inc("trefoil_exploration_violations_total", violations)
@@ -314,9 +312,7 @@ class Explorer:
     def _count(self, outcome: str) -> None:
         assert self.run is not None
         for totals in (self.run.totals, self.totals):
-            totals.evaluations += outcome in (MEASURED, BROKEN_OFF, HALTED)
-            totals.refused += outcome == REFUSED
-            totals.broken_off += outcome in (BROKEN_OFF, HALTED)
+            totals.count(outcome)
         self._metrics.inc("trefoil_evaluations_total", outcome=outcome)
 
     def _cost(self, view: PlanView, starts_s: float, ends_s: float) -> measuring.Cost:

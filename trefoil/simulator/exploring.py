@@ -244,9 +244,7 @@ class Explorer:
         spent = stage.books.spent()
         spent_s, spent_j = stage.now_s - run.charged_from_s, spent[0] - self._charged[0]
         for totals in (run.totals, self.totals):
-            totals.spent_s += spent_s
-            totals.spent_j += spent_j
-            totals.violations += violations
+            totals.charge(spent_s, spent_j, violations)
         run.charged_from_s = run.windows_from_s = stage.now_s
         stage.windows.hold_from_s = run.windows_from_s
         self._charged = spent
@@ -255,9 +253,7 @@ class Explorer:
     def _count(self, outcome: str) -> None:
         assert self.run is not None
         for totals in (self.run.totals, self.totals):
-            totals.evaluations += outcome in (MEASURED, BROKEN_OFF, HALTED)
-            totals.refused += outcome == REFUSED
-            totals.broken_off += outcome in (BROKEN_OFF, HALTED)
+            totals.count(outcome)
 
     def _decided(self, stage: Stage, view: PlanView, decision: Decision, seed: int) -> None:
         run = self.run
