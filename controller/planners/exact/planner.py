@@ -99,8 +99,10 @@ class ExactPlanner:
             problem, fine, wishes = _posed(coarse, constants)
             for up in (True, False):  # at the top of what can be reached there is no higher target
                 aim = on_grid(problem, fine, up)
-                draft = draft or self._draft(coarse, problem, aim, constants)
-            world = coarse if draft is not None else world
+                draft = self._draft(coarse, problem, aim, constants)
+                if draft is not None:
+                    world = coarse
+                    break
         if draft is None:
             problem, aim, wishes = _posed(world, constants)
             draft = self._draft(world, problem, aim, constants)
