@@ -57,10 +57,11 @@ reproduce-clover: setup  ## CLOVER at equal load, five seeds, every figure (abou
 test: setup  ## lint, types, import contracts and every test (<= 25 minutes; each part prints when it is done)
 	+@$(MAKE) --no-print-directory -j2 --output-sync=line check test-system test-node test-quick
 
-NODE_TESTS := $(filter-out tests/integration/test_demo%.py tests/integration/test_up_down.py tests/integration/test_exploring.py,$(wildcard tests/integration/test_*.py))
+SYSTEM_TESTS := $(addprefix tests/integration/,test_demo.py test_demo_controls.py test_up_down.py test_exploring.py)
+NODE_TESTS := $(filter-out $(SYSTEM_TESTS),$(wildcard tests/integration/test_*.py))
 
 test-system: setup  ## whole systems: `trefoil up`, the demo, clients, faults, energy, exploring
-	$(BIN)/pytest $(ARGS) tests/integration/system tests/integration/test_demo.py tests/integration/test_demo_controls.py tests/integration/test_up_down.py tests/integration/test_exploring.py
+	$(BIN)/pytest $(ARGS) tests/integration/system $(SYSTEM_TESTS)
 
 test-node: setup  ## single services with real processes: Redis, Triton, the simulated node, the power agent, Docker
 	nice -n 5 $(BIN)/pytest $(ARGS) $(NODE_TESTS)
