@@ -61,6 +61,7 @@ def value_strategy(field, annotation) -> st.SearchStrategy:
     return SCALARS[field.cpp_type]
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_round_trips(cls):
     @settings(max_examples=25, deadline=None)

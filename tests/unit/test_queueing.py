@@ -19,6 +19,8 @@ from trefoil.core.queueing import (
     serve_weighted,
     service_time,
     utilisation_max,
+    within,
+    within_all,
 )
 
 ROW = ProfileRow(
@@ -197,3 +199,11 @@ def test_arrivals_have_the_rate_and_variation_that_was_asked_for(gap_scv, rate):
     gaps = np.diff(arrivals_s(rate, gap_scv, 60_000, np.random.default_rng(2)))
     assert np.mean(gaps) == pytest.approx(1 / rate, rel=0.05)
     assert np.var(gaps) / np.mean(gaps) ** 2 == pytest.approx(gap_scv, rel=0.12, abs=0.01)
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.05, 0.4, 1.2])
+@pytest.mark.parametrize(("gap_scv", "servers", "utilisation"), [(1.0, 1, 0.5), (1.0, 14, 0.9), (2.5, 4, 0.7)])
+def test_a_law_at_once_is_the_law_point_by_point(cv, gap_scv, servers, utilisation):
+    service, limits_ms = ServiceTime(20.0, cv), np.linspace(0.0, 120.0, 41)
+    each = [within(service, x, utilisation, gap_scv, servers) for x in limits_ms.tolist()]
+    assert within_all(service, limits_ms, utilisation, gap_scv, servers) == pytest.approx(each, abs=1e-12)

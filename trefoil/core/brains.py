@@ -85,7 +85,11 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One request as a router sees it: never its payload."""
+    """One request as a router sees it: never its payload.
+
+    `min_accuracy` and `slo_ms` are what its client asked for, 0.0 = nothing; `priority` is Triton's: 1 comes first, 0
+    is the default.
+    """
 
     id: int
     family: str
@@ -101,6 +105,7 @@ class Ticket:
     sequence_start: bool
     sequence_end: bool
     length_score: float | None
+    slo_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +201,7 @@ class Router(Protocol):
     def on_credit(self, slice: SliceKey, now_s: float) -> tuple[Ticket, Pick] | None: ...
     def on_done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> None: ...
     def on_cancel(self, ticket: Ticket, now_s: float) -> None: ...
+    def on_pinned(self, ticket: Ticket, slice: SliceKey, now_s: float) -> Pick | None: ...  # None = no credit there
 
 
 class Governor(Protocol):

@@ -34,6 +34,23 @@ class Quality(IntEnum):
     STATIC = 6
 
 
+class Rung(IntEnum):
+    """What a reading rests on, best first. A reader may refuse those that it does not plan by."""
+
+    NORMAL = 0
+    """The zone's provider."""
+    SECONDARY = 1
+    """A second provider of the same method and factors."""
+    CARRIED = 2
+    """The last accepted value, within an age limit."""
+    PROFILE = 3
+    """The zone's own mean of this hour of the week, drawn towards the last value."""
+    STATIC = 4
+    """A configured value."""
+    EXPIRED = 5
+    """The last accepted value beyond its age limit: nothing else is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
     """One comparable series of intensities. Joining two different ones raises `SeriesMismatch`."""
@@ -97,3 +114,71 @@ class CarbonRatio:
     window: str = ""
     samples: int = 0
     observed_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CarbonScore:
+    """What one lead time of a model was worth; errors are forecast (p50) minus actual. A mean of no samples is unset.
+
+    `mape_ratio` leaves out actuals below 1 g/kWh, where a percentage says nothing; `coverage_ratio` is the share of
+    actuals inside the 10..90 % band.
+    """
+
+    horizon_s: float = 0.0
+    samples: int = 0
+    mae_g_per_kwh: float = 0.0
+    bias_g_per_kwh: float = 0.0
+    mape_ratio: float = 0.0
+    mape_samples: int = 0
+    coverage_ratio: float = 0.0
+    coverage_samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CarbonScores:
+    """Archived forecasts of one model against what was known of their intervals at `observed_at_s`."""
+
+    series: Series = Series()
+    model: str = ""
+    scores: tuple[CarbonScore, ...] = ()
+    forecasts: int = 0
+    issued_from_at_s: float = 0.0
+    issued_to_at_s: float = 0.0
+    observed_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneHealth:
+    """How the feed of one zone stands, as the process that answers sees it."""
+
+    series: Series = Series()
+    provider: str = ""
+    secondary: str = ""
+    """Empty = none."""
+    leading: bool = False
+    """This process asks the provider; else it follows what the holder of the role writes."""
+    holder: str = ""
+    rung: int = 0
+    fallback_reason: str = ""
+    age_s: float = 0.0
+    """Since the reading was observed."""
+    ends_at_s: float = 0.0
+    soft_stale: bool = False
+    """Served as before, asked for anew in the background."""
+    hard_stale: bool = False
+    """No longer served as what holds: the ladder stands in."""
+    asked_today: int = 0
+    """Questions to the provider since 00:00 UTC."""
+    quota_per_day: int = 0
+    """0 = none."""
+    breaker: str = ""
+    """`closed`, `open` or `half_open`."""
+    next_ask_at_s: float = 0.0
+    last_error_cause: str = ""
+    """Of the last question; empty = it was answered."""
+    redis_answers: bool = False
+    forecast_model: str = ""
+    forecast_issued_at_s: float = 0.0
+    history_intervals: int = 0
+    history_newest_s: float = 0.0
+    simulated: bool = False

@@ -2,6 +2,25 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Same(Generic[T]):
+    """A value as the key of a memo, by its identity: it is never changed, and too long to compare.
+
+    A memo that holds the key holds the value, so that nothing else can have its address.
+    """
+
+    value: T
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.value is self.value
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -22,7 +22,7 @@ class LoadKey:
 
 @dataclass(frozen=True, slots=True)
 class LoadCell:
-    """Counts and histograms of one key in one window."""
+    """Counts and histograms of one key in one window. `receipt_j` covers `receipts` answers; the rest has none."""
 
     key: LoadKey = LoadKey()
     arrived: int = 0
@@ -37,6 +37,8 @@ class LoadCell:
     sample_ratio: float = 0.0
     in_flight_max: int = 0
     arrived_per_s: tuple[int, ...] = ()
+    receipt_j: float = 0.0
+    receipts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class SliceLoad:
 
 @dataclass(frozen=True, slots=True)
 class TableAck:
-    """Which table a worker routes by, and what it has in flight."""
+    """Which table a worker routes by, what it has in flight, and who shares credits as it counts them."""
 
     dispatcher: str = ""
     worker: int = 0
@@ -72,6 +74,9 @@ class TableAck:
     slices: tuple[SliceLoad, ...] = ()
     observed_at_s: float = 0.0
     lane_fallback: str = ""
+    peer_target: str = ""
+    leaving: bool = False
+    counts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

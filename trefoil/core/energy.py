@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
-from trefoil.core.carbon import Quality
+from trefoil.core.carbon import Quality, Series
 from trefoil.core.common import Basis, Revision
 from trefoil.core.fleet import DeviceState, SliceKey
 
@@ -83,4 +83,37 @@ class Receipt:
     basis: Basis = Basis.UNSPECIFIED
     intensity_g_per_kwh: float = 0.0
     quality: Quality = Quality.UNSPECIFIED
+    plan: Revision = Revision()
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptRate:
+    """What an answer of a variant on a slice costs: request_j + item_j x items, active energy only.
+
+    `ratio` is measured over estimated energy and contained in both; `window_s` is what it was found over, 0 = the
+    profile alone.
+    """
+
+    slice: SliceKey = SliceKey()
+    family: str = ""
+    variant: str = ""
+    request_j: float = 0.0
+    item_j: float = 0.0
+    ratio: float = 0.0
+    basis: Basis = Basis.UNSPECIFIED
+    window_s: float = 0.0
+
+    def energy_j(self, items: int) -> float:
+        """Of one answer with so many items."""
+        return self.request_j + self.item_j * items
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptRates:
+    """All rates, and what turns joules into grams. What has no rate has no receipt: unknown energy is not 0."""
+
+    rates: tuple[ReceiptRate, ...] = ()
+    observed_at_s: float = 0.0
+    series: Series = Series()
+    pue: float = 0.0
     plan: Revision = Revision()

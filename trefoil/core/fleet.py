@@ -75,9 +75,19 @@ class DeviceType:
     embodied_g: float = 0.0
     power_provenance: Provenance | None = None
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class _Hashed:
+    """Room for a hash that is computed once: keys of slices are looked up far more often than they are made."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
 
 @dataclass(frozen=True, slots=True, order=True)
-class SliceKey:
+class SliceKey(_Hashed):
     """Identity of a slice in plans, loads and energy.
 
     start and size are in memory slices (MIG, as in NVML), 0 and 1 (a whole GPU), in cores (`cpu:N`) or in tenths of a
@@ -88,6 +98,13 @@ class SliceKey:
     slice_type: str = ""
     start: int = 0
     size: int = 0
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", hash((self.device, self.slice_type, self.start, self.size)))
+            return self._hash
 
     @property
     def name(self) -> str:

@@ -32,6 +32,9 @@ class Histogram:
         return sum(self.count)
 
 
+EMPTY: Final = Histogram()
+
+
 def bucket(value_ms: float) -> int:
     """The bucket of a latency; values outside the range go to the first or last bucket."""
     if value_ms < FLOOR_MS:
@@ -67,9 +70,12 @@ def merge(histograms: Iterable[Histogram]) -> Histogram:
     Raises:
         ValueError: one of them has another scheme; only empty ones may have none.
     """
+    given = [h for h in histograms if h != EMPTY]
+    if len(given) == 1 and given[0].scheme == SCHEME and 0 not in given[0].count:
+        return given[0]
     counts: Counter[int] = Counter()
     total, largest = 0.0, 0.0
-    for histogram in histograms:
+    for histogram in given:
         if histogram.scheme != SCHEME and (histogram.scheme or histogram.index):
             raise ValueError(f"histogram scheme {histogram.scheme} cannot be merged with scheme {SCHEME}")
         for i, n in zip(histogram.index, histogram.count, strict=True):

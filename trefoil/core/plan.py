@@ -43,7 +43,10 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class RouteTarget:
-    """One slice's share of a family's traffic; weights sum to 1 over the live targets of a stage."""
+    """One slice's share of a family's traffic; weights sum to 1 over the live targets of a stage.
+
+    `accuracy` and `version` are the variant's, filled in from the catalogue when a plan is published; 0 = not known.
+    """
 
     slice: SliceKey = SliceKey()
     variant: str = ""
@@ -52,6 +55,8 @@ class RouteTarget:
     credits: int = 0
     draining: bool = False
     tier: str = ""
+    accuracy: float = 0.0
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

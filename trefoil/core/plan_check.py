@@ -16,7 +16,7 @@ from itertools import combinations, groupby
 from typing import Any, Final
 
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import Revision
+from trefoil.core.common import Revision, Same
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import NotFound, PlanError, TrefoilError
@@ -26,15 +26,18 @@ from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 
 WEIGHT_TOLERANCE: Final = 1e-6
 CAPACITY_TOLERANCE: Final = 1e-6  # relative: a solver's feasibility tolerance is no shortage
+SCALARS: Final = frozenset({str, float, int, bool, type(None)})
 CONTEXT_MIB: Final = 400  # overhead of one Triton with a CUDA context; an assumption until it is measured
 
 
 def plain(value: Any) -> Any:
     """Dataclasses, tuples and enums as JSON-ready values, in a canonical form."""
-    if isinstance(value, str | float) or type(value) is int:  # most of what there is
+    kind = type(value)
+    if kind in SCALARS:  # most of what there is
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(getattr(value, name)) for name in _names(type(value))}
+    if dataclasses.is_dataclass(kind):
+        fields = [(name, getattr(value, name)) for name in _names(kind)]
+        return {name: one if type(one) in SCALARS else plain(one) for name, one in fields}
     if isinstance(value, IntEnum):
         return value.name
     if isinstance(value, Mapping):
@@ -55,10 +58,15 @@ def _hash(value: Any) -> str:
 
 def node_digest(plan: NodePlan) -> str:
     """Equal for equal desired states, whatever their revision."""
-    return _devices_digest(plan.devices)
+    return _node_digest(Same(plan.devices))
 
 
-@lru_cache(maxsize=4096)  # asked for again and again of the same plans, by everybody who compares two of them
+@lru_cache(maxsize=1024)  # asked for again and again of the same plans, by everybody who compares two of them
+def _node_digest(devices: Same[tuple[PlannedDevice, ...]]) -> str:
+    return _devices_digest(devices.value)
+
+
+@lru_cache(maxsize=4096)
 def _devices_digest(devices: tuple[PlannedDevice, ...]) -> str:
     ordered = sorted(devices, key=lambda d: d.device)
     return _hash([dataclasses.replace(d, slices=tuple(sorted(d.slices, key=lambda s: s.key))) for d in ordered])
@@ -66,18 +74,21 @@ def _devices_digest(devices: tuple[PlannedDevice, ...]) -> str:
 
 def plan_digest(plan: Plan) -> str:
     """Equal for equal desired states and routes, whatever their revision, reason or age."""
-    nodes = sorted((node.node, node_digest(node)) for node in plan.nodes)
-    routes = [
-        dataclasses.replace(
-            route,
-            targets=tuple(
-                dataclasses.replace(t, weight=round(t.weight, 9))
-                for t in sorted(route.targets, key=lambda t: (t.stage, t.slice))
-            ),
-        )
-        for route in sorted(plan.routes, key=lambda r: r.family)
-    ]
-    return _hash([nodes, routes])
+    return _plan_digest(Same(plan.nodes), Same(plan.routes))
+
+
+@lru_cache(maxsize=64)  # of a plan that is decided, judged, noted and in force
+def _plan_digest(nodes: Same[tuple[NodePlan, ...]], routes: Same[tuple[Route, ...]]) -> str:
+    digests = sorted((node.node, node_digest(node)) for node in nodes.value)
+    plains = []
+    for route in sorted(routes.value, key=lambda r: r.family):
+        targets = []
+        for target in sorted(route.targets, key=lambda t: (t.stage, t.slice)):
+            plain_target = plain(target)
+            plain_target["weight"] = round(target.weight, 9)
+            targets.append(plain_target)
+        plains.append({**plain(dataclasses.replace(route, targets=())), "targets": targets})
+    return _hash([digests, plains])
 
 
 def sealed(node: NodePlan, revision: Revision) -> NodePlan:

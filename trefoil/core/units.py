@@ -26,3 +26,8 @@ def ms(seconds: float) -> float:
 def seconds(milliseconds: float) -> float:
     """Milliseconds to seconds."""
     return milliseconds / MS_PER_S
+
+
+def g_per_kwh_of_lbs_per_mwh(lbs_per_mwh: float) -> float:
+    """Pounds per megawatt hour to grams per kilowatt hour (870 -> 394.6)."""
+    return lbs_per_mwh * G_PER_LB / J_PER_KWH * 3.6e3

@@ -37,11 +37,13 @@ class Keys:
     def carbon_forecast(self, series: Series) -> str:
         return f"{self.prefix}carbon:forecast:{series_name(series)}"
 
-    def carbon_ratio(self, series: Series) -> str:
-        return f"{self.prefix}carbon:ratio:{series_name(series)}"
+    def carbon_ratio(self, series: Series, window: str = "") -> str:
+        """Empty = `expanding`."""
+        return f"{self.prefix}carbon:ratio:{series_name(series)}{window and ':' + window}"
 
-    def carbon_scores(self, series: Series) -> str:
-        return f"{self.prefix}carbon:scores:{series_name(series)}"
+    def carbon_scores(self, series: Series, model: str = "") -> str:
+        """Empty = of the model whose forecast is in force."""
+        return f"{self.prefix}carbon:scores:{series_name(series)}{model and ':' + model}"
 
     def carbon_now_prefix(self) -> str:
         return f"{self.prefix}carbon:now:"
@@ -78,6 +80,9 @@ class Keys:
 
     def energy_minutes(self, node: str) -> str:
         return f"{self.prefix}energy:minutes:{node}"
+
+    def receipts(self) -> str:
+        return f"{self.prefix}receipts"
 
     def load(self, dispatcher: str, worker: int) -> str:
         return f"{self.load_prefix()}{dispatcher}:{worker}"

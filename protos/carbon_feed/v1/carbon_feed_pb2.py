@@ -22,24 +22,61 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from protos.types.v1 import carbon_pb2 as protos_dot_types_dot_v1_dot_carbon__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'protos/carbon_feed/v1/carbon_feed.proto\x12\x16trefoil.carbon_feed.v1\x1a\x1cprotos/types/v1/carbon.proto\"#\n\x13GetIntensityRequest\x12\x0c\n\x04zone\x18\x01 \x01(\t\"H\n\x14GetIntensityResponse\x12\x30\n\x07reading\x18\x01 \x01(\x0b\x32\x1f.trefoil.types.v1.CarbonReading\"%\n\x15WatchIntensityRequest\x12\x0c\n\x04zone\x18\x01 \x01(\t\"J\n\x16WatchIntensityResponse\x12\x30\n\x07reading\x18\x01 \x01(\x0b\x32\x1f.trefoil.types.v1.CarbonReading2\xea\x01\n\nCarbonFeed\x12i\n\x0cGetIntensity\x12+.trefoil.carbon_feed.v1.GetIntensityRequest\x1a,.trefoil.carbon_feed.v1.GetIntensityResponse\x12q\n\x0eWatchIntensity\x12-.trefoil.carbon_feed.v1.WatchIntensityRequest\x1a..trefoil.carbon_feed.v1.WatchIntensityResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'protos/carbon_feed/v1/carbon_feed.proto\x12\x16trefoil.carbon_feed.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cprotos/types/v1/carbon.proto\"#\n\x13GetIntensityRequest\x12\x0c\n\x04zone\x18\x01 \x01(\t\"H\n\x14GetIntensityResponse\x12\x30\n\x07reading\x18\x01 \x01(\x0b\x32\x1f.trefoil.types.v1.CarbonReading\"o\n\x15WatchIntensityRequest\x12\x0c\n\x04zone\x18\x01 \x01(\t\x12\x14\n\x0c\x63hange_ratio\x18\x02 \x01(\x01\x12\x1d\n\x10hysteresis_ratio\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x13\n\x11_hysteresis_ratio\"W\n\x16WatchIntensityResponse\x12\x30\n\x07reading\x18\x01 \x01(\x0b\x32\x1f.trefoil.types.v1.CarbonReading\x12\x0b\n\x03why\x18\x02 \x01(\t\"I\n\x0eGetManyRequest\x12\r\n\x05zones\x18\x01 \x03(\t\x12(\n\x06series\x18\x02 \x03(\x0b\x32\x18.trefoil.types.v1.Series\"}\n\x0fGetManyResponse\x12\x31\n\x08readings\x18\x01 \x03(\x0b\x32\x1f.trefoil.types.v1.CarbonReading\x12\x37\n\x07missing\x18\x02 \x03(\x0b\x32&.trefoil.carbon_feed.v1.MissingReading\"G\n\x0eMissingReading\x12(\n\x06series\x18\x01 \x01(\x0b\x32\x18.trefoil.types.v1.Series\x12\x0b\n\x03why\x18\x02 \x01(\t\"\xc9\x01\n\x11GetHistoryRequest\x12\x0c\n\x04zone\x18\x01 \x01(\t\x12+\n\x07\x66rom_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05to_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x61s_of_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x11\n\trevisions\x18\x06 \x01(\x08\"\xa7\x01\n\x12GetHistoryResponse\x12\x31\n\x08readings\x18\x01 \x03(\x0b\x32\x1f.trefoil.types.v1.CarbonReading\x12\x30\n\x0cnext_from_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x61s_of_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"T\n\x12GetForecastRequest\x12\x0c\n\x04zone\x18\x01 \x01(\t\x12\x11\n\thorizon_s\x18\x02 \x01(\x01\x12\x0e\n\x06step_s\x18\x03 \x01(\x01\x12\r\n\x05model\x18\x04 \x01(\t\"I\n\x13GetForecastResponse\x12\x32\n\x08\x66orecast\x18\x01 \x01(\x0b\x32 .trefoil.types.v1.CarbonForecast\"/\n\x0fGetRatioRequest\x12\x0c\n\x04zone\x18\x01 \x01(\t\x12\x0e\n\x06window\x18\x02 \x01(\t\"@\n\x10GetRatioResponse\x12,\n\x05ratio\x18\x01 \x01(\x0b\x32\x1d.trefoil.types.v1.CarbonRatio\"/\n\x10GetScoresRequest\x12\x0c\n\x04zone\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"C\n\x11GetScoresResponse\x12.\n\x06scores\x18\x01 \x03(\x0b\x32\x1e.trefoil.types.v1.CarbonScores\"3\n\x14ListForecastsRequest\x12\x0c\n\x04zone\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"\x9c\x01\n\x15ListForecastsResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12-\n\tissued_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x05\x62\x61nds\x18\x03 \x03(\x0b\x32\x1c.trefoil.types.v1.CarbonBand\x12\x18\n\x10\x61\x63tual_g_per_kwh\x18\x04 \x03(\x01\"5\n\x10ListZonesRequest\x12\x13\n\x0bpolled_only\x18\x01 \x01(\x08\x12\x0c\n\x04name\x18\x02 \x01(\t\"@\n\x11ListZonesResponse\x12+\n\x05zones\x18\x01 \x03(\x0b\x32\x1c.trefoil.carbon_feed.v1.Zone\"\xd4\x01\n\x04Zone\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08timezone\x18\x03 \x01(\t\x12\x0f\n\x07\x61liases\x18\x04 \x03(\t\x12\x0c\n\x04neso\x18\x05 \x01(\t\x12\x18\n\x10\x65lectricity_maps\x18\x06 \x01(\t\x12\x10\n\x08watttime\x18\x07 \x01(\t\x12\x0b\n\x03\x65ia\x18\x08 \x01(\t\x12\x0e\n\x06\x63louds\x18\t \x03(\t\x12(\n\x06series\x18\n \x01(\x0b\x32\x18.trefoil.types.v1.Series\x12\x0e\n\x06polled\x18\x0b \x01(\x08\"$\n\x14GetZoneHealthRequest\x12\x0c\n\x04zone\x18\x01 \x01(\t\"D\n\x15GetZoneHealthResponse\x12+\n\x05zones\x18\x01 \x03(\x0b\x32\x1c.trefoil.types.v1.ZoneHealth2\x94\x08\n\nCarbonFeed\x12i\n\x0cGetIntensity\x12+.trefoil.carbon_feed.v1.GetIntensityRequest\x1a,.trefoil.carbon_feed.v1.GetIntensityResponse\x12q\n\x0eWatchIntensity\x12-.trefoil.carbon_feed.v1.WatchIntensityRequest\x1a..trefoil.carbon_feed.v1.WatchIntensityResponse0\x01\x12Z\n\x07GetMany\x12&.trefoil.carbon_feed.v1.GetManyRequest\x1a\'.trefoil.carbon_feed.v1.GetManyResponse\x12\x63\n\nGetHistory\x12).trefoil.carbon_feed.v1.GetHistoryRequest\x1a*.trefoil.carbon_feed.v1.GetHistoryResponse\x12\x66\n\x0bGetForecast\x12*.trefoil.carbon_feed.v1.GetForecastRequest\x1a+.trefoil.carbon_feed.v1.GetForecastResponse\x12]\n\x08GetRatio\x12\'.trefoil.carbon_feed.v1.GetRatioRequest\x1a(.trefoil.carbon_feed.v1.GetRatioResponse\x12`\n\tGetScores\x12(.trefoil.carbon_feed.v1.GetScoresRequest\x1a).trefoil.carbon_feed.v1.GetScoresResponse\x12n\n\rListForecasts\x12,.trefoil.carbon_feed.v1.ListForecastsRequest\x1a-.trefoil.carbon_feed.v1.ListForecastsResponse0\x01\x12`\n\tListZones\x12(.trefoil.carbon_feed.v1.ListZonesRequest\x1a).trefoil.carbon_feed.v1.ListZonesResponse\x12l\n\rGetZoneHealth\x12,.trefoil.carbon_feed.v1.GetZoneHealthRequest\x1a-.trefoil.carbon_feed.v1.GetZoneHealthResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.carbon_feed.v1.carbon_feed_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETINTENSITYREQUEST']._serialized_start=97
-  _globals['_GETINTENSITYREQUEST']._serialized_end=132
-  _globals['_GETINTENSITYRESPONSE']._serialized_start=134
-  _globals['_GETINTENSITYRESPONSE']._serialized_end=206
-  _globals['_WATCHINTENSITYREQUEST']._serialized_start=208
-  _globals['_WATCHINTENSITYREQUEST']._serialized_end=245
-  _globals['_WATCHINTENSITYRESPONSE']._serialized_start=247
-  _globals['_WATCHINTENSITYRESPONSE']._serialized_end=321
-  _globals['_CARBONFEED']._serialized_start=324
-  _globals['_CARBONFEED']._serialized_end=558
+  _globals['_GETINTENSITYREQUEST']._serialized_start=130
+  _globals['_GETINTENSITYREQUEST']._serialized_end=165
+  _globals['_GETINTENSITYRESPONSE']._serialized_start=167
+  _globals['_GETINTENSITYRESPONSE']._serialized_end=239
+  _globals['_WATCHINTENSITYREQUEST']._serialized_start=241
+  _globals['_WATCHINTENSITYREQUEST']._serialized_end=352
+  _globals['_WATCHINTENSITYRESPONSE']._serialized_start=354
+  _globals['_WATCHINTENSITYRESPONSE']._serialized_end=441
+  _globals['_GETMANYREQUEST']._serialized_start=443
+  _globals['_GETMANYREQUEST']._serialized_end=516
+  _globals['_GETMANYRESPONSE']._serialized_start=518
+  _globals['_GETMANYRESPONSE']._serialized_end=643
+  _globals['_MISSINGREADING']._serialized_start=645
+  _globals['_MISSINGREADING']._serialized_end=716
+  _globals['_GETHISTORYREQUEST']._serialized_start=719
+  _globals['_GETHISTORYREQUEST']._serialized_end=920
+  _globals['_GETHISTORYRESPONSE']._serialized_start=923
+  _globals['_GETHISTORYRESPONSE']._serialized_end=1090
+  _globals['_GETFORECASTREQUEST']._serialized_start=1092
+  _globals['_GETFORECASTREQUEST']._serialized_end=1176
+  _globals['_GETFORECASTRESPONSE']._serialized_start=1178
+  _globals['_GETFORECASTRESPONSE']._serialized_end=1251
+  _globals['_GETRATIOREQUEST']._serialized_start=1253
+  _globals['_GETRATIOREQUEST']._serialized_end=1300
+  _globals['_GETRATIORESPONSE']._serialized_start=1302
+  _globals['_GETRATIORESPONSE']._serialized_end=1366
+  _globals['_GETSCORESREQUEST']._serialized_start=1368
+  _globals['_GETSCORESREQUEST']._serialized_end=1415
+  _globals['_GETSCORESRESPONSE']._serialized_start=1417
+  _globals['_GETSCORESRESPONSE']._serialized_end=1484
+  _globals['_LISTFORECASTSREQUEST']._serialized_start=1486
+  _globals['_LISTFORECASTSREQUEST']._serialized_end=1537
+  _globals['_LISTFORECASTSRESPONSE']._serialized_start=1540
+  _globals['_LISTFORECASTSRESPONSE']._serialized_end=1696
+  _globals['_LISTZONESREQUEST']._serialized_start=1698
+  _globals['_LISTZONESREQUEST']._serialized_end=1751
+  _globals['_LISTZONESRESPONSE']._serialized_start=1753
+  _globals['_LISTZONESRESPONSE']._serialized_end=1817
+  _globals['_ZONE']._serialized_start=1820
+  _globals['_ZONE']._serialized_end=2032
+  _globals['_GETZONEHEALTHREQUEST']._serialized_start=2034
+  _globals['_GETZONEHEALTHREQUEST']._serialized_end=2070
+  _globals['_GETZONEHEALTHRESPONSE']._serialized_start=2072
+  _globals['_GETZONEHEALTHRESPONSE']._serialized_end=2140
+  _globals['_CARBONFEED']._serialized_start=2143
+  _globals['_CARBONFEED']._serialized_end=3187
 # @@protoc_insertion_point(module_scope)

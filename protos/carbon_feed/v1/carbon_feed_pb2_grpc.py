@@ -44,6 +44,46 @@ class CarbonFeedStub:
                 request_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.WatchIntensityRequest.SerializeToString,
                 response_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.WatchIntensityResponse.FromString,
                 _registered_method=True)
+        self.GetMany = channel.unary_unary(
+                '/trefoil.carbon_feed.v1.CarbonFeed/GetMany',
+                request_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyRequest.SerializeToString,
+                response_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyResponse.FromString,
+                _registered_method=True)
+        self.GetHistory = channel.unary_unary(
+                '/trefoil.carbon_feed.v1.CarbonFeed/GetHistory',
+                request_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetHistoryRequest.SerializeToString,
+                response_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetHistoryResponse.FromString,
+                _registered_method=True)
+        self.GetForecast = channel.unary_unary(
+                '/trefoil.carbon_feed.v1.CarbonFeed/GetForecast',
+                request_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetForecastRequest.SerializeToString,
+                response_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetForecastResponse.FromString,
+                _registered_method=True)
+        self.GetRatio = channel.unary_unary(
+                '/trefoil.carbon_feed.v1.CarbonFeed/GetRatio',
+                request_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetRatioRequest.SerializeToString,
+                response_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetRatioResponse.FromString,
+                _registered_method=True)
+        self.GetScores = channel.unary_unary(
+                '/trefoil.carbon_feed.v1.CarbonFeed/GetScores',
+                request_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetScoresRequest.SerializeToString,
+                response_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetScoresResponse.FromString,
+                _registered_method=True)
+        self.ListForecasts = channel.unary_stream(
+                '/trefoil.carbon_feed.v1.CarbonFeed/ListForecasts',
+                request_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.ListForecastsRequest.SerializeToString,
+                response_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.ListForecastsResponse.FromString,
+                _registered_method=True)
+        self.ListZones = channel.unary_unary(
+                '/trefoil.carbon_feed.v1.CarbonFeed/ListZones',
+                request_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.ListZonesRequest.SerializeToString,
+                response_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.ListZonesResponse.FromString,
+                _registered_method=True)
+        self.GetZoneHealth = channel.unary_unary(
+                '/trefoil.carbon_feed.v1.CarbonFeed/GetZoneHealth',
+                request_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetZoneHealthRequest.SerializeToString,
+                response_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetZoneHealthResponse.FromString,
+                _registered_method=True)
 
 
 class CarbonFeedServicer:
@@ -57,7 +97,63 @@ class CarbonFeedServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchIntensity(self, request, context):
-        """The reading now, then each new one.
+        """The reading now, then each new one, or those that tell something.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetMany(self, request, context):
+        """Readings of several zones that may be compared: zones of different method or factors are refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetHistory(self, request, context):
+        """What is believed of the past, or was at an earlier time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetForecast(self, request, context):
+        """The forecast in force. UNAVAILABLE says why there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRatio(self, request, context):
+        """Current over average intensity. UNAVAILABLE before 24 h of the window are known.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetScores(self, request, context):
+        """What past forecasts were worth.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListForecasts(self, request, context):
+        """Forecasts as they were issued, oldest first, model by model, each with what came.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListZones(self, request, context):
+        """The registry: our names, providers' names, cloud regions, and which of the zones this feed reads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetZoneHealth(self, request, context):
+        """How each zone's feed stands.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -75,6 +171,46 @@ def add_CarbonFeedServicer_to_server(servicer, server):
                     servicer.WatchIntensity,
                     request_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.WatchIntensityRequest.FromString,
                     response_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.WatchIntensityResponse.SerializeToString,
+            ),
+            'GetMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMany,
+                    request_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyRequest.FromString,
+                    response_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyResponse.SerializeToString,
+            ),
+            'GetHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHistory,
+                    request_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetHistoryRequest.FromString,
+                    response_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetHistoryResponse.SerializeToString,
+            ),
+            'GetForecast': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetForecast,
+                    request_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetForecastRequest.FromString,
+                    response_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetForecastResponse.SerializeToString,
+            ),
+            'GetRatio': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRatio,
+                    request_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetRatioRequest.FromString,
+                    response_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetRatioResponse.SerializeToString,
+            ),
+            'GetScores': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetScores,
+                    request_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetScoresRequest.FromString,
+                    response_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetScoresResponse.SerializeToString,
+            ),
+            'ListForecasts': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListForecasts,
+                    request_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.ListForecastsRequest.FromString,
+                    response_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.ListForecastsResponse.SerializeToString,
+            ),
+            'ListZones': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListZones,
+                    request_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.ListZonesRequest.FromString,
+                    response_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.ListZonesResponse.SerializeToString,
+            ),
+            'GetZoneHealth': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetZoneHealth,
+                    request_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetZoneHealthRequest.FromString,
+                    response_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetZoneHealthResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +267,222 @@ class CarbonFeed:
             '/trefoil.carbon_feed.v1.CarbonFeed/WatchIntensity',
             protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.WatchIntensityRequest.SerializeToString,
             protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.WatchIntensityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.carbon_feed.v1.CarbonFeed/GetMany',
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyRequest.SerializeToString,
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.carbon_feed.v1.CarbonFeed/GetHistory',
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetHistoryRequest.SerializeToString,
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetForecast(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.carbon_feed.v1.CarbonFeed/GetForecast',
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetForecastRequest.SerializeToString,
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetForecastResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRatio(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.carbon_feed.v1.CarbonFeed/GetRatio',
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetRatioRequest.SerializeToString,
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetRatioResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetScores(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.carbon_feed.v1.CarbonFeed/GetScores',
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetScoresRequest.SerializeToString,
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetScoresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListForecasts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/trefoil.carbon_feed.v1.CarbonFeed/ListForecasts',
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.ListForecastsRequest.SerializeToString,
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.ListForecastsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListZones(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.carbon_feed.v1.CarbonFeed/ListZones',
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.ListZonesRequest.SerializeToString,
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.ListZonesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetZoneHealth(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.carbon_feed.v1.CarbonFeed/GetZoneHealth',
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetZoneHealthRequest.SerializeToString,
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetZoneHealthResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,16 @@ class DispatcherStub:
                 request_serializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.WatchLoadRequest.SerializeToString,
                 response_deserializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.WatchLoadResponse.FromString,
                 _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/trefoil.dispatcher.v1.Dispatcher/ExplainRequest',
+                request_serializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ExplainRequestRequest.SerializeToString,
+                response_deserializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ExplainRequestResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/trefoil.dispatcher.v1.Dispatcher/Drain',
+                request_serializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.DrainRequest.SerializeToString,
+                response_deserializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class DispatcherServicer:
@@ -63,6 +73,21 @@ class DispatcherServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainRequest(self, request, context):
+        """Where a request would go now, and how every target of its family stands. Sends nothing, changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Takes this dispatcher with all its workers out of service, or back into it. It turns not ready, other dispatchers
+        take over its credits, and whatever comes all the same is answered. Changes nothing when repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DispatcherServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +100,16 @@ def add_DispatcherServicer_to_server(servicer, server):
                     servicer.WatchLoad,
                     request_deserializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.WatchLoadRequest.FromString,
                     response_serializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.WatchLoadResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ExplainRequestRequest.FromString,
+                    response_serializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ExplainRequestResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.DrainRequest.FromString,
+                    response_serializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +166,60 @@ class Dispatcher:
             '/trefoil.dispatcher.v1.Dispatcher/WatchLoad',
             protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.WatchLoadRequest.SerializeToString,
             protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.WatchLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.dispatcher.v1.Dispatcher/ExplainRequest',
+            protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ExplainRequestRequest.SerializeToString,
+            protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ExplainRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.dispatcher.v1.Dispatcher/Drain',
+            protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.DrainRequest.SerializeToString,
+            protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -135,3 +135,89 @@ class CarbonRatio(_message.Message):
     samples: int
     observed_at: _timestamp_pb2.Timestamp
     def __init__(self, series: _Optional[_Union[Series, _Mapping]] = ..., aci_g_per_kwh: _Optional[float] = ..., cir: _Optional[float] = ..., window: _Optional[str] = ..., samples: _Optional[int] = ..., observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class CarbonScore(_message.Message):
+    __slots__ = ("horizon_s", "samples", "mae_g_per_kwh", "bias_g_per_kwh", "mape_ratio", "mape_samples", "coverage_ratio", "coverage_samples")
+    HORIZON_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    MAE_G_PER_KWH_FIELD_NUMBER: _ClassVar[int]
+    BIAS_G_PER_KWH_FIELD_NUMBER: _ClassVar[int]
+    MAPE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MAPE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    COVERAGE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    COVERAGE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    horizon_s: float
+    samples: int
+    mae_g_per_kwh: float
+    bias_g_per_kwh: float
+    mape_ratio: float
+    mape_samples: int
+    coverage_ratio: float
+    coverage_samples: int
+    def __init__(self, horizon_s: _Optional[float] = ..., samples: _Optional[int] = ..., mae_g_per_kwh: _Optional[float] = ..., bias_g_per_kwh: _Optional[float] = ..., mape_ratio: _Optional[float] = ..., mape_samples: _Optional[int] = ..., coverage_ratio: _Optional[float] = ..., coverage_samples: _Optional[int] = ...) -> None: ...
+
+class CarbonScores(_message.Message):
+    __slots__ = ("series", "model", "scores", "forecasts", "issued_from_at", "issued_to_at", "observed_at")
+    SERIES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    FORECASTS_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_FROM_AT_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_TO_AT_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_AT_FIELD_NUMBER: _ClassVar[int]
+    series: Series
+    model: str
+    scores: _containers.RepeatedCompositeFieldContainer[CarbonScore]
+    forecasts: int
+    issued_from_at: _timestamp_pb2.Timestamp
+    issued_to_at: _timestamp_pb2.Timestamp
+    observed_at: _timestamp_pb2.Timestamp
+    def __init__(self, series: _Optional[_Union[Series, _Mapping]] = ..., model: _Optional[str] = ..., scores: _Optional[_Iterable[_Union[CarbonScore, _Mapping]]] = ..., forecasts: _Optional[int] = ..., issued_from_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., issued_to_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ZoneHealth(_message.Message):
+    __slots__ = ("series", "provider", "secondary", "leading", "holder", "rung", "fallback_reason", "age_s", "ends_at", "soft_stale", "hard_stale", "asked_today", "quota_per_day", "breaker", "next_ask_at", "last_error_cause", "redis_answers", "forecast_model", "forecast_issued_at", "history_intervals", "history_newest", "simulated")
+    SERIES_FIELD_NUMBER: _ClassVar[int]
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    SECONDARY_FIELD_NUMBER: _ClassVar[int]
+    LEADING_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    RUNG_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_REASON_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    ENDS_AT_FIELD_NUMBER: _ClassVar[int]
+    SOFT_STALE_FIELD_NUMBER: _ClassVar[int]
+    HARD_STALE_FIELD_NUMBER: _ClassVar[int]
+    ASKED_TODAY_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_PER_DAY_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ASK_AT_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_CAUSE_FIELD_NUMBER: _ClassVar[int]
+    REDIS_ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    FORECAST_MODEL_FIELD_NUMBER: _ClassVar[int]
+    FORECAST_ISSUED_AT_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_INTERVALS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_NEWEST_FIELD_NUMBER: _ClassVar[int]
+    SIMULATED_FIELD_NUMBER: _ClassVar[int]
+    series: Series
+    provider: str
+    secondary: str
+    leading: bool
+    holder: str
+    rung: int
+    fallback_reason: str
+    age_s: float
+    ends_at: _timestamp_pb2.Timestamp
+    soft_stale: bool
+    hard_stale: bool
+    asked_today: int
+    quota_per_day: int
+    breaker: str
+    next_ask_at: _timestamp_pb2.Timestamp
+    last_error_cause: str
+    redis_answers: bool
+    forecast_model: str
+    forecast_issued_at: _timestamp_pb2.Timestamp
+    history_intervals: int
+    history_newest: _timestamp_pb2.Timestamp
+    simulated: bool
+    def __init__(self, series: _Optional[_Union[Series, _Mapping]] = ..., provider: _Optional[str] = ..., secondary: _Optional[str] = ..., leading: _Optional[bool] = ..., holder: _Optional[str] = ..., rung: _Optional[int] = ..., fallback_reason: _Optional[str] = ..., age_s: _Optional[float] = ..., ends_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., soft_stale: _Optional[bool] = ..., hard_stale: _Optional[bool] = ..., asked_today: _Optional[int] = ..., quota_per_day: _Optional[int] = ..., breaker: _Optional[str] = ..., next_ask_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_error_cause: _Optional[str] = ..., redis_answers: _Optional[bool] = ..., forecast_model: _Optional[str] = ..., forecast_issued_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., history_intervals: _Optional[int] = ..., history_newest: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., simulated: _Optional[bool] = ...) -> None: ...

@@ -122,3 +122,37 @@ class Receipt(_message.Message):
     quality: _carbon_pb2.Quality
     plan: _common_pb2.Revision
     def __init__(self, family: _Optional[str] = ..., variant: _Optional[str] = ..., slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., energy_j: _Optional[float] = ..., carbon_mg: _Optional[float] = ..., basis: _Optional[_Union[_common_pb2.Basis, str]] = ..., intensity_g_per_kwh: _Optional[float] = ..., quality: _Optional[_Union[_carbon_pb2.Quality, str]] = ..., plan: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ...) -> None: ...
+
+class ReceiptRate(_message.Message):
+    __slots__ = ("slice", "family", "variant", "request_j", "item_j", "ratio", "basis", "window_s")
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_J_FIELD_NUMBER: _ClassVar[int]
+    ITEM_J_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    BASIS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    slice: _fleet_pb2.SliceKey
+    family: str
+    variant: str
+    request_j: float
+    item_j: float
+    ratio: float
+    basis: _common_pb2.Basis
+    window_s: float
+    def __init__(self, slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., family: _Optional[str] = ..., variant: _Optional[str] = ..., request_j: _Optional[float] = ..., item_j: _Optional[float] = ..., ratio: _Optional[float] = ..., basis: _Optional[_Union[_common_pb2.Basis, str]] = ..., window_s: _Optional[float] = ...) -> None: ...
+
+class ReceiptRates(_message.Message):
+    __slots__ = ("rates", "observed_at", "series", "pue", "plan")
+    RATES_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_AT_FIELD_NUMBER: _ClassVar[int]
+    SERIES_FIELD_NUMBER: _ClassVar[int]
+    PUE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    rates: _containers.RepeatedCompositeFieldContainer[ReceiptRate]
+    observed_at: _timestamp_pb2.Timestamp
+    series: _carbon_pb2.Series
+    pue: float
+    plan: _common_pb2.Revision
+    def __init__(self, rates: _Optional[_Iterable[_Union[ReceiptRate, _Mapping]]] = ..., observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., series: _Optional[_Union[_carbon_pb2.Series, _Mapping]] = ..., pue: _Optional[float] = ..., plan: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ...) -> None: ...

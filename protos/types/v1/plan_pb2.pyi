@@ -137,7 +137,7 @@ class NodePlan(_message.Message):
     def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., node: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[PlannedDevice, _Mapping]]] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class RouteTarget(_message.Message):
-    __slots__ = ("slice", "variant", "stage", "weight", "credits", "draining", "tier")
+    __slots__ = ("slice", "variant", "stage", "weight", "credits", "draining", "tier", "accuracy", "version")
     SLICE_FIELD_NUMBER: _ClassVar[int]
     VARIANT_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +145,8 @@ class RouteTarget(_message.Message):
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     slice: _fleet_pb2.SliceKey
     variant: str
     stage: int
@@ -152,7 +154,9 @@ class RouteTarget(_message.Message):
     credits: int
     draining: bool
     tier: str
-    def __init__(self, slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., variant: _Optional[str] = ..., stage: _Optional[int] = ..., weight: _Optional[float] = ..., credits: _Optional[int] = ..., draining: _Optional[bool] = ..., tier: _Optional[str] = ...) -> None: ...
+    accuracy: float
+    version: int
+    def __init__(self, slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., variant: _Optional[str] = ..., stage: _Optional[int] = ..., weight: _Optional[float] = ..., credits: _Optional[int] = ..., draining: _Optional[bool] = ..., tier: _Optional[str] = ..., accuracy: _Optional[float] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("family", "router", "queue", "lane", "targets", "queue_requests_max", "queue_bytes_max", "params")
