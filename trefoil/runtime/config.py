@@ -177,6 +177,8 @@ def _known(model: type[BaseModel] | None, path: Sequence[int | str]) -> list[str
 
 
 def _child(model: type[BaseModel] | None, part: int | str) -> type[BaseModel] | None:
+    if isinstance(part, int):  # one of a list, whose model it is
+        return model
     field = model.model_fields.get(str(part)) if model else None
     annotation = field.annotation if field else None
     candidates = [annotation, *getattr(annotation, "__args__", ())]

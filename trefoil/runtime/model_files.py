@@ -8,7 +8,7 @@ A family may have no model files at all: the catalogue knows it, and only a slic
 """
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
@@ -19,6 +19,7 @@ CONFIG: Final = "config.pbtxt"
 ENGINES: Final = "tensorrt"  # the backend whose models are built for one type of GPU
 FILES: Final = {"onnxruntime": "model.onnx", ENGINES: "model.plan"}
 PLATFORMS: Final = {"onnxruntime_onnx": "onnxruntime", "tensorrt_plan": ENGINES}
+PROBE_SEQUENCE: Final = 0x7472_6566_6F69_6C  # "trefoil": no client's, or it would meet a probe
 MAKERS: Final = ("export.py", "train.py")
 OURS: Final = "model.py"  # linked into every version by the agent
 
@@ -57,6 +58,19 @@ def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
             f"{path} needs name {family!r}, max_batch_size >= 1, input and output", field="family", value=family
         )
     return config
+
+
+def alone(request: Any, config: model_config_pb2.ModelConfig) -> None:
+    """Make a ModelInferRequest stand for itself where the model takes sequences only: one of one request."""
+    if not config.HasField("sequence_batching"):
+        return
+    controls = [control for tensor in config.sequence_batching.control_input for control in tensor.control]
+    textual = model_config_pb2.TYPE_STRING
+    if any(each.kind == each.CONTROL_SEQUENCE_CORRID and each.data_type == textual for each in controls):
+        request.parameters["sequence_id"].string_param = "trefoil-probe"
+    else:
+        request.parameters["sequence_id"].int64_param = PROBE_SEQUENCE
+    request.parameters["sequence_start"].bool_param = request.parameters["sequence_end"].bool_param = True
 
 
 def backend_of(config: model_config_pb2.ModelConfig) -> str:

@@ -6,11 +6,12 @@ A `TrefoilError` in a handler becomes a status plus the trailer `trefoil-error: 
 import asyncio
 import contextlib
 import errno
-import hmac
 import ipaddress
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -20,13 +21,15 @@ from grpc_reflection.v1alpha import reflection
 
 from trefoil.core import errors
 from trefoil.runtime.audit import AuditLog
+from trefoil.runtime.bearer import StreamToken, UnaryToken
 from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.scopes import Scopes, Tokens, asks_only
 from trefoil.runtime.telemetry import Metrics
 
 MESSAGE_BYTES_MAX: Final = 64 * 2**20
 ERROR_TRAILER: Final = "trefoil-error"
+NEVER_S: Final = 86_400.0  # a grace of gRPC's own, which RpcServer.stop ends long before
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
-READ_VERBS: Final = ("Get", "Watch", "List", "Explain", "Preview")
 
 # The first class that matches wins, so subclasses stand before their bases.
 STATUS: Final[tuple[tuple[type[errors.TrefoilError], grpc.StatusCode], ...]] = (
@@ -51,6 +54,8 @@ class RpcServer:
     health: health.aio.HealthServicer
     port: int
     names: Sequence[str]
+    _ending: asyncio.Future[None] | None = field(default=None, init=False)
+    _cutting: asyncio.Future[None] | None = field(default=None, init=False)
 
     async def start(self) -> None:
         """Serve, and report healthy: the process ("") and each of its services."""
@@ -59,9 +64,23 @@ class RpcServer:
         await self.server.start()
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Turn unhealthy, let calls in flight finish within the grace, cancel the rest."""
+        """Turn unhealthy, let calls in flight finish within the grace, cancel the rest. Called again, before it has
+        ended: the shorter grace counts.
+
+        grpc.aio's own `stop` promises the same, but a caller that comes to cancel the calls when another has just
+        destroyed the server ends the process with signal 11 (grpcio 1.85, AioServer.shutdown). Hence one grace that
+        never ends and, once, none at all: these two cannot meet so.
+        """
         await self.health.enter_graceful_shutdown()
-        await self.server.stop(grace_s)
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self.server.stop(NEVER_S))
+        await asyncio.wait((self._ending,), timeout=grace_s)
+        if not self._ending.done() and self._cutting is None:
+            self._cutting = asyncio.ensure_future(self.server.stop(None))
+        both = [one for one in (self._ending, self._cutting) if one is not None]
+        await asyncio.wait(both)  # which cancels neither, if this call is cancelled
+        for one in both:
+            one.result()
 
     async def wait_for_termination(self) -> None:
         # Shielded: a cancelled waiter would cancel the future inside grpc.aio that stop() waits for.
@@ -83,28 +102,36 @@ def make_server(
     audit: AuditLog | None = None,
     intercept: bool = True,
     reuse_port: bool = False,
+    options: Sequence[tuple[str, int]] = (),
     message_bytes_max: int = MESSAGE_BYTES_MAX,
+    client_ca: Path | None = None,
+    authenticated: bool = False,
+    tokens: Scopes | None = None,
 ) -> RpcServer:
     """Bind a server (not started) at `address`, default `settings.admin_address`.
 
     `intercept=False` leaves errors, tokens and metrics to the servicer (the dispatcher's raw data path). With `audit`,
-    each call that is not a plain question is noted before and after it.
+    each call that is not a plain question is noted before and after it. `client_ca`: clients must present a certificate
+    that one of these (PEM) signed. `authenticated`: the servicer knows its callers otherwise than by the token.
+    `tokens`: who may what, instead of the settings' two tokens.
 
     Raises:
         errors.SettingError: a non-loopback listener without TLS and token.
         errors.PortInUse: somebody else listens there.
     """
     listen = address or settings.admin_address
-    check_listener(settings, listen, read_only=read_only)
+    check_listener(settings, listen, read_only=read_only, authenticated=authenticated)
+    check_certificates(settings, client_ca)
     if not reuse_port:
         check_port(listen)
-    tokens = Tokens() if read_only else Tokens.of(settings)
+    tokens = tokens or (Tokens() if read_only else Tokens.of(settings))
     server = grpc.aio.server(
         interceptors=[_Interceptor(metrics, tokens, audit)] if intercept else [],
         options=[
             ("grpc.so_reuseport", int(reuse_port)),
             ("grpc.max_receive_message_length", message_bytes_max),
             ("grpc.max_send_message_length", -1),
+            *options,
         ],
     )
     servicer = health.aio.HealthServicer()
@@ -113,35 +140,40 @@ def make_server(
         add(implementation, server)
     names = [name for _, _, name in services]
     reflection.enable_server_reflection([*names, HEALTH_SERVICE, reflection.SERVICE_NAME], server)
-    return RpcServer(server, servicer, _bind(server, settings, listen), names)
+    return RpcServer(server, servicer, _bind(server, settings, listen, client_ca), names)
 
 
-def _bind(server: grpc.aio.Server, settings: ServiceSettings, address: str) -> int:
+def _bind(server: grpc.aio.Server, settings: ServiceSettings, address: str, client_ca: Path | None) -> int:
     try:
         if settings.tls_certificate and settings.tls_key:
             pair = (settings.tls_key.read_bytes(), settings.tls_certificate.read_bytes())
-            return int(server.add_secure_port(address, grpc.ssl_server_credentials([pair])))
+            roots = client_ca.read_bytes() if client_ca is not None else None
+            credentials = grpc.ssl_server_credentials([pair], roots, require_client_auth=roots is not None)
+            return int(server.add_secure_port(address, credentials))
         return int(server.add_insecure_port(address))
     except RuntimeError as error:
         raise errors.StartError(f"cannot listen ({error})", field="address", value=address, remedy=_FREE) from error
     except OSError as error:
         raise errors.SettingError(
-            f"cannot be read ({error})", field="tls_certificate, tls_key", remedy="name readable PEM files"
+            f"cannot be read ({error})", field="tls_certificate, tls_key, client CA", remedy="name readable PEM files"
         ) from error
 
 
 _FREE: Final = "stop what listens there, or set another address"
 
 
-def check_listener(settings: ServiceSettings, address: str, *, read_only: bool = False) -> None:
-    """House rule: loopback, or TLS and token, or `insecure` (which is warned about); read-only listeners are exempt.
+def check_listener(
+    settings: ServiceSettings, address: str, *, read_only: bool = False, authenticated: bool = False
+) -> None:
+    """House rule: loopback, or TLS and token (or callers `authenticated` otherwise), or `insecure` (which is warned
+    about); read-only listeners are exempt.
 
     Raises:
         errors.SettingError: none of these.
     """
     if bool(settings.tls_certificate) != bool(settings.tls_key):
         raise errors.SettingError("only one of the two is set", field="tls_certificate, tls_key", remedy="set both")
-    if read_only or is_loopback(address) or (settings.tls_certificate and settings.token):
+    if read_only or is_loopback(address) or (settings.tls_certificate and (settings.token or authenticated)):
         return
     if not settings.insecure:
         raise errors.SettingError(
@@ -151,6 +183,26 @@ def check_listener(settings: ServiceSettings, address: str, *, read_only: bool =
             remedy="listen on 127.0.0.1, or set tls_certificate, tls_key and token, or give --insecure",
         )
     structlog.get_logger().warning("insecure listener: anyone who reaches it can command it", address=address)
+
+
+def check_certificates(settings: ServiceSettings, client_ca: Path | None = None) -> None:
+    """gRPC itself says no more of files that it cannot use than that it failed to bind.
+
+    Raises:
+        errors.SettingError: one cannot be read, is no PEM, or certificate and key are not a pair.
+    """
+    if not (settings.tls_certificate and settings.tls_key):
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    named, value = "tls_certificate, tls_key", f"{settings.tls_certificate}, {settings.tls_key}"
+    try:
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
+        if client_ca is not None:
+            named, value = "front_client_ca", str(client_ca)
+            context.load_verify_locations(client_ca)
+    except (OSError, ssl.SSLError) as error:
+        remedy = "name readable PEM files, and a certificate's own key"
+        raise errors.SettingError(f"cannot be used ({error})", field=named, value=value, remedy=remedy) from error
 
 
 def check_port(address: str) -> None:
@@ -202,10 +254,10 @@ def channel(target: str, *, ca: bytes | None = None, token: str | None = None) -
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 2000),  # the patience of one attempt; the pause between two is the other two
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
-    interceptors: list[grpc.aio.ClientInterceptor] = [_UnaryToken(token), _StreamToken(token)] if token else []
+    interceptors: list[grpc.aio.ClientInterceptor] = [UnaryToken(token), StreamToken(token)] if token else []
     if ca is None:
         return grpc.aio.insecure_channel(target, options=options, interceptors=interceptors)
     credentials = grpc.ssl_channel_credentials(root_certificates=ca)
@@ -245,43 +297,10 @@ def status_of(error: errors.TrefoilError) -> grpc.StatusCode:
     return next(code for cls, code in STATUS if isinstance(error, cls))
 
 
-def asks_only(method: str) -> bool:
-    """Whether a method changes nothing, by the verb its name begins with; what is not known to ask, commands."""
-    return method.rpartition("/")[2].startswith(READ_VERBS)
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """What callers must present: `control` opens everything, `read` only what asks. None: nothing is demanded."""
-
-    control: str | None = None
-    read: str | None = None
-
-    @classmethod
-    def of(cls, settings: ServiceSettings) -> "Tokens":
-        """Raises errors.SettingError for a read token without a control token: commands would be open to all."""
-        if settings.read_token is not None and settings.token is None:
-            remedy = "set token too: it guards commands"
-            raise errors.SettingError("set without token", field="read_token", remedy=remedy)
-        secrets = (settings.token, settings.read_token)
-        return cls(*(secret.get_secret_value() if secret is not None else None for secret in secrets))
-
-    def scope(self, metadata: Any) -> str:
-        """ "control", "read", "open" (no token is demanded), or "" for a caller without a valid token."""
-        if self.control is None:
-            return "open"
-        given = str(dict(metadata or ()).get("authorization", "")).encode()
-        if hmac.compare_digest(given, f"Bearer {self.control}".encode()):
-            return "control"
-        if self.read is not None and hmac.compare_digest(given, f"Bearer {self.read}".encode()):
-            return "read"
-        return ""
-
-
 class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Checks the token's scope, keeps the audit log, counts and times calls, maps errors to statuses."""
 
-    def __init__(self, metrics: Metrics | None, tokens: Tokens, audit: AuditLog | None) -> None:
+    def __init__(self, metrics: Metrics | None, tokens: Scopes, audit: AuditLog | None) -> None:
         self._metrics = metrics
         self._tokens = tokens
         self._audit = audit
@@ -325,32 +344,15 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     @contextlib.asynccontextmanager
     async def _observed(self, context: Any, method: str, scope: str, request: Any) -> AsyncIterator[None]:
         started_s = asyncio.get_running_loop().time()
-        code, why = grpc.StatusCode.OK, ""
         commands = self._audit is not None and not asks_only(method)
         call = self._audit.asked(method, context.peer(), scope, request) if self._audit and commands else ""
-        try:
-            if not scope:
-                code, why = grpc.StatusCode.UNAUTHENTICATED, _NO_TOKEN
-                await context.abort(code, why)
-            if scope == "read" and not asks_only(method):
-                code, why = grpc.StatusCode.PERMISSION_DENIED, _READ_TOKEN
-                await context.abort(code, why)
-            yield
-        except errors.TrefoilError as error:
-            code, why = status_of(error), str(error)
-            await context.abort(code, why, ((ERROR_TRAILER, type(error).__name__),))
-        except (grpc.aio.AbortError, grpc.aio.UsageError):
-            code = _context_code(context) if code is grpc.StatusCode.OK else code
-            raise
-        except asyncio.CancelledError:
-            code = grpc.StatusCode.CANCELLED
-            raise
-        except Exception as error:
-            code, why = grpc.StatusCode.INTERNAL, f"bug in {method}: {error!r}"
-            structlog.get_logger().exception("bug in an rpc handler", method=method)
-            await context.abort(code, why)
-            raise
-        finally:
+        noted = False
+
+        def note(code: grpc.StatusCode, why: str = "") -> None:
+            nonlocal noted
+            if noted:
+                return
+            noted = True
             took_s = asyncio.get_running_loop().time() - started_s
             if self._audit is not None and commands:
                 self._audit.answered(call, code.name, why, took_s * 1e3)
@@ -358,8 +360,36 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 self._metrics.inc("trefoil_rpc_requests_total", method=method, code=code.name)
                 self._metrics.observe("trefoil_rpc_duration_seconds", took_s, method=method)
 
+        async def refuse(code: grpc.StatusCode, why: str, *trailers: tuple[str, str]) -> None:
+            note(code, why)  # first, as an answer is: who is told finds it noted
+            await context.abort(code, why, trailers)
+
+        try:
+            if not scope:
+                await refuse(grpc.StatusCode.UNAUTHENTICATED, _NO_TOKEN)
+            if scope == "denied":
+                await refuse(grpc.StatusCode.PERMISSION_DENIED, _NO_ROLE)
+            if scope == "read" and not asks_only(method):
+                await refuse(grpc.StatusCode.PERMISSION_DENIED, _READ_TOKEN)
+            yield
+        except errors.TrefoilError as error:
+            await refuse(status_of(error), str(error), (ERROR_TRAILER, type(error).__name__))
+        except (grpc.aio.AbortError, grpc.aio.UsageError):
+            note(_context_code(context))
+            raise
+        except asyncio.CancelledError:
+            note(grpc.StatusCode.CANCELLED)
+            raise
+        except Exception as error:
+            structlog.get_logger().exception("bug in an rpc handler", method=method)
+            await refuse(grpc.StatusCode.INTERNAL, f"bug in {method}: {error!r}")
+            raise
+        finally:
+            note(grpc.StatusCode.OK)
+
 
 _NO_TOKEN: Final = "no valid token. Remedy: send 'authorization: Bearer <token>'"
+_NO_ROLE: Final = "this token's tenant has no role 'admin'. Remedy: use a token of a tenant that has it"
 _READ_TOKEN: Final = "this token may only read. Remedy: send the control token"
 
 
@@ -368,24 +398,3 @@ def _context_code(context: Any) -> grpc.StatusCode:
     return next(
         (known for known in grpc.StatusCode if known is code or known.value[0] == code), grpc.StatusCode.UNKNOWN
     )
-
-
-def _with_token(details: grpc.aio.ClientCallDetails, token: str) -> grpc.aio.ClientCallDetails:
-    metadata = grpc.aio.Metadata(*(details.metadata or ()), ("authorization", f"Bearer {token}"))
-    return details._replace(metadata=metadata)
-
-
-class _UnaryToken(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await continuation(_with_token(client_call_details, self._token), request)
-
-
-class _StreamToken(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await continuation(_with_token(client_call_details, self._token), request)

@@ -1,15 +1,18 @@
 """The life of a process: all parts are initialised in order, then run together, and shut down in reverse order.
 
 `main(build)` is all that a `__main__.py` calls. SIGTERM and SIGINT end it with exit code 0; an operating error prints
-one line and ends it with 2; a bug prints its traceback and ends it with 1.
+one line and ends it with 2; a bug prints its traceback and ends it with 1. A part that takes its time on purpose (it
+drains) says for how long (`patience_s`), and is told by a second signal to be quick (`hurry`); a third one kills. Where
+no part does, the second one kills.
 """
 
 import asyncio
+import faulthandler
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import structlog
 
@@ -39,14 +42,41 @@ class Part(Protocol):
         ...
 
 
+@runtime_checkable
+class Patient(Protocol):
+    """A part that takes its time to shut down."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long its shutdown may take beyond what every part has."""
+        ...
+
+    def hurry(self) -> None:
+        """A second signal: be quick from now on."""
+        ...
+
+
 async def run(parts: Sequence[Part], clock: Clock, stop: asyncio.Event | None = None) -> None:
     """Live until a signal, until `stop` is set, or until a part fails; then shut down in reverse order and re-raise."""
     stopping = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, stopping.set)
     ready: list[Part] = []
     tasks: list[asyncio.Task[None]] = []
+
+    def told_to_stop() -> None:
+        if stopping.is_set():
+            unheard()
+            for part in ready:
+                if isinstance(part, Patient):
+                    part.hurry()
+        stopping.set()
+
+    def unheard() -> None:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, told_to_stop)
     try:
         for part in parts:
             if not await _initialised(part, stopping):
@@ -55,15 +85,27 @@ async def run(parts: Sequence[Part], clock: Clock, stop: asyncio.Event | None = 
         tasks += [asyncio.create_task(part.run(), name=f"run {type(part).__name__}") for part in parts]
         await _until_stopped(tasks, stopping)
     finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)  # a second signal kills
-        await _unwind(ready, tasks, clock)
+        patient = [part for part in ready if isinstance(part, Patient)]
+        if not patient:
+            unheard()
+        await _unwind(ready, tasks, clock, SHUTDOWN_S + sum(part.patience_s for part in patient))
+        unheard()
 
 
-def main(build: Callable[[Sequence[str]], Sequence[Part]], argv: Sequence[str] | None = None) -> int:
-    """Wire, run, and return the exit code: `raise SystemExit(main(build))`."""
+def main(
+    build: Callable[[Sequence[str]], Sequence[Part]],
+    argv: Sequence[str] | None = None,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> int:
+    """Wire, run, and return the exit code: `raise SystemExit(main(build))`. No `loop_factory`: asyncio's own loop.
+
+    A crash in native code (gRPC, uvloop) writes where every thread was to stderr.
+    """
+    if not faulthandler.is_enabled():
+        faulthandler.enable()
     try:
-        asyncio.run(run(build(sys.argv[1:] if argv is None else argv), WallClock()))
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(run(build(sys.argv[1:] if argv is None else argv), WallClock()))
     except errors.TrefoilError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -98,8 +140,8 @@ async def _until_stopped(tasks: Sequence[asyncio.Task[None]], stopping: asyncio.
         stop.cancel()
 
 
-async def _unwind(ready: Sequence[Part], tasks: Sequence[asyncio.Task[None]], clock: Clock) -> None:
-    deadline_s = clock.monotonic_s() + SHUTDOWN_S
+async def _unwind(ready: Sequence[Part], tasks: Sequence[asyncio.Task[None]], clock: Clock, limit_s: float) -> None:
+    deadline_s = clock.monotonic_s() + limit_s
     log = structlog.get_logger()
     for part, task in reversed(list(zip_longest(ready, tasks))):
         name = type(part).__name__

@@ -1,4 +1,6 @@
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import grpc
@@ -118,6 +120,28 @@ async def test_a_watcher_that_leaves_ends_its_handler(channel, servicer):
     await asyncio.wait_for(servicer.cancelled.wait(), 5)
 
 
+async def test_a_server_that_is_slow_to_accept_is_waited_for(server):
+    """A busy machine answers late; that is not a server that is away."""
+    accepted: list[asyncio.StreamWriter] = []
+
+    async def copy(reader, writer):
+        while data := await reader.read(2**16):
+            writer.write(data)
+
+    async def late(reader, writer):
+        accepted.append(writer)
+        await asyncio.sleep(0.5)
+        there, back = await asyncio.open_connection("127.0.0.1", server.port)
+        await asyncio.gather(copy(reader, back), copy(there, writer))
+
+    relay = await asyncio.start_server(late, "127.0.0.1", 0)
+    async with rpc.channel(f"127.0.0.1:{relay.sockets[0].getsockname()[1]}") as channel:
+        stub = pb_grpc.CarbonFeedStub(channel)
+        assert await rpc.call(stub.GetIntensity, pb.GetIntensityRequest(), 30) == pb.GetIntensityResponse()
+    assert len(accepted) == 1
+    relay.close()
+
+
 async def test_nobody_there_is_unavailable():
     async with rpc.channel("127.0.0.1:1") as dead:
         with pytest.raises(errors.Unavailable):
@@ -130,6 +154,45 @@ async def test_a_cancelled_waiter_does_not_break_the_stop(server):
     waiter.cancel()
     await asyncio.wait((waiter,))
     await asyncio.wait_for(server.stop(0), 5)
+
+
+STOPPED_BY_SEVERAL = """
+import asyncio
+from trefoil.runtime import rpc
+from trefoil.runtime.config import ServiceSettings
+
+async def main():
+    for turn in range(400):
+        server = rpc.make_server(ServiceSettings(admin_address="127.0.0.1:0"), [])
+        await server.start()
+
+        async def stop(number):
+            for _ in range(number * (turn % 8)):
+                await asyncio.sleep(0)
+            await server.stop(0.0)
+
+        await asyncio.gather(*map(stop, range(3)))
+
+asyncio.run(main())
+"""
+
+
+def test_several_may_stop_a_server_at_once():
+    """In a process of its own: grpc.aio's own `stop` ends it with signal 11 here."""
+    ended = subprocess.run([sys.executable, "-c", STOPPED_BY_SEVERAL], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+async def test_a_shorter_grace_counts_for_those_who_stop_with_a_longer_one(server, channel, servicer):
+    call = pb_grpc.CarbonFeedStub(channel).WatchIntensity(pb.WatchIntensityRequest(zone="forever"))
+    await call.read()
+    patient = asyncio.create_task(server.stop(600))
+    await asyncio.wait((patient,), timeout=0.05)
+    assert not patient.done()
+    assert not servicer.cancelled.is_set()
+    await asyncio.wait_for(server.stop(0), 30)
+    await asyncio.wait_for(patient, 30)
+    assert servicer.cancelled.is_set()
 
 
 async def test_a_server_part_lives_and_ends(unused_tcp_port):

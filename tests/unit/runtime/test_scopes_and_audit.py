@@ -9,7 +9,7 @@ import pytest
 from protos.power_agent.v1 import power_agent_pb2 as pb
 from protos.power_agent.v1 import power_agent_pb2_grpc as pb_grpc
 from trefoil.core import errors
-from trefoil.runtime import rpc
+from trefoil.runtime import rpc, scopes
 from trefoil.runtime.audit import REQUEST_CHARS_MAX, AuditLog
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.config import ServiceSettings
@@ -85,13 +85,13 @@ def test_a_read_token_alone_is_refused_because_commands_would_be_open():
 
 @pytest.mark.parametrize("method", ["GetNode", "WatchEnergy", "ListZones", "ExplainRequest", "PreviewPlan"])
 def test_what_asks_is_known_by_its_verb_and_everything_else_commands(method):
-    assert rpc.asks_only(f"/{NAME}/{method}")
+    assert scopes.asks_only(f"/{NAME}/{method}")
 
 
 @pytest.mark.parametrize("method", [m.name for m in pb.DESCRIPTOR.services_by_name["PowerAgent"].methods])
 def test_each_method_of_the_agent_is_a_question_or_a_command(method):
     commands = {"Apply", "Drain", "SetClocks", "ReleaseClocks"}
-    assert rpc.asks_only(f"/{NAME}/{method}") == (method not in commands)
+    assert scopes.asks_only(f"/{NAME}/{method}") == (method not in commands)
 
 
 async def test_commands_are_noted_before_and_after_with_their_outcome(audit, tmp_path):
@@ -110,6 +110,23 @@ async def test_commands_are_noted_before_and_after_with_their_outcome(audit, tmp
     assert (answered["code"], refused["code"]) == ("OK", "FAILED_PRECONDITION")
     assert "too old" in refused["why"]
     assert stat.S_IMODE((tmp_path / "state" / "audit.jsonl").stat().st_mode) == 0o600
+
+
+async def test_a_refusal_is_noted_before_the_caller_is_told(audit, tmp_path):
+    class Context:
+        def peer(self):
+            return "peer"
+
+        async def abort(self, code, why, trailers):
+            self.noted_then = lines(tmp_path)
+            raise grpc.aio.AbortError
+
+    context, interceptor = Context(), rpc._Interceptor(None, scopes.Tokens(), audit)
+    with pytest.raises(grpc.aio.AbortError):
+        async with interceptor._observed(context, f"/{NAME}/Drain", "open", pb.DrainRequest()):
+            raise errors.StaleRevision("too old")
+    assert [entry.get("code") for entry in context.noted_then] == [None, "FAILED_PRECONDITION"]
+    assert lines(tmp_path) == context.noted_then, "and once"
 
 
 async def test_a_denied_command_is_noted_too(audit, tmp_path):

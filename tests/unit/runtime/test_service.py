@@ -114,6 +114,51 @@ async def test_a_signal_during_init_stops_the_start():
     assert not [entry for entry in journal if entry.endswith("b")]
 
 
+async def test_a_second_signal_makes_a_part_that_drains_hurry():
+    class Draining(Recorder):
+        patience_s = 60.0
+        quick = None
+
+        async def shutdown(self):
+            self.quick = asyncio.Event()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await self.quick.wait()
+            await super().shutdown()
+
+        def hurry(self):
+            self.quick.set()
+
+    journal = []
+    parts = [Recorder("a", journal), Draining("b", journal)]
+    task = asyncio.create_task(service.run(parts, WallClock()))
+    await parts[1].running.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(task, 5)
+    assert journal[-3:] == ["shutdown b", "end a", "shutdown a"]
+
+
+async def test_a_part_that_drains_has_the_time_that_it_asks_for(monkeypatch):
+    monkeypatch.setattr(service, "SHUTDOWN_S", 0.05)
+
+    class Draining(Recorder):
+        patience_s = 5.0
+
+        async def shutdown(self):
+            await asyncio.sleep(0.3)
+            await super().shutdown()
+
+        def hurry(self):
+            pass
+
+    journal, stop = [], asyncio.Event()
+    parts = [Draining("a", journal)]
+    task = asyncio.create_task(service.run(parts, WallClock(), stop))
+    await parts[0].running.wait()
+    stop.set()
+    await asyncio.wait_for(task, 5)
+    assert journal[-1] == "shutdown a"
+
+
 def test_main_maps_errors_to_exit_codes(capsys):
     def broken(argv):
         raise errors.SettingError("wrong", field="zone", value=3, remedy="use GB")

@@ -107,3 +107,16 @@ def test_logs_are_json_without_a_terminal(monkeypatch):
     assert logged.pop("timestamp").endswith("Z")
     assert logged == {"service": "controller", "event": "decided", "plan": 3, "level": "info"}
     structlog.reset_defaults()
+
+
+def test_observing_many_times_at_once_is_observing_many_times():
+    one, many = Metrics("dispatcher"), Metrics("dispatcher")
+    name, values = "trefoil_request_duration_seconds", [(2**-11, 3), (0.001, 1), (2**-5, 5), (2.0**30, 1)]
+    for value, count in values:
+        many.observe_times(many.bind(name, family="digits"), value, count)
+        for _ in range(count):
+            one.observe(name, value, family="digits")
+    pages = ([line for line in each.text().splitlines() if f"{name}_" in line] for each in (one, many))
+    seen, at_once = ([line for line in page if "_created" not in line] for page in pages)
+    assert len(seen) > 30
+    assert seen == at_once

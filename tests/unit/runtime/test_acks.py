@@ -1,0 +1,90 @@
+"""Who stops a slice must know who may send to it, whatever Redis has lost."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trefoil.core.common import Revision
+from trefoil.core.demand import TableAck
+from trefoil.core.errors import StateUnavailable
+from trefoil.runtime.acks import FIRST_S, LiveAcks
+from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.keys import Keys
+
+ONE = TableAck("d", 0, Revision(1, 1), observed_at_s=1.0)
+OTHER = replace(ONE, worker=1)
+
+
+class Redis:
+    """What it holds; None: it does not answer."""
+
+    def __init__(self) -> None:
+        self.keys = Keys("test")
+        self.holds: tuple[TableAck, ...] | None = ()
+
+    async def scan(self, prefix: str, cls: type[Any]) -> Mapping[str, Any]:
+        assert prefix == self.keys.ack_prefix()
+        if self.holds is None:
+            raise StateUnavailable("away")
+        return {f"{ack.worker}": ack for ack in self.holds}
+
+
+@pytest.fixture
+def seen() -> tuple[Redis, ManualClock, LiveAcks]:
+    redis, clock = Redis(), ManualClock()
+    return redis, clock, LiveAcks(redis, clock)  # type: ignore[arg-type]
+
+
+async def watch(clock: ManualClock, acks: LiveAcks, seconds: float) -> tuple[TableAck, ...]:
+    found: tuple[TableAck, ...] = ()
+    for _ in range(round(2 * seconds)):
+        await clock.advance(0.5)
+        found = await acks.read()
+    return found
+
+
+async def test_nobody_means_nobody_only_after_a_while_of_sight(seen: tuple[Redis, ManualClock, LiveAcks]):
+    _, clock, acks = seen
+    assert await acks.read() == ()
+    assert "0.0 s only" in acks.blind
+    await watch(clock, acks, FIRST_S - 0.5)
+    assert acks.blind
+    await watch(clock, acks, 0.5)
+    assert acks.blind == ""
+
+
+async def test_an_emptied_redis_ends_nobody_and_a_dead_worker_ends_when_its_key_would_have(
+    seen: tuple[Redis, ManualClock, LiveAcks],
+):
+    redis, clock, acks = seen
+    redis.holds = (ONE, OTHER)
+    assert await acks.read() == (ONE, OTHER)
+    redis.holds = ()
+    assert await watch(clock, acks, 2.0) == (ONE, OTHER)
+    redis.holds = (newer := replace(ONE, table=Revision(1, 2)),)
+    assert await watch(clock, acks, 0.5) == (newer, OTHER)
+    assert await watch(clock, acks, 2.5) == (newer,), "the other is 5 s old"
+
+
+async def test_nothing_ages_while_redis_is_away(seen: tuple[Redis, ManualClock, LiveAcks]):
+    redis, clock, acks = seen
+    redis.holds = (ONE,)
+    await acks.read()
+    redis.holds = None
+    for _ in range(60):
+        await clock.advance(1.0)
+        with pytest.raises(StateUnavailable):
+            await acks.read()
+    redis.holds = ()
+    assert await acks.read() == (ONE,)
+    assert await watch(clock, acks, 6.0) == ()
+
+
+async def test_a_worker_that_said_that_it_leaves_is_not_waited_for(seen: tuple[Redis, ManualClock, LiveAcks]):
+    redis, _, acks = seen
+    redis.holds = (ONE, replace(OTHER, leaving=True))
+    assert len(await acks.read()) == 2, "it still has what is in flight"
+    redis.holds = (ONE,)
+    assert await acks.read() == (ONE,)
