@@ -11,10 +11,17 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 PROC: Final = Path("/proc")
 ENDED: Final = frozenset("ZXx")
+# Positions in /proc/<pid>/stat after the name. A program's words and variables lie between two addresses.
+FLAGS_AT: Final = 6
+CODE_AT: Final = 23
+SPANS_AT: Final = {"cmdline": (45, 46), "environ": (47, 48)}
+NO_MEMORY: Final = 0x00200000 | 0x00000004  # a thread of the kernel; one that is exiting
+EXEC_TRIES: Final = 1000
+EXEC_POLL_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +91,16 @@ class Stat:
 
 def read_stat(pid: int) -> Stat | None:
     """None when there is no such process."""
+    fields = _fields(pid)
+    return None if fields is None else Stat(pid, fields[0].decode(), int(fields[3]), int(fields[19]))
+
+
+def _fields(pid: int) -> list[bytes] | None:
     try:
         text = (PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text[text.rindex(b")") + 2 :].split()  # state ppid pgrp session ... starttime is the 20th
-    return Stat(pid, fields[0].decode(), int(fields[3]), int(fields[19]))
+    return text[text.rindex(b")") + 2 :].split()  # state ppid pgrp session ... starttime is the 20th
 
 
 def belongings(identity: Identity, mark: str, also: Sequence[int] = ()) -> tuple[Identity, ...]:
@@ -110,7 +121,27 @@ def belongings(identity: Identity, mark: str, also: Sequence[int] = ()) -> tuple
 
 
 def _marked(pid: int, mark: str) -> bool:
-    try:
-        return mark.encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False  # of another user, or gone
+    return mark.encode() in shown(pid, "environ").split(b"\0")
+
+
+def shown(pid: int, what: Literal["cmdline", "environ"]) -> bytes:
+    """The words or the variables that a process was started with; nothing where it is gone or of another user.
+
+    In the middle of an exec the kernel shows neither: the new memory is there and not yet filled. Popen returns before
+    it is. So what is empty is read again, for a second or so, unless it is empty for good. While the kernel copies the
+    variables, they begin and end at one address, as where there are none; it says where the code begins only after
+    (`load_elf_binary` in Linux's fs/binfmt_elf.c).
+    """
+    for _ in range(EXEC_TRIES):
+        try:
+            content = (PROC / str(pid) / what).read_bytes()
+        except OSError:
+            return b""
+        fields = None if content else _fields(pid)
+        if fields is None or fields[0].decode() in ENDED or int(fields[FLAGS_AT]) & NO_MEMORY:
+            return content
+        start, end = (int(fields[at]) for at in SPANS_AT[what])
+        if start == end != 0 and int(fields[CODE_AT]) != 0:  # it was given none
+            return b""
+        Identity(pid, int(fields[19])).wait(EXEC_POLL_S)
+    return b""

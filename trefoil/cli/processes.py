@@ -6,7 +6,6 @@ group by group; the kernel stops it when the launcher dies (parent-death signal)
 """
 
 import asyncio
-import ctypes
 import os
 import signal
 import subprocess
@@ -17,12 +16,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from power_agent.runtimes.proc import shown
 from trefoil.runtime.clock import Clock
 
 LAUNCH_ID: Final = "TREFOIL_LAUNCH_ID"
 LAST_LINES: Final = 15
 POLL_S: Final = 0.05
-_PR_SET_PDEATHSIG: Final = 1
+# A parent that died before the request is never told of. Python ignores SIGPIPE, which a command would inherit.
+_DIE_WITH_PARENT: Final = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +71,12 @@ class Child:
         with command.log_path.open("ab") as log:
             self._log_from = log.tell()
             self._popen = subprocess.Popen(
-                list(command.argv),
+                [*_die_with_parent(), *command.argv],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **command.env, LAUNCH_ID: launch_id},
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
             )
         self.identity = Identity.of(self._popen.pid)
         self.started_at_s = clock.now_s()
@@ -143,15 +150,9 @@ def descendants(launch_id: str) -> list[int]:
     """Every live process that was started, directly or not, under this launch; never ourselves."""
     marker = f"{LAUNCH_ID}={launch_id}".encode()
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes()
-        except OSError:  # gone meanwhile, or of another user
-            continue
-        if marker in environment.split(b"\0") and start_ticks(int(entry.name)) is not None:
-            found.append(int(entry.name))
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        if pid != os.getpid() and marker in shown(pid, "environ").split(b"\0") and start_ticks(pid) is not None:
+            found.append(pid)
     return found
 
 
@@ -170,19 +171,16 @@ async def sweep(launch_id: str, clock: Clock, *, deadline_s: float = 5.0) -> lis
     return sorted(found)
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """Ask the kernel to SIGTERM the child when the launcher dies (Linux; elsewhere the sweep alone must do)."""
+def _die_with_parent() -> tuple[str, ...]:
+    """What to put before a command so that the kernel SIGTERMs it when the launcher dies (Linux; elsewhere the sweep
+    alone must do).
+
+    A process of its own that becomes the command, no `preexec_fn`: that would run Python, and gRPC's fork handlers, in
+    a fork of a process with gRPC's threads, and now and then such a child dies of signal 11.
+    """
     if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before the fork: nothing to import after it
-    parent = os.getpid()
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # it died between the fork and the request
-            os._exit(1)
-
-    return ask
+        return ()
+    return (sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()))
 
 
 async def stop_together(children: Sequence[Child], *, hurry: Callable[[], bool] = lambda: False) -> list[str]:

@@ -51,7 +51,7 @@ async def test_a_stubborn_child_is_killed_after_the_grace(tmp_path: Path) -> Non
 async def test_hurry_does_not_wait_for_the_grace(tmp_path: Path) -> None:
     one = child(tmp_path, STUBBORN, "hurry", grace_s=60.0)
     await until_up(one)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert not await one.stop(hurry=lambda: True)
 
 
@@ -63,6 +63,14 @@ async def test_a_grandchild_in_a_session_of_its_own_is_found_and_swept(tmp_path:
     assert len(processes.descendants("family")) == 1, "it has left the group"
     assert len(await processes.sweep("family", CLOCK)) == 1
     assert processes.descendants("family") == []
+
+
+async def test_a_child_is_found_at_every_moment_of_its_start(tmp_path: Path) -> None:
+    for number in range(10):  # it becomes a Python, then the command: two moments without an environment
+        one = child(tmp_path, POLITE, f"starting{number}")
+        while "up" not in one.last_lines():
+            assert processes.descendants(f"starting{number}") == [one.pid]
+        one.kill()
 
 
 async def test_the_kernel_stops_children_of_a_killed_launcher(tmp_path: Path) -> None:
@@ -77,7 +85,7 @@ async def test_the_kernel_stops_children_of_a_killed_launcher(tmp_path: Path) ->
     await until_up(one)
     assert len(processes.descendants("orphan")) == 1
     os.kill(one.pid, signal.SIGKILL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while processes.descendants("orphan"):
             await asyncio.sleep(0.05)
     one.kill()
