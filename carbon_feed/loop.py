@@ -1,75 +1,134 @@
-"""The shell around the feed's brain: ask the provider, publish under a lease, keep history, wake the watchers.
+"""The shell around the feed's brain, for one zone: hold or follow the role, ask, publish, keep history, wake watchers.
 
-Redis down: the reading goes on being served from memory. Redis emptied, or the lease lost: the role is taken again
-under a higher epoch and everything is rewritten, within a second of Redis answering.
+A zone whose provider is polled has one process that asks, the holder of `feed:<zone>`; the others read what it wrote
+and serve that from memory, and one of them takes over when the lease is free. What is at hand (a replay, a setting) is
+read by each process; the holder writes.
+Redis down: the reading goes on being served from memory, and the holder goes on asking for as long as nobody else can
+hold the role. Redis emptied, or the role lost: it is taken again under a higher epoch and everything is rewritten,
+within a second of Redis answering.
 """
 
 import asyncio
-import os
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import structlog
 
-from carbon_feed.feed import Feed, FeedView, Observation, reading_of
-from carbon_feed.providers import Provider
+from carbon_feed.feed import Observation
+from carbon_feed.history import History
+from carbon_feed.ladder import Ladder, LadderView, Said
+from carbon_feed.outlook import ZoneOutlook
+from carbon_feed.profile import HourOfWeek
+from carbon_feed.providers import LiveProvider, Polled, Provider, ProviderFailure
+from carbon_feed.recorder import AtHand, Shared
+from carbon_feed.role import Role
 from carbon_feed.settings import CarbonFeedSettings
+from carbon_feed.shown import Shown
+from carbon_feed.validate import Cause, Refusal
 from trefoil.core import errors
-from trefoil.core.carbon import CarbonReading, Series
+from trefoil.core.carbon import CarbonReading, Rung, Series, ZoneHealth
 from trefoil.core.common import Lease
 from trefoil.runtime import codec
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.state import Append, Delete, Put, State, Write, series_name
+from trefoil.runtime.state import Put, State, Write
 from trefoil.runtime.telemetry import Metrics
 
 TICK_S: Final = 0.5  # an emptied Redis is noticed by the next renewal, and rewritten well within a second
 TICK_MIN_S: Final = 0.002
-SAME_S: Final = 1e-3  # two interval starts that differ by less are one
+OUTLOOK_S: Final = 0.5
 
 
 class FeedLoop:
     """One zone. `reading` is what everybody is told."""
 
     def __init__(
-        self, settings: CarbonFeedSettings, provider: Provider, state: State, clock: Clock, metrics: Metrics
+        self,
+        settings: CarbonFeedSettings,
+        provider: Provider,
+        state: State,
+        clock: Clock,
+        metrics: Metrics,
+        secondary: Provider | None = None,
     ) -> None:
         self.series: Series = settings.series
         self.reading: CarbonReading | None = None
+        self.speedup = provider.speedup
         self._settings = settings
-        self._provider = provider
-        self._state = state
-        self._clock = clock
-        self._metrics = metrics
-        self._brain = Feed(settings.carry_max_s, settings.static_g_per_kwh)
-        self._role = f"feed:{settings.zone}"
-        self._holder = f"{socket.gethostname()}:{os.getpid()}"
-        self._epoch_file = settings.state_dir / f"epoch-{settings.zone}"
-        self._lease: Lease | None = None
-        self._recorded_until_s = float("-inf")
+        self._provider, self._secondary = provider, secondary
+        self._state, self._clock = state, clock
+        self._shown = Shown(metrics, settings)
+        self._brain = Ladder(settings.carry_max_s, settings.static_g_per_kwh, settings.late_max_s)
+        self._accepted: CarbonReading | None = None
+        self._suspect: Observation | None = None
+        self._profile = HourOfWeek()
+        self._polled = tuple(one for one in (provider, secondary) if isinstance(one, Polled))
+        self._recorder = (
+            Shared(state, settings, provider, self._profile)
+            if isinstance(provider, Polled)
+            else AtHand(state, settings, provider)
+        )
+        self.history: History = self._recorder.history
+        self.outlook = ZoneOutlook(settings, provider, self.history, lambda: self.reading, metrics)
+        self._role = Role(state, clock, f"feed:{settings.zone}", settings.state_dir / f"epoch-{settings.zone}")
+        self._written: CarbonReading | None = None
+        self._settled = 0
+        """The epoch under which Redis was compared with what we know."""
+        self._look = True
         self._news = asyncio.Event()
         self._silent = ""
         self._log = structlog.get_logger().bind(zone=settings.zone)
 
+    @property
+    def leading(self) -> bool:
+        """Whether this process holds the role."""
+        return self._role.lease is not None
+
     async def init(self) -> None:
-        """Read once, so that the first caller is answered."""
+        """Read once, so that the first caller is answered. Nothing is written, and nobody is asked."""
         self._settings.state_dir.mkdir(parents=True, exist_ok=True)
-        self._metrics.set("trefoil_carbon_trace_speedup_ratio", self._provider.speedup, zone=self._settings.zone)
-        await self._read()
+        self._shown.start(self.speedup)
+        for polled in self._polled:
+            polled.recall(self._clock.now_s())
+        if self._polled:
+            try:
+                self._heed(await self._state.get(self._now_key, CarbonReading))
+            except errors.StateUnavailable as error:
+                self._unheard(str(error))
+        await self._read(self._clock.now_s(), ask=not self._polled)
 
     async def run(self) -> None:
-        while True:
-            next_tick_at_s = await self._read()
-            await self._publish()
-            now_s = self._clock.now_s()
-            await self._clock.sleep(min(TICK_S, max(TICK_MIN_S, next_tick_at_s - now_s)))
+        looking_ahead = asyncio.create_task(self._look_ahead(), name=f"outlook of {self.series.zone}")
+        try:
+            while True:
+                next_tick_at_s = await self.tick()
+                if looking_ahead.done():
+                    looking_ahead.result()  # a bug in it is heard
+                now_s = self._clock.now_s()
+                await self._clock.sleep(min(TICK_S, max(TICK_MIN_S, next_tick_at_s - now_s)))
+        finally:
+            looking_ahead.cancel()
+            await asyncio.gather(looking_ahead, return_exceptions=True)
+
+    async def tick(self) -> float:
+        """One round; returns when the next one is due at the latest."""
+        await self._keep_role()
+        now_s = self._clock.now_s()
+        next_tick_at_s = await self._read(now_s, ask=self._may_ask())
+        lease = self._role.lease
+        if lease is not None and self._is_settled() and not self._silent:
+            await self._publish(lease)
+            if self._recorder.backlog:
+                next_tick_at_s = now_s
+        self._shown.standing(now_s, self.reading, self.leading, self._polled)
+        return next_tick_at_s
 
     async def shutdown(self) -> None:
-        """Give the role back, so that a successor need not wait for the lease to expire."""
-        if self._lease is not None:
-            await self._state.release(self._lease)
+        """Give the role and the connections back."""
+        for provider in (self._provider, self._secondary):
+            if isinstance(provider, LiveProvider):
+                await provider.close()
+        await self._role.release()
 
     async def watch(self) -> AsyncIterator[CarbonReading]:
         """The reading now, then each new one; a slow watcher sees the latest only."""
@@ -82,25 +141,97 @@ class FeedLoop:
             else:
                 await news.wait()
 
-    async def _read(self) -> float:
-        observation: Observation | None = None
-        failure = ""
-        now_s = self._clock.now_s()
-        try:
-            observation = await self._provider.read(now_s)
-        except errors.Unavailable as error:
-            failure = str(error)
-        decision = self._brain.decide(FeedView(now_s, self.series, observation, failure, self.reading))
-        if not decision.accepted:
-            cause = "unavailable" if failure else "refused"
-            zone, provider = self._settings.zone, self._provider.name
-            self._metrics.inc("trefoil_carbon_provider_errors_total", zone=zone, provider=provider, cause=cause)
-        if decision.reading is not None and decision.reading != self.reading:
-            self._tell(decision.reading, decision.why)
-        if self.reading is not None:
-            age_s = max(0.0, now_s - self.reading.observed_at_s)
-            self._metrics.set("trefoil_carbon_reading_age_seconds", age_s, zone=self._settings.zone)
+    def health(self, now_s: float) -> ZoneHealth:
+        """How the zone stands, as this process sees it."""
+        made = ZoneHealth(
+            series=self.series,
+            provider=self._provider.name,
+            secondary=self._secondary.name if self._secondary is not None else "",
+            leading=self.leading,
+            holder=self._role.me if self.leading else self._role.holder,
+            redis_answers=not self._silent,
+            breaker="closed",
+            history_intervals=len(self.history),
+        )
+        if isinstance(self._provider, Polled):
+            made = self._provider.stand(made, now_s, asking=self._may_ask())
+        reading, forecast, newest = self.reading, self.outlook.forecast, self.history.newest()
+        if reading is not None:
+            made = replace(
+                made,
+                rung=reading.rung,
+                fallback_reason=reading.fallback_reason,
+                age_s=max(0.0, now_s - reading.observed_at_s),
+                ends_at_s=reading.ends_at_s,
+                hard_stale=reading.rung > Rung.SECONDARY or now_s > reading.ends_at_s + self._settings.late_max_s,
+                simulated=reading.simulated,
+            )
+        if forecast is not None:
+            made = replace(made, forecast_model=forecast.model, forecast_issued_at_s=forecast.issued_at_s)
+        return replace(made, history_newest_s=newest.starts_at_s) if newest is not None else made
+
+    @property
+    def _now_key(self) -> str:
+        return self._state.keys.carbon_now(self.series)
+
+    def _may_ask(self) -> bool:
+        """What is at hand is read by everyone; a provider is asked by the holder."""
+        alone = self._settings.polling.ask_without_redis and bool(self._silent)
+        return not self._polled or self.leading or alone
+
+    def _is_settled(self) -> bool:
+        """Whether Redis was compared with what we know since the role is ours."""
+        lease = self._role.lease
+        return lease is not None and lease.epoch == self._settled
+
+    # What holds now
+
+    async def _read(self, now_s: float, ask: bool) -> float:
+        if not ask and not self._silent and self._role.holder:
+            return now_s + TICK_S  # the holder decides, and we follow
+        first = await said_by(self._provider, now_s, ask)
+        view = LadderView(now_s, self.series, (first,), self.reading, self._accepted, self._suspect, self._profile)
+        if self._secondary is not None and self._brain.refusal(first, view) is not None and not self._awaited():
+            view = replace(view, said=(first, await said_by(self._secondary, now_s, ask)))
+        if self._polled and self._wait_and_see(view, ask):
+            return now_s + TICK_S
+        decision = self._brain.decide(view)
+        reading, accepted, lease = decision.reading, decision.accepted, self._role.lease
+        if reading is not None and reading is not self.reading and lease is not None:
+            reading = replace(reading, epoch=lease.epoch)  # as it will be written: watchers are woken once
+            accepted = reading if accepted is decision.reading else accepted
+        if accepted is not None and accepted is not self._accepted:
+            self._profile.tell(accepted.starts_at_s, accepted.intensity_g_per_kwh)
+        self._accepted, self._suspect = accepted, decision.suspect
+        self._shown.refused(decision.refusals, (self._provider, self._secondary))
+        if reading is not None and reading != self.reading:
+            self._tell(reading, decision.why)
+        if self.reading is not None and ask:
+            self._recorder.tell(self.reading, now_s)
         return decision.next_tick_at_s
+
+    def _wait_and_see(self, view: LadderView, ask: bool) -> bool:
+        """Whether what is in force stays so: nobody may be asked, or the first answer is on its way."""
+        reading, now_s = view.last, view.now_s
+        if reading is None or reading.rung > Rung.SECONDARY or now_s < reading.starts_at_s:
+            return False
+        if not ask and now_s < reading.ends_at_s:
+            return True
+        silent = all(said.observation is None for said in view.said)
+        holds = now_s <= reading.ends_at_s + self._settings.late_max_s
+        return silent and holds and (not ask or self._awaited())
+
+    def _awaited(self) -> bool:
+        return any(one.awaited for one in self._polled)
+
+    def _heed(self, stored: CarbonReading | None) -> None:
+        """Serve what the zone's holder wrote."""
+        if stored is None or stored.simulated:  # a replay of the same name was here before
+            return
+        if stored.rung <= Rung.SECONDARY:
+            self._accepted = stored
+        if self.reading is None or (stored.epoch, stored.as_of) > (self.reading.epoch, self.reading.as_of):
+            self._tell(stored, "as the zone's holder says")
 
     def _tell(self, reading: CarbonReading, why: str) -> None:
         """Put a reading in force in this process: log it, count it, wake who watches."""
@@ -108,98 +239,102 @@ class FeedLoop:
         self.reading = reading
         news, self._news = self._news, asyncio.Event()
         news.set()
-        if not changed:
-            return
-        quality, rung = reading.quality.name.lower(), str(reading.rung)
-        zone, method, factors = series_name(self.series).rsplit(":", 2)
-        self._metrics.simulated = reading.simulated
-        intensity = self._metrics.bind(
-            "trefoil_carbon_intensity_grams_per_kwh", zone=zone, method=method, factors=factors
-        )
-        intensity.set(reading.intensity_g_per_kwh)
-        self._metrics.inc("trefoil_carbon_readings_total", zone=zone, quality=quality, rung=rung)
-        self._log.info(
-            "reading",
-            intensity_g_per_kwh=round(reading.intensity_g_per_kwh, 2),
-            quality=quality,
-            rung=reading.rung,
-            until_s=round(reading.ends_at_s, 3),
-            as_of=reading.as_of,
-            simulated=reading.simulated,
-            why=why,
-        )
+        if changed:
+            self._shown.told(reading, why)
 
-    async def _publish(self) -> None:
+    # Redis
+
+    async def _keep_role(self) -> None:
+        """Hold the role, or follow who has it and take it when it is free."""
+        if not self._role.due():
+            return
+        self._look = True
         try:
-            if self._lease is None or not await self._state.renew(self._lease):
-                self._lease = await self._take()
-            if self._lease is not None:
-                await self._write(self._lease)
+            if not await self._role.renewed():
+                free = await self._role.free()
+                await self._follow()
+                if free:
+                    await self._role.take()
+            lease = self._role.lease
+            if lease is not None and lease.epoch != self._settled:
+                await self._settle(lease)
             self._heard()
         except errors.StateUnavailable as error:
             self._unheard(str(error))
         except errors.Fenced as error:
-            self._lease = None  # taken again in the next round
-            self._log.warning("fenced", error=str(error))
+            self._fenced(error)
 
-    async def _take(self) -> Lease | None:
-        """Acquire the zone, with everything that a successor or an emptied Redis needs."""
-        lease = await self._state.acquire(self._role, self._holder, floor_epoch=read_epoch(self._epoch_file))
-        if lease is None:
-            return None
-        write_epoch(self._epoch_file, lease.epoch)
-        stored = await self._state.get(self._state.keys.carbon_now(self.series), CarbonReading)
+    async def _follow(self) -> None:
+        if not self._polled:
+            return
+        await self._recorder.catch_up()
+        self._heed(await self._state.get(self._now_key, CarbonReading))
+        if self._role.holder:
+            await self.outlook.follow(self._state, self._clock.now_s())
+
+    async def _settle(self, lease: Lease) -> None:
+        """Go on from what Redis holds: with everything that a successor or an emptied Redis needs."""
+        now_s = self._clock.now_s()
+        for polled in self._polled:
+            polled.lead(now_s, lease.epoch)
+        stored = await self._state.get(self._now_key, CarbonReading)
         if self.reading is not None:
             as_of = max(self.reading.as_of, stored.as_of + 1 if stored is not None else 0)
             self._tell(replace(self.reading, epoch=lease.epoch, as_of=as_of), "role taken")
-        await self._reconcile_history(lease)
+        await self._recorder.taken(lease, self.reading, now_s)
+        if self._accepted is None and isinstance(self._recorder, Shared):
+            self._accepted = self._recorder.newest()
+        self._written = None
+        self.outlook.forget_written()
+        self._settled = lease.epoch
         self._log.info("leased", epoch=lease.epoch)
-        return lease
 
-    async def _reconcile_history(self, lease: Lease) -> None:
-        """Keep a stored history that our provider's continues; replace one of another replay or an empty one."""
-        key, count = self._state.keys.carbon_history(self.series), self._settings.backfill_max
-        ours = [o for o in self._provider.history(self._clock.now_s(), count) if o.record]
-        stored = [reading.starts_at_s for _, reading in await self._state.tail(key, CarbonReading, count)]
-        starts = {round(o.starts_at_s / SAME_S) for o in ours}
-        known = [at_s for at_s in stored if round(at_s / SAME_S) in starts]
-        if stored and len(known) == len(stored) and known:
-            self._recorded_until_s = known[-1]
-            return
-        self._recorded_until_s = float("-inf")
-        if ours:
-            await self._state.write(lease, [Delete(key)])
+    async def _publish(self, lease: Lease) -> None:
+        try:
+            await self._write(lease)
+        except errors.StateUnavailable as error:
+            self._recorder.unsure()
+            self._written = None
+            self.outlook.forget_written()
+            self._unheard(str(error))
+        except errors.Fenced as error:
+            self._fenced(error)
 
     async def _write(self, lease: Lease) -> None:
-        """Bring Redis up to what this process knows; nothing to do costs one GET."""
+        """Bring Redis up to what this process knows. Twice a second it is looked whether it still is."""
         if self.reading is None:
             return
         if self.reading.epoch != lease.epoch:
             self._tell(replace(self.reading, epoch=lease.epoch), "role taken")
+        if self._recorder.lost_track:
+            await self._recorder.taken(lease, self.reading, self._clock.now_s())
+        if self._look:
+            stored = await self._state.get(self._now_key, CarbonReading)
+            if stored is None or codec.encode(stored) != codec.encode(self.reading):
+                self._written = None
+            self._look = False
         writes: list[Write] = []
-        key = self._state.keys.carbon_now(self.series)
-        stored = await self._state.get(key, CarbonReading)
-        if stored is None or codec.encode(stored) != codec.encode(self.reading):
-            writes.append(Put(key, self.reading))
-        new = [o for o in self._unrecorded() if o.record]
-        history = self._state.keys.carbon_history(self.series)
-        writes += [Append(history, self._record(o), self._settings.history_max) for o in new]
-        if writes:
-            await self._state.write(lease, writes)
-        if new:
-            self._recorded_until_s = new[-1].starts_at_s
+        if self._written != self.reading:
+            writes.append(Put(self._now_key, self.reading))
+        writes += self.outlook.writes(self._state.keys)
+        appends = self._recorder.appends(lease.epoch)
+        if not writes and not appends:
+            return
+        told = self.reading
+        ids = await self._state.write(lease, [*writes, *appends])
+        self._recorder.written(ids[len(writes) :])
+        self._written = told
 
-    def _unrecorded(self) -> list[Observation]:
-        past = self._provider.history(self._clock.now_s(), self._settings.backfill_max)
-        return [o for o in past if o.starts_at_s > self._recorded_until_s + SAME_S]
+    async def _look_ahead(self) -> None:
+        """Forecasts, scores, and what the provider says of the past: while this process leads."""
+        while True:
+            if self._may_ask() and (not self.leading or self._is_settled()):
+                await self.outlook.refresh(self._clock.now_s())
+            await self._clock.sleep(OUTLOOK_S)
 
-    def _record(self, observation: Observation) -> CarbonReading:
-        """A history entry; what holds now is recorded as it was published."""
-        assert self.reading is not None
-        if abs(observation.starts_at_s - self.reading.starts_at_s) < SAME_S and self.reading.rung == 0:
-            return self.reading
-        past = reading_of(observation, self.series, self.reading.fetched_at_s, self.reading.as_of)
-        return replace(past, epoch=self.reading.epoch)
+    def _fenced(self, error: errors.Fenced) -> None:
+        self._role.lost()  # taken again in the next round
+        self._log.warning("fenced", error=str(error))
 
     def _heard(self) -> None:
         if self._silent:
@@ -212,24 +347,13 @@ class FeedLoop:
         self._silent = error
 
 
-def read_epoch(path: Path) -> int:
-    """The highest epoch that this disk has seen; 0 when it never saw one.
-
-    Raises:
-        errors.StartError: the file holds something else.
-    """
+async def said_by(provider: Provider, now_s: float, ask: bool = True) -> Said:
+    """What a provider says now, or why it says nothing; one that is polled may be looked at without a question."""
     try:
-        return int(path.read_text())
-    except FileNotFoundError:
-        return 0
-    except ValueError as error:
-        raise errors.StartError(
-            "not a number", field=str(path), remedy="delete the file if no cluster uses it"
-        ) from error
-
-
-def write_epoch(path: Path, epoch: int) -> None:
-    """Remember an epoch, whole or not at all."""
-    beside = path.with_suffix(".new")
-    beside.write_text(f"{epoch}\n")
-    beside.replace(path)
+        if not ask and isinstance(provider, Polled):
+            return Said(provider.name, observation=provider.peek(now_s))
+        return Said(provider.name, observation=await provider.read(now_s))
+    except ProviderFailure as failure:
+        return Said(provider.name, refusal=failure.refusal)
+    except errors.Unavailable as error:
+        return Said(provider.name, refusal=Refusal(Cause.UNAVAILABLE, str(error)))

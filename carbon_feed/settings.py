@@ -1,16 +1,32 @@
 """Settings of the carbon feed (`TREFOIL_CARBON_FEED_...`, deploy/config)."""
 
 import math
+import zoneinfo
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from carbon_feed.outlook_settings import OutlookSettings
+from carbon_feed.secrets import checked
 from carbon_feed.trace import INTENSITY_MAX_G_PER_KWH
+from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Series
 from trefoil.runtime.config import ServiceSettings, Settings
 
+ProviderName = Literal["trace", "constant", "neso", "electricity_maps", "watttime", "override"]
 DEFAULT_TRACE = Path(__file__).parent / "data" / "synthetic_duck_72h.csv"
+
+
+def known_timezone(value: str) -> str:
+    """An IANA name, for pydantic validators."""
+    try:
+        if value != "UTC":  # a machine without a time zone database knows this one
+            zoneinfo.ZoneInfo(value)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError) as error:
+        raise ValueError("no such time zone; write an IANA name, e.g. Europe/London") from error
+    return value
 
 
 class TraceSettings(Settings):
@@ -32,12 +48,25 @@ class TraceSettings(Settings):
     """Empty = found by its name."""
     value_column: str = ""
     """Empty = found by its name, and by `factors` where there are several."""
+    timezone: str = "UTC"
+    """IANA name: of times that do not say theirs."""
+    interpolation: Literal["step", "linear"] = "step"
+    """Each value holds until the next, or the way to the next is a line."""
+    gaps: Literal["refuse", "hold", "linear"] = "refuse"
+    """Rows that are missing or have no value: refuse the file, hold the value before, or draw a line across."""
+    gap_max_h: float = Field(default=6.0, gt=0)
+    """A longer gap is refused whatever `gaps` says."""
 
     @model_validator(mode="after")
     def _a_time(self) -> Self:
         if math.isnan(self.starts_at_s):
             raise ValueError("starts_at_s is not a time")
         return self
+
+    @field_validator("timezone")
+    @classmethod
+    def _a_timezone(cls, value: str) -> str:
+        return known_timezone(value)
 
 
 class ConstantSettings(Settings):
@@ -50,27 +79,205 @@ class ConstantSettings(Settings):
     """Where the value comes from; stands in every reading."""
 
 
-class CarbonFeedSettings(ServiceSettings):
-    """The carbon feed: reads the intensity of one zone and publishes it."""
+class WebSettings(Settings):
+    """How providers are reached."""
 
-    admin_address: str = "127.0.0.1:8101"
-    metrics_address: str = "127.0.0.1:8111"
+    timeout_s: float = Field(default=10.0, gt=0, le=120)
+    """Of one whole exchange."""
+    answer_bytes_max: int = Field(default=4 << 20, ge=1024)
+    """A longer answer is refused."""
+    proxy: SecretStr = SecretStr("")
+    """URL (it may hold a password); `environment` = as HTTPS_PROXY and NO_PROXY say; empty = none."""
+    ca_bundle: Path | None = None
+    """PEM file; None = the public ones."""
+    user_agent: str = "trefoil-carbon-feed"
+
+
+class NesoSettings(Settings):
+    """NESO Carbon Intensity (Great Britain); no key. Average, direct factors."""
+
+    base_url: str = "https://api.carbonintensity.org.uk"
+    region_id: int | None = Field(default=None, ge=1, le=17)
+    """1..14 network regions, 15 England, 16 Scotland, 17 Wales; None = national. Regions have forecasts only."""
+    postcode: str = Field(default="", pattern=r"^([A-Za-z]{1,2}[0-9][A-Za-z0-9]?)?$")
+    """The outward part (`RG10`) instead of a region."""
+    poll_s: float = Field(default=300.0, ge=60)
+    """How long an answer is served before it is asked for anew in the background (its soft TTL)."""
+    quota_per_day: int = Field(default=0, ge=0)
+    """Requests in a UTC day, spread over it; 0 = no limit."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.region_id is not None and self.postcode:
+            raise ValueError("region_id and postcode are both set; set one")
+        return self
+
+
+class ElectricityMapsSettings(Settings):
+    """Electricity Maps. Average, direct or lifecycle factors."""
+
+    base_url: str = "https://api.electricitymaps.com"
+    api_version: Literal["v4", "v3"] = "v4"
+    zone: str = ""
+    """Their key; empty = as the zone registry says."""
+    token: SecretStr | None = None
+    """`file:/path` or `env:NAME`."""
+    estimates: bool = True
+    """Accept estimates, which say so; without them a zone may be silent for hours."""
+    granularity: Literal["5_minutes", "15_minutes", "hourly"] = "hourly"
+    poll_s: float = Field(default=900.0, ge=60)
+    """How long an answer is served before it is asked for anew in the background (its soft TTL)."""
+    quota_per_day: int = Field(default=0, ge=0)
+    """Requests in a UTC day, spread over it; 0 = no limit."""
+
+    _named = field_validator("token")(checked)
+
+
+class WattTimeSettings(Settings):
+    """WattTime v3. Marginal (co2_moer) or average (co2_aoer), direct factors."""
+
+    base_url: str = "https://api.watttime.org"
+    region: str = ""
+    """Their key; empty = as the zone registry says."""
+    username: SecretStr | None = None
+    """`file:/path` or `env:NAME`."""
+    password: SecretStr | None = None
+    """`file:/path` or `env:NAME`."""
+    poll_s: float = Field(default=300.0, ge=60)
+    """How long an answer is served before it is asked for anew in the background (its soft TTL)."""
+    quota_per_day: int = Field(default=0, ge=0)
+    """Requests in a UTC day, logins too, spread over it; 0 = no limit."""
+
+    _named = field_validator("username", "password")(checked)
+
+
+class OverrideSettings(Settings):
+    """On-site power: a fixed value, or the grid's diluted by the site's own share as its meter tells."""
+
+    base: Literal["trace", "constant", "neso", "electricity_maps", "watttime"] = "constant"
+    """Who tells the grid's part."""
+    own_g_per_kwh: float = Field(default=0.0, ge=0, le=INTENSITY_MAX_G_PER_KWH)
+    """Of the site's own power: 0 with direct factors; about 41 for photovoltaics with lifecycle ones (IPCC 2014)."""
+    own_share: float | None = Field(default=None, ge=0, le=1)
+    """A fixed share; 1 = own power only. None: meter_file tells."""
+    meter_file: Path | None = None
+    """JSON `{"at": "2026-11-20T12:00:00Z", "own_w": 1200, "site_w": 3000}`, written by the site."""
+    meter_max_age_s: float = Field(default=900.0, gt=0)
+
+    @model_validator(mode="after")
+    def _one_share(self) -> Self:
+        if self.own_share is not None and self.meter_file is not None:
+            raise ValueError("own_share and meter_file are both set; set one")
+        return self
+
+
+class PollingSettings(Settings):
+    """When live providers are asked; how often, and how much in a day, stands with each provider."""
+
+    hard_ttl_s: float = Field(default=1800.0, ge=0)
+    """How old an answer may be while asking again fails, at most until its interval ends; then the ladder decides."""
+    breaker_failures: int = Field(default=5, ge=1)
+    """Failures in a row after which nothing but a probe goes out."""
+    ask_without_redis: bool = False
+    """Ask although nobody can say who holds the zone. For a feed that is alone: with several, each of them asks."""
+
+
+class ZoneFields(Settings):
+    """What is read of one zone, and from whom."""
+
     zone: str = Field(default="demo", pattern=r"^[A-Za-z0-9._-]+$")
     method: Literal["average", "marginal"] = "average"
     factors: Literal["direct", "lifecycle"] = "lifecycle"
-    provider: Literal["trace", "constant"] = "trace"
+    provider: ProviderName = "trace"
+    secondary: ProviderName | Literal[""] = ""
+    """Asked while the provider fails; it must give the same method and factors."""
     trace: TraceSettings = TraceSettings()
     constant: ConstantSettings = ConstantSettings()
+    neso: NesoSettings = NesoSettings()
+    electricity_maps: ElectricityMapsSettings = ElectricityMapsSettings()
+    watttime: WattTimeSettings = WattTimeSettings()
+    override: OverrideSettings = OverrideSettings()
+    late_max_s: float = Field(default=60.0, ge=0)
+    """How long after its end an interval still holds: the delay with which the zone is published."""
     carry_max_s: float = Field(default=3600.0, gt=0)
     """How long the last value stands in for a provider that fails, before static_g_per_kwh does."""
     static_g_per_kwh: float | None = Field(default=None, ge=0, le=INTENSITY_MAX_G_PER_KWH)
-    """The last rung. None: the last value is carried on."""
-    history_max: int = Field(default=115_200, ge=1)
-    """Entries of carbon:history: 400 days of five minutes."""
-    backfill_max: int = Field(default=2_000, ge=1)
-    """Entries written at once when the history was lost."""
+    """The last rung. None: the last value is carried on, under a rung that says so."""
 
     @property
     def series(self) -> Series:
         """What is read."""
         return Series(self.zone, Method[self.method.upper()], Factors[self.factors.upper()])
+
+
+class FurtherZone(ZoneFields):
+    """A table of `[[zones]]`. Keys and addresses of providers are those of the top where it does not say its own."""
+
+    zone: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    provider: ProviderName
+
+
+SHARED: Final[Mapping[str, tuple[str, ...]]] = {
+    "neso": ("region_id", "postcode"),
+    "electricity_maps": ("zone",),
+    "watttime": ("region",),
+}
+"""Sections that `[[zones]]` have from the top, and what of them says where, which they have not."""
+
+
+class CarbonFeedSettings(ZoneFields, ServiceSettings):
+    """The carbon feed: reads the intensity of one zone or several and publishes it."""
+
+    admin_address: str = "127.0.0.1:8101"
+    metrics_address: str = "127.0.0.1:8111"
+    zones: tuple[FurtherZone, ...] = ()
+    """Further zones of this process; the first one stands at the top."""
+    web: WebSettings = WebSettings()
+    polling: PollingSettings = PollingSettings()
+    outlook: OutlookSettings = OutlookSettings()
+    watchers_max: int = Field(default=1_000, ge=1)
+    """Watch streams at once; one more is refused."""
+    zones_file: Path | None = None
+    """TOML with further zones, or other ones under a known name."""
+    history_max: int = Field(default=115_200, ge=1)
+    """Entries of carbon:history: 400 days of five minutes."""
+    backfill_max: int = Field(default=2_000, ge=1)
+    """Entries written at once when the history was lost."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shared(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping) or not isinstance(raw.get("zones"), list | tuple):
+            return raw
+        return {**raw, "zones": [_with_shared(raw, zone) for zone in raw["zones"]]}
+
+    def each(self) -> tuple["CarbonFeedSettings", ...]:
+        """One for each zone, the first one first.
+
+        Raises:
+            errors.SettingError: two of them have the same name.
+        """
+        made, seen = [self.model_copy(update={"zones": ()})], {self.zone: "zone"}
+        for index, further in enumerate(self.zones):
+            if further.zone in seen:
+                raise errors.SettingError(
+                    f"is read already, by {seen[further.zone]}",
+                    field=f"zones.{index}.zone",
+                    value=further.zone,
+                    remedy="give each zone once; a second series of it needs a name of its own",
+                )
+            seen[further.zone] = f"zones.{index}.zone"
+            own = {name: getattr(further, name) for name in ZoneFields.model_fields}
+            made.append(made[0].model_copy(update=own))
+        return tuple(made)
+
+
+def _with_shared(top: Mapping[str, Any], zone: Any) -> Any:
+    if not isinstance(zone, Mapping):
+        return zone
+    made = dict(zone)
+    for section, places in SHARED.items():
+        above, own = top.get(section), made.get(section, {})
+        if isinstance(above, Mapping) and isinstance(own, Mapping):
+            made[section] = {k: v for k, v in above.items() if k not in places} | dict(own)
+    return made

@@ -27,6 +27,10 @@ class Trace:
     lead_in_s: float = 0.0
     synthetic: bool = False
     licence: str = ""
+    linear: bool = False
+    """Values are points joined by lines, and not steps; the last one holds."""
+    filled: int = 0
+    """Rows that the file does not have."""
 
     @property
     def body_s(self) -> float:
@@ -39,8 +43,16 @@ class Trace:
         total = 0.0
         for i in range(int(begin_s / self.step_s), min(len(self.values_g_per_kwh), math.ceil(end_s / self.step_s))):
             overlap_s = min(end_s, (i + 1) * self.step_s) - max(begin_s, i * self.step_s)
-            total += max(0.0, overlap_s) * self.values_g_per_kwh[i]
+            total += max(0.0, overlap_s) * self._value(i, begin_s, end_s)
         return total / (end_s - begin_s)
+
+    def _value(self, index: int, begin_s: float, end_s: float) -> float:
+        """Of a row inside [begin, end): its value, or the middle of what it covers of the line to the next."""
+        value = self.values_g_per_kwh[index]
+        if not self.linear or index + 1 == len(self.values_g_per_kwh):
+            return value
+        middle_s = (max(begin_s, index * self.step_s) + min(end_s, (index + 1) * self.step_s)) / 2
+        return value + (self.values_g_per_kwh[index + 1] - value) * (middle_s / self.step_s - index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 import csv
 import datetime
 import hashlib
+import itertools
 import math
 import re
+import zoneinfo
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -24,6 +26,7 @@ FACTOR_NAMES: Final = {
 }
 HOUR_S: Final = 3600.0
 TOLERANCE_S: Final = 1e-3
+NO_VALUE: Final = ("", "null", "none", "na", "n/a", "nan")
 
 
 class TraceProvider:
@@ -49,13 +52,15 @@ class TraceProvider:
 
     def _observation(self, held: Bin) -> Observation:
         method = f"mean of {self._playback.bin_s / HOUR_S:g} h, played {self.speedup:g} times as fast"
+        if self._trace.filled:
+            method += f"; {self._trace.filled} of its rows are filled in"
         if not held.record:
             method += "; the first value, held until the trace starts"
         return Observation(
             starts_at_s=held.starts_at_s,
             ends_at_s=held.ends_at_s,
             intensity_g_per_kwh=held.intensity_g_per_kwh,
-            quality=Quality.ESTIMATED if self._trace.synthetic else Quality.MEASURED,
+            quality=Quality.ESTIMATED if self._trace.synthetic or self._trace.filled else Quality.MEASURED,
             provider=self.name,
             api_version=f"{self._trace.source}@sha256:{self._trace.digest[:12]}",
             estimation_method=f"synthetic; {method}" if self._trace.synthetic else method,
@@ -115,7 +120,9 @@ def load_trace(path: Path, wanted: TraceSettings | None = None, factors: Factors
         raise errors.TraceError(f"{path} is empty", remedy="begin with a line of column names, e.g. time,intensity")
     time_at = _column(path, names_at, names, options.time_column, "trace.time_column", _time_names(names))
     value_at = _column(path, names_at, names, options.value_column, "trace.value_column", _value_names(names, factors))
-    times, values, starts = _series(path, rows, names, time_at, value_at)
+    times, values, starts = _series(path, rows, names, time_at, value_at, options)
+    had = len(values)
+    times, values = filled(path, names[time_at], times, values, options)
     lead_in_h = options.lead_in_h if options.lead_in_h is not None else _number(path, header, "lead_in_h")
     return Trace(
         source=path.name,
@@ -126,11 +133,18 @@ def load_trace(path: Path, wanted: TraceSettings | None = None, factors: Factors
         lead_in_s=lead_in_h * HOUR_S,
         synthetic=header.get("basis") == "synthetic",
         licence=header.get("licence", ""),
+        linear=options.interpolation == "linear",
+        filled=len(values) - had,
     )
 
 
 def _series(
-    path: Path, rows: Iterator[tuple[int, list[str]]], names: list[str], time_at: int, value_at: int
+    path: Path,
+    rows: Iterator[tuple[int, list[str]]],
+    names: list[str],
+    time_at: int,
+    value_at: int,
+    options: TraceSettings,
 ) -> tuple[list[float], list[float], str]:
     times: list[float] = []
     values: list[float] = []
@@ -139,8 +153,10 @@ def _series(
         where = f"{path} line {number}"
         if len(cells) != len(names):
             raise errors.TraceError(f"{where}: {len(cells)} cells for {len(names)} columns", remedy="mend that line")
-        at_s = _time(where, names[time_at], cells[time_at])
-        _check_step(where, names[time_at], cells[time_at], times, at_s)
+        if options.gaps != "refuse" and cells[value_at].strip().lower() in NO_VALUE:
+            continue
+        at_s = _time(where, names[time_at], cells[time_at], options.timezone, times[-1] if times else -math.inf)
+        _check_step(where, names[time_at], cells[time_at], times, at_s, options)
         times.append(at_s)
         values.append(_value(where, names[value_at], cells[value_at]))
         starts = starts or cells[time_at].strip()
@@ -151,7 +167,36 @@ def _series(
     return times, values, starts
 
 
-def _check_step(where: str, name: str, cell: str, times: list[float], at_s: float) -> None:
+def filled(
+    path: Path, name: str, times: list[float], values: list[float], options: TraceSettings
+) -> tuple[list[float], list[float]]:
+    """Equal steps: each gap is filled by `options.gaps`. Of a file without gaps the lists themselves.
+
+    Raises:
+        errors.TraceError: a gap is too long, or no whole number of steps.
+    """
+    step_s = times[1] - times[0]
+    if options.gaps == "refuse" or all(abs(b - a - step_s) <= TOLERANCE_S for a, b in itertools.pairwise(times)):
+        return times, values
+    step_s = min(b - a for a, b in itertools.pairwise(times))
+    every_s, every = [times[0]], [values[0]]
+    for (before_s, after_s), (before, after) in zip(itertools.pairwise(times), itertools.pairwise(values), strict=True):
+        steps = round((after_s - before_s) / step_s)
+        if after_s - before_s > options.gap_max_h * HOUR_S or abs(before_s + steps * step_s - after_s) > TOLERANCE_S:
+            raise errors.TraceError(
+                f"{path}: a gap of {(after_s - before_s) / HOUR_S:g} h before second {after_s:.0f}",
+                field=name,
+                value=f"longer than {options.gap_max_h:g} h or no whole number of steps of {step_s / HOUR_S:g} h",
+                remedy="fetch the missing rows, or raise trace.gap_max_h",
+            )
+        for k in range(1, steps + 1):
+            share = (k == steps) if options.gaps == "hold" else k / steps
+            every_s.append(before_s + k * step_s)
+            every.append(before + (after - before) * share)
+    return every_s, every
+
+
+def _check_step(where: str, name: str, cell: str, times: list[float], at_s: float, options: TraceSettings) -> None:
     if not times:
         return
     difference_s = at_s - times[-1]
@@ -159,7 +204,7 @@ def _check_step(where: str, name: str, cell: str, times: list[float], at_s: floa
         raise errors.TraceError(
             f"{where}: not after the line before", field=name, value=cell, remedy="sort the rows and drop repeated ones"
         )
-    if len(times) < 2:
+    if len(times) < 2 or options.gaps != "refuse":
         return
     step_s = times[1] - times[0]
     if difference_s > step_s + TOLERANCE_S:
@@ -167,7 +212,7 @@ def _check_step(where: str, name: str, cell: str, times: list[float], at_s: floa
             f"{where}: a gap of {difference_s / HOUR_S:g} h, the step is {step_s / HOUR_S:g} h",
             field=name,
             value=cell,
-            remedy="fill in the missing rows; they are never invented here",
+            remedy="fill in the missing rows, or set trace.gaps; they are never invented in silence",
         )
     if difference_s < step_s - TOLERANCE_S:
         raise errors.TraceError(
@@ -183,7 +228,7 @@ def _value(where: str, name: str, cell: str) -> float:
     try:
         value = float(text)
     except ValueError as error:
-        what = "no value" if text.lower() in ("", "null", "none", "na", "n/a") else "not a number"
+        what = "no value" if text.lower() in NO_VALUE else "not a number"
         raise errors.TraceError(
             f"{where}: {what}", field=name, value=cell, remedy="fill it in; values are never invented here"
         ) from error
@@ -201,8 +246,11 @@ def _value(where: str, name: str, cell: str) -> float:
     return value
 
 
-def _time(where: str, name: str, cell: str) -> float:
-    """Seconds: of an ISO 8601 time (UTC unless it says otherwise), or of a plain number of hours or seconds."""
+def _time(where: str, name: str, cell: str, timezone: str, last_s: float) -> float:
+    """Seconds: of an ISO 8601 time (in `timezone` unless it says otherwise), or of a plain number of hours or seconds.
+
+    An hour that the clocks go through twice is the second one when the row before is the first.
+    """
     text = cell.strip()
     try:
         number = float(text)
@@ -213,7 +261,11 @@ def _time(where: str, name: str, cell: str) -> float:
             raise errors.TraceError(
                 f"{where}: not a time", field=name, value=cell, remedy="write ISO 8601, e.g. 2021-03-26T21:00Z"
             ) from error
-        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=datetime.UTC)).timestamp()
+        if parsed.tzinfo is not None:
+            return parsed.timestamp()
+        local = parsed.replace(tzinfo=datetime.UTC if timezone == "UTC" else zoneinfo.ZoneInfo(timezone))
+        first_s = local.timestamp()
+        return first_s if first_s > last_s else local.replace(fold=1).timestamp()
     if not math.isfinite(number):
         raise errors.TraceError(f"{where}: not a time", field=name, value=cell, remedy="write hours, or ISO 8601")
     in_hours = re.search(r"hour|_h$", name, re.IGNORECASE)

@@ -5,12 +5,13 @@ import asyncio
 import pytest
 
 from carbon_feed.feed import Observation
-from carbon_feed.loop import FeedLoop, read_epoch, write_epoch
+from carbon_feed.loop import FeedLoop
+from carbon_feed.role import read_epoch, write_epoch
 from carbon_feed.service import CarbonFeedServicer
 from carbon_feed.settings import CarbonFeedSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from trefoil.core import errors
-from trefoil.core.carbon import CarbonReading, Quality
+from trefoil.core.carbon import CarbonReading, Quality, Rung
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
 
@@ -62,8 +63,8 @@ def loop(state, provider, clock, metrics, tmp_path):
 
 
 async def tick(loop):
-    await loop._read()
-    await loop._publish()
+    loop._clock.move(0.5)
+    await loop.tick()
 
 
 async def stored(state, loop):
@@ -87,7 +88,7 @@ async def test_what_holds_now_is_in_the_history_as_it_was_published(loop, state,
         provider.value = value
         for _ in range(20):  # a minute in steps that keep the lease
             await tick(loop)
-            clock.move(3.0)
+            clock.move(2.5)
     assert await history(state, loop) == [200.0, 210.0, 220.0]
     entries = await state.stream(state.keys.carbon_history(loop.series), CarbonReading)
     assert [reading.as_of for _, reading in entries] == sorted(reading.as_of for _, reading in entries)
@@ -99,20 +100,26 @@ async def test_a_failing_provider_degrades_by_a_named_rung_and_is_counted(loop, 
     provider.value = None
     await tick(loop)
     reading = await stored(state, loop)
-    assert (reading.rung, reading.fallback_reason, reading.intensity_g_per_kwh) == (1, "told to fail", 200.0)
+    assert (reading.rung, reading.fallback_reason, reading.intensity_g_per_kwh) == (
+        Rung.CARRIED,
+        "scripted unavailable: told to fail",
+        200.0,
+    )
     provider.value = -1.0
     await tick(loop)
     text = metrics.text()
-    for cause in ("unavailable", "refused"):
+    for cause in ("unavailable", "negative"):
         assert f'trefoil_carbon_provider_errors_total{{cause="{cause}",provider="scripted"' in text
-    assert 'rung="1",simulated="true",zone="demo"} 1.0' in text
+    assert 'rung="2",simulated="true",zone="demo"} 2.0' in text
+    assert 'trefoil_carbon_rung{rung="carried",simulated="true",zone="demo"} 1.0' in text
+    assert 'trefoil_carbon_rung{rung="normal",simulated="true",zone="demo"} 0.0' in text
     assert await history(state, loop) == [200.0], "a carried value is no history"
 
 
 async def test_a_deleted_key_is_rewritten_in_the_next_round(loop, state):
     await loop.init()
     await tick(loop)
-    await state.delete(loop._lease, state.keys.carbon_now(loop.series))
+    await state.delete(loop._role.lease, state.keys.carbon_now(loop.series))
     await tick(loop)
     assert (await stored(state, loop)).intensity_g_per_kwh == 200.0
 
@@ -122,7 +129,7 @@ async def test_an_overtaken_feed_stops_writing_and_comes_back_higher(loop, state
     await tick(loop)
     await state._client.incr(state.keys.epoch("feed:demo"))  # somebody took the role
     await tick(loop)
-    assert loop._lease is None, "the lease key of the other still stands"
+    assert not loop.leading, "the lease key of the other still stands"
     await state._client.delete(state.keys.lease("feed:demo"))
     await tick(loop)
     assert (await stored(state, loop)).epoch == 3
@@ -130,13 +137,14 @@ async def test_an_overtaken_feed_stops_writing_and_comes_back_higher(loop, state
 
 async def test_watchers_get_now_and_each_change(loop, provider):
     await loop.init()
+    await tick(loop)
     watch = loop.watch()
     assert (await anext(watch)).intensity_g_per_kwh == 200.0
     waiting = asyncio.ensure_future(anext(watch))
     await asyncio.sleep(0)
     assert not waiting.done()
     provider.value = 300.0
-    await loop._read()
+    await tick(loop)
     assert (await asyncio.wait_for(waiting, 5)).intensity_g_per_kwh == 300.0
     await watch.aclose()
 

@@ -1,0 +1,256 @@
+"""Forecasts as they were issued, ours and providers' alike: no provider keeps its own. Scored against what is known.
+
+Data: forecast f issued at t with bands [s, e); its actual is the history's mean over it, as known at `as_of_s`.
+Formulation: lead of a band = the steps of `lead_s` from t to its start, rounded up, at least 1; per lead MAE, bias and
+MAPE of the 50 % line and the share of actuals inside the 10..90 % band (`carbon_feed.forecast.scores`).
+Bands from a provider's own errors: 10, 50 and 90 % quantile per lead of actual - forecast over its archived forecasts.
+Bounded: `forecasts_max` forecasts of each model, the oldest go first; four days of hours are 3 kB each.
+"""
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carbon_feed.forecast.bands import ERRORS_MIN, LEVELS
+from carbon_feed.forecast.days import Values
+from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S
+from carbon_feed.forecast.parts import Parts, finished
+from carbon_feed.forecast.scores import Tally
+from carbon_feed.history import History, Integral, check_series
+from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonScores, Series
+
+FORECASTS_MAX: Final = 24 * 60  # two months of hourly issues
+SLACK_LEADS: Final = 1e-6
+PART_FORECASTS: Final = 32  # settled between two places where others may have their turn: some milliseconds
+PART_LEADS: Final = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Kept:
+    """A forecast in a tenth of the memory that its bands would take."""
+
+    bare: CarbonForecast
+    even: tuple[float, float] | None
+    """Start and step, where these tell the spans to the last bit."""
+    spans: Values | None
+    lines: Values
+
+    @property
+    def times(self) -> Values:
+        """Starts and ends, as [2, H]."""
+        if self.even is not None:
+            return _even(*self.even, self.lines.shape[1])
+        assert self.spans is not None
+        return self.spans
+
+    def rows(self) -> Iterator[tuple[float, ...]]:
+        """Start, end, 10, 50 and 90 % of each band."""
+        return zip(*self.times.tolist(), *self.lines.tolist(), strict=True)
+
+    def whole(self) -> CarbonForecast:
+        return dataclasses.replace(self.bare, bands=tuple(CarbonBand(*row) for row in self.rows()))
+
+
+class Archive:
+    """One series, any number of models."""
+
+    def __init__(self, series: Series, forecasts_max: int = FORECASTS_MAX) -> None:
+        self.series = series
+        self._max = forecasts_max
+        self._issued: dict[str, list[_Kept]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(kept) for kept in self._issued.values())
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Of which something is kept."""
+        return tuple(self._issued)
+
+    def add(self, forecast: CarbonForecast) -> bool:
+        """Keep a forecast; one of the same model and time of issue is kept only once, as it was first issued.
+
+        Raises:
+            errors.SeriesMismatch: another zone, method or factors.
+        """
+        check_series(self.series, forecast.series)
+        kept = self._issued.setdefault(forecast.model, [])
+        at = bisect.bisect_left(kept, forecast.issued_at_s, key=_issued_at)
+        if at < len(kept) and kept[at].bare.issued_at_s == forecast.issued_at_s:
+            return False
+        kept.insert(at, _compact(forecast))
+        if len(kept) > self._max:
+            del kept[0]
+        return True
+
+    def latest(self, model: str, as_of_s: float = math.inf) -> CarbonForecast | None:
+        """The newest forecast issued by then."""
+        kept = self._issued.get(model, [])
+        at = bisect.bisect_right(kept, as_of_s, key=_issued_at)
+        return kept[at - 1].whole() if at else None
+
+    def scores(
+        self,
+        history: History,
+        model: str,
+        now_s: float,
+        *,
+        lead_s: float = STEP_S,
+        horizon_s: float = HORIZON_S,
+        as_of_s: float = math.inf,
+    ) -> CarbonScores:
+        """Every band of every kept forecast of which the actual is known."""
+        return finished(self.scores_parts(history, model, now_s, lead_s=lead_s, horizon_s=horizon_s, as_of_s=as_of_s))
+
+    def scores_parts(
+        self,
+        history: History,
+        model: str,
+        now_s: float,
+        *,
+        lead_s: float = STEP_S,
+        horizon_s: float = HORIZON_S,
+        as_of_s: float = math.inf,
+    ) -> Parts[CarbonScores]:
+        """`scores` with breaks; what becomes known during one is of the next scores."""
+        check_series(self.series, history.series)
+        leads = round(horizon_s / lead_s)
+        tally, kept = Tally(leads), tuple(self._issued.get(model, ()))
+        actuals = history.integral(as_of_s, _begin_s(kept))
+        for settled in _settled(kept, actuals):
+            at = settled.leads(lead_s)
+            wanted = at < leads
+            tally.add(settled.lines[:, wanted], settled.actual[wanted], at[wanted])
+            yield
+        return CarbonScores(
+            series=self.series,
+            model=model,
+            scores=tally.scores(lead_s),
+            forecasts=len(kept),
+            issued_from_at_s=kept[0].bare.issued_at_s if kept else 0.0,
+            issued_to_at_s=kept[-1].bare.issued_at_s if kept else 0.0,
+            observed_at_s=now_s,
+        )
+
+    def banded(
+        self, forecast: CarbonForecast, history: History, *, lead_s: float = STEP_S, as_of_s: float = math.inf
+    ) -> CarbonForecast:
+        """A provider's points with bands from the errors of its archived forecasts; unchanged while these are too few.
+
+        Its own 50 % line stays as it said it. A lead with too few errors takes the band of the nearest shorter one.
+        """
+        return finished(self.banded_parts(forecast, history, lead_s=lead_s, as_of_s=as_of_s))
+
+    def banded_parts(
+        self, forecast: CarbonForecast, history: History, *, lead_s: float = STEP_S, as_of_s: float = math.inf
+    ) -> Parts[CarbonForecast]:
+        """`banded` with breaks."""
+        found: list[Values] = [np.empty(0)]
+        places: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        kept = tuple(self._issued.get(forecast.model, ()))
+        for settled in _settled(kept, history.integral(as_of_s, _begin_s(kept))):
+            found.append(settled.actual - settled.lines[1])
+            places.append(settled.leads(lead_s))
+            yield
+        errors, at = np.concatenate(found), np.concatenate(places)
+        known = ~np.isnan(errors)
+        last: tuple[float, float] | None = None
+        by_lead: dict[int, tuple[float, float] | None] = {}
+        for lead in range(int(at.max(initial=-1)) + 1):
+            mine = errors[known & (at == lead)]
+            if len(mine) >= ERRORS_MIN:
+                low, high = np.quantile(mine, [LEVELS[0], LEVELS[-1]])
+                last = (min(0.0, float(low)), max(0.0, float(high)))
+            by_lead[lead] = last
+            if lead % PART_LEADS == 0:
+                yield
+        made = []
+        for band in forecast.bands:
+            width = by_lead.get(lead_of(band.starts_at_s - forecast.issued_at_s, lead_s), last)
+            if width is None:
+                return forecast
+            middle = band.p50_g_per_kwh
+            made.append(
+                dataclasses.replace(band, p10_g_per_kwh=max(0.0, middle + width[0]), p90_g_per_kwh=middle + width[1])
+            )
+        return dataclasses.replace(forecast, bands=tuple(made))
+
+    def rows(self, history: History, as_of_s: float = math.inf) -> Iterator[dict[str, Any]]:
+        """For export: one flat row a band, oldest issue first; `actual_g_per_kwh` None while nobody knows it."""
+        series, actuals = self.series, history.integral(as_of_s)
+        for model, issued in list(self._issued.items()):
+            for kept in tuple(issued):
+                known = actuals.means(*kept.times).tolist()
+                for (start, end, low, middle, high), actual in zip(kept.rows(), known, strict=True):
+                    yield {
+                        "zone": series.zone,
+                        "method": series.method.name.lower(),
+                        "factors": series.factors.name.lower(),
+                        "model": model,
+                        "issued_at_s": kept.bare.issued_at_s,
+                        "starts_at_s": start,
+                        "ends_at_s": end,
+                        "p10_g_per_kwh": low,
+                        "p50_g_per_kwh": middle,
+                        "p90_g_per_kwh": high,
+                        "actual_g_per_kwh": None if math.isnan(actual) else actual,
+                    }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Settled:
+    """All bands of some forecasts in one go."""
+
+    ahead_s: Values
+    lines: Values
+    actual: Values
+
+    def leads(self, lead_s: float) -> NDArray[np.int64]:
+        """0 = the first."""
+        found: NDArray[np.int64] = np.maximum(0, np.ceil(self.ahead_s / lead_s - SLACK_LEADS) - 1).astype(np.int64)
+        return found
+
+
+def lead_of(ahead_s: float, lead_s: float) -> int:
+    """The lead, 0 = the first, of a band that starts so long after its issue."""
+    return max(0, math.ceil(ahead_s / lead_s - SLACK_LEADS) - 1)
+
+
+def _settled(kept: Sequence[_Kept], actuals: Integral) -> Iterator[_Settled]:
+    """A few forecasts at a time."""
+    for i in range(0, len(kept), PART_FORECASTS):
+        some = kept[i : i + PART_FORECASTS]
+        starts, ends = np.concatenate([one.times for one in some], axis=1)
+        issued = np.repeat([one.bare.issued_at_s for one in some], [one.lines.shape[1] for one in some])
+        lines = np.concatenate([one.lines for one in some], axis=1)
+        lines[:: len(LEVELS) - 1, lines[0] == lines[-1]] = np.nan  # three equal lines are a point, not a band
+        yield _Settled(starts - issued, lines, actuals.means(starts, ends))
+
+
+def _compact(forecast: CarbonForecast) -> _Kept:
+    bands = [(b.starts_at_s, b.ends_at_s, b.p10_g_per_kwh, b.p50_g_per_kwh, b.p90_g_per_kwh) for b in forecast.bands]
+    rows = np.array(bands, dtype=np.float64).reshape(-1, 5).T
+    spans, lines = rows[:2].copy(), rows[2:].copy()
+    bare = dataclasses.replace(forecast, bands=())
+    if bands and np.array_equal(spans, _even(bands[0][0], bands[0][1] - bands[0][0], len(bands))):
+        return _Kept(bare, (bands[0][0], bands[0][1] - bands[0][0]), None, lines)
+    return _Kept(bare, None, spans, lines)
+
+
+def _even(start_s: float, step_s: float, count: int) -> Values:
+    edges = start_s + step_s * np.arange(count + 1, dtype=np.float64)
+    return np.stack([edges[:-1], edges[1:]])
+
+
+def _begin_s(kept: Sequence[_Kept]) -> float:
+    """Nothing that these forecasts speak of begins before."""
+    return min((float(one.times[0, 0]) for one in kept if one.lines.shape[1]), default=math.inf)
+
+
+def _issued_at(kept: _Kept) -> float:
+    return kept.bare.issued_at_s

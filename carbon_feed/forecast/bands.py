@@ -1,0 +1,97 @@
+"""How wrong a model has been at each lead time, and the band that follows: nothing is assumed about the errors.
+
+Data: errors e(t, h) = actual of step t - its forecast at lead h = 1..H steps, of the last `window` actuals; an error is
+booked when its actual is known, so a band never knows more than its origin did.
+Formulation: band(h) = forecast(h) + the 10 %, 50 % and 90 % quantile of e(., h), learnt again once a day
+(a sort of 96 x 1,440 errors takes milliseconds, and a day changes a sixtieth of them).
+A lead with fewer than ERRORS_MIN errors borrows the band of the nearest shorter one that has them, and says so.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carbon_feed.forecast.days import Values
+from carbon_feed.forecast.parts import Parts, finished
+
+LEVELS: Final = (0.1, 0.5, 0.9)
+ERRORS_MIN: Final = 24  # a day of hourly origins: fewer cannot tell a tenth
+PART_LEADS: Final = 24  # sorted between two places where others may have their turn: a millisecond or two
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Of the errors [g/kWh], as [3, H]; `own` leads have enough errors of their own, all later ones borrow."""
+
+    values: Values
+    own: int
+
+    @property
+    def known(self) -> bool:
+        """Whether any lead has a band at all."""
+        return self.own > 0
+
+
+class ErrorBook:
+    """Rings of the forecasts that are still open and of the errors that the last `window` actuals settled."""
+
+    def __init__(self, window: int, steps: int) -> None:
+        self._open = steps + 1
+        self._window = window
+        self._leads = np.arange(1, steps + 1)
+        self._forecasts = np.full((self._open, steps), np.nan)
+        self._errors = np.full((steps, window), np.nan)  # one row a lead, one column an actual
+        self._seen = self._errors.copy()
+
+    def forecast(self, origin: int, curve: Values) -> None:
+        """Keep what is forecast at an origin; origins count up by one."""
+        self._forecasts[origin % self._open] = curve
+
+    def last(self, origin: int) -> Values:
+        """What was forecast at an origin."""
+        kept: Values = self._forecasts[origin % self._open]
+        return kept
+
+    def actual(self, index: int, value: float) -> None:
+        """Book the errors that the value of step `index` (= origin + lead) settles; NaN settles nothing."""
+        origins = index - self._leads
+        made = self._forecasts[origins % self._open, self._leads - 1]
+        self._errors[:, index % self._window] = np.where(origins >= 0, value - made, np.nan)
+
+    def look(self) -> None:
+        """Take the errors held now as those that bands are learnt from."""
+        self._seen = self._errors.copy()
+
+    def quantiles(self) -> Quantiles:
+        """Of the errors held at the last look."""
+        return finished(self.quantiles_parts())
+
+    def quantiles_parts(self) -> Parts[Quantiles]:
+        """`quantiles` with breaks: of those held when it begins."""
+        seen, sorted_rows = self._seen, []
+        for first in range(0, len(seen), PART_LEADS):
+            sorted_rows.append(np.sort(seen[first : first + PART_LEADS], axis=1))  # NaN goes last
+            yield
+        ordered = np.concatenate(sorted_rows)
+        counts = (~np.isnan(ordered)).sum(axis=1)
+        enough = counts >= ERRORS_MIN
+        own = int(len(enough) if enough.all() else np.argmin(enough))
+        found = np.full((len(LEVELS), len(enough)), np.nan)
+        if own:
+            for i, level in enumerate(LEVELS):
+                found[i, :own] = _quantile(ordered[:own], counts[:own], level)
+            found[:, own:] = found[:, own - 1 : own]
+        return Quantiles(found, own)
+
+
+def _quantile(ordered: Values, counts: NDArray[np.int64], level: float) -> Values:
+    """Linear interpolation between order statistics of each row's first `counts` entries."""
+    place = level * (counts - 1)
+    below = np.floor(place).astype(np.int64)
+    above = np.minimum(below + 1, counts - 1)
+    rows = np.arange(len(ordered))
+    share = place - below
+    mixed: Values = ordered[rows, below] * (1 - share) + ordered[rows, above] * share
+    return mixed

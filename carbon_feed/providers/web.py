@@ -1,0 +1,258 @@
+"""The HTTP side of a provider: one GET, bounded in time and bytes, and each way it fails under its name.
+
+No redirect is followed (it would carry a key elsewhere), no cookie kept, no secret is ever part of a URL or a message.
+"""
+
+import asyncio
+import datetime
+import email.utils
+import json
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import httpx
+
+from carbon_feed.providers.base import ProviderFailure
+from carbon_feed.settings import WebSettings
+from carbon_feed.validate import Cause
+from trefoil.core import errors
+
+MESSAGE_MAX: Final = 200
+RETRY_AFTER_MAX_S: Final = 24 * 3600.0
+MASK: Final = "***"
+STATUS: Final[Mapping[int, Cause]] = {
+    400: Cause.BAD_REQUEST,
+    401: Cause.UNAUTHORISED,
+    403: Cause.FORBIDDEN,
+    404: Cause.NO_DATA,
+    410: Cause.GONE,
+    422: Cause.BAD_REQUEST,
+    429: Cause.RATE_LIMITED,
+}
+REMEDIES: Final[Mapping[Cause, str]] = {
+    Cause.UNAUTHORISED: "check the key; some providers also answer so above their rate",
+    Cause.FORBIDDEN: "the account does not cover this zone or call",
+    Cause.GONE: "the provider has shut this address down: set another base_url or provider",
+    Cause.TLS: "set ca_bundle to the certificates of your network",
+    Cause.REDIRECTED: "set base_url to where it points, if you trust that",
+}
+
+
+class Web:
+    """A client of one provider. Connections are made when first used, and kept."""
+
+    def __init__(self, settings: WebSettings, name: str, base_url: str) -> None:
+        self._settings, self._name = settings, name
+        self._base_url = base_url.rstrip("/")
+        self._client: httpx.AsyncClient | None = None
+        self._spend: Callable[[], None] | None = None
+
+    def metered(self, spend: Callable[[], None]) -> None:
+        """Call this before each request; what it raises comes out of `get`."""
+        self._spend = spend
+
+    async def get(
+        self,
+        path: str,
+        *,
+        now_s: float,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        basic: tuple[str, str] | None = None,
+        secrets: tuple[str, ...] = (),
+    ) -> Any:
+        """The JSON of a 200.
+
+        Raises:
+            ProviderFailure: everything else, under its cause.
+        """
+        if self._spend is not None:
+            self._spend()
+        client = self._connected()  # outside the limit: reading a bundle of certificates takes its time once
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                status, answered, body = await self._exchange(client, path, params, headers, basic)
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise ProviderFailure(
+                Cause.TIMEOUT, f"{self._name} did not answer within {self._settings.timeout_s:g} s"
+            ) from error
+        except httpx.InvalidURL as error:
+            raise ProviderFailure(
+                Cause.CONNECTION, f"{self._name} has no usable address", remedy="correct base_url"
+            ) from error
+        except httpx.HTTPError as error:
+            cause = Cause.TLS if _is_tls(error) else Cause.CONNECTION
+            raise ProviderFailure(
+                cause, f"{self._name} cannot be reached ({type(error).__name__})", remedy=REMEDIES.get(cause, "")
+            ) from error
+        if status != 200:
+            raise self._failure(status, answered, body, now_s, secrets)
+        return self._parsed(body)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    async def _exchange(
+        self,
+        client: httpx.AsyncClient,
+        path: str,
+        params: Mapping[str, str] | None,
+        headers: Mapping[str, str] | None,
+        basic: tuple[str, str] | None,
+    ) -> tuple[int, httpx.Headers, bytes]:
+        auth = httpx.BasicAuth(*basic) if basic is not None else None
+        url, every = self._base_url + path, {"Accept": "application/json", **(headers or {})}
+        async with client.stream("GET", url, params=params, headers=every, auth=auth) as answer:
+            body = bytearray()
+            async for piece in answer.aiter_bytes():
+                body += piece
+                if len(body) > self._settings.answer_bytes_max:
+                    raise ProviderFailure(
+                        Cause.TOO_LARGE, f"{self._name} sent more than {self._settings.answer_bytes_max} bytes"
+                    )
+            client.cookies.clear()
+            return answer.status_code, answer.headers, bytes(body)
+
+    def _connected(self) -> httpx.AsyncClient:
+        if self._client is None:
+            proxy = self._settings.proxy.get_secret_value()
+            from_environment = proxy == "environment"
+            plain = self._base_url.startswith("http://")
+            self._client = httpx.AsyncClient(
+                verify=self._trust() if proxy or not plain else False,
+                proxy=proxy if proxy and not from_environment else None,
+                trust_env=from_environment,
+                follow_redirects=False,
+                timeout=self._settings.timeout_s,
+                limits=httpx.Limits(max_connections=4, max_keepalive_connections=1),
+                headers={"User-Agent": self._settings.user_agent},
+            )
+        return self._client
+
+    def _trust(self) -> ssl.SSLContext:
+        bundle = self._settings.ca_bundle
+        try:
+            return ssl.create_default_context(cafile=str(bundle)) if bundle else httpx.create_ssl_context()
+        except (OSError, ssl.SSLError) as error:
+            raise errors.SettingError(
+                f"no bundle of certificates ({type(error).__name__})",
+                field="web.ca_bundle",
+                value=str(bundle),
+                remedy="name a PEM file",
+            ) from error
+
+    def _failure(
+        self, status: int, headers: httpx.Headers, body: bytes, now_s: float, secrets: tuple[str, ...]
+    ) -> ProviderFailure:
+        cause = STATUS.get(status)
+        if cause is None:
+            redirected = 300 <= status < 400
+            cause = Cause.REDIRECTED if redirected else Cause.SERVER_ERROR if status >= 500 else Cause.BAD_REQUEST
+        said = said_in(body)
+        for secret in secrets:
+            said = said.replace(secret, MASK) if secret else said
+        message = f"{self._name} answered {status}" + (f" {said[:MESSAGE_MAX]!r}" if said else "")
+        wait_s = retry_after_s(headers.get("retry-after", ""), now_s)
+        return ProviderFailure(cause, message, retry_after_s=wait_s, remedy=REMEDIES.get(cause, ""))
+
+    def _parsed(self, body: bytes) -> Any:
+        if not body.strip():
+            raise ProviderFailure(Cause.EMPTY, f"{self._name} answered 200 with an empty body")
+        try:
+            parsed = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise ProviderFailure(Cause.NOT_JSON, f"{self._name} answered 200 with what is not JSON") from error
+        if parsed is None or parsed == {} or parsed == []:
+            raise ProviderFailure(Cause.EMPTY, f"{self._name} answered 200 with {json.dumps(parsed)}")
+        return parsed
+
+
+def said_in(body: bytes) -> str:
+    """What an error body says: `error.message`, `message`, `error` or `detail`; other bodies are not repeated."""
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(parsed, dict):
+        return ""
+    inner = parsed.get("error")
+    found = inner.get("message") if isinstance(inner, dict) else parsed.get("message") or inner or parsed.get("detail")
+    return found if isinstance(found, str) else ""
+
+
+def retry_after_s(text: str, now_s: float) -> float:
+    """Seconds of a Retry-After header, which is a number or a date; 0 = it does not say. Never more than a day."""
+    if not text.strip():
+        return 0.0
+    try:
+        wait_s = float(text)
+    except ValueError:
+        try:
+            wait_s = email.utils.parsedate_to_datetime(text).timestamp() - now_s
+        except (ValueError, OverflowError):
+            return 0.0
+    return min(max(0.0, wait_s), RETRY_AFTER_MAX_S) if wait_s == wait_s else 0.0
+
+
+def utc_s(value: object, what: str) -> float:
+    """UTC seconds of an ISO 8601 time; a time without a zone is UTC.
+
+    Raises:
+        ProviderFailure: it is none.
+    """
+    try:
+        parsed = datetime.datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        parsed = None
+    if parsed is None:
+        raise ProviderFailure(Cause.WRONG_SHAPE, f"{what}: {str(value)[:40]!r} is not a time")
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=datetime.UTC)).timestamp()
+
+
+def iso(at_s: float) -> str:
+    """UTC seconds as a query has them, to the second."""
+    return datetime.datetime.fromtimestamp(at_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def grams(value: object, what: str) -> float:
+    """A number.
+
+    Raises:
+        ProviderFailure: it is null, or something else.
+    """
+    if value is None:
+        raise ProviderFailure(Cause.NULL, f"{what} is null")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ProviderFailure(Cause.WRONG_SHAPE, f"{what}: {str(value)[:40]!r} is not a number")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ProviderFailure(Cause.TOO_HIGH, f"{what} has hundreds of digits") from error
+
+
+def rows_of(parsed: object, keys: tuple[str, ...], what: str) -> list[dict[str, Any]]:
+    """The first of these members that is a list of objects.
+
+    Raises:
+        ProviderFailure: there is none, or it is empty.
+    """
+    if isinstance(parsed, dict):
+        for key in keys:
+            rows = parsed.get(key)
+            if isinstance(rows, list):
+                if not rows:
+                    raise ProviderFailure(Cause.EMPTY, f"{what} answered 200 with no rows")
+                if all(isinstance(row, dict) for row in rows):
+                    return rows
+    raise ProviderFailure(Cause.WRONG_SHAPE, f"{what} answered without a list {' or '.join(keys)}")
+
+
+def _is_tls(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

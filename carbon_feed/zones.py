@@ -1,0 +1,132 @@
+"""Zone registry: our name <-> providers' names <-> cloud regions (data/zones.toml and an operator's own file)."""
+
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import ValidationError, field_validator
+
+from carbon_feed.settings import CarbonFeedSettings, known_timezone
+from trefoil.core import errors
+from trefoil.runtime.config import Settings, explain
+
+SHIPPED: Final = Path(__file__).parent / "data" / "zones.toml"
+CLOUDS: Final = ("aws", "gcp", "azure")
+
+
+class Zone(Settings):
+    """One grid zone. Empty = that provider does not have it, or under a name that we do not know."""
+
+    id: str
+    name: str
+    timezone: str = "UTC"
+    """IANA name: whose days and hours of the week its people live by."""
+    aliases: tuple[str, ...] = ()
+    """Older names that must find it."""
+    neso: str = ""
+    """`national`, or a region id."""
+    electricity_maps: str = ""
+    watttime: str = ""
+    eia: str = ""
+    clouds: tuple[str, ...] = ()
+    """`provider/region`."""
+
+    @field_validator("timezone")
+    @classmethod
+    def _a_timezone(cls, value: str) -> str:
+        return known_timezone(value)
+
+    @field_validator("clouds")
+    @classmethod
+    def _cloud_regions(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for region in value:
+            if region.partition("/")[0] not in CLOUDS or not region.partition("/")[2]:
+                raise ValueError(f"{region!r} is not provider/region with a provider of {', '.join(CLOUDS)}")
+        return value
+
+
+class Zones:
+    """Found by our name, an alias, a provider's name or a cloud region."""
+
+    def __init__(self, zones: Mapping[str, Zone]) -> None:
+        self._zones = dict(zones)
+        self._by_name: dict[str, Zone] = {}
+        for zone in self._zones.values():
+            for name in (*zone.aliases, zone.electricity_maps, zone.watttime, *zone.clouds):
+                if name:
+                    self._by_name.setdefault(name.lower(), zone)
+        for zone in self._zones.values():  # a zone's own name is nobody else's
+            self._by_name[zone.id.lower()] = zone
+
+    def __iter__(self) -> Any:
+        return iter(self._zones.values())
+
+    def get(self, name: str) -> Zone | None:
+        """A zone by any of its names."""
+        return self._by_name.get(name.lower())
+
+    def find(self, name: str) -> Zone:
+        """A zone by any of its names.
+
+        Raises:
+            errors.NotFound: names near ones.
+        """
+        found = self.get(name)
+        if found is None:
+            near = sorted(zone.id for zone in self._zones.values() if zone.id[:2].lower() == name[:2].lower())
+            remedy = f"use one of: {', '.join(near or sorted(self._zones))}; or add it to zones_file"
+            raise errors.NotFound("no such zone", field="zone", value=name, remedy=remedy)
+        return found
+
+
+@lru_cache(maxsize=8)
+def load_zones(more: Path | None = None) -> Zones:
+    """The shipped registry, and a file that adds to it and wins over it.
+
+    Raises:
+        errors.SettingError: a bad file, field or value.
+    """
+    return Zones({**_read(SHIPPED), **(_read(more) if more is not None else {})})
+
+
+def zone_of(settings: CarbonFeedSettings) -> Zone | None:
+    """The registry's entry of the configured zone, if it has one: a name of one's own is allowed."""
+    return load_zones(settings.zones_file).get(settings.zone)
+
+
+def provider_zone(settings: CarbonFeedSettings, provider: Literal["electricity_maps", "watttime"], field: str) -> str:
+    """A provider's own name of the configured zone.
+
+    Raises:
+        errors.SettingError: the registry does not know it.
+    """
+    zone = zone_of(settings)
+    name = (zone.electricity_maps if provider == "electricity_maps" else zone.watttime) if zone is not None else ""
+    if not name:
+        raise errors.SettingError(
+            f"{provider} has no name for it in the zone registry",
+            field="zone",
+            value=settings.zone,
+            remedy=f"set {field}, or add it to zones_file",
+        )
+    return name
+
+
+def _read(path: Path) -> dict[str, Zone]:
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.SettingError(
+            f"cannot be read ({type(error).__name__})", field="zones_file", value=str(path), remedy="name a TOML file"
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise errors.SettingError(f"{path} is not valid TOML: {error}", remedy="correct that line") from error
+    zones = {}
+    for name, table in tables.items():
+        try:
+            zones[name] = Zone.model_validate({"id": name, **(table if isinstance(table, dict) else {"": table})})
+        except ValidationError as error:
+            raise explain(error, f"{path} [{name}]", Zone) from error
+    return zones

@@ -1,0 +1,67 @@
+"""The carbon feed as a process of its own."""
+
+import asyncio
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
+from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
+from tests.support.awake import Awake
+from trefoil.core.carbon import CarbonReading
+from trefoil.runtime import codec, rpc
+
+TIMEOUT_S = 60
+
+
+@dataclass
+class FeedProcess:
+    """Starts `python -m carbon_feed`, collects its log, speaks to it."""
+
+    folder: Path
+    redis_url: str
+    port: int
+    settings: dict[str, object] = field(default_factory=dict)
+    process: asyncio.subprocess.Process | None = None
+
+    async def start(self, **settings: object) -> None:
+        lines = {
+            "redis_url": self.redis_url,
+            "cluster": "c",
+            "admin_address": f"127.0.0.1:{self.port}",
+            "metrics_address": "",
+            "state_dir": self.folder / "feed",
+            **self.settings,
+            **settings,
+        }
+        arguments = [part for name, value in lines.items() for part in ("--set", f"{name.replace('__', '.')}={value}")]
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "carbon_feed", *arguments, stderr=asyncio.subprocess.PIPE
+        )
+
+    async def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Exit code and log; a feed is gone within 5 s of SIGTERM."""
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        with Awake() as took:
+            _, log = await asyncio.wait_for(self.process.communicate(), TIMEOUT_S)
+        assert took.seconds < 5, f"still there after {took.seconds:.1f} s:\n{log.decode()}"
+        code = self.process.returncode
+        self.process = None
+        assert code is not None
+        print(f"the feed ended with {code}:\n{log.decode()}")  # shown where a test fails: it may have ended by itself
+        return code, log.decode()
+
+    async def ask(self, zone: str = "demo") -> CarbonReading:
+        async with rpc.channel(f"127.0.0.1:{self.port}") as channel:
+            stub = pb_grpc.CarbonFeedStub(channel)
+            request = pb.GetIntensityRequest(zone=zone)
+            try:
+                answer = await stub.GetIntensity(request, timeout=TIMEOUT_S, wait_for_ready=True)
+            except rpc.grpc.aio.AioRpcError as error:
+                raise rpc.error_of(error) from error
+            reading = codec.from_proto(answer.reading)
+            assert isinstance(reading, CarbonReading)
+            return reading
