@@ -1,19 +1,30 @@
 """python -m dispatcher --config <toml>: routes requests to slices."""
 
+import sys
 import uuid
 from collections.abc import Sequence
 
 import structlog
+import uvloop
 
-from dispatcher import service
+from dispatcher import front
 from dispatcher.admin import NAME, DispatcherAdmin
 from dispatcher.contracts import Contracts
+from dispatcher.draining import DrainPart
+from dispatcher.exposition import ExpositionPart
+from dispatcher.front import Fronts
 from dispatcher.hub import Hub
+from dispatcher.listening import Listening
 from dispatcher.loop import Loop
+from dispatcher.peer_server import PeerPart
 from dispatcher.prober import Prober
+from dispatcher.rest.server import RestPart
 from dispatcher.settings import DispatcherSettings
+from dispatcher.siblings import Siblings
+from dispatcher.supervisor import SETTINGS_REFUSED, end_with_supervisor, supervise
 from dispatcher.telemetry import Gauges
 from protos.dispatcher.v1 import dispatcher_pb2_grpc
+from trefoil.core.errors import TrefoilError
 from trefoil.runtime import config, rpc
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.service import MetricsPart, Part, ServerPart, StatePart, main
@@ -24,11 +35,21 @@ HEALTH_TICK_S = 0.1
 
 
 class InferencePart(ServerPart):
-    """Serves clients; at the end it turns them away first and lets what is in flight finish."""
+    """Serves clients, and at the end lets what is in flight finish."""
 
-    def __init__(self, hub: Hub, contracts: Contracts) -> None:
-        super().__init__(lambda: service.make_server(hub, contracts), grace_s=hub.settings.drain_s)
-        self._hub = hub
+    def __init__(self, fronts: Fronts, drain: DrainPart | None = None) -> None:
+        super().__init__(lambda: front.make_server(fronts))
+        self._hub = fronts.hub
+        self._streams = fronts.streams
+        self._drain = drain or DrainPart(fronts.hub)
+        self._listening: Listening | None = None
+
+    async def init(self) -> None:
+        """Listen."""
+        await super().init()
+        assert self.server is not None
+        if self._hub.settings.workers > 1:
+            self._listening = Listening(self.server.port)
 
     async def run(self) -> None:
         """Health follows readiness."""
@@ -41,9 +62,14 @@ class InferencePart(ServerPart):
             await self._hub.clock.sleep(HEALTH_TICK_S)
 
     async def shutdown(self) -> None:
-        """Not ready from now on; requests under way, queued ones included, have drain_s to end."""
+        """No new requests from now on; those under way, queued ones included, have stop_grace_s to end."""
+        assert self.server is not None
         self._hub.draining = True
-        await super().shutdown()
+        self._streams.close()
+        if self._listening is not None:
+            self._listening.close()
+        await self._drain.bounded(self.server.stop, self._hub.settings.stop_grace_s)
+        await self._hub.mirrors.close()
         await self._hub.transport.close()
 
 
@@ -55,19 +81,49 @@ def build(argv: Sequence[str]) -> list[Part]:
     clock = WallClock()
     metrics = Metrics("dispatcher")
     state = State.connect(settings.redis_url, settings.cluster, clock=clock, metrics=metrics)
-    hub = Hub(settings, f"dispatcher-{uuid.uuid4().hex[:12]}", clock)
+    if settings.supervisor_pid:
+        end_with_supervisor(settings.supervisor_pid)
+    hub = Hub(settings, settings.dispatcher or f"dispatcher-{uuid.uuid4().hex[:12]}", clock)
     contracts = Contracts(hub)
     loop = Loop(hub, state, Gauges(hub, metrics))
-    admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(hub, loop), NAME)
+    fronts = Fronts.of(hub, contracts, metrics)
+    tokens = fronts.gate if settings.tenants_file is not None else None
+    drain = DrainPart(hub)
+    siblings = Siblings(hub, fronts.peers, metrics)
+    one_of_many = settings.workers > 1
+    shown = (
+        ExpositionPart(settings.metrics_address, siblings.metrics)
+        if one_of_many
+        else MetricsPart(metrics, settings.metrics_address)
+    )
+    admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(hub, loop, siblings), NAME)
     return [
         StatePart(state),
-        MetricsPart(metrics, settings.metrics_address),
+        shown,
+        PeerPart(hub, fronts.inference, siblings.answers(), loop),  # before the loop says where it listens
         loop,
+        fronts.peers,
         Prober(hub, contracts),
-        ServerPart(lambda: rpc.make_server(settings, [admin], metrics=metrics)),
-        InferencePart(hub, contracts),
+        ServerPart(lambda: rpc.make_server(settings, [admin], metrics=metrics, tokens=tokens, reuse_port=one_of_many)),
+        fronts.gate,
+        InferencePart(fronts, drain),
+        RestPart(fronts, drain),  # ends before the connections to the slices, which the other closes
+        drain,
     ]
 
 
+def entry(argv: Sequence[str]) -> int:
+    """This process is the dispatcher, or one of its workers, or what keeps several of them; returns the exit code."""
+    try:
+        settings = config.parser_main(DispatcherSettings, "dispatcher", argv)
+    except TrefoilError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return SETTINGS_REFUSED
+    if settings.workers == 1 or settings.dispatcher:
+        return main(build, argv, uvloop.new_event_loop)
+    setup_logging("dispatcher", settings.log_level, settings.log_json)
+    return supervise(settings, argv, WallClock())
+
+
 if __name__ == "__main__":
-    raise SystemExit(main(build))
+    raise SystemExit(entry(sys.argv[1:]))

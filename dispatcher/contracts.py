@@ -13,9 +13,11 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.hub import Hub
+from dispatcher.sequences import IDLE_DEFAULT_S
 from dispatcher.wire import PUBLIC_VERSION
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import SliceKey
+from trefoil.runtime.model_files import alone
 
 ASK_TIMEOUT_S: Final = 5.0
 BYTES_PER_ELEMENT: Final = {
@@ -32,6 +34,19 @@ class Contract:
     metadata: Any
     config: Any
 
+    @property
+    def decoupled(self) -> bool:
+        """Whether a request has any number of answers, which only a stream can bring."""
+        return bool(self.config.config.model_transaction_policy.decoupled)
+
+    @property
+    def sequence_idle_s(self) -> float | None:
+        """How long a sequence may be idle; None = the family has no sequences."""
+        config = self.config.config
+        if not config.HasField("sequence_batching"):
+            return None
+        return config.sequence_batching.max_sequence_idle_microseconds / 1e6 or IDLE_DEFAULT_S
+
     def zeros(self, model: str) -> Any:
         """The smallest request that the family accepts: what a probe sends."""
         request = pb.ModelInferRequest(model_name=model, id="trefoil-probe")
@@ -42,6 +57,7 @@ class Contract:
                 count *= size
             request.inputs.add(name=each.name, datatype=each.datatype, shape=shape)
             request.raw_input_contents.append(bytes(count * BYTES_PER_ELEMENT[each.datatype]))
+        alone(request, self.config.config)
         return request
 
 
@@ -82,11 +98,11 @@ class Contracts:
 
     async def _ask(self, family: str) -> Contract:
         why = self._hub.table.why.get(family) or "no slice is live"
-        for target in self._hub.table.live(family):
+        for slice_ in self._hub.table.alive.get(family, ()):
             try:
-                return await self.from_slice(family, target.slice)
+                return await self.from_slice(family, slice_)
             except grpc.aio.AioRpcError as error:
-                why = f"{target.slice.name} answers {error.code().name} {error.details()}"
+                why = f"{slice_.name} answers {error.code().name} {error.details()}"
         raise Unavailable(f"the contract of {family} is not known yet: {why}", remedy="try again")
 
 
@@ -103,6 +119,12 @@ def published(family: str, metadata: Any, config: Any) -> Contract:
     clean.output.extend(config.output)
     if config.HasField("dynamic_batching"):
         clean.dynamic_batching.SetInParent()
+    if config.HasField("sequence_batching"):
+        ours, theirs = clean.sequence_batching, config.sequence_batching
+        ours.max_sequence_idle_microseconds = theirs.max_sequence_idle_microseconds
+        ours.control_input.extend(theirs.control_input)
+        if theirs.WhichOneof("strategy_choice"):
+            getattr(ours, theirs.WhichOneof("strategy_choice")).SetInParent()
     if config.HasField("model_transaction_policy"):
         clean.model_transaction_policy.CopyFrom(config.model_transaction_policy)
     return Contract(public, pb.ModelConfigResponse(config=clean))

@@ -10,10 +10,14 @@ Formulation: a failed call is one of four kinds (`classify`).
     DEAD_STUB    Triton lives, its python stub does not, and its readiness stays true: eject; only an inference that
                  works shows that it is healed.
     OWN          the model's, the client's or an overloaded queue's own error: the slice is well.
+    Four more come from how a slice behaves, not from one status (outliers.py): HUNG answers neither its requests nor a
+    question; STUCK answers questions only; LATE let several deadlines pass in a row; SICK failed several requests in a
+    row.
     An ejected slice is probed after 0.1 s, then at twice the interval up to 2 s, and at once when its agent publishes
-    it anew (generation, since or revision changed). A probe that works readmits it.
-Deviations: no rule against ejecting more than half: these are not outliers but proofs of death, and requests wait in
-    the queue for the slice instead of failing on it.
+    it anew (generation, since or revision changed). A probe that works readmits it. An outlier that comes out again
+    within FLAP_S waits twice as long for its first probe, up to FLAP_MAX_S.
+Deviations: no rule against ejecting more than half by the first three: these are not outliers but proofs of death, and
+    requests wait in the queue for the slice instead of failing on it. Outliers are bound by `outliers.panics`.
 """
 
 import re
@@ -27,6 +31,8 @@ from trefoil.core.fleet import NodeStatus, SliceKey, SliceStatus
 
 PROBE_FIRST_S: Final = 0.1
 PROBE_MAX_S: Final = 2.0
+FLAP_S: Final = 30.0
+FLAP_MAX_S: Final = 5.0
 
 _OVERLOAD: Final = re.compile(r"exceeds maximum queue size|request timeout expired", re.IGNORECASE)
 _NOT_TAKEN: Final = re.compile(
@@ -44,7 +50,16 @@ class Failure(Enum):
     UNREACHABLE = "unreachable"
     BROKEN = "broken"
     DEAD_STUB = "dead stub"
+    HUNG = "hung"
+    STUCK = "stuck"
+    LATE = "late"
+    SICK = "sick"
     OWN = "own"
+
+
+OUTLIERS: Final = frozenset({Failure.HUNG, Failure.STUCK, Failure.LATE, Failure.SICK})
+PROVEN_BY_INFERENCE: Final = frozenset({Failure.STUCK, Failure.LATE, Failure.SICK, Failure.DEAD_STUB})
+"""A server that says that it is ready is not enough: it said so all the time."""
 
 
 def classify(code: str, details: str) -> Failure:
@@ -58,6 +73,11 @@ def classify(code: str, details: str) -> Failure:
             return Failure.OWN
         return Failure.UNREACHABLE if _NOT_TAKEN.search(details) else Failure.BROKEN
     return Failure.OWN
+
+
+def is_overload(details: str) -> bool:
+    """Whether a text is one of Triton's for a request that its own queue refused."""
+    return bool(_OVERLOAD.search(details))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +111,7 @@ class Ejections:
     def __init__(self) -> None:
         self._ejected: dict[SliceKey, Ejected] = {}
         self._published: dict[SliceKey, Published] = {}
+        self._flaps: dict[SliceKey, tuple[int, float]] = {}  # how often it was an outlier of late, and when last
 
     def __contains__(self, slice_: SliceKey) -> bool:
         return slice_ in self._ejected
@@ -106,12 +127,22 @@ class Ejections:
         if known is not None and (known.failure is Failure.DEAD_STUB or failure is not Failure.DEAD_STUB):
             return False
         published = self._published.get(slice_, Published())
-        self._ejected[slice_] = Ejected(failure, why, now_s, published, now_s + PROBE_FIRST_S)
+        first_s = self._flapping_s(slice_, now_s) if failure in OUTLIERS else PROBE_FIRST_S
+        self._ejected[slice_] = Ejected(failure, why, now_s, published, now_s + first_s)
         return known is None
+
+    def of(self, slice_: SliceKey) -> Ejected | None:
+        """Why and since when a slice is out."""
+        return self._ejected.get(slice_)
+
+    def outliers(self) -> frozenset[SliceKey]:
+        """The slices that are out for how they behave, not for a proof of death."""
+        return frozenset(key for key, each in self._ejected.items() if each.failure in OUTLIERS)
 
     def on_nodes(self, nodes: Iterable[NodeStatus], now_s: float) -> None:
         """Statuses were read: forget slices that are gone, and probe those that their agent has published anew."""
         self._published = {s.key: Published.of(s) for node in nodes for d in node.devices for s in d.slices}
+        self._flaps = {slice_: flaps for slice_, flaps in self._flaps.items() if slice_ in self._published}
         for slice_, each in list(self._ejected.items()):
             published = self._published.get(slice_)
             if published is None:
@@ -131,6 +162,12 @@ class Ejections:
     def readmit(self, slice_: SliceKey) -> bool:
         """A probe worked. False if the slice was not out."""
         return self._ejected.pop(slice_, None) is not None
+
+    def _flapping_s(self, slice_: SliceKey, now_s: float) -> float:
+        times, last_s = self._flaps.get(slice_, (0, now_s))
+        times = times + 1 if now_s - last_s <= FLAP_S else 1
+        self._flaps[slice_] = times, now_s
+        return float(min(FLAP_MAX_S, PROBE_FIRST_S * 2 ** (times - 1)))
 
     def next_probe_at_s(self) -> float | None:
         """When the next probe is due."""

@@ -1,243 +1,367 @@
 """ModelInfer: admit, wait for a slice, forward the bytes, answer. The hot path; nothing else belongs here.
 
-A request is retried once, on another slice, and only if its slice certainly never took it (connection refused, exiting,
-model not loaded). Whatever was in flight on a slice that died fails with the status that came back.
+There is one retry loop, here: a request goes to another slice only if its slice certainly never took it (connection
+refused, exiting, model not loaded), within a budget and its deadline. Whatever was in flight on a slice that died fails
+with the status that came back.
 """
 
 import asyncio
-import itertools
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher import knobs, wire
-from dispatcher.contracts import Contracts, unknown_model
+from dispatcher import crew, wire
+from dispatcher.admission import Admission, Caller, Refused, Request, overdue
+from dispatcher.contracts import Contracts
+from dispatcher.crew import Worker
 from dispatcher.ejection import Failure, classify
 from dispatcher.hub import Hub
-from dispatcher.pump import Pump
+from dispatcher.peers import Cut, NotMine, NotTaken, Peers
+from dispatcher.pump import Moved
 from dispatcher.queues.fifo import QueueFull
-from trefoil.core.brains import Outcome, Pick, Ticket
-from trefoil.core.errors import InvalidInput, NotFound, TrefoilError, Unavailable
+from dispatcher.sequences import missing_start
+from dispatcher.sequencing import SequencePump
+from dispatcher.transport import Connection
+from trefoil.core.brains import Outcome, Pick
+from trefoil.core.errors import TrefoilError, Unavailable
+from trefoil.core.fleet import SliceKey
 from trefoil.runtime.rpc import status_of
 
 LOG = structlog.get_logger()
-_parse_request = pb.ModelInferRequest.FromString
+Result = TypeVar("Result")
+NEWS_S: Final = 0.02  # how long workers may be of two minds about who serves a family: news take a few ms
 _parse_answer = pb.ModelInferResponse.FromString
+_parse_request = pb.ModelInferRequest.FromString
 
 
-@dataclass(slots=True)
-class _Request:
-    """One request on its way. `sent_s` is when it last went to a slice, 0.0 = never."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`data` is a ModelInferResponse under the public version with our parameters, `trailers` what the slice sent."""
 
-    pump: Pump
-    ticket: Ticket
-    payload: bytes
-    queue_timeout_s: float | None
-    pick: Pick | None = None
-    sent_s: float = 0.0
-
-
-class Refused(Exception):
-    """A status that goes to the client as it is."""
-
-    def __init__(self, code: grpc.StatusCode, details: str, trailers: Any = ()) -> None:
-        super().__init__(code, details)
-        self.code, self.details, self.trailers = code, details, trailers
+    data: bytes
+    trailers: Any
+    variant: str
+    slice: SliceKey
 
 
 class Inference:
     """Raw bytes in, raw bytes out. Belongs to one event loop."""
 
-    def __init__(self, hub: Hub, contracts: Contracts) -> None:
+    def __init__(self, hub: Hub, contracts: Contracts, peers: Peers | None = None) -> None:
+        self.admission = Admission(hub, contracts)
+        self.peers = peers
         self._hub = hub
-        self._contracts = contracts
-        self._ids = itertools.count(1)
         self._log_tokens = hub.settings.log_failures_per_s
         self._log_at_s = 0.0
 
-    async def infer(self, data: bytes, context: Any) -> bytes:
-        """The gRPC handler."""
-        clock = self._hub.clock
-        arrived_s = clock.monotonic_s()
-        request: _Request | None = None
+    async def infer(self, data: bytes, context: Any, tenant: str = "") -> bytes:
+        """The unary gRPC handler."""
+        remaining_s = context.time_remaining()
+        caller = Caller(tenant, None if remaining_s is None else self._hub.clock.monotonic_s() + remaining_s)
         try:
-            request = self._admit(data, arrived_s, context.time_remaining())
-            return await self._serve(request, context)
+            answer = await self.answer(data, caller)
         except Refused as refused:
-            code, details, trailers = refused.code, refused.details, refused.trailers
-        except TrefoilError as error:
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED if isinstance(error, QueueFull) else status_of(error)
-            details, trailers = str(error), ()
-        except asyncio.CancelledError:
-            remaining_s = context.time_remaining()
-            late = remaining_s is not None and remaining_s <= 0
-            self._failed(request, "DEADLINE_EXCEEDED" if late else "CANCELLED", "the client's time ran out or it left")
-            raise
-        self._failed(request, code.name, details)
-        await context.abort(code, details, trailers)
-        raise AssertionError("abort returned")
+            await context.abort(refused.code, refused.details, refused.trailers)
+            raise AssertionError("abort returned") from refused
+        if answer.trailers:
+            context.set_trailing_metadata(tuple(answer.trailers))
+        return answer.data
 
-    def _admit(self, data: bytes, arrived_s: float, remaining_s: float | None) -> _Request:
-        """Check a request and make its ticket.
+    async def answer(self, data: bytes, caller: Caller) -> Answer:
+        """Answer one request (bytes of a ModelInferRequest), for whichever front it came through.
+
+        Cancelling it takes the request out of the queue, or cancels it on its slice; it is then booked as CANCELLED, or
+        as DEADLINE_EXCEEDED if the caller's time was up.
 
         Raises:
-            InvalidInput, NotFound, Unavailable, Refused: it cannot be served as it is. It does not count as arrived:
-                demand is what could be answered.
+            Refused: a status for the client, already booked and logged.
         """
+
+        async def there(worker: Worker) -> Answer:
+            assert self.peers is not None
+            told = await self.peers.forward(worker, data, caller)
+            return Answer(told.data, told.trailers, told.variant, told.slice)
+
+        return await self.carry(data, caller, lambda request: self.anywhere(request, caller, self._serve, there))
+
+    async def carry(self, data: bytes, caller: Caller, serve: Callable[[Request], Awaitable[Result]]) -> Result:
+        """Admit a request and serve it, whichever way that is done; raises like `answer`."""
+        request: Request | None = None
         try:
-            message = _parse_request(data)
-        except DecodeError as error:
-            raise InvalidInput(f"these {len(data)} bytes are not a ModelInferRequest") from error
-        family = message.model_name
-        pump = self._hub.pumps.get(family)
-        if pump is None or family not in self._hub.table.routes:
-            raise unknown_model(family) if self._hub.table.routes else Unavailable(self._hub.not_ready())
-        if message.model_version not in ("", wire.PUBLIC_VERSION):
-            raise NotFound(
-                f"Request for unknown model: '{family}' version {message.model_version} is not found",
-                remedy=f"leave the version out, or ask for {wire.PUBLIC_VERSION}: the variant is ours to choose",
-            )
-        queue_timeout_s = None
-        asked = knobs.NONE
-        payload = data
-        if message.parameters:
-            _refuse_sequences(message.parameters)
-            micros = message.parameters["timeout"].int64_param if "timeout" in message.parameters else 0
-            queue_timeout_s = micros / 1e6 if micros > 0 else None
-            count = len(message.parameters)
-            asked = knobs.take(message.parameters)
-            if len(message.parameters) != count:
-                payload = message.SerializeToString()
-        for tensor in (*message.inputs, *message.outputs):
-            if tensor.parameters and "shared_memory_region" in tensor.parameters:
-                raise InvalidInput(
-                    f"tensor '{tensor.name}' is in shared memory, which slices cannot reach",
-                    remedy="send it in the request",
-                )
-        if message.model_version:
-            payload += wire.CLEAR_VERSION
-        shape = message.inputs[0].shape if message.inputs else ()
-        ticket = Ticket(
-            id=next(self._ids),
-            family=family,
-            slo_class=self._hub.book.class_name(asked.slo_class),
-            tenant="",
-            items=max(1, shape[0]) if shape and self._batches(family) else 1,
-            bytes=len(data),
-            arrived_s=arrived_s,
-            deadline_s=None if remaining_s is None else arrived_s + remaining_s,
-            min_accuracy=asked.min_accuracy,
-            priority=0,
-            sequence_id="",
-            sequence_start=False,
-            sequence_end=False,
-            length_score=None,
-        )
-        self._hub.book.arrived(family, ticket.slo_class, self._hub.clock.now_s())
-        return _Request(pump, ticket, payload, queue_timeout_s)
+            request = self.admission.admit(data, caller, self._hub.clock.monotonic_s())
+            self._hub.budget.arrived()
+            if request.ticket.sequence_id:
+                await self.admission.in_sequence(request)
+            return await serve(request)
+        except Refused as refused:
+            self.failed(request, refused.code.name, refused.details)
+            raise
+        except TrefoilError as error:
+            said = refusal(error)
+            self.failed(request, said.code.name, said.details)
+            raise said from error
+        except asyncio.CancelledError:
+            now_s = self._hub.clock.monotonic_s()
+            late = overdue(caller.deadline_s, request.ticket.arrived_s if request is not None else now_s, now_s)
+            self.failed(request, "DEADLINE_EXCEEDED" if late else "CANCELLED", "the client's time ran out or it left")
+            raise
 
-    async def _serve(self, request: _Request, context: Any) -> bytes:
-        tried_again = False
-        while True:
-            pick = await self._pick(request)
-            try:
-                call = self._hub.transport.to(pick.slice).infer(request.payload, timeout=context.time_remaining())
-                answer = await call
-                trailers = await call.trailing_metadata()
-            except (grpc.aio.AioRpcError, Unavailable) as error:
-                refused = _status(error)
-                failure = self._came_back(request, refused)
-                if failure is not Failure.UNREACHABLE or tried_again:
-                    raise refused from error
-                tried_again = True
-                request.ticket = replace(request.ticket, id=next(self._ids))
-                continue
-            except BaseException:
-                # Cancelled (or a bug): the credit must come back whatever happens. gRPC cancels the call upstream.
-                request.pump.done(request.ticket, pick, self._outcome(request, "CANCELLED", executed=True))
-                raise
-            if trailers:
-                context.set_trailing_metadata(tuple(trailers))
-            return self._answered(request, answer)
+    async def pick(self, request: Request) -> Pick:
+        """A slice for the request, as soon as its router gives it one; its end is told with `end`.
 
-    async def _pick(self, request: _Request) -> Pick:
-        """A slice for the request, as soon as its router gives it one."""
+        Raises:
+            QueueFull, Unavailable: it gets none.
+            Refused: its deadline passed in the queue, or cannot be met on that slice any more.
+        """
         pump, ticket = request.pump, request.ticket
         request.pick, request.sent_s = None, 0.0
         picked = pump.submit(ticket)
-        if isinstance(picked, asyncio.Future):
-            try:
-                async with asyncio.timeout(request.queue_timeout_s):
-                    pick = await picked
-            except TimeoutError as error:
-                pump.abandon(ticket, picked)
-                raise Unavailable("Request timeout expired") from error  # Triton's own words for its queue timeout
-            except asyncio.CancelledError:
-                pump.abandon(ticket, picked)
-                raise
-        else:
-            pick = picked
-        request.pick, request.sent_s = pick, self._hub.clock.monotonic_s()
-        self._hub.book.sent(ticket.family, pick.variant, pick.slice, ticket.slo_class, pump.in_flight[pick.slice])
+        pick = await self._wait(request, picked) if isinstance(picked, asyncio.Future) else picked
+        now_s = self._hub.clock.monotonic_s()
+        request.pick = pick
+        if ticket.deadline_s is not None:
+            self._check_time(request, pick, ticket.deadline_s - now_s, now_s)
+        request.sent_s = now_s
+        self._hub.book.sent(
+            ticket.family, pick.variant, pick.slice, ticket.slo_class, pump.in_flight[pick.slice], ticket.tenant
+        )
         return pick
 
-    def _answered(self, request: _Request, answer: bytes) -> bytes:
-        """Book an answer and make it ours."""
-        ticket, pick = request.ticket, request.pick
+    async def _wait(self, request: Request, future: "asyncio.Future[Pick]") -> Pick:
+        ticket = request.ticket
+        now_s = self._hub.clock.monotonic_s()
+        try:
+            async with asyncio.timeout(None if ticket.deadline_s is None else max(0.0, ticket.deadline_s - now_s)):
+                return await future
+        except TimeoutError as error:
+            request.pump.abandon(ticket, future)
+            if request.timeout_binds:
+                raise Unavailable("Request timeout expired") from error  # Triton's own words for its queue timeout
+            waited_ms = (self._hub.clock.monotonic_s() - ticket.arrived_s) * 1e3
+            why = f"its deadline passed after {waited_ms:.1f} ms in the queue of {ticket.family}"
+            raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, why) from error
+        except asyncio.CancelledError:
+            request.pump.abandon(ticket, future)
+            raise
+
+    def _check_time(self, request: Request, pick: Pick, left_s: float, now_s: float) -> None:
+        """Drop a request that its slice would only answer when nobody waits for it any longer."""
+        ticket, times = request.ticket, self._hub.health.times
+        predicted_s = times.predicted_s(pick.slice, pick.variant, ticket.items, now_s)
+        if left_s > predicted_s:
+            return
+        times.dropped(pick.slice, pick.variant, ticket.items)
+        self.end(request, "DEADLINE_EXCEEDED", executed=False)
+        request.pick = None
+        raise Refused(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            f"dropped before dispatch: it waited {(now_s - ticket.arrived_s) * 1e3:.1f} ms, of its deadline "
+            f"{max(0.0, left_s) * 1e3:.1f} ms are left, and {pick.slice.name} is predicted to take "
+            f"{predicted_s * 1e3:.1f} ms",
+        )
+
+    def end(self, request: Request, code: str, executed: bool) -> Outcome:
+        """A picked request is over, in whichever way: its credit goes back."""
+        assert request.pick is not None
+        now_s = self._hub.clock.monotonic_s()
+        latency_ms = (now_s - request.ticket.arrived_s) * 1e3
+        service_ms = (now_s - request.sent_s) * 1e3 if request.sent_s else 0.0
+        outcome = Outcome(code, latency_ms, service_ms, 0, executed)
+        request.pump.done(request.ticket, request.pick, outcome)
+        return outcome
+
+    def answered(self, request: Request, version: str, usual: bool = True) -> str:
+        """Book an answer that a slice gave under a version; the variant that gave it. `usual`: others take as long."""
+        ticket, pick, hub = request.ticket, request.pick, self._hub
         assert pick is not None
-        hub = self._hub
-        variant = self._variant(ticket.family, _parse_answer(answer).model_version, pick)
-        outcome = self._outcome(request, "OK", executed=True)
-        request.pump.done(ticket, pick, outcome)
+        variant = self.variant(ticket.family, version, pick)
+        outcome = self.end(request, "OK", executed=True)
+        service_s = outcome.service_ms / 1e3 if usual else None
+        if hub.health.answered(pick.slice, variant, ticket.items, service_s, hub.clock.monotonic_s()):
+            hub.rebuild()
         objective = hub.table.objectives.get(ticket.family)
         hub.book.answered(
             ticket.family, variant, pick.slice, ticket.slo_class, ticket.items, outcome.latency_ms,
-            outcome.latency_ms - outcome.service_ms, objective.slo_ms if objective is not None else 0.0,
-            hub.clock.now_s(),
+            outcome.latency_ms - outcome.service_ms,
+            ticket.slo_ms or (objective.slo_ms if objective is not None else 0.0), hub.clock.now_s(),
+            ticket.tenant,
         )  # fmt: skip
         if ticket.id % hub.settings.log_every_requests == 0:
             self._log("request", request, "OK", outcome.latency_ms, variant)
-        return answer + wire.answer_suffix(variant)
+        return variant
 
-    def _variant(self, family: str, version: str, pick: Pick) -> str:
-        """Which variant answered. While a slice swaps that need not be the one of the table."""
-        if not version.isdigit():
-            return pick.variant
-        return self._hub.variants.get((family, int(version))) or f"version {version}"
+    def suffix(self, request: Request, variant: str) -> bytes:
+        """What turns a slice's answer into ours, with its receipt if that was asked for."""
+        data = wire.answer_suffix(variant)
+        if request.asked.receipt:
+            ticket, pick = request.ticket, request.pick
+            assert pick is not None
+            data += self._hub.receipts.suffix(pick.slice, ticket.family, variant, ticket.items)
+        return data
 
-    def _came_back(self, request: _Request, refused: Refused) -> Failure:
-        """A slice answered with a status: what it says of the slice."""
+    def came_back(self, request: Request, refused: Refused) -> Failure:
+        """A slice answered with a status: what it says of the slice. The request is over there."""
         pick = request.pick
         assert pick is not None
         code, details = refused.code.name, refused.details
         failure = classify(code, details)
+        # Before the credit is free: the next request must not be given to it.
         if failure is not Failure.OWN:
-            # Before the credit is free: the next request must not be given to it.
             self._hub.eject(pick.slice, failure, f"{code} {details}")
-        executed = failure is not Failure.UNREACHABLE
-        request.pump.done(request.ticket, pick, self._outcome(request, code, executed))
+        elif code == "DEADLINE_EXCEEDED":
+            self._late(request, pick)
+        elif why := self._hub.health.status(pick.slice, code):
+            self._hub.eject(pick.slice, Failure.SICK, why)
+        self.end(request, code, executed=failure is not Failure.UNREACHABLE)
         return failure
 
-    def _outcome(self, request: _Request, code: str, executed: bool) -> Outcome:
-        now_s = self._hub.clock.monotonic_s()
-        latency_ms = (now_s - request.ticket.arrived_s) * 1e3
-        service_ms = (now_s - request.sent_s) * 1e3 if request.sent_s else 0.0
-        return Outcome(code, latency_ms, service_ms, 0, executed)
+    def bound(self, request: Request) -> bool:
+        """Whether only one slice may have the request: what came before it in its sequence is there."""
+        return bool(request.ticket.sequence_id) and not request.ticket.sequence_start
 
-    def _failed(self, request: _Request | None, code: str, details: str) -> None:
+    def lost(self, request: Request, refused: Refused, failure: Failure) -> Refused:
+        """What a client hears whose request came back: that its sequence is gone, if it is."""
+        if failure is Failure.UNREACHABLE and self.bound(request):
+            return refusal(missing_start(request.ticket, f"its slice is lost: {refused.details}"))
+        return refused
+
+    def cancelled(self, request: Request, connection: Connection | None) -> Refused | None:
+        """The call of a picked request was cancelled: the credit comes back. The status to refuse with if it was not
+        the client that left, but the connection that was cut."""
+        pick, task = request.pick, asyncio.current_task()
+        assert pick is not None
+        if connection is not None and connection.cut and not (task is not None and task.cancelling()):
+            self.end(request, "UNAVAILABLE", executed=True)
+            return Refused(grpc.StatusCode.UNAVAILABLE, connection.cut)
+        if overdue(request.ticket.deadline_s, request.ticket.arrived_s, self._hub.clock.monotonic_s()):
+            self._late(request, pick)
+        self.end(request, "CANCELLED", executed=True)
+        return None
+
+    def _late(self, request: Request, pick: Pick) -> None:
+        now_s = self._hub.clock.monotonic_s()
+        items, waited_s = request.ticket.items, now_s - request.sent_s
+        if why := self._hub.health.late(pick.slice, pick.variant, items, waited_s, now_s):
+            self._hub.eject(pick.slice, Failure.LATE, why)
+
+    def failed(self, request: Request | None, code: str, details: str) -> None:
         """Book and log a request without an answer. Requests for families that nobody serves are not booked."""
-        if request is None:
+        if request is None or request.forwarded:
             return
         ticket, pick = request.ticket, request.pick
         latency_ms = (self._hub.clock.monotonic_s() - ticket.arrived_s) * 1e3
         variant, slice_ = (pick.variant, pick.slice) if pick is not None else ("", None)
-        self._hub.book.failed(ticket.family, variant, slice_, ticket.slo_class, code, latency_ms)
+        self._hub.book.failed(ticket.family, variant, slice_, ticket.slo_class, code, latency_ms, ticket.tenant)
         if self._may_log():
             self._log("request failed", request, code, latency_ms, variant, details)
+
+    async def anywhere(
+        self,
+        request: Request,
+        caller: Caller,
+        here: Callable[[Request], Awaitable[Result]],
+        there: Callable[[Worker], Awaitable[Result]],
+    ) -> Result:
+        """Serve a request here, or let another worker: one that has credits of the family, or that keeps the sequence.
+
+        Raises:
+            NotMine: another worker forwarded it here, and only others have credits.
+            And what `here` and `there` raise.
+        """
+        peers, hub = self.peers, self._hub
+        if peers is None:
+            return await here(request)
+        sequenced = isinstance(request.pump, SequencePump)
+        give_up_s = request.ticket.arrived_s + hub.settings.no_slice_wait_s
+        while True:
+            try:
+                worker = peers.elsewhere(request.ticket, caller.hops, sequenced)
+                if worker is None:
+                    return await here(request)
+                request.forwarded = True  # from here on its end is booked there
+                result = await there(worker)
+                hub.forwarded_total[request.ticket.family] += 1
+                return result
+            except Moved as moved:
+                if caller.hops:
+                    raise NotMine(crew.name(hub.me)) from moved
+            except NotTaken:  # its worker is gone: there are others, or it is ours now
+                pass
+            except NotMine as error:  # who shares has changed, and one of us has not heard of it
+                if caller.hops:
+                    request.forwarded = True
+                    raise
+                request.forwarded = False
+                if hub.clock.monotonic_s() > give_up_s:
+                    raise Unavailable(f"no worker serves {request.ticket.family} now", remedy="try again") from error
+                await hub.clock.sleep(NEWS_S)
+            except Cut:
+                request.forwarded = False
+                raise
+            request.forwarded = False
+            request.ticket = replace(request.ticket, id=self.admission.next_id())
+
+    async def _serve(self, request: Request) -> Answer:
+        attempts = 1
+        while True:
+            pick = await self.pick(request)
+            connection = None
+            try:
+                connection = self._hub.transport.to(pick.slice)
+                payload, timeout_s = self.upstream(request)
+                call = connection.infer(payload, timeout=timeout_s)
+                data = await call
+                trailers = await call.trailing_metadata()
+            except (grpc.aio.AioRpcError, Unavailable) as error:
+                refused = status(error)
+                failure = self.came_back(request, refused)
+                if failure is not Failure.UNREACHABLE or not self.again(request, attempts):
+                    raise self.lost(request, refused, failure) from error
+                attempts += 1
+                request.ticket = replace(request.ticket, id=self.admission.next_id())
+                continue
+            except asyncio.CancelledError as error:
+                cut = self.cancelled(request, connection)
+                if cut is None:
+                    raise
+                raise cut from error
+            except BaseException:
+                self.end(request, "CANCELLED", executed=True)  # a bug: the credit must come back whatever happens
+                raise
+            variant = self.answered(request, _parse_answer(data).model_version)
+            if (mirror := self._hub.table.mirrors.get(request.ticket.family)) is not None:
+                self._hub.mirrors.offer(mirror, request.ticket, request.payload, data, variant)
+            return Answer(data + self.suffix(request, variant), trailers, variant, pick.slice)
+
+    def upstream(self, request: Request) -> tuple[bytes, float | None]:
+        """What a slice is sent, and how long it may take: what is left of the deadline, for gRPC and for Triton's own
+        queue."""
+        deadline_s = request.ticket.deadline_s
+        if deadline_s is None:
+            return request.payload, None
+        left_s = max(0.0, deadline_s - request.sent_s)
+        return request.payload + wire.int64_parameter("timeout", max(1, int(left_s * 1e6))), left_s
+
+    def again(self, request: Request, attempts: int) -> bool:
+        """Whether a request that no slice has taken may be offered to another one."""
+        ticket, hub = request.ticket, self._hub
+        if self.bound(request):
+            return False
+        if ticket.deadline_s is not None and hub.clock.monotonic_s() >= ticket.deadline_s:
+            return False
+        allowed = attempts < hub.settings.attempts_max and hub.budget.take()
+        hub.retries_total[ticket.family, "retried" if allowed else "refused"] += 1
+        return allowed
+
+    def variant(self, family: str, version: str, pick: Pick) -> str:
+        """Which variant answered. While a slice swaps that need not be the one of the table."""
+        if not version.isdigit():
+            return pick.variant
+        return self._hub.variants.get((family, int(version))) or f"version {version}"
 
     def _may_log(self) -> bool:
         now_s, per_s = self._hub.clock.monotonic_s(), self._hub.settings.log_failures_per_s
@@ -248,35 +372,24 @@ class Inference:
         self._log_tokens -= 1
         return True
 
-    def _log(
-        self, event: str, request: _Request, code: str, latency_ms: float, variant: str, details: str = ""
-    ) -> None:
+    def _log(self, event: str, request: Request, code: str, latency_ms: float, variant: str, details: str = "") -> None:
         pick, ticket = request.pick, request.ticket
         LOG.info(
-            event, family=ticket.family, id=ticket.id, code=code, latency_ms=round(latency_ms, 2), variant=variant,
+            event, family=ticket.family, id=ticket.id, request_id=_parse_request(request.payload).id, code=code,
+            latency_ms=round(latency_ms, 2), variant=variant,
             slice=pick.slice.name if pick is not None else "", why=pick.why if pick is not None else "",
             bytes=ticket.bytes, slo_class=ticket.slo_class, details=details,
         )  # fmt: skip
 
-    def _batches(self, family: str) -> bool:
-        """Whether the first dimension counts items; taken as true until the contract is known."""
-        contract = self._contracts.known(family)
-        return contract is None or contract.config.config.max_batch_size > 0
+
+def refusal(error: TrefoilError) -> Refused:
+    """An operating error as the status that a client gets."""
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED if isinstance(error, QueueFull) else status_of(error)
+    return Refused(code, str(error))
 
 
-def _status(error: grpc.aio.AioRpcError | Unavailable) -> Refused:
+def status(error: grpc.aio.AioRpcError | Unavailable) -> Refused:
     """What came back from a slice, to be passed on unchanged: an AioRpcError that escapes would become UNKNOWN."""
     if isinstance(error, Unavailable):
         return Refused(grpc.StatusCode.UNAVAILABLE, str(error))
     return Refused(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
-
-
-def _refuse_sequences(parameters: Any) -> None:
-    if "sequence_id" not in parameters:
-        return
-    given = parameters["sequence_id"]
-    if given.int64_param or given.uint64_param or given.string_param:
-        raise Refused(
-            grpc.StatusCode.UNIMPLEMENTED,
-            "sequences are not routed yet: their requests would reach different slices. Remedy: leave sequence_id out",
-        )

@@ -1,7 +1,10 @@
 """What a client may ask of us on a request: parameters `trefoil_*`, which never reach Triton.
 
-`trefoil_class` (text), `trefoil_min_accuracy` (0..1) and `trefoil_slo_ms` (> 0) are checked and carried on the ticket;
-no router of today acts on the last two. An unknown key is refused: a misspelt floor must not pass for a kept one.
+`trefoil_class` (text) counts a request apart. `trefoil_min_accuracy` (0..1) is a floor that every router keeps: such a
+request goes to a variant that is accurate enough, waits for one that is planned, or is refused (floors.py).
+`trefoil_slo_ms` (> 0) is what "within SLO" means for this request instead of its family's; it moves no request, because
+shares bind and order is that of arrival: a time after which an answer is of no use is a deadline, and is kept as one.
+An unknown key is refused: a misspelt floor must not pass for a kept one.
 """
 
 import math
@@ -11,7 +14,7 @@ from typing import Any, Final
 from trefoil.core.errors import InvalidInput
 
 PREFIX: Final = "trefoil_"
-KNOWN: Final = ("trefoil_class", "trefoil_min_accuracy", "trefoil_slo_ms")
+KNOWN: Final = ("trefoil_class", "trefoil_min_accuracy", "trefoil_receipt", "trefoil_slo_ms")
 CLASS_CHARACTERS_MAX: Final = 64
 
 
@@ -22,6 +25,7 @@ class Knobs:
     slo_class: str = ""
     min_accuracy: float = 0.0
     slo_ms: float = 0.0
+    receipt: bool = False
 
 
 NONE: Final = Knobs()
@@ -44,6 +48,7 @@ def take(parameters: Any) -> Knobs:
         slo_class=_text("trefoil_class", values.get("trefoil_class")),
         min_accuracy=_number("trefoil_min_accuracy", values.get("trefoil_min_accuracy"), 0.0, 1.0),
         slo_ms=_number("trefoil_slo_ms", values.get("trefoil_slo_ms"), 0.0, math.inf),
+        receipt=_flag("trefoil_receipt", values.get("trefoil_receipt")),
     )
     for name in ours:
         del parameters[name]
@@ -60,6 +65,17 @@ def _text(name: str, parameter: Any) -> str:
         remedy = f"at most {CLASS_CHARACTERS_MAX} printable characters"
         raise InvalidInput("is too long or not printable", field=name, value=text[:CLASS_CHARACTERS_MAX], remedy=remedy)
     return text
+
+
+def _flag(name: str, parameter: Any) -> bool:
+    """Clients that cannot send a bool send text or an integer."""
+    if parameter is None:
+        return False
+    raw = _value(parameter)
+    known = {"true": True, "1": True, "false": False, "0": False}
+    if str(raw).lower() not in known:
+        raise InvalidInput("is true or false", field=name, value=raw, remedy="send a bool parameter")
+    return known[str(raw).lower()]
 
 
 def _number(name: str, parameter: Any, low: float, high: float) -> float:

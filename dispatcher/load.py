@@ -7,11 +7,13 @@ floor(starts_at) + i.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.energy import ReceiptRate
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import Histogram, bucket, from_counts
 
@@ -48,6 +50,10 @@ class _Cell:
     items: int = 0
     within_slo: int = 0
     in_flight_max: int = 0
+    priced: int = 0  # of `answered`: the receipts are counted up to here
+    priced_items: int = 0
+    receipt_j: float = 0.0
+    receipts: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     seconds: Counter[int] = field(default_factory=Counter)
     latency: Latencies = field(default_factory=Latencies)
@@ -71,7 +77,7 @@ class Totals:
     by_code: Counter[str] = field(default_factory=Counter)
 
 
-CellKey = tuple[str, str, SliceKey | None, str]  # family, variant, slice, class
+CellKey = tuple[str, str, SliceKey | None, str, str]  # family, variant, slice, class, tenant
 
 
 class LoadBook:
@@ -95,26 +101,28 @@ class LoadBook:
             self._classes.add(slo_class)
         return slo_class
 
-    def arrived(self, family: str, slo_class: str, now_s: float) -> None:
+    def arrived(self, family: str, slo_class: str, now_s: float, tenant: str = "") -> None:
         """A request came in. `now_s` is UTC."""
-        cell = self._cell((family, "", None, slo_class))
+        cell = self._cell((family, "", None, slo_class, tenant))
         cell.arrived += 1
         # Clamped: a wall clock that jumps in mid-window books to the first or last second rather than nowhere.
         cell.seconds[min(max(int(now_s) - int(self._starts_at_s), 0), SECONDS_MAX - 1)] += 1
 
-    def sent(self, family: str, variant: str, slice_: SliceKey, slo_class: str, in_flight: int) -> None:
+    def sent(
+        self, family: str, variant: str, slice_: SliceKey, slo_class: str, in_flight: int, tenant: str = ""
+    ) -> None:
         """A request went to a slice that now has `in_flight` of them."""
-        cell = self._cell((family, variant, slice_, slo_class))
+        cell = self._cell((family, variant, slice_, slo_class, tenant))
         if in_flight > cell.in_flight_max:
             cell.in_flight_max = in_flight
 
     def answered(
         self, family: str, variant: str, slice_: SliceKey, slo_class: str, items: int,
-        latency_ms: float, queue_ms: float, slo_ms: float, now_s: float,
+        latency_ms: float, queue_ms: float, slo_ms: float, now_s: float, tenant: str = "",
     ) -> None:  # fmt: skip
         """An answer went out. `slo_ms` 0 = the family has no objective: every answer is within it."""
         service_ms = latency_ms - queue_ms
-        cell = self._cell((family, variant, slice_, slo_class))
+        cell = self._cell((family, variant, slice_, slo_class, tenant))
         cell.answered += 1
         cell.items += items
         if not slo_ms or latency_ms <= slo_ms:
@@ -132,14 +140,31 @@ class LoadBook:
         totals.by_variant[variant] += 1
 
     def failed(
-        self, family: str, variant: str, slice_: SliceKey | None, slo_class: str, code: str, latency_ms: float
-    ) -> None:
+        self, family: str, variant: str, slice_: SliceKey | None, slo_class: str, code: str, latency_ms: float,
+        tenant: str = "",
+    ) -> None:  # fmt: skip
         """A request ended without an answer; variant and slice are empty if it was never sent."""
-        self._cell((family, variant, slice_, slo_class)).failed[code] += 1
+        self._cell((family, variant, slice_, slo_class, tenant)).failed[code] += 1
         totals = self._totals(family)
         totals.failed += 1
         totals.failed_ns += int(latency_ms * 1e6)
         totals.by_code[code] += 1
+
+    def settle(self, rate: Callable[[SliceKey, str, str], ReceiptRate | None]) -> None:
+        """Price what was answered since the last time, before other rates come into force.
+
+        The hot path prices nothing.
+        """
+        for key, cell in self._cells.items():
+            family, variant, slice_ = key[:3]
+            answered, items = cell.answered - cell.priced, cell.items - cell.priced_items
+            if not answered or slice_ is None:
+                continue
+            cell.priced, cell.priced_items = cell.answered, cell.items
+            known = rate(slice_, family, variant)
+            if known is not None:
+                cell.receipt_j += known.request_j * answered + known.item_j * items
+                cell.receipts += answered
 
     def take(self, now_s: float, table: Revision) -> LoadWindow:
         """Close the window and begin the next one."""
@@ -170,9 +195,9 @@ class LoadBook:
 
 
 def _frozen(key: CellKey, cell: _Cell) -> LoadCell:
-    family, variant, slice_, slo_class = key
+    family, variant, slice_, slo_class, tenant = key
     return LoadCell(
-        key=LoadKey(family=family, variant=variant, slice=slice_, lane="any", slo_class=slo_class),
+        key=LoadKey(family=family, variant=variant, slice=slice_, lane="any", tenant=tenant, slo_class=slo_class),
         arrived=cell.arrived,
         answered=cell.answered,
         failed_by_code=dict(cell.failed),
@@ -183,5 +208,7 @@ def _frozen(key: CellKey, cell: _Cell) -> LoadCell:
         service=cell.service.freeze(),
         sample_ratio=1.0,
         in_flight_max=cell.in_flight_max,
+        receipt_j=cell.receipt_j,
+        receipts=cell.receipts,
         arrived_per_s=tuple(cell.seconds[second] for second in range(max(cell.seconds, default=-1) + 1)),
     )

@@ -12,10 +12,14 @@ from typing import Final
 
 import structlog
 
+from dispatcher.crew import LIVES
 from dispatcher.ejection import Failure
 from dispatcher.hub import Hub
+from dispatcher.rungs import Seen, rungs
 from dispatcher.telemetry import Gauges
+from trefoil.core.carbon import CarbonReading
 from trefoil.core.demand import LoadWindow, TableAck
+from trefoil.core.energy import ReceiptRates
 from trefoil.core.errors import InvalidInput, StateUnavailable, TrefoilError
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import NodePlan, Plan
@@ -39,12 +43,21 @@ class Loop:
         self._file = TableFile(hub.settings.state_dir / "dispatcher")
         self._pending: deque[LoadWindow] = deque(maxlen=hub.settings.windows_pending_max)
         self._watchers: set[asyncio.Queue[LoadWindow]] = set()
+        self._acks: dict[str, TableAck] = {}
         self.complaint = ""
+        self._away_since_s: float | None = None
+        self._from_disk = False
+        self._controller = ""
 
     async def init(self) -> None:
-        """Serve what was last known, then what Redis says, if it answers."""
+        """Serve what was last known, then what Redis says, if it answers; but know first who serves already."""
+        await self._bury()
+        await self._hear()
+        self._hub.follow_siblings()
         self._remember()
         await self._refresh()
+        await self._trust()
+        self._look()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -77,6 +90,15 @@ class Loop:
         """No more windows."""
         self._watchers.discard(queue)
 
+    async def _bury(self) -> None:
+        """The acknowledgement of the worker whose place we took: it is dead, and nobody should wait for it."""
+        dispatcher, worker = self._hub.me
+        if worker >= LIVES:
+            try:
+                await self._state.delete_unfenced(self._state.keys.ack(dispatcher, worker - LIVES))
+            except StateUnavailable as error:
+                LOG.warning("acknowledgement left to expire", why=str(error))
+
     async def _watch(self) -> None:
         keys = self._state.keys
         async for key in self._state.changes():
@@ -84,6 +106,10 @@ class Loop:
                 await self._refresh()
             elif key.startswith(keys.node_prefix()):
                 await self._refresh(node_key=key)
+            elif key.startswith(keys.ack_prefix()) and key != self._ack_key:
+                await self._hear(key)
+            if key is None or key == keys.receipts():
+                await self._price()
 
     async def _refresh(self, node_key: str | None = None) -> None:
         """Read what is routed by, or one node. Trouble of any kind leaves the last good table in force."""
@@ -94,25 +120,76 @@ class Loop:
             elif (node := await self._state.get(node_key, NodeStatus)) is not None:
                 self._hub.take_nodes([*(n for n in self._hub.nodes.values() if n.node != node.node), node])
         except TrefoilError as error:
+            if isinstance(error, StateUnavailable) and self._away_since_s is None:
+                self._away_since_s = self._hub.clock.monotonic_s()
             self._complain(error)
             return
+        self._away_since_s = None
         if self.complaint:
             LOG.info("plan and nodes are read again")
             self.complaint = ""
         if self._hub.table != before:
             self._save()
 
+    async def _hear(self, ack_key: str | None = None) -> None:
+        """Who else serves: another worker has acknowledged, or has gone; without a key, all of them."""
+        try:
+            if ack_key is None:
+                self._acks = await self._state.scan(self._state.keys.ack_prefix(), TableAck)
+            elif (ack := await self._state.get(ack_key, TableAck)) is not None:
+                self._acks[ack_key] = ack
+            else:
+                self._acks.pop(ack_key, None)
+        except TrefoilError as error:
+            self._complain(error)
+            return
+        self._hub.take_acks(self._acks.values())
+
     async def _read_all(self) -> None:
         keys = self._state.keys
         plan = await self._state.get(keys.plan(), Plan)
         nodes = await self._state.scan(keys.node_prefix(), NodeStatus)
         node_plans = await self._state.scan(keys.plan_node_prefix(), NodePlan)
-        acks = await self._state.scan(keys.ack_prefix(), TableAck)
+        self._acks = await self._state.scan(keys.ack_prefix(), TableAck)
         self._hub.learn_variants(node_plans.values())
         self._hub.take_nodes(nodes.values())
-        self._hub.take_workers([(ack.dispatcher, ack.worker) for ack in acks.values()])
+        self._hub.take_acks(self._acks.values())
+        holder = await self._state.holder("controller")
+        self._controller = holder.holder if holder is not None else ""
         if plan is not None:
             self._hub.take_plan(plan)
+            self._from_disk = False
+
+    def _look(self) -> None:
+        """On which rungs we stand."""
+        hub, away_s = self._hub, self._away_since_s
+        before = set(hub.rungs)
+        hub.rungs = rungs(
+            Seen(
+                redis_away_s=hub.clock.monotonic_s() - away_s if away_s is not None else 0.0,
+                from_disk=self._from_disk,
+                planned=hub.plan is not None,
+                controller=self._controller,
+                stale_nodes=hub.stale_nodes(),
+                carried=hub.receipts.carried,
+            )
+        )
+        for cause in set(hub.rungs) - before:
+            LOG.warning("rung", cause=cause, why=hub.rungs[cause])
+        for cause in before - set(hub.rungs):
+            LOG.info("rung left", cause=cause)
+
+    async def _price(self) -> None:
+        """Read what answers cost and the carbon of now. Trouble leaves the last rates in force."""
+        keys = self._state.keys
+        reading = None
+        try:
+            told = await self._state.get(keys.receipts(), ReceiptRates)
+            if told is not None:
+                reading = await self._state.get(keys.carbon_now(told.series), CarbonReading)
+        except TrefoilError:  # of Redis the plan's reader complains; receipts say that their rates are old
+            told = None
+        self._hub.take_receipts(told, reading)
 
     def _complain(self, error: TrefoilError) -> None:
         """Once for each new complaint."""
@@ -123,6 +200,7 @@ class Loop:
     async def _acknowledge(self) -> None:
         """At once on every change, and every ack_s."""
         while True:
+            self._hub.settle()
             self._hub.changed.clear()
             ack = TableAck(
                 dispatcher=self._hub.me[0],
@@ -130,6 +208,9 @@ class Loop:
                 table=self._hub.table.revision,
                 slices=self._hub.loads(),
                 observed_at_s=self._hub.clock.now_s(),
+                peer_target=self._hub.peer_target,
+                leaving=self._hub.crew.leaving,
+                counts=self._hub.crew.counts,
             )
             try:
                 await self._state.put_unfenced(self._ack_key, ack)
@@ -144,9 +225,11 @@ class Loop:
     async def _flush(self) -> None:
         while True:
             await self._hub.clock.sleep(self._hub.settings.window_s)
+            self._look()
             await self._close_window()
 
     async def _close_window(self) -> None:
+        self._hub.book.settle(self._hub.receipts.rate)
         window = self._hub.book.take(self._hub.clock.now_s(), self._hub.table.revision)
         self._gauges.window(window)
         for queue in self._watchers:
@@ -175,11 +258,24 @@ class Loop:
         plan, nodes = known
         self._hub.take_nodes(nodes)
         for target in (target for route in plan.routes for target in route.targets):
+            self._hub.unprobed.add(target.slice)
             self._hub.eject(target.slice, Failure.UNREACHABLE, "known from disk only, not probed yet")
         try:
             self._hub.take_plan(plan)
+            self._from_disk = True
         except TrefoilError as error:
             LOG.warning("the plan on disk is not used", why=str(error))
+
+    async def _trust(self) -> None:
+        """Slices that their agents tell of through Redis are not known from disk only: a worker that is started again
+        serves at once, and with all its credits."""
+        try:
+            nodes = await self._state.scan(self._state.keys.node_prefix(), NodeStatus)
+        except TrefoilError:  # said already: then probes must tell
+            return
+        since_s = self._hub.clock.now_s() - self._hub.settings.node_stale_s
+        told = (device for node in nodes.values() if node.observed_at_s >= since_s for device in node.devices)
+        self._hub.trust(part.key for device in told for part in device.slices)
 
     def _save(self) -> None:
         if self._hub.plan is None:
@@ -199,7 +295,7 @@ class TableFile:
     def save(self, plan: Plan, nodes: tuple[NodeStatus, ...]) -> None:
         """Replace the file in one step; raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.path.with_suffix(".new")
+        fresh = self.path.with_suffix(f".{os.getpid()}")  # workers of one dispatcher share the file
         fresh.write_text("".join(f"{codec.to_json(each)}\n" for each in (plan, *nodes)), encoding="utf-8")
         os.replace(fresh, self.path)
 

@@ -1,23 +1,41 @@
-"""Tries ejected slices until one answers, and slices whose agent has gone silent.
+"""Tries ejected slices until they answer, slices whose agent has gone silent, and slices that are silent themselves.
 
-A slice with a dead python stub says that it is ready; it is readmitted by a real inference only.
+A slice with a dead python stub says that it is ready; it is readmitted by a real inference only, as outliers are.
+
+A server that was stopped (SIGSTOP, a driver that hangs) refuses nothing: its kernel still takes connections and bytes.
+So a slice that has requests and answers none is asked whether it is alive, and ejected when it does not say so: after
+hang_quiet_s + hang_probe_s no request is sent there. Those that it has wait on, for it may go on and then answers them;
+trying them elsewhere would execute them twice. After hung_fail_s they fail.
 """
 
 import asyncio
 from collections import Counter
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final
 
 import grpc
 import structlog
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.contracts import Contracts
-from dispatcher.ejection import Failure, classify
+from dispatcher import flows, wire
+from dispatcher.admission import Refused
+from dispatcher.contracts import Contract, Contracts
+from dispatcher.ejection import PROVEN_BY_INFERENCE, Failure, classify
+from dispatcher.health import FAULTS
 from dispatcher.hub import Hub
+from dispatcher.transport import Connection
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceKey
 
 LOG = structlog.get_logger()
-TICK_S = 0.1
+TICK_S: Final = 0.1
+LAG_S: Final = 0.1  # a tick that comes later than this tells of an event loop that is behind
+STALL_S: Final = 0.3  # a probe that took this much longer than it may was held up here, and tells nothing
+IDLE_PROBES_MAX: Final = 10  # a tick
+STUCK_FACTOR: Final = 20.0  # a server that says it lives, and has answered nothing for so many times its usual time
+STUCK_MIN_S: Final = 1.5
+PROBE_FACTOR: Final = 4.0  # of its usual time, for an inference that proves a slice well
+SICK_MAX_S: Final = 30.0
 
 
 class Prober:
@@ -28,6 +46,8 @@ class Prober:
         self._contracts = contracts
         self._probing: dict[SliceKey, asyncio.Task[None]] = {}
         self._silent_failures: Counter[SliceKey] = Counter()
+        self._idle_since_s: dict[SliceKey, tuple[int, float]] = {}  # what it had answered then
+        self._hung_since_s: dict[SliceKey, float] = {}
         self._silent_at_s = 0.0
         self._learning: asyncio.Task[None] | None = None
 
@@ -36,16 +56,23 @@ class Prober:
 
     async def run(self) -> None:
         """Probe what is due, until cancelled."""
+        due_s = self._hub.clock.monotonic_s()
         while True:
             now_s = self._hub.clock.monotonic_s()
+            if now_s - due_s > LAG_S:
+                self._hub.health.lagged(now_s)
+            due_s = now_s + TICK_S
             for slice_, failure in self._hub.ejections.due(now_s).items():
-                self._start(slice_, failure)
+                self._start(slice_, self._probe(slice_, failure))
             if now_s - self._silent_at_s >= self._hub.settings.stale_probe_s:
                 self._silent_at_s = now_s
                 for slice_ in self._silent():
-                    self._start(slice_, None)
+                    self._start(slice_, self._probe(slice_, None))
+            self._listen(now_s)
             for pump in self._hub.pumps.values():
                 pump.expire()
+            for sequences in self._hub.sequences.values():
+                sequences.expire()
             self._learn()
             await self._hub.clock.sleep(TICK_S)
 
@@ -56,16 +83,81 @@ class Prober:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, slice_: SliceKey, failure: Failure | None) -> None:
-        if slice_ not in self._probing:
-            task = asyncio.create_task(self._probe(slice_, failure), name=f"probe {slice_.name}")
-            self._probing[slice_] = task
-            task.add_done_callback(lambda _: self._probing.pop(slice_, None))
+    def _start(self, slice_: SliceKey, probe: Coroutine[Any, Any, None]) -> None:
+        if slice_ in self._probing:
+            probe.close()
+            return
+        task = asyncio.create_task(probe, name=f"probe {slice_.name}")
+        self._probing[slice_] = task
+        task.add_done_callback(lambda _: self._probing.pop(slice_, None))
+
+    def _listen(self, now_s: float) -> None:
+        """Ask slices that are silent over their work, and idle ones now and then; end what waits on dead ones."""
+        hub, settings = self._hub, self._hub.settings
+        in_flight, heard = hub.in_flight(), hub.health.heard
+        for slice_ in hub.health.silence.tick(in_flight, heard, now_s):
+            if slice_ in hub.ejections.outliers():
+                self._hung_since_s.setdefault(slice_, now_s)
+            elif slice_ not in hub.ejections:
+                self._start(slice_, self._ask_alive(slice_, settings.hang_probe_s))
+        for slice_ in self._idle(in_flight, heard, now_s) if settings.idle_probe_s else ():
+            self._start(slice_, self._ask_alive(slice_, settings.probe_timeout_s))
+        for slice_, since_s in list(self._hung_since_s.items()):
+            if hub.health.silence.quiet_s(slice_) < settings.hang_quiet_s:
+                del self._hung_since_s[slice_]  # it goes on, or has nothing any more
+            elif now_s - since_s >= settings.hung_fail_s:
+                del self._hung_since_s[slice_]
+                hub.transport.cut(slice_, f"slice {slice_.name} has not answered for {now_s - since_s:.1f} s: it hangs")
+
+    def _idle(self, in_flight: Mapping[SliceKey, int], heard: Mapping[SliceKey, int], now_s: float) -> list[SliceKey]:
+        due: list[SliceKey] = []
+        known, self._idle_since_s = self._idle_since_s, {}
+        live = {target.slice for route in self._hub.table.routes.values() for target in route.targets}
+        for slice_ in live - set(in_flight):
+            count, since_s = known.get(slice_, (-1, now_s))
+            if count != heard.get(slice_, 0):
+                since_s = now_s
+            elif now_s - since_s >= self._hub.settings.idle_probe_s and len(due) < IDLE_PROBES_MAX:
+                due.append(slice_)
+                since_s = now_s
+            self._idle_since_s[slice_] = heard.get(slice_, 0), since_s
+        return due
+
+    async def _ask_alive(self, slice_: SliceKey, timeout_s: float) -> None:
+        """Whether a silent slice answers anything at all."""
+        hub, clock = self._hub, self._hub.clock
+        before, started_s = hub.health.heard[slice_], clock.monotonic_s()
+        try:
+            connection = hub.transport.to(slice_)
+            await connection.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse, timeout_s)
+        except TrefoilError:
+            return  # it has no connection: the table is about to leave it out
+        except grpc.aio.AioRpcError as error:
+            code, details = error.code().name, error.details() or ""
+            failure = classify(code, details)
+            if failure is not Failure.OWN:
+                hub.eject(slice_, failure, f"asked whether it is alive: {code} {details}")
+                return
+            if code == "DEADLINE_EXCEEDED":
+                took_s = clock.monotonic_s() - started_s
+                if hub.health.heard[slice_] == before and took_s <= timeout_s + STALL_S:
+                    self._hangs(
+                        slice_, Failure.HUNG, f"silent, and does not say within {timeout_s:g} s whether it is alive"
+                    )
+                return
+        hub.health.silence.spoke(slice_)
+        quiet_s, usual_s = hub.health.silence.quiet_s(slice_), hub.health.times.longest_s(slice_)
+        if usual_s and quiet_s >= max(STUCK_MIN_S, STUCK_FACTOR * usual_s):
+            self._hangs(slice_, Failure.STUCK, f"says that it is alive, but answered nothing for {quiet_s:.1f} s")
+
+    def _hangs(self, slice_: SliceKey, failure: Failure, why: str) -> None:
+        self._hung_since_s.setdefault(slice_, self._hub.clock.monotonic_s())
+        self._hub.eject(slice_, failure, why)
 
     async def _probe(self, slice_: SliceKey, failure: Failure | None) -> None:
         """`failure` None: not ejected, its node is silent."""
         try:
-            why = await self._try(slice_, infer=failure is Failure.DEAD_STUB)
+            why = await self._try(slice_, failure)
         except TrefoilError as error:
             why = str(error)
         except grpc.aio.AioRpcError as error:
@@ -81,29 +173,52 @@ class Prober:
             del self._silent_failures[slice_]
             self._hub.eject(slice_, Failure.UNREACHABLE, f"its agent is silent, and so is it: {why}")
 
-    async def _try(self, slice_: SliceKey, infer: bool) -> str:
+    async def _try(self, slice_: SliceKey, failure: Failure | None) -> str:
         """Why the slice is not well, "" if it is."""
         timeout_s = self._hub.settings.probe_timeout_s
         connection = self._hub.transport.to(slice_)
         for family in self._hub.families_of(slice_):
             if not await connection.ready(family, timeout_s):
                 return f"not ready for {family}"
-            if not infer:
+            if failure not in PROVEN_BY_INFERENCE:
                 continue
             contract = self._contracts.known(family)
             if contract is None:
                 contract = await self._contracts.from_slice(family, slice_)
             try:
-                await connection.ask("ModelInfer", contract.zeros(family), pb.ModelInferResponse, timeout_s)
+                await self._infer(connection, contract, family, slice_)
             except grpc.aio.AioRpcError as error:
                 code, details = error.code().name, error.details() or ""
-                if code == "DEADLINE_EXCEEDED" or classify(code, details) is not Failure.OWN:
-                    return f"{code} {details}"
+            except Refused as refused:
+                code, details = refused.code.name, refused.details
+            else:
+                continue
+            if code == "DEADLINE_EXCEEDED" or classify(code, details) is not Failure.OWN:
+                return f"{code} {details}"
+            if failure is Failure.SICK and code in FAULTS and not self._exiled(slice_):
+                return f"{code} {details}"
         return ""
+
+    def _exiled(self, slice_: SliceKey) -> bool:
+        """Whether a sick slice has been out for so long that its probes prove nothing: some models refuse zeros."""
+        known = self._hub.ejections.of(slice_)
+        return known is None or self._hub.clock.monotonic_s() - known.since_s > SICK_MAX_S
+
+    async def _infer(self, connection: Connection, contract: Contract, family: str, slice_: SliceKey) -> None:
+        """One real inference; raises AioRpcError, or Refused for an error among a decoupled family's answers."""
+        request = contract.zeros(family)
+        timeout_s = max(self._hub.settings.probe_timeout_s, PROBE_FACTOR * self._hub.health.times.longest_s(slice_))
+        if not contract.decoupled:
+            await connection.ask("ModelInfer", request, pb.ModelInferResponse, timeout_s)
+            return
+        call = connection.stream(iter((request.SerializeToString() + wire.ASK_FINAL,)), timeout=timeout_s)
+        async for data in call:
+            if (error := flows.error_of(pb.ModelStreamInferResponse.FromString(data))) is not None:
+                raise error
 
     def _learn(self) -> None:
         """Ask for a family's contract as soon as a slice can tell: later there may be none."""
-        unknown = [f for f, r in self._hub.table.routes.items() if r.targets and self._contracts.known(f) is None]
+        unknown = [f for f, alive in self._hub.table.alive.items() if alive and self._contracts.known(f) is None]
         if unknown and (self._learning is None or self._learning.done()):
             self._learning = asyncio.create_task(self._ask(unknown), name="learn contracts")
 

@@ -1,7 +1,11 @@
 """What the dispatcher can be told. Every bound has a name and a unit."""
 
+from pathlib import Path
+
 from pydantic import Field, field_validator
 
+from dispatcher.routers import resolve
+from trefoil.core.errors import PlanError
 from trefoil.runtime.config import ServiceSettings
 
 
@@ -12,8 +16,41 @@ class DispatcherSettings(ServiceSettings):
     metrics_address: str = "127.0.0.1:8114"
     inference_address: str = "127.0.0.1:8001"
     """host:port that clients talk KServe v2 to."""
+    rest_address: str = ""
+    """host:port of KServe v2 over HTTP/1.1 (Triton's own is 8000); empty = none."""
+    rest_json_bytes_max: int = Field(64 * 2**20, ge=1)
+    """Largest JSON part, and largest body once decompressed, of a REST request; binary tensors are bounded by
+    message_bytes_max alone."""
+    front_tls_certificate: Path | None = None
+    """PEM chain of the inference and REST ports; without it they take tls_certificate."""
+    front_tls_key: Path | None = None
+    """PEM key of the inference and REST ports."""
+    front_client_ca: Path | None = None
+    """PEM certificates that clients of the two ports must present one from (mTLS); none = no client certificate."""
+    tenants_file: Path | None = None
+    """TOML of tenants, their tokens, roles and limits; without it `token` alone opens the front, or nothing does."""
+    tenants_max: int = Field(100, ge=1)
+    """Tenants that the file may name: each is counted apart."""
+    workers: int = Field(1, ge=1, le=64)
+    """Processes that share the ports. A worker costs about 90 MiB and feeds up to about 2,500 small requests a second;
+    a client connection stays with one of them."""
+    peer_address: str = ""
+    """host:port at which dispatchers on other hosts reach worker 0 (worker i at port + i); empty = a Unix socket in
+    state_dir, for dispatchers of this host alone."""
+    peer_ca: Path | None = None
+    """PEM certificate that signed the tls_certificate of dispatchers on other hosts; none = they speak without TLS."""
+    connection_age_max_s: float = Field(0.0, ge=0)
+    """Client connections are asked to reconnect at this age, so that the kernel deals them out anew; 0 = never."""
+    connection_age_grace_s: float = Field(60.0, gt=0)
+    """How long requests under way on such a connection may still take."""
     worker: int = Field(0, ge=0)
-    """Number of this worker within its dispatcher."""
+    """Number of this worker within its dispatcher; set by its supervisor."""
+    dispatcher: str = ""
+    """Name of the dispatcher that this worker belongs to; set by its supervisor, else a new one."""
+    supervisor_pid: int = Field(0, ge=0)
+    """The process with which this one ends; set by its supervisor."""
+    router: str = ""
+    """A router instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
     message_bytes_max: int = Field(-1, ge=-1)
     """Largest request accepted; -1 = no limit (gRPC's own default of 4 MB refuses ordinary images)."""
     window_s: float = Field(0.5, gt=0)
@@ -26,20 +63,75 @@ class DispatcherSettings(ServiceSettings):
     """How long requests wait for a family that had a live slice and lost the last one."""
     probe_timeout_s: float = Field(3.0, gt=0)
     """How long a probe of an ejected slice may take; a dead python stub answers after 1 s."""
+    hang_quiet_s: float = Field(0.4, gt=0)
+    """A slice that has requests and answers none for so long is asked whether it is alive."""
+    hang_probe_s: float = Field(0.7, gt=0)
+    """How long it may take to say so; a slice that does not is ejected as hung."""
+    idle_probe_s: float = Field(2.0, ge=0)
+    """A slice without requests is asked this often, so that none is lost on finding out; 0 = never."""
+    hung_fail_s: float = Field(10.0, gt=0)
+    """After how long on a hung slice its requests fail; until then they wait, for it may go on."""
+    late_strikes: int = Field(3, ge=1)
+    """Deadlines in a row that pass on a slice before it is ejected as late."""
+    fault_strikes: int = Field(8, ge=1)
+    """Internal errors in a row on a slice before it is ejected as sick."""
+    deadline_s: float = Field(0.0, ge=0)
+    """Deadline of requests that name none, for families without one in `deadlines_s`; 0 = none."""
+    deadlines_s: dict[str, float] = Field(default_factory=dict)
+    """Deadline of requests that name none, by family."""
+    retry_ratio: float = Field(0.1, ge=0, le=1)
+    """Requests that may be tried again, as a share of those that arrive. Only what no slice took is tried again."""
+    retry_burst: int = Field(50, ge=1)
+    """Retries that may come at once."""
+    attempts_max: int = Field(3, ge=1)
+    """Slices that one request may be offered to."""
     node_stale_s: float = Field(5.0, gt=0)
     """Past this age of a node's status its slices are probed from here."""
     stale_probe_s: float = Field(2.0, gt=0)
     """How often slices of a node with a stale status are probed."""
     stale_probe_failures: int = Field(3, ge=1)
     """Failed probes in a row after which such a slice is ejected."""
-    drain_s: float = Field(3.0, ge=0)
-    """How long requests in flight may take once the process was told to stop."""
+    receipts_stale_s: float = Field(60.0, gt=0)
+    """Past this age the controller's receipt rates are carried on, and receipts say so."""
+    drain_s: float = Field(1.0, ge=0)
+    """How long it goes on serving, and says that it is not ready, once it was told to stop: behind a load balancer, as
+    long as that needs to notice."""
+    stop_grace_s: float = Field(3.0, ge=0)
+    """How long requests in flight may take after that."""
+    stream_requests_max: int = Field(128, ge=1)
+    """Requests of one client stream that are under way at once; the next are not read until one has been answered."""
+    sequences_max: int = Field(10_000, ge=1)
+    """Open sequences of one family."""
+    sequence_requests_max: int = Field(128, ge=1)
+    """Requests of one sequence that wait for each other."""
     classes_max: int = Field(16, ge=1)
     """Values of trefoil_class that are counted apart; the rest is "other"."""
     log_every_requests: int = Field(1000, ge=1)
     """One canonical log line every so many requests of a family."""
     log_failures_per_s: float = Field(5.0, ge=0)
     """Failed requests are all counted, and logged up to this rate."""
+
+    def front(self) -> "DispatcherSettings":
+        """With the TLS files of clients' ports in the place of the admin port's."""
+        if self.front_tls_certificate is None and self.front_tls_key is None:
+            return self
+        own = {"tls_certificate": self.front_tls_certificate, "tls_key": self.front_tls_key}
+        return self.model_copy(update=own)
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether clients' ports know their callers otherwise than by `token`."""
+        return self.tenants_file is not None or self.front_client_ca is not None
+
+    @field_validator("router")
+    @classmethod
+    def _known_router(cls, value: str) -> str:
+        if value:
+            try:
+                resolve(value)
+            except PlanError as error:
+                raise ValueError(str(error)) from error
+        return value
 
     @field_validator("message_bytes_max")
     @classmethod

@@ -6,13 +6,17 @@ ejected. Weights are made to sum to 1 over the live targets: what a dead slice w
 their weights, and `why` says so. A plan that cannot be routed is refused whole: the last good table stays.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from dispatcher import shares, trials
+from dispatcher.crew import Worker
+from dispatcher.floors import Accuracies, Reach, best, honest
 from dispatcher.queues import QUEUES
 from dispatcher.routers import resolve
+from dispatcher.shares import Part
+from dispatcher.trials import Mirror
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, StaleRevision
 from trefoil.core.fleet import NodeStatus, SliceKey, SliceState, SliceStatus
@@ -21,7 +25,6 @@ from trefoil.core.plan import Plan, Route, RouteTarget
 
 SERVING: Final = frozenset({SliceState.READY, SliceState.SWAPPING})
 LISTENING: Final = SERVING | {SliceState.DRAINING}  # connecting earlier would leave the channel in its backoff at READY
-Worker = tuple[str, int]  # (dispatcher, worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What to route by. `routes` hold live targets only; `planned` is what the plan asked for."""
+    """What to route by. `routes` hold live targets only, with this worker's credits; `planned` is what the plan asked
+    for. `served_by` names the workers among which a family's credits are divided. `elsewhere` does so too, for families
+    that are live and of which this worker has no credit: their requests are forwarded. `alive` names all live slices of
+    a family, whoever has their credits; `held` the credits of this worker, live or not."""
 
     revision: Revision = Revision()
     routes: Mapping[str, Route] = field(default_factory=dict)
@@ -43,16 +49,34 @@ class Table:
     objectives: Mapping[str, Objective] = field(default_factory=dict)
     variants: Mapping[tuple[str, int], str] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
+    served_by: Mapping[str, tuple[Worker, ...]] = field(default_factory=dict)
+    elsewhere: Mapping[str, tuple[Worker, ...]] = field(default_factory=dict)
+    alive: Mapping[str, tuple[SliceKey, ...]] = field(default_factory=dict)
+    held: Mapping[str, Part] = field(default_factory=dict)
+    reach: Mapping[str, Reach] = field(default_factory=dict)
+    mirrors: Mapping[str, Mirror] = field(default_factory=dict)
+    missing: Mapping[str, Mapping[SliceKey, str]] = field(default_factory=dict)
 
     def live(self, family: str) -> tuple[RouteTarget, ...]:
-        """The targets that a family can be sent to now."""
+        """The targets that a family can be sent to now, from here."""
         route = self.routes.get(family)
         return route.targets if route is not None else ()
+
+    def served(self, family: str) -> bool:
+        """Whether some slice is live for a family, through whichever worker."""
+        return bool(self.live(family)) or family in self.elsewhere
 
     @property
     def summary(self) -> str:
         """One line: every family that is not routed as planned, and why."""
         return "; ".join(f"{family}: {why}" for family, why in sorted(self.why.items()) if why)
+
+
+def with_router(plan: Plan, router: str) -> Plan:
+    """The plan with a router of the operator's choice ("" = the plan's own)."""
+    if not router:
+        return plan
+    return replace(plan, routes=tuple(replace(route, router=router) for route in plan.routes))
 
 
 def check(plan: Plan, seen: Revision) -> None:
@@ -91,14 +115,39 @@ def build(
     ejected: Mapping[SliceKey, str] | None = None,
     workers: Sequence[Worker] = (),
     me: Worker = ("", 0),
+    ceilings: Mapping[SliceKey, int] | None = None,
+    agreed: bool = True,
+    before: Mapping[str, Part] | None = None,
 ) -> Table:
-    """The table of a plan that passed `check`. `ejected` gives the reason; `workers` share each slice's credits."""
+    """The table of a plan that passed `check`. `ejected` gives the reason; `workers` share each slice's credits, this
+    one alone if none are given; `ceilings` bound what slices get that have just come back; `agreed` = all workers
+    share alike and route by this plan, `before` = the credits that this one held."""
     statuses = {s.key: s for node in nodes for device in node.devices for s in device.slices}
     routes, why = {}, {}
+    served_by: dict[str, tuple[Worker, ...]] = {}
+    elsewhere: dict[str, tuple[Worker, ...]] = {}
+    alive: dict[str, tuple[SliceKey, ...]] = {}
+    held: dict[str, Part] = {}
+    reach, mirrors, absent = {}, {}, {}
+    accuracies = {(route.family, t.variant): t.accuracy for route in plan.routes for t in route.targets}
     for route in plan.routes:
-        live, missing = _split(route, statuses, ejected or {}, workers, me)
-        routes[route.family] = replace(route, targets=_renormalised(live))
+        live, missing = _split(route, statuses, ejected or {}, accuracies)
+        # By the plan, not by what is live: all workers read the same one, but each ejects for itself.
+        dealt = shares.classes(route.targets)
+        served_by[route.family] = among = shares.serving(route.family, tuple(workers) or (me,), dealt)
+        right = shares.part(dealt, among, me)
+        held[route.family] = shares.held(right, (before or {}).get(route.family, {}), agreed)
+        mine = shares.targets(dealt, live, held[route.family])
+        if ceilings:
+            mine = [replace(t, credits=min(t.credits, ceilings.get(t.slice, t.credits))) for t in mine]
+        routes[route.family] = replace(route, targets=_renormalised(trials.routed(route, mine)))
+        absent[route.family], reach[route.family] = missing, _reach(route, live)
+        if (mirror := trials.mirror(route, mine)) is not None:
+            mirrors[route.family] = mirror
         why[route.family] = _explain(route, live, missing)
+        alive[route.family] = tuple(target.slice for target in live)
+        if live and not mine:
+            elsewhere[route.family] = tuple(worker for worker in among if worker != me)
     return Table(
         revision=plan.revision,
         routes=routes,
@@ -111,34 +160,23 @@ def build(
         objectives={objective.family: objective for objective in plan.objectives},
         variants={(h.family, h.version): h.variant for s in statuses.values() for h in s.hosted},
         why=why,
+        served_by=served_by,
+        alive=alive,
+        held=held,
+        elsewhere=elsewhere,
+        reach=reach,
+        mirrors=mirrors,
+        missing=absent,
     )
 
 
-def share_credits(credits: int, key: SliceKey, workers: Sequence[Worker], me: Worker) -> int:
-    """This worker's part of a slice's credits: equal parts, the remainder to the lowest worker ids.
-
-    With fewer credits than workers the slice belongs to one of them alone, chosen by rendezvous hashing.
-    """
-    crew = sorted({*workers, me})
-    if credits < len(crew):
-        return credits if _rendezvous(key, crew) == me else 0
-    part, remainder = divmod(credits, len(crew))
-    return part + (crew.index(me) < remainder)
-
-
-def _rendezvous(key: SliceKey, crew: Sequence[Worker]) -> Worker:
-    def score(worker: Worker) -> bytes:
-        return hashlib.sha256(f"{key.name}|{worker[0]}|{worker[1]}".encode()).digest()
-
-    return max(crew, key=score)
+def _reach(route: Route, live: Sequence[RouteTarget]) -> Reach:
+    promised = [target for target in route.targets if not target.draining]
+    return Reach(best(trials.routed(route, live)), best(trials.routed(route, promised)))
 
 
 def _split(
-    route: Route,
-    statuses: Mapping[SliceKey, SliceStatus],
-    ejected: Mapping[SliceKey, str],
-    workers: Sequence[Worker],
-    me: Worker,
+    route: Route, statuses: Mapping[SliceKey, SliceStatus], ejected: Mapping[SliceKey, str], accuracies: Accuracies
 ) -> tuple[list[RouteTarget], dict[SliceKey, str]]:
     live: list[RouteTarget] = []
     missing: dict[SliceKey, str] = {}
@@ -148,8 +186,8 @@ def _split(
         reason = _not_live(route.family, statuses.get(target.slice)) or ejected.get(target.slice, "")
         if reason:
             missing[target.slice] = reason
-        elif credits := share_credits(target.credits, target.slice, workers, me):
-            live.append(replace(target, credits=credits))
+        else:
+            live.append(honest(target, route.family, statuses[target.slice], accuracies))
     return live, missing
 
 
@@ -177,7 +215,7 @@ def _explain(route: Route, live: Sequence[RouteTarget], missing: Mapping[SliceKe
         return "the plan gives it no slice"
     reasons = ", ".join(f"{key.name} {reason}" for key, reason in missing.items())
     if not live:
-        return f"no live slice: {reasons or 'all are draining, or belong to other dispatchers'}"
+        return f"no live slice: {reasons or 'all are draining'}"
     if not missing:
         return ""
     total = sum(target.weight for target in route.targets if not target.draining) or 1.0

@@ -35,8 +35,11 @@ class Connection:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        self.cut = ""
+        """Why its calls were cut off: they then end as cancelled, though nobody left."""
         self.channel = grpc.aio.insecure_channel(endpoint.target, options=OPTIONS)
         self.infer = self.channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        self.stream = self.channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")  # bytes of each message, both ways
         self._typed: dict[str, Any] = {}
 
     async def ask(self, method: str, request: Any, answer: Any, timeout_s: float) -> Any:
@@ -88,6 +91,15 @@ class Transport:
             raise Unavailable(f"failed to connect to slice {slice_.name}: its address is gone", remedy="try again")
         return connection
 
+    def cut(self, slice_: SliceKey, why: str) -> None:
+        """End all calls on a slice that will not answer them, and connect anew."""
+        connection = self._connections.pop(slice_, None)
+        if connection is None:
+            return
+        connection.cut = why
+        self._retire(connection, 0.0)
+        self.serve({slice_: connection.endpoint, **{key: each.endpoint for key, each in self._connections.items()}})
+
     async def close(self) -> None:
         """Close all, cutting off what is in flight."""
         connections, self._connections = list(self._connections.values()), {}
@@ -97,7 +109,7 @@ class Transport:
         for connection in connections:
             await connection.channel.close()
 
-    def _retire(self, connection: Connection) -> None:
-        task = asyncio.create_task(connection.channel.close(CLOSE_GRACE_S))
+    def _retire(self, connection: Connection, grace_s: float = CLOSE_GRACE_S) -> None:
+        task = asyncio.create_task(connection.channel.close(grace_s))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

@@ -4,6 +4,7 @@ In the protobuf wire format the last value of a singular field, or of a map key,
 """
 
 import functools
+import struct
 from typing import Final
 
 VERSION_FIELD: Final = b"\x12"  # field 2, length-delimited, in ModelInferRequest and ModelInferResponse
@@ -13,7 +14,8 @@ PUBLIC_VERSION: Final = "1"
 CLEAR_VERSION: Final = VERSION_FIELD + b"\x00"  # upstream serves whichever version it has loaded
 
 
-def _length(count: int) -> bytes:
+def length(count: int) -> bytes:
+    """A varint: what stands before a length-delimited field's bytes."""
     out = bytearray()
     while count > 0x7F:
         out.append(count & 0x7F | 0x80)
@@ -24,14 +26,51 @@ def _length(count: int) -> bytes:
 
 def _string(tag: bytes, text: str) -> bytes:
     data = text.encode()
-    return tag + _length(len(data)) + data
+    return tag + length(len(data)) + data
 
 
 def string_parameter(key: str, value: str) -> bytes:
     """A `parameters` entry with an InferParameter.string_param (its field 3)."""
-    parameter = _string(b"\x1a", value)
-    entry = _string(b"\x0a", key) + b"\x12" + _length(len(parameter)) + parameter
-    return PARAMETERS_FIELD + _length(len(entry)) + entry
+    return _parameter(key, _string(b"\x1a", value))
+
+
+def double_parameter(key: str, value: float) -> bytes:
+    """A `parameters` entry with an InferParameter.double_param (its field 4)."""
+    return _parameter(key, b"\x21" + struct.pack("<d", value))
+
+
+def int64_parameter(key: str, value: int) -> bytes:
+    """A `parameters` entry with an InferParameter.int64_param (its field 2) >= 0."""
+    return _parameter(key, b"\x10" + length(value))
+
+
+def _parameter(key: str, parameter: bytes) -> bytes:
+    entry = _string(b"\x0a", key) + b"\x12" + length(len(parameter)) + parameter
+    return PARAMETERS_FIELD + length(len(entry)) + entry
+
+
+def bool_parameter(key: str, value: bool) -> bytes:
+    """A `parameters` entry with an InferParameter.bool_param (its field 1)."""
+    return _parameter(key, b"\x08" + bytes((value,)))
+
+
+WANTS_FINAL: Final = "triton_enable_empty_final_response"
+ASK_FINAL: Final = bool_parameter(WANTS_FINAL, True)
+"""Appended to a ModelInferRequest: its final response comes even if it is empty."""
+IS_FINAL: Final = "triton_final_response"
+FINAL: Final = bool_parameter(IS_FINAL, True)
+"""Appended to a ModelInferResponse: what Triton's streams say of the last response of a request."""
+
+
+def stream_answer(answer: bytes) -> bytes:
+    """A ModelStreamInferResponse of a ModelInferResponse (its field 2). Appended to another one it overrides its
+    fields: embedded messages merge."""
+    return b"\x12" + length(len(answer)) + answer
+
+
+def stream_error(details: str, id_: str) -> bytes:
+    """A ModelStreamInferResponse with error_message (its field 1) and nothing but the id of the request."""
+    return _string(b"\x0a", details) + stream_answer(_string(b"\x1a", id_))
 
 
 @functools.lru_cache(maxsize=1024)

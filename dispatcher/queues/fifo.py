@@ -2,12 +2,17 @@
 
 A lane is whatever the router binds its order to (a class for `weighted`, the whole family for `fifo`). Order is that of
 arrival: a ticket that comes back (its slice died before it was executed, its class lost its last slice) takes the place
-that its arrival gives it. A ticket that was admitted once is never refused again. Of a ticket, id, arrived_s and bytes
-are read, nothing else.
+that its arrival gives it. A ticket that was admitted once is never refused again. Of a ticket, id, arrived_s, bytes and
+priority are read, nothing else: a trefoil_class waits in the same line as the others.
+
+Priority is Triton's: 1 comes first, 0 (and what is out of range) is the default level. A level is worth AGING_S of
+waiting: a ticket's turn is arrived_s + AGING_S * (level - default level), and the earliest turn goes first. So those of
+one level stay in order of arrival, and nobody is overtaken by a request that arrives more than
+AGING_S * (LEVELS - 1) after it: nobody starves, however many more urgent ones come.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
@@ -16,6 +21,9 @@ from trefoil.core.errors import TrefoilError
 
 REQUESTS_MAX: Final = 1024  # where the route names no bound: a second of a busy ten-GPU family
 BYTES_MAX: Final = 256 * 2**20  # 400 images of 224 x 224 x 3 FP32
+LEVELS: Final = 8  # of priority, 1 the most urgent
+LEVEL_DEFAULT: Final = 4
+AGING_S: Final = 1.0  # longer than a family's SLO: between two levels order is strict until somebody waits that long
 
 Lane = TypeVar("Lane", bound=Hashable)
 
@@ -24,10 +32,23 @@ class QueueFull(TrefoilError):
     """A queue at its bound; the message names queue, depth and limit. Goes out as RESOURCE_EXHAUSTED."""
 
 
+def level(priority: int) -> int:
+    """The level of Triton's `priority`."""
+    return priority if 1 <= priority <= LEVELS else LEVEL_DEFAULT
+
+
+def turn(ticket: Ticket) -> tuple[float, int]:
+    """Whose turn is first: the order in which tickets of one lane are served."""
+    priority = ticket.priority
+    late_s = AGING_S * (level(priority) - LEVEL_DEFAULT) if priority else 0.0
+    return ticket.arrived_s + late_s, ticket.id
+
+
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Those of one lane. `newest_s` is when the last of them arrived, or one that stood behind it and left."""
+    """Those of one lane and level. `newest_s`: when the last of them arrived, or one that stood behind it and left."""
 
+    level: int = LEVEL_DEFAULT
     tickets: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
     newest_s: float = float("-inf")
 
@@ -40,7 +61,7 @@ class FifoQueue(Generic[Lane]):
         self.bytes = 0
         self.waiting = 0
         self._limits = (requests_max, bytes_max)
-        self._lines: dict[Lane, _Line] = {}
+        self._lines: dict[Lane, list[_Line]] = {}  # of each lane, one for every level that was seen; mostly one
 
     def __len__(self) -> int:
         return self.waiting
@@ -48,7 +69,8 @@ class FifoQueue(Generic[Lane]):
     def limit(self, requests_max: int, bytes_max: int) -> None:
         """Take the bounds of a route (0 = the default). Tickets already inside stay, also beyond a lower bound."""
         self._limits = (requests_max or REQUESTS_MAX, bytes_max or BYTES_MAX)
-        self._lines = {lane: line for lane, line in self._lines.items() if line.tickets}
+        waiting = {lane: [line for line in lines if line.tickets] for lane, lines in self._lines.items()}
+        self._lines = {lane: lines for lane, lines in waiting.items() if lines}
 
     def check(self, ticket: Ticket) -> None:
         """Whether there is room.
@@ -64,9 +86,13 @@ class FifoQueue(Generic[Lane]):
 
     def push(self, lane: Lane, ticket: Ticket) -> None:
         """Let a ticket wait in a lane, in the order of arrival. Ask `check` first where it is new."""
-        line = self._lines.get(lane)
-        if line is None:
-            line = self._lines[lane] = _Line()
+        lines = self._lines.get(lane)
+        if lines is None:
+            lines = self._lines[lane] = [_Line()]
+        line = lines[0]
+        priority = ticket.priority
+        if priority or line.level != LEVEL_DEFAULT:
+            line = _of_level(lines, level(priority))
         tickets, id_, arrived_s = line.tickets, ticket.id, ticket.arrived_s
         assert id_ not in tickets, f"ticket {id_} waits already"
         tickets[id_] = ticket
@@ -75,43 +101,69 @@ class FifoQueue(Generic[Lane]):
         if arrived_s > line.newest_s:
             line.newest_s = arrived_s
         elif len(tickets) > 1:
-            line.tickets = OrderedDict((each.id, each) for each in sorted(tickets.values(), key=_order))
+            line.tickets = OrderedDict((each.id, each) for each in sorted(tickets.values(), key=turn))
 
     def pop(self, lane: Lane) -> Ticket | None:
-        """The ticket that waits longest in a lane."""
-        line = self._lines.get(lane)
-        if line is None or not line.tickets:
+        """The ticket of a lane whose turn it is."""
+        lines = self._lines.get(lane)
+        if lines is None:
             return None
-        ticket = line.tickets.popitem(last=False)[1]
+        tickets = lines[0].tickets if len(lines) == 1 else _first(lines)
+        if not tickets:
+            return None
+        ticket = tickets.popitem(last=False)[1]
         self.waiting -= 1
         self.bytes -= ticket.bytes
         return ticket
 
+    def pop_first(self, lanes: Sequence[Lane]) -> Ticket | None:
+        """Of the tickets of several lanes the one whose turn is first."""
+        best: Lane | None = None
+        earliest: tuple[float, int] | None = None
+        for lane in lanes:
+            tickets = _first(self._lines.get(lane, ()))
+            if tickets:
+                due = turn(next(iter(tickets.values())))
+                if earliest is None or due < earliest:
+                    best, earliest = lane, due
+        return self.pop(best) if earliest is not None else None  # type: ignore[arg-type]
+
     def remove(self, ticket: Ticket) -> bool:
         """Take a ticket out of wherever it waits; False if it does not."""
-        for line in self._lines.values():
-            if line.tickets.pop(ticket.id, None) is not None:
-                self.waiting -= 1
-                self.bytes -= ticket.bytes
-                return True
+        for lines in self._lines.values():
+            for line in lines:
+                if line.tickets.pop(ticket.id, None) is not None:
+                    self.waiting -= 1
+                    self.bytes -= ticket.bytes
+                    return True
         return False
 
     def depth(self, lane: Lane) -> int:
         """How many wait in a lane."""
-        line = self._lines.get(lane)
-        return len(line.tickets) if line is not None else 0
+        lines = self._lines.get(lane, ())
+        return len(lines[0].tickets) if len(lines) == 1 else sum(len(line.tickets) for line in lines)
 
     def lanes(self) -> tuple[Lane, ...]:
         """The lanes in which somebody waits."""
-        return tuple(lane for lane, line in self._lines.items() if line.tickets)
+        return tuple(lane for lane, lines in self._lines.items() if any(line.tickets for line in lines))
 
     def tickets(self) -> list[Ticket]:
-        """Everybody who waits, in order of arrival."""
-        return sorted((each for line in self._lines.values() for each in line.tickets.values()), key=_order)
+        """Everybody who waits, by turn."""
+        return sorted((t for lines in self._lines.values() for line in lines for t in line.tickets.values()), key=turn)
 
     def _full(self, what: str) -> QueueFull:
         return QueueFull(f"queue {self.name} is full: it {what}", remedy="send less, or raise the route's queue bounds")
 
 
-def _order(ticket: Ticket) -> tuple[float, int]:
-    return ticket.arrived_s, ticket.id
+def _of_level(lines: list[_Line], wanted: int) -> _Line:
+    for line in lines:
+        if line.level == wanted:
+            return line
+    lines.append(_Line(wanted))
+    return lines[-1]
+
+
+def _first(lines: Sequence[_Line]) -> OrderedDict[int, Ticket] | None:
+    """The tickets of the level whose turn is first."""
+    waiting = [line.tickets for line in lines if line.tickets]
+    return min(waiting, key=lambda tickets: turn(next(iter(tickets.values()))), default=None)

@@ -10,13 +10,20 @@ from typing import Any, Final
 from dispatcher.queues import QUEUES
 from dispatcher.queues.fifo import FifoQueue
 from dispatcher.routers.fifo import Fifo
+from dispatcher.routers.least_loaded import LeastLoaded
+from dispatcher.routers.p2c import PowerOfTwo
 from dispatcher.routers.weighted import Weighted
 from trefoil.core.brains import Router
 from trefoil.core.errors import PlanError
 
 Build = Callable[[str, FifoQueue[Any]], Router]
 
-ROUTERS: Final[dict[str, Build]] = {"weighted": Weighted, "fifo": Fifo}
+ROUTERS: Final[dict[str, Build]] = {
+    "weighted": Weighted,
+    "fifo": Fifo,
+    "least_loaded": LeastLoaded,
+    "p2c": PowerOfTwo,
+}
 
 
 def resolve(name: str) -> Build:

@@ -30,6 +30,9 @@ class Account:
     pool: "Pool | None" = None
     lane: tuple[str, str, int] | None = None  # of the queue, for routers that have several
     pick: "Seat | None" = None  # what a request that is given to this slice gets, by the last table
+    accuracy: float = 0.0  # of what it hosts
+    cost: float = 1.0  # of one request more, for routers that weigh load: 1 / the slice's share
+    lanes: tuple[int, ...] = ()  # of the queue that it may serve, for routers with one line
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,10 @@ Formulation: lag_k = w_k * (arrivals so far) - (requests given to k). At each ar
     always, so that every class is within one request of its share, for any number of classes. Who is next does not
     depend on what the slices do, so turns are dealt ahead (routers/turns.py). Inside a class the longest waiting
     request goes to the slice with the fewest in flight.
+    A request with a floor (`min_accuracy`) takes the next turn of a class that is accurate enough before its time: it
+    is charged to that class, so that the requests without one make up for it, and shares go on to bind over all, as
+    long as floors ask for no more than the share of such classes. What they ask for beyond it is forgotten, but for
+    DEBT requests: a burst of them must not keep a class from everybody else for long after.
 Deviations: classes, not slices, are the unit of the round robin. A slice alone meets a tight objective at a far lower
     utilisation than one of a pool, and a plan's accuracy needs shares per variant, not per slice. The plain "smooth"
     round robin (largest lag first) lets a class fall behind by more than one request with three classes or more.
@@ -23,7 +27,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from dispatcher.queues.fifo import FifoQueue
+from dispatcher.queues.fifo import FifoQueue, turn
 from dispatcher.routers.credits import Credits, Pool, Seat
 from dispatcher.routers.turns import turns
 from trefoil.core.brains import Outcome, Pick, Ticket
@@ -35,19 +39,21 @@ Key = tuple[str, str, int]  # the same, and which of the classes that differ by 
 NOWHERE: Final[Key] = ("", "", 0)  # the lane of those who arrived while no slice was live
 SAME: Final = 1e-3  # relative: slices of one class, whose weights were rounded
 AHEAD: Final = 64  # turns that are dealt at once: a few tens of microseconds
+DEBT: Final = 16.0  # requests that a class may be ahead or behind; only floors bring any class beyond one
 
 
 @dataclass(slots=True, eq=False)
 class _Class:
     key: Key
     share: float
+    accuracy: float = 0.0
     lag: float = 0.0  # before the first of the turns that are dealt
     targets: list[RouteTarget] = field(default_factory=list)
     pool: Pool = field(default_factory=lambda: Pool(()))
 
 
 class Weighted:
-    """A `Router`: pure state machine, called in order. Of a ticket, only the queue reads anything."""
+    """A `Router`: pure state machine, called in order. Of a ticket, it reads `min_accuracy`; its queue reads more."""
 
     def __init__(self, family: str, queue: FifoQueue[Key] | None = None) -> None:
         self._queue: FifoQueue[Key] = queue if queue is not None else FifoQueue(family)
@@ -80,14 +86,19 @@ class Weighted:
         """
         queue = self._queue
         due = self._turns[self._turn] if self._turn < len(self._turns) else self._due()
+        if ticket.min_accuracy:
+            due = self._due_above(ticket.min_accuracy)
         if due is not None and (not queue.waiting or not queue.depth(due.key)):
             pick = self._credits.take_idlest(due.pool)
             if pick is not None:
                 self._turn += 1
                 return pick
         queue.check(ticket)
-        self._turn += 1
-        queue.push(NOWHERE if due is None else due.key, ticket)
+        if due is None:
+            queue.push(NOWHERE, ticket)
+        else:
+            self._turn += 1
+            queue.push(due.key, ticket)
         return None
 
     def on_credit(self, slice: SliceKey, now_s: float) -> tuple[Ticket, Pick] | None:
@@ -107,6 +118,34 @@ class Weighted:
         """The ticket waits no longer. Its class stays charged: it was served its turn, and the turn was given up."""
         self._queue.remove(ticket)
 
+    def on_pinned(self, ticket: Ticket, slice: SliceKey, now_s: float) -> Pick | None:
+        """A credit of this very slice, for a request that nobody else may serve; its shares are not charged for it."""
+        account = self._credits.free(slice)
+        return None if account is None else self._credits.take(account)
+
+    def scores(self, ticket: Ticket) -> dict[SliceKey, tuple[float, str]]:
+        """How each live slice that may have this ticket stands, in requests until the turn of its class comes."""
+        found: dict[SliceKey, tuple[float, str]] = {}
+        self._due()
+        for each in self._classes.values():
+            if each.accuracy < ticket.min_accuracy:
+                continue
+            ahead = (at for at in range(self._turn, len(self._turns)) if self._turns[at] is each)
+            first = next(ahead, None)
+            wait = float(AHEAD) if first is None else first - self._turn
+            waiting = self._queue.depth(each.key)
+            accounts = [self._credits.account(target.slice) for target in each.targets]
+            order = sorted(
+                accounts, key=lambda one: (one.in_flight >= one.limit, one.in_flight, one.taken_at, one.order)
+            )
+            for at, account in enumerate(order):
+                why = (
+                    f"class {each.key[0]} on {each.key[1]}, share {each.share:.3f}, is due in {wait:.0f} requests; "
+                    f"{waiting} wait for it; {account.in_flight} of {account.limit} credits taken"
+                )
+                found[account.slice] = (wait + at / (len(order) + 1), why)
+        return found
+
     def _due(self) -> _Class | None:
         """The class that the next request belongs to; it is charged by a step of `_turn`."""
         if self._turn >= len(self._turns):
@@ -118,12 +157,38 @@ class Weighted:
             self._turns = [classes[k] for k in order]
         return self._turns[self._turn]
 
+    def _due_above(self, floor: float) -> _Class | None:
+        """The class of at least this accuracy whose turn is next; its turn is brought forward to now."""
+        if self._turn >= AHEAD:  # turns that were brought forward make the list longer
+            self._settle()
+        due = self._due()
+        if due is None or due.accuracy >= floor:
+            return due
+        for at in range(self._turn, len(self._turns)):
+            if self._turns[at].accuracy >= floor:
+                self._turns.insert(self._turn, self._turns.pop(at))
+                return self._turns[self._turn]
+        good = [each for each in self._classes.values() if each.accuracy >= floor]
+        if not good:
+            return None
+        taken = self._turns[: self._turn]
+
+        def until(each: _Class) -> float:
+            return (1.0 - each.lag - each.share * len(taken) + taken.count(each)) / each.share
+
+        self._turns.insert(self._turn, min(good, key=until))
+        return self._turns[self._turn]
+
     def _settle(self) -> None:
         """Book the turns that were taken, and forget those that were only dealt."""
         taken = Counter(each.key for each in self._turns[: self._turn])
         if self._turns:
             for key, each in self._classes.items():
                 each.lag += each.share * self._turn - taken[key]
+            furthest = max(abs(each.lag) for each in self._classes.values())
+            if furthest > DEBT:
+                for each in self._classes.values():
+                    each.lag *= DEBT / furthest
         self._turns, self._turn = [], 0
 
     def _seat(self, each: _Class) -> None:
@@ -139,11 +204,11 @@ class Weighted:
         for lane in tuple(orphaned):
             while (ticket := self._queue.pop(lane)) is not None:
                 homeless.append(ticket)
-        for ticket in sorted(homeless, key=lambda each: (each.arrived_s, each.id)):
-            due = self._due()
-            assert due is not None
-            self._turn += 1
-            self._queue.push(due.key, ticket)
+        for ticket in sorted(homeless, key=turn):
+            due = self._due_above(ticket.min_accuracy)
+            if due is not None:
+                self._turn += 1
+            self._queue.push(NOWHERE if due is None else due.key, ticket)
 
 
 def alike(targets: Iterable[RouteTarget]) -> dict[Kind, list[list[RouteTarget]]]:
@@ -177,7 +242,9 @@ def _classes(live: Iterable[RouteTarget], old: dict[Key, _Class]) -> dict[Key, _
             # Only classes of no weight are live: any answer is better than none, so they share equally.
             share = sum(target.weight / total if total > 0 else 1.0 / len(targets) for target in group)
             if share > 0:
-                classes[*kind, number] = _Class((*kind, number), share, targets=group)
+                # What it promises is the least that one of its slices keeps: one that swaps may still host another.
+                accuracy = min(target.accuracy for target in group)
+                classes[*kind, number] = _Class((*kind, number), share, accuracy, targets=group)
     return classes
 
 

@@ -1,19 +1,29 @@
-"""What every router keeps, whatever its policy: one suite, run over the whole table (and over a user's own router)."""
+"""What every router keeps, whatever its policy: one suite, run over the whole table and over a user's own router.
 
+To hold yours to it: `TREFOIL_ROUTER=module:Class pytest tests/contract/test_router_contract.py`.
+"""
+
+import itertools
+import os
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dispatcher.queues.fifo import FifoQueue, QueueFull
+from dispatcher.floors import best
+from dispatcher.queues.fifo import AGING_S, LEVELS, FifoQueue, QueueFull, turn
 from dispatcher.routers import ROUTERS, make, resolve
 from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
 from trefoil.core.errors import PlanError
 
+OWN = "tests.support.own_router:RoundRobin"
+NAMES = [*sorted(ROUTERS), OWN, *filter(None, [os.environ.get("TREFOIL_ROUTER")])]
 SLICES = 6
 VARIANTS = ("digits-xs", "digits-m", "digits-l")
+FLOORS = st.sampled_from([0.0, 0.0, 0.0, 0.9, 0.97, 0.999])  # the last is more than any variant has
+PRIORITIES = st.sampled_from([0, 0, 0, 1, 4, 8, 99])
 targets = st.lists(
     st.tuples(
         st.integers(0, SLICES - 1),
@@ -36,6 +46,8 @@ class RouterMachine(RuleBasedStateMachine):
         super().__init__()
         self.router = make("digits", self.router_name, "fifo")
         self.live: dict = {}
+        self.accuracy: dict = {}
+        self.best = 0.0
         self.variant: dict = {}
         self.waiting: dict = {}
         self.flying: dict = {}
@@ -49,13 +61,16 @@ class RouterMachine(RuleBasedStateMachine):
         made = [target(n, variant, weight, credits, draining) for n, variant, weight, credits, draining in drawn]
         self.live = {each.slice: each.credits for each in made if not each.draining}
         self.variant = {each.slice: each.variant for each in made}
+        self.accuracy = {each.slice: each.accuracy for each in made}
+        self.best = best([each for each in made if not each.draining])
         self.router.on_table(route(made, self.router_name, *self.limit), 0.0)
         self.pump(self.live)
 
-    @rule(late=st.booleans(), size=st.integers(1, 2000))
-    def arrive(self, late, size):
+    @rule(late=st.booleans(), size=st.integers(1, 2000), floor=FLOORS, priority=PRIORITIES)
+    def arrive(self, late, size, floor, priority):
         self.next_id += 1
-        made = ticket(self.next_id, arrived_s=self.next_id - (2.5 if late else 0.0), bytes_=size)
+        arrived_s = self.next_id - (2.5 if late else 0.0)
+        made = ticket(self.next_id, arrived_s=arrived_s, bytes_=size, floor=floor, priority=priority)
         try:
             pick = self.router.on_arrival(made, 0.0)
         except QueueFull as error:
@@ -70,6 +85,18 @@ class RouterMachine(RuleBasedStateMachine):
             assert len(self.waiting) <= self.limit[0]
             assert sum(each.bytes for each in self.waiting.values()) <= self.limit[1]
         else:
+            self.fly(made, pick)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def pin(self, data):
+        """A request of a sequence: this very slice or none, and the same books as for all others."""
+        self.next_id += 1
+        slice_ = data.draw(st.sampled_from(sorted(self.live)))
+        made = ticket(self.next_id)
+        pick = self.router.on_pinned(made, slice_, 0.0)
+        if pick is not None:
+            assert pick.slice == slice_
             self.fly(made, pick)
 
     @precondition(lambda self: self.flying)
@@ -105,6 +132,7 @@ class RouterMachine(RuleBasedStateMachine):
         assert not self.finished[made.id], "dispatched again after its end"
         assert pick.slice in self.live, "picked a slice that is draining or not in the table"
         assert pick.variant == self.variant[pick.slice]
+        assert made.min_accuracy <= self.accuracy[pick.slice], "a floor was not kept"
         assert pick.why
         self.flying[made.id] = (made, pick)
         in_flight = sum(1 for _, each in self.flying.values() if each.slice == pick.slice)
@@ -112,13 +140,14 @@ class RouterMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_beside_a_free_slice_of_his_own(self):
-        """Work conserving: with the whole family idle, nobody waits."""
+        """Work conserving: with the whole family idle, nobody waits but for an accuracy that is not there."""
         if self.live and not self.flying:
-            assert not self.waiting
+            assert not [each for each in self.waiting.values() if each.min_accuracy <= self.best]
 
     def teardown(self):
         """Nothing is lost: once slices are there, everything that waits is served, each ticket once."""
-        expected = set(self.waiting) | set(self.flying)
+        out_of_reach = {id_ for id_, each in self.waiting.items() if each.min_accuracy > 0.993}
+        expected = (set(self.waiting) | set(self.flying)) - out_of_reach
         self.table([(n, VARIANTS[n % 3], 1.0, 2, False) for n in range(SLICES)])
         served = set()
         while self.flying:
@@ -127,18 +156,19 @@ class RouterMachine(RuleBasedStateMachine):
             self.router.on_done(made, pick, OK, 0.0)
             self.pump([pick.slice])
         assert served == expected
-        assert not self.waiting
+        assert set(self.waiting) == out_of_reach
 
 
-@pytest.mark.parametrize("name", sorted(ROUTERS))
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("name", NAMES)
 def test_contract(name):
-    machine = type(f"{name}Machine", (RouterMachine,), {"router_name": name})
+    machine = type("Machine", (RouterMachine,), {"router_name": name})
     case = machine.TestCase
     case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
     case("runTest").runTest()
 
 
-@pytest.mark.parametrize("name", sorted(ROUTERS))
+@pytest.mark.parametrize("name", NAMES)
 def test_one_class_is_first_in_first_out_whatever_the_table_does(name):
     """One class only, so every router owes strict order of arrival, also over tables and out-of-order pushes."""
     router = make("digits", name, "fifo")
@@ -159,7 +189,7 @@ def test_one_class_is_first_in_first_out_whatever_the_table_does(name):
     assert order == [2, 3, 6, 5]
 
 
-@pytest.mark.parametrize("name", sorted(ROUTERS))
+@pytest.mark.parametrize("name", NAMES)
 def test_tickets_that_arrive_at_no_slice_wait_and_are_served_when_one_comes(name):
     router = make("digits", name, "fifo")
     router.on_table(route([], name), 0.0)
@@ -168,6 +198,59 @@ def test_tickets_that_arrive_at_no_slice_wait_and_are_served_when_one_comes(name
     pulled = router.on_credit(key(2), 0.0)
     assert pulled is not None
     assert pulled[0].id == 1
+
+
+arrivals = st.lists(st.tuples(st.floats(0.0, 3.0), PRIORITIES), min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40, deadline=None)
+@given(arrivals=arrivals)
+def test_order_is_that_of_arrival_inside_a_priority_and_nobody_starves(name, arrivals):
+    """One slice that is busy: whoever waits is served by turn, so that no one is overtaken by who came long after."""
+    router = make("digits", name, "fifo")
+    router.on_table(route([target(0, credits=1)], name), 0.0)
+    busy = ticket(0, arrived_s=0.0)
+    pick = router.on_arrival(busy, 0.0)
+    arrived_s = list(itertools.accumulate(gap_s for gap_s, _ in arrivals))
+    made = [
+        ticket(n, arrived_s=at, priority=p) for n, (at, (_, p)) in enumerate(zip(arrived_s, arrivals, strict=True), 1)
+    ]
+    for each in made:
+        assert router.on_arrival(each, each.arrived_s) is None
+    served = []
+    while True:
+        router.on_done(busy, pick, OK, 0.0)
+        pulled = router.on_credit(key(0), 0.0)
+        if pulled is None:
+            break
+        busy, pick = pulled
+        served.append(busy)
+    assert served == sorted(made, key=turn)
+    for at, each in enumerate(served):
+        overtook = [other for other in served[:at] if other.arrived_s > each.arrived_s]
+        assert all(other.arrived_s - each.arrived_s <= AGING_S * (LEVELS - 1) for other in overtook)
+        assert not [other for other in overtook if other.priority == each.priority]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_least_urgent_request_is_served_however_many_urgent_ones_come(name):
+    """Urgent requests take all that the slice can do; by priority alone the first one would wait for ever."""
+    router = make("digits", name, "fifo")
+    router.on_table(route([target(0, credits=1)], name, 10**6, 10**9), 0.0)
+    busy, step_s = ticket(0, arrived_s=0.0, priority=1), 0.1
+    pick = router.on_arrival(busy, 0.0)
+    patient = ticket(1, arrived_s=0.0, priority=LEVELS)
+    assert router.on_arrival(patient, 0.0) is None
+    for step in itertools.count(1):
+        now_s = step * step_s
+        assert now_s <= AGING_S * (LEVELS - 1) + 2 * step_s, "it starves"
+        assert router.on_arrival(ticket(1 + step, arrived_s=now_s, priority=1), now_s) is None
+        router.on_done(busy, pick, OK, now_s)
+        busy, pick = router.on_credit(key(0), now_s)
+        if busy.id == patient.id:
+            break
+    assert now_s > 1.0, "it is the least urgent all the same"
 
 
 def test_a_router_of_ones_own_is_loaded_by_module_and_class():

@@ -58,8 +58,8 @@ class World:
         await self.plane.plan(plan([route(targets, **more)], number=number))
         await until(lambda: self.hub.table.revision == Revision(1, number, 0) and self.hub.table.live("digits"))
 
-    async def live(self, count: int, timeout_s: float = 15.0):
-        await until(lambda: len(self.hub.table.live("digits")) == count, timeout_s)
+    async def live(self, count: int):
+        await until(lambda: len(self.hub.table.live("digits")) == count)
 
 
 @pytest.fixture
@@ -174,16 +174,6 @@ async def test_what_is_not_offered_says_why(world, call, reason):
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_streams_and_sequences_are_refused_with_the_remedy(world):
-    await world.serve()
-    with pytest.raises(grpc.aio.AioRpcError, match="unary ModelInfer") as caught:
-        await world.stub.ModelStreamInfer(iter([pb.ModelInferRequest(model_name="digits")])).read()
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    with pytest.raises(InferenceServerException, match="leave sequence_id out") as refused:
-        await world.infer(sequence_id=7, sequence_start=True)
-    assert code(refused.value) == "UNIMPLEMENTED"
-
-
 async def test_shared_memory_status_is_empty_as_tritons_is(world):
     assert not (await world.client.get_system_shared_memory_status()).regions
     assert not (await world.client.get_cuda_shared_memory_status()).regions
@@ -197,11 +187,11 @@ async def test_health_and_reflection_stand_on_the_inference_port(world):
         answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
         return answer.status == health_pb2.HealthCheckResponse.SERVING
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await serving():
             await asyncio.sleep(0.01)
     await world.serve()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await serving() or not await serving("inference.GRPCInferenceService"):
             await asyncio.sleep(0.01)
     from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
@@ -312,11 +302,11 @@ async def test_the_deadline_is_forwarded_and_reported(world):
     world.xs.gate.clear()
     world.large.gate.clear()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await world.stub.ModelInfer(_request(), timeout=0.3)
+        await world.stub.ModelInfer(_request(), timeout=3.0)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await until(lambda: world.xs.cancelled + world.large.cancelled == 1)
     (deadline_s,) = world.xs.deadlines_s + world.large.deadlines_s
-    assert 0 < deadline_s < 0.35
+    assert 0 < deadline_s < 3.05
     await until(lambda: not world.hub.in_flight())
     assert world.hub.book.totals["digits"].by_code == {"DEADLINE_EXCEEDED": 1}
 
@@ -497,7 +487,7 @@ async def test_a_dead_stub_is_ejected_reported_and_readmitted_by_an_inference_on
         acks = await state.scan(state.keys.ack_prefix(), TableAck)
         return {load.slice: load.ejected for ack in acks.values() for load in ack.slices}
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (await ejected()).get(key(1)) is not True:
             await asyncio.sleep(0.02)
     assert (await ejected())[key(0)] is False
@@ -531,12 +521,12 @@ async def test_what_the_agent_publishes_anew_is_probed_at_once(world):
     world.large.error = fake.DEAD_STUB
     await asyncio.gather(*(world.infer() for _ in range(4)), return_exceptions=True)
     await world.live(1)
-    await until(lambda: (world.hub.ejections.next_probe_at_s() or 0) - world.hub.clock.monotonic_s() > 1.0)
+    await until(lambda: (world.hub.ejections.next_probe_at_s() or 0) - world.hub.clock.monotonic_s() > 1.8)
+    due_s = world.hub.ejections.next_probe_at_s()
     world.large.error = None
-    started_s = world.hub.clock.monotonic_s()
     await world.plane.node(node(world.statuses(large={"since_s": 99.0})))
     await world.live(2)
-    assert world.hub.clock.monotonic_s() - started_s < 1.0
+    assert world.hub.clock.monotonic_s() < due_s
 
 
 # Tables, acknowledgements, windows
@@ -553,7 +543,7 @@ async def test_a_draining_slice_gets_nothing_new_while_what_it_has_finishes(worl
     async def ack():
         return await state.get(state.keys.ack("d1", 0), TableAck)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await ack()).table < Revision(1, 2, 0):
             await asyncio.sleep(0.01)
     assert {load.slice: load.in_flight for load in (await ack()).slices} == {key(0): 0, key(1): 1}
@@ -561,7 +551,7 @@ async def test_a_draining_slice_gets_nothing_new_while_what_it_has_finishes(worl
         assert variant(await world.infer()) == "digits-xs"
     world.large.gate.set()
     assert {variant(result) for result in await asyncio.gather(*running)} == {"digits-xs", "digits-l"}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while any(load.in_flight for load in (await ack()).slices):
             await asyncio.sleep(0.01)
     assert len(world.large.requests) == 1
@@ -581,7 +571,7 @@ async def test_windows_add_up_to_what_was_done(world, state):
         assert all(a.ends_at_s == b.starts_at_s for a, b in itertools.pairwise(windows))
         return [cell for window in windows for cell in window.cells]
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not any(cell.failed_by_code for cell in await cells()):
             await asyncio.sleep(0.02)
     found = await cells()
@@ -682,7 +672,7 @@ async def test_serving_goes_on_when_redis_dies_and_when_it_comes_back_empty(redi
                 await client.infer("digits", [image()])
             await until(lambda: running.loop.complaint)
             redis_server.start()
-            await until(lambda: not running.loop.complaint, 30)
+            await until(lambda: not running.loop.complaint, 60)
             for _ in range(20):
                 await client.infer("digits", [image()])
             assert running.hub.table.revision == Revision(1, 5, 0)
@@ -695,7 +685,7 @@ async def test_serving_goes_on_when_redis_dies_and_when_it_comes_back_empty(redi
                 windows = await state.stream(state.keys.load("d1", 0), LoadWindow)
                 return sum(cell.answered for _, window in windows for cell in window.cells)
 
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while await answered() < 40:  # windows of the outage were kept and sent
                     await asyncio.sleep(0.05)
     await state.close()
@@ -746,7 +736,7 @@ async def test_slices_of_a_silent_agent_are_probed_from_here(state, tmp_path):
 
 async def test_stopping_turns_clients_away_and_lets_what_is_in_flight_finish(state, tmp_path):
     async with FakeTriton(latency_s=0.3) as slice_:
-        async with dispatching(state, tmp_path, drain_s=3.0) as running:
+        async with dispatching(state, tmp_path, stop_grace_s=3.0) as running:
             plane = Plane(state)
             await plane.node(node([status(0, slice_.target)]))
             await plane.plan(plan([route([target(0)])]))

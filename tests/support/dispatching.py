@@ -12,10 +12,14 @@ import tritonclient.grpc.aio as triton
 
 from dispatcher.__main__ import InferencePart
 from dispatcher.contracts import Contracts
+from dispatcher.front import Fronts
 from dispatcher.hub import Hub
 from dispatcher.loop import Loop
+from dispatcher.peer_server import PeerPart
 from dispatcher.prober import Prober
+from dispatcher.rest.server import RestPart
 from dispatcher.settings import DispatcherSettings
+from dispatcher.siblings import Siblings
 from dispatcher.telemetry import Gauges
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import Plan
@@ -57,7 +61,11 @@ class Running:
         self.metrics = Metrics("dispatcher")
         self.loop = Loop(self.hub, state, Gauges(self.hub, self.metrics))
         self.prober = Prober(self.hub, self.contracts)
-        self.part = InferencePart(self.hub, self.contracts)
+        self.fronts = Fronts.of(self.hub, self.contracts, self.metrics)
+        self.siblings = Siblings(self.hub, self.fronts.peers, self.metrics)
+        self.peer_part = PeerPart(self.hub, self.fronts.inference, self.siblings.answers(), self.loop)
+        self.part = InferencePart(self.fronts)
+        self.rest = RestPart(self.fronts)
         self._started: list[Any] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -66,8 +74,14 @@ class Running:
         assert self.part.server is not None
         return f"127.0.0.1:{self.part.server.port}"
 
+    @property
+    def rest_address(self) -> str:
+        """Of settings that have one."""
+        return f"127.0.0.1:{self.rest.port}"
+
     async def start(self) -> None:
-        for part in (self.loop, self.prober, self.part):
+        fronts = (self.fronts.gate, self.part, self.rest)
+        for part in (self.peer_part, self.loop, self.fronts.peers, self.prober, *fronts):
             await part.init()
             self._started.append(part)
             self._tasks.append(asyncio.create_task(part.run()))
@@ -83,18 +97,18 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def dispatching(state: State, folder: Path, **settings: Any) -> AsyncIterator[Running]:
-    chosen = {"drain_s": 0.2, "window_s": 0.1, "ack_s": 0.5, **settings}
+    chosen = {"drain_s": 0.0, "stop_grace_s": 0.2, "window_s": 0.1, "ack_s": 0.5, **settings}
     running = Running(
         DispatcherSettings(state_dir=folder, inference_address="127.0.0.1:0", metrics_address="", **chosen), state
     )
-    await running.start()
     try:
+        await running.start()
         yield running
     finally:
         await running.stop()
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 15.0) -> Any:
+async def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """The first true value of a condition of this process."""
     async with asyncio.timeout(timeout_s):
         while not (value := condition()):

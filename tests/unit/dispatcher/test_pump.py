@@ -1,10 +1,11 @@
 """No coroutine is forgotten, whatever happens in the same turn of the loop."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from dispatcher.pump import Pump
+from dispatcher.pump import Moved, Pump
 from dispatcher.queues.fifo import QueueFull
 from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
 from trefoil.core.errors import Unavailable
@@ -119,3 +120,24 @@ async def test_whoever_waits_can_be_sent_away():
         await waiting
     await asyncio.sleep(0)
     assert pump.waiting == 0
+
+
+async def test_who_may_go_anywhere_moves_to_other_workers_and_sequences_wait_on():
+    clock = ManualClock()
+    pump = pump_of(target(0, credits=1), clock=clock)
+    first = pump.submit(ticket(1))
+    plain, bound = pump.submit(ticket(2)), pump.submit(replace(ticket(3), sequence_id="s"))
+    pump.apply(route([]), "", elsewhere=True)
+    pump.displace(sequences=False)
+    with pytest.raises(Moved, match="served by other workers"):
+        plain.result()
+    assert not bound.done()
+    later = pump.submit(ticket(4))  # worth waiting for: there are live slices, only not here
+    clock.move(4.9)
+    pump.expire()
+    assert (pump.waiting, later.done()) == (2, False)
+    pump.displace(sequences=True)
+    assert isinstance(bound.exception(), Moved)
+    assert isinstance(later.exception(), Moved)
+    pump.done(ticket(1), first, OK)
+    assert (pump.waiting, pump.flying, pump.in_flight) == (0, 0, {})

@@ -98,22 +98,6 @@ def test_a_plan_that_cannot_be_routed_is_refused_by_field(broken, text):
         table.check(plan([broken]), Revision())
 
 
-@given(
-    credits=st.integers(1, 9),
-    workers=st.sets(st.tuples(st.sampled_from(["d1", "d2", "d3"]), st.integers(0, 3)), min_size=1, max_size=8),
-    slice_=st.integers(0, 13),
-)
-def test_workers_share_exactly_the_credits_that_there_are(credits, workers, slice_):
-    crew = sorted(workers)
-    shares = [table.share_credits(credits, key(slice_), crew, me) for me in crew]
-    assert sum(shares) == credits
-    if credits >= len(crew):
-        assert max(shares) - min(shares) <= 1
-        assert shares == sorted(shares, reverse=True), "the remainder goes to the lowest worker"
-    else:
-        assert sorted(shares)[-1] == credits, "too few to share: one worker has the slice alone"
-
-
 def test_a_worker_alone_has_all_credits_also_before_its_own_ack_is_seen():
-    assert table.share_credits(2, key(0), (), ("me", 0)) == 2
-    assert table.share_credits(2, key(0), (("me", 0),), ("me", 0)) == 2
+    built = table.build(plan([route([target(0)])]), [node([status(0)])], me=("me", 0))
+    assert [each.credits for each in built.live("digits")] == [2]

@@ -10,6 +10,7 @@ from trefoil.core.plan import Plan, Route, RouteTarget
 
 OK = Outcome("OK", 10.0, 9.0, 0, True)
 VERSIONS = {"digits-xs": 1, "digits-s": 2, "digits-m": 3, "digits-l": 4}
+ACCURACIES = {"digits-xs": 0.886, "digits-s": 0.938, "digits-m": 0.96, "digits-l": 0.993}
 
 
 def key(n: int, slice_type: str = "1g.5gb") -> SliceKey:
@@ -18,18 +19,25 @@ def key(n: int, slice_type: str = "1g.5gb") -> SliceKey:
 
 def target(n: int, variant: str = "digits-l", weight: float = 1.0, credits: int = 2, draining: bool = False,
            slice_type: str = "1g.5gb") -> RouteTarget:  # fmt: skip
-    return RouteTarget(key(n, slice_type), variant, 0, weight, credits, draining, "")
+    known = (ACCURACIES.get(variant, 0.0), VERSIONS.get(variant, 0))
+    return RouteTarget(key(n, slice_type), variant, 0, weight, credits, draining, "", *known)
 
 
 def route(targets: Iterable[RouteTarget], router: str = "weighted", requests_max: int = 0, bytes_max: int = 0) -> Route:
     return Route("digits", router, "fifo", "any", tuple(targets), requests_max, bytes_max, {})
 
 
-def ticket(id_: int, arrived_s: float | None = None, bytes_: int = 64) -> Ticket:
+def ticket(
+    id_: int,
+    arrived_s: float | None = None,
+    bytes_: int = 64,
+    priority: int = 0,
+    floor: float = 0.0,
+) -> Ticket:
     return Ticket(
         id=id_, family="digits", slo_class="", tenant="", items=1, bytes=bytes_,
-        arrived_s=float(id_) if arrived_s is None else arrived_s, deadline_s=None, min_accuracy=0.0, priority=0,
-        sequence_id="", sequence_start=False, sequence_end=False, length_score=None,
+        arrived_s=float(id_) if arrived_s is None else arrived_s, deadline_s=None, min_accuracy=floor,
+        priority=priority, sequence_id="", sequence_start=False, sequence_end=False, length_score=None,
     )  # fmt: skip
 
 

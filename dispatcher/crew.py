@@ -1,0 +1,151 @@
+"""Which workers share the credits of the slices, as one worker sees it, and whether the others see the same.
+
+Source: CONTRACTS section 3 (credits over live acknowledgements, one owner of a family's sequences in each dispatcher);
+    rendezvous hashing, Thaler and Ravishankar 1998.
+Data: the acknowledgements of all workers of all dispatchers; which of them our connections find alive or dead.
+Decision: who shares (`sharers`), whether all see it so (`agrees`), how workers rank for a family (`ranked`).
+Formulation: sharers = workers with a live acknowledgement that are not leaving (all of them, if all are leaving), and
+    those without one whose connection to us stands: an emptied Redis is no proof of death, an open connection is one
+    of life. A refused connection is a proof of death: such a worker is out at once, not when its acknowledgement ends.
+    Each acknowledgement names the sharers that its worker counts, and the table that it routes by. All agree when every
+    one of them names ours; who waits for that longer than AGREE_MAX_S (a worker hangs, or Redis is away) goes on.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from trefoil.core.common import Revision
+from trefoil.core.demand import TableAck
+
+Worker = tuple[str, int]  # (dispatcher, worker)
+
+LIVES: Final = 1000
+"""A worker's number is its place in its dispatcher plus LIVES for each time that place was started again: numbers are
+never used twice (load windows and acknowledgements are told apart by them), places keep what hashing gave them."""
+AGREE_MAX_S: Final = 1.0
+LOST_S: Final = 5.0  # as long as an acknowledgement lives: by then a dead worker's is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Another worker, by its last acknowledgement."""
+
+    worker: Worker
+    target: str = ""
+    leaving: bool = False
+    counts: frozenset[str] = frozenset()
+    table: Revision = Revision()
+
+
+class Crew:
+    """All workers that this one knows of. Times are the caller's monotonic clock."""
+
+    def __init__(self, me: Worker) -> None:
+        self.me = me
+        self.leaving = False
+        self.members: dict[Worker, Member] = {}
+        self._linked: set[Worker] = set()
+        self._lost: dict[Worker, float] = {}
+        self._waiting: tuple[tuple[Revision, frozenset[str]], float] | None = None  # for what, since when
+
+    def take(self, acks: Iterable[TableAck], now_s: float) -> bool:
+        """All acknowledgements, as they stand in Redis. True if who shares has changed."""
+        before = self._view()
+        self._lost = {worker: until_s for worker, until_s in self._lost.items() if now_s < until_s}
+        told = {(ack.dispatcher, ack.worker): ack for ack in acks}
+        told.pop(self.me, None)
+        fresh = {
+            worker: Member(worker, ack.peer_target, ack.leaving, frozenset(ack.counts), ack.table)
+            for worker, ack in told.items()
+            if worker not in self._lost
+        }
+        alive = {w: m for w, m in self.members.items() if w in self._linked and not m.leaving and w not in fresh}
+        self.members = _last_lives(self.me, {**alive, **fresh})
+        return self._view() != before
+
+    def link(self, worker: Worker) -> None:
+        """Our connection to it stands."""
+        self._linked.add(worker)
+
+    def unlink(self, worker: Worker) -> None:
+        """It does not, which proves nothing."""
+        self._linked.discard(worker)
+
+    def lose(self, worker: Worker, now_s: float) -> bool:
+        """It refuses connections: it is dead. True if who shares has changed."""
+        before = self._view()
+        self._linked.discard(worker)
+        self._lost[worker] = now_s + LOST_S
+        self.members.pop(worker, None)
+        return self._view() != before
+
+    def leave(self, leaving: bool) -> bool:
+        """Take no share from now on, if anybody else does; or take one again. True if that is new."""
+        changed, self.leaving = leaving != self.leaving, leaving
+        return changed
+
+    @property
+    def sharers(self) -> tuple[Worker, ...]:
+        """Who shares the credits, sorted; never empty."""
+        staying = [member.worker for member in self.members.values() if not member.leaving]
+        if not self.leaving:
+            staying.append(self.me)
+        return tuple(sorted(staying or [self.me, *self.members]))
+
+    @property
+    def counts(self) -> tuple[str, ...]:
+        """Who shares, by name: what our acknowledgement says."""
+        return tuple(name(worker) for worker in self.sharers)
+
+    def target(self, worker: Worker) -> str:
+        """Where a worker is reached; "" if nowhere."""
+        member = self.members.get(worker)
+        return member.target if member is not None else ""
+
+    def agrees(self, table: Revision, now_s: float) -> bool:
+        """Whether all that we know of count the same sharers as we do, and route by this table."""
+        counts = frozenset(self.counts)
+        if all(member.table == table and member.counts == counts for member in self.members.values()):
+            self._waiting = None
+            return True
+        if self._waiting is None or self._waiting[0] != (table, counts):
+            self._waiting = ((table, counts), now_s)
+        return now_s - self._waiting[1] >= AGREE_MAX_S
+
+    def _view(self) -> tuple[tuple[Worker, ...], tuple[str, ...]]:
+        return self.sharers, tuple(self.target(worker) for worker in self.sharers)
+
+
+def name(worker: Worker) -> str:
+    """As acknowledgements have it."""
+    return f"{worker[0]}:{worker[1]}"
+
+
+def place(worker: Worker) -> Worker:
+    """What hashing sees of a worker: it stays when the worker is started again."""
+    return worker[0], worker[1] % LIVES
+
+
+def ranked(family: str, workers: Sequence[Worker]) -> list[Worker]:
+    """Workers by their score for a family, the best first."""
+
+    def score(worker: Worker) -> bytes:
+        dispatcher, number = place(worker)
+        return hashlib.sha256(f"{family}|{dispatcher}|{number}".encode()).digest()
+
+    return sorted(workers, key=score, reverse=True)
+
+
+def owner(family: str, served_by: Sequence[Worker], dispatcher: str) -> Worker:
+    """Who keeps the sequences of a family: of those that serve it, one of this dispatcher if there is one."""
+    return next((worker for worker in ranked(family, served_by) if worker[0] == dispatcher), served_by[0])
+
+
+def _last_lives(me: Worker, members: dict[Worker, Member]) -> dict[Worker, Member]:
+    """Without workers whose place has been started again: they are dead, whatever still stands in Redis."""
+    newest: dict[Worker, int] = {place(me): me[1]}
+    for worker in members:
+        newest[place(worker)] = max(worker[1], newest.get(place(worker), 0))
+    return {worker: member for worker, member in members.items() if worker[1] == newest[place(worker)]}

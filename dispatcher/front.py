@@ -1,0 +1,168 @@
+"""The gRPC front: all methods of KServe v2 behind the gate, on one port, with TLS and client certificates if set.
+
+What the gate refuses reaches no queue and is not booked as having arrived: demand is what could be answered.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher.admission import Caller, Refused
+from dispatcher.contracts import Contracts
+from dispatcher.gate import Gate
+from dispatcher.hub import Hub
+from dispatcher.inference import Inference
+from dispatcher.peers import Peers
+from dispatcher.service import UNIMPLEMENTED, KserveService
+from dispatcher.settings import DispatcherSettings
+from dispatcher.streams import Streams
+from dispatcher.tenants import ADMIN
+from dispatcher.transport import SERVICE
+from trefoil.core.errors import TrefoilError
+from trefoil.runtime import rpc
+from trefoil.runtime.telemetry import Metrics
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
+CHANGES = ("RepositoryModelLoad", "RepositoryModelUnload")
+"""What needs the admin role."""
+
+
+PENDING: Final = tuple((f"grpc.server.max_pending_requests{what}", 65_536) for what in ("", "_hard_limit"))
+"""Calls that nobody has looked at yet. From a thousand on gRPC would cancel some at random, without a word; how much
+may wait is for our queues to say, with a reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fronts:
+    """What every front of a worker answers with."""
+
+    hub: Hub
+    contracts: Contracts
+    kserve: KserveService
+    inference: Inference
+    gate: Gate
+    peers: Peers
+    streams: Streams
+
+    @classmethod
+    def of(cls, hub: Hub, contracts: Contracts, metrics: Metrics | None = None) -> "Fronts":
+        """Raises `SettingError` for a tenants file that cannot be used."""
+        gate = Gate(hub.settings, hub.clock, metrics)
+        peers = Peers(hub)
+        inference = Inference(hub, contracts, peers)
+        streams = Streams(hub, contracts, inference)
+        return cls(hub, contracts, KserveService(hub, contracts, peers), inference, gate, peers, streams)
+
+
+def make_server(fronts: Fronts) -> rpc.RpcServer:
+    """The bound inference server; raises like `rpc.make_server`."""
+    settings = fronts.hub.settings
+    generic = handlers(fronts)
+    return rpc.make_server(
+        settings.front(),
+        [(lambda _, server: server.add_generic_rpc_handlers((generic,)), None, SERVICE)],
+        address=settings.inference_address,
+        intercept=False,  # two interceptors cost as much as the router
+        message_bytes_max=settings.message_bytes_max,
+        reuse_port=settings.workers > 1,
+        options=[*PENDING, *_ages(settings)],
+        client_ca=settings.front_client_ca,
+        authenticated=settings.authenticates,
+    )
+
+
+def _ages(settings: DispatcherSettings) -> list[tuple[str, int]]:
+    """A client's connection stays with the worker that the kernel gave it to, until it is asked to come back."""
+    if not settings.connection_age_max_s:
+        return []
+    return [
+        ("grpc.max_connection_age_ms", int(settings.connection_age_max_s * 1e3)),
+        ("grpc.max_connection_age_grace_ms", int(settings.connection_age_grace_s * 1e3)),
+    ]
+
+
+def handlers(fronts: Fronts) -> Any:
+    """The generic handler of all 20 methods."""
+    gate = fronts.gate
+    table: dict[str, Any] = {
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(_infer(fronts.inference, gate)),
+        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_stream(fronts.streams, gate)),
+    }
+    for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
+        if method.name in UNIMPLEMENTED:
+            refuse = _guarded(_refusal(UNIMPLEMENTED[method.name]), gate, method.name in CHANGES)
+            table[method.name] = grpc.unary_unary_rpc_method_handler(refuse)
+        elif method.name not in table:
+            table[method.name] = grpc.unary_unary_rpc_method_handler(
+                _guarded(_mapped(getattr(fronts.kserve, method.name)), gate),
+                request_deserializer=getattr(pb, method.input_type.name).FromString,
+                response_serializer=getattr(pb, method.output_type.name).SerializeToString,
+            )
+    return grpc.method_handlers_generic_handler(SERVICE, table)
+
+
+def _infer(inference: Inference, gate: Gate) -> Handler:
+    if gate.open:
+        return inference.infer
+
+    async def infer(data: bytes, context: Any) -> bytes:
+        try:
+            tenant = gate.caller(context.invocation_metadata())
+            gate.admit(tenant, len(data))
+        except Refused as refused:
+            await context.abort(refused.code, refused.details, refused.trailers)
+        return await inference.infer(data, context, tenant.name)
+
+    return infer
+
+
+def _stream(streams: Streams, gate: Gate) -> Handler:
+    async def stream(_: Any, context: Any) -> None:
+        remaining_s = context.time_remaining()
+        deadline_s = None if remaining_s is None else streams.hub.clock.monotonic_s() + remaining_s
+        if gate.open:
+            return await streams.serve(Caller(deadline_s=deadline_s), context)
+        try:
+            tenant = gate.caller(context.invocation_metadata())
+        except Refused as refused:
+            await context.abort(refused.code, refused.details, refused.trailers)
+        return await streams.serve(Caller(tenant.name, deadline_s), context, partial(gate.admit, tenant))
+
+    return stream
+
+
+def _guarded(behaviour: Handler, gate: Gate, changes: bool = False) -> Handler:
+    if gate.open:
+        return behaviour
+
+    async def check(request: Any, context: Any) -> Any:
+        try:
+            tenant = gate.caller(context.invocation_metadata())
+            if changes:
+                gate.demand(tenant, ADMIN)
+        except Refused as refused:
+            await context.abort(refused.code, refused.details, refused.trailers)
+        return await behaviour(request, context)
+
+    return check
+
+
+def _mapped(behaviour: Handler) -> Handler:
+    async def handle(request: Any, context: Any) -> Any:
+        try:
+            return await behaviour(request, context)
+        except TrefoilError as error:
+            await context.abort(rpc.status_of(error), str(error))
+
+    return handle
+
+
+def _refusal(why: str) -> Handler:
+    async def refuse(_: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
+
+    return refuse

@@ -1,0 +1,133 @@
+"""Slices that behave unlike the others without being proven dead: silent, late, failing. And how they come back.
+
+Source: Envoy's outlier detection (consecutive errors, growing ejection times, panic), llm-d's half-open exploration,
+    TCP's slow start for the ramp.
+Data: ends of requests by slice; how many requests each slice has, and when it last ended one; which slices serve whom.
+Decision: which slices to ask whether they are alive, which to eject, how much one that came back may get.
+Formulation:
+    Silence: a slice that has requests and ended none for `quiet_s` is asked. Time is counted in ticks of the caller, a
+        tick as TICK_MAX_S at most: a dispatcher that was stopped itself accuses nobody.
+    Strikes: `limit` consecutive late or failed requests make an outlier; one good answer clears them.
+    Panic: of each family that a slice serves, at most half of the slices (rounded down) may be out as outliers. When
+        all misbehave, it is the load or the clients, and half of a fleet that limps answers more than none.
+    Ramp: a slice that comes back gets 1 request at a time, and twice as many after each run of as many good answers.
+Deviations: proofs of death (connection refused or reset, a dead stub) are not outliers: they eject at once and without
+    a bound, for nothing sent there can be answered, and requests wait in the queue instead of failing.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from trefoil.core.fleet import SliceKey
+
+TICK_MAX_S: Final = 0.25
+
+
+class Silence:
+    """Which slices have gone quiet over their work. `tick` is called about ten times a second."""
+
+    def __init__(self, quiet_s: float) -> None:
+        self._patience_s = quiet_s
+        self._quiet_s: dict[SliceKey, float] = {}
+        self._ask_at_s: dict[SliceKey, float] = {}  # how quiet it must be to be asked, again after each answer
+        self._heard: dict[SliceKey, int] = {}
+        self._at_s: float | None = None
+
+    def tick(self, in_flight: Mapping[SliceKey, int], heard: Mapping[SliceKey, int], now_s: float) -> list[SliceKey]:
+        """The slices to ask whether they are alive. `heard` counts what each slice has answered so far."""
+        passed_s = min(TICK_MAX_S, now_s - self._at_s) if self._at_s is not None else 0.0
+        self._at_s = now_s
+        known, quiet = self._quiet_s, {}
+        for slice_ in in_flight:
+            same = slice_ in known and self._heard[slice_] == heard.get(slice_, 0)
+            quiet[slice_] = known[slice_] + passed_s if same else 0.0
+        self._quiet_s = quiet
+        self._heard = {slice_: heard.get(slice_, 0) for slice_ in in_flight}
+        self._ask_at_s = {slice_: at for slice_, at in self._ask_at_s.items() if quiet.get(slice_)}
+        return [slice_ for slice_, for_s in quiet.items() if for_s >= self._ask_at_s.get(slice_, self._patience_s)]
+
+    def spoke(self, slice_: SliceKey) -> None:
+        """It was asked and said that it is alive: it may be quiet for as long again."""
+        self._ask_at_s[slice_] = self.quiet_s(slice_) + self._patience_s
+
+    def quiet_s(self, slice_: SliceKey) -> float:
+        """For how long a slice has had requests and answered none."""
+        return self._quiet_s.get(slice_, 0.0)
+
+
+class Strikes:
+    """Consecutive bad ends of one kind."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._counts: dict[SliceKey, int] = {}
+
+    def bad(self, slice_: SliceKey, fragile: bool) -> int:
+        """One more; the count when it makes an outlier, else 0. `fragile`: a slice on its ramp, where one is enough."""
+        count = self._counts[slice_] = self._counts.get(slice_, 0) + 1
+        return count if fragile or count >= self._limit else 0
+
+    def good(self, slice_: SliceKey) -> None:
+        """An answer."""
+        if self._counts:
+            self._counts.pop(slice_, None)
+
+    def forget(self, slice_: SliceKey) -> None:
+        """It was ejected: it comes back with a clean record."""
+        self._counts.pop(slice_, None)
+
+
+class Ramps:
+    """How much slices that came back may get."""
+
+    def __init__(self) -> None:
+        self._ramps: dict[SliceKey, _Ramp] = {}
+
+    def __contains__(self, slice_: SliceKey) -> bool:
+        return slice_ in self._ramps
+
+    def start(self, slice_: SliceKey, credits: int) -> None:
+        """It is back, and would have so many credits in full."""
+        if credits > 1:
+            self._ramps[slice_] = _Ramp(credits)
+
+    def good(self, slice_: SliceKey) -> bool:
+        """An answer; True when its allowance changed."""
+        if not self._ramps or (ramp := self._ramps.get(slice_)) is None:
+            return False
+        ramp.good += 1
+        if ramp.good < ramp.allowed:
+            return False
+        ramp.allowed, ramp.good = 2 * ramp.allowed, 0
+        if ramp.allowed >= ramp.full:
+            del self._ramps[slice_]
+        return True
+
+    def drop(self, slice_: SliceKey) -> None:
+        """It is out again."""
+        self._ramps.pop(slice_, None)
+
+    def ceilings(self) -> Mapping[SliceKey, int]:
+        """The most that each slice on its ramp may get: what `table.build` takes."""
+        return {slice_: ramp.allowed for slice_, ramp in self._ramps.items()}
+
+
+@dataclass(slots=True)
+class _Ramp:
+    full: int
+    allowed: int = 1
+    good: int = 0
+
+
+def panics(slice_: SliceKey, serving: Mapping[str, Collection[SliceKey]], out: Collection[SliceKey]) -> str:
+    """The family of which too many slices would be out if this one went too, "" = it may go.
+
+    `serving` gives the slices of each family that are live or would be if they were not out; `out` are the outliers.
+    """
+    for family, slices in serving.items():
+        if slice_ in slices:
+            gone = sum(each in out for each in slices if each != slice_)
+            if 2 * (gone + 1) > len(slices):
+                return family
+    return ""

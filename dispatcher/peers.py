@@ -1,0 +1,363 @@
+"""Links to the other workers: who of them lives, and requests that they answer in our place.
+
+A worker without credits of a family, or that does not keep the sequences of a family, forwards the whole request to one
+that does, as bytes over a socket of its own (`peer_server` is the other end). The link tells also who is dead: a
+refused connection is a proof, long before the acknowledgement in Redis ends.
+"""
+
+import asyncio
+import itertools
+import json
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import structlog
+
+from dispatcher import crew
+from dispatcher.admission import Caller, Refused
+from dispatcher.crew import Worker
+from dispatcher.ejection import Failure, classify
+from dispatcher.hub import Hub
+from dispatcher.transport import OPTIONS
+from protos.dispatcher.v1 import dispatcher_pb2
+from trefoil.core.brains import Ticket
+from trefoil.core.errors import SettingError
+from trefoil.core.fleet import SliceKey
+from trefoil.runtime import codec
+
+LOG = structlog.get_logger()
+SERVICE: Final = "trefoil.dispatcher.v1.Peers"
+CALLER: Final = "trefoil-caller-bin"
+ANSWERED_BY: Final = "trefoil-worker"  # a trailer: the status came from the worker itself, not from the way to it
+VARIANT: Final = "trefoil-variant-bin"
+SLICE: Final = "trefoil-slice-bin"
+NOT_MINE: Final = "trefoil-not-mine"
+OURS: Final = frozenset({ANSWERED_BY, NOT_MINE, VARIANT, SLICE})
+ASK_TIMEOUT_S: Final = 1.0
+TICK_S: Final = 0.5
+SEQUENCES_MAX: Final = 100_000
+KEEPALIVE: Final = (
+    ("grpc.keepalive_time_ms", 2000),  # a host that vanished refuses nothing: it is silent
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+
+class NotTaken(Exception):
+    """The other worker certainly never took the request."""
+
+
+class NotMine(Refused):
+    """The other worker has no credits of the family either: it has heard of a change that we have not, or we of one
+    that it has not."""
+
+    def __init__(self, who: str) -> None:
+        text = f"worker {who} has no credits of the family"
+        super().__init__(grpc.StatusCode.UNAVAILABLE, text, ((NOT_MINE, "1"),))
+
+
+class Cut(Refused):
+    """The connection broke under the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What another worker answered."""
+
+    data: bytes
+    trailers: Any
+    variant: str
+    slice: SliceKey
+
+
+class Link:
+    """The connection to one worker."""
+
+    def __init__(self, worker: Worker, target: str, channel: grpc.aio.Channel) -> None:
+        self.worker = worker
+        self.target = target
+        self.channel = channel
+        self.up = False
+        self.infer = channel.unary_unary(f"/{SERVICE}/Infer")
+        self.flow = channel.unary_stream(f"/{SERVICE}/Flow")
+        self.watch: asyncio.Task[None] | None = None
+
+    async def ask(self, method: str, request: bytes, metadata: Sequence[tuple[str, str]]) -> bytes:
+        """Any other method; raises AioRpcError."""
+        call = self.channel.unary_unary(f"/{SERVICE}/{method}")
+        return bytes(await call(request, metadata=metadata, timeout=ASK_TIMEOUT_S))
+
+
+class Peers:
+    """Belongs to one event loop. A part of the service: it keeps the links as the crew changes."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._links: dict[Worker, Link] = {}
+        self._turn = itertools.count()
+        self._kept: OrderedDict[tuple[str, str], Worker] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+        settings = hub.settings
+        self._token = settings.token.get_secret_value() if settings.token else None
+        self._ca = _read(settings.peer_ca) if settings.peer_ca else None
+
+    # Where a request goes
+
+    def owner(self, family: str) -> Worker | None:
+        """The worker that keeps a family's sequences; None: this one."""
+        served_by = self._hub.table.served_by.get(family, ())
+        if not served_by:
+            return None
+        chosen = crew.owner(family, served_by, self._hub.me[0])
+        return None if chosen == self._hub.me else chosen
+
+    def elsewhere(self, ticket: Ticket, hops: int, sequenced: bool) -> Worker | None:
+        """The worker that a request is to be forwarded to; None: it is answered, or waits, here.
+
+        Raises:
+            NotMine: it was forwarded to us, and would have to be once more.
+        """
+        if sequenced:
+            return self._keeper(ticket) if hops == 0 else None
+        others = self._hub.table.elsewhere.get(ticket.family)
+        if not others:
+            return None
+        if hops:
+            raise NotMine(crew.name(self._hub.me))
+        up = [worker for worker in others if (link := self._links.get(worker)) is not None and link.up]
+        return up[next(self._turn) % len(up)] if up else None
+
+    async def forward(self, worker: Worker, data: bytes, caller: Caller) -> Forwarded:
+        """Let another worker answer a request (bytes of a ModelInferRequest).
+
+        Raises:
+            NotTaken: it is gone, and never saw it.
+            NotMine: it cannot answer either.
+            Cut: it may have seen it.
+            Refused: what it answered.
+        """
+        link = self._link(worker)
+        try:
+            call = link.infer(data, metadata=self._told(link, caller), timeout=self._left_s(caller))
+            answer = await call
+            trailers = tuple(await call.trailing_metadata() or ())
+        except grpc.aio.AioRpcError as error:
+            raise self._failed(link, error) from error
+        told = dict(trailers)
+        slice_ = codec.decode(SliceKey, told[SLICE]) if SLICE in told else SliceKey()
+        variant = bytes(told.get(VARIANT, b"")).decode()
+        return Forwarded(answer, without_ours(trailers), variant, slice_)
+
+    async def stream(
+        self,
+        worker: Worker,
+        data: bytes,
+        caller: Caller,
+        asked: dict[str, bool],
+        send: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """Let another worker answer a request of a decoupled family, `asked` for as `Flow` is: its answers
+        (ModelStreamInferResponse) go to `send`. Raises like `forward`."""
+        link = self._link(worker)
+        told = [*self._told(link, caller), *((f"trefoil-{name}", "1") for name, yes in asked.items() if yes)]
+        call = link.flow(data, metadata=told, timeout=self._left_s(caller))
+        try:
+            async for answer in call:
+                await send(answer)
+        except grpc.aio.AioRpcError as error:
+            raise self._failed(link, error) from error
+        finally:
+            call.cancel()  # does nothing after its end
+
+    def _link(self, worker: Worker) -> Link:
+        if (link := self._links.get(worker)) is None:
+            raise NotTaken
+        return link
+
+    def _told(self, link: Link, caller: Caller) -> list[tuple[str, Any]]:
+        return [(CALLER, _caller(caller)), *self._authorization(link)]
+
+    def _left_s(self, caller: Caller) -> float | None:
+        if caller.deadline_s is None:
+            return None
+        return max(0.0, caller.deadline_s - self._hub.clock.monotonic_s())
+
+    def _failed(self, link: Link, error: grpc.aio.AioRpcError) -> Exception:
+        trailers = tuple(error.trailing_metadata() or ())
+        if NOT_MINE in dict(trailers):
+            return NotMine(crew.name(link.worker))
+        if ANSWERED_BY in dict(trailers):
+            return Refused(error.code(), error.details() or "", without_ours(trailers))
+        if classify(error.code().name, error.details() or "") is Failure.UNREACHABLE:
+            self._down(link, f"{error.code().name} {error.details()}")
+            return NotTaken()
+        return Cut(error.code(), f"worker {crew.name(link.worker)}: {error.details()}")
+
+    def _keeper(self, ticket: Ticket) -> Worker | None:
+        """Who keeps a sequence: whoever had its first message, as long as it lives, whoever owns the family by now."""
+        key = (ticket.family, ticket.sequence_id)
+        kept = self._kept.pop(key, None)
+        if kept is None or ticket.sequence_start or (kept != self._hub.me and kept not in self._links):
+            kept = self.owner(ticket.family) or self._hub.me
+            if kept != self._hub.me and not ((link := self._links.get(kept)) is not None and link.up):
+                kept = self._hub.me
+        if not ticket.sequence_end:
+            self._kept[key] = kept
+            if len(self._kept) > SEQUENCES_MAX:
+                self._kept.popitem(last=False)
+        return None if kept == self._hub.me else kept
+
+    # What others know
+
+    async def ask(self, method: str, request: bytes) -> dict[Worker, bytes | str]:
+        """One question to all other workers of this dispatcher at once: their answers, or why there is none, as
+        text."""
+        self.refresh()
+        workers = [worker for worker in self._links if worker[0] == self._hub.me[0]]
+        answers = await asyncio.gather(*(self.ask_one(worker, method, request) for worker in workers))
+        return dict(zip(workers, answers, strict=True))
+
+    async def ask_one(self, worker: Worker, method: str, request: bytes) -> bytes | str:
+        """One question to one worker: its answer, or why there is none, as text."""
+        if (link := self._links.get(worker)) is None:
+            return "it has no link"
+        try:
+            return await link.ask(method, request, self._authorization(link))
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name} {error.details()}"
+
+    async def watch(self, worker: Worker, method: str) -> AsyncIterator[bytes]:
+        """What a worker tells as it happens, until it is gone."""
+        if (link := self._links.get(worker)) is None:
+            return
+        call = link.channel.unary_stream(f"/{SERVICE}/{method}")(b"", metadata=self._authorization(link))
+        try:
+            async for data in call:
+                yield data
+        except grpc.aio.AioRpcError as error:
+            LOG.debug("no longer told", worker=crew.name(worker), why=f"{error.code().name} {error.details()}")
+        finally:
+            call.cancel()
+
+    def siblings(self) -> tuple[Worker, ...]:
+        """The linked workers of this dispatcher."""
+        return tuple(worker for worker, link in self._links.items() if worker[0] == self._hub.me[0] and link.up)
+
+    # A part of the service
+
+    async def init(self) -> None:
+        """Nothing to acquire."""
+
+    async def run(self) -> None:
+        """Keep a link to every worker of the crew, until cancelled."""
+        while True:
+            self.refresh()
+            await self._hub.clock.sleep(TICK_S)
+
+    async def shutdown(self) -> None:
+        """Close all links."""
+        for worker in list(self._links):
+            self._drop(worker)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def refresh(self) -> None:
+        """Link to who is in the crew now, and let go of who is not."""
+        members = self._hub.crew.members
+        for worker in list(self._links):
+            if worker not in members or members[worker].target != self._links[worker].target:
+                self._drop(worker)
+        for worker, member in members.items():
+            if worker not in self._links and member.target and _may_reach(member.target):
+                self._links[worker] = link = Link(worker, member.target, self._channel(member.target))
+                link.watch = asyncio.create_task(self._watch(link), name=f"watch {crew.name(worker)}")
+
+    def _drop(self, worker: Worker) -> None:
+        link = self._links.pop(worker)
+        self._hub.crew.unlink(worker)
+        task = asyncio.create_task(_close(link))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _watch(self, link: Link) -> None:
+        """Follow the state of a connection. Refused after it stood, or on a socket of this host: nobody is there."""
+        ready, failed = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        stood = False
+        while True:
+            state = link.channel.get_state(try_to_connect=True)
+            if state is ready and not link.up:
+                link.up = stood = True
+                self._hub.crew.link(link.worker)
+                self._hub.displace()
+                await self._greet(link)
+            elif state is not ready:
+                link.up = False
+                self._hub.crew.unlink(link.worker)
+                if state is failed and (stood or link.target.startswith("unix:")):
+                    self._down(link, "it refuses connections")
+                    return
+            await link.channel.wait_for_state_change(state)
+
+    async def _greet(self, link: Link) -> None:
+        """A sibling that was not there when this dispatcher was drained is told now."""
+        if self._hub.drained_why and link.worker[0] == self._hub.me[0]:
+            request = dispatcher_pb2.DrainRequest(why=self._hub.drained_why)
+            await self.ask_one(link.worker, "Drain", request.SerializeToString())
+
+    def _down(self, link: Link, why: str) -> None:
+        link.up = False
+        if self._links.get(link.worker) is link:
+            LOG.warning("worker lost", worker=crew.name(link.worker), why=why)
+            self._hub.lose_worker(link.worker)
+            self.refresh()
+
+    def _channel(self, target: str) -> grpc.aio.Channel:
+        if target.startswith("unix:"):
+            return grpc.aio.insecure_channel(target, options=OPTIONS)
+        if self._ca is None:
+            return grpc.aio.insecure_channel(target, options=OPTIONS + KEEPALIVE)
+        return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(self._ca), options=OPTIONS + KEEPALIVE)
+
+    def _authorization(self, link: Link) -> list[tuple[str, str]]:
+        if self._token is None or link.target.startswith("unix:"):
+            return []
+        return [("authorization", f"Bearer {self._token}")]
+
+
+def _may_reach(target: str) -> bool:
+    """A socket of another host's file system is not ours to connect to."""
+    return not target.startswith("unix:") or Path(target.removeprefix("unix:")).exists()
+
+
+def _caller(caller: Caller) -> bytes:
+    return json.dumps({"tenant": caller.tenant, "hops": caller.hops + 1}).encode()
+
+
+def caller_of(data: bytes, deadline_s: float | None) -> Caller:
+    """The caller that another worker forwards for."""
+    told = json.loads(data)
+    return Caller(tenant=str(told["tenant"]), deadline_s=deadline_s, hops=int(told["hops"]))
+
+
+def without_ours(trailers: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+    """Trailers as a client gets them."""
+    return tuple((key, value) for key, value in trailers if key not in OURS)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        remedy = "name a readable PEM file"
+        raise SettingError(f"cannot be read ({error})", field="peer_ca", value=str(path), remedy=remedy) from error
+
+
+async def _close(link: Link) -> None:
+    if link.watch is not None and link.watch is not asyncio.current_task():
+        link.watch.cancel()
+        await asyncio.wait((link.watch,))
+    await link.channel.close(grace=ASK_TIMEOUT_S)

@@ -1,0 +1,135 @@
+"""What an answer is estimated to have cost: rates that the controller publishes, joined with the carbon of now.
+
+Data: `ReceiptRates` (joules per request and item of every slice and variant) and the last `CarbonReading` of the series
+that the rates name. Formulation: energy_j = request_j + item_j x items, active energy only; carbon_mg = energy x
+intensity x PUE. Every answer is priced into the load windows; the receipt itself is written for whoever asks. What is
+not known is left out, never 0: no rate, no energy; no reading, no carbon. `trefoil_receipt_basis` and
+`trefoil_receipt_method` say what a number rests on. A pure brain: values in, bytes out.
+Deviations: none.
+"""
+
+from typing import Final
+
+from dispatcher import wire
+from trefoil.core.carbon import CarbonReading, Quality
+from trefoil.core.common import Basis
+from trefoil.core.energy import Receipt, ReceiptRate, ReceiptRates
+from trefoil.core.fleet import SliceKey
+from trefoil.core.units import MG_PER_G, grams
+
+ENERGY: Final = "trefoil_energy_j_estimate"
+CARBON: Final = "trefoil_carbon_mg_estimate"
+SLICE: Final = "trefoil_slice"
+BASIS: Final = "trefoil_receipt_basis"
+METHOD: Final = "trefoil_receipt_method"
+WRITTEN_MAX: Final = 4096  # receipts whose bytes are remembered
+STALE_INTERVALS: Final = 2  # of a carbon reading
+
+Key = tuple[SliceKey, str, str]  # slice, family, variant
+
+
+class Receipts:
+    """The rates in force. `take` and `look` are called off the hot path, twice a second at most."""
+
+    def __init__(self, stale_s: float) -> None:
+        self._stale_s = stale_s
+        self._told: ReceiptRates | None = None
+        self._rates: dict[Key, ReceiptRate] = {}
+        self._reading: CarbonReading | None = None
+        self._carried: tuple[str, ...] = ()
+        self._written: dict[tuple[SliceKey, str, str, int], bytes] = {}
+
+    def take(self, told: ReceiptRates | None, reading: CarbonReading | None) -> None:
+        """Price by these from now on; None keeps what there was: an emptied Redis makes nothing unknown."""
+        if told is not None and told != self._told:
+            self._told = told
+            self._rates = {(rate.slice, rate.family, rate.variant): rate for rate in told.rates}
+            self._written.clear()
+        joins = self._told is not None and reading is not None and reading.series == self._told.series
+        if joins and reading != self._reading:
+            self._reading = reading
+            self._written.clear()
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """What is old, in words."""
+        return self._carried
+
+    def look(self, now_s: float) -> None:
+        """Say so from now on, if rates or carbon have become old [UTC s]."""
+        old = []
+        if self._told is not None and now_s - self._told.observed_at_s > self._stale_s:
+            old.append("the rates are old and carried on")
+        reading = self._reading
+        if reading is not None:
+            interval_s = reading.ends_at_s - reading.starts_at_s
+            if 0 < STALE_INTERVALS * interval_s < now_s - reading.observed_at_s:
+                old.append("the carbon reading is old and carried on")
+        if tuple(old) != self._carried:
+            self._carried = tuple(old)
+            self._written.clear()
+
+    def rate(self, slice_: SliceKey, family: str, variant: str) -> ReceiptRate | None:
+        """What an answer costs there; None: not known."""
+        return self._rates.get((slice_, family, variant))
+
+    def price(self, slice_: SliceKey, family: str, variant: str, items: int) -> Receipt | None:
+        """The receipt of an answer; None: its energy is not known. `quality` UNSPECIFIED: its carbon is not."""
+        rate, told, reading = self.rate(slice_, family, variant), self._told, self._reading
+        if rate is None or told is None:
+            return None
+        energy_j = rate.energy_j(items)
+        if reading is None:
+            return Receipt(family, variant, slice_, energy_j, basis=rate.basis, plan=told.plan)
+        intensity = reading.intensity_g_per_kwh
+        return Receipt(
+            family=family,
+            variant=variant,
+            slice=slice_,
+            energy_j=energy_j,
+            carbon_mg=grams(energy_j, intensity, told.pue) * MG_PER_G,
+            basis=rate.basis,
+            intensity_g_per_kwh=intensity,
+            quality=reading.quality,
+            plan=told.plan,
+        )
+
+    def suffix(self, slice_: SliceKey, family: str, variant: str, items: int) -> bytes:
+        """The response parameters of a receipt, to be appended to an answer."""
+        key = (slice_, family, variant, items)
+        written = self._written.get(key)
+        if written is None:
+            if len(self._written) >= WRITTEN_MAX:
+                self._written.clear()
+            written = self._written[key] = self._write(self.price(slice_, family, variant, items), key)
+        return written
+
+    def _write(self, receipt: Receipt | None, key: tuple[SliceKey, str, str, int]) -> bytes:
+        data = wire.string_parameter(SLICE, key[0].name)
+        basis = receipt.basis if receipt is not None else Basis.NONE
+        data += wire.string_parameter(BASIS, basis.name.lower())
+        data += wire.string_parameter(METHOD, self._method(receipt, key))
+        if receipt is not None:
+            data += wire.double_parameter(ENERGY, receipt.energy_j)
+            if receipt.quality != Quality.UNSPECIFIED:
+                data += wire.double_parameter(CARBON, receipt.carbon_mg)
+        return data
+
+    def _method(self, receipt: Receipt | None, key: tuple[SliceKey, str, str, int]) -> str:
+        if self._told is None:
+            return "no rates have been published yet"
+        rate = self._rates.get(key[:3])
+        if receipt is None or rate is None:
+            return "the energy of this slice is not measured, or too little of it yet"
+        parts = ["active energy only"]
+        if rate.window_s:
+            parts.append(f"metered over estimated {rate.ratio:g}, memory {rate.window_s:g} s")
+        else:
+            parts.append("the profile alone, nothing metered yet")
+        if self._reading is None:
+            parts.append("no carbon reading")
+        else:
+            reading = self._reading
+            source = "simulated" if reading.simulated else reading.quality.name.lower()
+            parts.append(f"{reading.intensity_g_per_kwh:g} g/kWh ({source}), PUE {self._told.pue:g}")
+        return "; ".join((*parts, *self._carried))

@@ -1,0 +1,113 @@
+"""The REST port: uvicorn in the process's own event loop, without its signal handlers."""
+
+import math
+import socket
+import ssl
+
+import uvicorn
+
+from dispatcher.draining import DrainPart
+from dispatcher.front import Fronts
+from dispatcher.rest.app import RestApp
+from dispatcher.rest.protocol import BoundedProtocol
+from dispatcher.settings import DispatcherSettings
+from trefoil.core.errors import StartError
+from trefoil.runtime import rpc
+
+KEEP_ALIVE_S = 75
+BACKLOG = 1024
+
+
+class RestPart:
+    """Serves HTTP clients. An empty address means none."""
+
+    def __init__(self, fronts: Fronts, drain: DrainPart | None = None) -> None:
+        self._hub = fronts.hub
+        self._drain = drain or DrainPart(fronts.hub)
+        self._stopping = False
+        self._app = RestApp(fronts)
+        self._server: uvicorn.Server | None = None
+        self._socket: socket.socket | None = None
+
+    @property
+    def port(self) -> int:
+        """The real one, if the address asked for port 0."""
+        assert self._socket is not None
+        return int(self._socket.getsockname()[1])
+
+    async def init(self) -> None:
+        """Bind and accept.
+
+        Raises:
+            SettingError: a listener that others reach without TLS and tokens, or certificates that cannot be used.
+            PortInUse: somebody else listens there.
+        """
+        address = self._hub.settings.rest_address
+        if not address:
+            return
+        settings = self._hub.settings.front()
+        rpc.check_listener(settings, address, authenticated=settings.authenticates)
+        rpc.check_certificates(settings, settings.front_client_ca)
+        config = self._config(settings)
+        self._socket = _bound(address, settings.workers > 1)
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+        await self._server.startup(sockets=[self._socket])
+
+    async def run(self) -> None:
+        """Until told to stop."""
+        if self._server is not None:
+            await self._server.main_loop()
+
+    async def shutdown(self) -> None:
+        """Accept no more; requests under way have stop_grace_s to end."""
+        if self._server is not None:
+            self._hub.draining = True
+            await self._drain.bounded(self._stop, self._hub.settings.stop_grace_s)
+
+    async def _stop(self, grace_s: float) -> None:
+        server, listener = self._server, self._socket
+        assert server is not None
+        assert listener is not None
+        if grace_s <= 0:
+            server.force_exit = True
+            for task in server.server_state.tasks:
+                task.cancel()
+        if not self._stopping:
+            self._stopping = True
+            server.config.timeout_graceful_shutdown = math.ceil(grace_s)
+            await server.shutdown(sockets=[listener])
+
+    def _config(self, settings: DispatcherSettings) -> uvicorn.Config:
+        client_ca = settings.front_client_ca
+        config = uvicorn.Config(
+            self._app, log_config=None, access_log=False, lifespan="off", http=BoundedProtocol, ws="none",
+            interface="asgi3", proxy_headers=False, server_header=False, backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            ssl_certfile=settings.tls_certificate, ssl_keyfile=settings.tls_key,
+            ssl_ca_certs=str(client_ca) if client_ca is not None else None,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if client_ca is not None else ssl.CERT_NONE,
+        )  # fmt: skip
+        config.load()
+        return config
+
+
+def _bound(address: str, reuse_port: bool) -> socket.socket:
+    if not reuse_port:
+        rpc.check_port(address)
+    host, port = rpc.split_address(address)
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise StartError(
+            f"cannot listen ({error.strerror})", field="rest_address", value=address,
+            remedy="stop what listens there, or set another address",
+        ) from error  # fmt: skip
+    bound.setblocking(False)
+    return bound

@@ -1,0 +1,47 @@
+"""What stands in for what is away: one named rung for each that a dispatcher can lose. Serving goes on on all of them.
+
+Source: DESIGN section 5 (everything degrades by named rungs), CONTRACTS section 3 (what happens when a key is lost).
+Data: since when Redis has not answered, whether the plan came from disk, who holds the controller's lease, how old each
+    node's status and the rates of receipts are.
+Decision: which rungs are in force, and in words what serves instead.
+Formulation: redis, disk, controller, agent, feed; each is in force or not, none hides another.
+Deviations: while Redis is away nothing is known of who writes to it: only its own rung is said then, and what is old.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+CAUSES: Final = ("redis", "disk", "controller", "agent", "feed")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a dispatcher sees of the others. Ages are seconds; `carried` is what receipts say of their rates."""
+
+    redis_away_s: float = 0.0
+    from_disk: bool = False
+    planned: bool = False
+    controller: str = ""
+    stale_nodes: Mapping[str, float] = field(default_factory=dict)
+    carried: tuple[str, ...] = ()
+
+
+def rungs(seen: Seen) -> dict[str, str]:
+    """Cause to what serves instead; empty when nothing is away."""
+    found = {}
+    if seen.redis_away_s:
+        found["redis"] = (
+            f"Redis has not answered for {seen.redis_away_s:.0f} s: the last good table and the last shares of credits "
+            f"stay in force, load windows are kept"
+        )
+    if seen.from_disk:
+        found["disk"] = "the table is the one on disk: each of its slices is served once a probe has found it"
+    if seen.planned and not seen.controller and not seen.redis_away_s:
+        found["controller"] = "nobody is the controller: the last plan stays in force"
+    if seen.stale_nodes:
+        nodes = ", ".join(f"{node} for {age_s:.0f} s" for node, age_s in sorted(seen.stale_nodes.items()))
+        found["agent"] = f"no status of {nodes}: its slices are served as long as probes from here find them"
+    if seen.carried:
+        found["feed"] = f"receipts are carried on: {', '.join(seen.carried)}"
+    return found

@@ -1,0 +1,156 @@
+"""The pump of a family with sequences: a START goes to the router, whatever follows to the slice of its sequence.
+
+It stands before the family's Pump with the same three calls, so that whoever serves a request need not know of it.
+Nothing here awaits.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+from dispatcher.pump import GIVEN_UP, Pump
+from dispatcher.sequences import Pin, Sequences
+from trefoil.core.brains import Outcome, Pick, Ticket
+from trefoil.core.errors import TrefoilError
+from trefoil.core.fleet import SliceKey
+from trefoil.runtime.clock import Clock
+
+Future = asyncio.Future[Pick]
+
+
+class SequencePump:
+    """Of one family. `endpoint_of` tells which Triton stands on a slice, `on_left` that one has fewer sequences."""
+
+    def __init__(
+        self,
+        pump: Pump,
+        sequences: Sequences,
+        clock: Clock,
+        endpoint_of: Callable[[SliceKey], object],
+        on_left: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._pump = pump
+        self._sequences = sequences
+        self._clock = clock
+        self._endpoint_of = endpoint_of
+        self._on_left = on_left
+        self._line: dict[int, tuple[Ticket, Future]] = {}  # wait for their turn
+        self._asking: dict[int, Future] = {}  # have their turn, wait for a slice or a credit
+
+    @property
+    def in_flight(self) -> dict[SliceKey, int]:
+        """Requests on each slice."""
+        return self._pump.in_flight
+
+    @property
+    def open_on(self) -> Counter[SliceKey]:
+        """Open sequences of each slice."""
+        return self._sequences.open_on()
+
+    def submit(self, ticket: Ticket) -> "Pick | Future":
+        """Like `Pump.submit`; a request also waits for those of its sequence that came before.
+
+        Raises:
+            InvalidInput: its sequence is not open.
+            SequencesFull, QueueFull, Unavailable: it would have to wait and cannot.
+        """
+        if not self._sequences.enter(ticket, self._clock.monotonic_s()):
+            future: Future = asyncio.get_running_loop().create_future()
+            self._line[ticket.id] = (ticket, future)
+            return future
+        try:
+            picked = self._ask(ticket)
+        except TrefoilError:
+            self._leave(ticket)
+            raise
+        if isinstance(picked, Pick):
+            return picked
+        future = asyncio.get_running_loop().create_future()
+        self._follow(ticket, picked, future)
+        return future
+
+    def done(self, ticket: Ticket, pick: Pick, outcome: Outcome) -> None:
+        """Like `Pump.done`; the next request of the sequence has its turn."""
+        self._pump.done(ticket, pick, outcome)
+        executed = outcome.executed and outcome.code != "UNAVAILABLE"  # an END that Triton's queue refused ends nothing
+        self._leave(ticket, executed)
+        if executed and ticket.sequence_end and pick.slice not in self._pump.live:
+            self._on_left()
+
+    def abandon(self, ticket: Ticket, future: "Future") -> None:
+        """Like `Pump.abandon`."""
+        if self._line.pop(ticket.id, None) is not None:
+            self._leave(ticket)
+        elif (asking := self._asking.pop(ticket.id, None)) is not None:
+            self._pump.abandon(ticket, asking)
+            self._leave(ticket)
+        elif future.done() and not future.cancelled() and future.exception() is None:
+            self.done(ticket, future.result(), GIVEN_UP)  # picked and cancelled in the same turn of the loop
+
+    def expire(self) -> None:
+        """Forget sequences that were idle for too long."""
+        if self._sequences.expire(self._clock.monotonic_s()):
+            self._on_left()
+
+    def lose(self, lost: Callable[[Pin], str]) -> None:
+        """Forget where sequences live whose slice is lost; `lost` tells why, "" = it is not."""
+        self._sequences.lose(lost)
+
+    def _ask(self, ticket: Ticket) -> "Pick | Future":
+        """A slice for the ticket whose turn it is."""
+        pin = self._sequences.turn(ticket, self._pump.live)
+        picked = self._pump.submit(ticket) if pin is None else self._pump.submit_to(ticket, pin.slice, pin.variant)
+        if isinstance(picked, Pick):
+            self._placed(ticket, picked)
+        return picked
+
+    def _placed(self, ticket: Ticket, pick: Pick) -> None:
+        if ticket.sequence_start:
+            self._sequences.placed(ticket, Pin(pick.slice, pick.variant, self._endpoint_of(pick.slice)))
+
+    def _follow(self, ticket: Ticket, asking: "Future", future: "Future") -> None:
+        """What the pump says goes on to whoever waits for `future`."""
+        self._asking[ticket.id] = asking
+        asking.add_done_callback(lambda _: self._arrived(ticket, asking, future))
+
+    def _arrived(self, ticket: Ticket, asking: "Future", future: "Future") -> None:
+        if self._asking.pop(ticket.id, None) is None or asking.cancelled():
+            return  # it was abandoned
+        error = asking.exception()
+        if error is None:
+            pick = asking.result()
+            self._placed(ticket, pick)
+            try:
+                self._sequences.check(ticket, pick.slice)
+            except TrefoilError as lost:
+                self._pump.done(ticket, pick, GIVEN_UP)
+                error = lost
+            else:
+                if future.done():  # cancelled, and its coroutine has not run yet: abandon() will find nothing to do
+                    self.done(ticket, pick, GIVEN_UP)
+                else:
+                    future.set_result(pick)
+                return
+        self._leave(ticket)
+        if not future.done():
+            future.set_exception(error)
+
+    def _leave(self, ticket: Ticket, executed: bool = False) -> None:
+        next_ = self._sequences.leave(ticket, self._clock.monotonic_s(), executed)
+        while next_ is not None:
+            ticket, future = self._line.pop(next_)
+            next_ = None
+            try:
+                picked = self._ask(ticket)
+            except TrefoilError as error:
+                next_ = self._sequences.leave(ticket, self._clock.monotonic_s(), executed=False)
+                if not future.done():
+                    future.set_exception(error)
+                continue
+            if not isinstance(picked, Pick):
+                self._follow(ticket, picked, future)
+            elif future.done():
+                self._pump.done(ticket, picked, GIVEN_UP)
+                next_ = self._sequences.leave(ticket, self._clock.monotonic_s(), executed=False)
+            else:
+                future.set_result(picked)

@@ -1,0 +1,391 @@
+"""Deadlines, retries, outliers and draining of a running dispatcher, in front of slices that misbehave.
+
+Slices that are stopped with SIGSTOP are processes of their own: their kernel goes on taking connections and bytes.
+"""
+
+import asyncio
+import signal
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+import tritonclient.grpc.aio as triton
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from dispatcher.ejection import Failure
+from dispatcher.siblings import table_of
+from tests.integration.test_dispatcher_process import config, ended
+from tests.integration.test_dispatcher_process import start as start_process
+from tests.support import fake_triton as fake
+from tests.support.dispatching import Plane, Running, dispatching, image, until
+from tests.support.fake_triton import FakeTriton
+from tests.support.ports import free_ports
+from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
+from trefoil.runtime.state import State
+
+pytestmark = pytest.mark.integration
+
+
+class Process:
+    """A fake Triton that can be stopped and killed."""
+
+    def __init__(self) -> None:
+        self.target = ""
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> "Process":
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.support.fake_triton", "--latency-ms", "2", stdout=asyncio.subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), 60)
+        self.target = f"127.0.0.1:{int(line)}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[list[Process]]:
+    async with Process() as one, Process() as other:
+        yield [one, other]
+
+
+class Load:
+    """Clients in a closed loop; `codes` counts how their requests ended, `answered_at` when one last did well."""
+
+    def __init__(self, running: Running, clients: int, **more) -> None:
+        self.codes: Counter[str] = Counter()
+        self.answered_at_s = 0.0
+        self._more = more
+        self._client = triton.InferenceServerClient(running.address)
+        self._users = [asyncio.create_task(self._use()) for _ in range(clients)]
+
+    async def _use(self) -> None:
+        while True:
+            try:
+                await self._client.infer("digits", [image(3)], **self._more)
+                self.codes["OK"] += 1
+                self.answered_at_s = time.monotonic()
+            except InferenceServerException as error:
+                self.codes[error.status().removeprefix("StatusCode.")] += 1
+
+    async def more(self, count: int = 50) -> None:
+        before = self.codes["OK"]
+        await until(lambda: self.codes["OK"] >= before + count)
+
+    async def stop(self) -> None:
+        for user in self._users:
+            user.cancel()
+        await asyncio.gather(*self._users, return_exceptions=True)
+        await self._client.close()
+
+
+async def serve(running: Running, state, targets: list[str], credits: int = 2, **more) -> None:
+    plane = Plane(state)
+    await plane.node(node([status(n, each) for n, each in enumerate(targets)]))
+    count = len(targets)
+    await plane.plan(plan([route([target(n, weight=1 / count, credits=credits) for n in range(count)], **more)]))
+    await until(lambda: len(running.hub.table.live("digits")) == count)
+
+
+def live(running: Running) -> list:
+    return [each.slice for each in running.hub.table.live("digits")]
+
+
+def request(first: int = 1) -> pb.ModelInferRequest:
+    made = pb.ModelInferRequest(model_name="digits")
+    made.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
+    made.raw_input_contents.append(bytes([first]) + bytes(63))
+    return made
+
+
+# A slice that is stopped
+
+
+@pytest.mark.slow
+async def test_a_stopped_slice_costs_two_seconds_at_most_and_loses_nothing_when_it_goes_on(
+    state, tmp_path, processes, awake
+):
+    async with dispatching(state, tmp_path) as running:
+        await serve(running, state, [each.target for each in processes])
+        load = Load(running, 12)
+        took_s = []
+        for _ in range(3):
+            await load.more()
+            processes[1].send(signal.SIGSTOP)
+            stopped_s = time.monotonic()
+            await until(lambda: live(running) == [key(0)])
+            took_s.append(awake.between(stopped_s, time.monotonic()))
+            assert running.hub.ejections.of(key(1)).failure is Failure.HUNG
+            await load.more()
+            assert load.codes.keys() == {"OK"}, "what it had waits for it"
+            assert running.hub.in_flight()[key(1)] == 2
+            processes[1].send(signal.SIGCONT)
+            await until(lambda: len(live(running)) == 2)
+            await until(lambda: not running.hub.health.ramps.ceilings())
+        await load.more()
+        await load.stop()
+        assert load.codes.keys() == {"OK"}
+        print(f"recovered from SIGSTOP in {took_s} s, {load.codes['OK']} answered, 0 failed")
+        assert statistics.median(took_s) <= 2.0, "one may meet a machine that is busy with other tests"
+
+
+@pytest.mark.slow
+async def test_what_a_hung_slice_keeps_fails_after_a_bound_and_names_it(state, tmp_path, processes):
+    async with dispatching(state, tmp_path, hung_fail_s=0.5) as running:
+        await serve(running, state, [each.target for each in processes])
+        load = Load(running, 8)
+        await load.more()
+        processes[1].send(signal.SIGSTOP)
+        await until(lambda: load.codes["UNAVAILABLE"] == 2)
+        await load.more()
+        assert load.codes.keys() == {"OK", "UNAVAILABLE"}
+        assert not running.hub.in_flight()[key(1)], "its credits are back"
+        await load.stop()
+        assert running.hub.book.totals["digits"].by_code["UNAVAILABLE"] == 2
+
+
+@pytest.mark.slow
+async def test_a_stopped_slice_without_any_work_is_found_before_it_gets_some(state, tmp_path, processes):
+    async with dispatching(state, tmp_path, idle_probe_s=0.2, probe_timeout_s=0.5) as running:
+        await serve(running, state, [each.target for each in processes])
+        processes[1].send(signal.SIGSTOP)
+        await until(lambda: live(running) == [key(0)])
+        async with triton.InferenceServerClient(running.address) as client:
+            for _ in range(6):
+                await client.infer("digits", [image(3)])
+
+
+@pytest.mark.slow
+async def test_when_all_slices_hang_half_of_them_stay(state, tmp_path, processes):
+    async with dispatching(state, tmp_path, idle_probe_s=0.2, probe_timeout_s=0.4) as running:
+        await serve(running, state, [each.target for each in processes])
+        for each in processes:
+            each.send(signal.SIGSTOP)
+        await until(lambda: sum(running.hub.kept_total.values()))
+        assert len(live(running)) == 1
+        assert len(running.hub.ejections.outliers()) == 1
+        for each in processes:
+            each.send(signal.SIGCONT)
+        await until(lambda: len(live(running)) == 2)
+
+
+# Outliers
+
+
+async def test_late_and_sick_slices_are_ejected_and_come_back_by_an_inference(state, tmp_path):
+    async with FakeTriton() as well, FakeTriton() as ill, dispatching(state, tmp_path, fault_strikes=4) as running:
+        await serve(running, state, [well.target, ill.target], credits=4)
+        load = Load(running, 4)
+        await load.more(20)
+        ill.error = fake.BACKEND
+        await until(lambda: live(running) == [key(0)])
+        assert running.hub.ejections.of(key(1)).failure is Failure.SICK
+        failed = load.codes["INTERNAL"]
+        assert failed <= 4 + 4, "the strikes, and what was in flight with them"
+        await load.more()
+        ill.error = None
+        await until(lambda: len(live(running)) == 2)
+        await load.more(20)
+        await load.stop()
+        late = Load(running, 4, client_timeout=0.5)
+        await late.more(20)
+        ill.latency_s = 5.0
+        await until(lambda: live(running) == [key(0)])
+        assert running.hub.ejections.of(key(1)).failure is Failure.LATE
+        await late.more()
+        ill.latency_s = 0.0
+        await until(lambda: len(live(running)) == 2)
+        await late.stop()
+
+
+async def test_a_server_that_lives_and_answers_nothing_is_stuck_until_an_inference_works(state, tmp_path):
+    async with FakeTriton() as well, FakeTriton() as ill, dispatching(state, tmp_path) as running:
+        await serve(running, state, [well.target, ill.target])
+        load = Load(running, 8)
+        await load.more(20)
+        ill.gate.clear()
+        await until(lambda: live(running) == [key(0)])
+        assert running.hub.ejections.of(key(1)).failure is Failure.STUCK
+        await load.more()
+        ill.gate.set()
+        await until(lambda: len(live(running)) == 2)
+        await load.more(20)
+        await load.stop()
+        assert load.codes.keys() == {"OK"}
+
+
+async def test_errors_that_every_slice_gives_are_the_clients_and_half_go_on(state, tmp_path):
+    async with FakeTriton() as one, FakeTriton() as other, dispatching(state, tmp_path, fault_strikes=2) as running:
+        await serve(running, state, [one.target, other.target])
+        one.error = other.error = fake.BACKEND
+        async with triton.InferenceServerClient(running.address) as client:
+            for _ in range(20):
+                with pytest.raises(InferenceServerException, match="a tensor went wrong"):
+                    await client.infer("digits", [image(3)])
+        assert live(running)
+
+
+# Deadlines
+
+
+async def test_what_cannot_be_met_any_more_is_dropped_before_it_is_sent(state, tmp_path):
+    async with FakeTriton(version=4) as slice_, dispatching(state, tmp_path) as running:
+        await serve(running, state, [slice_.target], credits=1)
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.aio.insecure_channel(running.address))
+        slice_.latency_s = 3.0
+        await stub.ModelInfer(request())
+        slice_.latency_s = 0.0
+        slice_.gate.clear()
+        first = asyncio.ensure_future(stub.ModelInfer(request()))
+        await until(lambda: len(slice_.requests) == 2)
+        late = asyncio.ensure_future(stub.ModelInfer(request(), timeout=2.0))  # less than it took before
+        await until(lambda: running.hub.pumps["digits"].waiting == 1)
+        slice_.gate.set()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await late
+        await first
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "dropped before dispatch: it waited" in caught.value.details()
+        assert "is predicted to take" in caught.value.details()
+        assert len(slice_.requests) == 2, "it was never sent"
+        assert running.hub.book.totals["digits"].by_code == {"DEADLINE_EXCEEDED": 1}
+        assert not running.hub.in_flight()
+        await stub.ModelInfer(request(), timeout=30.0)
+
+
+async def test_the_earliest_of_all_deadlines_counts_and_is_forwarded(state, tmp_path):
+    async with FakeTriton() as slice_, dispatching(state, tmp_path, deadlines_s={"digits": 9.0}) as running:
+        await serve(running, state, [slice_.target])
+        async with triton.InferenceServerClient(running.address) as client:
+            await client.infer("digits", [image(3)])
+            await client.infer("digits", [image(3)], client_timeout=7.0)
+            await client.infer("digits", [image(3)], client_timeout=7.0, timeout=5_000_000)
+            await client.infer("digits", [image(3)], client_timeout=3.0, timeout=5_000_000)
+        for seen_s, parameters, expected_s in zip(
+            slice_.deadlines_s, (each.parameters for each in slice_.requests), (9, 7, 5, 3), strict=True
+        ):
+            assert expected_s - 1.9 < seen_s <= expected_s + 0.1, "gRPC rounds up"
+            assert expected_s - 1.9 < parameters["timeout"].int64_param / 1e6 <= expected_s + 0.1
+
+
+async def test_a_familys_own_deadline_ends_what_waits(state, tmp_path):
+    async with FakeTriton() as slice_, dispatching(state, tmp_path, deadline_s=0.5) as running:
+        await serve(running, state, [slice_.target], credits=1)
+        slice_.gate.clear()
+        async with triton.InferenceServerClient(running.address) as client:
+            first = asyncio.ensure_future(client.infer("digits", [image(3)], client_timeout=20.0))
+            await until(lambda: slice_.requests)
+            with pytest.raises(
+                InferenceServerException, match=r"its deadline passed after .* ms in the queue of digits"
+            ):
+                await client.infer("digits", [image(3)])
+            slice_.gate.set()
+            await first
+
+
+# Retries
+
+
+async def test_retries_stop_where_the_budget_ends(state, tmp_path):
+    settings = {"retry_ratio": 0.0, "no_slice_wait_s": 0.0}
+    async with FakeTriton() as dead, FakeTriton() as well, dispatching(state, tmp_path, **settings) as running:
+        await serve(running, state, [dead.target, well.target])
+        await dead.stop()
+        await asyncio.sleep(0)
+        load = Load(running, 4)
+        await until(lambda: live(running) == [key(1)])
+        await load.more(10)
+        await load.stop()
+        totals = running.hub.retries_total
+        assert totals["digits", "retried"] == 0
+        assert load.codes["UNAVAILABLE"] == totals["digits", "refused"] <= 2
+
+
+# What is away
+
+
+async def test_whatever_is_away_is_named_where_operators_look_while_serving_goes_on(redis_server, tmp_path):
+    state = State.connect(redis_server.url, "rungs")
+    async with FakeTriton(version=4) as slice_:
+        async with dispatching(state, tmp_path, node_stale_s=0.6, stale_probe_s=0.1) as running:
+            await serve(running, state, [slice_.target])
+            hub = running.hub
+
+            def shown(cause: str) -> bool:
+                line = f'trefoil_dispatcher_rung{{cause="{cause}",simulated="true"}} 1.0'
+                return line in running.metrics.text() and hub.rungs[cause] in table_of(hub).why
+
+            async with triton.InferenceServerClient(running.address) as client:
+                await until(lambda: shown("agent"))
+                await client.infer("digits", [image(3)])
+                redis_server.kill()
+                await until(lambda: shown("redis"))
+                await client.infer("digits", [image(3)])
+                redis_server.start()
+                await until(lambda: shown("controller"))
+                assert "redis" not in hub.rungs
+                await client.infer("digits", [image(3)])
+        redis_server.kill()
+        async with dispatching(state, tmp_path) as running:
+            await until(lambda: running.hub.table.live("digits"))
+            assert set(running.hub.rungs) >= {"redis", "disk"}
+    await state.close()
+
+
+# The end
+
+
+async def test_a_stopping_dispatcher_says_so_at_once_serves_on_and_ends_fast_when_told_twice(
+    shared_redis, state, tmp_path
+):
+    ports = free_ports(3)
+    path = config(tmp_path, shared_redis.url, state.keys.cluster, ports, "drain_s = 30\nstop_grace_s = 30\n")
+    process = await start_process(path)
+    async with FakeTriton() as slice_, triton.InferenceServerClient(f"127.0.0.1:{ports[0]}") as client:
+        plane = Plane(state)
+        await plane.node(node([status(0, slice_.target)]))
+        await plane.plan(plan([route([target(0)])]))
+        async with asyncio.timeout(60):
+            while not await _ready(client):
+                await asyncio.sleep(0.05)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports[0]}") as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest(service=""))
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            process.send_signal(signal.SIGTERM)
+            assert (await asyncio.wait_for(watch.read(), 20)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert not await client.is_server_ready()
+            watch.cancel()
+        for _ in range(5):
+            await client.infer("digits", [image(3)])
+        slice_.gate.clear()
+        last = asyncio.ensure_future(client.infer("digits", [image(3)]))
+        await until(lambda: len(slice_.requests) == 6)
+        process.send_signal(signal.SIGTERM)
+        code, errors = await ended(process, 20.0)
+        assert code == 0, errors
+        with pytest.raises(InferenceServerException):
+            await last
+
+
+async def _ready(client: triton.InferenceServerClient) -> bool:
+    try:
+        return bool(await client.is_server_ready())
+    except InferenceServerException:
+        return False

@@ -1,0 +1,311 @@
+"""KServe v2 over HTTP: the unmodified tritonclient.http in front of slices that do as they are told."""
+
+import asyncio
+import contextlib
+import gzip
+import json
+import zlib
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.http import aio as triton_aio
+from tritonclient.utils import InferenceServerException
+
+from dispatcher.rest import protocol
+from dispatcher.rest.protocol import HEAD_BYTES_MAX
+from tests.support.dispatching import Plane, Running, dispatching, until
+from tests.support.fake_triton import QUEUE_FULL, FakeTriton
+from tests.unit.dispatcher.worlds import node, plan, route, status, target
+from trefoil.core.common import Revision
+
+pytestmark = pytest.mark.integration
+
+
+class World:
+    """One slice and a dispatcher with a REST port."""
+
+    def __init__(self, plane: Plane, slice_: FakeTriton, running: Running) -> None:
+        self.plane, self.slice, self.running = plane, slice_, running
+
+    async def ask(self, use, **options):
+        """Run `use(client)` with the sync client, in a thread: gevent does not know our event loop."""
+
+        def run():
+            with triton.InferenceServerClient(self.running.rest_address, **options) as client:
+                return use(client)
+
+        return await asyncio.to_thread(run)
+
+    async def raw(self, method: str, path: str, body: bytes = b"", **headers: str):
+        """Status, headers and body of one request, by hand."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.running.rest.port)
+        lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}"]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+        head, _, rest = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        first, *others = head.decode().split("\r\n")
+        fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in others)}
+        return int(first.split()[1]), fields, rest
+
+
+@pytest.fixture
+async def world(state, tmp_path) -> AsyncIterator[World]:
+    async with (
+        FakeTriton(version=1) as slice_,
+        dispatching(
+            state, tmp_path, rest_address="127.0.0.1:0", message_bytes_max=2**20, rest_json_bytes_max=2**16
+        ) as running,
+    ):
+        plane = Plane(state)
+        await plane.node(node([status(0, slice_.target, variant="digits-xs")]))
+        await plane.plan(plan([route([target(0, "digits-xs", 1.0, 2)])]))
+        await until(lambda: running.hub.table.revision == Revision(1, 1, 0) and running.hub.table.live("digits"))
+        yield World(plane, slice_, running)
+
+
+def image(first=3, items=1, binary=True):
+    made = np.zeros((items, 8, 8), np.uint8)
+    made[:, 0, 0] = first
+    tensor = triton.InferInput("IMAGE", list(made.shape), "UINT8")
+    tensor.set_data_from_numpy(made, binary_data=binary)
+    return tensor
+
+
+BODY = json.dumps({"inputs": [image(4, binary=False)._get_tensor()]}).encode()
+INFER = "/v2/models/digits/infer"
+
+
+async def test_health_metadata_configuration_statistics_and_the_index(world):
+    def look(client):
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("digits")
+        assert client.is_model_ready("digits", "1")
+        assert not client.is_model_ready("digits", "2")
+        assert not client.is_model_ready("another")
+        server = client.get_server_metadata()
+        assert (server["name"], "binary_tensor_data" in server["extensions"]) == ("trefoil", True)
+        for infers in (0, 1):
+            if infers:
+                client.infer("digits", [image(items=2)])
+            stats = client.get_inference_statistics("digits")["model_stats"][0]
+            assert (stats["name"], stats["version"], stats["inference_count"]) == ("digits", "1", 2 * infers)
+            assert stats["inference_stats"]["queue"]["count"] == infers
+        assert (
+            client.get_inference_statistics()["model_stats"] == client.get_inference_statistics("digits")["model_stats"]
+        )
+        assert client.get_model_repository_index() == [{"name": "digits", "version": "1", "state": "READY"}]
+        assert client.get_system_shared_memory_status() == []
+        return client.get_model_metadata("digits"), client.get_model_config("digits", "1")
+
+    metadata, config = await world.ask(look)
+    assert metadata == {
+        "name": "digits", "versions": ["1"], "platform": "python",
+        "inputs": [{"name": "IMAGE", "datatype": "UINT8", "shape": [-1, 8, 8]}],
+        "outputs": [{"name": "PROBABILITIES", "datatype": "FP32", "shape": [-1, 10]}],
+    }  # fmt: skip
+    assert (config["name"], config["max_batch_size"], config["backend"]) == ("digits", 8, "python")
+    assert config["input"][0]["dims"] == [8, 8]
+    assert config["input"][0]["data_type"] == "TYPE_UINT8"
+    assert "secret" not in json.dumps(config)
+
+
+@pytest.mark.parametrize("algorithm", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False])
+async def test_values_in_binary_and_json_compressed_and_not(world, algorithm, binary_in, binary_out):
+    def infer(client):
+        return client.infer(
+            "digits", [image(7, 3, binary_in)], request_id="mine", model_version="1",
+            outputs=[triton.InferRequestedOutput("PROBABILITIES", binary_data=binary_out)],
+            request_compression_algorithm=algorithm, response_compression_algorithm=algorithm,
+        )  # fmt: skip
+
+    result = await world.ask(infer)
+    assert result.as_numpy("PROBABILITIES").argmax(axis=1).tolist() == [7, 7, 7]
+    answer = result.get_response()
+    assert (answer["id"], answer["model_name"], answer["model_version"]) == ("mine", "digits", "1")
+    assert answer["parameters"] == {"trefoil_variant": "digits-xs"}
+    assert ("data" in answer["outputs"][0]) == (not binary_out)
+    (asked,) = world.slice.requests
+    assert (asked.id, asked.model_version) == ("mine", "")
+    assert [output.name for output in asked.outputs] == ["PROBABILITIES"]
+
+
+async def test_without_outputs_named_everything_comes_in_binary_as_the_client_asks(world):
+    result = await world.ask(lambda client: client.infer("digits", [image(5)]))
+    assert result.as_numpy("PROBABILITIES").argmax() == 5
+    assert result.get_response()["outputs"][0]["parameters"] == {"binary_data_size": 40}
+    assert not world.slice.requests[0].outputs
+    assert "binary_data_output" not in world.slice.requests[0].parameters
+
+
+async def test_knobs_are_checked_and_stripped_and_other_parameters_reach_the_slice(world):
+    def infer(client, **parameters):
+        return client.infer("digits", [image()], parameters=parameters, priority=2, timeout=5_000_000)
+
+    answer = await world.ask(lambda client: infer(client, mine=7, trefoil_class="bulk", trefoil_receipt=True))
+    assert {"trefoil_variant", "trefoil_slice"} <= set(answer.get_response()["parameters"])
+    parameters = world.slice.requests[0].parameters
+    assert parameters["mine"].int64_param == 7
+    assert parameters["priority"].uint64_param == 2
+    assert not [name for name in parameters if name.startswith("trefoil_")]
+    with pytest.raises(InferenceServerException, match=r"trefoil_min_accuracy = 2\.0.*Remedy") as refused:
+        await world.ask(lambda client: infer(client, trefoil_min_accuracy=2.0))
+    assert refused.value.status() == "400"
+
+
+async def test_the_async_client_and_many_requests_at_once(world):
+    async with triton_aio.InferenceServerClient(world.running.rest_address, conn_limit=20) as client:
+        results = await asyncio.gather(*(client.infer("digits", [image(first)]) for first in range(40)))
+    assert [int(result.as_numpy("PROBABILITIES").argmax()) for result in results] == [i % 10 for i in range(40)]
+
+
+async def test_the_sync_clients_own_async_calls(world):
+    def infer(client):
+        asked = [client.async_infer("digits", [image(first)]) for first in range(8)]
+        return [int(one.get_result().as_numpy("PROBABILITIES").argmax()) for one in asked]
+
+    assert await world.ask(infer, concurrency=4) == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("use", "status", "words"),
+    [
+        (lambda c: c.infer("nobody", [image()]), "404", "unknown model: 'nobody' is not found"),
+        (lambda c: c.infer("digits", [image()], model_version="7"), "404", "version 7 is not found"),
+        (lambda c: c.get_model_metadata("nobody"), "404", "unknown model"),
+        (lambda c: c.get_inference_statistics("nobody"), "404", "unknown model"),
+        (lambda c: c.load_model("digits"), "501", "the controller decides"),
+        (lambda c: c.unload_model("digits"), "501", "the controller decides"),
+        (lambda c: c.register_system_shared_memory("a", "/a", 8), "501", "Client shared memory is disabled"),
+        (lambda c: c.unregister_cuda_shared_memory(), "501", "Client shared memory is disabled"),
+        (lambda c: c.get_log_settings(), "501", "log settings"),
+        (lambda c: c.get_trace_settings("digits"), "501", "traces"),
+    ],
+)  # fmt: skip
+async def test_errors_have_tritons_statuses_and_form(world, use, status, words):
+    with pytest.raises(InferenceServerException, match=words) as refused:
+        await world.ask(use)
+    assert refused.value.status() == status
+
+
+async def test_a_shared_memory_region_is_refused(world):
+    tensor = triton.InferInput("IMAGE", [1, 8, 8], "UINT8")
+    tensor.set_shared_memory("region", 64)
+    with pytest.raises(InferenceServerException, match="'IMAGE' is in shared memory") as refused:
+        await world.ask(lambda client: client.infer("digits", [tensor]))
+    assert refused.value.status() == "400"
+
+
+async def test_a_slices_own_error_comes_through_with_its_status(world):
+    world.slice.error = QUEUE_FULL
+    with pytest.raises(InferenceServerException, match="Exceeds maximum queue size") as refused:
+        await world.ask(lambda client: client.infer("digits", [image()]))
+    assert refused.value.status() == "503"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "body", "status", "words"),
+    [
+        ("GET", INFER, {}, b"", 405, "Method Not Allowed"),
+        ("POST", "/v2", {}, b"", 405, "Method Not Allowed"),
+        ("GET", "/v3", {}, b"", 404, "Not Found"),
+        ("POST", "/v2/models/digits/generate", {}, b"{}", 501, "generate is not offered"),
+        ("POST", INFER, {}, b"{", 400, "failed to parse the request JSON buffer"),
+        ("POST", INFER, {}, b"[]", 400, "not a JSON object"),
+        ("POST", INFER, {}, b"", 400, "failed to parse"),
+        ("POST", INFER, {}, b'{"inputs":[{"name":"IMAGE"}]}', 400, "no field is set"),
+        ("POST", INFER, {"Inference_Header_Content_Length": "9999"}, BODY, 400, "should be in range"),
+        ("POST", INFER, {"Inference_Header_Content_Length": "x"}, BODY, 400, "should be in range"),
+        ("POST", INFER, {"Inference_Header_Content_Length": str(len(BODY))}, BODY + b"!", 400, "additional input data"),
+        ("POST", INFER, {"Content_Encoding": "br"}, BODY, 501, "Unsupported compression type 'br'"),
+        ("POST", INFER, {"Content_Encoding": "gzip"}, BODY, 400, "cannot be decompressed"),
+        ("POST", INFER, {"Content_Encoding": "gzip"}, gzip.compress(BODY)[:-9], 400, "cut off"),
+        ("POST", INFER, {"Content_Encoding": "deflate"}, zlib.compress(bytes(2**17)), 400, "once decompressed"),
+        ("POST", INFER, {}, b" " * (2**16 + 1), 413, "rest_json_bytes_max"),
+        ("POST", INFER, {}, bytes(2**20 + 1), 413, "message_bytes_max"),
+        ("POST", "/v2/repository/index", {}, b'{"ready":1}', 400, "expected a boolean"),
+    ],
+)  # fmt: skip
+async def test_what_is_malformed_is_told_so(world, method, path, headers, body, status, words):
+    got, fields, answer = await world.raw(method, path, body, **headers)
+    assert (got, fields["content-type"]) == (status, "application/json")
+    assert words in json.loads(answer)["error"]
+    assert not world.slice.requests
+
+
+async def test_a_body_without_json_is_the_only_inputs_data(world):
+    status, fields, body = await world.raw("POST", INFER, bytes([6]) + bytes(63), Inference_Header_Content_Length="0")
+    assert status == 200
+    length = int(fields["inference-header-content-length"])
+    assert np.frombuffer(body[length:], np.float32).argmax() == 6
+    status, _, body = await world.raw("POST", INFER, bytes(65), Inference_Header_Content_Length="0")
+    assert (status, "65 bytes of UINT8" in json.loads(body)["error"]) == (400, True)
+
+
+async def test_what_the_client_likes_best_is_how_it_is_compressed(world):
+    for accept, encoding in (
+        ("gzip;q=0.5, deflate", "deflate"), ("gzip, deflate", "gzip"), ("br, gzip;q=x", None), ("identity, gzip", None),
+    ):  # fmt: skip
+        status, fields, body = await world.raw("POST", INFER, BODY, Accept_Encoding=accept)
+        assert (status, fields.get("content-encoding")) == (200, encoding)
+        plain = zlib.decompress(body, 32 + zlib.MAX_WBITS) if encoding else body
+        assert json.loads(plain)["outputs"][0]["data"][4] == 1.0
+
+
+async def test_a_client_that_leaves_frees_its_place_in_the_queue_and_on_the_slice(world):
+    world.slice.gate.clear()
+    writers = []
+    for _ in range(4):  # two go to the slice, two wait
+        _, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
+        writer.write(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
+        writers.append(writer)
+    pump = world.running.hub.pumps["digits"]
+    await until(lambda: (pump.flying, pump.waiting) == (2, 2))
+    for writer in writers:
+        writer.close()
+    await until(lambda: (pump.flying, pump.waiting) == (0, 0))
+    await until(lambda: world.slice.cancelled == 2)
+    world.slice.gate.set()
+    assert (await world.ask(lambda client: client.infer("digits", [image(2)]))).as_numpy("PROBABILITIES").argmax() == 2
+
+
+async def test_an_endless_head_is_cut_off_and_large_bodies_on_one_connection_are_not(world):
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
+    writer.write(f"POST {INFER} HTTP/1.1\r\nX: ".encode() + bytes(2 * HEAD_BYTES_MAX).replace(b"\0", b"x"))
+    with contextlib.suppress(ConnectionResetError):  # it may have more to send than is read
+        assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 400 Bad Request")
+    writer.close()
+
+    def twice(client):
+        for _ in range(3):
+            with pytest.raises(InferenceServerException, match="message_bytes_max"):
+                client.infer("digits", [image(items=2**15)])
+            assert client.infer("digits", [image(items=2**13)]).as_numpy("PROBABILITIES").shape == (2**13, 10)
+
+    await world.ask(twice)
+
+
+async def test_a_head_that_never_ends_is_cut_off_in_time(world, monkeypatch):
+    monkeypatch.setattr(protocol, "HEAD_S", 1.0)  # longer than a machine stands still between accepting and reading
+    for sent in (b"", b"GET /v2 HTTP/1.1\r\n", b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\nGET /"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
+        writer.write(sent)
+        answer = await asyncio.wait_for(reader.read(), 60)
+        assert answer.startswith(b"HTTP/1.1 200") == (b"live" in sent)
+        writer.close()
+
+
+async def test_stopping_lets_what_is_under_way_finish_and_closes_idle_connections(world):
+    world.slice.latency_s = 0.1
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
+    writer.write(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
+    await until(lambda: world.slice.requests)
+    await world.running.rest.shutdown()
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    writer.close()

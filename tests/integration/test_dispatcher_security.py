@@ -1,0 +1,444 @@
+"""Every refusal of the dispatcher's ports, with real certificates: TLS, mTLS, tokens, roles, limits."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as triton
+import tritonclient.http as rest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from dispatcher.tenants import digest
+from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
+from tests.support.certificates import Authority, Pair
+from tests.support.dispatching import Plane, Running, dispatching, image, until
+from tests.support.fake_triton import FakeTriton
+from tests.support.ports import free_ports
+from tests.unit.dispatcher.worlds import node, plan, route, status, target
+from trefoil.core.demand import LoadWindow
+from trefoil.core.errors import SettingError
+
+pytestmark = pytest.mark.integration
+TENANTS = f"""
+[[tenant]]
+name = "alpha"
+token_sha256 = "{digest("alpha-secret")}"
+
+[[tenant]]
+name = "slow"
+token_sha256 = "{digest("slow-secret")}"
+rate_per_s = 0.01
+burst = 2
+
+[[tenant]]
+name = "heavy"
+token_sha256 = "{digest("heavy-secret")}"
+bytes_per_s = 1
+burst_bytes = 100
+
+[[tenant]]
+name = "ops"
+token_sha256 = "{digest("ops-secret")}"
+roles = ["infer", "admin"]
+
+[[tenant]]
+name = "robot"
+token_sha256 = "{digest("robot-secret")}"
+roles = ["admin"]
+"""
+
+
+@dataclass
+class World:
+    """A dispatcher with both ports, and whoever may vouch for it."""
+
+    running: Running
+    slice: FakeTriton
+    authority: Authority
+
+    def channel(self, authority: Authority | None = None, client: Pair | None = None):
+        roots = (authority or self.authority).certificate.read_bytes()
+        credentials = grpc.ssl_channel_credentials(roots, *(client.read() if client else ()))
+        return grpc.aio.secure_channel(self.running.address, credentials)
+
+    def client(self, client: Pair | None = None):
+        more = {"private_key": str(client.key), "certificate_chain": str(client.certificate)} if client else {}
+        roots = str(self.authority.certificate)
+        return triton.InferenceServerClient(self.running.address, ssl=True, root_certificates=roots, **more)
+
+    async def rest(self, method="POST", path="/v2/models/digits/infer", token="", authority=None, client=None):
+        """Status, headers and JSON of one request over TLS."""
+
+        def ask():
+            context = ssl.create_default_context(cafile=str((authority or self.authority).certificate))
+            if client is not None:
+                context.load_cert_chain(client.certificate, client.key)
+            connection = http.client.HTTPSConnection(self.running.rest_address, context=context, timeout=30)
+            with contextlib.closing(connection):
+                headers = {"Authorization": f"Bearer {token}"} if token else {}
+                connection.request(method, path, BODY if method == "POST" else None, headers)
+                answer = connection.getresponse()
+                text = answer.read()
+                return answer.status, dict(answer.getheaders()), json.loads(text) if text else {}
+
+        return await asyncio.to_thread(ask)
+
+
+def rest_image():
+    tensor = rest.InferInput("IMAGE", [1, 8, 8], "UINT8")
+    return tensor.set_data_from_numpy(np.full((1, 8, 8), 4, np.uint8), binary_data=False)
+
+
+BODY = json.dumps({"inputs": [rest_image()._get_tensor()]}).encode()
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
+@contextlib.asynccontextmanager
+async def serving(state, folder: Path, **settings) -> AsyncIterator[World]:
+    authority = Authority(folder)
+    own = authority.server()
+    chosen = {"rest_address": "127.0.0.1:0", "front_tls_certificate": own.certificate, "front_tls_key": own.key}
+    async with FakeTriton(version=1) as slice_, dispatching(state, folder, **chosen | settings) as running:
+        plane = Plane(state)
+        await plane.node(node([status(0, slice_.target, variant="digits-xs")]))
+        await plane.plan(plan([route([target(0, "digits-xs")])]))
+        await until(lambda: running.hub.table.live("digits"))
+        yield World(running, slice_, authority)
+
+
+@pytest.fixture
+def tenants(tmp_path) -> Path:
+    path = tmp_path / "tenants.toml"
+    path.write_text(TENANTS)
+    return path
+
+
+# TLS
+
+
+async def test_tls_serves_whoever_trusts_its_authority(state, tmp_path):
+    async with serving(state, tmp_path) as world:
+        async with world.client() as client:
+            assert (await client.infer("digits", [image(5)])).as_numpy("PROBABILITIES").argmax() == 5
+        code, _, answer = await world.rest()
+        assert (code, answer["outputs"][0]["data"][4]) == (200, 1.0)
+
+        def ask():
+            options = {"ca_certs": str(world.authority.certificate)}
+            with rest.InferenceServerClient(world.running.rest_address, ssl=True, ssl_options=options) as one:
+                return one.infer("digits", [rest_image()]).as_numpy("PROBABILITIES").argmax()
+
+        assert await asyncio.to_thread(ask) == 4
+
+
+async def test_a_plain_client_gets_nothing_from_a_tls_port(state, tmp_path):
+    async with serving(state, tmp_path) as world:
+        async with triton.InferenceServerClient(world.running.address) as client:
+            with pytest.raises(InferenceServerException) as refused:
+                await client.infer("digits", [image()], client_timeout=30)
+        assert refused.value.status() in ("StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED")
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
+        writer.write(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await reader.read() == b""
+        writer.close()
+        assert not world.slice.requests
+
+
+async def test_a_client_that_trusts_another_authority_does_not_connect(state, tmp_path):
+    other = Authority(tmp_path, "other")
+    async with serving(state, tmp_path) as world:
+        async with world.channel(other) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=30)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await world.rest("GET", "/v2/health/live", authority=other)
+
+
+# Client certificates
+
+
+async def test_client_certificates_are_demanded_and_must_be_signed_by_the_named_authority(state, tmp_path):
+    clients, strangers = Authority(tmp_path, "clients"), Authority(tmp_path, "strangers")
+    known, stranger = clients.client("known"), strangers.client("stranger")
+    async with serving(state, tmp_path, front_client_ca=clients.certificate) as world:
+        async with world.client(known) as client:
+            assert (await client.infer("digits", [image(5)])).as_numpy("PROBABILITIES").argmax() == 5
+        assert (await world.rest(client=known))[0] == 200
+        for pair in (None, stranger):
+            async with world.channel(client=pair) as channel:
+                stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stub.ServerLive(pb.ServerLiveRequest(), timeout=30)
+                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            with pytest.raises((ssl.SSLError, http.client.RemoteDisconnected, ConnectionError)):
+                await world.rest("GET", "/v2/health/live", client=pair)
+        assert len(world.slice.requests) == 2
+
+
+# Tokens
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "ALPHA-SECRET"])
+async def test_without_a_tenants_token_nothing_but_health_is_answered(state, tmp_path, tenants, token):
+    async with serving(state, tmp_path, tenants_file=tenants) as world:
+        async with world.client() as client, world.channel() as channel:
+            calls = (
+                client.infer("digits", [image()], headers=bearer(token)),
+                client.is_server_ready(headers=bearer(token)),
+                client.get_inference_statistics("digits", headers=bearer(token)),
+                client.load_model("digits", headers=bearer(token)),
+            )
+            for call in calls:
+                with pytest.raises(InferenceServerException, match=r"no valid token\. Remedy") as refused:
+                    await call
+                assert refused.value.status() == "StatusCode.UNAUTHENTICATED"
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            metadata = tuple(bearer(token).items())
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.ModelStreamInfer(iter([pb.ModelInferRequest(model_name="digits")]), metadata=metadata).read()
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            async with asyncio.timeout(60):
+                async for health in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
+                    if health.status == health_pb2.HealthCheckResponse.SERVING:
+                        break
+        for method, path in (
+            ("POST", "/v2/models/digits/infer"),
+            ("GET", "/v2"),
+            ("GET", "/v2/models/digits"),
+            ("GET", "/v2/models/stats"),
+            ("POST", "/v2/repository/index"),
+            ("POST", "/v2/repository/models/digits/load"),
+            ("GET", "/nothing"),
+        ):
+            code, headers, answer = await world.rest(method, path, token)
+            assert (code, headers["www-authenticate"]) == (401, "Bearer")
+            assert "no valid token" in answer["error"]
+        for path in ("/v2/health/live", "/v2/health/ready"):
+            assert (await world.rest("GET", path))[0] == 200
+        assert not world.slice.requests
+
+
+async def test_a_tenants_requests_are_counted_as_its_own(state, tmp_path, tenants):
+    async with serving(state, tmp_path, tenants_file=tenants) as world:
+        windows = world.running.loop.subscribe()
+        async with world.client() as client:
+            await client.infer("digits", [image(5)], headers=bearer("alpha-secret"))
+        assert (await world.rest(token="ops-secret"))[0] == 200
+        seen: dict[str, int] = {}
+        async with asyncio.timeout(60):
+            while sum(seen.values()) < 2:
+                window: LoadWindow = await windows.get()
+                for cell in window.cells:
+                    seen[cell.key.tenant] = seen.get(cell.key.tenant, 0) + cell.answered
+        assert {tenant: count for tenant, count in seen.items() if count} == {"alpha": 1, "ops": 1}
+
+
+# Limits
+
+
+async def test_over_its_rate_a_tenant_is_told_when_to_come_back_and_others_are_served(state, tmp_path, tenants):
+    async with serving(state, tmp_path, tenants_file=tenants) as world, world.channel() as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        data = _message()
+        slow = (("authorization", "Bearer slow-secret"),)
+        await infer(data, metadata=slow)
+        assert (await world.rest(token="slow-secret"))[0] == 200, "both ports count together"
+        with pytest.raises(grpc.aio.AioRpcError, match=r"tenant slow may send 0\.01 requests per second") as refused:
+            await infer(data, metadata=slow)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        trailers = dict(refused.value.trailing_metadata())
+        assert 90_000 < int(trailers["grpc-retry-pushback-ms"]) <= 100_001
+        code, headers, answer = await world.rest(token="slow-secret")
+        assert (code, "tenant slow may send" in answer["error"]) == (429, True)
+        assert 90 < int(headers["retry-after"]) <= 101
+        await infer(data, metadata=(("authorization", "Bearer alpha-secret"),))
+        assert len(world.slice.requests) == 3
+        assert world.running.hub.book.totals["digits"].failed == 0, "what was turned away is no demand"
+
+
+def _message() -> bytes:
+    message = pb.ModelInferRequest(model_name="digits")
+    message.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
+    message.raw_input_contents.append(bytes(64))
+    return message.SerializeToString()
+
+
+async def test_over_its_bytes_a_tenant_is_refused_after_the_request_that_crossed_the_line(state, tmp_path, tenants):
+    async with serving(state, tmp_path, tenants_file=tenants) as world, world.client() as client:
+        for _ in range(2):
+            await client.infer("digits", [image(1)], headers=bearer("heavy-secret"))
+        with pytest.raises(InferenceServerException, match="tenant heavy may send 1 bytes per second") as refused:
+            await client.infer("digits", [image(1)], headers=bearer("heavy-secret"))
+        assert refused.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+
+
+async def test_each_message_of_a_stream_counts(state, tmp_path, tenants):
+    async with serving(state, tmp_path, tenants_file=tenants) as world, world.channel() as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        message = pb.ModelInferRequest.FromString(_message())
+        answers = stub.ModelStreamInfer(iter([message] * 4), metadata=(("authorization", "Bearer slow-secret"),))
+        errors = [answer.error_message async for answer in answers]
+        assert [bool(error) for error in errors] == [False, False, True, True]
+        assert "tenant slow may send" in errors[2]
+
+
+# Roles
+
+
+async def test_loading_models_needs_the_admin_role_and_is_the_controllers_even_then(state, tmp_path, tenants):
+    async with serving(state, tmp_path, tenants_file=tenants) as world, world.client() as client:
+        for call in (client.load_model, client.unload_model):
+            with pytest.raises(InferenceServerException, match="tenant alpha has no role 'admin'") as refused:
+                await call("digits", headers=bearer("alpha-secret"))
+            assert refused.value.status() == "StatusCode.PERMISSION_DENIED"
+            with pytest.raises(InferenceServerException, match="the controller decides") as refused:
+                await call("digits", headers=bearer("ops-secret"))
+            assert refused.value.status() == "StatusCode.UNIMPLEMENTED"
+        for action in ("load", "unload"):
+            path = f"/v2/repository/models/digits/{action}"
+            assert (await world.rest("POST", path, "alpha-secret"))[0] == 403
+            assert (await world.rest("POST", path, "ops-secret"))[0] == 501
+
+
+async def test_inference_needs_the_role_for_it(state, tmp_path, tenants):
+    async with serving(state, tmp_path, tenants_file=tenants) as world, world.client() as client:
+        with pytest.raises(InferenceServerException, match="tenant robot has no role 'infer'") as refused:
+            await client.infer("digits", [image()], headers=bearer("robot-secret"))
+        assert refused.value.status() == "StatusCode.PERMISSION_DENIED"
+        code, _, answer = await world.rest(token="robot-secret")
+        assert (code, "no role 'infer'" in answer["error"]) == (403, True)
+        assert not world.slice.requests
+
+
+# Listeners
+
+
+@pytest.mark.parametrize("more", [{}, {"front_tls": True}, {"tenants": True}])
+async def test_ports_that_others_reach_need_tls_and_a_way_to_know_callers(state, tmp_path, tenants, more):
+    own = Authority(tmp_path).server()
+    settings = {"rest_address": "0.0.0.0:0"}
+    settings |= {"front_tls_certificate": own.certificate, "front_tls_key": own.key} if more.get("front_tls") else {}
+    settings |= {"tenants_file": tenants} if more.get("tenants") else {}
+    with pytest.raises(SettingError, match="needs TLS and a token"):
+        async with dispatching(state, tmp_path, **settings):
+            raise AssertionError("it listens")
+
+
+@pytest.mark.parametrize("by", ["tenants_file", "front_client_ca"])
+async def test_tls_with_client_certificates_or_tenants_is_protection_enough(state, tmp_path, tenants, by):
+    known = {"tenants_file": tenants, "front_client_ca": Authority(tmp_path, "clients").certificate}
+    async with serving(state, tmp_path, rest_address="0.0.0.0:0", **{by: known[by]}) as world:
+        assert world.running.rest.port
+
+
+@pytest.mark.parametrize("field", ["front_tls_certificate", "front_tls_key", "front_client_ca"])
+async def test_certificates_that_cannot_be_used_stop_the_start(state, tmp_path, field):
+    broken = tmp_path / "broken.pem"
+    broken.write_text("nothing")
+    own = Authority(tmp_path).server()
+    settings = {"front_tls_certificate": own.certificate, "front_tls_key": own.key, field: broken}
+    with pytest.raises(SettingError, match=r"broken\.pem.*cannot be used.*Remedy"):
+        async with dispatching(state, tmp_path, rest_address="127.0.0.1:0", **settings):
+            raise AssertionError("it listens")
+
+
+# The process, with its admin port
+
+
+@contextlib.asynccontextmanager
+async def process(redis_url: str, state, folder: Path, tenants: Path, workers: int = 1):
+    """`python -m dispatcher` with its inference, REST and admin port."""
+    ports = free_ports(3)
+    config = folder / "dispatcher.toml"
+    config.write_text(
+        f'cluster = "{state.keys.cluster}"\nredis_url = "{redis_url}"\nstate_dir = "{folder}"\nworkers = {workers}\n'
+        f'inference_address = "127.0.0.1:{ports[0]}"\nrest_address = "127.0.0.1:{ports[1]}"\n'
+        f'admin_address = "127.0.0.1:{ports[2]}"\nmetrics_address = ""\ntenants_file = "{tenants}"\n'
+    )
+    started = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "dispatcher", "--config", str(config), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield started, ports
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            started.terminate()
+        try:
+            await asyncio.wait_for(started.communicate(), 60)
+        except TimeoutError:
+            started.kill()
+            raise
+
+
+async def test_the_admin_port_asks_for_the_admin_role(shared_redis, state, tmp_path, tenants):
+    async with process(shared_redis.url, state, tmp_path, tenants) as (running, ports):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports[2]}") as channel:
+            stub = dispatcher_pb2_grpc.DispatcherStub(channel)
+
+            async def code(token, method, request):
+                metadata = tuple(bearer(token).items())
+                try:
+                    await getattr(stub, method)(request, metadata=metadata, timeout=60, wait_for_ready=True)
+                except grpc.aio.AioRpcError as error:
+                    return error.code().name
+                return "OK"
+
+            table = dispatcher_pb2.GetTableRequest()
+            assert await code("ops-secret", "GetTable", table) == "OK"
+            assert await code("alpha-secret", "GetTable", table) == "PERMISSION_DENIED"
+            assert await code("", "GetTable", table) == "UNAUTHENTICATED"
+            drain = dispatcher_pb2.DrainRequest()
+            assert await code("alpha-secret", "Drain", drain) == "PERMISSION_DENIED"
+            assert await code("wrong", "Drain", drain) == "UNAUTHENTICATED"
+
+        def ask():
+            with rest.InferenceServerClient(f"127.0.0.1:{ports[1]}") as client:
+                assert client.is_server_live()
+                return client.get_server_metadata(headers=bearer("alpha-secret"))["name"]
+
+        assert await asyncio.to_thread(ask) == "trefoil"
+        running.terminate()
+        log = (await asyncio.wait_for(running.communicate(), 60))[0].decode()
+        assert running.returncode == 0
+        assert "secret" not in log, "tokens are not in the log"
+
+
+async def test_workers_share_a_tenants_limit(shared_redis, state, tmp_path, tenants):
+    tenants.write_text(TENANTS.replace("burst = 2", "burst = 20"))
+    async with FakeTriton() as slice_, process(shared_redis.url, state, tmp_path, tenants, workers=2) as (_, ports):
+        plane = Plane(state)
+        await plane.node(node([status(0, slice_.target, variant="digits-xs")]))
+        await plane.plan(plan([route([target(0, "digits-xs", credits=8)])]))
+
+        def ask(token):
+            connection = http.client.HTTPConnection("127.0.0.1", ports[1], timeout=20)  # a new one: any worker's
+            with contextlib.closing(connection):
+                connection.request("POST", "/v2/models/digits/infer", BODY, {"Authorization": f"Bearer {token}"})
+                return connection.getresponse().status
+
+        async with asyncio.timeout(60):
+            good = 0
+            while good < 10:  # both workers know the plan
+                try:
+                    good = good + 1 if await asyncio.to_thread(ask, "alpha-secret") == 200 else 0
+                except ConnectionError:
+                    await asyncio.sleep(0.1)
+            codes = await asyncio.gather(*(asyncio.to_thread(ask, "slow-secret") for _ in range(60)))
+        assert set(codes) == {200, 429}
+        assert 20 <= codes.count(200) <= 22, "two that read the number in the same microsecond may both pass"

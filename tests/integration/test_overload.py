@@ -1,0 +1,25 @@
+"""Ten times what the slices can serve, for eight seconds; the minute is `python -m benchmarks.overload`."""
+
+import pytest
+
+from benchmarks import overload
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+TRIES = 2  # the bounds are on times, and a machine that is busy with other tests may stand still for a second
+
+
+async def test_ten_times_the_load_is_refused_fast_with_a_reason_and_costs_no_goodput(shared_redis, tmp_path):
+    broken: list[str] = []
+    for attempt in range(TRIES):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        found = await overload.run(shared_redis.url, f"overload{attempt}", folder, seconds=8.0)
+        print("\n".join(found.lines()))
+        broken = found.broken()
+        assert found.wrong == 0
+        assert all(reason.startswith("queue digits is full: it holds 64 requests") for reason in found.reasons)
+        assert max(found.waiting) <= overload.QUEUE_REQUESTS_MAX
+        if not broken:
+            return
+    pytest.fail("\n".join(broken))

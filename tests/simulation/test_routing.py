@@ -1,0 +1,36 @@
+"""Routers of one's own and variants on trial, with the live controller in simulated time."""
+
+import pytest
+from pydantic import ValidationError
+
+from tests.simulation.test_shell import family, scenario
+from trefoil.simulator import simulate
+from trefoil.simulator.scenario import PolicyChoice
+
+SHORT = {"duration_s": 90.0, "warmup_s": 30.0}
+
+
+@pytest.mark.parametrize("router", ["least_loaded", "p2c", "tests.support.own_router:RoundRobin"])
+def test_any_router_serves_a_simulated_fleet(router):
+    found = simulate(scenario(**SHORT, policy=PolicyChoice(router=router)))
+    served = found.summary.families["digits"]
+    assert served.answered > 3000
+    assert served.slo_attainment > 0.9
+
+
+def test_a_canary_is_planned_and_served_its_share():
+    params = {"canary_version": 3.0, "canary_share": 0.05}
+    found = simulate(scenario(**SHORT, families=(family(),), policy=PolicyChoice(params=params)))
+    assert found.summary.families["digits"].mix["digits-m"] == pytest.approx(0.05, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"policy": {"router": "nosuch"}}, "no such router"),
+        ({"policy": {"router": "p2c"}, "fidelity": "fluid"}, "a flow has no requests to give router 'p2c'"),
+    ],
+)
+def test_a_router_that_cannot_be_used_is_refused(changes, says):
+    with pytest.raises(ValidationError, match=says):
+        scenario(**changes)

@@ -1,0 +1,24 @@
+"""A router of one's own, as docs/policies.md shows one: `--router tests.support.own_router:RoundRobin`."""
+
+from collections.abc import Sequence
+
+from dispatcher.routers.credits import Account, Seat
+from dispatcher.routers.one_line import OneLine
+from trefoil.core.plan import RouteTarget
+
+
+class RoundRobin(OneLine):
+    """Whoever has a credit, in turn."""
+
+    name = "round_robin"
+    _measure = "when it was last chosen"
+
+    def _deal(self, live: Sequence[RouteTarget]) -> None:
+        pass
+
+    def _idlest(self) -> Seat | None:
+        free = [account for account in self._accounts if account.in_flight < account.limit]
+        return self._credits.take(min(free, key=self._score)) if free else None
+
+    def _score(self, account: Account) -> float:
+        return account.taken_at

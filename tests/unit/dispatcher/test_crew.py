@@ -1,0 +1,257 @@
+"""Who shares credits: none is ever used twice, a plan's mix holds at each worker, and every family is reached."""
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatcher import crew, shares, table
+from dispatcher.crew import AGREE_MAX_S, LIVES, Crew, Worker
+from dispatcher.shares import UNEVEN, Part
+from tests.unit.dispatcher.worlds import node, plan, route, status, target
+from trefoil.core.common import Revision
+from trefoil.core.demand import TableAck
+from trefoil.core.plan import RouteTarget
+
+WORKERS = st.sets(st.tuples(st.sampled_from(["d1", "d2", "d3"]), st.integers(0, 3)), min_size=1, max_size=8)
+CREDITS = st.lists(st.integers(1, 5), min_size=1, max_size=6)
+"""Of slices 0, 1, ...: those with an even number are of one class, the others of another."""
+
+
+def targets(credits: list[int]) -> list[RouteTarget]:
+    variants = ("digits-xs", "digits-l")
+    return [target(n, variants[n % 2], 0.1 * (1 + n % 2), count) for n, count in enumerate(credits)]
+
+
+class Cluster:
+    """Workers that read and write acknowledgements one step at a time. Dead ones hold nothing, and cannot tell."""
+
+    def __init__(self, plans: list[list[int]]) -> None:
+        self.plans = [shares.classes(targets(credits)) for credits in plans]
+        self.acks: dict[Worker, TableAck] = {}
+        self.live: dict[Worker, Crew] = {}
+        self.tables: dict[Worker, int] = {}
+        self.parts: dict[Worker, Part] = {}
+        self.dead: set[Worker] = set()
+        self.now_s = 0.0
+        self._numbers = itertools.count()
+
+    def join(self, _: Worker | None = None) -> None:
+        number = next(self._numbers)
+        worker = (f"d{number % 2}", number // 2)
+        self.live[worker], self.tables[worker], self.parts[worker] = Crew(worker), 0, {}
+        self.read(worker)  # as a worker does before it serves
+        self.tell(worker)
+
+    def build(self, worker: Worker) -> None:
+        """What a worker does whenever it has heard something."""
+        mine, number = self.live[worker], self.tables[worker]
+        dealt = self.plans[number]
+        right = shares.part(dealt, shares.serving("digits", mine.sharers, dealt), worker)
+        agreed = mine.agrees(Revision(1, number), self.now_s)
+        self.parts[worker] = shares.held(right, self.parts[worker], agreed)
+
+    def tell(self, worker: Worker) -> None:
+        mine = self.live[worker]
+        table_ = Revision(1, self.tables[worker])
+        self.acks[worker] = TableAck(*worker, table_, leaving=mine.leaving, counts=mine.counts)
+
+    def read(self, worker: Worker) -> None:
+        self.live[worker].take(self.acks.values(), self.now_s)
+        self.build(worker)
+
+    def plan(self, worker: Worker) -> None:
+        self.tables[worker] = min(self.tables[worker] + 1, len(self.plans) - 1)
+        self.build(worker)
+
+    def leave(self, worker: Worker) -> None:
+        self.live[worker].leave(True)
+        self.build(worker)
+
+    def die(self, worker: Worker) -> None:
+        del self.live[worker], self.parts[worker]
+        self.dead.add(worker)
+
+    def notice(self, worker: Worker) -> None:
+        for dead in self.dead:
+            self.live[worker].lose(dead, self.now_s)
+        self.build(worker)
+
+    def bury(self, _: Worker) -> None:
+        for dead in self.dead:
+            self.acks.pop(dead, None)
+
+    def play(self, steps: list[tuple[str, int]]) -> None:
+        """All steps; after each, no credit is used by two workers, whoever knows of whatever."""
+        for _ in range(3):
+            self.join()
+        self.settle(0)
+        for step, choice in steps:
+            if self.live or step == "join":
+                workers = sorted(self.live)
+                getattr(self, step)(workers[choice % len(workers)] if workers else None)
+            assert not self.twice(), (step, self.parts)
+
+    def twice(self) -> list[object]:
+        used = Counter((s, n) for held in self.parts.values() for s, credits in held.items() for n in credits)
+        return [credit for credit, count in used.items() if count > 1]
+
+    def settle(self, plan: int = -1) -> None:
+        """Everybody tells and reads until nothing is new: one round to hear of all, one to hear that all have."""
+        self.bury(("", 0))
+        for worker in list(self.live) * 3:
+            self.notice(worker)
+            self.tables[worker] = plan % len(self.plans)
+            self.tell(worker)
+            self.read(worker)
+            self.tell(worker)
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["join", "tell", "read", "plan", "leave", "die", "notice", "bury"]), st.integers(0, 7)),
+    max_size=80,
+)
+
+
+@settings(max_examples=300)
+@given(steps=STEPS, plans=st.lists(CREDITS, min_size=1, max_size=3))
+def test_no_credit_is_ever_used_twice_whoever_comes_goes_or_reads_late(steps, plans):
+    cluster = Cluster(plans)
+    cluster.play(steps)
+    if cluster.live:
+        cluster.settle()
+        assert not cluster.twice()
+        used = sum(len(credits) for held in cluster.parts.values() for credits in held.values())
+        assert used == sum(plans[-1]), "and once all have heard all, none is left over"
+
+
+@given(steps=STEPS, credits=CREDITS)
+def test_every_family_with_a_live_slice_is_reached_from_every_worker(steps, credits):
+    cluster = Cluster([credits])
+    cluster.play(steps)
+    if not cluster.live:
+        cluster.join()
+    cluster.settle()
+    written = plan([route(targets(credits))])
+    statuses = [node([status(t.slice.start, variant=t.variant) for t in targets(credits)])]
+    tables = {worker: table.build(written, statuses, {}, mine.sharers, worker) for worker, mine in cluster.live.items()}
+    serving = {worker for worker, built in tables.items() if built.live("digits")}
+    planned: Counter[str] = Counter()
+    for each in targets(credits):
+        planned[each.variant] += each.weight / sum(t.weight for t in targets(credits))
+    for worker, built in tables.items():
+        assert built.served("digits")
+        assert built.held["digits"] == cluster.parts[worker]
+        reached = {worker} if worker in serving else set(built.elsewhere["digits"])
+        assert reached <= serving, "one hop is enough"
+    for worker in serving:
+        mix: Counter[str] = Counter()
+        for each in tables[worker].live("digits"):
+            mix[each.variant] += each.weight
+        assert mix == pytest.approx(planned), "the plan's mix holds at each"
+
+
+@given(credits=CREDITS, workers=WORKERS)
+def test_parts_are_all_there_is_and_nearly_equal_in_each_class(credits, workers):
+    dealt = shares.classes(targets(credits))
+    among = shares.serving("digits", sorted(workers), dealt)
+    parts = {worker: shares.part(dealt, among, worker) for worker in workers}
+    assert {worker for worker, part in parts.items() if part} == set(among)
+    for group in dealt:
+        total = sum(t.credits for t in group)
+        mine = [sum(len(parts[worker].get(t.slice, ())) for t in group) for worker in among]
+        assert sum(mine) == total
+        assert max(mine) - min(mine) <= 1
+        assert min(mine) >= 1
+        assert len(among) == 1 or max(mine) * len(among) <= UNEVEN * total
+
+
+def test_credits_for_all_are_divided_on_every_slice_and_single_ones_go_whole():
+    workers = [("d1", n) for n in range(4)]
+    many = shares.classes([target(n, credits=4) for n in range(3)])
+    for worker in workers:
+        assert all(len(credits) == 1 for credits in shares.part(many, workers, worker).values())
+    single = shares.classes([target(n, credits=1) for n in range(7)])
+    assert sorted(len(shares.part(single, workers, worker)) for worker in workers) == [1, 2, 2, 2]
+    assert len(shares.serving("digits", workers, single)) == 4
+    few = shares.classes([target(0, credits=1), target(1, "digits-s", credits=8)])
+    assert len(shares.serving("digits", workers, few)) == 1, "whoever has no slice of a class cannot keep its share"
+
+
+def test_a_place_keeps_what_it_had_when_its_worker_is_started_again():
+    workers = [("d1", 0), ("d1", 1), ("d1", 2)]
+    again = [("d1", 0), ("d1", 1 + 3 * LIVES), ("d1", 2)]
+    for family in ("digits", "emotion", "frames", "words"):
+        chosen, later = (crew.place(crew.ranked(family, each)[0]) for each in (workers, again))
+        assert chosen == later
+        assert crew.place(crew.owner(family, workers, "d1")) == crew.place(crew.owner(family, again, "d1"))
+
+
+def test_sequences_have_an_owner_in_each_dispatcher_that_serves_the_family():
+    workers = [("d1", 0), ("d1", 1), ("d2", 0), ("d2", 1)]
+    served_by = crew.ranked("digits", workers)
+    assert crew.owner("digits", served_by, "d1")[0] == "d1"
+    assert crew.owner("digits", served_by, "d2")[0] == "d2"
+    assert crew.owner("digits", [("d1", 0)], "d2") == ("d1", 0), "none here: the one that there is"
+
+
+def ack(worker: Worker, *counts: Worker, leaving: bool = False, address: str = "unix:/x") -> TableAck:
+    return TableAck(*worker, peer_target=address, leaving=leaving, counts=tuple(crew.name(w) for w in counts))
+
+
+def test_a_worker_that_refuses_connections_is_out_at_once_and_its_acknowledgement_does_not_bring_it_back():
+    mine, other = Crew(("d1", 0)), ("d1", 1)
+    assert mine.take([ack(other, ("d1", 0))], 1.0)
+    assert mine.sharers == (("d1", 0), other)
+    assert mine.lose(other, 2.0)
+    assert mine.sharers == (("d1", 0),)
+    assert not mine.take([ack(other, ("d1", 0))], 3.0), "what it said before it died"
+    assert mine.take([ack(other, ("d1", 0))], 20.0), "it still says so: it lives after all"
+
+
+def test_an_emptied_redis_is_no_proof_of_death_while_the_connection_stands():
+    mine, other = Crew(("d1", 0)), ("d1", 1)
+    mine.take([ack(other, ("d1", 0))], 1.0)
+    mine.link(other)
+    assert not mine.take([], 2.0)
+    assert other in mine.sharers
+    mine.unlink(other)
+    assert mine.take([], 3.0)
+    assert mine.sharers == (("d1", 0),)
+
+
+def test_the_next_life_of_a_worker_ends_the_one_before():
+    mine = Crew(("d1", 0))
+    mine.take([ack(("d1", 1)), ack(("d1", 1 + LIVES))], 1.0)
+    assert mine.sharers == (("d1", 0), ("d1", 1 + LIVES))
+    reborn = Crew(("d1", LIVES))
+    reborn.take([ack(("d1", 0))], 1.0)
+    assert reborn.sharers == (("d1", LIVES),), "our own life before this one"
+
+
+@pytest.mark.parametrize("all_leave", [False, True])
+def test_who_leaves_takes_no_share_while_anybody_stays(all_leave):
+    mine, other = Crew(("d1", 0)), ("d2", 0)
+    mine.take([ack(other, ("d1", 0), leaving=all_leave)], 1.0)
+    mine.leave(True)
+    assert mine.sharers == ((("d1", 0), other) if all_leave else (other,))
+
+
+def test_agreement_is_awaited_but_not_for_ever():
+    mine, other, table_ = Crew(("d1", 1)), ("d1", 0), Revision(1, 7)
+    assert mine.agrees(table_, 0.0), "alone"
+    mine.take([ack(other)], 1.0)
+    assert not mine.agrees(table_, 1.0), "it does not count us"
+    mine.take([ack(other, ("d1", 1), ("d1", 0))], 1.1)
+    assert not mine.agrees(table_, 1.1), "it routes by another table"
+    mine.take([replace(ack(other, ("d1", 1), ("d1", 0)), table=table_)], 1.2)
+    assert mine.agrees(table_, 1.2)
+    late = Crew(("d1", 2))
+    late.take([ack(other)], 1.0)
+    assert not late.agrees(table_, 1.0)
+    assert late.agrees(table_, 1.0 + AGREE_MAX_S)
+    late.take([ack(other), ack(("d1", 3))], 3.0)
+    assert not late.agrees(table_, 3.0), "something new is awaited anew"

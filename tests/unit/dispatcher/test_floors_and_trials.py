@@ -1,0 +1,205 @@
+"""Floors that can be kept, a canary's share, a mirror's slices, and what copies tell."""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher import shares, table, trials
+from dispatcher.floors import Reach, best
+from dispatcher.routers import make
+from dispatcher.trials import Mirror
+from tests.unit.dispatcher.worlds import ACCURACIES, OK, key, node, plan, route, status, target, ticket
+from trefoil.core.errors import Infeasible
+from trefoil.core.fleet import SliceState
+
+XS, M, L = "digits-xs", "digits-m", "digits-l"
+
+
+def on_trial(targets, **params):
+    return dataclasses.replace(route(targets), params=params)
+
+
+# --- floors -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None)
+@given(every=st.integers(3, 9), seed=st.integers(0, 99))
+def test_floors_within_the_share_of_accurate_classes_leave_all_shares_as_planned(every, seed):
+    """A third at most asks for the best variant, which serves forty percent: the others make up for it."""
+    router = make("digits", "weighted", "fifo")
+    planned = {XS: 0.35, M: 0.25, L: 0.40}
+    router.on_table(route([target(n, v, w, 1000) for n, (v, w) in enumerate(planned.items())]), 0.0)
+    rng, served = np.random.default_rng(seed), Counter()
+    for n in range(3000):
+        made = ticket(n, floor=0.99 if rng.random() < 1 / every else 0.0)
+        pick = router.on_arrival(made, 0.0)
+        assert ACCURACIES[pick.variant] >= made.min_accuracy
+        served[pick.variant] += 1
+        router.on_done(made, pick, OK, 0.0)
+    for variant, share in planned.items():
+        assert served[variant] / 3000 == pytest.approx(share, abs=0.01)
+
+
+def test_a_burst_of_floors_is_forgotten_soon():
+    router = make("digits", "weighted", "fifo")
+    router.on_table(route([target(0, XS, 0.9, 10**6), target(1, L, 0.1, 10**6)]), 0.0)
+    for n in range(2000):
+        assert router.on_arrival(ticket(n, floor=0.99), 0.0).variant == L
+    after = [router.on_arrival(ticket(10**4 + n), 0.0).variant for n in range(1000)]
+    first = after.index(L)
+    assert first <= 250, "sixteen requests ahead at a tenth of the traffic, and the turns that were dealt before"
+    assert Counter(after[first:])[L] / (1000 - first) == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["fifo", "least_loaded", "p2c", "weighted"])
+def test_a_floor_waits_for_its_slice_while_others_are_served(name):
+    router = make("digits", name, "fifo")
+    router.on_table(route([target(0, XS, 0.5, 1), target(1, L, 0.5, 1)], name), 0.0)
+    exact = router.on_arrival(ticket(1, floor=0.99), 0.0)
+    assert exact.variant == L
+    assert router.on_arrival(ticket(2, floor=0.99), 0.0) is None
+    if name != "weighted":  # its classes have lines of their own, and the next turn may be that of the other
+        assert router.on_arrival(ticket(3), 0.0).variant == XS, "nobody who waits could have had that slice"
+    assert router.on_credit(key(0), 0.0) is None, "not for this one"
+    router.on_done(ticket(1), exact, OK, 0.0)
+    pulled, pick = router.on_credit(key(1), 0.0)
+    assert (pulled.id, pick.variant) == (2, L)
+
+
+@pytest.mark.parametrize("name", ["fifo", "least_loaded", "p2c", "weighted"])
+def test_a_floor_that_is_not_there_waits_for_the_table_that_brings_it(name):
+    router = make("digits", name, "fifo")
+    router.on_table(route([target(0, XS)], name), 0.0)
+    assert router.on_arrival(ticket(1, floor=0.95), 0.0) is None
+    router.on_table(route([target(0, XS, 0.5), target(1, M, 0.5)], name), 0.0)
+    assert router.on_credit(key(0), 0.0) is None
+    assert router.on_credit(key(1), 0.0)[0].id == 1
+
+
+def test_what_is_in_reach_is_served_or_waited_for_and_all_else_refused_with_the_best_that_is_live():
+    Reach(live=0.96, planned=0.993).check("digits", 0.96)
+    Reach(live=0.96, planned=0.993).check("digits", 0.98)
+    with pytest.raises(Infeasible, match=r"0\.999.*the best that is live is 0\.96.*at most 0\.96"):
+        Reach(live=0.96, planned=0.993).check("digits", 0.999)
+    with pytest.raises(Infeasible, match="no live slice tells how accurate it is"):
+        Reach().check("digits", 0.5)
+    assert best([target(0, L, 0.0), target(1, M, 1.0)]) == 0.96, "what gets no requests keeps no floor"
+    assert best([target(0, L, 0.0), target(1, M, 0.0)]) == 0.993
+
+
+def test_a_slice_that_swaps_promises_the_lower_of_its_two_variants():
+    swapping = status(0, state=SliceState.SWAPPING, variant=XS)
+    wanted = plan([route([target(0, L, 0.5), target(1, XS, 0.5)])])
+    built = table.build(wanted, [node([swapping, status(1, variant=XS)])])
+    assert built.live("digits")[0].accuracy == ACCURACIES[XS]
+    assert built.reach["digits"] == Reach(live=ACCURACIES[XS], planned=ACCURACIES[L])
+    unknown = plan([route([target(0, L)])])
+    assert table.build(unknown, [node([swapping])]).live("digits")[0].accuracy == 0.0, "nobody told of the old one"
+
+
+# --- canary -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_canary_has_its_share_of_whatever_is_live():
+    wanted = on_trial([target(0, XS, 0.6), target(1, M, 0.3), target(2, L, 0.1)], canary_version=4.0, canary_share=0.05)
+    for live, expected in (
+        ((0, 1, 2), {0: 0.95 * 2 / 3, 1: 0.95 / 3, 2: 0.05}),
+        ((1, 2), {1: 0.95, 2: 0.05}),
+        ((0, 1), {0: 2 / 3, 1: 1 / 3}),
+        ((2,), {2: 1.0}),
+    ):
+        built = table.build(plan([wanted]), [node([status(n, variant=(XS, M, L)[n]) for n in live])])
+        found = {t.slice.start: t.weight for t in built.live("digits")}
+        assert found == pytest.approx(expected)
+
+
+def test_a_canary_keeps_nobodys_floor():
+    wanted = on_trial([target(0, M, 0.95), target(1, L, 0.05)], canary_version=4.0, canary_share=0.05)
+    built = table.build(plan([wanted]), [node([status(0, variant=M), status(1)])])
+    assert built.reach["digits"].live == ACCURACIES[M]
+    router = make("digits", "weighted", "fifo")
+    router.on_table(built.routes["digits"], 0.0)
+    assert {router.on_arrival(ticket(n, floor=0.95), 0.0).variant for n in range(2)} == {M}
+
+
+def test_a_canary_is_served_its_share_by_the_router():
+    wanted = on_trial([target(0, XS, 1.0, 1000), target(1, L, 0.0, 1000)], canary_version=4.0, canary_share=0.03)
+    built = table.build(plan([wanted]), [node([status(0, variant=XS), status(1)])])
+    router = make("digits", "weighted", "fifo")
+    router.on_table(built.routes["digits"], 0.0)
+    served = Counter(router.on_arrival(ticket(n), 0.0).variant for n in range(1000))
+    assert served[L] == 30
+
+
+# --- mirror -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_mirror_answers_nobody_unless_it_is_all_there_is():
+    wanted = on_trial([target(0, XS, 1.0), target(1, L, 0.0)], mirror_version=4.0, mirror_share=0.2)
+    both = table.build(plan([wanted]), [node([status(0, variant=XS), status(1)])])
+    assert [t.variant for t in both.live("digits")] == [XS]
+    assert [t.variant for t in both.mirrors["digits"].targets] == [L]
+    assert both.reach["digits"].live == ACCURACIES[XS]
+    alone = table.build(plan([wanted]), [node([status(1)])])
+    assert [t.variant for t in alone.live("digits")] == [L]
+
+
+def test_a_mirror_answers_nobody_in_a_rollout_either():
+    wanted = on_trial([target(0, XS, 0.5), target(1, L, 0.5)], mirror_version=4.0, mirror_share=0.2)
+    built = table.build(plan([wanted]), [node([status(0, variant=XS), status(1)])])
+    assert [(t.variant, t.weight) for t in built.live("digits")] == [(XS, 1.0)]
+    assert [t.variant for t in built.mirrors["digits"].targets] == [L]
+
+
+@settings(deadline=None)
+@given(share=st.floats(0.0, 1.0), first=st.integers(0, 10**6))
+def test_copied_is_the_share_that_was_asked_for(share, first):
+    mirror = Mirror(4, share, ())
+    copied = sum(mirror.copies(first + n) for n in range(2000))
+    assert copied / 2000 == pytest.approx(share, abs=0.005)
+
+
+def answer(*tensors):
+    made = pb.ModelInferResponse(model_name="digits")
+    for name, datatype, values in tensors:
+        made.outputs.add(name=name, datatype=datatype, shape=list(values.shape))
+        made.raw_output_contents.append(values.tobytes())
+    return made
+
+
+def test_floats_agree_by_their_largest_element_and_all_else_exactly():
+    ours = np.array([[0.1, 0.9], [0.8, 0.2], [0.5, 0.4]], np.float32)
+    theirs = np.array([[0.4, 0.6], [0.3, 0.7], [0.9, 0.1]], np.float32)
+    assert trials.agreement(answer(("P", "FP32", ours)), answer(("P", "FP32", theirs))) == (2, 3)
+    labels, others = np.array([1, 2, 3], np.int32), np.array([1, 9, 3], np.int32)
+    assert trials.agreement(answer(("L", "INT32", labels)), answer(("L", "INT32", others))) == (2, 3)
+    both = trials.agreement(
+        answer(("P", "FP32", ours), ("L", "INT32", labels)), answer(("L", "INT32", labels), ("P", "FP32", theirs))
+    )
+    assert both == (2, 3), "outputs are paired by name"
+    assert trials.agreement(answer(("P", "FP32", ours)), answer(("Q", "FP32", ours))) == (0, 3)
+    assert trials.agreement(answer(("P", "FP32", ours)), answer(("P", "FP32", ours[:, :1]))) == (0, 3)
+    column = ours[:, :1].copy()
+    assert trials.agreement(answer(("S", "FP32", column)), answer(("S", "FP32", column + 1))) == (0, 3)
+    text = pb.ModelInferResponse()
+    text.outputs.add(name="T", datatype="BYTES", shape=[2])
+    text.raw_output_contents.append(b"\x01\x00\x00\x00a\x01\x00\x00\x00b")
+    assert trials.agreement(text, text) == (2, 2)
+    assert trials.agreement(pb.ModelInferResponse(), pb.ModelInferResponse()) == (1, 1)
+
+
+def test_the_one_credit_of_a_mirror_does_not_bring_a_family_down_to_one_worker():
+    workers = [("d", 0), ("d", 1)]
+    serving_ = [target(n, XS, 0.5, 2) for n in range(2)]
+    dealt = shares.classes([*serving_, target(2, L, 0.0, 1)])
+    assert len(shares.serving("digits", workers, dealt)) == 2
+    among = shares.serving("digits", workers, dealt)
+    held = [shares.part(dealt, among, worker).get(key(2), frozenset()) for worker in among]
+    assert sorted(len(each) for each in held) == [0, 1], "one of the two sends the copies"
+    alone = shares.classes([target(0, XS, 0.0, 1)])
+    assert len(shares.serving("digits", workers, alone)) == 1

@@ -1,0 +1,195 @@
+"""Silence, strikes, panic and ramp; predictions and the retry budget: each rule on its own, with the test's clock."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatcher.ejection import FLAP_MAX_S, FLAP_S, PROBE_FIRST_S, Ejections, Failure
+from dispatcher.health import Health
+from dispatcher.outliers import Ramps, Silence, Strikes, panics
+from dispatcher.retries import RetryBudget
+from dispatcher.service_times import HALF_LIFE_S, ServiceTimes
+from tests.unit.dispatcher.worlds import key, node, status
+
+A, B = key(0), key(1)
+
+
+def listen(silence, seconds, in_flight, heard, start_s, step_s=0.1):
+    """Tick for so long; the slices that were to be asked at the last tick, and the time then."""
+    asked, at_s = [], start_s
+    for _ in range(round(seconds / step_s)):
+        at_s += step_s
+        asked = silence.tick(in_flight, heard, at_s)
+    return asked, at_s
+
+
+def test_a_slice_that_works_and_answers_is_never_asked():
+    silence, heard = Silence(0.5), {A: 0}
+    for tick in range(50):
+        heard[A] += 1
+        assert silence.tick({A: 3}, heard, tick * 0.1) == []
+
+
+def test_a_slice_that_answers_nothing_is_asked_and_again_after_each_answer():
+    silence = Silence(0.5)
+    asked, at_s = listen(silence, 0.5, {A: 1, B: 1}, {A: 7}, 0.0)
+    assert asked == []
+    asked, at_s = listen(silence, 0.2, {A: 1}, {A: 7}, at_s)
+    assert asked == [A]
+    silence.spoke(A)
+    asked, at_s = listen(silence, 0.4, {A: 1}, {A: 7}, at_s)
+    assert asked == []
+    asked, at_s = listen(silence, 0.3, {A: 1}, {A: 7}, at_s)
+    assert asked == [A]
+    assert silence.quiet_s(A) > 1.0
+    assert silence.tick({A: 1}, {A: 8}, at_s + 0.1) == []
+    assert silence.quiet_s(A) == 0.0
+
+
+def test_an_idle_slice_is_not_silent_and_silence_begins_with_the_first_request():
+    silence = Silence(0.5)
+    _, at_s = listen(silence, 5.0, {}, {}, 0.0)
+    asked, _ = listen(silence, 0.5, {A: 1}, {}, at_s)
+    assert asked == []
+
+
+def test_who_was_stopped_itself_accuses_nobody():
+    silence = Silence(0.5)
+    silence.tick({A: 1}, {}, 0.0)
+    silence.tick({A: 1}, {}, 0.1)
+    assert silence.tick({A: 1}, {}, 60.0) == [], "a minute passed in one tick: it was this process that stood still"
+
+
+def test_only_bad_ends_in_a_row_make_an_outlier():
+    strikes = Strikes(3)
+    assert [strikes.bad(A, False), strikes.bad(A, False)] == [0, 0]
+    strikes.good(A)
+    assert [strikes.bad(A, False), strikes.bad(A, False), strikes.bad(A, False)] == [0, 0, 3]
+    assert strikes.bad(B, fragile=True) == 1, "one is enough on a ramp"
+    strikes.forget(A)
+    assert strikes.bad(A, False) == 0
+
+
+@given(st.integers(1, 9), st.data())
+def test_at_most_half_of_a_family_is_ever_out_as_outliers(count, data):
+    slices = [key(n) for n in range(count)]
+    out: set = set()
+    for _ in range(30):
+        one = data.draw(st.sampled_from(slices))
+        if one in out:
+            out.discard(one)  # readmitted
+        elif not panics(one, {"digits": slices}, out):
+            out.add(one)
+        assert 2 * len(out) <= count
+
+
+def test_a_slice_of_two_families_stays_if_either_would_lose_too_many():
+    serving = {"digits": [key(n) for n in range(6)], "words": [key(0), key(6)]}
+    assert panics(key(1), serving, set()) == ""
+    assert panics(key(0), serving, {key(6)}) == "words"
+    assert panics(key(9), serving, set()) == "", "nobody misses it"
+
+
+def test_what_comes_back_gets_twice_as_many_after_each_run_of_good_answers():
+    ramps = Ramps()
+    ramps.start(A, 6)
+    assert ramps.ceilings() == {A: 1}
+    assert ramps.good(A)
+    assert ramps.ceilings() == {A: 2}
+    assert not ramps.good(A)
+    assert ramps.good(A)
+    assert ramps.ceilings() == {A: 4}
+    assert [ramps.good(A) for _ in range(4)] == [False, False, False, True]
+    assert ramps.ceilings() == {}
+    assert not ramps.good(A)
+    ramps.start(B, 1)
+    assert B not in ramps, "one credit is all that it has"
+
+
+def test_health_tells_late_from_impatient_and_sick_from_wrong():
+    health = Health(0.5, late_strikes=3, fault_strikes=2)
+    assert [health.late(B, "l", 1, 9.9, 0.0) for _ in range(9)] == [""] * 9, "nothing is known to be usual"
+    health.answered(A, "l", 1, 0.1, 0.0)
+    assert [health.late(A, "l", 1, 0.05, 0.0) for _ in range(9)] == [""] * 9, "no slice could meet that deadline"
+    assert [health.late(A, "l", 1, 0.3, 0.0) for _ in range(2)] == ["", ""]
+    health.answered(A, "l", 1, 0.1, 0.0)
+    assert [health.late(A, "l", 1, 0.3, 0.0) for _ in range(2)] == ["", ""]
+    assert health.late(A, "l", 1, 0.3, 0.0) == (
+        "3 deadlines in a row passed there, the last after 300 ms, 100 ms are usual"
+    )
+    assert [health.status(A, "INVALID_ARGUMENT") for _ in range(9)] == [""] * 9
+    assert [health.status(A, "INTERNAL") for _ in range(2)] == ["", "2 requests in a row ended INTERNAL"]
+    health.lagged(10.0)
+    assert [health.late(A, "l", 1, 0.3, 10.5) for _ in range(9)] == [""] * 9, "it was this process that was late"
+    assert [health.late(key(9), "l", 1, 0.3, 20.0) for _ in range(3)][-1], "usual is what others take"
+    health.left(A, dead=False)
+    assert health.status(A, "INTERNAL") == ""
+    assert health.times.predicted_s(A, "l", 1, 0.0) == pytest.approx(0.1)
+    health.left(A, dead=True)
+    assert health.times.predicted_s(A, "l", 1, 0.0) == 0.0, "whatever comes back there is another server"
+
+
+def test_an_outlier_that_comes_out_again_waits_longer_for_its_probe():
+    ejections, at_s, waits = Ejections(), 0.0, []
+    ejections.on_nodes([node([status(0)])], 0.0)
+    for _ in range(9):
+        ejections.eject(A, Failure.HUNG, "silent", at_s)
+        assert ejections.outliers() == {A}
+        waits.append(ejections.next_probe_at_s() - at_s)
+        at_s = ejections.next_probe_at_s()
+        ejections.readmit(A)
+    assert waits[:3] == pytest.approx([PROBE_FIRST_S, 2 * PROBE_FIRST_S, 4 * PROBE_FIRST_S])
+    assert waits[-1] == pytest.approx(FLAP_MAX_S)
+    at_s += FLAP_S + 1
+    ejections.eject(A, Failure.LATE, "late", at_s)
+    assert ejections.next_probe_at_s() - at_s == pytest.approx(PROBE_FIRST_S)
+    ejections.readmit(A)
+    ejections.eject(A, Failure.BROKEN, "gone", at_s)
+    assert ejections.next_probe_at_s() - at_s == pytest.approx(PROBE_FIRST_S), "a death is probed as ever"
+    assert ejections.outliers() == frozenset()
+
+
+def test_nothing_is_predicted_of_what_was_never_seen():
+    times = ServiceTimes()
+    assert times.predicted_s(A, "l", 1, 0.0) == 0.0
+    times.dropped(A, "l", 1)
+    times.seen(A, "l", 1, 0.02, 0.0)
+    assert times.predicted_s(A, "l", 1, 0.0) == 0.02
+    assert times.predicted_s(A, "xs", 1, 0.0) == times.predicted_s(B, "l", 1, 0.0) == 0.0
+    assert times.predicted_s(A, "l", 64, 0.0) == 0.0, "another size takes another time"
+
+
+@settings(max_examples=25)
+@given(st.lists(st.floats(0.001, 0.1), min_size=1, max_size=60))
+def test_a_prediction_stays_between_the_times_that_were_seen(seen):
+    times = ServiceTimes()
+    for each in seen:
+        times.seen(A, "l", 1, each, 0.0)
+    assert min(seen) - 1e-9 <= times.predicted_s(A, "l", 1, 0.0) <= max(seen) + 1e-9
+
+
+def test_a_slice_that_was_slow_once_is_tried_again():
+    times = ServiceTimes()
+    times.seen(A, "l", 1, 8.0, 0.0)
+    assert times.predicted_s(A, "l", 1, HALF_LIFE_S) == pytest.approx(4.0)
+    for _ in range(80):
+        times.dropped(A, "l", 1)
+    assert times.predicted_s(A, "l", 1, 0.0) < 0.2
+
+
+@given(st.lists(st.booleans(), max_size=400), st.sampled_from([0.0, 0.1, 0.2]))
+def test_retries_never_exceed_the_burst_and_the_share_of_what_arrived(wanted, ratio):
+    budget, arrived, retried = RetryBudget(ratio, 5), 0, 0
+    for retry in wanted:
+        budget.arrived()
+        arrived += 1
+        retried += retry and budget.take()
+    assert retried <= (5 + ratio * arrived if ratio else 0)
+
+
+def test_a_budget_that_is_spent_fills_with_requests():
+    budget = RetryBudget(0.1, 2)
+    assert [budget.take() for _ in range(3)] == [True, True, False]
+    for _ in range(11):
+        budget.arrived()
+    assert [budget.take() for _ in range(2)] == [True, False]

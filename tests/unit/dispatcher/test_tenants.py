@@ -1,0 +1,228 @@
+"""Tenants and their limits: who is who, and never more than rate and burst allow, however requests come."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.admission import Refused
+from dispatcher.gate import Gate, Limits
+from dispatcher.settings import DispatcherSettings
+from dispatcher.tenants import ADMIN, DEBT_MAX_S, EVERYBODY, INFER, Tenant, Tenants, admit, digest
+from trefoil.core.errors import SettingError
+from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.telemetry import Metrics
+
+GAPS = st.lists(st.floats(0, 3), min_size=1, max_size=30)
+
+
+@given(GAPS, st.floats(0.1, 50), st.integers(1, 20))
+def test_no_stretch_of_time_admits_more_than_its_rate_and_the_burst(gaps, rate, burst):
+    tenant, paid, admitted = Tenant("a", rate_per_s=rate, burst=burst), [0.0, 0.0], []
+    for now_s in itertools.accumulate(gaps):
+        if admit(tenant, paid, 1, now_s) is None:
+            admitted.append(now_s)
+    for first, last in itertools.combinations_with_replacement(range(len(admitted)), 2):
+        assert last - first + 1 <= burst + rate * (admitted[last] - admitted[first]) + 1e-3
+
+
+@given(GAPS, st.floats(0.1, 50), st.integers(1, 20))
+def test_whoever_waits_as_told_is_admitted_and_not_before(gaps, rate, burst):
+    tenant, paid = Tenant("a", rate_per_s=rate, burst=burst), [0.0, 0.0]
+    for now_s in itertools.accumulate(gaps):
+        excess = admit(tenant, paid, 1, now_s)
+        if excess is not None:
+            assert (excess.limit, excess.unit) == (rate, "requests")
+            assert admit(tenant, list(paid), 1, now_s + excess.wait_s * 0.99 - 1e-5) is not None
+            assert admit(tenant, list(paid), 1, now_s + excess.wait_s + 1e-6) is None
+
+
+def test_a_steady_stream_at_the_rate_is_never_refused():
+    tenant, paid = Tenant("a", rate_per_s=10, burst=1), [0.0, 0.0]
+    assert all(admit(tenant, paid, 1, 5 + i / 10 + 1e-9) is None for i in range(1000))
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=60), st.floats(0, 0.5))
+def test_bytes_are_paid_for_after_a_request_that_was_larger_than_the_burst(sizes, gap_s):
+    tenant, paid, now_s, taken = Tenant("a", bytes_per_s=1000, burst_bytes=500), [0.0, 0.0], 100.0, 0
+    for size in sizes:
+        if admit(tenant, paid, size, now_s) is None:
+            taken += size
+            largest = max(sizes)
+            assert taken <= 500 + largest + 1000 * (now_s - 100.0) + 1e-6
+        now_s += gap_s
+
+
+def test_a_refused_request_costs_nothing_of_either_limit():
+    tenant, paid = Tenant("a", rate_per_s=100, burst=100, bytes_per_s=10, burst_bytes=10), [0.0, 0.0]
+    assert admit(tenant, paid, 100, 50.0) is None
+    before = list(paid)
+    excess = admit(tenant, paid, 1, 50.0)
+    assert (excess.unit, paid) == ("bytes", before)
+
+
+def test_one_huge_request_keeps_its_tenant_waiting_for_a_bounded_time():
+    tenant, paid = Tenant("a", bytes_per_s=1, burst_bytes=1), [0.0, 0.0]
+    assert admit(tenant, paid, 10**9, 0.0) is None
+    assert admit(tenant, paid, 1, 0.0).wait_s <= DEBT_MAX_S
+
+
+def test_times_of_before_the_machine_started_again_do_not_lock_a_tenant_out():
+    tenant, paid = Tenant("a", rate_per_s=5, burst=5), [1e6, 1e6]
+    assert admit(tenant, paid, 1, 12.0) is None
+
+
+def test_two_workers_share_one_limit(tmp_path):
+    tenant = Tenant("a", rate_per_s=1, burst=10)
+    workers = [Limits(tmp_path / "limits").of("a") for _ in range(2)]
+    admitted = [admit(tenant, workers[i % 2], 1, 1000.0) is None for i in range(40)]
+    assert sum(admitted) == 10
+    assert (tmp_path / "limits" / "a").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_that_cannot_be_had_leaves_a_worker_counting_alone(tmp_path):
+    (tmp_path / "limits").write_text("a file")
+    cells = Limits(tmp_path / "limits").of("a")
+    assert admit(Tenant("a", rate_per_s=1), cells, 1, 5.0) is None
+    assert admit(Tenant("a", rate_per_s=1), cells, 1, 5.0) is not None
+
+
+@pytest.mark.parametrize("given_", ["Bearer secret", "bearer secret", b"Bearer secret", "Bearer  secret "])
+def test_a_token_is_known_by_its_digest(given_):
+    tenant = Tenant("a")
+    assert Tenants({digest("secret"): tenant}).of(given_) is tenant
+
+
+@pytest.mark.parametrize(
+    "given_", ["", "Bearer", "Bearer ", "secret", "Basic secret", "Bearer Secret", "Bearer secret2"]
+)
+def test_anything_else_is_not(given_):
+    assert Tenants({digest("secret"): Tenant("a")}).of(given_) is None
+
+
+# The gate
+
+FILE = """
+[[tenant]]
+name = "alpha"
+token_sha256 = "{sha}"
+rate_per_s = 2
+
+[[tenant]]
+name = "ops"
+token_env = "OPS_TOKEN"
+roles = ["infer", "admin"]
+
+[[tenant]]
+name = "filed"
+token_file = "{file}"
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPS_TOKEN", "ops-secret")
+    (tmp_path / "token").write_text("filed-secret\n")
+    text = FILE.format(sha=digest("alpha-secret"), file=tmp_path / "token")
+    (tmp_path / "tenants.toml").write_text(text)
+    return tmp_path
+
+
+def gate(folder, clock=None, metrics=None, **more):
+    settings = DispatcherSettings(state_dir=folder / "state", tenants_file=folder / "tenants.toml", **more)
+    return Gate(settings, clock or ManualClock(), metrics)
+
+
+def test_each_way_to_say_a_token_names_its_tenant(place):
+    made = gate(place, token="cluster")
+    assert not made.open
+    names = {made.who(f"Bearer {token}").name for token in ("alpha-secret", "ops-secret", "filed-secret")}
+    assert names == {"alpha", "ops", "filed"}
+    assert made.who("Bearer cluster") is EVERYBODY
+    assert made.who("Bearer alpha-secret").roles == {INFER}
+    assert made.who("Bearer ops-secret").roles == {INFER, ADMIN}
+
+
+def test_without_file_and_token_everybody_may_do_everything(tmp_path):
+    made = Gate(DispatcherSettings(state_dir=tmp_path), ManualClock())
+    assert made.open
+    assert made.who("") is EVERYBODY
+    made.admit(EVERYBODY, 10**9)
+    assert made.scope(()) == "open"
+
+
+def test_refusals_say_whom_what_and_what_to_do_and_are_counted(place):
+    metrics = Metrics("dispatcher")
+    clock = ManualClock()
+    made = gate(place, clock, metrics)
+    with pytest.raises(Refused, match=r"no valid token\. Remedy") as refused:
+        made.who("Bearer wrong")
+    assert refused.value.code.name == "UNAUTHENTICATED"
+    alpha = made.who("Bearer alpha-secret")
+    with pytest.raises(Refused, match="tenant alpha has no role 'admin'") as refused:
+        made.demand(alpha, ADMIN)
+    assert refused.value.code.name == "PERMISSION_DENIED"
+    made.admit(alpha, 1)
+    made.admit(alpha, 1)
+    with pytest.raises(Refused, match=r"tenant alpha may send 2 requests per second.*try again in 0\.500 s") as refused:
+        made.admit(alpha, 1)
+    assert refused.value.code.name == "RESOURCE_EXHAUSTED"
+    assert dict(refused.value.trailers) == {"grpc-retry-pushback-ms": "501"}
+    clock.move(0.501)
+    made.admit(alpha, 1)
+    made.refresh()
+    shown = [line for line in metrics.text().splitlines() if line.startswith("trefoil_refused_requests_total{")]
+    assert len(shown) == 3
+    assert any('"RESOURCE_EXHAUSTED"' in line and '"alpha"' in line and line.endswith(" 1.0") for line in shown)
+
+
+def test_scopes_of_the_admin_port(place):
+    made = gate(place)
+    scopes = [made.scope((("authorization", f"Bearer {t}"),)) for t in ("ops-secret", "alpha-secret", "wrong")]
+    assert scopes == ["control", "denied", ""]
+    assert made.scope(()) == ""
+
+
+def test_a_changed_file_is_in_force_and_a_broken_one_is_not(place):
+    made = gate(place)
+    (place / "token").write_text("another-secret")
+    made.refresh()
+    assert made.who("Bearer another-secret").name == "filed"
+    with pytest.raises(Refused):
+        made.who("Bearer filed-secret")
+    whole = (place / "tenants.toml").read_text()
+    (place / "tenants.toml").write_text(whole.replace("rate_per_s", "rate_per_sec"))
+    made.refresh()
+    assert made.who("Bearer another-secret").name == "filed", "the last good one stays in force"
+    (place / "tenants.toml").write_text(whole.replace('"alpha"', '"beta"'))
+    made.refresh()
+    assert made.who("Bearer alpha-secret").name == "beta"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("rate_per_s = 2", "rate_per_s = -1", ("rate_per_s", "-1")),
+        ("rate_per_s", "rate", ("rate", "unknown setting")),
+        ('name = "alpha"', 'name = "../alpha"', ("name", "../alpha")),
+        ('name = "alpha"', 'name = "ops"', ("second tenant", "ops")),
+        ('roles = ["infer", "admin"]', 'roles = ["root"]', ("roles", "root")),
+        ("token_env", 'token_file = "x"\ntoken_env', ("needs one of",)),
+        ("OPS_TOKEN", "NO_SUCH_VARIABLE", ("token_env", "NO_SUCH_VARIABLE", "holds no token")),
+        ("/token", "/nothing", ("token_file", "cannot be read")),
+        ("[[tenant]]", "[[tenants]]", ("tenant",)),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_at_the_start(place, old, new, words):
+    path = place / "tenants.toml"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(SettingError) as refused:
+        gate(place)
+    assert all(word in str(refused.value) for word in (*words, "Remedy"))
+    assert "secret" not in str(refused.value)
+
+
+def test_more_tenants_than_are_counted_apart_are_refused(place):
+    with pytest.raises(SettingError, match="tenants_max = 2"):
+        gate(place, tenants_max=2)
