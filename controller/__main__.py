@@ -15,9 +15,11 @@ from controller.loop import Loop
 from controller.objectives import accept
 from controller.observe import Observer
 from controller.planning import constants_of, planner_of, with_preset
+from controller.receipts import Receipts
 from controller.report import Accountant
 from controller.service import FULL_NAME, ControllerService
 from controller.settings import ControllerSettings
+from controller.shares import known
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import SettingError, TrefoilError
@@ -74,7 +76,10 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     token = settings.token.get_secret_value() if settings.token else None
     agents = Agents(clock, settings.rollout.apply_timeout_s, settings.rollout.apply_tries, token)
     actor = Actor(settings.rollout, state.keys, authority, agents, observer, disk, clock)
-    accountant = Accountant(settings, state, authority, observer, disk, metrics, clock)
+    actor.complete = lambda routes: known(routes, catalog)
+    receipts = Receipts(catalog, settings.receipts.memory_s, settings.receipts.items_min)
+    observer.windows.on_window = receipts.window
+    accountant = Accountant(settings, state, authority, observer, receipts, disk, metrics, clock)
     loop = Loop(settings, row, planner, state, authority, observer, actor, accountant, disk, metrics, clock)
     loop.objectives = starting_objectives(settings, loop.objectives, catalog)
     disk.save_all("objectives", loop.objectives.values())

@@ -58,6 +58,7 @@ class Actor:
         self.rollout = Rollout()
         self.on_change: Callable[[], None] = lambda: None
         self.spent_j: Callable[[], float] = lambda: 0.0
+        self.complete: Callable[[tuple[Route, ...]], tuple[Route, ...]] = lambda routes: routes
 
     @property
     def rolling(self) -> bool:
@@ -98,6 +99,8 @@ class Actor:
                 return await self._finish(RolloutState.HALTED, way.why)
             for step in way.steps:
                 await self._step(target, step, early)
+            if way.waits:
+                return await self._finish(RolloutState.HALTED, way.waits)
             return await self._finish(RolloutState.DONE, way.why, self.spent_j() - spent_before_j)
         except Superseded:
             return await self._finish(RolloutState.SUPERSEDED, "a newer plan takes over")
@@ -150,6 +153,7 @@ class Actor:
         """Routes under the next step of the target's revision."""
         first = self.published is None or self.published.revision < target.revision
         step = 0 if first or self.published is None else self.published.revision.step + 1
+        routes = self.complete(routes)
         plan = replace(target, revision=replace(target.revision, step=step), nodes=(), routes=routes)
         self.rollout = replace(self.rollout, target=plan.revision, state=state, step=step)
         await self._write([Put(self._keys.plan(), plan), Put(self._keys.rollout(), self.rollout)])
@@ -189,13 +193,14 @@ class Actor:
 
     def _not_acked(self, revision: Revision) -> str:
         late = [a for a in self._live_acks() if a.table < revision]
-        return f"{late[0].dispatcher}:{late[0].worker} routes by {late[0].table}" if late else ""
+        return f"{late[0].dispatcher}:{late[0].worker} routes by {late[0].table}" if late else self._observer.blind
 
     def _in_flight(self, drained: frozenset[SliceKey]) -> str:
         for ack in self._live_acks():
             for load in ack.slices:
                 if load.slice in drained and (load.in_flight or load.open_sequences):
-                    return f"{load.in_flight} requests in flight on {load.slice.name}"
+                    sequences = f" and {load.open_sequences} open sequences" if load.open_sequences else ""
+                    return f"{load.in_flight} requests in flight{sequences} on {load.slice.name}"
         return ""
 
     def _live_acks(self) -> tuple[TableAck, ...]:

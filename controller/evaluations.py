@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
+from controller.settings import ExploreSettings
 from controller.shares import capacity_of
 from controller.terms import impossible, terms
 from controller.thinker import Thought
@@ -13,6 +14,7 @@ from controller.triggers import Trigger
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.demand import LoadWindow
 from trefoil.core.errors import PlanError
+from trefoil.core.fleet import DeviceState, SliceState
 from trefoil.core.plan import Plan, RolloutState
 from trefoil.core.plan_check import check, plan_digest
 
@@ -100,10 +102,31 @@ class Exploration:
     settled_s: float = math.inf  # windows that begin later count
     found: tuple[LoadWindow, ...] = ()
     waited_s: float = 0.0  # without any load: not time of the exploration
+    waits_min: float = math.inf  # the shortest queue since it began,
+    drained_s: float = -math.inf  # and when it was seen
 
     @property
     def now(self) -> Evaluation:
         return self.evaluations[-1]
+
+    @property
+    def cold(self) -> bool:
+        """Nothing served before, and the first candidate is not up and settled: that requests wait is not its doing."""
+        first = all(one.outcome == REFUSED for one in self.evaluations[:-1])
+        return self.before is None and first and self.phase in (Phase.ROLL, Phase.SETTLE)
+
+    def drains(self, waits: float, borne: float, now_s: float, settings: ExploreSettings) -> bool:
+        """Whether a settling candidate gets time for the queue that it found: of `waits` requests it bears `borne`.
+
+        `settle_max_s` from its rollout on; where nothing served before, from the last time that the queue was shorter
+        than ever.
+        """
+        if waits < self.waits_min:
+            self.waits_min, self.drained_s = waits, now_s
+        from_s = self.settled_s - settings.settle_s
+        if self.cold:
+            from_s = max(from_s, self.drained_s)
+        return waits > borne and now_s < from_s + settings.settle_max_s
 
 
 class Shell(Protocol):
@@ -153,6 +176,25 @@ def good(run: Exploration, view: PlanView) -> Plan | None:
     before = [run.before] if run.before is not None else []
     order = [*found, *before] if run.trigger.cause in OUTGROWN else [*before, *found]
     return next((plan for plan in order if not refusal(view, plan)), None)
+
+
+def leaving(view: PlanView) -> bool:
+    """Whether slices still stand that the plan in force has no place for, those of a rollout that was given up, say.
+
+    They go, and until then the room they take is nobody's: a candidate that needs it would be refused for them.
+    """
+    if view.current is None:
+        return False
+    planned = {d.device: {part.key for part in d.slices} for node in view.current.nodes for d in node.devices}
+    return any(
+        part.key not in planned[device.device]
+        for node in view.fleet.nodes
+        if node.node not in view.fleet.stale
+        for device in node.devices
+        if device.device in planned and device.state != DeviceState.LOST
+        for part in device.slices
+        if part.state not in (SliceState.GONE, SliceState.FAILED)
+    )
 
 
 def text(run: Exploration, ended: str = "") -> str:

@@ -33,6 +33,7 @@ from controller.evaluations import (
     Shell,
     Totals,
     good,
+    leaving,
     refused,
     text,
 )
@@ -145,7 +146,7 @@ class Explorer:
         assert run is not None
         # A way is found from what stands: in the middle of a rollout, for long enough, that is nothing to judge by.
         patient = self._clock.now_s() - run.charged_from_s < self._settings.settle_max_s
-        if patient and self._shell.rolled()[0] == RolloutState.APPLYING:
+        if patient and (self._shell.rolled()[0] == RolloutState.APPLYING or leaving(view)):
             return
         view = replace(view, trigger=run.trigger.cause)
         thought = await self._thinker.think(view, self._shell.seed(), ask_it=True)
@@ -197,8 +198,8 @@ class Explorer:
             return
         found = self._windows.begun_since(run.windows_from_s)
         waits = sum(measuring.tally(found, o.family).backlog for o in view.objectives)
-        patient = now_s < run.settled_s + self._settings.settle_max_s - self._settings.settle_s
-        if patient and waits > sum(d.rate_per_s * measuring.slo_s(view, d.family) for d in view.demand):
+        borne = sum(d.rate_per_s * measuring.slo_s(view, d.family) for d in view.demand)
+        if run.drains(waits, borne, now_s, self._settings):
             return
         run.settled_s = now_s
         run.phase = Phase.MEASURE
@@ -238,6 +239,8 @@ class Explorer:
         """Why the candidate has to be left at once, and whose part of it; "" twice while it is bearable."""
         run = self.run
         assert run is not None
+        if run.cold:
+            return "", ""
         since = self._windows.begun_since(run.windows_from_s)
         settled = self._windows.begun_since(run.settled_s)
         return measuring.unbearable(view, run.now.candidate.plan, since, settled, self._settings)

@@ -85,6 +85,7 @@ class Loop:
         self._epoch = 0
         self._rolling = Rolling(actor, settings.rollout.retry_s, metrics, clock, self.view, self.wake)
         self._demand = publish.DemandSeries(state.keys, observer, authority, clock)
+        self._receipts = publish.ReceiptSeries(settings, state.keys, accountant.receipts, authority, clock)
         self._started_at_s = clock.now_s()
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -150,8 +151,9 @@ class Loop:
         if self._authority.epoch != self._epoch:
             await self._regain()
         await self._demand.publish()
+        await self._receipts.publish(self.current)
         view = self.view()
-        publish.gauge(self._metrics, view, self.control, self.actor.rollout, self.last)
+        publish.gauge(self._metrics, view, self.control, self.actor.rollout, self.last, self.observer.held().rung)
         self._boosts.wear(view)
         if not self._may_plan(view):
             return
@@ -165,12 +167,16 @@ class Loop:
                 self._made_for,
                 self._memory,
                 self.settings.thresholds,
-                self.policy.triggers,
+                self.observer.allowed(self.policy.triggers),
                 self.actor.rolling,
             )
         if trigger is not None:
-            self._forced = None
-            await self._decide(view, trigger)
+            forced, self._forced = self._forced, None
+            try:
+                await self._decide(view, trigger)
+            except (errors.Fenced, errors.StateUnavailable):
+                self._forced = forced  # nothing is in force of it: it is still asked for
+                raise
         elif self._rolling.retry_due and self.control.mode == ActMode.ACT and self.current is not None:
             await self._roll(self._renumbered(self.current), "retry of a halted rollout")
 
@@ -251,7 +257,6 @@ class Loop:
         """Record what was decided on `view`, and put it in force. `decision`: what the shell makes of the thought's."""
         verdict = judge(judged, trigger, decision or thought.decision, self.control)
         self.last = verdict
-        self._remember(view, verdict)
         plan, effect = verdict.plan, verdict.outcome
         if plan is not None:
             effect = self.records.count(trigger.cause, publish.moves(self.current, plan))
@@ -259,6 +264,7 @@ class Loop:
         if decision is not None:  # a replay compares with what the planner made
             verdict = replace(verdict, decision=thought.decision)
         await self.records.write(view, trigger, thought, verdict, effect, plan or self.current, versions)
+        self._remember(view, verdict)  # not before: what could not be written has to trigger again
         if plan is not None:
             await self.put_in_force(plan)
         self.announce()

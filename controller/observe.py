@@ -4,26 +4,31 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from operator import is_
 
 from controller.forecasters.last_max import poisson_quantile
 from controller.forecasters.table import Forecaster
+from controller.intensity import Held, aged, cut, held, refusal, rung_name, unread, without_bands
 from controller.settings import ControllerSettings
 from controller.usable import profiled, unplannable
 from controller.windows import Windows
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
-from trefoil.core.carbon import CarbonForecast, CarbonReading, Quality
+from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung
 from trefoil.core.catalog import Catalog
+from trefoil.core.common import Same
 from trefoil.core.demand import Demand, LoadForecast, LoadWindow, Measured, TableAck
 from trefoil.core.device_types import device_type
 from trefoil.core.fleet import FleetState, NodeStatus
 from trefoil.core.objective import Objective
-from trefoil.core.plan import InputStamp, Plan
+from trefoil.core.plan import InputStamp, NodePlan, Plan
+from trefoil.runtime.acks import LiveAcks
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.store import Store
 
 NEAR_INITIAL = 0.75  # of the configured demand: then the load itself is believed
-RUNG_NORMAL, RUNG_CARRIED, RUNG_STATIC = 0, 1, 2
+RUNG_NORMAL, RUNG_CARRIED = int(Rung.NORMAL), int(Rung.CARRIED)
 
 
 @dataclass(slots=True)
@@ -33,6 +38,8 @@ class Inputs:
     nodes: dict[str, NodeStatus] = field(default_factory=dict)
     acks: tuple[TableAck, ...] = ()
     carbon: CarbonReading | None = None
+    carbon_allowed: CarbonReading | None = None
+    """The last one on a rung that is not refused; unused while none is."""
     carbon_forecast: CarbonForecast | None = None
     carbon_history: "deque[CarbonReading]" = field(default_factory=deque)
     down: str = ""
@@ -48,6 +55,7 @@ class Observer:
         self._forecaster = forecaster
         self.inputs = Inputs(carbon_history=deque(maxlen=settings.carbon.history_max))
         self.windows = Windows(settings.windows)
+        self._live = LiveAcks(state, clock)
         self._load_ids: dict[str, str] = {}
         self._history_id = "0"
         self._started_at_s = clock.now_s()
@@ -56,6 +64,9 @@ class Observer:
         self.forecasts: dict[str, LoadForecast] = {}
         self._known_of: frozenset[str] = frozenset()
         self._known_catalog = catalog.of(())
+        self._fleet = FleetState((), ())
+        self._refused = frozenset(settings.carbon.rungs_refused)
+        self._cut: tuple[CarbonForecast, float, float, CarbonForecast] | None = None
 
     async def refresh(self) -> None:
         """Read everything once; on trouble keep the last values and say in `inputs.down` why."""
@@ -76,7 +87,7 @@ class Observer:
         """
         keys = self._state.keys
         self.inputs.nodes |= {n.node: n for n in (await self._state.scan(keys.node_prefix(), NodeStatus)).values()}
-        self.inputs.acks = tuple((await self._state.scan(keys.ack_prefix(), TableAck)).values())
+        self.inputs.acks = await self._live.read()
 
     async def _refresh(self) -> None:
         keys, series = self._state.keys, self._settings.carbon.series
@@ -91,6 +102,8 @@ class Observer:
         for entry_id, reading in entries:
             self._history_id = entry_id
             self.inputs.carbon_history.append(reading)
+        if self._refused:
+            self._note_carbon(self.inputs.carbon)
         for key in await self._state.names(keys.load_prefix()):
             for entry_id, window in await self._state.stream(key, LoadWindow, self._load_ids.get(key, "0")):
                 self._load_ids[key] = entry_id
@@ -101,34 +114,62 @@ class Observer:
         now_s = self._clock.now_s()
         nodes = tuple(self.inputs.nodes[name] for name in sorted(self.inputs.nodes))
         limit_s = self._settings.node_stale_s
-        return FleetState(nodes, tuple(n.node for n in nodes if now_s - n.observed_at_s > limit_s))
+        stale = tuple(n.node for n in nodes if now_s - n.observed_at_s > limit_s)
+        known = self._fleet  # of the same statuses, the object of which others know already what they ask
+        if stale != known.stale or len(nodes) != len(known.nodes) or not all(map(is_, nodes, known.nodes)):
+            self._fleet = FleetState(nodes, stale)
+        return self._fleet
 
     def acks(self) -> tuple[TableAck, ...]:
-        """Acks of dispatcher workers that are alive."""
+        """Acks of dispatcher workers that are alive, as far as can be told (`blind`)."""
         return self.inputs.acks
 
+    @property
+    def blind(self) -> str:
+        """Why there may be workers that `acks` does not name, "" when there are none."""
+        return self._live.blind
+
     def carbon(self) -> CarbonReading:
-        """The reading to plan by: the last one, carried when it is old, static when there never was one."""
-        now_s, settings = self._clock.now_s(), self._settings.carbon
-        reading = self.inputs.carbon
+        """The reading in force: the last one, carried when it is old, static when there never was one."""
+        now_s, reading = self._clock.now_s(), self.inputs.carbon
         if reading is None:
-            return CarbonReading(
-                series=settings.series,
-                starts_at_s=now_s,
-                ends_at_s=now_s,
-                intensity_g_per_kwh=settings.static_g_per_kwh,
-                quality=Quality.STATIC,
-                provider="setting",
-                observed_at_s=now_s,
-                rung=RUNG_STATIC,
-                fallback_reason=f"no reading of {settings.zone} yet: carbon.static_g_per_kwh",
-            )
-        interval_s = reading.ends_at_s - reading.starts_at_s
-        age_s = now_s - reading.observed_at_s
-        if interval_s > 0 and age_s > self._settings.carbon_stale_intervals * interval_s:
-            why = f"the reading is {age_s:.0f} s old"
-            return replace(reading, rung=max(reading.rung, RUNG_CARRIED), quality=Quality.CARRIED, fallback_reason=why)
-        return reading
+            return unread(self._settings.carbon.series, self._settings.carbon.static_g_per_kwh, now_s)
+        return aged(reading, now_s, self._settings.carbon_stale_intervals)
+
+    def held(self) -> Held:
+        """The reading to plan by, and why it is not the one in force where that stands on a refused rung."""
+        in_force = self.carbon()
+        if not self._refused:
+            return Held(in_force)
+        static, now_s = self._settings.carbon.static_g_per_kwh, self._clock.now_s()
+        return held(in_force, self.inputs.carbon_allowed, self._refused, static, now_s)
+
+    def allowed(self, triggers: Sequence[str]) -> Sequence[str]:
+        """The triggers that may fire now: a reading on a refused rung starts nothing."""
+        return [name for name in triggers if name != "carbon"] if self.held().rung else triggers
+
+    def _note_carbon(self, reading: CarbonReading | None) -> None:
+        """Remember the last reading on an allowed rung; after a restart the newest one of the history is it."""
+        known = self.inputs
+        for one in (*known.carbon_history, reading) if known.carbon_allowed is None else (reading,):
+            if one is not None and rung_name(one.rung) not in self._refused:
+                known.carbon_allowed = one
+
+    def carbon_forecast(self, ahead_s: float) -> CarbonForecast | None:
+        """The forecast to plan by over the next seconds; without bands, and with the reason, where it is refused."""
+        forecast, settings = self.inputs.carbon_forecast, self._settings.carbon
+        if forecast is None or not settings.forecast or ahead_s <= 0:
+            return None
+        now_s = self._clock.now_s()
+        why = refusal(forecast, settings.series, now_s, settings.forecast_age_share_max)
+        if why:
+            return without_bands(forecast, settings.series, why)
+        known = self._cut  # until its first band is over
+        if known is None or known[0] is not forecast or known[1] != ahead_s or now_s >= known[2]:
+            shown = cut(forecast, now_s, ahead_s)
+            until_s = shown.bands[0].ends_at_s if shown.bands else math.inf
+            self._cut = known = forecast, ahead_s, until_s, shown
+        return known[3]
 
     def demand(self, families: Sequence[str], boosts: Mapping[str, float]) -> tuple[Demand, ...]:
         """Demand of the families that have an objective or are asked for."""
@@ -179,9 +220,7 @@ class Observer:
 
     def _lead_s(self, family: str) -> float:
         """How long capacity takes to come: wake a device, start a Triton, load the slowest variant."""
-        types = profiled(self._catalog)
-        usable = {d.type for n in self.inputs.nodes.values() for d in n.devices if not unplannable(d, types)}
-        wake_s = max((device_type(kind).wake_s for kind in usable), default=0.0)
+        wake_s = _wake_s(Same(self.fleet()), Same(self._catalog))
         load_s = max((v.load_s for v in self._catalog.family(family).variants), default=0.0)
         return wake_s + load_s + self._settings.start_s
 
@@ -208,8 +247,8 @@ class Observer:
             catalog=self._known({*families, *(d.family for d in demand), *_hosted(fleet, current)}),
             objectives=tuple(objectives[f] for f in families),
             demand=demand,
-            carbon=self.carbon(),
-            carbon_forecast=self.inputs.carbon_forecast,
+            carbon=self.held().reading,
+            carbon_forecast=self.carbon_forecast(_ahead_s(objectives)),
             measured=self.measured(families, grams_per_request),
             current=current,
             trigger="",
@@ -229,25 +268,40 @@ class Observer:
     def stamps(self) -> tuple[InputStamp, ...]:
         """Of what a plan is decided on: age and rung of each input."""
         now_s, keys = self._clock.now_s(), self._state.keys
-        fleet, carbon = self.fleet(), self.carbon()
+        fleet, carbon, forecast = self.fleet(), self.held().reading, self.inputs.carbon_forecast
         live = self.windows.live(now_s)
         newest_s = max((f.issued_at_s for f in self.forecasts.values()), default=math.nan)
         return (
             *(InputStamp(keys.node(n.node), n.observed_at_s, int(n.node in fleet.stale)) for n in fleet.nodes),
             InputStamp(keys.carbon_now(carbon.series), carbon.observed_at_s, carbon.rung),
+            *([InputStamp(keys.carbon_forecast(forecast.series), forecast.issued_at_s)] if forecast else ()),
             InputStamp(
                 keys.load_prefix(), 0.0 if math.isnan(newest_s) else newest_s, RUNG_NORMAL if live else RUNG_CARRIED
             ),
         )
 
 
-def _hosted(fleet: FleetState, current: Plan | None) -> set[str]:
+@lru_cache(maxsize=64)
+def _wake_s(fleet: Same[FleetState], catalog: Same[Catalog]) -> float:
+    """How long the slowest device that can be planned takes to wake up."""
+    types = profiled(catalog.value)
+    usable = {d.type for n in fleet.value.nodes for d in n.devices if not unplannable(d, types)}
+    return max((device_type(kind).wake_s for kind in usable), default=0.0)
+
+
+def _hosted(fleet: FleetState, current: Plan | None) -> frozenset[str]:
     """Families that run, or are to run, without anybody asking for them: a rollout must know them too."""
-    running = {h.family for n in fleet.nodes for d in n.devices for s in d.slices for h in s.hosted}
-    planned = {
-        h.family for n in (current.nodes if current else ()) for d in n.devices for s in d.slices for h in s.hosted
-    }
-    return running | planned
+    return _families(Same(fleet.nodes)) | _families(Same(current.nodes if current else ()))
+
+
+@lru_cache(maxsize=64)
+def _families(nodes: Same[tuple[NodeStatus, ...]] | Same[tuple[NodePlan, ...]]) -> frozenset[str]:
+    return frozenset(h.family for n in nodes.value for d in n.devices for s in d.slices for h in s.hosted)
+
+
+def _ahead_s(objectives: Mapping[str, Objective]) -> float:
+    """How far the longest budget looks ahead."""
+    return max((o.window_s for o in objectives.values()), default=0.0)
 
 
 def _boosted(demand: Demand, boost: float) -> Demand:

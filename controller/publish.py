@@ -1,14 +1,20 @@
-"""What the controller tells others beside its plans: demand, metrics, the versions behind a decision."""
+"""What the controller tells others beside its plans: demand, receipt rates, metrics, the versions behind a decision."""
 
+import math
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Final
 
 from controller.authority import Authority
 from controller.decide import RUNG_DEGRADED, RUNG_KEPT, Control, Verdict
+from controller.intensity import REFUSABLE
 from controller.observe import Observer
+from controller.receipts import Key, Receipts, moved
+from controller.settings import ControllerSettings
 from trefoil.core.brains import PlanView
+from trefoil.core.common import Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.energy import ReceiptRates
 from trefoil.core.objective import ActMode
 from trefoil.core.plan import Plan, Rollout, RolloutState
 from trefoil.core.plan_check import node_digest
@@ -20,6 +26,7 @@ from trefoil.runtime.telemetry import Metrics
 DEMAND_MAX: Final = 86_400  # 24 h of seconds
 MODES: Final = tuple(m.name.lower() for m in ActMode if m)
 STATES: Final = tuple(s.name.lower() for s in RolloutState if s)
+FORECASTS: Final = ("used", "refused", "none")
 RUNGS: Final[Mapping[int, str]] = {RUNG_DEGRADED: "degraded", RUNG_KEPT: "kept"}
 
 
@@ -40,6 +47,34 @@ class DemandSeries:
                 await self._authority.write(writes)
 
 
+class ReceiptSeries:
+    """What answers cost, for the dispatchers: written when a rate has moved, and again before they call it old."""
+
+    def __init__(
+        self, settings: ControllerSettings, keys: Keys, receipts: Receipts, authority: Authority, clock: Clock
+    ) -> None:
+        self._settings, self._keys, self._receipts = settings, keys, receipts
+        self._authority, self._clock = authority, clock
+        self._told: dict[Key, float] = {}
+        self._at_s = -math.inf
+        self._told_at_s = -math.inf
+
+    async def publish(self, plan: Plan | None) -> None:
+        """Write if it is time to."""
+        now_s, settings = self._clock.now_s(), self._settings.receipts
+        if now_s - self._at_s < settings.publish_s:
+            return
+        self._at_s = now_s
+        rates = self._receipts.rates(plan)
+        if now_s - self._told_at_s < settings.repeat_s and not moved(self._told, rates, settings.publish_ratio):
+            return
+        revision = plan.revision if plan is not None else Revision()
+        told = ReceiptRates(rates, now_s, self._settings.carbon.series, self._settings.pue, revision)
+        await self._authority.write([Put(self._keys.receipts(), told)])
+        self._told_at_s = now_s
+        self._told = {(rate.slice, rate.family, rate.variant): rate.ratio for rate in rates}
+
+
 def demand(keys: Keys, observer: Observer, now_s: float) -> list[Write]:
     """Arrivals of the last second and the forecast, of each family."""
     bins = round(1 / observer.windows.bin_s)
@@ -53,8 +88,14 @@ def demand(keys: Keys, observer: Observer, now_s: float) -> list[Write]:
     return writes
 
 
-def gauge(metrics: Metrics, view: PlanView, control: Control, rollout: Rollout, last: Verdict | None) -> None:
-    """The state of control as metrics."""
+def gauge(
+    metrics: Metrics, view: PlanView, control: Control, rollout: Rollout, last: Verdict | None, refused: str = ""
+) -> None:
+    """The state of control as metrics. `refused`: the rung in force, where it is not planned by."""
+    metrics.set_one_of("trefoil_carbon_refused", "rung", refused, REFUSABLE)
+    forecast = view.carbon_forecast
+    used = "none" if forecast is None else "used" if forecast.bands else "refused"
+    metrics.set_one_of("trefoil_carbon_forecast", "state", used, FORECASTS)
     metrics.simulated = any(n.simulated for n in view.fleet.nodes)
     metrics.set("trefoil_nodes_stale", len(view.fleet.stale))
     metrics.set_one_of("trefoil_act_mode", "mode", control.mode.name.lower(), MODES)

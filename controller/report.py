@@ -16,6 +16,7 @@ import structlog
 from controller.authority import Authority
 from controller.disk import Disk
 from controller.observe import Observer
+from controller.receipts import Joined, Receipts, summed
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.accounting import by_family, fold, reading_at
@@ -52,12 +53,14 @@ class Accountant:
         state: State,
         authority: Authority,
         observer: Observer,
+        receipts: Receipts,
         disk: Disk,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         self._settings, self._state, self._authority, self._observer = settings, state, authority, observer
-        self._disk, self._metrics, self._clock = disk, metrics, clock
+        self.receipts, self._disk, self._metrics, self._clock = receipts, disk, metrics, clock
+        self._joined: deque[Joined] = deque()
         self._ids: dict[str, str] = {str(k): str(v) for k, v in disk.load_plain("energy_ids").items()}
         self._recent: dict[str, _Recent] = {}
         self._pending: dict[str, dict[str, float]] = {}
@@ -85,6 +88,7 @@ class Accountant:
                 self._ids[key] = entry_id
                 self._book(node, sample, readings, families)
         self._served()
+        self._reconcile()
         if self._clock.now_s() - self._flushed_at_s >= FLUSH_S:
             await self.flush()
 
@@ -142,6 +146,7 @@ class Accountant:
             self.unknown_s += gap_s
             self._metrics.inc("trefoil_energy_unknown_seconds_total", gap_s, node=node)
         self._last[sample.device] = sample
+        self.receipts.sample(sample)
         self._fold(node, sample)
         if sample.ends_at_s > self.hold_from_s:
             self.held.append(sample)
@@ -159,6 +164,23 @@ class Accountant:
             self._add(family, "grams", co2)
             self._add(family, f"grams:{reading.quality.name.lower()}", co2)
             self._metrics.inc("trefoil_emissions_grams_total", co2, zone=reading.series.zone)
+
+    def _reconcile(self) -> None:
+        """Compare what receipts say with what was metered over the same time."""
+        now_s, settings = self._clock.now_s(), self._settings.receipts
+        self.receipts.nodes(self._observer.inputs.nodes.values())
+        for joined in summed(self.receipts.join(now_s)):
+            self._joined.append(joined)
+            self._add(joined.family, "active_joules", joined.active_j)
+            self._add(joined.family, "receipt_joules", joined.receipt_j)
+            self._metrics.inc("trefoil_active_joules_total", joined.active_j, family=joined.family)
+            self._metrics.inc("trefoil_receipt_joules_total", joined.receipt_j, family=joined.family)
+        while self._joined and self._joined[0].ends_at_s < now_s - settings.residual_s:
+            self._joined.popleft()
+        for joined in summed(self._joined):
+            if joined.active_j > 0:
+                residual = joined.receipt_j / joined.active_j - 1
+                self._metrics.set("trefoil_receipt_residual_ratio", residual, family=joined.family)
 
     def _served(self) -> None:
         """Requests answered since the last look, by variant."""

@@ -16,7 +16,7 @@ first swaps to its fastest variants; else HALTED.
 Deviations: none. Stateless: after a crash or a newer plan the steps are computed again from what stands then.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -58,12 +58,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The steps to the target, or `halted` with the reason in `why` and no steps."""
+    """The steps to the target, or `halted` with the reason in `why` and no steps.
+
+    `waits` says what of the target cannot be touched now: the steps lead past it, and it is to be tried again.
+    """
 
     steps: tuple[Step, ...]
     why: str
     halted: bool = False
     floor_per_s: Mapping[str, float] | None = None
+    waits: str = ""
 
     @property
     def moving(self) -> tuple[SliceKey, ...]:
@@ -85,16 +89,25 @@ def way(standing: Standing, target: Plan, terms: Terms) -> Way:
     touchable = {n: d for n, d in planned.items() if n in standing.devices and n not in standing.fixed}
     goal: dict[str, PlannedDevice] = {**standing.devices, **touchable}
     moved = [name for name in sorted(goal) if _differs(standing, name, goal[name])]
+    waits = _waits(standing, planned)
     if not moved:
-        settle = Step("settle", target.routes, goal, frozenset(), {})
-        return Way((settle,), "only the shares change: nothing to start or stop", floor_per_s=floor)
+        (settle,) = _Path(standing, target, goal, terms).settled(waits)
+        settle = replace(settle, devices=goal)  # alike, but for what no slice is restarted for
+        return Way((settle,), "only the shares change: nothing to start or stop", floor_per_s=floor, waits=waits)
     refused = ""
     for name, waypoints in _ways(standing, goal, moved, terms):
         path = _Path(standing, target, goal, terms)
         if all(path.batches(waypoint) for waypoint in waypoints):
-            return Way(tuple(path.settled()), name, floor_per_s=floor)
+            return Way(tuple(path.settled(waits)), name, floor_per_s=floor, waits=waits)
         refused = refused or path.refused
     return Way((), f"no order of steps keeps the capacity that the load needs: {refused}", True, floor)
+
+
+def _waits(standing: Standing, planned: Devices) -> str:
+    """Devices that the target wants otherwise than they stand, and that may not be touched now."""
+    names = [n for n in sorted(planned) if n in standing.fixed and n in standing.devices]
+    differ = [name for name in names if _differs(standing, name, planned[name])]
+    return f"{', '.join(differ)} cannot be changed now: lost, or nothing is heard of its agent" if differ else ""
 
 
 def _underway(standing: Standing, device: PlannedDevice, planned: Devices) -> PlannedDevice:
@@ -121,7 +134,7 @@ def _alike(a: PlannedDevice, b: PlannedDevice) -> bool:
 
 def _same(a: PlannedSlice | None, b: PlannedSlice | None) -> bool:
     """Whether two slices serve the same variants."""
-    return (a is not None and b is not None and a.hosted == b.hosted) or _variants(a) == _variants(b)
+    return a is b or (a is not None and b is not None and a.hosted == b.hosted) or _variants(a) == _variants(b)
 
 
 def _variants(part: PlannedSlice | None) -> tuple[tuple[str, str, int], ...]:
@@ -191,23 +204,35 @@ def _units(now: Devices, goal: Devices) -> list[Unit]:
     return [Unit(frozenset().union(*(u.drops for u in b)), tuple(p for u in b for p in u.adds)) for b in bundles]
 
 
-def _with(now: Devices, goal: Devices, units: list[Unit]) -> Devices:
-    """What stands after these units."""
-    drops = frozenset[SliceKey]().union(*(u.drops for u in units))
-    adds: dict[str, list[PlannedSlice]] = {}
-    for part in (p for u in units for p in u.adds):
-        adds.setdefault(part.key.device, []).append(part)
-    waypoint = {}
-    touched = {key.device for key in drops} | set(adds)
+def _still(now: Devices, goal: Devices) -> Devices:
+    """What stands after no unit at all."""
+    found = {}
     for name, device in now.items():
         awake = device.slices and goal[name].slices and device.target == DeviceState.AWAKE
-        if awake and name not in touched and _alike(device, goal[name]):
-            waypoint[name] = device
-            continue
-        parts = {p.key: p for p in (*(p for p in device.slices if p.key not in drops), *adds.get(name, ()))}
-        base = goal[name] if goal[name].slices or not parts else device
-        target = DeviceState.AWAKE if parts else base.target
-        waypoint[name] = replace(base, target=target, slices=tuple(parts[k] for k in sorted(parts)))
+        kept = awake and _alike(device, goal[name])
+        found[name] = device if kept else _merged(device, goal[name], frozenset(), ())
+    return found
+
+
+def _merged(
+    device: PlannedDevice, goal: PlannedDevice, drops: frozenset[SliceKey], adds: Sequence[PlannedSlice]
+) -> PlannedDevice:
+    parts = {p.key: p for p in (*(p for p in device.slices if p.key not in drops), *adds)}
+    base = goal if goal.slices or not parts else device
+    target = DeviceState.AWAKE if parts else base.target
+    return replace(base, target=target, slices=tuple(parts[k] for k in sorted(parts)))
+
+
+def _with(now: Devices, goal: Devices, before: Devices, chosen: list[Unit], unit: Unit) -> Devices:
+    """What stands after one more unit; `before`: after the chosen ones."""
+    names = {key.device for key in unit.drops} | {part.key.device for part in unit.adds}
+    units = [*chosen, unit]
+    drops = frozenset[SliceKey]().union(*(u.drops for u in units))
+    waypoint = dict(before)
+    for name in names:
+        if name in now:
+            adds = [part for u in units for part in u.adds if part.key.device == name]
+            waypoint[name] = _merged(now[name], goal[name], drops, adds)
     return waypoint
 
 
@@ -241,10 +266,11 @@ class _Path:
         }
         self.refused = ""
 
-    def settled(self) -> Iterator[Step]:
-        """The steps; the last one routes exactly as the target says."""
+    def settled(self, waits: str) -> Iterator[Step]:
+        """The steps; the last one routes exactly as the target says, or over what serves where not all of it stands."""
         yield from self._steps
-        yield Step("settle", self._target.routes, dict(self._devices), frozenset(), {})
+        routes = shares(self._target, self._ready, self._terms, self._routes) if waits else self._target.routes
+        yield Step("settle", routes, dict(self._devices), frozenset(), {})
 
     def batches(self, goal: Devices) -> bool:
         """Hop to the goal, all at once if that is legal, else as many units at a time as is legal."""
@@ -253,12 +279,15 @@ class _Path:
         remaining = _units(self._devices, goal)
         while remaining:
             chosen: list[Unit] = []
+            waypoint = _still(self._devices, goal)
             for unit in remaining:
-                if self._change(_with(self._devices, goal, [*chosen, unit])) is not None:
+                further = _with(self._devices, goal, waypoint, chosen, unit)
+                if self._change(further) is not None:
                     chosen.append(unit)
+                    waypoint = further
             if not chosen:
                 return False
-            self.hop(_with(self._devices, goal, chosen))
+            self.hop(waypoint)
             remaining = [unit for unit in remaining if unit not in chosen]
         return self.hop(goal)
 
@@ -294,10 +323,17 @@ class _Path:
 
     def _change(self, waypoint: Devices) -> _Change | None:
         """What one hop changes, None when it would route too little."""
-        wanted = {part.key: part for d in waypoint.values() for part in d.slices}
-        leaving = {key for key in self._present if key not in wanted}
-        changed = {k for k, p in wanted.items() if k in self._ready and not _same(self._ready[k], p)}
-        missing = {k for k in wanted if k not in self._ready}
+        wanted: dict[SliceKey, PlannedSlice] = {}
+        changed, missing = set(), set()
+        for device in waypoint.values():
+            for part in device.slices:
+                wanted[part.key] = part
+                standing = self._ready.get(part.key)
+                if standing is None:
+                    missing.add(part.key)
+                elif standing is not part and not _same(standing, part):
+                    changed.add(part.key)
+        leaving = self._present - wanted.keys()
         rebuilt = {k for k in changed if not self._terms.swappable(self._ready[k], wanted[k])}
         # A slice that shrinks its throughput gets its smaller share first, one that grows gets its larger share last.
         slower = {k for k in changed - rebuilt if self._slower(self._ready[k], wanted[k])}
@@ -334,7 +370,7 @@ class _Path:
         """Whether each of these sets of slices carries what the load needs, or at least what it ever did."""
         for family, floor in sorted(self._floor.items()):
             distinct = {id(parts): parts for parts in routed}.values()
-            during = min(capacity_of(family, list(parts.values()), self._terms) for parts in distinct)
+            during = min(capacity_of(family, parts.values(), self._terms) for parts in distinct)
             if during < floor - NEED_TOLERANCE:
                 self.refused = f"{family} would have {during:.1f}/s of the {floor:.1f}/s it needs"
                 return False

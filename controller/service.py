@@ -40,6 +40,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             mode=_wire(control.mode),
             frozen=control.frozen,
             pinned=control.pinned,
+            carbon_refused=self._loop.observer.held().why,
         )
 
     async def WatchPlan(self, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -237,9 +238,7 @@ def explain(view: PlanView, plan: Plan | None, objective: Objective, state: Roll
             f"measured over {measured.window_s:g} s: p95 {measured.latency_ms_p95:.0f} ms, "
             f"{measured.slo_attainment:.1%} within {objective.slo_ms:g} ms, accuracy {measured.accuracy:.4f}, {grams}"
         )
-    carbon = view.carbon
-    rung = f", rung {carbon.rung}: {carbon.fallback_reason}" if carbon.rung else ""
-    lines.append(f"carbon: {carbon.intensity_g_per_kwh:.0f} g/kWh in {carbon.series.zone}{rung}")
+    lines += _carbon_lines(view)
     if view.fleet.stale:
         lines.append(f"stale nodes, nothing moves there: {', '.join(view.fleet.stale)}")
     if plan is not None and plan.exploration:
@@ -247,6 +246,19 @@ def explain(view: PlanView, plan: Plan | None, objective: Objective, state: Roll
     if state not in FINAL or state == RolloutState.HALTED:
         lines.append(f"rollout {state.name}: {rolling}")
     return "\n".join(lines)
+
+
+def _carbon_lines(view: PlanView) -> list[str]:
+    """Which reading and which forecast is planned by, and why no better one."""
+    carbon, forecast = view.carbon, view.carbon_forecast
+    rung = f", rung {carbon.rung}: {carbon.fallback_reason}" if carbon.rung or carbon.fallback_reason else ""
+    lines = [f"carbon: {carbon.intensity_g_per_kwh:.0f} g/kWh in {carbon.series.zone}{rung}"]
+    if forecast is not None:
+        short = f", {forecast.fallback_reason}" if forecast.fallback_reason else ""
+        known = f"{len(forecast.bands)} intervals ahead" if forecast.bands else "not planned by"
+        age_s = max(0.0, view.now_s - forecast.issued_at_s)
+        lines.append(f"forecast: {forecast.model}, issued {age_s:.0f} s ago, {known}{short}")
+    return lines
 
 
 def exploration(explorer: Explorer, plan: Plan | None) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from controller.forecasters.table import FORECASTERS, ForecastSettings
+from controller.intensity import REFUSABLE, RUNGS
 from controller.triggers import CAUSES, Thresholds
 from controller.windows import WindowSettings
 from trefoil.core import policies
@@ -30,6 +31,21 @@ class CarbonSettings(Settings):
     """Planned by until the feed's first reading."""
     wait_s: float = Field(default=10.0, ge=0)
     """How long the first plan waits for that reading."""
+    rungs_refused: tuple[str, ...] = ()
+    """Rungs of the feed's ladder that are not planned by: they trigger nothing, the last reading of another stands."""
+    forecast: bool = True
+    """Plan budgets by carbon:forecast, where the feed has one; false: by the intensities seen."""
+    forecast_age_share_max: float = Field(default=0.25, gt=0, le=1)
+    """A forecast is refused once more than this share of what it looked ahead is over."""
+
+    @field_validator("rungs_refused")
+    @classmethod
+    def _rungs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in REFUSABLE:
+                why = "is what plans are made by" if name in RUNGS else "is no rung"
+                raise ValueError(f"{name!r} {why}; use some of {', '.join(REFUSABLE)}")
+        return value
 
     @field_validator("method", "factors")
     @classmethod
@@ -114,7 +130,7 @@ class ExploreSettings(Settings):
     settle_s: float = Field(default=2.0, ge=0)
     """After a rollout, before load windows count."""
     settle_max_s: float = Field(default=10.0, gt=0)
-    """How long to wait for the queue that the rollout left to drain."""
+    """How long to wait for the queue that the rollout left to drain; from cold, for it to grow shorter."""
     meter_wait_s: float = Field(default=4.0, gt=0)
     """How long to wait for energy samples of the interval measured; later ones make joules and grams unknown."""
     pause_s: float = Field(default=5.0, gt=0)
@@ -129,6 +145,22 @@ class ExploreSettings(Settings):
     """Requests that arrived and did not end, in seconds of arrivals: more breaks a measurement off."""
     queue_share_max: float = Field(default=0.25, gt=0, lt=1)
     """The same as a share of the route's queue: long before anything is rejected."""
+
+
+class ReceiptSettings(Settings):
+    """How receipt rates follow what is metered."""
+
+    memory_s: float = Field(default=60.0, gt=0)
+    """How long metered energy and answers are remembered: older ones weigh 1/e or less."""
+    items_min: int = Field(default=20, ge=1)
+    """Items that a slice must have answered before its own energy counts; until then that of its kind does."""
+    publish_s: float = Field(default=5.0, gt=0)
+    """How often rates are published once one of them has moved by publish_ratio."""
+    publish_ratio: float = Field(default=0.005, ge=0)
+    repeat_s: float = Field(default=20.0, gt=0)
+    """How often they are published all the same; dispatchers call them old after receipts_stale_s."""
+    residual_s: float = Field(default=600.0, gt=0)
+    """Over how long trefoil_receipt_residual_ratio compares receipts with metered energy."""
 
 
 class FixedDemand(Settings):
@@ -194,6 +226,7 @@ class ControllerSettings(ServiceSettings):
     triggers: TriggerSettings = TriggerSettings()
     rollout: RolloutSettings = RolloutSettings()
     explore: ExploreSettings = ExploreSettings()
+    receipts: ReceiptSettings = ReceiptSettings()
     smooth_s: float = Field(default=4.0, gt=0)
     lookback_s: float = Field(default=6.0, gt=0)
     slope_s: float = Field(default=5.0, gt=0)

@@ -5,11 +5,11 @@ Formulation: the target's shares over the slices that serve already, if they ove
 to capacity: a plan's accuracy may be missed for the seconds of a rollout, its SLO should not be.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from trefoil.core.catalog import Catalog
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Plan, PlannedSlice, Route, RouteTarget
 
@@ -43,15 +43,17 @@ def routed_capacity(
     return found
 
 
-def capacity_of(family: str, live: list[PlannedSlice], terms: Terms) -> float:
-    pools: Counter[tuple[str, str]] = Counter()
+def capacity_of(family: str, live: Iterable[PlannedSlice], terms: Terms) -> float:
+    pools: dict[tuple[str, str], int] = {}
     example: dict[tuple[str, str], str] = {}
     for part in live:
+        key = part.key
         for hosted in part.hosted:
             if hosted.family == family:
-                pools[part.key.slice_type, hosted.variant] += 1
-                example[part.key.slice_type, hosted.variant] = part.key.device
-    return sum(terms.capacity(family, example[pool], pool[0], pool[1], n) for pool, n in sorted(pools.items()))
+                pool = key.slice_type, hosted.variant
+                pools[pool] = pools.get(pool, 0) + 1
+                example[pool] = key.device
+    return sum([terms.capacity(family, example[pool], pool[0], pool[1], n) for pool, n in sorted(pools.items())])
 
 
 def serving(routes: tuple[Route, ...], ready: Mapping[SliceKey, PlannedSlice]) -> tuple[Route, ...]:
@@ -92,11 +94,14 @@ def shares(
     routes = []
     families = {route.family for route in target.routes}
     for route in (*target.routes, *(r for r in standing if r.family not in families)):
-        now = {k: p for k, p in ready.items() if any(h.family == route.family for h in p.hosted)}
+        now = {k: p for k, p in ready.items() if _variant(p, route.family) is not None}
         later = {**now, **{k: p for k, p in (slow or {}).items() if k in now}}
         planned = {(t.slice, t.stage): t for t in route.targets}
-        limits = _limits(route.family, later, terms)
-        weights = {k: max((t.weight for t in route.targets if t.slice == k), default=0.0) for k in now}
+        limits = _limits(route.family, later, terms) | dict.fromkeys(_mirrors(route, later), 0.0)
+        largest: dict[SliceKey, float] = {}
+        for t in route.targets:
+            largest[t.slice] = max(t.weight, largest.get(t.slice, t.weight))
+        weights = {k: largest.get(k, 0.0) for k in now}
         if not _carries(route.family, weights, limits, later, terms):
             weights = dict(limits) if any(limits.values()) else dict.fromkeys(now, 1.0)
         parts = [(key, h, p) for key, p in sorted(now.items()) for h in p.hosted if h.family == route.family]
@@ -104,11 +109,10 @@ def shares(
         for key, h, _ in parts:
             total[h.stage] += weights[key]
         targets = tuple(
-            replace(
-                planned.get((key, h.stage), RouteTarget(slice=key, stage=h.stage, credits=max(1, p.credits))),
-                variant=h.variant,
-                weight=weights[key] / total[h.stage] if total[h.stage] else 1 / len(parts),
-                draining=False,
+            _target(
+                planned.get((key, h.stage)) or RouteTarget(slice=key, stage=h.stage, credits=max(1, p.credits)),
+                h.variant,
+                weights[key] / total[h.stage] if total[h.stage] else 1 / len(parts),
             )
             for key, h, p in parts
         )
@@ -116,12 +120,50 @@ def shares(
     return tuple(routes)
 
 
+def _variant(part: PlannedSlice, family: str) -> str | None:
+    """What a slice serves of a family; None: nothing."""
+    for hosted in part.hosted:
+        if hosted.family == family:
+            return hosted.variant
+    return None
+
+
+def _mirrors(route: Route, parts: Mapping[SliceKey, PlannedSlice]) -> list[SliceKey]:
+    """Slices that get copies and answer nobody: no share is theirs, however much must be carried."""
+    version = int(route.params.get("mirror_version", 0))
+    if not version:
+        return []
+    return [k for k, p in parts.items() if any((h.family, h.version) == (route.family, version) for h in p.hosted)]
+
+
+def known(routes: tuple[Route, ...], catalog: Catalog) -> tuple[Route, ...]:
+    """The routes with the accuracy and version of what each target is to serve, as dispatchers need them for floors."""
+    families = {family.name: family for family in catalog.families}
+    found = []
+    for route in routes:
+        variants = {v.name: v for v in families[route.family].variants} if route.family in families else {}
+        targets = tuple(
+            replace(t, accuracy=variants[t.variant].accuracy, version=variants[t.variant].version)
+            if t.variant in variants
+            else t
+            for t in route.targets
+        )
+        found.append(replace(route, targets=targets))
+    return tuple(found)
+
+
+def _target(planned: RouteTarget, variant: str, weight: float) -> RouteTarget:
+    """A target that serves; the one that was planned where nothing of it changes."""
+    if planned.weight == weight and planned.variant == variant and not planned.draining:
+        return planned
+    return replace(planned, variant=variant, weight=weight, draining=False)
+
+
 def _limits(family: str, parts: Mapping[SliceKey, PlannedSlice], terms: Terms) -> dict[SliceKey, float]:
     """Each slice's part of its pool's capacity [1/s]."""
     pools: dict[tuple[str, str], list[SliceKey]] = {}
     for key, part in parts.items():
-        variant = next(h.variant for h in part.hosted if h.family == family)
-        pools.setdefault((key.slice_type, variant), []).append(key)
+        pools.setdefault((key.slice_type, _variant(part, family) or ""), []).append(key)
     return {
         key: terms.capacity(family, keys[0].device, slice_type, variant, len(keys)) / len(keys)
         for (slice_type, variant), keys in pools.items()
@@ -144,8 +186,7 @@ def _carries(
     load: dict[tuple[str, str], float] = {}
     limit: dict[tuple[str, str], float] = {}
     for key, weight in weights.items():
-        variant = next(h.variant for h in parts[key].hosted if h.family == family)
-        pool = key.slice_type, variant
+        pool = key.slice_type, _variant(parts[key], family) or ""
         load[pool] = load.get(pool, 0.0) + need * weight / total
         limit[pool] = limit.get(pool, 0.0) + limits[key]
     return all(load[pool] <= limit[pool] + NEED_TOLERANCE for pool in load)

@@ -18,6 +18,7 @@ from controller.shares import Terms, draining, routed_capacity, shares
 from controller.usable import mig_off
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, ProfileRow
+from trefoil.core.common import Same
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import NotFound
 from trefoil.core.fleet import SERVING, DeviceState, DeviceStatus, FleetState, Hosted, SliceKey, SliceState
@@ -36,8 +37,7 @@ def terms(view: PlanView, relaxed: bool = False) -> Terms:
     types = {d.device: d.type for node in view.fleet.nodes for d in node.devices}
     objectives = {o.family: o for o in view.objectives}
     demand = {d.family: d for d in view.demand}
-    rows = _rows(view.catalog)
-    profiled = {row.family for row in view.catalog.rows}
+    rows, profiled = _rows(Same(view.catalog.rows)), _profiled(Same(view.catalog.rows))
 
     @lru_cache(maxsize=4096)
     def capacity(family: str, device: str, kind: str, variant: str, count: int) -> float:
@@ -79,10 +79,16 @@ def _compute_slices(kind: str, slice_type_name: str) -> float:
         return 0.0
 
 
-def _rows(catalog: Catalog) -> Rows:
+@lru_cache(maxsize=16)
+def _profiled(rows: Same[tuple[ProfileRow, ...]]) -> frozenset[str]:
+    return frozenset(row.family for row in rows.value)
+
+
+@lru_cache(maxsize=16)
+def _rows(rows: Same[tuple[ProfileRow, ...]]) -> Rows:
     """One row per class: batch 1, alone, stage 0, the highest clock."""
     found: Rows = {}
-    for row in catalog.rows:
+    for row in rows.value:
         if row.batch != 1 or row.cohosted or row.stage:
             continue
         key = (row.device_type, row.slice_type, row.family, row.variant)
@@ -106,7 +112,9 @@ def _fastest(view: PlanView, rows: Rows, kind: str, part: PlannedSlice, hosted: 
 
 
 def _fits(catalog: Catalog, types: dict[str, str], old: PlannedSlice, new: PlannedSlice) -> bool:
-    """Whether a slice has memory for the old and the new variants at once."""
+    """Whether a slice can swap in place: it has memory for old and new at once, and no sequences, which would break."""
+    if any(catalog.family(hosted.family).sequence for hosted in old.hosted):
+        return False
     try:
         memory_mib = slice_type(device_type(types.get(old.key.device, "")), old.key.slice_type).memory_mib
     except NotFound:
@@ -128,7 +136,7 @@ def standing(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple
             base = wanted.get(status.device, PlannedDevice(device=status.device))
             awake = status.state in AWAKE_STATES
             now = DeviceState.AWAKE if awake else DeviceState.ASLEEP
-            devices[status.device] = replace(base, target=now, slices=())
+            devices[status.device] = _bare(Same(base), now)
             if not status.usable or mig_off(status):
                 closed.add(status.device)
             if status.state == DeviceState.LOST:
@@ -137,9 +145,15 @@ def standing(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple
             elif node.node in fleet.stale:
                 fixed.add(status.device)
                 devices[status.device] = base
-            if status.state != DeviceState.LOST:
+            if status.slices and status.state != DeviceState.LOST:
                 _slices(status, base, ready, present)
     return Standing(devices, ready, frozenset(present), routes, frozenset(fixed), frozenset(closed))
+
+
+@lru_cache(maxsize=1024)
+def _bare(device: Same[PlannedDevice], target: DeviceState) -> PlannedDevice:
+    """A device as it was told to be, without slices: asked for again at every step of a rollout."""
+    return replace(device.value, target=target, slices=())
 
 
 def _slices(
@@ -168,6 +182,8 @@ def early(view: PlanView, stands: Standing, plan: Plan) -> tuple[Route, ...] | N
     rules = terms(view)
     now = routed_capacity(stands.routes, stands.ready, rules)
     short = [family for family, need in rules.needs.items() if now.get(family, 0.0) < need]
+    if not short:
+        return None
     leaving = {t.slice for route in stands.routes for t in route.targets if t.draining}
     ready = {key: part for key, part in stands.ready.items() if key not in leaving}
     routes = shares(plan, ready, rules, stands.routes)
@@ -189,7 +205,7 @@ class _Asked:
         wanted = tuple((o.family, o.slo_ms, o.slo_quantile, o.hard_min_accuracy) for o in view.objectives)
         types = tuple((d.device, d.type) for node in view.fleet.nodes for d in node.devices)
         nodes = tuple((n.node, n.devices) for n in plan.nodes)
-        profiled = {row.family for row in view.catalog.rows}
+        profiled = _profiled(Same(view.catalog.rows))
         before = tuple(r for r in (view.current.routes if view.current else ()) if r.family not in profiled)
         self.key = (demand, wanted, types, nodes, plan.routes, stands, before)
         self._hash = hash((demand, wanted, tuple(n.digest for n in plan.nodes), len(stands.ready)))

@@ -24,13 +24,15 @@ Deviations: CLOVER compares with the intensity at the last optimisation; `carbon
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from controller.usable import out_of_service
 from trefoil.core.brains import PlanView
+from trefoil.core.common import Same
 from trefoil.core.demand import Demand
 from trefoil.core.fleet import FleetState, SliceKey, SliceState
-from trefoil.core.plan import Plan
+from trefoil.core.plan import NodePlan, Plan
 
 CAUSES: Final = ("start", "loss", "objective", "load", "slo", "accuracy", "carbon", "tick")
 ACCURACY_SLACK: Final = 0.005  # a window of some seconds is a sample of the mix
@@ -105,7 +107,13 @@ def made_for(view: PlanView, plan: Plan, next_tick_at_s: float) -> MadeFor:
 
 def usable_devices(fleet: FleetState) -> frozenset[str]:
     """Devices that a plan may use: not lost, in service, on a node that reports."""
-    return frozenset(d.device for node in fleet.nodes if node.node not in fleet.stale for d in node.devices if d.usable)
+    return _usable(Same(fleet))
+
+
+@lru_cache(maxsize=64)
+def _usable(fleet: Same[FleetState]) -> frozenset[str]:
+    known = fleet.value
+    return frozenset(d.device for node in known.nodes if node.node not in known.stale for d in node.devices if d.usable)
 
 
 def evaluate(
@@ -140,10 +148,15 @@ def evaluate(
     return (found[0] if found else None), Memory(since)
 
 
-def _lost(view: PlanView, plan: Plan) -> dict[SliceKey, SliceState]:
+def _lost(view: PlanView, plan: Plan) -> Mapping[SliceKey, SliceState]:
     """Slices of a plan that are gone or failed, on nodes that report."""
-    states = {s.key: s.state for node in view.fleet.nodes for d in node.devices for s in d.slices}
-    wanted = [p.key for n in plan.nodes if n.node not in view.fleet.stale for d in n.devices for p in d.slices]
+    return _lost_of(Same(view.fleet), Same(plan.nodes))
+
+
+@lru_cache(maxsize=64)
+def _lost_of(fleet: Same[FleetState], nodes: Same[tuple[NodePlan, ...]]) -> Mapping[SliceKey, SliceState]:
+    states = {s.key: s.state for node in fleet.value.nodes for d in node.devices for s in d.slices}
+    wanted = [p.key for n in nodes.value if n.node not in fleet.value.stale for d in n.devices for p in d.slices]
     bad = (SliceState.FAILED, SliceState.GONE, SliceState.UNSPECIFIED)
     return {key: states.get(key, SliceState.GONE) for key in wanted if states.get(key, SliceState.GONE) in bad}
 

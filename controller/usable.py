@@ -1,8 +1,10 @@
 """Which devices a plan may put slices on, and for each of the others why not."""
 
 from collections.abc import Collection
+from functools import lru_cache
 
-from trefoil.core.catalog import Catalog
+from trefoil.core.catalog import Catalog, ProfileRow
+from trefoil.core.common import Same
 from trefoil.core.device_types import DEVICE_TYPES, device_type
 from trefoil.core.errors import NotFound
 from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus
@@ -10,7 +12,12 @@ from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus
 
 def profiled(catalog: Catalog) -> frozenset[str]:
     """Device types that the catalogue has figures for."""
-    return frozenset(row.device_type for row in catalog.rows)
+    return _types(Same(catalog.rows))
+
+
+@lru_cache(maxsize=16)
+def _types(rows: Same[tuple[ProfileRow, ...]]) -> frozenset[str]:
+    return frozenset(row.device_type for row in rows.value)
 
 
 def out_of_service(status: DeviceStatus) -> str:

@@ -12,13 +12,15 @@ Deviations: none.
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
 from trefoil.core.brains import BudgetState
 from trefoil.core.catalog import Catalog
+from trefoil.core.common import Same
 from trefoil.core.demand import LoadWindow, Measured
 from trefoil.core.latency import Histogram, merge, quantile_ms
 
@@ -41,7 +43,10 @@ class WindowSettings:
 class _Budget:
     window_s: float
     started_at_s: float
-    buckets: "deque[list[float]]" = field(default_factory=deque)  # [starts_at_s, requests, accuracy_sum]
+    starts_s: "deque[float]" = field(default_factory=deque)  # of the buckets, with what each of them has seen
+    requests: "deque[float]" = field(default_factory=deque)
+    accuracy_sums: "deque[float]" = field(default_factory=deque)
+    rolls: bool = False
 
 
 class Windows:
@@ -55,6 +60,7 @@ class Windows:
         self._arrivals: dict[str, Counter[int]] = {}
         self._first_bin: int | None = None
         self.answered: Counter[tuple[str, str]] = Counter()
+        self.on_window: Callable[[LoadWindow], None] = _nobody  # told each window once
         self.hold_from_s = math.inf  # windows that end after it are kept however old: they are being measured
 
     @property
@@ -70,6 +76,7 @@ class Windows:
             return
         self._newest[worker] = window
         self._windows.append(window)
+        self.on_window(window)
         for cell in window.cells:
             if cell.arrived:
                 self._spread(cell.key.family, cell.arrived, window)
@@ -110,6 +117,8 @@ class Windows:
 
     def gap_scv(self, family: str) -> float:
         """Squared coefficient of variation of the gaps between arrivals; 1.0 where Poisson cannot be refused."""
+        if len(self._windows) < DISPERSION_MIN:
+            return 1.0
         counts: dict[tuple[str, int], list[tuple[int, float]]] = {}
         for window in self._windows:
             arrived = sum(c.arrived for c in window.cells if c.key.family == family)
@@ -173,8 +182,8 @@ class Windows:
         ended = answered + failed
         return Measured(
             family=family,
-            latency_ms_p95=quantile_ms(latency, 0.95),
-            latency_ms_p99=quantile_ms(latency, 0.99),
+            latency_ms_p95=_quantile_ms(Same(latency), 0.95),
+            latency_ms_p99=_quantile_ms(Same(latency), 0.99),
             slo_attainment=min(1.0, sum(c.within_slo for c in cells) / max(1, ended)),
             accuracy=accuracy / answered if answered else 0.0,
             grams_per_request=grams_per_request,
@@ -197,20 +206,29 @@ class Windows:
         """What each accuracy window has served. It opens with the first answer and rolls once it is full."""
         found = []
         for family, budget in sorted(self._budgets.items()):
-            while budget.buckets and budget.buckets[0][0] < now_s - budget.window_s:
-                budget.buckets.popleft()
-            first_s = budget.buckets[0][0] if budget.buckets else now_s
+            while budget.starts_s and budget.starts_s[0] < now_s - budget.window_s:
+                budget.starts_s.popleft()
+                budget.requests.popleft()
+                budget.accuracy_sums.popleft()
+                budget.rolls = True
+            first_s = budget.starts_s[0] if budget.starts_s else now_s
             elapsed_s = min(budget.window_s, max(0.0, now_s - first_s))
-            requests = accuracy_sum = 0.0
-            for _, answered, accurate in budget.buckets:
-                requests += answered
-                accuracy_sum += accurate
+            budget.rolls = budget.rolls and bool(budget.starts_s)
+            if budget.rolls:  # however long ago the oldest bucket that is left began
+                elapsed_s = budget.window_s
+            requests, accuracy_sum = sum(budget.requests, 0.0), sum(budget.accuracy_sums, 0.0)
             found.append(BudgetState(family, budget.window_s, elapsed_s, round(requests), accuracy_sum))
         return tuple(found)
 
     def dump_budgets(self) -> dict[str, object]:
         """For the disk, so that a restart does not forget what was served."""
-        return {f: {"window_s": b.window_s, "buckets": [list(x) for x in b.buckets]} for f, b in self._budgets.items()}
+        return {
+            family: {
+                "window_s": b.window_s,
+                "buckets": [list(row) for row in zip(b.starts_s, b.requests, b.accuracy_sums, strict=True)],
+            }
+            for family, b in self._budgets.items()
+        }
 
     def load_budgets(self, dumped: Mapping[str, Mapping[str, object]], now_s: float) -> None:
         """What `dump_budgets` wrote."""
@@ -219,8 +237,8 @@ class Windows:
             assert isinstance(buckets, list)
             window_s = entry["window_s"]
             assert isinstance(window_s, int | float)
-            rows = deque([float(value) for value in row] for row in buckets)
-            self._budgets[family] = _Budget(float(window_s), now_s, rows)
+            starts_s, requests, sums = (deque(float(row[i]) for row in buckets) for i in range(3))
+            self._budgets[family] = _Budget(float(window_s), now_s, starts_s, requests, sums)
 
     def _spread(self, family: str, arrived: int, window: LoadWindow) -> None:
         width = self._settings.bin_s
@@ -240,10 +258,22 @@ class Windows:
             return
         width = budget.window_s / BUDGET_BUCKETS
         starts_at_s = at_s // width * width
-        if not budget.buckets or budget.buckets[-1][0] < starts_at_s:
-            budget.buckets.append([starts_at_s, 0.0, 0.0])
-        budget.buckets[-1][1] += answered
-        budget.buckets[-1][2] += answered * _accuracy(catalog, family, variant)
+        if not budget.starts_s or budget.starts_s[-1] < starts_at_s:
+            budget.starts_s.append(starts_at_s)
+            budget.requests.append(0.0)
+            budget.accuracy_sums.append(0.0)
+        budget.requests[-1] += answered
+        budget.accuracy_sums[-1] += answered * _accuracy(catalog, family, variant)
+
+
+@lru_cache(maxsize=64)
+def _quantile_ms(latency: Same[Histogram], q: float) -> float:
+    """Of the one histogram of a window, asked for as long as that window counts."""
+    return quantile_ms(latency.value, q)
+
+
+def _nobody(_window: LoadWindow) -> None:
+    """Who is told of windows where nobody asked: a function with a name, so that a simulation can be saved."""
 
 
 def _accuracy(catalog: Catalog, family: str, variant: str) -> float:

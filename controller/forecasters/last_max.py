@@ -15,6 +15,7 @@ Deviations: none. With less than `smooth_s` of data the mean is over what there 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from trefoil.core.demand import LoadForecast
@@ -44,14 +45,19 @@ class LastMax:
         short = "" if len(arrivals) >= width else f"only {len(arrivals) * bin_s:g} s of data"
         if not arrivals:
             return LoadForecast(family, "last_max", now_s, lead_s, fallback_reason="no data")
-        width = min(width, len(arrivals))
+        mean, rate, slope, span_s = self._seen(tuple(arrivals), bin_s)
+        growth = min(slope * lead_s, self.growth_ratio_max * rate)
+        p90 = poisson_quantile(rate * span_s) / span_s + growth
+        return LoadForecast(family, "last_max", now_s, lead_s, mean, max(p90, rate), rate, short)
+
+    @lru_cache(maxsize=4096)  # noqa: B019 (frozen and hashable: equal forecasters share it, and days repeat each other)
+    def _seen(self, arrivals: tuple[float, ...], bin_s: float) -> tuple[float, float, float, float]:
+        """The mean of now, the largest one of late [1/s], the slope [1/s^2], and what a mean is over [s]."""
+        width = min(max(1, round(self.smooth_s / bin_s)), len(arrivals))
         ends = range(len(arrivals), max(width, len(arrivals) - round(self.lookback_s / bin_s)) - 1, -1)
         means = [sum(arrivals[end - width : end]) / (width * bin_s) for end in ends]
         rate = max(means[0], *(self._level(arrivals[:end], bin_s, mean) for end, mean in zip(ends, means, strict=True)))
-        span_s = width * bin_s
-        growth = min(self._slope(arrivals, bin_s, means[0]) * lead_s, self.growth_ratio_max * rate)
-        p90 = poisson_quantile(rate * span_s) / span_s + growth
-        return LoadForecast(family, "last_max", now_s, lead_s, means[0], max(p90, rate), rate, short)
+        return means[0], rate, self._slope(arrivals, bin_s, means[0]), width * bin_s
 
     def _level(self, arrivals: Sequence[float], bin_s: float, mean: float) -> float:
         """The mean over `smooth_s`, or what the last seconds alone say with confidence: a step shows at once."""

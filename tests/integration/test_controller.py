@@ -68,8 +68,8 @@ async def test_starts_wakes_for_a_doubled_load_and_every_decision_replays(start)
     assert before.why.startswith("start: no plan is in force")
     capacity = before.expected["digits"].capacity_per_s
     plane.rate_per_s = 2.5 * capacity
-    await plane.until(lambda: _capacity_above(plane, 1.5 * capacity), 40)
-    await plane.until(plane.settled, 40)
+    await plane.until(lambda: _capacity_above(plane, 1.5 * capacity))
+    await plane.until(plane.settled)
     explained = await plane.stub.Explain(pb.ExplainRequest(family="digits"))
     assert explained.replans_by_cause["start"] == 1
     assert explained.reconfigurations_by_cause["load"] >= 1
@@ -103,7 +103,7 @@ async def test_carbon_reconfigures_through_a_sleeping_gpu_without_a_gap(start):
     assert dict(explained.reconfigurations_by_cause) == {"start": 1, "carbon": 1}
     last = (await plane.decisions())[-1]
     assert (last.trigger, last.versions["effect"], last.policy) == ("carbon", "reconfigure", "exact")
-    totals = await plane.until(lambda: _totals(plane), 15)
+    totals = await plane.until(lambda: _totals(plane))
     assert totals["joules"] > 0
     assert totals["grams"] == pytest.approx(totals["grams:measured"])
 
@@ -282,7 +282,7 @@ async def test_sigkill_in_the_middle_of_a_rollout_and_a_restart_converge(start):
     plane.kill_controller()
     plane.agent.holds_starts = False
     plane.start_controller()
-    await plane.until(plane._answers, 30)
+    await plane.until(plane._answers)
     await serves(plane, *DIRTY_SLICES)
     assert plane.agent.highest_epoch > epoch
 
@@ -304,6 +304,24 @@ async def test_an_emptied_redis_is_written_again_under_a_higher_epoch(start):
     assert kinds(plane) == set(CLEAN_SLICES)
 
 
+async def test_an_emptied_redis_stops_nothing_that_a_worker_may_still_send_to(start):
+    plane = await start(planner=BY_CARBON)
+    plane.serving = False  # it goes on routing, and cannot say so: its acknowledgement is lost with everything else
+    plane.redis.flush()
+    plane.intensity = 500.0
+
+    async def asked() -> bool:
+        return (await plane.rollout()).state == RolloutState.WAITING_ACK
+
+    await plane.until(asked)
+    for _ in range(20):
+        assert await asked(), "nobody has said that the slice is left"
+        assert set(CLEAN_SLICES) <= kinds(plane)
+        await asyncio.sleep(0.1)
+    plane.serving = True
+    await serves(plane, *DIRTY_SLICES)
+
+
 async def test_goes_on_after_redis_was_away(start):
     plane = await start(planner=BY_CARBON)
     plane.redis.kill()
@@ -322,7 +340,7 @@ async def test_a_lost_device_is_planned_around_and_a_silent_node_is_left_alone(s
     await plane.until(lambda: {k.device for k in plane.agent.slices} == {"node0/gpu1"} and kinds(plane))
     assert (await plane.decisions())[-1].trigger == "loss"
     plane.agent.silent = True
-    await plane.until(lambda: _stale(plane), 15)
+    await plane.until(lambda: _stale(plane))
     commanded = len(plane.agent.plans)
     plane.intensity = 500.0
     await asyncio.sleep(2)  # long enough for four ticks

@@ -13,7 +13,7 @@ from controller.planners.exact import ExactPlanner, search
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of, weights_of
 from controller.planners.exact.planner import CONSTANTS
-from controller.planners.exact.reuse import answer, refitted
+from controller.planners.exact.reuse import answer, on_grid, refitted
 from controller.planners.exact.search import solve
 from controller.planners.exact.shares import Share, split
 from controller.planners.world import read
@@ -193,9 +193,17 @@ def test_a_relaxation_and_a_restriction_enclose_the_optimum(service_ms, accuraci
         assert between.objective * (1 - between.gap) <= exact.objective * (1 + 2e-6) + 1e-6
 
 
-@given(service, accuracy, st.floats(20.0, 250.0), st.integers(8, 12), st.floats(5.0, 800.0), st.floats(0.0, 1.0))
-@settings(max_examples=15, deadline=None)
-def test_a_remembered_answer_is_as_good_as_it_says(service_ms, accuracies, rate, gpus, value_j, share):
+@given(
+    service,
+    accuracy,
+    st.floats(20.0, 250.0),
+    st.integers(8, 12),
+    st.floats(5.0, 800.0),
+    st.floats(0.0, 1.0),
+    st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_a_remembered_answer_is_as_good_as_it_says(service_ms, accuracies, rate, gpus, value_j, share, ladder):
     target = accuracies[0] + share * (accuracies[1] - accuracies[0])
     one = view(
         rate=rate,
@@ -206,7 +214,10 @@ def test_a_remembered_answer_is_as_good_as_it_says(service_ms, accuracies, rate,
     )
     problem = problem_of(one, {**CLOCKED, "clocks": 0.0})
     aim, limits = Aim({"digits": value_j}, {"digits": target}), Limits(4000, 1e-3)
-    found, exact = answer(problem, aim, limits), solve(problem, aim, Limits(20_000, 1e-6))
+    if ladder:
+        aim = on_grid(problem, aim, up=False)
+        target = aim.target["digits"]
+    found, exact = answer(problem, aim, limits, ladder), solve(problem, aim, Limits(20_000, 1e-6))
     assert (found is None) == (exact is None)
     if found is not None and exact is not None:
         assert found.accuracy["digits"] >= target - 1e-6

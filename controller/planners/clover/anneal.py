@@ -19,6 +19,7 @@ from typing import Any, Final
 from numpy.random import Generator
 
 from controller.planners.clover.graph import Graph
+from controller.planners.clover.hunch import Hunch
 from controller.planners.clover.objective import Goal, Outcome, accepts
 from controller.planners.clover.space import TRIES, Setup, Space
 from trefoil.core.fleet import Configuration
@@ -55,6 +56,8 @@ class Search:
     spent_s: float = 0.0
     rate_per_s: float = 0.0
     """The load that the round is about: what is measured in it is remembered for this load."""
+    idle_w: float = 0.0
+    """Of all devices of the pod."""
     stopped: str = ""
     moved: bool = False
     """Whether a neighbour has become the centre yet."""
@@ -69,8 +72,10 @@ class Search:
                 self.queue.append(found[2])
                 self.centre = found[2]
 
-    def propose(self, space: Space, rules: Rules, kept: Mapping[Graph, bool], rng: Generator) -> Setup | None:
-        """What to look at next; None: the round is over, `stopped` says why. `kept`: see `Space.neighbour`."""
+    def propose(
+        self, space: Space, rules: Rules, kept: Mapping[Graph, bool], rng: Generator, hunch: Hunch | None = None
+    ) -> Setup | None:
+        """What to look at next; None: the round is over, `stopped` says why. `kept`, `hunch`: see `Space.neighbour`."""
         if self.pending is not None:
             return self.pending
         if self.queue and not self._out_of_time(rules):
@@ -79,7 +84,7 @@ class Search:
         if not self.stopped:
             self.stopped = self._stop(rules)
         if not self.stopped:
-            drawn = space.random(rng) if rules.random else space.neighbour(self.centre, rng, self.seen, kept)
+            drawn = space.random(rng) if rules.random else space.neighbour(self.centre, rng, self.seen, kept, hunch)
             if drawn is None:
                 self.stopped = "no neighbour is left"
             self.pending = drawn
@@ -135,6 +140,7 @@ _PLAIN: Final = [
     "violating",
     "spent_s",
     "rate_per_s",
+    "idle_w",
     "stopped",
     "moved",
 ]
@@ -184,7 +190,7 @@ def search_of(value: Mapping[str, Any]) -> Search:
         pending=setup_of(value["pending"]),
         queue=queue,
         seen={setup.key: setup for setup in seen},
-        **{name: value[name] for name in _PLAIN},
+        **{name: value[name] for name in _PLAIN if name in value},
     )
 
 

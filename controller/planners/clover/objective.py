@@ -61,8 +61,12 @@ class Goal:
     def gains(self, outcome: Outcome) -> tuple[float, float]:
         """(dC, dA) [%] of Eq. 2 and 1."""
         assert outcome.joules is not None
-        carbon = delta_carbon(outcome.joules * self.intensity / J_PER_KWH, self.base_g)
-        return carbon, delta_accuracy(outcome.accuracy, self.base_accuracy)
+        return self.deltas(outcome.joules, outcome.accuracy)
+
+    def deltas(self, joules: float, accuracy: float) -> tuple[float, float]:
+        """(dC, dA) [%] of joules per request and an accuracy."""
+        carbon = delta_carbon(joules * self.intensity / J_PER_KWH, self.base_g)
+        return carbon, delta_accuracy(accuracy, self.base_accuracy)
 
     def value(self, outcome: Outcome) -> float:
         """f of Eq. 3 [%]; minus infinity for what failed."""

@@ -28,6 +28,8 @@ from controller.planners.clover.anneal import (
     search_json,
     search_of,
 )
+from controller.planners.clover.graph import Graph
+from controller.planners.clover.hunch import Hunch
 from controller.planners.clover.measure import profiled
 from controller.planners.clover.objective import Goal, Outcome
 from controller.planners.clover.pods import Pod, assembled, pods_of, without
@@ -152,7 +154,7 @@ class CloverPlanner:
                 continue
             known, key = self._known.setdefault(family, {}), f"{size_key}|{search.pending.key}"
             known.pop(key, None)  # the newest stands last: the oldest are forgotten first
-            known[key] = outcome_from(told.get(family), search.rate_per_s, candidate.plan.created_at_s)
+            known[key] = outcome_from(told.get(family), search.rate_per_s, candidate.plan.created_at_s, search.idle_w)
             search.measured += 1
             while len(known) > KEPT:
                 known.pop(next(iter(known)))
@@ -220,7 +222,7 @@ class CloverPlanner:
         queue = [centre]
         if base_joules(world, pod, {}, constants) is None and pod.base != centre:
             queue.insert(0, pod.base)
-        search = Search(centre, constants["temperature"], queue=queue, rate_per_s=rate)
+        search = Search(centre, constants["temperature"], queue=queue, rate_per_s=rate, idle_w=_idle_w(pod))
         self._searches[pod.family] = (pod.space.size_key, search)
         known = self._valid(pod, rate, constants)
         if constants["warm"] > 0 and (goal := goal_of(world, pod, known, constants)) is not None:
@@ -238,10 +240,12 @@ class CloverPlanner:
         rng: Generator,
     ) -> None:
         """Judge what is known until something has to be measured or the round ends."""
-        setups = {key: pod.space.named(key) for key in known} if constants["guided"] > 0 else {}
+        guided = constants["guided"] > 0 and goal is not None
+        setups = {key: setup for key in known if guided and (setup := pod.space.named(key)) is not None}
         while True:
-            kept = {s.graph: goal.feasible(known[key]) for key, s in setups.items() if s is not None and goal}
-            setup = search.propose(pod.space, rules, kept, rng)
+            kept = {s.graph: goal.feasible(known[key]) for key, s in setups.items() if goal}
+            hunch = _hunch(pod, goal, {s.graph: known[key] for key, s in setups.items()}) if goal and guided else None
+            setup = search.propose(pod.space, rules, kept, rng, hunch)
             if setup is None or setup.key not in known:
                 return
             if goal is None:
@@ -311,12 +315,19 @@ def _best(pod: Pod, search: Search, goal: Goal, known: Mapping[str, Outcome]) ->
     )
 
 
-def outcome_from(measured: Measured | None, rate_per_s: float, at_s: float) -> Outcome:
-    """What a measurement says; nothing answered, or refused: a failure."""
+def outcome_from(measured: Measured | None, rate_per_s: float, at_s: float, idle_w: float = 0.0) -> Outcome:
+    """What a measurement says; nothing answered, or refused: a failure.
+
+    Joules are brought to the load of the round: some hundred requests may come in 7 % more or less time than they take
+    on average, and what idles does so all that time. Otherwise the luckiest gap between requests would look best.
+    """
     if measured is None or not math.isfinite(measured.latency_ms_p95):
         return Outcome(None, 0.0, math.inf, math.inf, 0.0, rate_per_s, at_s)
+    joules = measured.joules_per_request
+    if joules is not None and measured.rate_per_s > 0 and rate_per_s > 0:
+        joules = max(0.0, joules + idle_w / rate_per_s - idle_w / measured.rate_per_s)
     return Outcome(
-        measured.joules_per_request,
+        joules,
         measured.accuracy,
         measured.latency_ms_p95,
         measured.latency_ms_p99,
@@ -326,12 +337,21 @@ def outcome_from(measured: Measured | None, rate_per_s: float, at_s: float) -> O
     )
 
 
+def _hunch(pod: Pod, goal: Goal, known: Mapping[Graph, Outcome]) -> Hunch:
+    return Hunch(pod.space, goal, _idle_w(pod), pod.task.mean_per_s, known)
+
+
+def _idle_w(pod: Pod) -> float:
+    """Of all devices of the pod."""
+    return sum(kind.idle_w * n for kind, n in pod.space.kinds)
+
+
 def base_joules(world: World, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]) -> float | None:
     """Joules per request of BASE at this demand: as the objective says, by its profile, or as measured."""
     given = pod.task.objective.base_j_per_request
     if given > 0:
         return given
-    rate, active = pod.task.mean_per_s, 0.0
+    active = 0.0
     graph = pod.space.deployed(pod.base).graph
     for (variant, name, shape), n in graph.weights:
         kind = next(k for k, _ in pod.space.kinds if k.name == name)
@@ -340,7 +360,7 @@ def base_joules(world: World, pod: Pod, known: Mapping[str, Outcome], constants:
             outcome = known.get(pod.base.key)
             return outcome.joules if outcome is not None else None
         active += column.energy_j * n / graph.instances
-    return sum(kind.idle_w * n for kind, n in pod.space.kinds) / rate + active
+    return _idle_w(pod) / pod.task.mean_per_s + active
 
 
 def goal_of(world: World, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]) -> Goal | None:

@@ -14,7 +14,7 @@ Deviations: every slice hosts a copy, as in CLOVER; a configuration with a slice
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Final, TypeVar
@@ -198,7 +198,12 @@ class Space:
             return setup
         number = {kind.name: n for kind, n in self.kinds}
         layouts = tuple((c, n * number[c.device_type]) for c, n in setup.layouts)
-        return Setup(layouts, Graph.of({edge: n * number[edge[1]] for edge, n in setup.graph.weights}))
+        return Setup(layouts, self.whole(setup.graph))
+
+    def whole(self, graph: Graph) -> Graph:
+        """The graph of the whole pod."""
+        number = {kind.name: n for kind, n in self.kinds}
+        return Graph.of({edge: n * number[edge[1]] for edge, n in graph.weights}) if self.standardised else graph
 
     def uniform(self, layout: Mapping[str, Configuration], variant: str) -> Setup:
         """One configuration per device type and the same variant everywhere."""
@@ -231,17 +236,25 @@ class Space:
     # ------------------------------------------------------------------------------------------------ neighbours
 
     def neighbour(
-        self, centre: Setup, rng: Generator, seen: Collection[str], kept: Mapping[Graph, bool]
+        self,
+        centre: Setup,
+        rng: Generator,
+        seen: Collection[str],
+        kept: Mapping[Graph, bool],
+        hunch: Callable[[Sequence[Graph]], npt.NDArray[np.float64]] | None = None,
     ) -> Setup | None:
         """One that is within the distance and not seen yet; None when there is none, or none is found.
 
-        `kept`: which known graphs keep the SLO. A standardised neighbour is drawn by how its nearest known ones do.
+        `kept`: which known graphs keep the SLO. A standardised neighbour is drawn by how its nearest known ones do, and
+        by what the `hunch` says it may be worth.
         """
         if self.standardised and not self.artifact:
             near = [s for s in self.neighbourhood(centre) if s.key not in seen]
             if not near:
                 return None
             chance = promise(near, kept)
+            if hunch is not None:
+                chance = chance * hunch([setup.graph for setup in near])
             return near[int(rng.choice(len(near), p=chance / chance.sum()))]
         for _ in range(TRIES):
             drawn = self.random(rng) if self.standardised else self._edited(centre, rng)

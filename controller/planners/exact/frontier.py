@@ -9,11 +9,13 @@ Data: the frontier at the current demand; the distribution of intensity (a forec
 Deviations: the rest of the window is taken to have the current demand; the budget spent corrects it tick by tick.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
+from controller.intensity import refusal
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem
 from controller.planners.exact.search import estimate, solve
@@ -24,8 +26,8 @@ STEEP_J: Final = 1e5  # per request and unit of accuracy: more than any plan sav
 WHOLE_DEVICES_MAX: Final = (
     8  # from so many devices on, a fraction of one says as much of the price, in a third of the time
 )
+REPAID: Final = 2.0  # times what a full window lacks: of a plan's steady error a third remains, and it swings little
 LEFT_MIN: Final = 0.04  # of a window: its last part is planned as one, its first is too short to tell a rate
-ROLLING: Final = 0.5  # of a full window: how far it is planned ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +129,24 @@ def price(
     total = sum(w for w, _ in intervals)
     mean = hull[0].accuracy
     steps = sorted(
-        (ci * slope, a.accuracy, b.accuracy, ci, w / total)
-        for a, b, slope in ((a, b, max(0.0, _slope(a, b))) for a, b in pairwise(hull))
-        for w, ci in intervals
+        [
+            (ci * slope, low, high, ci, w / total)
+            for low, high, slope in [(a.accuracy, b.accuracy, max(0.0, _slope(a, b))) for a, b in pairwise(hull)]
+            for w, ci in intervals
+        ]
     )
     target, cost, at = hull[0].accuracy, 0.0, 0
     while at < len(steps) and mean < required - 1e-9:
-        cost = steps[at][0]
+        cost, low, high, ci, weight = steps[at]
         end, limit = at + 1, cost * (1 + 1e-9) + 1e-12
+        if ci != intensity and (end == len(steps) or steps[end][0] > limit):  # one step, and not of now: most of them
+            gain, at = weight * (high - low), end
+            mean += min(1.0, (required - mean) / gain) * gain
+            continue
         while end < len(steps) and steps[end][0] <= limit:
             end += 1
         tied, at = steps[at:end], end
-        gain = sum(w * (b - a) for _, a, b, _, w in tied)
+        gain = sum([w * (b - a) for _, a, b, _, w in tied])
         part = min(1.0, (required - mean) / gain)
         mean += part * gain
         here = [(a, b) for _, a, b, ci, _ in tied if ci == intensity]
@@ -151,29 +159,57 @@ def price(
 def distribution(view: PlanView, left_s: float, reaction_s: float) -> tuple[list[tuple[float, float]], str]:
     """(weight, intensity) of the rest of the window: a forecast, else what was seen, and the present in either case.
 
-    Without a forecast the present lasts to the end of its interval and as long again as a decision takes to change.
+    The present reading counts to the end of its interval. A forecast counts from there on as far as it reaches; where
+    it ends before the window does, or has gaps, the intensities seen stand for the rest. Without one the present counts
+    as long again as a decision takes to change.
     """
     now = max(view.carbon.intensity_g_per_kwh, 0.0)
-    ends_s = view.now_s + left_s
-    if view.carbon_forecast is not None:
-        ahead = [
-            (min(b.ends_at_s, ends_s) - max(b.starts_at_s, view.now_s), b.p50_g_per_kwh)
-            for b in view.carbon_forecast.bands
-            if b.ends_at_s > view.now_s and b.starts_at_s < ends_s and not b.starts_at_s <= view.now_s < b.ends_at_s
-        ]
-        present_s = left_s - sum(w for w, _ in ahead)
-        if ahead or view.carbon_forecast.bands:
-            return [(max(present_s, 1e-3 * left_s), now), *ahead], "forecast"
+    ahead, source = _ahead(view, left_s)
+    past, readings = _past(view)
+    if not ahead:
+        present = min(1.0, (max(0.0, view.carbon.ends_at_s - view.now_s) + reaction_s) / left_s)
+        rest = [(w * (1 - present), ci) for w, ci in past if present < 1]
+        return [(present, now), *rest], f"{readings} readings{source}"
+    present_s = min(left_s, max(view.carbon.ends_at_s - view.now_s, 1e-3 * left_s))
+    covered_s = sum(w for w, _ in ahead)
+    unknown_s = left_s - present_s - covered_s
+    if unknown_s <= 1e-6 * left_s:
+        return [(present_s, now), *ahead], source
+    rest = [(w * unknown_s, ci) for w, ci in past]
+    return [(present_s, now), *ahead, *rest], f"{source} for {covered_s:.0f} s, then {readings} readings"
+
+
+def _past(view: PlanView) -> tuple[list[tuple[float, float]], int]:
+    """(share of the time, intensity) of what was seen, the present reading included, and the number of readings."""
     seen: dict[float, tuple[float, float]] = {}
     for reading in (*view.carbon_history, view.carbon):
         seen[reading.starts_at_s] = (max(0.0, reading.ends_at_s - reading.starts_at_s), reading.intensity_g_per_kwh)
     usual = [w for w, _ in seen.values() if w > 0]
     default = sum(usual) / len(usual) if usual else 1.0
     past = [(w or default, max(0.0, ci)) for w, ci in seen.values()]
-    present = min(1.0, (max(0.0, view.carbon.ends_at_s - view.now_s) + reaction_s) / left_s)
     total = sum(w for w, _ in past)
-    rest = [(w / total * (1 - present), ci) for w, ci in past if present < 1]
-    return [(present, now), *rest], f"{len(past)} readings"
+    return [(w / total, ci) for w, ci in past], len(past)
+
+
+def _ahead(view: PlanView, left_s: float) -> tuple[list[tuple[float, float]], str]:
+    """(seconds, intensity) of the forecast between the present interval and the window's end; else why there is none.
+
+    Medians: an hour taken for what it may turn out to be (its 10, 50 and 90 % lines as 30 : 40 : 30) was no better.
+    """
+    forecast = view.carbon_forecast
+    if forecast is None:
+        return [], ""
+    why = refusal(forecast, view.carbon.series, view.now_s)
+    if why:
+        return [], f", {why}"
+    at_s, ends_s = max(view.now_s, view.carbon.ends_at_s), view.now_s + left_s
+    ahead: list[tuple[float, float]] = []
+    for band in forecast.bands:
+        begins_s, until_s = max(at_s, band.starts_at_s), min(ends_s, band.ends_at_s)
+        if until_s > begins_s and math.isfinite(band.p50_g_per_kwh):
+            ahead.append((until_s - begins_s, max(0.0, band.p50_g_per_kwh)))
+            at_s = until_s
+    return ahead, f"forecast {forecast.model}" if ahead else ", the forecast does not reach beyond the present interval"
 
 
 def required_mean(
@@ -181,7 +217,8 @@ def required_mean(
 ) -> tuple[float, float]:
     """The mean accuracy that the rest of the window has to reach, and its length [s].
 
-    Once a window is full it rolls: half of it is planned ahead, by when half of what it holds has left it.
+    Once a window is full it rolls, and as long again is planned ahead: no shorter time holds all hours of a day, and
+    whoever plans the night by itself buys accuracy at night. What the window lacks is made up for in that time.
     A debt is spread over few requests (none while a move still takes effect): it must be payable by what will surely
     come. A surplus is spread over many, so that it lasts.
     """
@@ -193,7 +230,7 @@ def required_mean(
     seen_per_s = rate_per_s if early else budget.requests / budget.elapsed_s
     debt = floor * budget.requests - budget.accuracy_sum
     if budget.elapsed_s >= window_s:
-        left_s, debt = ROLLING * window_s, (1 - ROLLING) * debt
+        left_s, debt = window_s, REPAID * debt
     if debt > 0:
         ahead = max(left_s - reaction_s, LEFT_MIN * window_s) * min(rate_per_s, seen_per_s)
     else:

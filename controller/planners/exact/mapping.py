@@ -15,15 +15,17 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import networkx as nx
 
 from controller.planners.columns import ClassKey, Column, class_of
-from controller.planners.exact.model import Group, Problem, Solution, layout_configuration, wake_j
+from controller.planners.exact.model import Group, Problem, Solution, wake_j
 from controller.planners.world import Device, Running
+from trefoil.core.common import Same
 from trefoil.core.device_types import Placement, placements, slice_type
-from trefoil.core.fleet import Configuration, SliceKey
+from trefoil.core.fleet import Configuration, DeviceType, SliceKey
 
 MILLI = 1000  # joules become integers: min-cost flow is exact on integers only
 SLEEP = Configuration("", ())
@@ -105,25 +107,39 @@ def _configure(
         classes[(device.awake, device.clock_mhz, runs)].append(device)
     asleep = len(group.devices) - sum(n for _, n in wanted)
     options = [(layout, n) for layout, n in [*wanted, (Layout(SLEEP, 0), asleep)] if n]
-    graph = nx.DiGraph()
-    for i, alike in enumerate(classes.values()):
-        graph.add_node(("class", i), demand=-len(alike))
-        for j, (layout, _) in enumerate(options):
+    costs = []
+    for alike in classes.values():
+        row = []
+        for layout, _ in options:
             cost = round(_cost_j(alike[0], layout.option, columns) * MILLI)
             turned = layout.option.slices and layout.clock_mhz != alike[0].clock_mhz  # of equals, who need not turn
-            graph.add_edge(("class", i), ("option", j), weight=cost + bool(turned), capacity=len(alike))
-    for j, (_, number) in enumerate(options):
-        graph.add_node(("option", j), demand=number)
-    flow = nx.min_cost_flow(graph)
+            row.append(cost + bool(turned))
+        costs.append(tuple(row))
+    flow = _flow(tuple(map(len, classes.values())), tuple(n for _, n in options), tuple(costs))
     chosen: dict[str, tuple[Layout, Placement]] = {}
     for i, alike in enumerate(classes.values()):
         names = iter(_spread(alike))
-        for j, (layout, _) in enumerate(options):
-            number = flow[("class", i)].get(("option", j), 0)
+        for (layout, _), number in zip(options, flow[i], strict=True):
             if number:
                 placement = _best_placement(alike[0], layout.option) if layout.option.slices else ()
                 chosen |= {next(names): (layout, placement) for _ in range(number)}
     return [(d, *chosen[d.name]) for d in group.devices if chosen[d.name][0].option.slices]
+
+
+@lru_cache(maxsize=4096)
+def _flow(
+    sizes: tuple[int, ...], numbers: tuple[int, ...], costs: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[int, ...], ...]:
+    """How many devices of each class take each option, at the least cost."""
+    graph = nx.DiGraph()
+    for i, (size, row) in enumerate(zip(sizes, costs, strict=True)):
+        graph.add_node(("class", i), demand=-size)
+        for j, cost in enumerate(row):
+            graph.add_edge(("class", i), ("option", j), weight=cost, capacity=size)
+    for j, number in enumerate(numbers):
+        graph.add_node(("option", j), demand=number)
+    flow = nx.min_cost_flow(graph)
+    return tuple(tuple(flow["class", i].get(("option", j), 0) for j in range(len(numbers))) for i in range(len(sizes)))
 
 
 def _spread(devices: Sequence[Device]) -> list[str]:
@@ -152,11 +168,16 @@ def _cost_j(device: Device, option: Configuration, columns: Mapping[ClassKey, Co
 
 def _best_placement(device: Device, option: Configuration) -> Placement:
     """Step 2: of the legal placements of a multiset the one that keeps most of what runs; the first of equals."""
-    if option == layout_configuration(device):
-        return device.layout
-    running = {(r.key.slice_type, r.key.start) for r in device.running}
+    return _placement(Same(device.type), device.layout, option)
+
+
+@lru_cache(maxsize=4096)
+def _placement(kind: Same[DeviceType], layout: Placement, option: Configuration) -> Placement:
     wanted = Counter(dict(option.slices))
-    legal = [p for p in placements(device.type) if Counter(name for name, _, _ in p) == wanted]
+    if kind.value.name == option.device_type and wanted == Counter(name for name, _, _ in layout):
+        return layout
+    running = {(name, start) for name, start, _ in layout}
+    legal = [p for p in placements(kind.value) if Counter(name for name, _, _ in p) == wanted]
     return max(legal, key=lambda p: sum((n, s) in running for n, s, _ in p), default=())
 
 

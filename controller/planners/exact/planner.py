@@ -25,6 +25,7 @@ from controller.planners.exact.model import Aim, Problem, Solution, as_they_are,
 from controller.planners.exact.reuse import answer, on_grid, refitted, standing, stepped
 from controller.planners.exact.search import solve
 from controller.planners.exact.verify import BACK_OFF, ROUNDS_MAX, failing, latency_ms_p95
+from controller.planners.trials import PARAMS, trials
 from controller.planners.uniform import pue_of
 from controller.planners.world import Running, Task, World, read
 from trefoil.core.brains import Decision, PlanView
@@ -40,6 +41,7 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "frontier_solves": 6.0,
     "kernel_requests": 5000.0,
     "demand_step": 0.0,  # above 1: for long runs, plan demand rounded up to a power of it, and aims of a grid
+    **PARAMS,  # variants on trial
     "clocks": 0.0,  # 1: clocks are planned too; 0: the highest, until they are controlled live
 }
 
@@ -204,7 +206,8 @@ def _checked(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> tupl
     """Solve and let the kernel check, at most `ROUNDS_MAX` rounds."""
     limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
     late: dict[ClassKey, float] = {}
-    solution = answer(problem, aim, limits)
+    ladder = constants["demand_step"] > 1
+    solution = answer(problem, aim, limits, ladder)
     for _ in range(ROUNDS_MAX):
         if solution is None or aim.shortage_allowed:
             break
@@ -212,7 +215,7 @@ def _checked(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> tupl
         if not late:
             break
         scale = {**problem.scale, **{k: problem.scale.get(k, 1.0) * BACK_OFF for k in late}}
-        tighter = answer(replace(problem, scale=scale), aim, limits)
+        tighter = answer(replace(problem, scale=scale), aim, limits, ladder)
         if tighter is None:  # the fleet has no more: the plan stands at the scale that it was solved at, with a note
             break
         solution, problem = tighter, replace(problem, scale=scale)
@@ -224,7 +227,8 @@ def _checked(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> tupl
 
 def stayed(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
     """What runs now, with the best shares; None when it cannot meet the aim."""
-    before = None if aim.shortage_allowed or any(g.must_stay for g in problem.groups) else standing(problem)
+    whole = not aim.shortage_allowed and not any(g.must_stay for g in problem.groups)
+    before = standing(problem) if whole and not any(trials(t.objective) for t in problem.tasks) else None
     if before is not None:
         solution = refitted(problem, aim, before)
     else:
@@ -264,7 +268,7 @@ def _expected(world: World, draft: Draft, task: Task, constants: Mapping[str, fl
 
 
 def _slowed(column: Column, scale: float) -> Column:
-    return replace(column, tiers=tuple((size, rate * scale) for size, rate in column.tiers))
+    return replace(column, tiers=tuple((size, rate * scale) for size, rate in column.tiers)) if scale != 1 else column
 
 
 def family_power_w(problem: Problem, solution: Solution, task: Task) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Census, Group, Problem, Solution, judged, layouts_of
 from controller.planners.exact.search import solve
 from controller.planners.exact.shares import Share, fixed_w, split
+from controller.planners.trials import route_params, trials
 from controller.planners.world import Task
 from trefoil.core.demand import Demand
 from trefoil.core.objective import Objective, ObjectiveMode
@@ -30,6 +31,9 @@ from trefoil.core.objective import Objective, ObjectiveMode
 DEVICES_MIN: Final = 8
 PRICE_STEP: Final = 1.1
 TARGET_STEP: Final = 1e-3
+BEYOND: Final = 1e-6  # of accuracy, above all that the solver's tolerance lets through
+RUNG_STEPS: Final = 16  # of the targets, from which a ladder begins
+RUNGS_MAX: Final = 4
 DEVICES_MAX: Final = 64  # beyond it a search is short of a proof itself
 WITHIN: Final = 2.0  # times the gap that a search stops at
 SLACK_W: Final = 1e-9
@@ -45,6 +49,7 @@ class Need:
     hard_min_accuracy: float
     replicas_min: int
     spread_min: int
+    trials: tuple[tuple[str, float], ...] = ()
 
     def task(self) -> Task:
         """A task that asks for exactly this."""
@@ -53,6 +58,7 @@ class Need:
             hard_min_accuracy=self.hard_min_accuracy,
             replicas_min=self.replicas_min,
             spread_min=self.spread_min,
+            params=dict(self.trials),
         )
         return Task(objective, Demand(self.family, "", self.rate_per_s, self.rate_p90_per_s))
 
@@ -60,7 +66,9 @@ class Need:
 def need_of(task: Task) -> Need:
     """The need of a task."""
     o, d = task.objective, task.demand
-    return Need(task.family, task.mean_per_s, d.rate_p90_per_s, o.hard_min_accuracy, o.replicas_min, o.spread_min)
+    on_trial = tuple(sorted(route_params(o).items()))
+    least = (o.hard_min_accuracy, o.replicas_min, o.spread_min)
+    return Need(task.family, task.mean_per_s, d.rate_p90_per_s, *least, on_trial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ class _Key:
 class _Asked:
     """A problem under its key: what a memo is asked with."""
 
-    __slots__ = ("key", "problem")
+    __slots__ = ("_hash", "key", "problem")
 
     def __init__(self, problem: Problem, moves: bool) -> None:
         groups = []
@@ -96,12 +104,13 @@ class _Asked:
             tuple(sorted(problem.scale.items())),
             tuple(sorted(problem.weights.items())),
         )
+        self._hash = hash(self.key)
 
     def __hash__(self) -> int:
-        return hash(self.key)
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and self.key == other.key
+        return isinstance(other, _Asked) and (self is other or self.key == other.key)
 
 
 def _counted(census: Census) -> tuple[tuple[object, ...], ...]:
@@ -120,15 +129,20 @@ def _solved(
     return solve(asked.problem, Aim(dict(values), dict(targets), shortage), limits)
 
 
-def answer(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
+def answer(problem: Problem, aim: Aim, limits: Limits, ladder: bool = False) -> Solution | None:
     """What `solve` finds, or a plan that is proven to be nearly as good; None when the constraints leave no plan.
+
+    `ladder`: many aims of the grid follow, so that what answers several of them is worth looking for.
 
     Raises:
         WallLimitHit: see `Program.solve`.
     """
+    if not aim.shortage_allowed and any(_beyond(problem, aim, t) for t in problem.tasks):
+        return None
     few = DEVICES_MIN <= problem.number <= DEVICES_MAX and len(problem.tasks) == 1 and not aim.shortage_allowed
+    few = few and not any(trials(t.objective) for t in problem.tasks)  # `refitted` splits traffic without them
     if few and aim.moves and not any(g.must_stay for g in problem.groups):
-        found = _proven(problem, aim, limits)
+        found = _proven(problem, aim, limits, ladder)
         if found is not None:
             return found
     values, targets = tuple(sorted(aim.value_j.items())), tuple(sorted(aim.target.items()))
@@ -137,26 +151,51 @@ def answer(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
     return _solved(_Asked(problem, True), values, targets, aim.shortage_allowed, limits)
 
 
-def _proven(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
+def _beyond(problem: Problem, aim: Aim, task: Task) -> bool:
+    """Whether a target that has to be met is above the most accurate class."""
+    best = max((c.accuracy for c in problem.columns if c.family == task.family), default=0.0)
+    return task.family not in aim.lack_j and aim.target.get(task.family, 0.0) > best + BEYOND
+
+
+def _proven(problem: Problem, aim: Aim, limits: Limits, ladder: bool) -> Solution | None:
     """The best plan of the grid points around an aim, or what stands, if it is proven to be good enough."""
     family = problem.tasks[0].family
     v, t = aim.value_j.get(family, 0.0), aim.target.get(family, 0.0)
     asked, tight = _Asked(problem, False), Limits(limits.nodes, limits.gap / 2)
-    (low_v, high_v), (low_t, high_t) = _around(v), _between(t)
-    lows = [_solved(asked, ((family, at),), ((family, low_t),), False, tight) for at in {low_v: 0, high_v: 0}]
-    if None in lows:  # not even the lower target can be met
-        return None
-    bounds = [s.objective * (1 - s.gap) for s in lows if s is not None]
-    part = (v - low_v) / (high_v - low_v) if high_v > low_v else 0.0
-    bound = bounds[0] + part * (bounds[-1] - bounds[0])
+    prices, (low, high) = _around(v), _between(t)
+    part = (v - prices[0]) / (prices[1] - prices[0]) if prices[1] > prices[0] else 0.0
     best: Solution | None = None
-    for candidate in _candidates(problem, lows, asked, family, (low_v, high_v), high_t, tight):
-        fitted = refitted(problem, aim, candidate)
-        if fitted is not None and (best is None or fitted.objective < best.objective - SLACK_W):
-            best = fitted
-        if best is not None and best.objective - bound <= WITHIN * limits.gap * best.objective:
-            return replace(best, gap=max(0.0, (best.objective - bound) / max(best.objective, SLACK_W)))
+    for target in _ladder(asked, family, prices[0], low, tight) if ladder and prices[0] == prices[1] else (low,):
+        lows = [_solved(asked, ((family, at),), ((family, target),), False, tight) for at in dict.fromkeys(prices)]
+        if None in lows:  # not even the lower target can be met
+            return None
+        bounds = [s.objective * (1 - s.gap) for s in lows if s is not None]
+        bound = bounds[0] + part * (bounds[-1] - bounds[0])
+        highs = prices if target == low < high else ()
+        for candidate in _candidates(problem, lows, asked, family, highs, high, tight):
+            fitted = refitted(problem, aim, candidate)
+            if fitted is not None and (best is None or fitted.objective < best.objective - SLACK_W):
+                best = fitted
+            if best is not None and best.objective - bound <= WITHIN * limits.gap * best.objective:
+                return replace(best, gap=max(0.0, (best.objective - bound) / max(best.objective, SLACK_W)))
     return None
+
+
+def _ladder(asked: _Asked, family: str, value: float, target: float, limits: Limits) -> Iterator[float]:
+    """Lower targets, then the target itself, while none of their plans is an answer.
+
+    The best plan for a target often reaches more, and is then the best for every target up to there: where many targets
+    are asked for, few plans answer them. A rung depends on the rungs below it and on nothing that was asked before.
+    """
+    rung = _between(target, RUNG_STEPS)[0]
+    for _ in range(RUNGS_MAX):
+        if rung >= target - TARGET_STEP / 2:
+            break
+        yield rung
+        found = _solved(asked, ((family, value),), ((family, rung),), False, limits)
+        reached = found.accuracy[family] if found is not None else target
+        rung = _between(max(reached, rung + TARGET_STEP))[1]
+    yield target
 
 
 def _candidates(
@@ -164,11 +203,11 @@ def _candidates(
     lows: Sequence[Solution | None],
     asked: _Asked,
     family: str,
-    prices: tuple[float, float],
+    prices: Sequence[float],
     target: float,
     limits: Limits,
 ) -> Iterator[Solution]:
-    """What stands first: it needs no moves."""
+    """What stands first: it needs no moves. Then the plans of the lower target, then those of the higher one."""
     still = standing(problem)
     if still is not None:
         yield still
@@ -188,11 +227,11 @@ def _around(value: float) -> tuple[float, float]:
     return (low, low) if abs(value - low) < 1e-9 * low else (low, float(PRICE_STEP ** (step + 1)))
 
 
-def _between(target: float) -> tuple[float, float]:
-    """The grid's targets below and above one."""
-    step = math.floor(target / TARGET_STEP + 1e-9)
+def _between(target: float, steps: int = 1) -> tuple[float, float]:
+    """The grid's targets below and above one, on every so many steps of it."""
+    step = math.floor(target / TARGET_STEP / steps + 1e-9) * steps
     low = step * TARGET_STEP
-    return (low, low) if abs(target - low) < 1e-12 else (low, (step + 1) * TARGET_STEP)
+    return (low, low) if abs(target - low) < 1e-12 else (low, (step + steps) * TARGET_STEP)
 
 
 def on_grid(problem: Problem, aim: Aim, up: bool) -> Aim:

@@ -294,6 +294,20 @@ async def test_a_queue_that_grows_ends_even_a_rollout(bench: Bench) -> None:
     assert "more than 25" in bench.explorer.run.now.why
 
 
+async def test_what_waits_before_anything_serves_is_not_held_against_the_first_candidate(bench: Bench) -> None:
+    bench.current, bench.answers = None, False
+    await bench.begin()
+    for _ in range(12):  # six seconds of requests: more than may wait
+        bench.rolling = 2
+        await bench.tick()
+    assert bench.explorer.run.phase is Phase.ROLL
+    assert bench.explorer.totals.broken_off == 0
+    for _ in range(40):  # it is up and settled, and nothing answers
+        await bench.tick()
+    assert bench.explorer.totals.broken_off >= 1
+    assert "wait, more than" in bench.explorer.text()
+
+
 async def test_a_halted_rollout_is_told_and_left(bench: Bench) -> None:
     bench.halts = True
     await bench.begin()

@@ -239,3 +239,28 @@ def test_a_device_of_a_stale_node_is_left_as_it_is():
     standing = replace(standing_of(now), fixed=frozenset({"node0/gpu1"}))
     found = way(standing, plan_of(then), terms(0))
     assert all(not s.devices["node0/gpu1"].slices for s in found.steps)
+
+
+def test_what_serves_on_a_stale_node_stays_routed_to_and_the_rollout_is_not_done():
+    now = {
+        "node0/gpu0": (planned("3g.20gb", 0), planned("3g.20gb", 4)),
+        "node0/gpu1": (planned("7g.40gb", 0, LARGE, "node0/gpu1"),),
+    }
+    then = {**now, "node0/gpu0": (planned("4g.20gb", 0), planned("2g.10gb", 4))}
+    standing = replace(standing_of(now), fixed=frozenset({"node0/gpu0", "node0/gpu1"}))
+    found = way(standing, plan_of(then), terms(0))
+    assert "node0/gpu0 cannot be changed" in found.waits
+    assert not found.halted
+    (settle,) = found.steps
+    assert settle.devices["node0/gpu0"].slices == now["node0/gpu0"]
+    (route,) = settle.routes
+    assert {target.slice for target in route.targets} == set(standing.ready), "only what serves, and all of it"
+    need = capacity_of("toy", list(standing.ready.values()), terms(0))
+    loaded = way(standing, plan_of(then), terms(need)).steps[-1].routes
+    assert routed_capacity(loaded, standing.ready, terms(need))["toy"] >= need - 1e-9
+    assert all(target.weight > 0 for target in loaded[0].targets), "under load all of it helps"
+    back = way(replace(standing, fixed=frozenset()), plan_of(then), terms(0))
+    assert (back.waits, {t.slice for t in back.steps[-1].routes[0].targets}) == (
+        "",
+        {p.key for ps in then.values() for p in ps},
+    )

@@ -81,6 +81,13 @@ def test_small_variants_swap_in_place():
     )
 
 
+def test_slices_with_sequences_never_swap_in_place():
+    (part,) = LARGE
+    small = replace(part, hosted=layout((("7g.40gb", 0),), "digits-s", GPU0)[0].hosted)
+    sequences = replace(CATALOG, families=tuple(replace(family, sequence=True) for family in CATALOG.families))
+    assert not terms(replace(seen(fleet()), catalog=sequences)).swappable(part, small)
+
+
 def test_a_rollout_is_impossible_only_where_nothing_can_carry_the_load_meanwhile():
     wanted = plan(*HALVES)
     assert impossible(seen(fleet(*LARGE), current=plan(*LARGE)), wanted) == ""  # gpu1 helps

@@ -69,6 +69,13 @@ def test_measured_counts_refusals_as_misses_and_weighs_accuracy_by_answers():
     assert found.measured("other", 10.5, CATALOG, None) is None
 
 
+def test_a_full_window_stays_full_whenever_it_is_looked_at():
+    """Its oldest bucket has just left most of the time; it must not count as nearly full, with its end at hand."""
+    found = book(*(window(i + 1, 0.7 * i, 0.7 * (i + 1), 1, small=1) for i in range(300)))
+    assert all(found.budgets(now_s)[0].elapsed_s == 100.0 for now_s in np.arange(110.0, 205.0, 0.13))
+    assert found.budgets(400.0)[0].elapsed_s == 0.0, "nothing is left of it: it opens anew"
+
+
 def test_the_budget_fills_then_rolls_and_survives_a_restart():
     found = book(*(window(i + 1, 10.0 * i, 10.0 * (i + 1), large=10) for i in range(8)))
     (budget,) = found.budgets(80.0)

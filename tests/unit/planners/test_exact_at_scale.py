@@ -119,16 +119,17 @@ def test_steady_decisions_at_ten_gpus_are_remembered(capsys):
     assert np.median(took[30:]) < 0.05
 
 
-def test_an_answer_does_not_depend_on_the_ones_before_it():
+@pytest.mark.parametrize("demand_step", [0.0, 1.05])
+def test_an_answer_does_not_depend_on_the_ones_before_it(demand_step):
+    planner = ExactPlanner({"demand_step": demand_step})
     one = view(rate=160.0, devices=fleet(10), history=DUCK, wanted=[objective(slo_ms=75.0)], horizon_s=3600.0)
-    warm = ExactPlanner()
     for ci in (90.0, 180.0, 300.0):
-        warm.plan(
+        planner.plan(
             view(ci, 160.0, devices=fleet(10), history=DUCK, wanted=[objective(slo_ms=75.0)]), np.random.default_rng(0)
         )
-    again = [ExactPlanner().plan(at_intensity(one, ci), np.random.default_rng(0)) for ci in (120.0, 250.0)]
+    again = [planner.plan(at_intensity(one, ci), np.random.default_rng(0)) for ci in (120.0, 250.0)]
     reuse._solved.cache_clear()
-    fresh = [ExactPlanner().plan(at_intensity(one, ci), np.random.default_rng(0)) for ci in (250.0, 120.0)]
+    fresh = [planner.plan(at_intensity(one, ci), np.random.default_rng(0)) for ci in (250.0, 120.0)]
     assert again == fresh[::-1]
 
 

@@ -1,8 +1,11 @@
 """The price of accuracy: greedy purchase over a window, the budget's arithmetic, the distribution of intensity."""
 
 import itertools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +19,7 @@ from controller.planners.exact.search import solve
 from controller.planners.world import read
 from tests.support.planning import DUCK, NOW_S, SERIES, fleet, objective, view
 from trefoil.core.brains import BudgetState
-from trefoil.core.carbon import CarbonBand, CarbonForecast
+from trefoil.core.carbon import CarbonBand, CarbonForecast, Series
 from trefoil.core.demand import Demand
 
 HULL = (Point(0.90, 50.0), Point(0.95, 60.0), Point(0.99, 100.0))  # slopes 200 and 1000 W per unit
@@ -80,8 +83,8 @@ def test_debts_and_surpluses_are_spread_over_what_is_left():
 def test_a_full_window_rolls():
     debt = BudgetState("digits", 100.0, 100.0, 2000, 0.96 * 2000)
     needed, left_s = required_mean(0.97, debt, 20.0, 100.0, 0.0)
-    assert left_s == 50.0
-    assert needed == pytest.approx(0.98)  # half of the window stays at 0.96 and is made up for by the other half
+    assert left_s == 100.0, "a shorter time would not hold all hours of a day"
+    assert needed == pytest.approx(0.99)  # twice what is lacking, so that little of a steady error remains
 
 
 @given(elapsed=st.floats(0.0, 500.0), requests=st.integers(0, 100_000), mean=st.floats(0.8, 1.0))
@@ -103,14 +106,108 @@ def test_history_counts_by_length_and_the_present_lasts_a_while():
     assert distribution(one, 10.0, 7.0)[0] == [(1.0, 300.0)]
 
 
+def ahead(*values: float, start_s: float = NOW_S, step_s: float = 7.0, series: Series = SERIES) -> CarbonForecast:
+    """A forecast without spread, interval by interval."""
+    starts = [start_s + step_s * i for i in range(len(values))]
+    bands = tuple(CarbonBand(at, at + step_s, ci, ci, ci) for at, ci in zip(starts, values, strict=True))
+    return CarbonForecast(series, "m", start_s, bands)
+
+
 def test_a_forecast_replaces_history():
-    bands = tuple(
-        CarbonBand(NOW_S + 7 * i, NOW_S + 7 * i + 7, 0.0, ci, 0.0) for i, ci in enumerate((250.0, 90.0, 400.0))
-    )
-    one = view(250.0, history=DUCK, forecast=CarbonForecast(SERIES, "m", NOW_S, bands))
+    one = view(250.0, history=DUCK, forecast=ahead(250.0, 90.0, 400.0))
     intervals, source = distribution(one, 14.0, 7.0)
-    assert source == "forecast"
+    assert source == "forecast m"
     assert intervals == [(7.0, 250.0), (7.0, 90.0)]
+
+
+def test_beyond_a_forecast_and_in_its_gaps_the_past_stands():
+    """The present is the present: it does not stand for hours that nobody has forecast."""
+    bands = ahead(250.0, 90.0, 400.0, math.nan, 80.0).bands
+    one = view(250.0, history=(100.0,), forecast=CarbonForecast(SERIES, "m", NOW_S, (*bands[:2], *bands[3:])))
+    intervals, source = distribution(one, 70.0, 7.0)
+    assert source == "forecast m for 14 s, then 2 readings"
+    assert intervals == [(7.0, 250.0), (7.0, 90.0), (7.0, 80.0), (24.5, 100.0), (24.5, 250.0)]
+    assert sum(w for w, _ in intervals) == pytest.approx(70.0)
+
+
+def test_a_reading_that_is_over_does_not_stand_for_the_present_interval():
+    late = replace(view(250.0, forecast=ahead(90.0, 95.0, start_s=NOW_S + 21)), now_s=NOW_S + 23)
+    intervals, _ = distribution(late, 12.0, 7.0)
+    assert intervals == [(pytest.approx(0.012), 250.0), (5.0, 90.0), (7.0, 95.0)]
+
+
+@pytest.mark.parametrize(
+    ("forecast", "why"),
+    [
+        (ahead(9.0, series=Series("mars")), ", the forecast is of mars"),
+        (ahead(9.0, start_s=NOW_S + 60), ", the forecast was issued 60 s in the future"),
+        (ahead(9.0), ", the forecast does not reach beyond the present interval"),
+        (
+            CarbonForecast(SERIES, "m", NOW_S, fallback_reason="the newest value is 30 h old"),
+            ", the newest value is 30",
+        ),
+    ],
+)
+def test_what_cannot_be_used_of_a_forecast_is_said(forecast, why):
+    plain = distribution(view(250.0, history=DUCK), 70.0, 7.0)
+    intervals, source = distribution(view(250.0, history=DUCK, forecast=forecast), 70.0, 7.0)
+    assert intervals == plain[0]
+    assert source.startswith(plain[1] + why)
+
+
+@given(
+    starts=st.lists(st.floats(-50.0, 300.0), max_size=12),
+    length=st.floats(1.0, 40.0),
+    left_s=st.floats(10.0, 300.0),
+    values=st.lists(st.floats(0.0, 900.0), min_size=3, max_size=3),
+)
+def test_weights_are_those_of_the_window_whatever_the_bands(starts, length, left_s, values):
+    bands = tuple(CarbonBand(NOW_S + at, NOW_S + at + length, *values) for at in sorted(starts))
+    one = view(250.0, history=DUCK, forecast=CarbonForecast(SERIES, "m", NOW_S, bands))
+    intervals, source = distribution(one, left_s, 7.0)
+    if source.startswith("forecast"):
+        assert sum(w for w, _ in intervals) == pytest.approx(left_s, rel=2e-3)
+    assert all(w > 0 and ci >= 0 for w, ci in intervals)
+    assert intervals[0][1] == 250.0
+
+
+def played(true: Sequence[float], told: Callable[[int], CarbonForecast | None], required: float) -> tuple[float, float]:
+    """A window of a made-up grid, interval by interval on HULL: (power times intensity, mean accuracy)."""
+    spent, bought = 0.0, 0.0
+    for i, ci in enumerate(true):
+        one, shift_s = view(ci, history=true[:i], forecast=told(i)), 7.0 * i
+        now, *past = (
+            replace(r, starts_at_s=r.starts_at_s + shift_s, ends_at_s=r.ends_at_s + shift_s)
+            for r in (one.carbon, *one.carbon_history)
+        )
+        one = replace(one, now_s=NOW_S + shift_s, carbon=now, carbon_history=tuple(past))
+        left = len(true) - i
+        intervals, _ = distribution(one, 7.0 * left, 0.0)
+        owed = min(HULL[-1].accuracy, (required * len(true) - bought) / left)
+        target = price(HULL, intervals, ci, 10.0, owed).target
+        bought += target
+        spent += ci * float(np.interp(target, [p.accuracy for p in HULL], [p.power_w for p in HULL]))
+    return spent, bought / len(true)
+
+
+def optimum(true: Sequence[float], mean: float) -> float:
+    """Of the same window in hindsight: all steps of all intervals, bought in the order of their cost."""
+    steps = sorted((ci * slope, gain) for ci in true for slope, gain in ((200.0, 0.05), (1000.0, 0.04)))
+    lacking, spent = (mean - 0.90) * len(true), sum(50.0 * ci for ci in true)
+    for cost, gain in steps:
+        spent += cost * max(0.0, min(gain, lacking))
+        lacking -= gain
+    return spent
+
+
+@given(true=st.lists(st.integers(20, 900), min_size=4, max_size=10, unique=True), required=st.floats(0.905, 0.985))
+def test_a_perfect_forecast_finds_the_optimum_and_none_finds_no_better(true, required):
+    perfect, reached = played(true, lambda i: ahead(*true[i:], start_s=NOW_S + 7.0 * i), required)
+    assert reached == pytest.approx(required, abs=1e-6)
+    assert perfect == pytest.approx(optimum(true, required), rel=1e-6)
+    blind, kept = played(true, lambda _: None, required)
+    assert kept <= required + 1e-6
+    assert blind >= optimum(true, kept) * (1 - 1e-6)
 
 
 def test_the_frontier_is_convex_and_its_points_are_plans():

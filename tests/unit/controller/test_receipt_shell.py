@@ -1,0 +1,120 @@
+"""What becomes of rates: published when they move, booked by the hour, compared with what was metered."""
+
+from pathlib import Path
+
+import pytest
+
+from controller.authority import Authority
+from controller.disk import Disk
+from controller.forecasters.table import ForecastSettings, forecaster
+from controller.observe import Observer
+from controller.publish import ReceiptSeries
+from controller.receipts import Receipts
+from controller.report import Accountant
+from controller.settings import ControllerSettings
+from tests.unit.controller.test_receipts import CATALOG, KEYS, node, sample
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.energy import EnergyMethod, ReceiptRates
+from trefoil.core.fleet import SliceKey
+from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.telemetry import Metrics
+from trefoil.simulator.memory_state import MemoryState, MemoryStore
+
+NOW_S = 1_795_000_200.0
+
+
+class World:
+    """A controller's accounting on a store in memory, one second at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = ManualClock(NOW_S)
+        self.state = MemoryState(MemoryStore(self.clock), "default", clock=self.clock)
+        self.settings = settings = ControllerSettings()
+        self.observer = Observer(settings, self.state, CATALOG, forecaster("last_max", ForecastSettings()), self.clock)
+        self.metrics, disk = Metrics("controller"), Disk(folder, 10)
+        self.authority = Authority(self.state, disk, self.clock, self.metrics, lambda: 0)
+        receipts = Receipts(CATALOG)
+        self.observer.windows.on_window = receipts.window
+        self.accountant = Accountant(
+            settings, self.state, self.authority, self.observer, receipts, disk, self.metrics, self.clock
+        )
+        self.series = ReceiptSeries(settings, self.state.keys, receipts, self.authority, self.clock)
+        self.told: list[ReceiptRates] = []
+        self._agent = None
+
+    async def start(self) -> None:
+        await self.authority._step()
+        self._agent = await self.state.acquire("agent:n", "test", ttl_s=3600.0)
+        await self.state.put(self._agent, self.state.keys.node("n"), node({KEYS[0]: "s"}))
+
+    async def second(self, j_each: float, answered: int = 10, receipt_j: float = 0.0, **metered) -> None:
+        """Answers and energy of one second, then one look."""
+        await self.clock.advance(1.0)
+        await self.authority._step()
+        now_s, key = self.clock.now_s(), KEYS[0]
+        cell = LoadCell(
+            LoadKey("digits", "s", key), answered=answered, items=answered, receipt_j=receipt_j, receipts=answered
+        )
+        window = LoadWindow("d", 0, round(now_s - NOW_S), now_s - 1, now_s, cells=(cell,))
+        await self.state.append_unfenced(self.state.keys.load("d", 0), window)
+        energy = sample(
+            SliceKey(key.device, key.slice_type, key.start, key.size), "s", answered * j_each, now_s, **metered
+        )
+        await self.state.append(self._agent, self.state.keys.energy("n"), energy, 1000)
+        await self.observer.refresh()
+        assert self.observer.inputs.down == ""
+        await self.accountant.refresh(["digits"])
+        await self.series.publish(None)
+        told = await self.state.get(self.state.keys.receipts(), ReceiptRates)
+        if told is not None and (not self.told or told != self.told[-1]):
+            self.told.append(told)
+
+    def metric(self, name: str) -> float | None:
+        for family in self.metrics.collect():
+            for each in family.samples:
+                if each.name == name and each.labels.get("family") == "digits":
+                    return float(each.value)
+        return None
+
+
+@pytest.fixture
+async def world(tmp_path):
+    made = World(tmp_path)
+    await made.start()
+    return made
+
+
+async def test_rates_are_published_when_they_move_and_again_before_they_are_old(world):
+    for _ in range(12):
+        await world.second(0.6)
+    assert world.told[-1].rates[0].ratio == pytest.approx(1.2)
+    assert (world.told[-1].pue, world.told[-1].series) == (1.2, world.settings.carbon.series)
+    count = len(world.told)
+    for _ in range(10):
+        await world.second(0.6)
+    assert len(world.told) == count, "nothing moved"
+    for _ in range(10):
+        await world.second(0.6)
+    assert len(world.told) == count + 1, "they are repeated"
+    for _ in range(10):
+        await world.second(1.2)
+    assert len(world.told) >= count + 2, "the slice draws twice as much"
+
+
+async def test_the_residual_is_booked_by_the_hour_and_shown(world):
+    for _ in range(30):
+        await world.second(0.6, receipt_j=5.7)
+    assert world.metric("trefoil_receipt_residual_ratio") == pytest.approx(-0.05)
+    assert world.metric("trefoil_active_joules_total") == pytest.approx(180.0)
+    assert world.metric("trefoil_receipt_joules_total") == pytest.approx(171.0)
+    await world.accountant.flush()
+    (key,) = await world.state.names(world.state.keys.totals_prefix())
+    totals = await world.state.totals(key)
+    assert (totals["active_joules"], totals["receipt_joules"]) == (pytest.approx(180.0), pytest.approx(171.0))
+
+
+async def test_where_nothing_is_metered_there_is_neither_a_rate_nor_a_residual(world):
+    for _ in range(8):
+        await world.second(0.0, method=EnergyMethod.NONE)
+    assert world.told[-1].rates == ()
+    assert world.metric("trefoil_receipt_residual_ratio") is None

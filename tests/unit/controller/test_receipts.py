@@ -1,0 +1,307 @@
+"""Receipts against metered energy: a simulated hour of both brains, and every way in which energy is not known."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from controller.receipts import Line, Receipts, line_of, moved, summed
+from dispatcher.load import LoadBook
+from dispatcher.receipts import Receipts as Prices
+from trefoil.core.carbon import CarbonReading, Quality, Series
+from trefoil.core.catalog import Catalog, ProfileRow
+from trefoil.core.common import Basis, Provenance, Revision
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.energy import EnergyMethod, EnergySample, HostedEnergy, ReceiptRates, SliceEnergy
+from trefoil.core.fleet import DeviceStatus, Hosted, NodeStatus, SliceKey, SliceStatus
+from trefoil.core.latency import of
+
+TYPE = "A100-SXM4-40GB"
+PROFILE_J = {"s": (0.3, 0.2), "l": (0.5, 1.5)}  # joules of a request, and of each of its items
+
+
+def row(variant: str, batch: int) -> ProfileRow:
+    request_j, item_j = PROFILE_J[variant]
+    return ProfileRow(
+        TYPE, "1g.5gb", "digits", variant, 0, batch, 1410, (), 10.0, 11.0, 12.0, 100.0, request_j + item_j * batch,
+        30.0, 16, Provenance(Basis.SYNTHETIC),
+    )  # fmt: skip
+
+
+CATALOG = Catalog((), tuple(row(variant, batch) for variant in PROFILE_J for batch in (1, 2, 8)))
+KEYS = tuple(SliceKey(f"n/gpu{d}", "1g.5gb", start, 1) for d in range(2) for start in range(3))
+
+
+def node(hosted: dict[SliceKey, str], kind: str = TYPE) -> NodeStatus:
+    def slices(device: str) -> tuple[SliceStatus, ...]:
+        return tuple(
+            SliceStatus(key=key, hosted=(Hosted("digits", variant, 1),))
+            for key, variant in hosted.items()
+            if key.device == device
+        )
+
+    devices = sorted({key.device for key in hosted})
+    return NodeStatus("n", devices=tuple(DeviceStatus(device, kind, slices=slices(device)) for device in devices))
+
+
+def sample(
+    key: SliceKey, variant: str, active_j: float, at_s: float, method: EnergyMethod = EnergyMethod.NVML_COUNTER
+) -> EnergySample:
+    hosted = (HostedEnergy("digits", variant, active_j),)
+    return EnergySample(
+        "n", key.device, starts_at_s=at_s - 1, ends_at_s=at_s, method=method,
+        slices=(SliceEnergy(key, 1, active_j, hosted),),
+    )  # fmt: skip
+
+
+def window(
+    key: SliceKey, variant: str, answered: int, at_s: float, items: int = 0, length_s: float = 1.0
+) -> LoadWindow:
+    cell = LoadCell(LoadKey("digits", variant, key), answered=answered, items=items or answered)
+    return LoadWindow("d", 0, round(at_s * 10), at_s - length_s, at_s, cells=(cell,))
+
+
+class Hour:
+    """Six slices that draw up to half as much again as their profile says, differently and drifting; two workers."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.controller = Receipts(CATALOG)
+        self.prices = [Prices(60.0), Prices(60.0)]
+        self.books = [LoadBook("d", worker, 0.0, 16) for worker in range(2)]
+        self.hosted = {key: "s" if n % 2 else "l" for n, key in enumerate(KEYS)}
+        self.truth = {key: float(self.rng.uniform(0.8, 1.5)) for key in KEYS}
+        self.drawn: dict[tuple[SliceKey, str], float] = {}
+        self.active_j = self.receipt_j = self.asked_j = 0.0
+        self.joined: list = []
+        self.late: list[LoadWindow] = []
+
+    def serve(self, at_s: float) -> None:
+        """Half a second: answers of one to four items, and what they truly drew."""
+        rate = 5.0 * (1.2 + math.sin(at_s / 500)) * (0.05 if 1500 < at_s < 1700 else 1.0)
+        for key, variant in self.hosted.items():
+            bias = self.truth[key] * (1 + 0.2 * math.sin(at_s / 700 + key.start))
+            for _ in range(self.rng.poisson(rate / 2)):
+                worker, items = int(self.rng.integers(2)), int(self.rng.choice((1, 1, 1, 2, 4)))
+                request_j, item_j = PROFILE_J[variant]
+                true_j = (request_j + item_j * items) * bias * self.rng.normal(1, 0.1)
+                self.active_j += true_j
+                self.drawn[key, variant] = self.drawn.get((key, variant), 0.0) + true_j
+                self.books[worker].answered("digits", variant, key, "", items, 20.0, 1.0, 75.0, at_s)
+                receipt = self.prices[worker].price(key, "digits", variant, items)
+                self.asked_j += receipt.energy_j if receipt is not None else 0.0
+
+    def meter(self, at_s: float) -> None:
+        for device in sorted({key.device for key in KEYS}):
+            slices = tuple(
+                SliceEnergy(key, 1, active_j, (HostedEnergy("digits", variant, active_j),))
+                for (key, variant), active_j in self.drawn.items()
+                if key.device == device
+            )
+            self.controller.sample(
+                EnergySample(
+                    "n", device, starts_at_s=at_s - 1, ends_at_s=at_s, method=EnergyMethod.NVML_COUNTER, slices=slices
+                )
+            )
+        self.drawn.clear()
+
+    def tell(self, at_s: float) -> None:
+        told = ReceiptRates(self.controller.rates(None), at_s, Series("z"), 1.2, Revision(1, 1))
+        for book, prices in zip(self.books, self.prices, strict=True):
+            book.settle(prices.rate)
+            prices.take(told, None)
+
+    def run(self, seconds: int) -> None:
+        self.controller.nodes([node(self.hosted)])
+        for half in range(1, 2 * seconds + 1):
+            at_s = half / 2
+            self.serve(at_s)
+            for book, prices in zip(self.books, self.prices, strict=True):
+                book.settle(prices.rate)
+                closed = book.take(at_s, Revision())
+                self.receipt_j += sum(cell.receipt_j for cell in closed.cells)
+                self.late.append(closed)
+            while len(self.late) > 3:  # windows come a second after what was metered
+                self.controller.window(self.late.pop(0))
+            if half % 2 == 0:
+                self.meter(at_s)
+                self.joined += self.controller.join(at_s)
+            if half % 10 == 0:
+                self.tell(at_s)
+            if half % 1200 == 600:  # every slice swaps its variant
+                self.hosted = {key: "l" if variant == "s" else "s" for key, variant in self.hosted.items()}
+                self.controller.nodes([node(self.hosted)])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_receipts_of_an_hour_add_up_to_the_metered_active_energy(seed):
+    hour = Hour(seed)
+    hour.run(3600)
+    residual = hour.receipt_j / hour.active_j - 1
+    print(f"seed {seed}: receipts {hour.receipt_j:.0f} J, active {hour.active_j:.0f} J ({residual:+.2%})")
+    assert abs(residual) <= 0.05
+    assert hour.asked_j == pytest.approx(hour.receipt_j, rel=1e-9), "what clients are told is what is booked"
+    (found,) = summed(hour.joined)
+    assert found.active_j == pytest.approx(hour.active_j, rel=2e-3), "the metric is over the same hour"
+    assert found.receipt_j / found.active_j - 1 == pytest.approx(residual, abs=0.005)
+    rates = hour.controller.rates(None)
+    assert {rate.basis for rate in rates} == {Basis.MEASURED}
+    for rate in rates:
+        assert rate.ratio == pytest.approx(
+            hour.truth[rate.slice] * (1 + 0.2 * math.sin(3600 / 700 + rate.slice.start)), rel=0.12
+        )
+
+
+def test_a_line_goes_through_the_smallest_and_the_largest_batch():
+    line = line_of([row("l", batch) for batch in (1, 2, 8)])
+    assert (line.request_j, line.item_j) == (pytest.approx(0.5), pytest.approx(1.5))
+    assert line.basis == Basis.SYNTHETIC
+    assert line_of([row("l", 1)]) == Line(0.0, 2.0, Basis.SYNTHETIC)
+    measured = replace(row("l", 1), provenance=Provenance(Basis.MEASURED))
+    assert line_of([measured]).basis == Basis.MODELLED, "measured elsewhere: of this slice it is a model"
+    slower = line_of([row("l", 1)], clock_mhz=705)
+    assert slower.item_j < 2.0
+
+
+def known(key: SliceKey = KEYS[0], variant: str = "s", kind: str = TYPE) -> Receipts:
+    receipts = Receipts(CATALOG)
+    receipts.nodes([node({key: variant}, kind)])
+    return receipts
+
+
+def feed(
+    receipts: Receipts, key: SliceKey, variant: str, seconds: int, per_s: int, j_each: float, from_s: int = 0
+) -> None:
+    for at_s in range(from_s + 1, from_s + seconds + 1):
+        receipts.window(window(key, variant, per_s, at_s))
+        receipts.sample(sample(key, variant, per_s * j_each, at_s))
+        receipts.join(at_s)
+
+
+def test_before_anything_was_metered_there_are_no_rates_and_then_the_profile_alone():
+    receipts = known()
+    assert receipts.rates(None) == ()
+    receipts.sample(sample(KEYS[0], "s", 0.0, 1.0))
+    (rate,) = receipts.rates(None)
+    assert (rate.request_j, rate.item_j, rate.ratio, rate.window_s) == (
+        pytest.approx(0.3),
+        pytest.approx(0.2),
+        1.0,
+        0.0,
+    )
+    assert rate.basis == Basis.SYNTHETIC
+
+
+def test_a_device_that_nothing_meters_has_no_rates():
+    receipts = known()
+    feed(receipts, KEYS[0], "s", 10, 10, 0.6)
+    assert len(receipts.rates(None)) == 1
+    receipts.sample(sample(KEYS[0], "s", 0.0, 11.0, EnergyMethod.NONE))
+    assert receipts.rates(None) == ()
+
+
+def test_simulated_energy_is_called_simulated():
+    receipts = known()
+    receipts.sample(replace(sample(KEYS[0], "s", 1.0, 1.0), simulated=True))
+    assert receipts.rates(None)[0].basis == Basis.SIMULATED
+
+
+def test_a_fresh_slice_takes_the_ratio_of_its_kind():
+    receipts = known(KEYS[1])
+    feed(receipts, KEYS[0], "s", 10, 10, 0.6)  # the profile says 0.5
+    receipts.sample(sample(KEYS[1], "s", 0.0, 10.0))
+    (rate,) = receipts.rates(None)
+    assert (rate.slice, rate.ratio) == (KEYS[1], pytest.approx(1.2, rel=1e-3))
+
+
+def test_without_a_profile_the_metered_joules_per_item_are_the_rate():
+    receipts = known(kind="a board that nobody profiled")
+    receipts.sample(sample(KEYS[0], "s", 0.0, 1.0))
+    assert receipts.rates(None) == ()
+    feed(receipts, KEYS[0], "s", 10, 10, 0.7, from_s=1)
+    (rate,) = receipts.rates(None)
+    assert (rate.request_j, rate.item_j) == (0.0, pytest.approx(0.7))
+
+
+def test_answers_while_nothing_was_metered_change_no_ratio():
+    receipts = known()
+    feed(receipts, KEYS[0], "s", 30, 10, 0.6)
+    before = receipts.rates(None)
+    for at_s in range(31, 61):
+        receipts.window(window(KEYS[0], "s", 10, at_s))
+        assert receipts.join(at_s) == []
+    feed(receipts, KEYS[0], "s", 10, 10, 0.6, from_s=60)
+    assert receipts.rates(None)[0].ratio == pytest.approx(before[0].ratio, rel=1e-3)
+
+
+def test_one_straddling_request_after_a_quiet_day_does_not_become_the_ratio():
+    receipts = known()
+    feed(receipts, KEYS[0], "s", 60, 10, 0.6)
+    receipts.window(window(KEYS[0], "x", 0, 86_500.0))
+    receipts.sample(sample(KEYS[0], "s", 0.6, 86_500.0))  # its answer comes in the next window
+    receipts.join(86_510.0)
+    assert receipts.rates(None)[0].ratio == pytest.approx(1.2, rel=0.02)
+
+
+def test_windows_are_cut_at_the_borders_of_samples():
+    receipts = known()
+    receipts.window(window(KEYS[0], "s", 40, 4.0, length_s=4.0))
+    receipts.sample(sample(KEYS[0], "s", 5.0, 2.0))  # from 1 to 2: ten of the forty answers
+    (joined,) = receipts.join(4.0)
+    assert joined.active_j == 5.0
+    receipts.sample(sample(KEYS[0], "s", 15.0, 4.0))
+    receipts.join(4.0)
+    (rate,) = receipts.rates(None)
+    assert 1.0 < rate.ratio < 3.0
+
+
+def test_a_load_that_begins_does_not_look_dearer_than_it_is():
+    receipts, service_s, j_each = known(), 0.4, 0.5
+    sent = [n / 20 for n in range(200)]  # from second 0; each draws its energy evenly while it is served
+    receipts.sample(sample(KEYS[0], "s", 0.0, 0.0))
+    for at_s in range(1, 11):
+        ended = sum(at_s - 1 < s + service_s <= at_s for s in sent)
+        drawn = sum(max(0.0, min(at_s, s + service_s) - max(at_s - 1, s)) for s in sent) / service_s
+        cell = LoadCell(
+            LoadKey("digits", "s", KEYS[0]), answered=ended, items=ended, service=of([service_s * 1e3] * ended)
+        )
+        receipts.window(LoadWindow("d", 0, at_s, at_s - 1, at_s, cells=(cell,)))
+        receipts.sample(sample(KEYS[0], "s", drawn * j_each, at_s))
+        receipts.join(at_s)
+        for rate in receipts.rates(None):
+            assert rate.ratio == pytest.approx(1.0, abs=0.03), f"second {at_s}"
+
+
+def test_a_worker_that_died_holds_nothing_up():
+    receipts = known()
+    receipts.window(replace(window(KEYS[0], "s", 1, 1.0), dispatcher="dead"))
+    receipts.window(window(KEYS[0], "s", 10, 10.0))
+    receipts.sample(sample(KEYS[0], "s", 5.0, 10.0))
+    assert len(receipts.join(10.0)) == 1
+
+
+def test_rates_move_with_their_set_and_by_a_share():
+    receipts = known()
+    feed(receipts, KEYS[0], "s", 30, 10, 0.6)
+    rates = receipts.rates(None)
+    told = {(rate.slice, rate.family, rate.variant): rate.ratio for rate in rates}
+    assert not moved(told, rates, 0.005)
+    assert moved(told, (), 0.005)
+    assert moved({key: ratio * 1.01 for key, ratio in told.items()}, rates, 0.005)
+
+
+def test_carbon_joins_only_its_own_series():
+    prices = Prices(60.0)
+    receipts = known()
+    receipts.sample(sample(KEYS[0], "s", 0.0, 1.0))
+    told = ReceiptRates(receipts.rates(None), 1.0, Series("z"), 1.2, Revision(1, 1))
+    reading = CarbonReading(Series("z"), 0.0, 60.0, 360.0, Quality.MEASURED, observed_at_s=0.0)
+    prices.take(told, replace(reading, series=Series("other")))
+    receipt = prices.price(KEYS[0], "digits", "s", 1)
+    assert receipt is not None
+    assert (receipt.quality, receipt.carbon_mg) == (Quality.UNSPECIFIED, 0.0)
+    prices.take(told, reading)
+    receipt = prices.price(KEYS[0], "digits", "s", 1)
+    assert receipt is not None
+    assert receipt.carbon_mg == pytest.approx(0.5 / 3.6e6 * 360.0 * 1.2 * 1e3)
