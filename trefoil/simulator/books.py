@@ -42,6 +42,19 @@ class Bin:
     accuracy: float = 0.0
 
 
+@dataclass(slots=True)
+class _Priced:
+    """What an interval cost; one that drew the same at the same intensities costs the same."""
+
+    drawn: Sequence[Drawn]
+    intensity: Mapping[str, float]
+    by_family: dict[str, Cost]
+    total: Cost = field(default_factory=Cost)
+    by_zone: dict[str, Cost] = field(default_factory=dict)
+    active_j: float = 0.0
+    host_j: float = 0.0
+
+
 class Books:
     """Totals since time zero."""
 
@@ -60,57 +73,69 @@ class Books:
         self.series: list[dict[str, float]] = []
         self._recent: dict[str, deque[tuple[float, float, float, float]]] = {f: deque() for f in self._families}
         self._bin: Bin | None = None
+        self._priced: _Priced | None = None
 
     def add(
         self, from_s: float, to_s: float, found: Mapping[str, Interval], drawn: Sequence[Drawn], rolling: bool
     ) -> None:
         """Book an interval in which no intensity changed."""
-        spent = {family: Cost() for family in self._families}
         counted = from_s >= -1e-9
-        total = Cost()
-        for one in drawn:
-            co2 = grams(one.counter_j, self.intensity[one.zone], self._pue)
-            total.add(one.counter_j, co2)
-            shares = one.by_family if one.active_j > 0 else dict.fromkeys(self._families, 1.0)
-            whole = sum(shares.values())
-            for family, share in shares.items():
-                spent[family].add(one.counter_j * share / whole, co2 * share / whole)
-            if counted:
-                self.by_zone[one.zone].add(one.counter_j, co2)
-                self.active_j += one.active_j
-        self._host(from_s, to_s, spent, total, counted)
-        for family in self._families:
-            self._ever[family].add(spent[family].joules, spent[family].grams)
+        priced = self._priced
+        if priced is None or priced.drawn is not drawn or priced.intensity is not self.intensity:
+            priced = self._priced = self._price(to_s - from_s, drawn)
+        total = priced.total
+        for family, mine in priced.by_family.items():
+            self._ever[family].add(mine.joules, mine.grams)
             recent = self._recent[family]
-            recent.append((to_s, spent[family].joules, spent[family].grams, found[family].answered))
+            recent.append((to_s, mine.joules, mine.grams, found[family].answered))
             while recent[0][0] < to_s - 3600.0 or len(recent) > 4096:
                 recent.popleft()
         if not counted:
             return
+        for zone, here in priced.by_zone.items():
+            self.by_zone[zone].add(here.joules, here.grams)
+        self.active_j += priced.active_j
+        self.host_j += priced.host_j
         self.counter_j += total.joules
         if rolling:
             self.rolling_j += total.joules
             self.rolling_s += to_s - from_s
-        for family in self._families:
+        for family, mine in priced.by_family.items():
             self.total[family].add(found[family])
-            self.cost[family].add(spent[family].joules, spent[family].grams)
+            self.cost[family].add(mine.joules, mine.grams)
         self._record(from_s, found, total)
 
-    def _host(self, from_s: float, to_s: float, spent: Mapping[str, Cost], total: Cost, counted: bool) -> None:
+    def _price(self, dt_s: float, drawn: Sequence[Drawn]) -> _Priced:
+        """What devices drew as costs, by family and zone."""
+        priced = _Priced(drawn, self.intensity, {family: Cost() for family in self._families})
+        alike = dict.fromkeys(self._families, 1.0)
+        for one in drawn:
+            joules = one.counter_j
+            co2 = grams(joules, self.intensity[one.zone], self._pue)
+            priced.total.add(joules, co2)
+            shares = one.by_family if one.active_j > 0 else alike
+            whole = sum(shares.values())
+            for family, share in shares.items():
+                priced.by_family[family].add(joules * share / whole, co2 * share / whole)
+            priced.by_zone.setdefault(one.zone, Cost()).add(joules, co2)
+            priced.active_j += one.active_j
+        self._host(dt_s, priced)
+        return priced
+
+    def _host(self, dt_s: float, priced: _Priced) -> None:
         """Nodes beside their devices, where the boundary is the node."""
         costs = self._inputs.scenario.costs
         if costs.boundary != "node" or not costs.host_w:
             return
         zones = {d.node: d.zone for d in self._inputs.devices}
         for zone in zones.values():
-            joules = costs.host_w * (to_s - from_s)
+            joules = costs.host_w * dt_s
             co2 = grams(joules, self.intensity[zone], self._pue)
-            total.add(joules, co2)
-            for one in spent.values():
-                one.add(joules / len(spent), co2 / len(spent))
-            if counted:
-                self.host_j += joules
-                self.by_zone[zone].add(joules, co2)
+            priced.total.add(joules, co2)
+            for one in priced.by_family.values():
+                one.add(joules / len(priced.by_family), co2 / len(priced.by_family))
+            priced.host_j += joules
+            priced.by_zone.setdefault(zone, Cost()).add(joules, co2)
 
     def marks(self) -> dict[str, tuple[float, float]]:
         """Joules and grams of each family since the very beginning."""

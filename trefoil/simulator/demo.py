@@ -79,6 +79,7 @@ def demo_scenario(
             "zones": {demo.carbon.zone: {"trace": shipped(demo.carbon.trace) if demo.carbon.trace else None}},
             "step_h": demo.carbon.step_h,
             "speedup": demo.carbon.speedup,
+            "forecast": "none",  # as trefoil.cli.play sets it: the trace is too short to learn one from
         },
         "policy": {"name": policy, "params": demo.params, "triggers": live.causes},
         "control": _control(demo, live),

@@ -15,6 +15,6 @@ def engine_for(inputs: Inputs, index: int, family: str, route: Route, now_s: flo
     overhead_ms = scenario.costs.overhead_ms
     if scenario.fidelity == "fluid":
         served = next(s for s in scenario.families if s.name == family)
-        return FluidEngine(source, slo_ms, overhead_ms, now_s, served.arrivals.gap_scv)
+        return FluidEngine(source, slo_ms, overhead_ms, now_s, served.arrivals.gap_scv, scenario.policy.router)
     rng = np.random.default_rng([scenario.seed, 0x5E21, index])
-    return RequestEngine(family, route, source, slo_ms, rng, overhead_ms, now_s)
+    return RequestEngine(family, route, source, slo_ms, rng, overhead_ms, now_s, scenario.policy.router)

@@ -143,8 +143,8 @@ class Explorer:
             return
         found = stage.windows.begun_since(run.windows_from_s)
         waits = sum(measuring.tally(found, o.family).backlog for o in view.objectives)
-        patient = stage.now_s < run.settled_s + self.settings.settle_max_s - self.settings.settle_s
-        if patient and waits > sum(d.rate_per_s * measuring.slo_s(view, d.family) for d in view.demand):
+        borne = sum(d.rate_per_s * measuring.slo_s(view, d.family) for d in view.demand)
+        if run.drains(waits, borne, stage.now_s, self.settings):
             return
         run.settled_s, run.phase = stage.now_s, Phase.MEASURE
         self._settled = stage.books.marks()
@@ -176,6 +176,8 @@ class Explorer:
         """Why the candidate has to be left at once, and whose part of it; "" twice while it is bearable."""
         run = self.run
         assert run is not None
+        if run.cold:
+            return "", ""
         since = stage.windows.begun_since(run.windows_from_s - 1e-6)
         settled = stage.windows.begun_since(run.settled_s - 1e-6)
         return measuring.unbearable(view, run.now.candidate.plan, since, settled, self.settings)

@@ -13,7 +13,7 @@ Deviations from request by request: a step is in equilibrium (no memory but the 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from dispatcher.routers.weighted import alike
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE
 from trefoil.core.plan import Route
-from trefoil.core.queueing import UTILISATIONS, ServiceTime, within
+from trefoil.core.queueing import UTILISATIONS, ServiceTime, within, within_all
 from trefoil.simulator.arrivals import Source
 from trefoil.simulator.request_level import SliceService
 from trefoil.simulator.serving import Counts, Interval, live
@@ -40,6 +40,20 @@ class Pool:
     services: list[SliceService] = field(default_factory=list)
     credits: list[int] = field(default_factory=list)
     queued: float = 0.0
+    limits: Counts = field(init=False)
+    capacity: float = field(init=False)
+    equal: bool = field(init=False)
+    alike: list[tuple[int, list[int]]] = field(init=False)
+    """Slices of one service and credit: the first of them, and all."""
+
+    def __post_init__(self) -> None:
+        self.limits = np.array([1e3 / self.occupied(i).mean_ms for i in range(len(self.keys))])
+        self.capacity = float(self.limits.sum())
+        self.equal = bool(self.keys) and float(np.ptp(self.limits)) < 1e-9 * self.capacity
+        found: dict[tuple[SliceService, int], list[int]] = {}
+        for i, one in enumerate(self.services):
+            found.setdefault((one, self.credits[i]), []).append(i)
+        self.alike = [(indices[0], indices) for indices in found.values()]
 
     def occupied(self, index: int) -> ServiceTime:
         """How long a request takes a slice: with one credit, also while it is on its way."""
@@ -56,7 +70,16 @@ class Pool:
 class FluidEngine:
     """One family as a flow."""
 
-    def __init__(self, source: Source, slo_ms: float, overhead_ms: float, now_s: float, gap_scv: float = 1.0) -> None:
+    def __init__(
+        self,
+        source: Source,
+        slo_ms: float,
+        overhead_ms: float,
+        now_s: float,
+        gap_scv: float = 1.0,
+        router: str = "",
+    ) -> None:
+        self._router = router
         self._source, self._slo_ms, self._overhead_ms, self._now_s = source, slo_ms, overhead_ms, now_s
         self._gap_scv = max(1.0, gap_scv)
         self._pools: list[Pool] = []
@@ -64,11 +87,16 @@ class FluidEngine:
         self._waiting = 0.0  # while no slice serves
         self._steady: dict[tuple[float, float], Interval] = {}  # by rate and length, under the present route
         self._without_s = 0.0
+        self._known: tuple[Route, list[SliceService]] | None = None
 
     def retable(self, now_s: float, route: Route, services: Mapping[SliceKey, SliceService]) -> None:
         """Serve by this from now on; who waits is shared out anew."""
-        wanted = live(route, services)
+        wanted = live(route, services, self._router)
         waiting = sum(p.queued for p in self._pools) + self._waiting
+        known = [services[t.slice] for t in wanted.targets]
+        if waiting == 0.0 and (wanted, known) == self._known:
+            return  # what is served as before has its laws already
+        self._known = wanted, known
         weighted, total = wanted.router == "weighted", sum(t.weight for t in wanted.targets)
         groups = [list(wanted.targets)] if wanted.targets else []
         if weighted:
@@ -107,7 +135,7 @@ class FluidEngine:
             self._pool(pool, rate * pool.share, dt_s, found)
         found.queued = sum(p.queued for p in self._pools) + self._waiting
         if steady and found.queued == 0:
-            self._steady[rate, dt_s] = found.at(found.starts_s, until_s)
+            self._steady[rate, dt_s] = found
         self._now_s = until_s
         return found
 
@@ -120,9 +148,7 @@ class FluidEngine:
         self._waiting -= found.rejected
 
     def _pool(self, pool: Pool, rate: float, dt_s: float, found: Interval) -> None:
-        occupied = [pool.occupied(i) for i in range(len(pool.keys))]
-        limits = np.array([1e3 / one.mean_ms for one in occupied])
-        capacity = float(limits.sum())
+        limits, capacity = pool.limits, pool.capacity
         queued, work = pool.queued, rate * dt_s
         served = min(queued + work, capacity * dt_s)
         left = queued + work - served
@@ -132,39 +158,57 @@ class FluidEngine:
         answered = served
         if answered <= 0:
             return
-        flows = _flows(limits, answered / dt_s)
+        each = answered / dt_s
+        even = pool.equal and each < capacity * (1 - 1e-9)
+        flows = [each / limits.size] * limits.size if even else _flows(limits, each).tolist()
         overloaded = left > 1e-6 * max(1.0, work)
         late = 1.0 if overloaded else min(1.0, queued / answered)  # share of the answers that had to queue up
         utilisation = _rounded(min(answered / dt_s / capacity, UTILISATIONS[-1]))
-        mean = ServiceTime(1e3 * len(limits) / capacity, occupied[0].cv)
-        alike: dict[tuple[SliceService, int], tuple[int, float]] = {}
-        for i, key in enumerate(pool.keys):
-            count, service = float(flows[i]) * dt_s, pool.services[i]
+        mean = ServiceTime(1e3 * len(limits) / capacity, pool.occupied(0).cv)
+        counts = [flow * dt_s for flow in flows]
+        for key, count, service in zip(pool.keys, counts, pool.services, strict=True):
             found.joules[key] = found.joules.get(key, 0.0) + count * service.energy_j
-            first, total = alike.get((service, pool.credits[i]), (i, 0.0))
-            alike[service, pool.credits[i]] = (first, total + count)
-        for (service, _), (i, count) in alike.items():
+        for i, indices in pool.alike:
+            service, occupied = pool.services[i], pool.occupied(i)
+            count = sum([counts[index] for index in indices])
             found.by_variant[service.variant] = found.by_variant.get(service.variant, 0.0) + count
             found.accuracy_sum += count * service.accuracy
             found.answered += count
             extra_ms = pool.hidden_ms(i) + self._overhead_ms
             # A slower slice than the pool's mean adds its own excess to what the mean server's law says.
-            law = mean if len(alike) > 1 else occupied[i]
-            shift_ms = extra_ms + occupied[i].mean_ms - law.mean_ms
+            law = mean if len(pool.alike) > 1 else occupied
+            shift_ms = extra_ms + occupied.mean_ms - law.mean_ms
             if late < 1:
-                self._count(found, *_law(law, utilisation, len(limits), self._gap_scv), count * (1 - late), shift_ms)
+                spread = _seen(law, utilisation, len(limits), self._gap_scv, shift_ms, self._slo_ms)
+                _count(found, spread, count * (1 - late))
             if late > 0:
                 waits_s = (queued + LATE * (left - queued if overloaded else -queued)) / capacity
-                latency_ms = np.maximum(0.0, waits_s) * 1e3 + occupied[i].mean_ms + extra_ms
-                self._count(found, latency_ms, np.full(LATE.size, 1 / LATE.size), count * late, 0.0)
+                latency_ms = np.maximum(0.0, waits_s) * 1e3 + occupied.mean_ms + extra_ms
+                _count(found, _spread(latency_ms, np.full(LATE.size, 1 / LATE.size), self._slo_ms), count * late)
 
-    def _count(self, found: Interval, at_ms: Counts, shares: Counts, count: float, shift_ms: float) -> None:
-        latency_ms = np.maximum(FLOOR_MS, at_ms + shift_ms)
-        index = np.minimum((np.log2(latency_ms / FLOOR_MS) * PER_OCTAVE).astype(np.int64), BUCKETS - 1)
-        found.latency += np.bincount(index, weights=shares * count, minlength=BUCKETS)
-        found.within_slo += count * float(shares[latency_ms <= self._slo_ms].sum())
-        found.sum_ms += count * float(np.dot(latency_ms, shares))
-        found.max_ms = max(found.max_ms, float(latency_ms[-1]))
+
+class _Spread(NamedTuple):
+    """How the answers of one request in the mean lie: by bucket, within the SLO, their mean and the latest of them."""
+
+    buckets: Counts
+    within_slo: float
+    mean_ms: float
+    max_ms: float
+
+
+def _spread(at_ms: Counts, shares: Counts, slo_ms: float) -> _Spread:
+    latency_ms = np.maximum(FLOOR_MS, at_ms)
+    index = np.minimum((np.log2(latency_ms / FLOOR_MS) * PER_OCTAVE).astype(np.int64), BUCKETS - 1)
+    buckets = np.asarray(np.bincount(index, weights=shares, minlength=BUCKETS), dtype=np.float64)
+    within = float(shares[latency_ms <= slo_ms].sum())
+    return _Spread(buckets, within, float(np.dot(latency_ms, shares)), float(latency_ms[-1]))
+
+
+def _count(found: Interval, spread: _Spread, count: float) -> None:
+    found.latency += spread.buckets * count
+    found.within_slo += count * spread.within_slo
+    found.sum_ms += count * spread.mean_ms
+    found.max_ms = max(found.max_ms, spread.max_ms)
 
 
 def _flows(limits: Counts, rate: float) -> Counts:
@@ -190,6 +234,15 @@ def _rounded(utilisation: float) -> float:
 
 
 @lru_cache(maxsize=8192)
+def _seen(
+    service: ServiceTime, utilisation: float, servers: int, gap_scv: float, shift_ms: float, slo_ms: float
+) -> _Spread:
+    """What clients see of a pool: its law, and what does not take the slice."""
+    at_ms, shares = _law(service, utilisation, servers, gap_scv)
+    return _spread(at_ms + shift_ms, shares, slo_ms)
+
+
+@lru_cache(maxsize=8192)
 def _law(service: ServiceTime, utilisation: float, servers: int, gap_scv: float) -> tuple[Counts, Counts]:
     """Latencies [ms], ascending, and the share of requests at each."""
     low = max(0.0, service.mean_ms * (1 - 4 * service.cv))
@@ -197,7 +250,7 @@ def _law(service: ServiceTime, utilisation: float, servers: int, gap_scv: float)
     while within(service, top, utilisation, gap_scv, servers) < 0.9995 and top < 1e6 * service.mean_ms:
         top *= 1.5
     edges = low + (top - low) * np.linspace(0.0, 1.0, 97) ** 2
-    cdf = np.array([within(service, x, utilisation, gap_scv, servers) if x > 0 else 0.0 for x in edges])
+    cdf = within_all(service, edges, utilisation, gap_scv, servers)
     shares = np.diff(np.maximum.accumulate(np.clip(cdf, 0.0, 1.0)))
     total = float(shares.sum())
     return (edges[1:] + edges[:-1]) / 2, shares / total

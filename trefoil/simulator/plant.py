@@ -9,7 +9,7 @@ draw are unallocated; the rest is active and belongs to the slice that computed.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from controller.planners.columns import Same, effective_row
 from trefoil.core import power
@@ -71,8 +71,7 @@ class Machine:
         return any(s.state in SERVES for s in self.slices.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """What one device drew in an interval [J]."""
 
     device: str
@@ -80,6 +79,17 @@ class Drawn:
     counter_j: float
     active_j: float
     by_family: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """What an interval drew; one that is as long, of the same work in the same state, draws the same."""
+
+    dt_s: float
+    computed: Mapping[SliceKey, tuple[str, float]]
+    rates: Mapping[str, tuple[float, float, bool]]
+    booked: tuple[tuple[Machine, Drawn, float, float], ...]  # with idle and unallocated joules
+    drawn: list[Drawn]
 
 
 class Plant:
@@ -92,9 +102,16 @@ class Plant:
         self._loads = {(f.name, v.name): v.load_s for f in truth.catalog.families for v in f.variants}
         self._services: dict[tuple[str, str, str, str, int], SliceService] = {}
         self._nodes: dict[str, NodeStatus] | None = None
+        self._rates: dict[str, tuple[float, float, bool]] | None = None
+        self._next_s: float | None = None
+        self._spent: _Spent | None = None
         self.moves = 0
 
     # --- what agents report -----------------------------------------------------------------------------------------
+
+    def _touched(self) -> None:
+        """Forget what was made of the state before."""
+        self._nodes = self._rates = self._next_s = None
 
     def nodes(self) -> dict[str, NodeStatus]:
         """The status of every node; made anew only when something has changed."""
@@ -152,7 +169,7 @@ class Plant:
             one = self.machines[key.device].slices.get(key)
             if one is not None and one.state in SERVES:
                 one.state, one.since_s = SliceState.DRAINING, now_s
-        self._nodes = None
+        self._touched()
 
     def command(self, devices: Mapping[str, PlannedDevice], now_s: float) -> None:
         """Make every device what it ought to be; what runs as it ought to is left alone."""
@@ -160,7 +177,7 @@ class Plant:
             machine = self.machines.get(name)
             if machine is not None:
                 self._obey(machine, wanted, now_s)
-        self._nodes = None
+        self._touched()
 
     def _obey(self, machine: Machine, wanted: PlannedDevice, now_s: float) -> None:
         parts = {part.key: part for part in wanted.slices}
@@ -187,7 +204,8 @@ class Plant:
             elif _variants(one.next_hosted or one.part.hosted) == _variants(part.hosted):
                 if one.state == SliceState.DRAINING:
                     one.state, one.since_s = SliceState.READY, now_s
-                one.part = replace(one.part, credits=part.credits)
+                if one.part.credits != part.credits:
+                    one.part = replace(one.part, credits=part.credits)
             elif one.state == SliceState.DRAINING or one.state == SliceState.STARTING:
                 ready_s = begin_s + self._costs.stop_s + self._costs.start_s + load_s
                 machine.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
@@ -201,13 +219,17 @@ class Plant:
 
     def next_s(self) -> float:
         """When the next slice or device is ready."""
-        waking = (m.awake_s for m in self.machines.values() if m.state == DeviceState.WAKING)
-        slices = (s.ready_s for m in self.machines.values() for s in m.slices.values())
-        return min(min(waking, default=math.inf), min(slices, default=math.inf))
+        if self._next_s is None:
+            waking = [m.awake_s for m in self.machines.values() if m.state == DeviceState.WAKING]
+            slices = [s.ready_s for m in self.machines.values() for s in m.slices.values()]
+            self._next_s = min(min(waking, default=math.inf), min(slices, default=math.inf))
+        return self._next_s
 
     def advance(self, now_s: float) -> bool:
         """Whether anything became ready."""
         changed = False
+        if now_s < self.next_s():
+            return changed
         for machine in self.machines.values():
             if machine.state == DeviceState.WAKING and machine.awake_s <= now_s:
                 machine.state, changed = DeviceState.AWAKE, True
@@ -218,7 +240,7 @@ class Plant:
                     one.state, one.since_s, one.ready_s = SliceState.READY, now_s, math.inf
                     changed = True
         if changed:
-            self._nodes = None
+            self._touched()
         return changed
 
     def ready(self, wanted: Mapping[SliceKey, PlannedSlice]) -> bool:
@@ -231,33 +253,52 @@ class Plant:
 
     def spend(self, dt_s: float, computed: Mapping[SliceKey, tuple[str, float]]) -> list[Drawn]:
         """Book an interval without events. `computed`: family and active joules by the profile's linear law."""
-        by_device: dict[str, list[tuple[SliceKey, str, float]]] = {}
-        for key, (family, joules) in computed.items():
-            by_device.setdefault(key.device, []).append((key, family, joules))
-        drawn = [self._spend(m, dt_s, by_device.get(name, [])) for name, m in self.machines.items()]
+        if self._rates is None:  # what a device draws whatever it computes changes when its state does
+            self._rates = {name: self._rate(machine) for name, machine in self.machines.items()}
+        spent = self._spent
+        if spent is None or spent.computed is not computed or spent.rates is not self._rates or spent.dt_s != dt_s:
+            spent = self._spent = self._drawn(dt_s, computed, self._rates)
+        for machine, drawn, idle_j, unallocated_j in spent.booked:
+            machine.active_j += drawn.active_j
+            machine.idle_j += idle_j
+            machine.unallocated_j += unallocated_j
+            machine.counter_j += drawn.counter_j
         if self._costs.boundary == "node":
             self.host_j += dt_s * self._costs.host_w * len(self.nodes())
-        return drawn
+        return spent.drawn
 
-    def _spend(self, machine: Machine, dt_s: float, work: list[tuple[SliceKey, str, float]]) -> Drawn:
-        baseline_j = machine.factor * dt_s * power.idle_w(machine.type, machine.state, machine.clock_mhz)
-        linear_j = sum(joules for _, _, joules in work)
-        active_j = 0.0
-        if linear_j > 0:
-            active_j = machine.factor * dt_s * power.saturated_w(machine.type, linear_j / dt_s)
-        starting_j = machine.factor * dt_s * self._starting_w(machine)
-        machine.active_j += active_j
-        machine.unallocated_j += starting_j
-        if machine.serves:
-            machine.idle_j += baseline_j
-        else:
-            machine.unallocated_j += baseline_j
-        counter_j = baseline_j + active_j + starting_j
-        machine.counter_j += counter_j
-        families: dict[str, float] = {}
-        for _, family, joules in work:
-            families[family] = families.get(family, 0.0) + active_j * joules / linear_j if linear_j else 0.0
-        return Drawn(machine.device.name, machine.device.zone, counter_j, active_j, families)
+    def _rate(self, machine: Machine) -> tuple[float, float, bool]:
+        """What a device draws before it computes [W], what starting slices draw [W], and whether anything serves."""
+        idle_w = power.idle_w(machine.type, machine.state, machine.clock_mhz)
+        return idle_w, self._starting_w(machine), machine.serves
+
+    def _drawn(
+        self,
+        dt_s: float,
+        computed: Mapping[SliceKey, tuple[str, float]],
+        rates: Mapping[str, tuple[float, float, bool]],
+    ) -> _Spent:
+        by_device: dict[str, list[tuple[str, float]]] = {}
+        for key, work in computed.items():
+            by_device.setdefault(key.device, []).append(work)
+        booked = []
+        for name, machine in self.machines.items():
+            idle_w, starting_w, serves = rates[name]
+            work_here = by_device.get(name, ())
+            baseline_j = machine.factor * dt_s * idle_w
+            linear_j = sum([joules for _, joules in work_here])
+            active_j = 0.0
+            if linear_j > 0:
+                active_j = machine.factor * dt_s * power.saturated_w(machine.type, linear_j / dt_s)
+            starting_j = machine.factor * dt_s * starting_w
+            families: dict[str, float] = {}
+            for family, joules in work_here:
+                families[family] = families.get(family, 0.0) + active_j * joules / linear_j if linear_j else 0.0
+            counter_j = baseline_j + active_j + starting_j
+            drawn = Drawn(name, machine.device.zone, counter_j, active_j, families)
+            idle_j, other_j = (baseline_j, starting_j) if serves else (0.0, baseline_j + starting_j)
+            booked.append((machine, drawn, idle_j, other_j))
+        return _Spent(dt_s, computed, rates, tuple(booked), [drawn for _, drawn, _, _ in booked])
 
     def _starting_w(self, machine: Machine) -> float:
         if not self._costs.start_activity:

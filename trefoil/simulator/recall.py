@@ -13,7 +13,7 @@ from zlib import crc32
 from controller.decide import think
 from controller.rollout import Way
 from trefoil.core.brains import Decision, Planner, PlanView
-from trefoil.core.carbon import CarbonReading
+from trefoil.core.carbon import CarbonForecast, CarbonReading
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import Revision
 from trefoil.core.fleet import FleetState
@@ -78,6 +78,7 @@ def relative(view: PlanView) -> PlanView:
         ),
         demand=demand,
         carbon=_shifted(view.carbon, now),
+        carbon_forecast=None if view.carbon_forecast is None else _moved(view.carbon_forecast, now),
         current=current,
         carbon_history=tuple(_shifted(r, now) for r in view.carbon_history),
         zones=tuple(_shifted(r, now) for r in view.zones),
@@ -92,3 +93,11 @@ def _shifted(reading: CarbonReading, by_s: float) -> CarbonReading:
         observed_at_s=round(reading.observed_at_s - by_s, 6),
         fetched_at_s=0.0,
     )
+
+
+def _moved(forecast: CarbonForecast, by_s: float) -> CarbonForecast:
+    bands = tuple(
+        replace(b, starts_at_s=round(b.starts_at_s - by_s, 6), ends_at_s=round(b.ends_at_s - by_s, 6))
+        for b in forecast.bands
+    )
+    return replace(forecast, issued_at_s=round(forecast.issued_at_s - by_s, 6), bands=bands, provenance=None)

@@ -93,13 +93,13 @@ class Result:
 
     def to_json(self) -> str:
         """The same bytes for the same scenario and seed."""
-        plain = {
+        document = {
             "summary": dataclasses.asdict(self.summary),
             "decisions": list(self.decisions),
             "evaluations": list(self.evaluations),
             "series": {name: values.tolist() for name, values in self.series.items()},
         }
-        return json.dumps(_rounded(plain), indent=1, sort_keys=True, allow_nan=False) + "\n"
+        return json.dumps(plain(document), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def write(self, folder: Path) -> None:
         """summary.json and series.csv."""
@@ -217,12 +217,12 @@ def _short(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def _rounded(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Floats by significant digits; what is no number is null."""
     if isinstance(value, float):
         return _short(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(k): _rounded(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(v) for v in value]
+        return [plain(v) for v in value]
     return value

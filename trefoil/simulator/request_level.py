@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count, repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,12 +39,18 @@ BULK: Final = ("fifo", "weighted")  # of a ticket, only their queue reads anythi
 OK: Final = Outcome("OK", 0.0, 0.0, 0, True)
 
 
-class Light(NamedTuple):
-    """What is left of a ticket where nobody reads more."""
-
+class _Fields(NamedTuple):
     arrived_s: float
     id: int
     bytes: int
+
+
+class Light(_Fields):
+    """What is left of a ticket where nobody reads more. Simulated clients ask for nothing of their own."""
+
+    __slots__ = ()
+    min_accuracy: ClassVar[float] = 0.0
+    priority: ClassVar[int] = 0
 
 
 _light: Final = partial(tuple.__new__, Light)

@@ -49,7 +49,7 @@ class Rolling:
         while self.phase != Phase.DONE:
             if self.phase == Phase.NEXT:
                 if self.index == len(self.way.steps):
-                    self.phase = Phase.DONE
+                    self.halted, self.phase = self.way.waits, Phase.DONE
                     return
                 self._begin(plant, now_s)
             elif self.phase == Phase.DRAIN:

@@ -5,10 +5,12 @@ in flight, so that what follows is the same bytes as without the interruption. I
 version of this program, and is refused for another.
 """
 
+import gc
 import hashlib
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from trefoil.simulator.shell import Shell
 
 HOUR_S = 3600.0
 CHECKPOINT = "checkpoint"
+COLLECTIONS = (20_000, 20, 50)  # a run makes frozen values by the million, and no cycles among them
 CHECKPOINT_EVERY_S = 10.0  # of wall time, at the end of a simulated hour
 
 
@@ -59,10 +62,8 @@ def simulate_to(scenario: Scenario, out: Path | None, *, resume: bool = False, b
             _save(saved, shell)
             last_s = clock.monotonic_s()
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not bar) as shown:
-        task = shown.add_task(scenario.name, total=1.0)
-        found = _finish(shell, lambda share: shown.update(task, completed=share), checkpoint)
+    with shown(scenario.name, bar) as progress:
+        found = _finish(shell, progress, checkpoint)
     if out is not None:
         found.write(out)
         if saved is not None:
@@ -70,17 +71,31 @@ def simulate_to(scenario: Scenario, out: Path | None, *, resume: bool = False, b
     return found
 
 
+@contextmanager
+def shown(name: str, bar: bool) -> Iterator[Callable[[float], None]]:
+    """A progress bar on standard error, to be told the share that is done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not bar) as painted:
+        task = painted.add_task(name, total=1.0)
+        yield lambda share: painted.update(task, completed=share)
+
+
 def _finish(
     shell: Shell, progress: Callable[[float], None] | None, checkpoint: Callable[[], None] | None = None
 ) -> Result:
-    while shell.now_s < shell.end_s - 1e-9:
-        hour = max(0.0, shell.now_s) // HOUR_S + 1
-        shell.run(min(hour * HOUR_S, max(0.0, shell.now_s) + max(1.0, shell.end_s / 200)))
-        if progress is not None:
-            progress(max(0.0, shell.now_s) / shell.end_s)
-        if checkpoint is not None and shell.now_s < shell.end_s - 1e-9:
-            checkpoint()
-    return result(shell)
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECTIONS)
+    try:
+        while shell.now_s < shell.end_s - 1e-9:
+            hour = max(0.0, shell.now_s) // HOUR_S + 1
+            shell.run(min(hour * HOUR_S, max(0.0, shell.now_s) + max(1.0, shell.end_s / 200)))
+            if progress is not None:
+                progress(max(0.0, shell.now_s) / shell.end_s)
+            if checkpoint is not None and shell.now_s < shell.end_s - 1e-9:
+                checkpoint()
+        return result(shell)
+    finally:
+        gc.set_threshold(*before)
 
 
 def _stamp(scenario: Scenario) -> bytes:

@@ -6,16 +6,19 @@ Times are simulated seconds; nothing is scaled but the carbon trace (`carbon.spe
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from controller.settings import ExploreSettings, FixedDemand, TriggerSettings
+from dispatcher.routers import resolve
 from trefoil.core import policies
 from trefoil.core.device_types import device_type
-from trefoil.core.errors import NotFound
+from trefoil.core.errors import NotFound, PlanError
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
+
+FLUID_ROUTERS: Final = ("weighted", "fifo")
 
 
 class Node(Settings):
@@ -129,6 +132,8 @@ class Carbon(Settings):
     step_h: float = Field(default=0.0, ge=0)
     """Resample to means over this; 0: as in the trace."""
     speedup: float = Field(default=1.0, gt=0)
+    forecast: Literal["none", "persistence", "climatology", "blend", "perfect"] = "none"
+    """What budgets are planned by: a model of the feed (only what has begun is known), or the trace itself."""
 
 
 class PolicyChoice(Settings):
@@ -137,6 +142,8 @@ class PolicyChoice(Settings):
     name: str = "exact"
     planner: str = ""
     """A planner of one's own, module:Class."""
+    router: str = ""
+    """A router instead of the policy's: a name of the table, or module:Class."""
     params: dict[str, float] = Field(default_factory=dict)
     """Constants by way of the objectives, as `trefoil objective set` gives them."""
     constants: dict[str, float] = Field(default_factory=dict)
@@ -152,6 +159,10 @@ class PolicyChoice(Settings):
             policies.policy(self.name)
         except NotFound as error:
             raise ValueError(f"unknown policy {self.name!r}; {error.remedy}") from error
+        try:
+            resolve(self.router or "weighted")
+        except PlanError as error:
+            raise ValueError(str(error)) from error
         return self
 
 
@@ -247,6 +258,11 @@ class Scenario(Settings):
     def _whole(self) -> Self:
         if (self.hours > 0) == (self.duration_s > 0):
             raise ValueError("set hours or duration_s, one of them, above 0")
+        if self.fidelity == "fluid" and self.policy.router not in ("", *FLUID_ROUTERS):
+            raise ValueError(
+                f"a flow has no requests to give router {self.policy.router!r}; set fidelity to request, or the router "
+                f"to one of {', '.join(FLUID_ROUTERS)}"
+            )
         names = [name for node in self.nodes for name in node.names]
         if len(set(names)) < len(names):
             raise ValueError(f"two nodes have one name: {sorted(n for n in names if names.count(n) > 1)}")

@@ -5,7 +5,7 @@ buckets of core/latency from the start, so that a long run needs no more memory 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.random import Generator
 
-from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.demand import LoadCell, LoadKey
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE, Histogram
 from trefoil.core.plan import Route
@@ -59,14 +59,21 @@ class Interval:
             self.by_variant[variant] = self.by_variant.get(variant, 0.0) + count
 
     def at(self, starts_s: float, ends_s: float) -> "Interval":
-        """The same at another time."""
-        return replace(
-            self,
-            starts_s=starts_s,
-            ends_s=ends_s,
-            latency=self.latency.copy(),
-            joules=dict(self.joules),
-            by_variant=dict(self.by_variant),
+        """The same at another time; counts are shared: neither is to be added to."""
+        return Interval(
+            starts_s,
+            ends_s,
+            self.arrived,
+            self.answered,
+            self.rejected,
+            self.within_slo,
+            self.accuracy_sum,
+            self.latency,
+            self.sum_ms,
+            self.max_ms,
+            self.joules,
+            self.by_variant,
+            self.queued,
         )
 
     @property
@@ -84,7 +91,17 @@ class Engine(Protocol):
     def serve(self, until_s: float) -> Interval: ...
 
 
-def load_window(found: Mapping[str, Interval], items: Mapping[str, float], seq: int, now_s: float) -> LoadWindow:
+def joined(parts: Sequence[Interval], now_s: float) -> Interval:
+    """One interval after the other as one; what happened while there was none is nothing."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = Interval(now_s, now_s) if not parts else Interval(parts[0].starts_s, now_s)
+    for part in parts:
+        whole.add(part)
+    return whole
+
+
+def load_cells(found: Mapping[str, Interval], items: Mapping[str, float]) -> tuple[LoadCell, ...]:
     """What a dispatcher would report of these intervals, in whole requests."""
     cells: list[LoadCell] = []
     for family, one in sorted(found.items()):
@@ -98,13 +115,13 @@ def load_window(found: Mapping[str, Interval], items: Mapping[str, float], seq: 
         for variant, count in sorted(one.by_variant.items()):
             whole = round(count)
             cells.append(LoadCell(LoadKey(family, variant), answered=whole, items=round(whole * items[family])))
-    starts_s = min((one.starts_s for one in found.values()), default=now_s)
-    return LoadWindow("simulated", 0, seq, starts_s, now_s, cells=tuple(cells))
+    return tuple(cells)
 
 
-def live(route: Route, services: Mapping[SliceKey, SliceService]) -> Route:
-    """The targets that a dispatcher would route to: not draining, and serving."""
-    return replace(route, targets=tuple(t for t in route.targets if not t.draining and t.slice in services))
+def live(route: Route, services: Mapping[SliceKey, SliceService], router: str = "") -> Route:
+    """The targets that a dispatcher would route to: not draining, and serving. `router` instead of the plan's."""
+    targets = tuple(t for t in route.targets if not t.draining and t.slice in services)
+    return replace(route, targets=targets, router=router or route.router)
 
 
 def quantile_ms(counts: Counts, q: float, max_ms: float = math.inf) -> float:
@@ -128,16 +145,24 @@ class RequestEngine:
     """Requests one by one, through the live router."""
 
     def __init__(
-        self, family: str, route: Route, source: Source, slo_ms: float, rng: Generator, overhead_ms: float, now_s: float
+        self,
+        family: str,
+        route: Route,
+        source: Source,
+        slo_ms: float,
+        rng: Generator,
+        overhead_ms: float,
+        now_s: float,
+        router: str = "",
     ) -> None:
-        self._source, self._slo_ms = source, slo_ms
+        self._source, self._slo_ms, self._router = source, slo_ms, router
         self._services: dict[SliceKey, SliceService] = {}
         self._engine = RequestLevel(family, route, {}, rng, overhead_ms, start_s=now_s)
 
     def retable(self, now_s: float, route: Route, services: Mapping[SliceKey, SliceService]) -> None:
         """Route by this table from now on."""
         self._services |= services
-        self._engine.retable(now_s, live(route, services), services)
+        self._engine.retable(now_s, live(route, services, self._router), services)
 
     def serve(self, until_s: float) -> Interval:
         """Everything up to a time."""

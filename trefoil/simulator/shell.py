@@ -29,12 +29,14 @@ from trefoil.runtime import codec
 from trefoil.simulator.books import Books
 from trefoil.simulator.engines import engine_for
 from trefoil.simulator.exploring import Explorer
+from trefoil.simulator.forecasts import Forecasts
 from trefoil.simulator.inputs import Inputs
 from trefoil.simulator.memory_state import MemoryState, MemoryStore
 from trefoil.simulator.plant import Plant
 from trefoil.simulator.recall import Known, Recall
 from trefoil.simulator.rollouts import Rolling
-from trefoil.simulator.serving import Engine, Interval, load_window
+from trefoil.simulator.serving import Engine
+from trefoil.simulator.steady import Steady
 from trefoil.simulator.told import SimulatedClock, settings_of
 
 RETRY_S: Final = 10.0  # as controller.loop.RETRY_S
@@ -49,6 +51,7 @@ class Shell:
     def __init__(self, inputs: Inputs, keep_records: bool = False) -> None:
         scenario = inputs.scenario
         self.inputs, self.scenario, self.settings = inputs, scenario, settings_of(inputs)
+        self._thresholds = self.settings.thresholds
         self.now_s = -scenario.warmup_s
         self.clock = SimulatedClock(self.now_s)
         self.plant = Plant(inputs.devices, inputs.truth, inputs.items, scenario.costs)
@@ -85,14 +88,16 @@ class Shell:
         self._retry_at_s = math.inf
         self._tick_at_s = self.now_s
         self._carbon_at_s = -math.inf
-        self._since_tick = {f: Interval(self.now_s, self.now_s) for f in inputs.objectives}
+        self.steady = Steady({f: [] for f in inputs.objectives})
         self._seq = 0
+        self._viewed: PlanView | None = None
         stateless = scenario.fidelity == "fluid" and as_live(inputs.planner) is None
         stateless = stateless and all(o.mode != ObjectiveMode.BUDGET for o in inputs.objectives.values())
         self.recall = Recall(self.settings.seed) if stateless else None
         self._recalled: Known | None = None
         self._still = 0
         self._last_seen: tuple[Any, ...] = ()
+        self.forecasts = Forecasts(scenario.carbon.forecast, inputs.carbon[inputs.zone])
         self._read_carbon()
         self._offer()
 
@@ -142,11 +147,9 @@ class Shell:
         dt_s = to_s - self.now_s
         if dt_s > 0:
             found = {family: engine.serve(to_s) for family, engine in self.engines.items()}
-            work = {key: (family, joules) for family, one in found.items() for key, joules in one.joules.items()}
-            drawn = self.plant.spend(dt_s, work)
+            drawn = self.plant.spend(dt_s, self.steady.work(found))
             self.books.add(self.now_s, to_s, found, drawn, self.rolling is not None)
-            for family, one in found.items():
-                self._since_tick[family].add(one)
+            self.steady.add(found)
         self.now_s = self.clock.at_s = to_s
 
     def _read_carbon(self) -> None:
@@ -160,14 +163,14 @@ class Shell:
             seen.carbon_history.extend(carbon[main].history(self.now_s, self.scenario.control.history_max))
         elif readings[main].observed_at_s > max(seen.carbon.observed_at_s, -EPSILON_S):  # before, the first one is held
             seen.carbon_history.append(readings[main])
-        seen.carbon = readings[main]
+        seen.carbon, seen.carbon_forecast = readings[main], self.forecasts.at(self.now_s)
         self.zones = tuple(r for zone, r in readings.items() if zone != main)
         self._carbon_at_s = min(one.next_s(self.now_s + EPSILON_S) for one in carbon.values())
 
     def _tick(self) -> None:
         self._seq += 1
-        window = load_window(self._since_tick, self.inputs.items, self._seq, self.now_s)
-        self._since_tick = {f: Interval(self.now_s, self.now_s) for f in self._since_tick}
+        self._viewed = None
+        window = self.steady.window(self.inputs.items, self._seq, self.now_s)
         self.windows.add(window, self.inputs.estimate.catalog)
         self.windows.forget(self.now_s)
         for family, objective in self.inputs.objectives.items():
@@ -206,6 +209,7 @@ class Shell:
         self.inputs.objectives = {f: replace(o, number=o.number + 1) for f, o in known.items()}
         for family in known:
             self.windows.restart_budget(family)
+        self._viewed = None
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
@@ -219,7 +223,14 @@ class Shell:
         self.observer.inputs.nodes = self.plant.nodes()
         grams = self.books.grams_per_request(self.settings.measure_s)
         view = self.observer.view(self.inputs.objectives, self.current, self.boosts.by_family, grams)
-        return replace(view, zones=self.zones) if self.zones else view
+        self._viewed = replace(view, zones=self.zones) if self.zones else view
+        return self._viewed
+
+    def _view_of_rollout(self) -> PlanView:
+        """A view as far as a rollout reads it: of fleet and plan. What requests say is counted once a tick."""
+        known = self._viewed or self.view()
+        self.observer.inputs.nodes = self.plant.nodes()
+        return replace(known, now_s=self.now_s, fleet=self.observer.fleet(), current=self.current)
 
     def _control(self) -> None:
         view = self.view()
@@ -227,14 +238,8 @@ class Shell:
         if self.now_s < self._not_before_s:
             return
         exploring = self.explorer.run is not None
-        trigger, self.memory = evaluate(
-            view,
-            self.made_for,
-            self.memory,
-            self.settings.thresholds,
-            () if exploring else self.allowed,
-            self.rolling is not None,
-        )
+        allowed, rolling = () if exploring else self.allowed, self.rolling is not None
+        trigger, self.memory = evaluate(view, self.made_for, self.memory, self._thresholds, allowed, rolling)
         if trigger is not None and (not exploring or trigger.cause in URGENT):
             self._decide(view, trigger)
         elif exploring:
@@ -356,7 +361,7 @@ class Shell:
         self._roll_on()
 
     def _way(self, plan: Plan) -> Way:
-        view = self.view()
+        view = self._view_of_rollout()
         return best_way(view, standing(view.fleet, self.commanded, self.published), plan)
 
     def _roll_on(self) -> None:
@@ -366,18 +371,13 @@ class Shell:
         before = rolling.index, rolling.phase
         rolling.advance(self.plant, self.now_s + EPSILON_S)
         if (rolling.index, rolling.phase) != before:
-            self._note_commands()
+            self.commanded = {node.node: node for node in rolling.target.nodes}  # for what agents cannot report
             self._offer()
         if rolling.done:
             self.rolling = None
             if rolling.halted:
                 self._retry_at_s = self.now_s + self.settings.rollout.retry_s
                 self.books.halted += 1
-
-    def _note_commands(self) -> None:
-        """What the devices were told last: a rollout needs it for what agents cannot report."""
-        assert self.rolling is not None
-        self.commanded = {node.node: node for node in self.rolling.target.nodes}
 
     def _publish(self, routes: tuple[Route, ...]) -> None:
         self.published = routes
@@ -387,7 +387,7 @@ class Shell:
         """Something became ready: it may help while the rest is still on its way."""
         rolling = self.rolling
         if rolling is not None and not rolling.done:
-            view = self.view()
+            view = self._view_of_rollout()
             routes = early(view, standing(view.fleet, self.commanded, self.published), rolling.target)
             if routes is not None:
                 self.published = routes

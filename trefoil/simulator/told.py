@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from controller.settings import ControllerSettings, RolloutSettings
+from controller.settings import CarbonSettings, ControllerSettings, RolloutSettings
 from controller.windows import WindowSettings
 from trefoil.simulator.inputs import Inputs
 
@@ -70,5 +70,6 @@ def settings_of(inputs: Inputs) -> SimulatedSettings:
         slo_boost_max=control.slo_boost_max,
         slo_boost_wear_s=control.slo_boost_wear_s,
         triggers=control.triggers,
+        carbon=CarbonSettings(zone=inputs.zone, method=scenario.carbon.method, factors=scenario.carbon.factors),
         rollout=RolloutSettings(retry_s=control.retry_s),
     )

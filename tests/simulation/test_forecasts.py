@@ -1,0 +1,164 @@
+"""Forecasts in simulated time: what they may know, and what they buy beside none and a perfect one."""
+
+import json
+import math
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from carbon_feed.trace import Playback
+from tests.simulation.test_shell import A100, REPOSITORY
+from trefoil.core.carbon import Series
+from trefoil.simulator import Provided, Scenario, simulate
+from trefoil.simulator.bought import MODELS, compare
+from trefoil.simulator.forecasts import Forecasts
+from trefoil.simulator.inputs import Intensity, planner_for, prepare
+from trefoil.simulator.report import result
+from trefoil.simulator.scenario import Arrivals, Carbon, Node, Served, Wanted, Zone
+from trefoil.simulator.shell import Shell
+
+HOUR_S = 3600.0
+OWN = ("persistence", "climatology", "blend")
+SERIES = Series("grid")
+
+
+def scenario(hours: float = 48.0, forecast: str = "none", **carbon: object) -> Scenario:
+    """Two GPUs as a flow; the budget's window is the run."""
+    wanted = Wanted(below_best_pct=2.0, hard_below_best_pct=10.0, window_s=hours * HOUR_S)
+    served = Served(name="digits", repository=REPOSITORY, arrivals=Arrivals(rate_per_s=40.0), objective=wanted)
+    return Scenario(
+        hours=hours,
+        fidelity="fluid",
+        step_s=900.0,
+        nodes=(Node(zone="grid", devices=(A100, A100)),),
+        families=(served,),
+        carbon=Carbon(zones={"grid": Zone()}, forecast=forecast, **carbon),
+    )
+
+
+def duck(days: int, seed: int = 5) -> np.ndarray:
+    """A solar grid with weather, hour by hour."""
+    rng, hours = np.random.default_rng(seed), np.arange(24 * days)
+    sun = np.clip(np.sin((hours % 24 - 6) / 12 * np.pi), 0.0, None)
+    weather = 1 + 0.2 * np.repeat(rng.standard_normal(days), 24)
+    return 320.0 - 180.0 * sun * np.clip(weather, 0.2, 1.6) + 6.0 * rng.standard_normal(24 * days)
+
+
+def intensity(values: np.ndarray, lead: int, **changes: float) -> Intensity:
+    played = Playback(tuple(values[:lead]), tuple(values[lead:]), HOUR_S, 0.0, 0.0)
+    return Intensity(SERIES, replace(played, **changes), "made up")
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("speedup", [1.0, 360.0])
+def test_a_model_knows_nothing_after_its_origin(name, speedup):
+    values, lead = duck(12), 7 * 24
+    for hour in (0.0, 0.5, 13.0, 60.25):
+        now_s = hour * HOUR_S / speedup
+        blind = values.copy()
+        blind[lead + math.floor(hour) + 1 :] = math.nan
+        seen = Forecasts(name, intensity(values, lead, speedup=speedup)).at(now_s)
+        again = Forecasts(name, intensity(blind, lead, speedup=speedup)).at(now_s)
+        assert seen == again
+        assert seen is not None
+        assert seen.model == name
+        assert len(seen.bands) >= 95
+        assert all(math.isfinite(b.p10_g_per_kwh + b.p50_g_per_kwh + b.p90_g_per_kwh) for b in seen.bands)
+
+
+def test_asked_hour_by_hour_it_says_nearly_what_it_says_when_asked_once():
+    """Nearly: the errors that it corrects by are looked at once a day, at another hour."""
+    values = duck(12)
+    going = Forecasts("blend", intensity(values, 120))
+    for hour in range(40):
+        found = going.at(hour * HOUR_S)
+    once = Forecasts("blend", intensity(values, 120)).at(39 * HOUR_S)
+    assert found is not None
+    assert once is not None
+    assert [b.starts_at_s for b in found.bands] == [b.starts_at_s for b in once.bands]
+    assert [b.p50_g_per_kwh for b in found.bands] == pytest.approx([b.p50_g_per_kwh for b in once.bands], rel=0.1)
+
+
+def test_without_a_past_there_is_none_and_it_says_why():
+    found = Forecasts("blend", intensity(duck(3), 0)).at(5 * HOUR_S)
+    assert found is not None
+    assert found.bands == ()
+    assert found.fallback_reason == "6 h of the last 7 days are known, a forecast needs 24 h"
+
+
+def test_a_perfect_forecast_is_the_trace():
+    values = duck(6)
+    found = Forecasts("perfect", intensity(values, 24)).at(2.5 * HOUR_S)
+    assert found is not None
+    assert [b.p50_g_per_kwh for b in found.bands[:50]] == values[26:76].tolist()
+    assert all(b.p10_g_per_kwh == b.p50_g_per_kwh == b.p90_g_per_kwh for b in found.bands)
+    assert len(found.bands) == 96
+
+
+def test_a_run_until_an_hour_knows_nothing_of_what_comes_after_it():
+    values, lead, until = duck(9), 5 * 24, 12
+    blind = values.copy()
+    blind[lead + until :] = math.nan
+
+    def decided(found: np.ndarray) -> list[object]:
+        inputs = prepare(scenario(24.0, "blend"))
+        inputs.carbon[inputs.zone].played = Playback(tuple(found[:lead]), tuple(found[lead:]), HOUR_S, 0.0, 0.0)
+        shell = Shell(inputs)
+        shell.run(until * HOUR_S - 901.0)
+        return [*shell.books.decisions, shell.books.cost]
+
+    seen = decided(values)
+    assert seen == decided(blind)
+    assert any("forecast blend" in str(one) for one in seen)
+
+
+# --- what they buy ----------------------------------------------------------------------------------------------------
+
+
+def cleaner_later(forecast: str) -> tuple[float, float]:
+    """Grams and accuracy of a day whose second half is a quarter as dirty: accuracy is for then."""
+    given = Provided(carbon={"grid": (HOUR_S, [400.0] * 12 + [100.0] * 12)})
+    found = simulate(scenario(24.0, forecast), given).summary
+    return found.grams_per_request, found.accuracy
+
+
+def test_who_knows_that_it_will_be_clean_buys_accuracy_then():
+    floor = prepare(scenario(24.0)).objectives["digits"].min_accuracy
+    none, perfect = cleaner_later("none"), cleaner_later("perfect")
+    assert min(none[1], perfect[1]) >= floor - 5e-4
+    assert perfect[0] < 0.97 * none[0]
+
+
+def test_a_model_that_cannot_know_buys_nothing():
+    assert cleaner_later("blend")[0] == pytest.approx(cleaner_later("none")[0], rel=0.02)
+
+
+def test_the_comparison_is_of_equals_and_one_document():
+    given = Provided(carbon={"grid": (HOUR_S, [400.0] * 3 + [100.0] * 3)})
+    found = compare(scenario(6.0), given)
+    assert tuple(row.forecast for row in found.rows) == MODELS
+    assert len({row.answered for row in found.rows}) == 1
+    assert found.rows[0].saving_ratio == 0.0
+    assert found.rows[-1].saving_ratio > 0.0
+    document = json.loads(found.to_json())
+    assert document["captured"]["perfect"] == pytest.approx(1.0)
+    assert document["rows"][-1]["forecast"] == "perfect"
+    assert found.table().row_count == len(MODELS)
+
+
+def test_an_interrupted_run_goes_on_with_its_forecasts():
+    def begun() -> Shell:
+        inputs = prepare(wanted)
+        inputs.carbon[inputs.zone].played = Playback(tuple(duck(6)[:96]), tuple(duck(6)[96:]), HOUR_S, 0.0, 0.0)
+        return Shell(inputs)
+
+    wanted = scenario(5.0, "blend")
+    whole, first = begun(), begun()
+    whole.run(whole.end_s)
+    first.run(3.3 * HOUR_S)
+    again: Shell = pickle.loads(pickle.dumps(first))
+    again.resume(planner_for(wanted))
+    again.run(again.end_s)
+    assert result(again).to_json() == result(whole).to_json()

@@ -1,0 +1,157 @@
+"""What a forecast buys: one scenario with no forecast, with the feed's own models, and with a perfect one.
+
+Everything else is equal: load, fleet, truth, seed, objective, accuracy floor. The floor binds a mean over a window, so
+that runs end at slightly different accuracies; to compare grams all the same, the scenario is run once more without a
+forecast and with a floor that is `FLOOR_STEP` higher: the grams that this costs are the price of accuracy, and
+`grams at equal accuracy` are a run's grams less that price times what it is more accurate than `none`.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rich.table import Table
+
+from trefoil.simulator.inputs import Provided, prepare
+from trefoil.simulator.report import Summary, plain
+from trefoil.simulator.run import simulate
+from trefoil.simulator.scenario import Scenario, Served, Wanted
+
+MODELS: Final = ("none", "persistence", "climatology", "blend", "perfect")
+FLOOR_STEP: Final = 0.001
+SAVING_MIN: Final = 5e-4  # of a perfect forecast: shares of less are noise
+
+
+@dataclass(frozen=True, slots=True)
+class Bought:
+    """One run. Grams of all that was drawn, in all and per answer; `equal_grams_per_request`: at `none`'s accuracy.
+
+    `saving_ratio` is of the latter against `none`; `above_floor` is the least of any family: accuracy less its floor.
+    """
+
+    forecast: str
+    grams: float
+    grams_per_request: float
+    accuracy: float
+    above_floor: float
+    equal_grams_per_request: float
+    saving_ratio: float
+    slo_attainment: float
+    answered: int
+    replans: int
+    reconfigurations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All runs of one scenario, `none` first. `price_g`: grams per request of one unit of accuracy; None: unknown."""
+
+    scenario: str
+    seed: int
+    duration_s: float
+    floors: Mapping[str, float]
+    price_g: float | None
+    rows: tuple[Bought, ...]
+
+    @property
+    def captured(self) -> Mapping[str, float | None]:
+        """By forecast, the share of a perfect one's saving; None where a perfect one saves (next to) nothing."""
+        best = self.rows[-1].saving_ratio
+        return {row.forecast: row.saving_ratio / best if best > SAVING_MIN else None for row in self.rows}
+
+    def to_json(self) -> str:
+        """The same bytes for the same scenario and seed."""
+        document = plain({**dataclasses.asdict(self), "captured": self.captured})
+        return json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+    def table(self) -> Table:
+        """For people."""
+        floors = ", ".join(f"{family} >= {floor:.4f}" for family, floor in self.floors.items())
+        table = Table(
+            title=f"{self.scenario}: what a forecast buys, {self.duration_s / 3600:g} h simulated, seed {self.seed}, "
+            f"mean accuracy {floors}"
+        )
+        table.title_justify = table.caption_justify = "left"
+        names = ("forecast", "grams", "mg/request", "accuracy", "above floor", "at equal accuracy", "saving")
+        for name in (*names, "of perfect", "in SLO", "plans", "reconfigurations"):
+            table.add_column(name, justify="left" if name == "forecast" else "right")
+        captured = self.captured
+        for row in self.rows:
+            share = captured[row.forecast]
+            table.add_row(
+                row.forecast, f"{row.grams:,.1f}", f"{row.grams_per_request * 1e3:.4f}", f"{row.accuracy:.5f}",
+                f"{row.above_floor:+.5f}", f"{row.equal_grams_per_request * 1e3:.4f}", f"{row.saving_ratio:+.2%}",
+                "-" if share is None else f"{share:.0%}", f"{row.slo_attainment:.2%}", str(row.replans),
+                str(row.reconfigurations),
+            )  # fmt: skip
+        price = "not known" if self.price_g is None else f"{self.price_g * 1e3:.3f} mg per request and unit"
+        table.caption = f"price of accuracy, by a floor {FLOOR_STEP:g} higher: {price}"
+        return table
+
+
+def compare(
+    scenario: Scenario, provided: Provided | None = None, progress: Callable[[float], None] | None = None
+) -> Comparison:
+    """Six runs. `progress` is told the share that is done.
+
+    Raises:
+        errors.TrefoilError: the scenario cannot be run; names field, value and remedy.
+    """
+    wanted = [with_forecast(scenario, name) for name in MODELS]
+    wanted.append(with_forecast(higher(scenario), MODELS[0]))
+    found: list[Summary] = []
+    for done, one in enumerate(wanted):
+        told = None if progress is None else _part(progress, done, len(wanted))
+        found.append(simulate(one, provided, progress=told).summary)
+    none, dearer = found[0], found.pop()
+    gained = dearer.accuracy - none.accuracy
+    price = (dearer.grams_per_request - none.grams_per_request) / gained if gained > FLOOR_STEP / 4 else None
+    floors = _floors(scenario, provided)
+    rows = tuple(_row(name, one, none, price or 0.0, floors) for name, one in zip(MODELS, found, strict=True))
+    return Comparison(scenario.name, scenario.seed, scenario.span_s, floors, price, rows)
+
+
+def with_forecast(scenario: Scenario, name: str) -> Scenario:
+    """The same scenario with another forecast."""
+    return scenario.model_copy(update={"carbon": scenario.carbon.model_copy(update={"forecast": name})})
+
+
+def higher(scenario: Scenario) -> Scenario:
+    """The same scenario with floors that are `FLOOR_STEP` higher."""
+    return scenario.model_copy(update={"families": tuple(_higher(served) for served in scenario.families)})
+
+
+def _higher(served: Served) -> Served:
+    wanted: Wanted = served.objective
+    if wanted.below_best_pct is not None:
+        change = {"below_best_pct": max(0.0, wanted.below_best_pct - 100 * FLOOR_STEP)}
+    else:
+        change = {"min_accuracy": min(1.0, wanted.min_accuracy + FLOOR_STEP)}
+    return served.model_copy(update={"objective": wanted.model_copy(update=change)})
+
+
+def _floors(scenario: Scenario, provided: Provided | None) -> dict[str, float]:
+    return {family: o.min_accuracy for family, o in sorted(prepare(scenario, provided).objectives.items())}
+
+
+def _row(name: str, one: Summary, none: Summary, price: float, floors: Mapping[str, float]) -> Bought:
+    equal = one.grams_per_request - price * (one.accuracy - none.accuracy)
+    return Bought(
+        forecast=name,
+        grams=one.grams,
+        grams_per_request=one.grams_per_request,
+        accuracy=one.accuracy,
+        above_floor=min(one.families[family].accuracy - floor for family, floor in floors.items()),
+        equal_grams_per_request=equal,
+        saving_ratio=1 - equal / none.grams_per_request if none.grams_per_request else 0.0,
+        slo_attainment=one.slo_attainment,
+        answered=one.answered,
+        replans=one.replans,
+        reconfigurations=one.reconfigurations,
+    )
+
+
+def _part(progress: Callable[[float], None], done: int, parts: int) -> Callable[[float], None]:
+    return lambda share: progress((done + share) / parts)

@@ -1,0 +1,67 @@
+"""Forecasts of intensity in simulated time: none, the feed's own models, or a perfect one for comparison.
+
+The models are those of the carbon feed, told what a live feed would have been told: each interval when it begins (the
+trace's value of it is what the controller plans by), the lead-in of the trace before that, nothing after it. `perfect`
+reads the trace ahead: what no forecast can be better than.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from carbon_feed.forecast import MODELS
+from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S
+from carbon_feed.forecast.issue import Issuer
+from carbon_feed.history import History
+from carbon_feed.trace import Playback
+from trefoil.core.carbon import CarbonBand, CarbonForecast
+from trefoil.core.common import Basis, Provenance
+from trefoil.simulator.inputs import Intensity
+
+NONE: Final = "none"
+PERFECT: Final = "perfect"
+LEAD_IN_MAX: Final = 24_000  # intervals before time zero: 80 days of five minutes, more than a model looks back
+
+
+@dataclass(slots=True)
+class Forecasts:
+    """What is forecast of one zone, issued whenever its reading changes."""
+
+    name: str
+    intensity: Intensity
+    _played: Playback | None = None
+    _issuer: Issuer | None = None
+    _history: History | None = None
+
+    def at(self, now_s: float) -> CarbonForecast | None:
+        """The forecast in force; without bands, and with the reason, where there cannot be one yet."""
+        if self.name == NONE:
+            return None
+        if self.name == PERFECT:
+            return self._perfect(now_s)
+        issuer, series = self._told(now_s), self.intensity.series
+        issued = issuer.issue(now_s)
+        return issued.forecast or CarbonForecast(series, self.name, now_s, fallback_reason=issued.why)
+
+    def _told(self, now_s: float) -> Issuer:
+        """The issuer, told every interval that has begun; made anew when another trace is played."""
+        played = self.intensity.played
+        history, issuer, count = self._history, self._issuer, 2
+        if history is None or issuer is None or self._played is not played:
+            history, count = History(self.intensity.series), LEAD_IN_MAX
+            issuer = Issuer(history, MODELS[self.name], STEP_S, HORIZON_S, played.speedup)
+            self._played, self._history, self._issuer = played, history, issuer
+        for reading in self.intensity.history(now_s, count):
+            history.add(replace(reading, fetched_at_s=reading.starts_at_s))
+        return issuer
+
+    def _perfect(self, now_s: float) -> CarbonForecast:
+        played = self.intensity.played
+        steps = max(1, round(HORIZON_S / played.bin_s))
+        ahead = (self.intensity.reading(now_s, step) for step in range(steps))
+        return CarbonForecast(
+            self.intensity.series,
+            PERFECT,
+            now_s,
+            tuple(CarbonBand(r.starts_at_s, r.ends_at_s, *3 * (r.intensity_g_per_kwh,)) for r in ahead),
+            Provenance(Basis.SIMULATED, f"the trace itself: {self.intensity.source}", as_of_s=now_s),
+        )
