@@ -1,7 +1,7 @@
 """CLOVER's figures from the runs: numbers first (JSON, CSV), pictures of the same numbers beside them."""
 
-import csv
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,13 +9,16 @@ from carbon_feed.providers.trace import load_trace
 from carbon_feed.settings import TraceSettings
 from trefoil.core.carbon import Factors
 from trefoil.core.units import grams
-from trefoil.reproduce import plots, sweeps
-from trefoil.reproduce.clover import Study, curves, headline, paper_method, schemes_of, traces
+from trefoil.reproduce import opportunities, plots
+from trefoil.reproduce.clover import Study, curves, headline, paper_method, schemes_of
 from trefoil.reproduce.judge import explored, over, saving_pct
-from trefoil.reproduce.runs import PUE
+from trefoil.reproduce.runs import HOUR_S, PUE
 from trefoil.reproduce.setting import BASE_INTENSITY, data_folder
+from trefoil.reproduce.sweep_figures import sweep_figures
+from trefoil.reproduce.tables import table
 
-WINDOW_S: Final = 8 * 3600.0
+WINDOW_H: Final = 8.0
+FIG13_FAMILY: Final = "efficientnet"  # the paper's image classification
 FORTNIGHT_H: Final = 14 * 24
 FIG4: Final = {  # CLOVER's fortnights themselves are not public: the same grids and months of the nearest public year
     "CISO, March 2022": ("em_US-CAL-CISO_2022_hourly.csv", 59 * 24),
@@ -30,48 +33,65 @@ def all_figures(study: Study, folder: Path) -> dict[str, Any]:
     """Play everything and draw it; the summary."""
     study.refer()
     equal = headline(study)
-    found: dict[str, Any] = {"equal": equal, "paper_method": paper_method(study)}
+    found: dict[str, Any] = {"equal": equal, "paper_method": _paper_method(study, equal, folder)}
     figures: dict[str, Any] = {"fig02": _fig02(study, folder), "fig03": _fig03(study, folder)}
     figures["fig04"] = _fig04(folder)
     figures |= _fig09_to_11(study, equal, folder)
     figures |= {"fig12": _fig12(study, folder), "fig13": _fig13(study, folder)}
     if study.options.sweeps:
         floor = {f: equal[f]["rows"]["clover"]["accuracy"]["mean"] for f in study.options.families}
-        figures |= _sweeps(study, folder)
-        found["ablation"] = {f: sweeps.ablation(study, f, floor[f]) for f in study.options.families}
-        found["loads"] = {f: sweeps.loads(study, f, floor[f]) for f in study.options.families}
-        found["turned_by_30_pct"] = {f: sweeps.turned(study, f, floor[f]) for f in study.options.families}
-        plots.bars(
-            {f: {k: v["saving_pct"] for k, v in found["ablation"][f].items()} for f in study.options.families},
-            folder, "ablation", "saving against BASE, %",
-        )  # fmt: skip
+        swept = sweep_figures(study, folder, floor)
+        figures |= swept.pop("figures")
+        found |= swept
     return found | {"figures": figures}
 
 
-def table(folder: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The same numbers as CSV."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else ["empty"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def _fig02(study: Study, folder: Path) -> Any:
-    rows = {f: sweeps.mixes(f) for f in study.options.families}
+    rows = {f: opportunities.mixes(f) for f in study.options.families}
     table(folder, "fig02", [{"family": f, **row} for f, found in rows.items() for row in found])
     plots.scatter(rows, folder, "fig02")
     return rows
 
 
 def _fig03(study: Study, folder: Path) -> Any:
-    rows = {f: sweeps.partitions(f) for f in study.options.families}
+    rows = {f: opportunities.partitions(f) for f in study.options.families}
     table(folder, "fig03", [{"family": f, **row} for f, found in rows.items() for row in found])
-    plots.bars(
-        {f: {r["layout"]: r["carbon_saving_pct"] for r in found} for f, found in rows.items()},
-        folder, "fig03", "carbon saving, %",
+    shown = {
+        "saving at one load, %": "carbon_saving_pct",
+        "p95 at one load": "p95_over_c1",
+        "saving kept busy, %": "busy_carbon_saving_pct",
+        "p95 kept busy": "busy_p95_over_c1",
+    }
+    plots.grouped(
+        {title: {f: {r["layout"]: r[key] for r in found} for f, found in rows.items()} for title, key in shown.items()},
+        folder, "fig03", ("%", "over C1", "%", "over C1"),
     )  # fmt: skip
     return rows
+
+
+def _paper_method(study: Study, equal: Mapping[str, Any], folder: Path) -> Any:
+    """BASE at a fifth of the load, beside the same runs at equal load."""
+    found = paper_method(study)
+    ours = "saving_of_clover_against_base_pct"
+    rows = [
+        {
+            "family": f,
+            "seed": seed,
+            "equal_load_grams_saving_pct": equal[f]["claims"][ours][n],
+            "papers_method_saving_pct": one["saving_pct"][n],
+            "of_which_base_alone_by_its_load_pct": one["of_which_base_alone_by_its_load_pct"][n],
+        }
+        for f, one in found.items()
+        for n, seed in enumerate(study.options.seeds)
+    ]
+    table(folder, "paper_method", rows)
+    names = list(rows[0])[2:]
+    plots.grouped(
+        {"CLOVER against BASE, joules (grams at equal load)":
+         {f: {name: over([r[name] for r in rows if r["family"] == f]).mean for name in names} for f in found}},
+        folder, "paper_method", ("saving, %",),
+    )  # fmt: skip
+    return found
 
 
 def _fig04(folder: Path) -> Any:
@@ -118,9 +138,15 @@ def _fig09_to_11(study: Study, equal: Mapping[str, Any], folder: Path) -> dict[s
                 nine.append(line)
     table(folder, "fig09", nine)
     table(folder, "fig10", ten)
-    plots.bars(
-        {f: {r["scheme"]: r["saving_pct"] for r in ten if r["family"] == f} for f in study.options.families},
-        folder, "fig09", "carbon saving, %",
+    shown: dict[str, Callable[[Mapping[str, Any]], float]] = {
+        "accuracy over BASE, %": lambda r: 100 - r["accuracy_loss_pct"],
+        "carbon over BASE, %": lambda r: 100 - r["saving_pct"],
+        "p95 over the SLO": lambda r: r["p95_over_slo"],
+    }
+    plots.grouped(
+        {title: {f: {r["scheme"]: pick(r) for r in nine if r["family"] == f} for f in study.options.families}
+         for title, pick in shown.items()},
+        folder, "fig09", tuple(shown),
     )  # fmt: skip
     plots.schemes({f: equal[f]["rows"] for f in study.options.families}, folder, "fig10")
     seed = study.options.seeds[0]
@@ -138,94 +164,64 @@ def _fig09_to_11(study: Study, equal: Mapping[str, Any], folder: Path) -> dict[s
 
 
 def _fig12(study: Study, folder: Path) -> Any:
-    """Time spent optimising and candidates within the SLO, in windows of eight hours."""
+    """Time spent optimising, in windows of eight hours (the last one may be shorter), and candidates within the SLO."""
     found: dict[str, Any] = {}
-    pictures: dict[str, dict[str, Sequence[float]]] = {}
-    windows = max(1, round(study.options.hours * 3600 / WINDOW_S))
+    hours, speedup = study.options.hours, study.options.speedup
+    widths_s = [min(WINDOW_H, hours - n * WINDOW_H) * HOUR_S / speedup for n in range(math.ceil(hours / WINDOW_H))]
     for family in study.options.families:
-        found[family], pictures[family] = {}, {}
+        found[family] = {}
         for scheme in ("blover", "clover"):
             runs = [study.runs[s] for s in schemes_of(study, family)[scheme]]
-            time_pct, inside, count = [0.0] * windows, 0, 0
+            time_pct, inside, count = [0.0] * len(widths_s), 0, 0
             for run in runs:
                 for e in explored(run, study.reference(family, run.spec.seed).slo_ms):
-                    at = min(windows - 1, max(0, int(e["at_s"] * study.options.speedup // WINDOW_S)))
-                    time_pct[at] += 100 * e["spent_s"] / (run.spec.span_s / windows) / len(runs)
+                    at = min(len(widths_s) - 1, max(0, int(e["at_s"] * speedup // (WINDOW_H * HOUR_S))))
+                    time_pct[at] += 100 * e["spent_s"] / widths_s[at] / len(runs)
                     inside, count = inside + e["within_slo"], count + 1
             spent = [run["exploration_s"] for run in runs]
             found[family][scheme] = {
                 "time_pct_by_window": time_pct,
                 "time_pct": over([100 * s / runs[0].spec.span_s for s in spent]).mean,
                 "evaluations": count / len(runs),
+                "evaluations_within_slo": inside / len(runs),
                 "within_slo_pct": 100 * inside / count if count else None,
             }
-            pictures[family][scheme] = time_pct
-    plots.windows(pictures, folder, "fig12", "time in optimisation, %")
-    rows = [
+    plots.windows(found, folder, "fig12")
+    table(folder, "fig12", [
         {"family": f, "scheme": s, "window": n, "time_pct": t}
-        for f, by in found.items()
-        for s, one in by.items()
-        for n, t in enumerate(one["time_pct_by_window"])
-    ]
-    table(folder, "fig12", rows)
+        for f, by in found.items() for s, one in by.items() for n, t in enumerate(one["time_pct_by_window"], 1)
+    ])  # fmt: skip
+    table(folder, "fig12b", [
+        {"family": f, "scheme": s, **{name: value for name, value in one.items() if name != "time_pct_by_window"}}
+        for f, by in found.items() for s, one in by.items()
+    ])  # fmt: skip
     return found
 
 
 def _fig13(study: Study, folder: Path) -> Any:
-    """What the first, the second and the last round looked at."""
-    family, seed = study.options.families[-1], study.options.seeds[0]
+    """What the first, the second and the last search looked at, those that measured nothing left out.
+
+    Joules are priced at the intensity of the moment, C_base is BASE at 250 g/kWh: a clean hour saves by itself.
+    """
+    family = FIG13_FAMILY if FIG13_FAMILY in study.options.families else study.options.families[-1]
+    seed = study.options.seeds[0]
     run = study.runs[next(s for s in schemes_of(study, family)["clover"] if s.seed == seed)]
     reference = study.reference(family, seed)
     base_g = grams(reference.joules, BASE_INTENSITY, PUE)
     rounds: dict[int, list[dict[str, Any]]] = {}
     for e in explored(run, reference.slo_ms):
-        if e["joules"] is None or e["accuracy"] is None:
-            continue
-        carbon = grams(e["joules"], e["intensity"], PUE)
+        measured = e["joules"] is not None and e["accuracy"] is not None
         point = {
-            "saving_pct": 100 * (1 - carbon / base_g),
-            "accuracy_loss_pct": 100 * (1 - e["accuracy"] / reference.accuracy),
+            "saving_pct": 100 * (1 - grams(e["joules"], e["intensity"], PUE) / base_g) if measured else None,
+            "accuracy_loss_pct": 100 * (1 - e["accuracy"] / reference.accuracy) if measured else None,
             **e,
         }
         rounds.setdefault(e["round"], []).append(point)
-    order = sorted(rounds)
-    chosen = dict.fromkeys([*order[:2], *order[-1:]])
-    shown = {f"round {n + 1} of {len(order)}": rounds[n] for n in chosen}
+    searches = list(rounds.values())
+    chosen = dict.fromkeys([*range(min(2, len(searches))), max(0, len(searches) - 1)]) if searches else {}
+    shown = {f"{family}: search {n + 1} of {len(searches)}": searches[n] for n in chosen}
     plots.evaluated(shown, folder, "fig13")
-    table(folder, "fig13", [{"round": name, **p} for name, points in shown.items() for p in points])
+    table(folder, "fig13", [
+        {"search": name, "number": n, **p} for name, points in shown.items() for n, p in enumerate(points, 1)
+    ])  # fmt: skip
     return shown
-
-
-def _sweeps(study: Study, folder: Path) -> dict[str, Any]:
-    fourteen = {f: sweeps.weights(study, f) for f in study.options.families}
-    fifteen = {f: sweeps.fleets(study, f) for f in study.options.families}
-    sixteen = traces(study)
-    plots.lines(
-        {
-            f: {
-                name: ([p["accuracy_loss_pct"] for p in by.values()], [p["saving_pct"] for p in by.values()])
-                for name, by in found.items()
-            }
-            for f, found in fourteen.items()
-        },
-        folder, "fig14", "accuracy lost, %", "carbon saving, %",
-    )  # fmt: skip
-    plots.bars(
-        {f: {f"{p} {n}": one["p95_over_slo"] for n, by in found.items() for p, one in by.items()}
-         for f, found in fifteen.items()},
-        folder, "fig15", "p95 over that of BASE on ten",
-    )  # fmt: skip
-    plots.bars(
-        {f: {f"{p} {t}": one["saving_pct"] for t, by in found.items() for p, one in by.items() if p != "base"}
-         for f, found in sixteen.items()},
-        folder, "fig16", "carbon saving, %",
-    )  # fmt: skip
-    for name, found in (("fig15", fifteen), ("fig16", sixteen)):
-        rows = [{"family": f, "case": c, "scheme": p, **one} for f, by in found.items() for c, ps in by.items()
-                for p, one in ps.items()]  # fmt: skip
-        table(folder, name, rows)
-    table(folder, "fig14", [{"family": f, "sweep": s, "value": v, **one} for f, by in fourteen.items()
-                            for s, vs in by.items() for v, one in vs.items()])  # fmt: skip
-    bases = {f: sweeps.bases(study, f) for f in study.options.families}
-    table(folder, "bases", [{"family": f, "base": b, **one} for f, by in bases.items() for b, one in by.items()])
-    return {"fig14": fourteen, "fig15": fifteen, "fig16": sixteen, "bases": bases}

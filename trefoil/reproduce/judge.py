@@ -70,7 +70,18 @@ def curve(played: Played, reference: Reference, weight: float = LAMBDA) -> Curve
             continue
         c, a = delta_carbon(co2 / (rate * width_s), base_g), delta_accuracy(accuracy, reference.accuracy)
         rows.append((at * played.spec.speedup, ci, c, a, weighted(weight, c, a), p95))
-    return Curve(*(tuple(column) for column in zip(*rows, strict=True)))
+    columns = zip(*rows, strict=True) if rows else [()] * 6
+    return Curve(*(tuple(column) for column in columns))
+
+
+def mean_objective(played: Played, reference: Reference, weight: float = LAMBDA) -> float:
+    """Eq. 3 of a whole run at a constant load: f is linear in grams and in accuracy.
+
+    For flows, whose steps are longer than the bins of a curve and put all of their grams into one.
+    """
+    base_g = grams(reference.joules, BASE_INTENSITY, PUE)
+    lost = delta_accuracy(played["accuracy"], reference.accuracy)
+    return weighted(weight, delta_carbon(played["grams_per_request"], base_g), lost)
 
 
 def explored(played: Played, slo_ms: float) -> list[dict[str, Any]]:
@@ -137,3 +148,12 @@ def row_of(runs: Sequence[Played], references: Mapping[int, Reference], weight: 
 def saving_pct(mine: float, other: float) -> float:
     """Grams that `mine` takes less than `other` [%]."""
     return 100.0 * (1 - mine / other) if other else math.nan
+
+
+def finite(value: Any) -> Any:
+    """The same with None for NaN and infinities, which JSON does not know."""
+    if isinstance(value, Mapping):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
