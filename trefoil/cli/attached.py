@@ -1,7 +1,7 @@
 """A second command's view of a running system: its Redis, its admin ports, its launch file."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
+from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from trefoil.cli.layout import Launch, Layout
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.errors import InvalidInput, NotFound, SettingError
@@ -21,6 +22,7 @@ from trefoil.runtime.clock import WallClock
 from trefoil.runtime.state import State
 
 RPC_TIMEOUT_S: Final = 10.0
+RECEIPT_HOURS: Final = 2
 
 
 class Attached:
@@ -48,6 +50,12 @@ class Attached:
         """ExplainResponse of a family."""
         return await self.ask("Explain", controller_pb2.ExplainRequest(family=family))
 
+    async def explain_request(self, family: str, params: Mapping[str, str]) -> Any:
+        """ExplainRequestResponse of the dispatcher: how targets stand for a request with these parameters."""
+        async with rpc.channel(self.launch.addresses["dispatcher"]) as channel:
+            asked = dispatcher_pb2.ExplainRequestRequest(family=family, params=params)
+            return await rpc.call(dispatcher_pb2_grpc.DispatcherStub(channel).ExplainRequest, asked, RPC_TIMEOUT_S)
+
     async def objective(self, family: str) -> Objective:
         """The objective in force."""
         answer = await self.ask("GetObjective", controller_pb2.GetObjectiveRequest(family=family))
@@ -72,6 +80,24 @@ class Attached:
         found = await self.state.scan(self.state.keys.carbon_now_prefix(), CarbonReading)
         return [found[key] for key in sorted(found)]
 
+    async def receipts(self) -> list[dict[str, Any]]:
+        """By family what receipts say and what was metered [J], in the hour under way and the one before.
+
+        `residual`: receipts over metered, less 1; None where nothing was metered.
+        """
+        hours: dict[str, list[str]] = {}
+        prefix = self.state.keys.totals_prefix()
+        for key in await self.state.names(prefix):
+            hours.setdefault(key.removeprefix(prefix).rpartition(":")[0], []).append(key)
+        found = []
+        for family, keys in sorted(hours.items()):
+            totals = [await self.state.totals(key) for key in sorted(keys)[-RECEIPT_HOURS:]]
+            told_j = sum(each.get("receipt_joules", 0.0) for each in totals)
+            active_j = sum(each.get("active_joules", 0.0) for each in totals)
+            residual = told_j / active_j - 1 if active_j else None
+            found.append({"family": family, "receipt_j": told_j, "active_j": active_j, "residual": residual})
+        return found
+
 
 @asynccontextmanager
 async def attach(state_dir: Path) -> AsyncIterator[Attached]:
@@ -94,8 +120,10 @@ def changed_objective(
     slo_ms: float | None,
     slo_percentile: float | None,
     lambda_weight: float | None,
+    params: Mapping[str, float] | None = None,
 ) -> Objective:
-    """The stored objective with what was given on the command line; `lambda_weight` selects lambda mode.
+    """The stored objective with what was given on the command line; `lambda_weight` selects lambda mode. `params` are
+    the policy's constants; 0 takes one back.
 
     Raises:
         SettingError: nothing was given, or both a floor and a lambda.
@@ -119,11 +147,13 @@ def changed_objective(
         changes["slo_ms"] = slo_ms
     if slo_percentile is not None:
         changes["slo_quantile"] = slo_percentile / 100
+    if params:
+        changes["params"] = {name: value for name, value in {**now.params, **params}.items() if value}
     if not changes:
         raise SettingError(
             "nothing to change",
             field="objective set",
-            remedy="give --min-accuracy, --slo-ms, --slo-percentile or --lambda",
+            remedy="give --min-accuracy, --slo-ms, --slo-percentile, --lambda or --param",
         )
     return replace(now, **changes)
 

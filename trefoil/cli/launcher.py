@@ -25,6 +25,7 @@ from trefoil.cli.scenario import System
 from trefoil.cli.services import Service
 from trefoil.core.errors import StartError, TrefoilError
 from trefoil.runtime.clock import Clock, WallClock
+from trefoil.runtime.socket_paths import temporary_folder
 
 START_DEADLINE_S: Final = 45.0
 POLL_S: Final = 0.1
@@ -241,8 +242,10 @@ def forget(layout: Layout) -> None:
     for lock in layout.state_dir.glob("*/lock"):  # of services that are gone: the kernel has freed it already
         lock.unlink()
     layout.node_socket.unlink(missing_ok=True)
-    if layout.node_socket.parent.parent != layout.state_dir and layout.node_socket.parent.exists():
-        layout.node_socket.parent.rmdir()
+    if layout.node_socket.parent.parent != layout.state_dir:  # a folder of the node's own, with its other files
+        shutil.rmtree(layout.node_socket.parent, ignore_errors=True)
+    for folder in layout.state_dir.glob("dispatcher*"):  # whose path was too long for its workers' sockets
+        shutil.rmtree(temporary_folder((folder / "peers").resolve()), ignore_errors=True)
 
 
 async def _together(work: list[Awaitable[None]]) -> None:

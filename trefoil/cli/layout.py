@@ -7,10 +7,8 @@
 """
 
 import fcntl
-import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,8 +17,8 @@ from typing import Any, Final
 import trefoil
 from trefoil.cli.processes import Identity
 from trefoil.core.errors import NotFound, SettingError, StartError
+from trefoil.runtime.socket_paths import socket_folder
 
-SOCKET_PATH_MAX: Final = 100  # sun_path holds 107 bytes; a little is left for suffixes
 CHECKOUT: Final = Path(trefoil.__file__).resolve().parents[1]
 
 
@@ -37,7 +35,7 @@ class Launch:
     state_dir: str
     supervisor: Identity
     redis_url: str = field(repr=False)
-    addresses: Mapping[str, str]  # by service: admin gRPC; "inference": KServe v2
+    addresses: Mapping[str, str]  # by service: admin gRPC; "inference": KServe v2, "rest": the same over HTTP, if any
     metrics: Mapping[str, str]
     node_socket: str
     family: str
@@ -87,14 +85,9 @@ class Layout:
     @property
     def node_socket(self) -> Path:
         """Under the state directory where the path is short enough for a socket, else under the temporary one."""
-        inside = self.state_dir / "node" / "socket"
-        if len(os.fsencode(inside)) <= SOCKET_PATH_MAX:
-            return inside
-        return Path(tempfile.gettempdir()) / f"trefoil-{os.getuid()}-{self._digest}" / "node.socket"
-
-    @property
-    def _digest(self) -> str:
-        return hashlib.sha256(os.fsencode(self.state_dir)).hexdigest()[:12]
+        inside = self.state_dir / "node"
+        folder = socket_folder(inside, "socket", self.state_dir)
+        return folder / ("socket" if folder == inside else "node.socket")
 
     def read_launch(self) -> Launch | None:
         """The launch written down here; None when there is none."""

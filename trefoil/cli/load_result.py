@@ -157,7 +157,7 @@ def quantile(values: NDArray[np.float64], q: float) -> float | None:
 class Progress:
     """Where a load stands. Latency, accuracy and rate are of the last few seconds (loadgen.WINDOW_S)."""
 
-    elapsed_s: float
+    elapsed_s: float  # below 0: it has not begun
     duration_s: float
     requests: int  # due so far
     answered: int

@@ -70,11 +70,12 @@ async def run_load(
     *,
     clock: Clock | None = None,
     stop: asyncio.Event | None = None,
+    lead_s: float = LEAD_S,
 ) -> LoadResult:
     """Play the load against a KServe v2 endpoint and return what happened, after the last answer.
 
     `on_progress` is called every half second on the event loop. Setting `stop` ends the load early: what was sent is
-    waited for and returned.
+    waited for and returned. The load begins `lead_s` after all is ready for it.
 
     Raises:
         InvalidInput: images, trace or a setting cannot be used; nothing was sent.
@@ -89,7 +90,7 @@ async def run_load(
     async with grpc.aio.insecure_channel(target, options=options) as channel:
         await _wait_connected(channel, target, spec.connect_timeout_s)
         infer = channel.unary_unary(INFER, response_deserializer=service_pb2.ModelInferResponse.FromString)
-        run = _Run(spec, plan, held_out, infer, clock or WallClock(), stop or asyncio.Event())
+        run = _Run(spec, plan, held_out, infer, clock or WallClock(), stop or asyncio.Event(), lead_s)
         async with _reporting(run, on_progress):
             await run.play()
     return run.result()
@@ -132,10 +133,17 @@ class _Run:
     """One load in progress."""
 
     def __init__(
-        self, spec: LoadSpec, plan: Schedule, held_out: HeldOut, infer: Any, clock: Clock, stop: asyncio.Event
+        self,
+        spec: LoadSpec,
+        plan: Schedule,
+        held_out: HeldOut,
+        infer: Any,
+        clock: Clock,
+        stop: asyncio.Event,
+        lead_s: float,
     ) -> None:
         self._spec, self._plan, self._held_out, self._infer, self._stop = spec, plan, held_out, infer, stop
-        self.clock = clock
+        self.clock, self._lead_s = clock, lead_s
         if str(held_out.images.dtype) not in DATATYPES:
             raise InvalidInput(
                 f"arrays of {held_out.images.dtype} cannot be sent", field="images", value=str(spec.images),
@@ -150,8 +158,8 @@ class _Run:
 
     async def play(self) -> None:
         """Send everything at its time; return after the last answer. A cancellation cancels what is in flight."""
-        self._start_s = self.clock.monotonic_s() + LEAD_S
-        self._started_at_s = self.clock.now_s() + LEAD_S
+        self._start_s = self.clock.monotonic_s() + self._lead_s
+        self._started_at_s = self.clock.now_s() + self._lead_s
         async with asyncio.TaskGroup() as requests:  # waits for all; each is bounded by its deadline
             for index, at_s in enumerate(self._plan.times_s.tolist()):
                 await self._until(self._start_s + at_s)
@@ -236,7 +244,7 @@ class _Run:
     def progress(self) -> Progress:
         """Where the load stands."""
         now_s = self.clock.monotonic_s()
-        elapsed_s = max(0.0, now_s - self._start_s)
+        elapsed_s = now_s - self._start_s
         recent = [r for at_s, r in self._window if at_s >= now_s - WINDOW_S and r.code == OK]
         items = sum(r.items for r in recent)
         return Progress(

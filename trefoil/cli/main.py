@@ -12,8 +12,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trefoil.cli import decisions, family, node, operate, reproduce
+from trefoil.cli import carbon, decisions, family, node, operate, reproduce
 from trefoil.cli.asking import DEFAULT_STATE_DIR, ask
+from trefoil.cli.explain_request import explain_request
 from trefoil.cli.load_command import load
 from trefoil.cli.output import EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
 from trefoil.cli.overrides import Sets, given
@@ -38,12 +39,24 @@ Config = Annotated[Path, typer.Option("--config", help="Settings file.", show_de
 PortOffset = Annotated[
     int, typer.Option("--port-offset", help="Move every port by this: a second system beside a first.")
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", min=1, max=64, help="Dispatcher processes behind one port; default: the settings file's."
+    ),
+]
+
+Router = Annotated[
+    str, typer.Option("--router", help="Router instead of the policy's: a name, or module:Class of your own.")
+]
 
 
 def up(
     config: Config = UP_CONFIG,
     policy: Annotated[str, typer.Option(help="Policy; default: the settings file's.")] = "",
     mode: Annotated[str, typer.Option(help="observe, advise or act; default: the settings file's.")] = "",
+    router: Router = "",
+    workers: Workers = None,
     port_offset: PortOffset = 0,
     sets: Sets = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -53,8 +66,9 @@ def up(
     from trefoil.cli.layout import shipped
     from trefoil.cli.supervisor import start_detached
 
-    overrides = given(sets) | {key: value for key, value in (("policy", policy), ("mode", mode)) if value}
-    overrides["port_offset"] = port_offset
+    chosen = (("policy", policy), ("mode", mode), ("router", router))
+    overrides = given(sets) | {key: value for key, value in chosen if value}
+    overrides |= {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
     child, reading = start_detached(shipped(config), Path(state_dir), overrides)
     ready: dict[str, Any] = {}
     failure = ""
@@ -120,6 +134,8 @@ def demo(
     ] = "",
     preset: Annotated[str, typer.Option(help="Constants of that policy, e.g. artifact; default: the paper's.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Three carbon steps instead of all: a first look.")] = False,
+    router: Router = "",
+    workers: Workers = None,
     port_offset: PortOffset = 0,
     sets: Sets = None,
     as_json: AsJson = False,
@@ -129,7 +145,8 @@ def demo(
     from trefoil.cli.layout import shipped
     from trefoil.cli.scenario import Scenario, against_base, load_system
 
-    overrides = given(sets) | {"port_offset": port_offset}
+    overrides = given(sets) | {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
+    overrides |= {"router": router} if router else {}
     if policy:
         overrides = against_base(policy, preset) | overrides
     scenario = load_system(shipped(config), Scenario, overrides)
@@ -170,6 +187,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "freeze": operate.freeze,
     "pin": operate.pin,
     "rollback": operate.rollback,
+    "explain-request": explain_request,
     "replan": decisions.replan,
     "rollout": decisions.rollout,
     "load": load,
@@ -188,6 +206,7 @@ app.add_typer(state, name="state")
 app.add_typer(node.app, name="node")
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(family.app, name="family")
+app.add_typer(carbon.app, name="carbon")
 
 if __name__ == "__main__":
     app()

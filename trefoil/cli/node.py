@@ -5,24 +5,22 @@ TREFOIL_TOKEN, never from the command line, where everyone could see it.
 """
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from trefoil.cli.asking import DEFAULT_STATE_DIR
 from trefoil.cli.attached import RPC_TIMEOUT_S, as_json, read_plan
-from trefoil.cli.layout import Layout
 from trefoil.cli.output import AsJson, Guarded, StateDir, console, grid, print_json
-from trefoil.core.errors import NotFound, SettingError, Unavailable
+from trefoil.cli.remote import address_of, dialled
+from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import NodeStatus
 from trefoil.runtime import codec, rpc
 
-TOKEN_VARIABLE: Final = "TREFOIL_TOKEN"
 T = TypeVar("T")
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="One node: its power agent, devices, clocks and joules.")
@@ -62,18 +60,9 @@ async def connected(target: str, ca: Path | None, state_dir: str) -> AsyncIterat
     """
     from protos.power_agent.v1 import power_agent_pb2_grpc
 
-    address = target or Layout(Path(state_dir).resolve()).running().addresses["power_agent"]
-    try:
-        authority = ca.read_bytes() if ca is not None else None
-    except OSError as error:
-        raise SettingError(
-            f"cannot be read ({error})", field="--ca", value=str(ca), remedy="name a PEM file"
-        ) from error
-    channel = rpc.channel(address, ca=authority, token=os.environ.get(TOKEN_VARIABLE))
-    try:
+    address = address_of("power_agent", target, state_dir)
+    async with dialled(address, ca) as channel:
         yield Agent(address, power_agent_pb2_grpc.PowerAgentStub(channel))
-    finally:
-        await channel.close()
 
 
 def ask(target: str, ca: Path | None, state_dir: str, work: Callable[[Agent], Awaitable[T]]) -> T:

@@ -11,6 +11,7 @@ from trefoil.cli.asking import DEFAULT_STATE_DIR, ask, describe_slices, planned
 from trefoil.cli.attached import MODES, Attached, as_json, changed_objective, read_plan
 from trefoil.cli.decisions import show_decision
 from trefoil.cli.output import AsJson, StateDir, console, grid, print_json
+from trefoil.cli.overrides import number, pairs
 from trefoil.core.errors import SettingError
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import ActMode, Objective
@@ -30,6 +31,7 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) ->
             "cluster": system.launch.cluster,
             "state_dir": system.launch.state_dir,
             "inference": system.launch.addresses["inference"],
+            "rest": system.launch.addresses.get("rest", ""),
             "services": dict(zip(services.SERVICES, healthy, strict=True)),
             "mode": ActMode(answer.mode).name.lower(),
             "frozen": answer.frozen,
@@ -39,6 +41,8 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) ->
             "exploring": answer.plan.exploration,
             "nodes": [as_json(node) for node in await system.nodes()],
             "carbon": [as_json(reading) for reading in await system.carbon()],
+            "carbon_refused": answer.carbon_refused,
+            "receipts": await system.receipts(),
         }
 
     found = ask(state_dir, gather)
@@ -47,9 +51,9 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) ->
         return
     out = console()
     held = "".join(f", {word}" for word in ("frozen", "pinned", "exploring") if found[word])
-    out.print(
-        f"{found['cluster']}: mode {found['mode']}{held}, rollout {found['rollout']}; serving on {found['inference']}"
-    )
+    rest = f", HTTP on {found['rest']}" if found["rest"] else ""
+    serving = f"serving on {found['inference']}{rest}"
+    out.print(f"{found['cluster']}: mode {found['mode']}{held}, rollout {found['rollout']}; {serving}")
     out.print(
         grid("Services", ("service", "healthy"), [(n, "yes" if ok else "NO") for n, ok in found["services"].items()])
     )
@@ -58,6 +62,14 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) ->
     for reading in found["carbon"]:
         kind = "simulated" if reading["simulated"] else reading["provider"]
         out.print(f"carbon {reading['series']['zone']}: {reading['intensity_g_per_kwh']:.0f} g/kWh ({kind})")
+    if found["carbon_refused"]:
+        out.print(f"carbon is not planned by: {found['carbon_refused']}")
+    for told in found["receipts"]:
+        if told["residual"] is not None:
+            out.print(
+                f"receipts {told['family']}: {told['receipt_j']:,.0f} J of {told['active_j']:,.0f} J metered active "
+                f"energy ({100 * told['residual']:+.1f} %) since the last full hour began"
+            )
 
 
 def plan(
@@ -134,16 +146,27 @@ def objective_set(
             "--lambda", help="Weigh carbon against accuracy (CLOVER Eq. 3), instead of a floor.", min=0, max=1
         ),
     ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--param",
+            metavar="NAME=NUMBER",
+            help="A constant of the policy, e.g. canary_version=3 with canary_share=0.05; 0 takes it back.",
+        ),
+    ] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json_: AsJson = False,
 ) -> None:
     """Change what is wanted of a family. Says so when the fleet cannot meet it; the last good plan stays then."""
 
+    params = {name: number("--param", name, text) for name, text in pairs("--param", param).items()}
+
     async def change(system: Attached) -> tuple[Objective, str]:
         now = await system.objective(family or system.launch.family)
         wanted = changed_objective(
-            now, min_accuracy=min_accuracy, slo_ms=slo_ms, slo_percentile=slo_percentile, lambda_weight=lambda_weight
-        )
+            now, min_accuracy=min_accuracy, slo_ms=slo_ms, slo_percentile=slo_percentile, lambda_weight=lambda_weight,
+            params=params,
+        )  # fmt: skip
         return await system.set_objective(wanted)
 
     stored, degraded = ask(state_dir, change)
@@ -239,7 +262,8 @@ def _objective(stored: Objective) -> str:
     text += (
         f", accuracy >= {stored.min_accuracy:.4f} over {stored.window_s:g} s, never < {stored.hard_min_accuracy:.4f}"
     )
-    return text + f", lambda {stored.lambda_weight:g} (number {stored.number})"
+    params = "".join(f", {name} {value:g}" for name, value in sorted(stored.params.items()))
+    return text + f", lambda {stored.lambda_weight:g}{params} (number {stored.number})"
 
 
 def _fleet(node: NodeStatus) -> Any:

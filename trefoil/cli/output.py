@@ -1,7 +1,9 @@
 """How commands speak: JSON for programs, tables for people, one line for errors."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from trefoil.core.errors import TrefoilError
+from trefoil.core.errors import SettingError, TrefoilError
 
 EXIT_ERROR = 2
 
@@ -49,3 +51,20 @@ def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> T
     for row in rows:
         table.add_row(*row)
     return table
+
+
+@contextmanager
+def writing(path: Path, option: str) -> Iterator[Path]:
+    """Make the folder of a file that is about to be written.
+
+    Raises:
+        SettingError: it cannot be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield path
+    except OSError as error:
+        remedy = "name a file in a folder that you may write to"
+        raise SettingError(
+            f"cannot be written ({error.strerror or error})", field=option, value=str(path), remedy=remedy
+        ) from error

@@ -17,10 +17,32 @@ def given(sets: list[str] | None) -> dict[str, Any]:
     Raises:
         SettingError: one without `=` or without a name.
     """
-    overrides: dict[str, Any] = {}
-    for assignment in sets or []:
+    return dict(pairs("--set", sets))
+
+
+def pairs(flag: str, given_: list[str] | None) -> dict[str, str]:
+    """What a flag that takes KEY=VALUE was given, by key.
+
+    Raises:
+        SettingError: one without `=` or without a name.
+    """
+    found: dict[str, str] = {}
+    for assignment in given_ or []:
         key, equals, value = assignment.partition("=")
         if not equals or not key:
-            raise SettingError("no '=' in it", field="--set", value=assignment, remedy="write --set key=value")
-        overrides[key] = value
-    return overrides
+            raise SettingError("no '=' in it", field=flag, value=assignment, remedy=f"write {flag} key=value")
+        found[key] = value
+    return found
+
+
+def number(flag: str, name: str, text: str) -> float:
+    """A value that is to be a number.
+
+    Raises:
+        SettingError: it is none.
+    """
+    try:
+        return float(text)
+    except ValueError as error:
+        remedy = f"write {flag} {name}=0.05"
+        raise SettingError("is not a number", field=f"{flag} {name}", value=text, remedy=remedy) from error

@@ -15,6 +15,7 @@ from trefoil.cli.launcher import Launcher
 from trefoil.cli.layout import Launch, shipped
 from trefoil.cli.live import Device, Picture, View
 from trefoil.cli.load_result import LoadResult
+from trefoil.cli.loadgen import LEAD_S
 from trefoil.cli.player import Played, Player, last_answer_s
 from trefoil.cli.recorder import Change, Moment, Recorder, grams_by_second, power_by_second, stopped
 from trefoil.cli.results import CAUSES, Event, Exploration, Series, Summary
@@ -31,6 +32,7 @@ from trefoil.runtime.clock import Clock
 METER_DEADLINE_S: Final = 4.0
 SETTLE_DEADLINE_S: Final = 30.0
 POLL_S: Final = 0.1
+LEAD_S_MAX: Final = 240.0
 OBJECTIVE_LEAD_S: Final = 1.0  # the objective is set again just before second 0: its accuracy window is the run
 
 
@@ -94,15 +96,13 @@ async def play(setup: Setup, policy: str, slo: Slo, number: int) -> Run:
     async with _cluster(setup, policy, slo, folder) as launcher:
         launch = await _ready(setup, launcher, f"run {number} of {len(scenario.policies)}: {policy}")
         played = _played(scenario, scenario.load.points(scenario.duration_s))
+        player, starts_at_s = await begin(setup, launcher, launch, played, folder)
         attached, recorder = Attached(launch), Recorder(launch, setup.clock)
-        player = Player(played, launch.addresses["inference"], folder, launch.launch_id, setup.clock)
         watching: asyncio.Task[None] | None = None
         try:
-            starts_at_s = await player.started_at_s()
             screen = _Screen(setup, policy, number, slo, starts_at_s, player, recorder)
             recorder.on_moment = screen.show
             watching = asyncio.create_task(recorder.run(), name="recorder")
-            await launcher.restart("carbon_feed", {"trace": {"starts_at_s": starts_at_s}})
             await _until(setup.clock, starts_at_s - OBJECTIVE_LEAD_S)
             await attached.set_objective(await attached.objective(launch.family))
             await _until(setup.clock, starts_at_s)
@@ -121,14 +121,44 @@ async def play(setup: Setup, policy: str, slo: Slo, number: int) -> Run:
             await attached.close()
 
 
+async def begin(setup: Setup, launcher: Launcher, launch: Launch, played: Played, folder: Path) -> tuple[Player, float]:
+    """Start the load and, once its second 0 is known (UTC, the second value), the clock of the trace.
+
+    Until the first step ends the trace's first value holds, and the feed may come that late. Where it comes later (a
+    busy machine) both begin anew, and the load waits.
+
+    Raises:
+        StartError: the feed takes minutes to start, or the load does not.
+    """
+    lead_s = LEAD_S
+    while lead_s <= LEAD_S_MAX:
+        player = Player(played, launch.addresses["inference"], folder, launch.launch_id, setup.clock, lead_s)
+        try:
+            starts_at_s = await player.started_at_s()
+            asked_s = setup.clock.now_s()
+            await launcher.restart("carbon_feed", {"trace": {"starts_at_s": starts_at_s}})
+        except BaseException:
+            await player.stop()
+            raise
+        up_s = setup.clock.now_s()
+        if up_s < starts_at_s + setup.scenario.carbon.step_s:
+            return player, starts_at_s
+        await player.stop()
+        setup.view.say(f"the carbon feed took {up_s - asked_s:.1f} s to start: the load begins anew and waits for it")
+        lead_s = 2 * (up_s - asked_s)
+    remedy = f"stop what else runs here, or read {launch.state_dir}/logs"
+    raise StartError("too slow to start for a trace that begins with the load", field="carbon_feed", remedy=remedy)
+
+
 def _cluster(setup: Setup, policy: str, slo: Slo, folder: Path) -> Launcher:
     shutil.rmtree(folder / "cluster", ignore_errors=True)  # fresh: no plan, no objective, no journal of an earlier run
     folder.mkdir(parents=True, exist_ok=True)
     mine = {"policy": policy, "slo": slo, "window_s": setup.scenario.duration_s}
     mine |= {} if policy in MEASURING else {"preset": ""}
     system = setup.scenario.model_copy(update=mine)
-    # Until the run's second 0 the trace's first value holds: its clock is started when the load is.
-    waiting = {"carbon_feed": {"trace": {"starts_at_s": math.inf}}}
+    # Until the run's second 0 the trace's first value holds: its clock is started when the load is. The trace is too
+    # short to learn a forecast from before half of the run is over: all plan by what they have seen, all through it.
+    waiting = {"carbon_feed": {"trace": {"starts_at_s": math.inf}, "outlook": {"model": "none"}}}
     overrides = {**setup.overrides, **waiting}
     return Launcher(
         system, folder / "cluster", clock=setup.clock, say=setup.view.say, hurry=setup.hurry, overrides=overrides

@@ -15,7 +15,7 @@ from typing import Any, Final
 from trefoil.cli.arrivals import RateProfile
 from trefoil.cli.layout import write_private
 from trefoil.cli.load_result import LoadResult, Progress, Record
-from trefoil.cli.loadgen import LoadSpec, run_load
+from trefoil.cli.loadgen import LEAD_S, LoadSpec, run_load
 from trefoil.cli.output import EXIT_ERROR
 from trefoil.cli.processes import Child, Command
 from trefoil.core.errors import StartError, TrefoilError
@@ -57,10 +57,13 @@ class Played:
 
 
 class Player:
-    """A running load process. Stop it in a `finally`."""
+    """A running load process. Stop it in a `finally`. Its warm-up begins `lead_s` after all is ready for it."""
 
-    def __init__(self, played: Played, target: str, folder: Path, launch_id: str, clock: Clock) -> None:
+    def __init__(
+        self, played: Played, target: str, folder: Path, launch_id: str, clock: Clock, lead_s: float = LEAD_S
+    ) -> None:
         self.played = played
+        self._lead_s = lead_s
         self._clock = clock
         self._log = folder / "load.log"
         self._result = folder / "load.json"
@@ -69,7 +72,7 @@ class Player:
         spec = folder / "load_spec.json"
         write_private(spec, json.dumps(asdict(played)))
         argv = [sys.executable, "-m", "trefoil.cli.player", "--spec", str(spec)]
-        argv += ["--target", target, "--out", str(self._result)]
+        argv += ["--target", target, "--out", str(self._result), "--lead-s", str(lead_s)]
         self._child = Child(Command("load", argv, self._log, stop_grace_s=3.0), launch_id, clock)
 
     async def stop(self) -> None:
@@ -77,7 +80,7 @@ class Player:
         await self._child.stop(hurry=lambda: True)
 
     async def started_at_s(self) -> float:
-        """UTC of second 0 of the run, as soon as the warm-up has begun.
+        """UTC of second 0 of the run, as soon as it is certain: about when the lead begins.
 
         Raises:
             StartError: the load process died or said nothing.
@@ -105,7 +108,8 @@ class Player:
         Raises:
             StartError: the load process died or did not end.
         """
-        give_up_s = self._clock.monotonic_s() + self.played.warmup_s + self.played.duration_s + LATE_S
+        takes_s = self._lead_s + self.played.warmup_s + self.played.duration_s
+        give_up_s = self._clock.monotonic_s() + takes_s + LATE_S
         while self._child.exit_code is None:
             if self._clock.monotonic_s() > give_up_s:
                 raise StartError("did not end", field="load", remedy=f"read {self._log}")
@@ -169,6 +173,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--spec", type=Path, required=True)
     parser.add_argument("--target", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--lead-s", type=float, default=LEAD_S)
     arguments = parser.parse_args(argv)
     values = json.loads(arguments.spec.read_text())
     played = Played(**{**values, "points": tuple((at_s, rate) for at_s, rate in values["points"])})
@@ -178,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps({"now_s": clock.now_s(), **asdict(progress)}), flush=True)
 
     try:
-        result = asyncio.run(run_load(played.spec(), arguments.target, report, clock=clock))
+        result = asyncio.run(run_load(played.spec(), arguments.target, report, clock=clock, lead_s=arguments.lead_s))
     except TrefoilError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ERROR

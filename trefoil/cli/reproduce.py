@@ -21,16 +21,19 @@ def clover(
     ] = Path("out/reproduce/clover"),
     seeds: Annotated[int, typer.Option(min=1, max=100, help="How many seeds of the headline.")] = 5,
     hours: Annotated[float, typer.Option(min=1, max=48, help="Of the traces.")] = 48.0,
-    speedup: Annotated[float, typer.Option(min=1, max=96, help="Trace hours in one simulated hour.")] = 4.0,
+    speedup: Annotated[float, typer.Option(min=1, max=96, help="Trace hours in one simulated hour.")] = 1.0,
     family: Annotated[list[str] | None, typer.Option(help="Only these applications.")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="One application, one seed, four hours, no sweeps.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One application, one seed, 12 h (four in one), no sweeps.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """CLOVER (SC 23): ten A100s, three applications, 48 h of carbon. Runs kept in --out are not played again."""
     from trefoil.cli.demo import commit, machine
     from trefoil.reproduce.clover import FAMILIES, QUICK, Options, Study
     from trefoil.reproduce.figures import all_figures
+    from trefoil.reproduce.judge import finite
     from trefoil.reproduce.setting import data_folder
 
     unknown = sorted(set(family or ()) - set(FAMILIES))
@@ -49,9 +52,9 @@ def clover(
     }  # fmt: skip
     found |= all_figures(Study(options, out, say), out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "summary.json").write_text(json.dumps(found, indent=1, allow_nan=True) + "\n", encoding="utf-8")
+    (out / "summary.json").write_text(json.dumps(finite(found), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if as_json:
-        print_json(found)
+        print_json(finite(found))
         return
     for name in options.families:
         said.print(_table(name, found["equal"][name]))
@@ -68,8 +71,9 @@ def _table(family: str, found: dict[str, Any]) -> Any:
     rows = []
     for label, row in found["rows"].items():
         rows.append([
-            label, *(f"{row[k]['mean']:.4g} [{row[k]['low']:.4g}, {row[k]['high']:.4g}]" for k in (
+            label, *(f"{row[k]['mean']:.4g} ({row[k]['low']:.4g} to {row[k]['high']:.4g})" for k in (
                 "grams_per_request", "accuracy", "p95_over_slo", "slo_attainment", "objective", "evaluations")),
         ])  # fmt: skip
     columns = ("scheme", "g/request", "accuracy", "p95 / SLO", "in SLO", "objective f, %", "evaluations")
-    return grid(f"{family}: equal load {found['rate_per_s']:.1f}/s; mean [lowest, highest] of the seeds", columns, rows)
+    title = f"{family}: equal load {found['rate_per_s']:.1f}/s; mean (lowest to highest) of the seeds"
+    return grid(title, columns, rows)

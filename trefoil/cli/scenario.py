@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trefoil.core import policies
 from trefoil.core.device_types import DEVICE_TYPES, NEVER_LIVE
-from trefoil.core.errors import SettingError
+from trefoil.core.errors import PlanError, SettingError
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
 
@@ -129,6 +129,7 @@ class Ports(Settings):
     """Everything that listens, all on loopback."""
 
     inference: int = 8001
+    rest: int = 0  # KServe v2 over HTTP; 0 = none
     carbon_feed_admin: int = 8101
     controller_admin: int = 8102
     power_agent_admin: int = 8103
@@ -142,11 +143,11 @@ class Ports(Settings):
 
     def shifted(self, offset: int) -> "Ports":
         """The same ports, all moved: a second system beside the first."""
-        return Ports(**{name: port + offset for name, port in self.model_dump().items()})
+        return Ports(**{name: port + offset if port else 0 for name, port in self.model_dump().items()})
 
     def all(self, devices: int) -> dict[str, int]:
         """Every port that may be listened on, by what it is for."""
-        named = {name: port for name, port in self.model_dump().items() if name != "triton_base"}
+        named = {name: port for name, port in self.model_dump().items() if port and name != "triton_base"}
         tritons = range(self.triton_base, self.triton_base + TRITON_PORTS_PER_DEVICE * devices)
         return named | {f"triton_{port - self.triton_base}": port for port in tritons}
 
@@ -174,6 +175,8 @@ class System(Settings):
     triton_environment: Path = Path(".venv-triton")
     params: dict[str, float] = Field(default_factory=dict)  # of the policy, e.g. accuracy_margin
     meter: Literal["nvml", "none"] = "nvml"
+    workers: int = Field(default=1, ge=1, le=64)  # processes of the dispatcher, behind one port
+    router: str = ""  # instead of the policy's: a name of the table, or module:Class
     seed: int = Field(default=20240607, ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     fleet: Fleet = Fleet()
@@ -189,6 +192,17 @@ class System(Settings):
     def listen(self) -> Ports:
         """The ports that are really used."""
         return self.ports.shifted(self.port_offset)
+
+    @field_validator("router")
+    @classmethod
+    def _known_router(cls, value: str) -> str:
+        from dispatcher.routers import resolve
+
+        try:
+            resolve(value or "weighted")
+        except PlanError as error:
+            raise ValueError(str(error)) from error
+        return value
 
     @model_validator(mode="after")
     def _ports_exist(self) -> Self:

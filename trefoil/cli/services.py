@@ -78,7 +78,9 @@ def describe(system: System, layout: Layout, launch_id: str, supervisor: Identit
         state_dir=str(layout.state_dir),
         supervisor=supervisor,
         redis_url=f"redis://:{secrets.token_urlsafe(24)}@{checks.LOOPBACK}:{ports.redis}/0",
-        addresses=address | {"inference": f"{checks.LOOPBACK}:{ports.inference}"},
+        addresses=address
+        | {"inference": f"{checks.LOOPBACK}:{ports.inference}"}
+        | ({"rest": f"{checks.LOOPBACK}:{ports.rest}"} if ports.rest else {}),
         metrics=metrics,
         node_socket=str(layout.node_socket),
         family=system.family.name,
@@ -242,9 +244,12 @@ def controller_settings(system: System, launch: Launch, layout: Layout) -> dict[
 
 
 def dispatcher_settings(system: System, launch: Launch, layout: Layout) -> dict[str, Any]:
-    """One worker; routes come from the plan."""
+    """Routes come from the plan."""
     return _common("dispatcher", system, launch, layout.folder("dispatcher")) | {
         "inference_address": launch.addresses["inference"],
+        "rest_address": launch.addresses.get("rest", ""),
+        "workers": system.workers,
+        "router": system.router,
     }
 
 

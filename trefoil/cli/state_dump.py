@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from trefoil.cli.attached import as_json
-from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading
+from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, CarbonScores
 from trefoil.core.common import Lease
 from trefoil.core.demand import LoadForecast, LoadWindow, ScaleSignal, TableAck
 from trefoil.core.energy import EnergySample
@@ -18,6 +18,7 @@ VALUES: Final[Mapping[str, type]] = {
     "carbon:now:": CarbonReading,
     "carbon:forecast:": CarbonForecast,
     "carbon:ratio:": CarbonRatio,
+    "carbon:scores:": CarbonScores,
     "lease:": Lease,
     "objective:": Objective,
     "plan:node:": NodePlan,

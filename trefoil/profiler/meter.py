@@ -13,9 +13,11 @@ import grpc
 
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.runtime import codec
+from trefoil.runtime.clock import Clock
 
 WINDOW_MIN_S: Final = 2.0
-ROOM_S: Final = 1.5  # samples come once a second: what a window needs beyond WINDOW_MIN_S to hold whole ones
+ROOM_S: Final = 2.0  # samples come once a second: what a window needs beyond WINDOW_MIN_S to hold whole ones
+LATE_MAX_S: Final = 5.0  # a busy agent tells the last sample of a window that much after its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,16 @@ class EnergyLog:
     def metered(self) -> bool:
         """Whether samples with joules have come."""
         return any(s.method not in (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED) for s in self.samples)
+
+    async def over(self, device: str, starts_at_s: float, ends_at_s: float, clock: Clock) -> Metered | None:
+        """`metered`, once every sample of the window has come, or is too late to be waited for."""
+        give_up_s = clock.monotonic_s() + LATE_MAX_S
+        while self._told_until_s(device) < ends_at_s and clock.monotonic_s() < give_up_s:
+            await clock.sleep(0.1)
+        return metered(self.samples, device, starts_at_s, ends_at_s)
+
+    def _told_until_s(self, device: str) -> float:
+        return next((s.ends_at_s for s in reversed(self.samples) if s.device == device), 0.0)
 
     async def _follow(self, stub: Any) -> None:
         from protos.power_agent.v1 import power_agent_pb2

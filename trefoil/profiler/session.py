@@ -1,6 +1,6 @@
 """A profiling session: every variant, slice, clock and batch that was asked for, one after the other, alone."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -11,12 +11,13 @@ from trefoil.core.catalog import Family, Variant
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.profiler.load import CLIENTS, Slice, Window
-from trefoil.profiler.meter import ROOM_S, WINDOW_MIN_S, EnergyLog, Metered, active_j, metered
+from trefoil.profiler.meter import ROOM_S, WINDOW_MIN_S, EnergyLog, Metered, active_j
 from trefoil.profiler.node import Node
 from trefoil.profiler.table import QUANTILES, Measured, RatePoint
 from trefoil.runtime.clock import Clock
 
 METER_WAIT_S: Final = 2.5  # for the first energy sample: they come once a second
+LONGER: Final = (1, 2, 4)  # times the window, until its samples cover enough: under load they are longer and fewer
 SEED: Final = 1
 
 Say = Callable[[str], None]
@@ -118,8 +119,8 @@ class Session:
         for batch in self.asked.batches:
             request = await part.request(variant.version, batch)
             await part.warm_up(request)
-            if idle is None and self._log.metered and where.device:
-                idle = await self._rest(where)
+            if idle is None:
+                _, idle = await self._covered(where, self._rest)
             point = await self._point(part, where, variant, batch, request, idle)
             self.found.append(point)
             joules = "no meter" if point.energy_active_j is None else f"{point.energy_active_j:.3g} J"
@@ -128,11 +129,11 @@ class Session:
                 f"{point.throughput_per_s:.1f} items/s, {joules}"
             )
 
-    async def _rest(self, where: Where) -> Metered | None:
-        start_s = self._clock.now_s()
-        await self._clock.sleep(self._seconds())
-        await self._clock.sleep(ROOM_S)  # the last sample of the window has to arrive
-        return metered(self._log.samples, where.device, start_s, self._clock.now_s())
+    async def _rest(self, seconds: float) -> Window:
+        window = Window(self._clock.now_s(), 0.0, 0)
+        await self._clock.sleep(seconds)
+        window.ends_at_s = self._clock.now_s()
+        return window
 
     def _seconds(self) -> float:
         """Long enough for the meter where there is one."""
@@ -142,12 +143,11 @@ class Session:
         self, part: Slice, where: Where, variant: Variant, batch: int, request: Any, idle: Metered | None
     ) -> Measured:
         alone = await part.closed(request, batch, self.asked.window_s)
-        full = await part.closed(request, batch, self._seconds(), CLIENTS)
+        full, busy = await self._covered(where, lambda seconds: part.closed(request, batch, seconds, CLIENTS))
         if not alone.latency_ms or not full.latency_ms:
             raise SettingError(
                 "nothing was answered in it", field="--window", value=self.asked.window_s, remedy="read Triton's log"
             )
-        busy = await self._metered(where, full)
         joules = active_j(idle, busy, full.batches_per_s)
         offered = [share * full.batches_per_s for share in self.asked.rates]
         rates = [await self._rate(part, where, request, batch, per_s) for per_s in offered]
@@ -159,8 +159,7 @@ class Session:
         )  # fmt: skip
 
     async def _rate(self, part: Slice, where: Where, request: Any, batch: int, per_s: float) -> RatePoint:
-        window = await part.open(request, batch, self._seconds(), per_s, self._rng)
-        power = await self._metered(where, window)
+        window, power = await self._covered(where, lambda seconds: part.open(request, batch, seconds, per_s, self._rng))
         latency = None
         if window.latency_ms:
             p50, p95, p99 = (window.quantile_ms(q) for q in QUANTILES)
@@ -168,8 +167,15 @@ class Session:
         watts = None if power is None else power.watts
         return RatePoint(per_s, window.batches_per_s, window.failed, latency, watts)
 
-    async def _metered(self, where: Where, window: Window) -> Metered | None:
-        if not (self._log.metered and where.device):
-            return None
-        await self._clock.sleep(ROOM_S)
-        return metered(self._log.samples, where.device, window.starts_at_s, window.ends_at_s)
+    async def _covered(
+        self, where: Where, measure: Callable[[float], Awaitable[Window]]
+    ) -> tuple[Window, Metered | None]:
+        """A window and what the device took in it; a longer one where the meter's samples covered too little of it."""
+        for longer in LONGER:
+            window = await measure(longer * self._seconds())
+            if not (self._log.metered and where.device):
+                break
+            energy = await self._log.over(where.device, window.starts_at_s, window.ends_at_s, self._clock)
+            if energy is not None:
+                return window, energy
+        return window, None

@@ -10,6 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from protos.controller.v1 import controller_pb2
+from protos.dispatcher.v1 import dispatcher_pb2
 from protos.types.v1 import plan_pb2
 from trefoil.cli import attached, services
 from trefoil.cli.layout import Launch, Layout
@@ -38,6 +39,8 @@ COMMANDS = [
     ["rollback"], ["replan"], ["rollout"], ["load"], ["state", "dump"], ["replay"], ["demo"], ["profile"], ["simulate"],
     ["reproduce", "clover"], ["family", "list"], ["family", "check"], ["family", "import"], ["node", "show"],
     ["node", "preview"], ["node", "clocks"], ["node", "unlock"], ["node", "energy"], ["node", "drain"],
+    ["explain-request"], ["carbon", "backtest"], ["carbon", "now"], ["carbon", "watch"], ["carbon", "forecast"],
+    ["carbon", "history"], ["carbon", "health"], ["carbon", "zones"],
 ]  # fmt: skip
 KEY = SliceKey("node0/gpu0", "7g.40gb", 0, 8)
 HOSTED = (Hosted("digits", "digits-l", 4, 0, 1, 1, 8),)
@@ -154,8 +157,28 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
     async def carbon(_: Any) -> list[CarbonReading]:
         return [READING]
 
+    async def receipts(_: Any) -> list[dict[str, Any]]:
+        unmetered = {"family": "cats", "receipt_j": 0.0, "active_j": 0.0, "residual": None}
+        return [unmetered, {"family": "digits", "receipt_j": 970.0, "active_j": 1000.0, "residual": -0.03}]
+
     async def serving(_: str) -> bool:
         return True
+
+    async def explained(_: Any, family: str, params: Any) -> Any:
+        fake.asked.append((family, dict(params)))
+        target = codec.to_proto(RouteTarget(KEY, "digits-l", weight=1.0, credits=2, accuracy=0.993, version=4))
+        rows = (
+            dispatcher_pb2.ScoredTarget(target=target, eligible=True, score=0.25, in_flight=1, why="class digits-l"),
+            dispatcher_pb2.ScoredTarget(target=target, eligible=True, score=float("inf"), in_flight=2, why="full"),
+            dispatcher_pb2.ScoredTarget(target=target, eligible=False, in_flight=0, why="ejected: UNAVAILABLE"),
+        )
+        table = codec.to_proto(Revision(1, 3))
+        return dispatcher_pb2.ExplainRequestResponse(
+            table=table, router="weighted", targets=rows, waiting=3, why="goes to node0/gpu0 at once"
+        )
+
+    monkeypatch.setattr(attached.Attached, "explain_request", explained)
+    monkeypatch.setattr(attached.Attached, "receipts", receipts)
 
     monkeypatch.setattr(attached.Attached, "ask", lambda _self, method, request: fake.ask(method, request))
     monkeypatch.setattr(attached.Attached, "nodes", nodes)
@@ -250,8 +273,9 @@ def test_status(tmp_path: Path, running: Running) -> None:
     assert found["services"] == dict.fromkeys(services.SERVICES, True)
     assert found["nodes"][0]["devices"][0]["power_w"] == 231.5
     said = run(tmp_path, "status").stdout
-    for part in ("SIMULATED", "7g.40gb digits-l", "asleep", "249 g/kWh", "frozen"):
+    for part in ("SIMULATED", "7g.40gb digits-l", "asleep", "249 g/kWh", "frozen", "receipts digits", "-3.0 %"):
         assert part in said
+    assert "receipts cats" not in said, "nothing is metered there"
 
 
 def test_plan_says_why_and_its_json_can_be_pinned(tmp_path: Path, running: Running) -> None:
@@ -391,3 +415,24 @@ def test_replay_without_decisions_is_named(tmp_path: Path) -> None:
     result = run(tmp_path, "replay")
     assert result.exit_code == 2
     assert "decisions" in result.stderr
+
+
+def test_explain_request_names_the_slice_the_scores_and_the_reasons(tmp_path: Path, running: Running) -> None:
+    told = document(tmp_path, "explain-request", "trefoil_min_accuracy=0.95", "priority=1")
+    assert running.asked == [("digits", {"trefoil_min_accuracy": "0.95", "priority": "1"})]
+    assert (told["router"], told["waiting"], told["table"]["number"]) == ("weighted", 3, 3)
+    assert [(row["eligible"], row["score"]) for row in told["targets"]] == [(True, 0.25), (True, None), (False, None)]
+    said = run(tmp_path, "explain-request").stdout
+    assert said.startswith("goes to node0/gpu0 at once")
+    assert "ejected" in said
+    assert run(tmp_path, "explain-request", "nonsense").exit_code == 2
+
+
+def test_objective_set_takes_constants_of_the_policy_and_takes_them_back(tmp_path: Path, running: Running) -> None:
+    told = document(tmp_path, "objective", "set", "--param", "canary_version=3", "--param", "canary_share=0.05")
+    assert told["objective"]["params"] == {"canary_version": 3.0, "canary_share": 0.05}
+    told = document(tmp_path, "objective", "set", "--param", "canary_share=0", "--slo-ms", "80")
+    assert told["objective"]["params"] == {}
+    wrong = run(tmp_path, "objective", "set", "--param", "canary_share=much")
+    assert wrong.exit_code == 2
+    assert "canary_share" in wrong.output

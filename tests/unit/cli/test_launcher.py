@@ -17,16 +17,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trefoil.cli import processes, services
-from trefoil.cli.launcher import Launcher, clean_up
+from trefoil.cli.launcher import Launcher, clean_up, forget
 from trefoil.cli.layout import AlreadyRunning, Layout, StateLock, to_toml
 from trefoil.cli.scenario import Served, System
 from trefoil.cli.services import Service
 from trefoil.core.errors import BinaryMissing, CatalogError, PortInUse, SettingError, StartError, TraceError
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.socket_paths import socket_folder, temporary_folder
 
 CLOCK = WallClock()
 SERVE = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
-SYSTEM = System(port_offset=20_000)
+CRASH_WHEN_TOLD = """
+import pathlib, sys, time
+up = pathlib.Path(sys.argv[1])
+up.touch()
+while not up.with_name("crash").exists():
+    time.sleep(0.01)
+raise SystemExit(1)
+"""
+SYSTEM = System(port_offset=21_000)  # above those that systems beside this one get, `benchmarks.offsets`
 
 
 def service(folder: Path, name: str, code: str = SERVE, after: tuple[str, ...] = (), **more: Any) -> Service:
@@ -108,7 +117,7 @@ async def test_a_crashed_service_is_started_again(tmp_path: Path, table: dict[st
     async with launcher(tmp_path) as one:
         before = one.pid("controller")
         os.kill(before, signal.SIGKILL)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while one.pid("controller") == before:
                 await asyncio.sleep(0.02)
         assert [(e.service, e.exit_code, e.restarted) for e in one.ended] == [("controller", -9, True)]
@@ -116,10 +125,10 @@ async def test_a_crashed_service_is_started_again(tmp_path: Path, table: dict[st
 
 
 async def test_a_service_that_crashes_again_and_again_is_given_up(tmp_path: Path, table: dict[str, Service]) -> None:
-    code = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(0.3); raise SystemExit(1)"
-    table["controller"] = service(tmp_path, "controller", code, ("redis",))
+    table["controller"] = service(tmp_path, "controller", CRASH_WHEN_TOLD, ("redis",))
     async with launcher(tmp_path) as one:
-        async with asyncio.timeout(30):
+        (tmp_path / "crash").touch()  # not before it was seen to be up: then its start would have failed
+        async with asyncio.timeout(60):
             await one.until_failed()
         assert "controller" in one.failed
         assert one.ended[-1].restarted is False
@@ -292,3 +301,15 @@ def test_a_deep_state_directory_gets_a_short_socket(tmp_path: Path) -> None:
     deep = Layout(tmp_path / ("d" * 120))
     assert len(os.fsencode(deep.node_socket)) <= 107
     assert Layout(tmp_path / ("e" * 120)).node_socket != deep.node_socket
+
+
+def test_folders_of_sockets_with_long_paths_go_too(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / ("long" * 30))
+    peers = (layout.folder("dispatcher") / "peers").resolve()
+    elsewhere = socket_folder(peers, "4242-0.sock", peers)
+    assert elsewhere == temporary_folder(peers)
+    assert socket_folder(Path("/s"), "4242-0.sock", peers) == Path("/s")
+    elsewhere.mkdir(mode=0o700)
+    (elsewhere / "4242-0.sock").touch()
+    forget(layout)
+    assert not elsewhere.exists()

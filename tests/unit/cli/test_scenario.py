@@ -116,6 +116,8 @@ def test_ports_move_together() -> None:
     assert (ports.inference, ports.redis, ports.triton_base) == (9001, 9179, 9200)
     every = ports.all(devices=2)
     assert len(every) == len(set(every.values())) == 10 + 32
+    assert "rest" not in every, "0 stays 0: no REST"
+    assert Ports(rest=8000).shifted(1000).all(devices=2)["rest"] == 9000
 
 
 def test_the_speedup_scales_a_step_of_the_trace_to_a_step_of_the_wall() -> None:

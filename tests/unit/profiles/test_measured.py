@@ -1,16 +1,20 @@
 """What `trefoil profile` makes of its windows: meters, files, refusals. The real Triton is in tests/integration."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from protos.power_agent.v1 import power_agent_pb2
 from trefoil.core.common import Basis
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.errors import CatalogError, NotFound, SettingError
-from trefoil.profiler.meter import Metered, active_j, metered
-from trefoil.profiler.session import Asked
+from trefoil.profiler.meter import EnergyLog, Metered, active_j, metered
+from trefoil.profiler.session import Asked, Session, Where
 from trefoil.profiler.table import Measured, Origin, chosen, estimated_j, monotone, profile_text, write_profile
+from trefoil.runtime import codec
+from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.repository import load_family
 
 FOLDER = Path(__file__).resolve().parents[3] / "model_repository" / "digits"
@@ -36,6 +40,40 @@ def test_only_whole_samples_of_this_device_inside_the_window_count() -> None:
     assert found == Metered(10.0 * (3 + 4 + 5), 3.0, False)
     assert found is not None
     assert found.watts == 40.0
+
+
+class BusyAgent:
+    """Tells 40 W in samples of so many seconds, so late."""
+
+    def __init__(self, clock: ManualClock, length_s: float, late_s: float) -> None:
+        self.clock, self.length_s, self.late_s = clock, length_s, late_s
+
+    async def WatchEnergy(self, _request):
+        await self.clock.sleep(self.late_s)
+        at_s = 0.0
+        while True:
+            await self.clock.sleep(self.length_s)
+            told = replace(sample(at_s, 40.0 * self.length_s), ends_at_s=at_s + self.length_s)
+            yield power_agent_pb2.WatchEnergyResponse(sample=codec.to_proto(told))
+            at_s += self.length_s
+
+
+@pytest.mark.parametrize(("length_s", "late_s"), [(1.0, 0.0), (1.4, 0.0), (1.0, 3.0), (3.0, 2.0)])
+async def test_a_busy_agent_s_long_and_late_samples_are_waited_for(length_s, late_s) -> None:
+    clock = ManualClock()
+    log = EnergyLog(BusyAgent(clock, length_s, late_s))
+    asked = Asked(FAMILY, FOLDER, ("digits-xs",), (1,), (), 0.5)
+    session = Session(asked, clock, log, print, [])
+    await asyncio.sleep(0)
+    await clock.advance(late_s + length_s + 0.3)
+    measured = asyncio.create_task(session._covered(Where("n/gpu0", "A100", "1g.5gb", 0), session._rest))
+    for _ in range(600):
+        await clock.advance(0.1)
+    window, energy = await asyncio.wait_for(measured, 5)
+    await log.close()
+    assert energy is not None
+    assert energy.watts == pytest.approx(40.0)
+    assert 2.0 <= energy.seconds <= window.ends_at_s - window.starts_at_s
 
 
 def test_no_meter_and_too_short_a_window_are_unknown_not_zero() -> None:

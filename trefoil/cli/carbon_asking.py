@@ -1,0 +1,188 @@
+"""What `trefoil carbon` commands about a living feed share: how they reach it, which zone is meant, how times read."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import grpc
+import typer
+
+from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
+from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
+from trefoil.cli.attached import RPC_TIMEOUT_S
+from trefoil.cli.remote import address_of, dialled
+from trefoil.core.carbon import CarbonReading, Rung, Series
+from trefoil.core.errors import NotFound, SettingError, Unavailable
+from trefoil.runtime import codec, rpc
+
+T = TypeVar("T")
+PAGE: Final = 5_000  # intervals that are asked for at a time
+SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)(s|min|h|d)")
+UNIT_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+Target = Annotated[str, typer.Option("--target", help="host:port of the feed; default: the running system's.")]
+Ca = Annotated[Path | None, typer.Option("--ca", help="PEM of the authority that signed the feed's certificate.")]
+ZoneArgument = Annotated[
+    str, typer.Argument(metavar="[ZONE]", help="Zone, by any name of the registry; default: the only one that is read.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A connected carbon feed."""
+
+    address: str
+    stub: Any
+
+    async def ask(self, method: str, request: Any) -> Any:
+        """One RPC with a deadline; its errors come back as what they were.
+
+        Raises:
+            Unavailable: no feed answers there, or it has nothing to say yet.
+        """
+        try:
+            return await rpc.call(getattr(self.stub, method), request, RPC_TIMEOUT_S)
+        except Unavailable as error:
+            raise self._silent(error) from error
+
+    async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
+        """The answers of a stream, each as it comes."""
+        try:
+            async for answer in getattr(self.stub, method)(request):
+                yield answer
+        except grpc.aio.AioRpcError as error:
+            failure = rpc.error_of(error)
+            failure.__cause__ = error
+            raise (self._silent(failure) if isinstance(failure, Unavailable) else failure) from error
+
+    async def zones(self) -> list[Any]:
+        """Those that it reads."""
+        return list((await self.ask("ListZones", pb.ListZonesRequest(polled_only=True))).zones)
+
+    async def series(self, names: Sequence[str]) -> list[Series]:
+        """What it reads under these names (ours, older, a provider's, a cloud region); all of it for none.
+
+        Raises:
+            NotFound: a zone that this feed does not read.
+        """
+        read = await self.zones()
+        chosen = [_named(read, name) for name in names] if names else read
+        return [codec.from_proto(zone.series) for zone in chosen]
+
+    async def one(self, name: str) -> Series:
+        """The zone of this name, or the only one.
+
+        Raises:
+            NotFound: a zone that this feed does not read.
+            SettingError: several zones and no name.
+        """
+        found = await self.series([name] if name else [])
+        if len(found) != 1:
+            known = ", ".join(sorted(series.zone for series in found))
+            raise SettingError(f"this feed reads {len(found)} zones", field="ZONE", remedy=f"name one of: {known}")
+        return found[0]
+
+    async def history(
+        self, zone: str, from_s: float, to_s: float, as_of_s: float = 0.0, revisions: bool = False
+    ) -> list[CarbonReading]:
+        """What is known of [from, to) [UTC seconds; 0 = without limit], all pages as of one moment."""
+        request = pb.GetHistoryRequest(zone=zone, limit=PAGE, revisions=revisions)
+        for field, at_s in (("from_at", from_s), ("to_at", to_s), ("as_of_at", as_of_s)):
+            if at_s:
+                getattr(request, field).FromMicroseconds(round(at_s * 1e6))
+        found: list[CarbonReading] = []
+        while True:
+            answer = await self.ask("GetHistory", request)
+            found += [codec.from_proto(reading) for reading in answer.readings]
+            if not answer.HasField("next_from_at"):
+                return found
+            request.from_at.CopyFrom(answer.next_from_at)
+            request.as_of_at.CopyFrom(answer.as_of_at)
+
+    def _silent(self, error: Exception) -> Exception:
+        """A feed that does not answer is said to be so; one that answers has said itself what it lacks."""
+        cause = error.__cause__
+        if not isinstance(cause, grpc.aio.AioRpcError):
+            return error
+        if rpc.ERROR_TRAILER in dict(cause.trailing_metadata() or ()):
+            return error
+        return Unavailable(
+            f"no carbon feed answers ({cause.details()})",
+            field="--target",
+            value=self.address,
+            remedy="start it, or name the right host:port; over TLS give --ca and TREFOIL_TOKEN",
+        )
+
+
+def ask(target: str, ca: Path | None, state_dir: str, work: Callable[[Feed], Awaitable[T]]) -> T:
+    """Connect, do one thing, let go."""
+
+    async def attached() -> T:
+        address = address_of("carbon_feed", target, state_dir)
+        async with dialled(address, ca) as channel:
+            return await work(Feed(address, pb_grpc.CarbonFeedStub(channel)))
+
+    return asyncio.run(attached())
+
+
+def names_of(zone: Any) -> tuple[str, ...]:
+    """All names by which a zone of the registry is found."""
+    return tuple(n for n in (zone.id, *zone.aliases, zone.electricity_maps, zone.watttime, *zone.clouds) if n)
+
+
+def _named(read: Sequence[Any], name: str) -> Any:
+    exact = [zone for zone in read if zone.id == name]
+    found = exact or [zone for zone in read if name.lower() in (known.lower() for known in names_of(zone))]
+    if not found:
+        known = ", ".join(sorted(zone.id for zone in read))
+        raise NotFound("this feed does not read it", field="zone", value=name, remedy=f"use one of: {known}")
+    return found[0]
+
+
+def moment(text: str, option: str, now_s: float) -> float:
+    """UTC seconds of an ISO 8601 time (UTC unless it says otherwise), or of so long ago: `90min`, `24h`, `7d`.
+
+    Raises:
+        SettingError: neither.
+    """
+    if not text:
+        return 0.0
+    if span := SPAN.fullmatch(text):
+        return now_s - float(span[1]) * UNIT_S[span[2]]
+    try:
+        at = datetime.fromisoformat(text)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError) as error:
+        remedy = "write 2026-11-20T12:00Z, or how long ago: 90min, 24h, 7d"
+        raise SettingError("not a time", field=option, value=text, remedy=remedy) from error
+
+
+def when(at_s: float) -> str:
+    """A UTC time for people, as fine as it needs to be; a dash for what is unset."""
+    if not at_s:
+        return "-"
+    at = datetime.fromtimestamp(at_s, UTC)
+    return at.strftime("%Y-%m-%d %H:%MZ" if at.second == 0 and at.microsecond == 0 else "%Y-%m-%d %H:%M:%SZ")
+
+
+def lasted(seconds: float) -> str:
+    """A length of time in the unit that suits it."""
+    if abs(seconds) < 120:
+        return f"{seconds:.0f} s"
+    if abs(seconds) < 2 * UNIT_S["h"]:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / UNIT_S['h']:.1f} h" if abs(seconds) < 5 * UNIT_S["d"] else f"{seconds / UNIT_S['d']:.1f} d"
+
+
+def rung_name(rung: int) -> str:
+    """`2 carried`; a number alone where this version has no name for it."""
+    return f"{rung} {Rung(rung).name.lower()}" if rung in Rung.__members__.values() else str(rung)
+
+
+def kind(series: Series) -> str:
+    """`average, lifecycle`."""
+    return f"{series.method.name.lower()}, {series.factors.name.lower()}"
