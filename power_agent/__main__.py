@@ -77,7 +77,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     sensors = (Gpm(inventory), *((dcgm,) if dcgm else ()))
     sources = Sources(inventory, clock, metered=settings.meter == "nvml", rapl=rapl, cpu=cpu, sensors=sensors)
     metering = Metering(node, sources, ledger, publisher.publish, feed.notify)
-    health = Health(node, pursuit, verbs, state)
+    health = Health(node, pursuit, verbs)
     condemned = Condemned(inventory)
     watch = DriverWatch(node, pursuit, verbs, mig, inventory, condemned)
     xids = XidWatch(node, inventory, condemned, watch.fence, watch.look_soon)

@@ -19,7 +19,7 @@ from power_agent.verbs import Verbs
 from trefoil.core.demand import TableAck
 from trefoil.core.errors import StateUnavailable, TrefoilError, Unavailable
 from trefoil.core.fleet import SERVING, SliceKey, SliceState
-from trefoil.runtime.state import ACK_TTL_S, State
+from trefoil.runtime.store import ACK_TTL_S
 
 STABLE_S: Final = 20.0  # healthy for so long: the next failure is the first again
 CLEARED_POLLS: Final = 4  # for so many polls a good probe outweighs ejections and failing calls
@@ -46,11 +46,10 @@ def ejected_slices(acks: Sequence[TableAck], now_s: float) -> frozenset[SliceKey
 class Health:
     """A part of the service: polls the runtime and the acknowledgements."""
 
-    def __init__(self, node: Node, pursuit: Pursuit, verbs: Verbs, state: State) -> None:
+    def __init__(self, node: Node, pursuit: Pursuit, verbs: Verbs) -> None:
         self._node = node
         self._pursuit = pursuit
         self._verbs = verbs
-        self._state = state
         self._probes: dict[SliceKey, asyncio.Task[None]] = {}
         self._timeouts: dict[SliceKey, int] = {}
         self._cleared_at_s: dict[SliceKey, float] = {}
@@ -120,8 +119,7 @@ class Health:
     async def _check_inference(self) -> None:
         settings, clock = self._node.settings, self._node.clock
         try:
-            acks = await self._state.scan(self._state.keys.ack_prefix(), TableAck)
-            ejected = ejected_slices(tuple(acks.values()), clock.now_s())
+            ejected = ejected_slices(await self._verbs.acks.read(), clock.now_s())
             self._miss("redis", "")
         except StateUnavailable as error:
             ejected = frozenset()

@@ -162,11 +162,10 @@ def _keep(order: _Order, seen: SeenSlice, wanted: PlannedSlice, device: SeenDevi
         order.chain(seen.key, ("load", "warm_up"), wanted.hosted, "answers no inference")
     elif set(seen.hosted) != set(wanted.hosted) and seen.state in HAS_TRAFFIC:
         change = f"{_names(seen.hosted)} -> {_names(wanted.hosted)}"
-        if _swappable(seen, wanted, device.type, catalog):
-            order.chain(seen.key, ("load", "warm_up"), wanted.hosted, change)
+        if why := _no_swap(seen, wanted, device.type, catalog):
+            order.chain(seen.key, ("drain", "stop", *REBUILD), wanted.hosted, f"{change}: {why}")
         else:
-            why = f"{change}: both do not fit at once"
-            order.chain(seen.key, ("drain", "stop", *REBUILD), wanted.hosted, why)
+            order.chain(seen.key, ("load", "warm_up"), wanted.hosted, change)
     elif seen.state != SliceState.READY:
         rest = ("warm_up",) if seen.loaded else ("load", "warm_up")
         begun = order.chain(seen.key, rest, seen.hosted, f"planned: {_names(seen.hosted)}")
@@ -175,14 +174,18 @@ def _keep(order: _Order, seen: SeenSlice, wanted: PlannedSlice, device: SeenDevi
             order.chain(seen.key, ("load", "warm_up"), wanted.hosted, change, begun)
 
 
-def _swappable(seen: SeenSlice, wanted: PlannedSlice, type_name: str, catalog: Catalog) -> bool:
-    """Whether old and new fit beside each other: the same families and stages, and memory for all of them."""
+def _no_swap(seen: SeenSlice, wanted: PlannedSlice, type_name: str, catalog: Catalog) -> str:
+    """Why variants cannot change in place: old and new serve the same families and stages, fit beside each other, and
+    have no sequences, which would lose their state. "" if they can."""
     if {(h.family, h.stage) for h in seen.hosted} != {(h.family, h.stage) for h in wanted.hosted}:
-        return False
+        return "other families"
+    if any(catalog.family(hosted.family).sequence for hosted in seen.hosted):
+        return "sequences have to end first"
     need_mib = CONTEXT_MIB + sum(
         catalog.family(h.family).variant(h.variant).memory_mib for h in {*seen.hosted, *wanted.hosted}
     )
-    return need_mib <= slice_type(device_type(type_name), seen.key.slice_type).memory_mib
+    fits = need_mib <= slice_type(device_type(type_name), seen.key.slice_type).memory_mib
+    return "" if fits else "both do not fit at once"
 
 
 def _names(hosted: Sequence[Hosted]) -> str:

@@ -34,6 +34,7 @@ from power_agent.triton_slice import config_json, read_config, serving_of, slice
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.model_files import alone
 
 POLL_S: Final = 0.05
 COUNTERS_POLL_S: Final = 0.1  # during a swap: bounds what is lost of the old version's counters
@@ -155,10 +156,9 @@ class TritonServer:
             TritonUnready: no answer, or one without the contract's outputs.
         """
         config = read_config(self._repository, family)
-        request = probe_request(config, version)
         started_s = self._clock.monotonic_s()
         try:
-            reply = await self._ask("ModelInfer", request, timeout=timeout_s)
+            reply = await self._ask("ModelInfer", probe_request(config, version), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             why = (
                 f"{self._target} does not infer with {family} version {version}: {error.code().name} {error.details()}"
@@ -336,6 +336,7 @@ def probe_request(config: model_config_pb2.ModelConfig, version: int) -> Any:
         request.inputs.add(name=tensor.name, datatype=name.removeprefix("TYPE_"), shape=shape)
         # A string is four bytes of length and nothing after them.
         request.raw_input_contents.append(bytes(math.prod(shape) * ITEM_BYTES.get(name, 4)))
+    alone(request, config)
     return request
 
 

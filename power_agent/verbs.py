@@ -25,13 +25,13 @@ from power_agent.triton import TritonServer, TritonUnready, VersionCounters
 from power_agent.triton_install import TritonInstall
 from power_agent.triton_slice import SliceLaunch, SliceSpec, clean_shared_memory, grpc_port, prepare_slice
 from trefoil.core.common import Revision
-from trefoil.core.demand import TableAck
 from trefoil.core.device_types import cpu_quota
 from trefoil.core.errors import StartError, StateUnavailable, TrefoilError
 from trefoil.core.fleet import Hosted, SliceState
 from trefoil.core.plan import Plan
+from trefoil.runtime.acks import LiveAcks
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.state import ACK_TTL_S, State
+from trefoil.runtime.state import State
 
 T = TypeVar("T")
 
@@ -59,6 +59,7 @@ class Verbs:
         self.install: TritonInstall | None = None  # found at start, before the first step
         self.no_install = ""  # why there is none
         self._state = state
+        self.acks = LiveAcks(state, clock)
         self._journal = journal
         self._depart = depart
         self._by_name: Mapping[str, Callable[[Slice, Task], Awaitable[None]]] = {
@@ -314,15 +315,14 @@ class Verbs:
     async def _waiting(self, part: Slice, revision: Revision) -> str:
         keys = self._state.keys
         try:
-            acks: dict[str, TableAck] = await self._state.scan(keys.ack_prefix(), TableAck)
+            live = await self.acks.read()
             published = await self._state.get(keys.plan(), Plan)
         except StateUnavailable as error:
             return f"no acknowledgement can be read: {error}"
         required = required_table(part.key, revision, published)
-        now_s = self._clock.now_s()
-        live = tuple(ack for ack in acks.values() if now_s - ack.observed_at_s <= ACK_TTL_S)
         routed = still_routed(part.key, published)
         waiting = waiting_for(part.key, required, live, part.announced_s + NOTICE_S if routed else -math.inf)
+        waiting = waiting or self.acks.blind
         part.proved_idle = bool(live) and not waiting
         if waiting or part.server is None:
             return waiting

@@ -21,20 +21,38 @@ REQUESTS = 40
 BOOT_S = 40.0
 
 
+def gpu(cluster: AgentCluster) -> int:
+    handle: int = cluster.client.nvml("nvmlDeviceGetHandleByIndex_v2", [0])[1][0]
+    return handle
+
+
+def clock_mhz(cluster: AgentCluster) -> int:
+    mhz: int = cluster.client.nvml("nvmlDeviceGetClockInfo", [gpu(cluster), 1])[1][0]
+    return mhz
+
+
+async def settled(cluster: AgentCluster, mhz: int) -> None:
+    """The agent has set it, the clock has followed, and the pace file will at the next tick."""
+    async with asyncio.timeout(60):
+        while clock_mhz(cluster) != mhz:
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(0.3)
+
+
 async def latency_and_power(cluster: AgentCluster, stub) -> tuple[float, float, int]:
-    """Median latency [ms] of one client, mean of the GPU's power [W] meanwhile, and the clock [MHz] at its end."""
+    """Latency [ms] of one client (its best tenth), mean power [W] of the GPU meanwhile, and its clock [MHz] after."""
     request = service_pb2.ModelInferRequest(model_name="digits")
     request.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
     request.raw_input_contents.append(heldout()[0][0].astype(np.uint8).tobytes())
-    handle = cluster.client.nvml("nvmlDeviceGetHandleByIndex_v2", [0])[1][0]
+    handle = gpu(cluster)
     taken_ms, watts = [], []
     for _ in range(REQUESTS):
         started_s = time.monotonic()
         await stub.ModelInfer(request, timeout=10)
         taken_ms.append((time.monotonic() - started_s) * 1e3)
         watts.append(cluster.client.nvml("nvmlDeviceGetPowerUsage", [handle])[1][0] / 1e3)
-    clock_mhz = cluster.client.nvml("nvmlDeviceGetClockInfo", [handle, 1])[1][0]
-    return float(np.median(taken_ms)), float(np.mean(watts[5:])), clock_mhz
+    # A busy machine wakes sleepers late, and never early.
+    return float(np.quantile(taken_ms, 0.1)), float(np.mean(watts[5:])), clock_mhz(cluster)
 
 
 async def test_a_slower_clock_slows_a_triton_and_saves_watts():
@@ -49,11 +67,11 @@ async def test_a_slower_clock_slows_a_triton_and_saves_watts():
         free_ms, free_w, free_mhz = await latency_and_power(cluster, stub)
         asked = codec.to_proto(ClockLease(GPU, 0, 705, "test", 1))
         await cluster.stub.SetClocks(power_agent_pb2.SetClocksRequest(lease=asked, ttl_s=60.0), timeout=5)
-        await asyncio.sleep(0.3)  # the clock settles, and the pace file follows at the next tick
+        await settled(cluster, 705)
         slow_ms, slow_w, slow_mhz = await latency_and_power(cluster, stub)
         release = power_agent_pb2.ReleaseClocksRequest(device=GPU, holder="test", epoch=1)
         await cluster.stub.ReleaseClocks(release, timeout=5)
-        await asyncio.sleep(1.3)  # at most one change a second
+        await settled(cluster, 1410)  # at most one change a second
         again_ms, again_w, again_mhz = await latency_and_power(cluster, stub)
         await channel.close()
         print(f"\n{free_mhz} MHz: {free_ms:.1f} ms, {free_w:.0f} W; {slow_mhz} MHz: {slow_ms:.1f} ms, {slow_w:.0f} W; "

@@ -14,7 +14,8 @@ from protos.power_agent.v1 import power_agent_pb2
 from tests.support.fast_agent import Page
 from tests.support.fast_checks import identity, problems
 from tests.support.fast_cluster import NODE, FastCluster, Stage
-from tests.support.triton_process import free_ports, hosted
+from tests.support.ports import free_ports
+from tests.support.triton_process import hosted
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.device_types import WHOLE, device_type, slice_type
@@ -84,10 +85,10 @@ class Bench:
         request = power_agent_pb2.DrainRequest(
             device=device, epoch=epoch, why=why, patience_s=patience_s, release=release
         )
-        return self.cluster.stub.Drain(request, timeout=5)
+        return self.cluster.stub.Drain(request, timeout=20)
 
     def preview(self, plan: NodePlan) -> Any:
-        return self.cluster.stub.PreviewPlan(power_agent_pb2.PreviewPlanRequest(plan=codec.to_proto(plan)), timeout=5)
+        return self.cluster.stub.PreviewPlan(power_agent_pb2.PreviewPlanRequest(plan=codec.to_proto(plan)), timeout=20)
 
     def put(self, key: str, value: Any) -> None:
         with redis.Redis(unix_socket_path=str(self.stage.redis.socket)) as client:

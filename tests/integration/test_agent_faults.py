@@ -19,7 +19,7 @@ from trefoil.core.plan_check import sealed
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 RATE = 20.0  # the agent's clock against ours
-TEN_S = 10.0 / RATE
+MINUTES_S = 120.0 / RATE  # in ours: room for a machine that stands still while the other GPU goes on
 LASTING = 100_000
 LEFT, RIGHT = key("4g.20gb", 0), key("3g.20gb", 4)
 CREATE_GI, CREATE_CI = "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"
@@ -203,18 +203,18 @@ def test_clocks_that_cannot_be_locked_are_reported_and_locked_when_they_can(clus
     assert cluster.memory().overrides == {}
 
 
-def test_ten_seconds_in_the_driver_of_one_gpu_do_not_stop_the_other(cluster):
+def test_minutes_in_the_driver_of_one_gpu_do_not_stop_the_other(cluster, awake):
     go(cluster, before())
-    cluster.client.admin("fault", symbol=DESTROY_GI, effect="delay", delay_s=TEN_S)
+    cluster.client.admin("fault", symbol=DESTROY_GI, effect="delay", delay_s=MINUTES_S)
     new = after()
     started_s = time.monotonic()
     cluster.apply(new)
     other = key("3g.20gb", 4, 1)
     cluster.until(lambda: other in slices(cluster) and slices(cluster)[other].state == SliceState.READY, "the other")
-    assert time.monotonic() - started_s < TEN_S
+    assert awake.between(started_s, time.monotonic()) < 60.0 / RATE
     assert cluster.status().applied != new.revision
     cluster.settle(new)
-    assert time.monotonic() - started_s >= TEN_S
+    assert time.monotonic() - started_s >= MINUTES_S
     check(cluster, new)
 
 
@@ -243,8 +243,9 @@ def test_a_gpu_lost_in_mid_plan_is_fenced_and_used_again_after_its_reset(fresh, 
 
 def _hear_of_it(cluster: FastCluster) -> None:
     """No person resets a GPU before the driver has told of its Xid; where that got lost, a second is enough."""
-    heard_by_s = time.monotonic() + 1.0
-    while not any("Xid 79" in text for text in cluster.status().missing) and time.monotonic() < heard_by_s:
+    for _ in range(50):  # looks, and not a second by the clock: the machine may stand still for that long
+        if any("Xid 79" in text for text in cluster.status().missing):
+            return
         time.sleep(0.02)
 
 

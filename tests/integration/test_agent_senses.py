@@ -17,7 +17,7 @@ from trefoil.core.fleet import DeviceState
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 GPU0, GPU1, GPU2 = (f"{NODE}/gpu{index}" for index in range(3))
-NOTICED_S = 8.0
+NOTICED_S = 60.0
 
 
 @pytest.fixture(scope="module")

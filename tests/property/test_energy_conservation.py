@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -235,6 +236,7 @@ def check(history: History, tally: Tally) -> None:
         tally.worst_j = max(tally.worst_j, worst_j)
 
 
+@pytest.mark.hypothesis
 def test_no_joule_is_lost_or_counted_twice_in_any_of_ten_thousand_histories():
     tally = Tally()
     scripts = st.lists(

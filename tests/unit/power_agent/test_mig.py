@@ -109,18 +109,18 @@ class Hanging(Driver):
 
 async def test_a_call_that_hangs_stops_its_own_device_only_and_counts_as_its_loss_until_it_returns():
     driver = Hanging()
-    mig = Mig(driver, WallClock(), 0, 0.1, call_timeout_s=0.2)  # type: ignore[arg-type]
+    mig = Mig(driver, WallClock(), 0, 0.1, call_timeout_s=1.0)  # type: ignore[arg-type]
     first = asyncio.create_task(mig.instances("node0/gpu0"))
     await asyncio.sleep(0)
     assert await mig.instances("node0/gpu1") == ()
-    with pytest.raises(DeviceLost, match=r"gpu0: a call has not returned for 0.2 s"):
+    with pytest.raises(DeviceLost, match=r"gpu0: a call has not returned for 1 s"):
         await first
     started_s = WallClock().monotonic_s()
     with pytest.raises(DeviceLost):
         await mig.instances("node0/gpu0")
-    assert WallClock().monotonic_s() - started_s < 0.1, "nothing more is asked of it"
+    assert WallClock().monotonic_s() - started_s < 0.9, "nothing more is asked of it"
     driver.go_on.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while True:
             try:
                 assert await mig.instances("node0/gpu0") == ()

@@ -4,7 +4,7 @@ import dataclasses
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from power_agent.reconcile import SeenDevice, SeenSlice, Task, reconcile, refuse
@@ -154,6 +154,7 @@ def carry_out(model: Model, tasks: tuple[Task, ...], chance: random.Random) -> N
         done.add(index)
 
 
+@settings(deadline=None)  # a busy machine
 @given(before=nodes(), after=layouts(), chance=st.randoms(use_true_random=False))
 def test_any_allowed_order_of_the_tasks_reaches_the_plan_without_overlap(before, after, chance):
     model, plan = Model(before), node_plan(*after)
@@ -163,6 +164,7 @@ def test_any_allowed_order_of_the_tasks_reaches_the_plan_without_overlap(before,
     assert reconcile(seen(*model.slices.values()), plan, CATALOG) == ()
 
 
+@settings(deadline=None)  # a busy machine
 @given(before=nodes(), after=layouts(), chance=st.randoms(use_true_random=False))
 def test_asked_again_after_each_task_it_still_reaches_the_plan(before, after, chance):
     """This is how the agent uses it, and what a crash between any two tasks amounts to."""
@@ -196,6 +198,14 @@ def test_another_variant_is_loaded_in_place():
     tasks = reconcile(seen(before), node_plan(planned("3g.20gb", 0, LARGE)), CATALOG)
     assert verbs(tasks) == ["load", "warm_up"]
     assert "toy-s -> toy-l" in tasks[0].why
+
+
+def test_a_slice_with_sequences_drains_instead_of_swapping_under_them():
+    before, after = ready(planned("3g.20gb", 0, SMALL)), node_plan(planned("3g.20gb", 0, LARGE))
+    families = tuple(dataclasses.replace(family, sequence=True) for family in CATALOG.families)
+    tasks = reconcile(seen(before), after, dataclasses.replace(CATALOG, families=families))
+    assert verbs(tasks) == ["drain", "stop", "start", "load", "warm_up"]
+    assert "sequences have to end first" in tasks[0].why
 
 
 def test_variants_that_do_not_fit_beside_each_other_drain_and_start_again():
