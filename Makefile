@@ -4,7 +4,7 @@ BIN := .venv/bin
 UV := $(BIN)/uv
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup export-efficientnet demo honesty bench-simulator bench-planner reproduce-clover test test-system test-node test-quick check lint types imports protos lock clean
+.PHONY: help setup export-efficientnet demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak reproduce-clover test test-system test-node test-dispatcher test-agent test-quick fuzz check lint types imports protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,13 @@ setup: .venv/.ready .venv-triton/.ready  ## create both environments from the ha
 	.venv-export/bin/pip install --quiet --disable-pip-version-check -r requirements/export-torch.in
 	@touch $@
 
+# perf_analyzer's binary comes with an old tritonclient, which must not meet ours. Asked for by tests while .venv runs.
+.venv-perf/.ready: requirements/perf-analyzer.txt
+	$(PYTHON) -m venv --clear .venv-perf
+	.venv-perf/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/perf-analyzer.txt
+	$(BIN)/python -m tests.support.perf_analyzer .venv-perf/debian
+	@touch $@
+
 export-efficientnet: .venv-export/.ready  ## export EfficientNet B1, B3, B5, B7 with random weights (ARGS= for the hub's)
 	.venv-export/bin/python model_repository/efficientnet/export.py $(if $(filter undefined,$(origin ARGS)),--random-weights,$(ARGS))
 
@@ -46,28 +53,58 @@ honesty: setup  ## three controls in which the demo must find no saving, accurac
 bench-simulator: setup  ## the simulator: decisions, requests/s, memory, a year, parity with live (six minutes; ARGS=--short: two)
 	$(BIN)/python -m benchmarks.simulator $(ARGS)
 
+bench-dispatcher: setup  ## the dispatcher beside nginx, HAProxy and raw grpc.aio: CPU, latency, limits (five minutes; ARGS=--short: one; needs h2load)
+	$(BIN)/python -m benchmarks.dispatcher $(ARGS)
+
+bench-carbon: setup  ## the carbon feed: 1,000 questions/s beside 200 watchers, a million readings, a year of trace (ARGS=--short; needs h2load)
+	$(BIN)/python -m benchmarks.carbon_feed $(ARGS)
+
+bench-overload: setup  ## ten times what the slices can answer, for a minute: refusals, goodput, queue, memory
+	$(BIN)/python -m benchmarks.overload $(ARGS)
+
 bench-planner: setup  ## `exact` from 1 to 100,000 GPUs: time, proven gap, objective, memory, mapping (two minutes)
 	$(BIN)/python -m benchmarks.planner $(ARGS)
 
-reproduce-clover: setup  ## CLOVER at equal load, five seeds, every figure (about half an hour; ARGS=--quick: two minutes)
+chaos: setup  ## 200,000 requests while everything around them is killed, stopped and rebuilt (ten minutes; ARGS='--requests 6000')
+	$(BIN)/python -m benchmarks.chaos $(ARGS)
+
+soak: setup  ## half an hour at 70 % load: the dispatcher's memory and descriptors (ARGS='--minutes 5')
+	$(BIN)/python -m benchmarks.soak $(ARGS)
+
+reproduce-clover: setup  ## CLOVER at equal load, five seeds, every figure (about two hours; ARGS=--quick: two minutes)
 	$(BIN)/trefoil reproduce clover $(ARGS)
 
-# Two lanes at once, because most tests wait: whole systems in one, everything else in the other (nice, so that it does not
-# disturb what the first measures).
+# Three lanes at once, because most tests wait: whole systems; the other services (nice, so that they do not disturb what the
+# first measures); the dispatcher, then the power agent. What needs no processes comes last. Each lane takes about as long.
 test: setup  ## lint, types, import contracts and every test (<= 25 minutes; each part prints when it is done)
-	+@$(MAKE) --no-print-directory -j2 --output-sync=line check test-system test-node test-quick
+	+@$(MAKE) --no-print-directory --keep-going -j3 --output-sync=line check test-system test-node test-dispatcher test-agent test-quick
 
 SYSTEM_TESTS := $(addprefix tests/integration/,test_demo.py test_demo_controls.py test_up_down.py test_exploring.py)
-NODE_TESTS := $(filter-out $(SYSTEM_TESTS),$(wildcard tests/integration/test_*.py))
+DISPATCHER_TESTS := tests/integration/conformance $(wildcard tests/integration/test_dispatcher*.py) tests/integration/test_overload.py
+AGENT_TESTS := $(wildcard tests/integration/test_agent_*.py)
+NODE_TESTS := $(filter-out $(SYSTEM_TESTS) $(DISPATCHER_TESTS) $(AGENT_TESTS),$(wildcard tests/integration/test_*.py))
+
+# Properties draw the same examples each time, so that a landing is judged by its own change; `make fuzz` draws others.
+PYTEST := $(BIN)/pytest --hypothesis-profile=ci
 
 test-system: setup  ## whole systems: `trefoil up`, the demo, clients, faults, energy, exploring
-	$(BIN)/pytest $(ARGS) tests/integration/system $(SYSTEM_TESTS)
+	$(PYTEST) $(ARGS) tests/integration/system $(SYSTEM_TESTS)
 
-test-node: setup  ## single services with real processes: Redis, Triton, the simulated node, the power agent, Docker
-	nice -n 5 $(BIN)/pytest $(ARGS) $(NODE_TESTS)
+test-node: setup  ## other services with real processes: Redis, Triton, the simulated node, the controller, Docker
+	nice -n 5 $(PYTEST) $(ARGS) $(NODE_TESTS)
+
+test-dispatcher: setup  ## the dispatcher in processes of its own, before real Tritons and fakes; unmodified clients
+	nice -n 3 $(PYTEST) $(ARGS) $(DISPATCHER_TESTS)
+
+test-agent: setup  ## the power agent: crashes at every step, random plans, faults, clocks
+	nice -n 3 $(PYTEST) $(ARGS) $(AGENT_TESTS)
 
 test-quick: setup  ## house rules, units, properties, contracts, papers' numbers, simulations
-	$(BIN)/pytest $(ARGS) tests/test_tidy.py tests/unit tests/property tests/contract tests/papers tests/simulation
+	$(PYTEST) $(ARGS) tests/test_tidy.py tests/unit tests/property tests/contract tests/papers tests/simulation
+
+ROUNDS ?= 10
+fuzz: setup  ## every property and state machine with other random examples (ROUNDS=10: about half an hour)
+	for round in $$(seq $(ROUNDS)); do $(BIN)/pytest -q -m hypothesis tests/unit tests/property tests/contract tests/papers tests/simulation $(ARGS) || exit 1; done
 
 check: lint types imports  ## what pre-commit runs
 
@@ -86,7 +123,7 @@ protos: setup  ## regenerate the committed stubs
 
 lock: setup  ## re-resolve the hashed lock files
 	for name in bootstrap main dev triton train export; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
-	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-deps --no-header --no-annotate requirements/triton-server.in -o requirements/triton-server.txt
+	for name in triton-server perf-analyzer; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-deps --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
 
 clean:  ## remove environments and outputs
-	rm -rf .venv .venv-triton .venv-export out .trefoil
+	rm -rf .venv .venv-triton .venv-export .venv-perf out .trefoil

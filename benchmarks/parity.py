@@ -25,12 +25,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.offsets import free_offset
 from controller.replay import records
-from trefoil.cli.checks import ports_free
 from trefoil.cli.demo import commit, machine
 from trefoil.cli.layout import CHECKOUT, Layout
 from trefoil.cli.live import PlainView
@@ -38,10 +37,10 @@ from trefoil.cli.load_result import LoadResult
 from trefoil.cli.play import Setup, play
 from trefoil.cli.player import read_result
 from trefoil.cli.results import Summary, write_json
-from trefoil.cli.scenario import Ports, Scenario, Slo, load_system
+from trefoil.cli.scenario import Scenario, Slo, load_system
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import LoadWindow
-from trefoil.core.errors import PortInUse, StateUnavailable
+from trefoil.core.errors import StateUnavailable
 from trefoil.core.fleet import NodeStatus, SliceKey, SliceState
 from trefoil.core.plan import DecisionRecord
 from trefoil.core.queueing import service_time
@@ -56,7 +55,6 @@ OUT: Final = CHECKOUT / "out" / "bench"
 DEMO: Final = CHECKOUT / "deploy" / "config" / "demo.toml"
 JOULES_RATIO_MAX: Final = 0.10
 P95_RATIO_MAX: Final = 0.20
-OFFSETS: Final = range(3000, 20000, 100)
 WATCH_S: Final = 0.25
 PINNED: Final = {"rate_per_s": 40.0, "rate_p90_per_s": 45.0}
 SLO: Final = Slo(percentile=95.0, latency_ms=75.0)
@@ -302,20 +300,6 @@ async def compare(case: Case, out: Path, console: Console, policy: str = "exact"
         same_plans=live.plans == simulated.plans,
         must_have_same_plans=case.same_plans,
     )
-
-
-def free_offset(devices: int) -> int:
-    """A port offset at which nothing listens.
-
-    Raises:
-        errors.PortInUse: there is none.
-    """
-    chance = np.random.default_rng()
-    for offset in chance.choice(OFFSETS, 50, replace=False).tolist():
-        with suppress(PortInUse):
-            ports_free(Ports().shifted(offset).all(devices))
-            return int(offset)
-    raise PortInUse("no free range of ports", remedy="stop other systems on this machine")
 
 
 def table(found: Sequence[Compared]) -> Table:

@@ -1,0 +1,350 @@
+"""What stands between a client and one Triton in the benchmark of the dispatcher: started here, ended here.
+
+`small` and `large` are models of one Triton that answer ten numbers at once, whatever they are sent: what is compared
+is the way there and back.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from power_agent.triton_install import find_triton, prepare_triton
+from trefoil.cli.checks import redis_binary
+from trefoil.cli.layout import CHECKOUT
+from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
+from trefoil.core.common import Basis, Lease, Revision
+from trefoil.core.energy import ReceiptRate, ReceiptRates
+from trefoil.core.errors import StateUnavailable
+from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
+from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.core.plan import Plan, Route, RouteTarget
+from trefoil.runtime.clock import WallClock
+from trefoil.runtime.state import State
+
+SLICES: Final = 4  # of the dispatcher's table; all are the same Triton
+CREDITS: Final = 8
+LEASE_S: Final = 3600.0
+BEAT_S: Final = 1.0
+SERIES: Final = Series("bench", Method.AVERAGE, Factors.LIFECYCLE)
+MODELS: Final = {"small": ("TYPE_UINT8", "8, 8"), "large": ("TYPE_FP32", "3, 224, 224")}
+
+_CONFIG: Final = """\
+name: "{name}"
+backend: "python"
+max_batch_size: 8
+input [ {{ name: "IMAGE" data_type: {kind} dims: [ {dims} ] }} ]
+output [ {{ name: "PROBABILITIES" data_type: TYPE_FP32 dims: [ 10 ] }} ]
+instance_group [ {{ kind: KIND_CPU count: 1 }} ]
+"""
+_MODEL: Final = """\
+import numpy
+import triton_python_backend_utils as triton
+
+class TritonPythonModel:
+    def execute(self, requests):
+        def answer(request):
+            rows = triton.get_input_tensor_by_name(request, "IMAGE").shape()[0]
+            tensor = triton.Tensor("PROBABILITIES", numpy.zeros((rows, 10), numpy.float32))
+            return triton.InferenceResponse([tensor])
+        return [answer(request) for request in requests]
+"""
+_NGINX: Final = """\
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/nginx.log;
+{user}
+worker_processes 1;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off;
+  client_max_body_size 0;
+  client_body_buffer_size 1m;
+  client_body_temp_path {folder}/body;
+  proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi;
+  scgi_temp_path {folder}/scgi;
+  upstream triton {{ server {upstream}; keepalive 64; keepalive_requests 10000000; }}
+  server {{
+    listen 127.0.0.1:{port} http2;
+    keepalive_requests 10000000;
+    location / {{ grpc_pass grpc://triton; }}
+  }}
+}}
+"""
+_HAPROXY: Final = """\
+global
+  maxconn 1000
+  nbthread 1
+  tune.h2.initial-window-size 1048576
+defaults
+  mode http
+  timeout connect 5s
+  timeout client 60s
+  timeout server 60s
+frontend clients
+  bind 127.0.0.1:{port} proto h2
+  default_backend triton
+backend triton
+  server triton {upstream} proto h2
+"""
+
+
+@dataclass(slots=True)
+class Peer:
+    """A running proxy. `missing`: why it is not there."""
+
+    name: str
+    target: str = ""
+    process: "subprocess.Popen[bytes] | None" = None
+    missing: str = ""
+
+    def cpu_s(self) -> float:
+        """CPU time of the process and those that it started, since they began."""
+        if self.process is None:
+            return 0.0
+        root = psutil.Process(self.process.pid)
+        return sum(sum(each.cpu_times()[:2]) for each in (root, *root.children(recursive=True)))
+
+
+def free_port() -> int:
+    """A port of loopback at which nothing listens now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Bench:
+    """All processes of a run: `await start()`, then `peers`; `await close()` ends what was started."""
+
+    def __init__(self, folder: Path, workers: tuple[int, ...] = (1, 2)) -> None:
+        self.folder = folder
+        self.peers: list[Peer] = []
+        self.triton = ""
+        self._workers = workers
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._clock = WallClock()
+        self._planes: list[Plane] = []
+        self._beating: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Triton, then every proxy; raises TimeoutError with what did not come up, BinaryMissing."""
+        self.triton = f"127.0.0.1:{free_port()}"
+        self._start_triton()
+        await self._listening(self.triton, 30.0)
+        self.peers = [
+            Peer("direct", self.triton),
+            self._other("nginx", "nginx", _NGINX, lambda path: ("-p", str(self.folder), "-c", str(path))),
+            self._other("haproxy", "haproxy", _HAPROXY, lambda path: ("-db", "-f", str(path))),
+            self._raw(),
+        ]
+        await self._start_redis()
+        for workers in self._workers:
+            self.peers.append(self._dispatcher(workers))
+        for peer in self.peers:
+            if not peer.missing:
+                await self._listening(peer.target, 30.0)
+
+    async def close(self) -> None:
+        """Nothing stays."""
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+        for plane in self._planes:
+            await plane.close()
+        for process in reversed(self._started):
+            process.send_signal(signal.SIGTERM)
+        for process in reversed(self._started):
+            try:
+                await asyncio.to_thread(process.wait, 15.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def log(self, name: str) -> str:
+        """The last lines that a process wrote."""
+        path = self.folder / f"{name}.out"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-15:]) if path.is_file() else ""
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def _spawn(self, name: str, argv: tuple[str, ...], **more: Any) -> "subprocess.Popen[bytes]":
+        with (self.folder / f"{name}.out").open("wb") as out:
+            process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, **more)
+        self._started.append(process)
+        return process
+
+    def _start_triton(self) -> None:
+        install = find_triton(None, CHECKOUT / ".venv-triton")
+        prepare_triton(install)
+        repository = self.folder / "models"
+        for name, (kind, dims) in MODELS.items():
+            (repository / name / "1").mkdir(parents=True)
+            (repository / name / "config.pbtxt").write_text(_CONFIG.format(name=name, kind=kind, dims=dims))
+            (repository / name / "1" / "model.py").write_text(_MODEL)
+        env = {name: os.environ[name] for name in ("HOME", "TMPDIR", "LANG") if name in os.environ}
+        env |= {"PATH": f"{install.environment / 'bin'}:{os.environ.get('PATH', os.defpath)}", "MALLOC_ARENA_MAX": "2"}
+        if not install.libpython_loads:
+            env["LD_LIBRARY_PATH"] = install.libpython_folder
+        argv = (
+            str(install.binary), f"--model-repository={repository}", f"--backend-directory={install.backends}",
+            f"--cache-directory={install.caches}", "--allow-http=false", "--allow-metrics=false",
+            "--grpc-address=127.0.0.1", f"--grpc-port={self.triton.rpartition(':')[2]}", "--exit-timeout-secs=5",
+            f"--backend-config=python,shm-region-prefix-name=trefoil-bench-{os.getpid()}-",
+        )  # fmt: skip
+        self._spawn("triton", argv, env=env)
+
+    def _other(self, name: str, binary: str, config: str, flags: Callable[[Path], tuple[str, ...]]) -> Peer:
+        found = shutil.which(binary) or shutil.which(binary, path="/usr/sbin:/usr/local/sbin")
+        if found is None:
+            return Peer(name, missing=f"no {binary} on PATH (Debian: apt-get install {binary})")
+        port = free_port()
+        path = self.folder / f"{name}.conf"
+        user = "user root;" if os.geteuid() == 0 else ""
+        path.write_text(config.format(folder=self.folder, port=port, upstream=self.triton, user=user))
+        return Peer(name, f"127.0.0.1:{port}", self._spawn(name, (found, *flags(path))))
+
+    def _raw(self) -> Peer:
+        target = f"127.0.0.1:{free_port()}"
+        argv = (sys.executable, "-m", "benchmarks.raw_proxy", target, self.triton)
+        return Peer("raw grpc.aio", target, self._spawn("raw", argv, cwd=CHECKOUT))
+
+    def _dispatcher(self, workers: int) -> Peer:
+        name = f"dispatcher, k = {workers}"
+        ports = [free_port() for _ in range(2)]
+        settings = {
+            "redis_url": f"unix://{self._socket}", "cluster": f"k{workers}", "workers": workers, "log_json": True,
+            "state_dir": str(self.folder / f"k{workers}"), "inference_address": f"127.0.0.1:{ports[0]}",
+            "admin_address": f"127.0.0.1:{ports[1]}", "metrics_address": "",
+        }  # fmt: skip
+        path = self.folder / f"dispatcher-{workers}.toml"
+        path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+        argv = (sys.executable, "-m", "dispatcher", "--config", str(path))
+        return Peer(name, f"127.0.0.1:{ports[0]}", self._spawn(f"dispatcher-{workers}", argv, cwd=CHECKOUT))
+
+    async def _listening(self, target: str, timeout_s: float) -> None:
+        host, _, port = target.rpartition(":")
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    try:
+                        _, writer = await asyncio.open_connection(host, int(port))
+                    except OSError:
+                        await self._clock.sleep(0.05)
+                    else:
+                        writer.close()
+                        return
+        except TimeoutError as error:
+            logs = "\n".join(f"{path.stem}: {self.log(path.stem)}" for path in sorted(self.folder.glob("*.out")))
+            raise TimeoutError(f"nothing listens at {target} after {timeout_s:g} s\n{logs}") from error
+
+    async def _start_redis(self) -> None:
+        argv = (
+            str(redis_binary()), "--port", "0", "--unixsocket", str(self._socket), "--save", "", "--appendonly", "no",
+            "--dir", str(self.folder),
+        )  # fmt: skip
+        self._spawn("redis", argv)
+        self._planes = [Plane(f"unix://{self._socket}", f"k{workers}", self.triton) for workers in self._workers]
+        for plane in self._planes:
+            await plane.start()
+        self._beating = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        """Statuses and rates stay fresh."""
+        while True:
+            for plane in self._planes:
+                await plane.beat()
+            await self._clock.sleep(BEAT_S)
+
+    @property
+    def _socket(self) -> Path:
+        return self.folder / "redis.sock"
+
+
+class Plane:
+    """Writes what a controller, an agent and a feed would: a dispatcher routes by it."""
+
+    def __init__(self, url: str, cluster: str, triton: str) -> None:
+        self._clock = WallClock()
+        self._state = State.connect(url, cluster, clock=self._clock)
+        self._triton = triton
+        self._leases: dict[str, Lease] = {}
+
+    async def start(self) -> None:
+        """Once Redis answers: the plan, and all else for the first time."""
+        async with asyncio.timeout(10.0):
+            while True:
+                try:
+                    await self._state.ping()
+                    break
+                except StateUnavailable:
+                    await self._clock.sleep(0.05)
+        await self._put("controller", self._state.keys.plan(), plan())
+        await self.beat()
+
+    async def beat(self) -> None:
+        """Node, receipt rates and carbon as of now."""
+        now_s, keys = self._clock.now_s(), self._state.keys
+        await self._put("agent:node0", keys.node("node0"), node(self._triton, now_s))
+        rates = tuple(
+            ReceiptRate(key, family, family, 0.1, 0.4, 1.0, Basis.SIMULATED, 60.0)
+            for key in slice_keys()
+            for family in MODELS
+        )
+        await self._put("controller", keys.receipts(), ReceiptRates(rates, now_s, SERIES, 1.2, Revision(1, 1)))
+        reading = CarbonReading(SERIES, now_s, now_s + 300.0, 250.0, Quality.MEASURED, observed_at_s=now_s)
+        await self._put("feed:bench", keys.carbon_now(SERIES), reading)
+
+    async def close(self) -> None:
+        """Let go of Redis."""
+        await self._state.close()
+
+    async def _put(self, role: str, key: str, obj: Any) -> None:
+        if role not in self._leases:
+            lease = await self._state.acquire(role, "bench", ttl_s=LEASE_S)
+            assert lease is not None, f"{role} is taken"
+            self._leases[role] = lease
+        await self._state.put(self._leases[role], key, obj)
+
+
+def slice_keys() -> tuple[SliceKey, ...]:
+    """Of the table."""
+    return tuple(SliceKey("node0/gpu0", "1g.5gb", start, 1) for start in range(SLICES))
+
+
+def plan() -> Plan:
+    """Both families on every slice, in equal shares."""
+    routes = tuple(
+        Route(
+            family, "weighted", "fifo", "any",
+            tuple(RouteTarget(key, family, 0, 1 / SLICES, CREDITS, accuracy=0.9) for key in slice_keys()),
+            1024, 2**30, {},
+        )
+        for family in MODELS
+    )  # fmt: skip
+    objectives = tuple(
+        Objective(family=family, mode=ObjectiveMode.INSTANT, slo_ms=200.0, slo_quantile=0.95) for family in MODELS
+    )
+    return Plan(revision=Revision(1, 1), policy="exact", planner="exact", objectives=objectives, routes=routes)
+
+
+def node(triton: str, now_s: float) -> NodeStatus:
+    """A node whose slices are all the one Triton."""
+    hosted = tuple(Hosted(family, family, 1, 0, 1, 1, 8) for family in MODELS)
+    slices = tuple(
+        SliceStatus(key=key, generation=1, state=SliceState.READY, hosted=hosted, grpc_target=triton, since_s=1.0)
+        for key in slice_keys()
+    )
+    device = DeviceStatus(device="node0/gpu0", type="A100-SXM4-40GB", state=DeviceState.AWAKE, slices=slices)
+    return NodeStatus(node="node0", epoch=1, simulated=True, observed_at_s=now_s, devices=(device,))

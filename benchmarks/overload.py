@@ -1,0 +1,370 @@
+"""Ten times what the slices can serve, for a minute: `python -m benchmarks.overload [--seconds 60] [--times 10]`.
+
+A real dispatcher process, slices in processes of their own that serve one request after another in a known time, and
+clients that send at Poisson times whether or not they were answered. Printed: goodput over capacity, what was refused,
+how fast and with which reason, the queue and the dispatcher's memory over time. Exit code 1 where a bound is broken.
+
+A busy machine slows slices and clients too. So capacity is what the slices serve to clients of their own, just before
+and just after; and beside refusals stands what a ServerLive takes, which is answered without any decision.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+
+from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
+from trefoil.cli.checks import redis_binary
+from trefoil.core.common import Revision
+from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
+from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.core.plan import Plan, Route, RouteTarget
+from trefoil.runtime.clock import WallClock
+from trefoil.runtime.state import State
+
+FAMILY: Final = "digits"
+SLICES: Final = 4
+SERVICE_MS: Final = 80.0
+NOMINAL_PER_S: Final = SLICES * 1e3 / SERVICE_MS
+QUEUE_REQUESTS_MAX: Final = 64
+CONNECTIONS: Final = 4
+WARM_UP_S: Final = 2.0
+DIRECT_S: Final = 2.0
+LIVE_EVERY: Final = 10  # sends
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
+LIVE: Final = "/inference.GRPCInferenceService/ServerLive"
+GOODPUT_MIN: Final = 0.90
+RSS_GROWTH_MAX: Final = 0.02
+REFUSED_P99_MS_MAX: Final = 50.0
+REFUSED_RATIO_MAX: Final = 3.0  # over ServerLive, where the machine is so busy that this is more
+
+
+@dataclass
+class Overload:
+    """What happened after the warm-up. Latencies in ms, memory in MB."""
+
+    capacity_per_s: float = NOMINAL_PER_S
+    seconds: float = 0.0
+    sent: int = 0
+    answered: int = 0
+    wrong: int = 0
+    refused_ms: list[float] = field(default_factory=list)
+    answered_ms: list[float] = field(default_factory=list)
+    live_ms: list[float] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+    waiting: list[int] = field(default_factory=list)
+    rss_mb: list[float] = field(default_factory=list)
+
+    @property
+    def goodput(self) -> float:
+        """Answers over what the slices can serve."""
+        return self.answered / self.seconds / self.capacity_per_s
+
+    @property
+    def rss_growth(self) -> float:
+        """Memory of the last fifth over that of the second fifth, less 1; medians."""
+        part = max(1, len(self.rss_mb) // 5)
+        return float(np.median(self.rss_mb[-part:]) / np.median(self.rss_mb[part : 2 * part]) - 1)
+
+    def broken(self) -> list[str]:
+        """The bounds that did not hold."""
+        said = f"queue {FAMILY} is full: it holds {QUEUE_REQUESTS_MAX} requests, limit {QUEUE_REQUESTS_MAX}"
+        limit_ms = max(REFUSED_P99_MS_MAX, REFUSED_RATIO_MAX * _p99(self.live_ms))
+        held = {
+            f"goodput {self.goodput:.3f} >= {GOODPUT_MIN}": self.goodput >= GOODPUT_MIN,
+            f"{self.wrong} answers of another request": self.wrong == 0,
+            f"refused for other reasons too: {dict(self.reasons)}": all(r.startswith(said) for r in self.reasons),
+            f"refusals take p99 {_p99(self.refused_ms):.1f} ms <= {limit_ms:.1f} ms": (
+                _p99(self.refused_ms) <= limit_ms
+            ),
+            f"{max(self.waiting)} wait, limit {QUEUE_REQUESTS_MAX}": max(self.waiting) <= QUEUE_REQUESTS_MAX,
+            f"memory grew by {self.rss_growth:.1%} <= {RSS_GROWTH_MAX:.0%}": self.rss_growth <= RSS_GROWTH_MAX,
+        }
+        return [text for text, holds in held.items() if not holds]
+
+    def lines(self) -> list[str]:
+        """The figures, one a line."""
+        answered, refused = np.array(self.answered_ms), np.array(self.refused_ms)
+        return [
+            f"offered   {self.sent / self.seconds:8.1f}/s for {self.seconds:.0f} s, "
+            f"capacity {self.capacity_per_s:.1f}/s",
+            f"answered  {self.answered / self.seconds:8.1f}/s: goodput {self.goodput:.3f} of capacity, "
+            f"p50 {np.median(answered):.0f} ms, p99 {np.quantile(answered, 0.99):.0f} ms, {self.wrong} wrong",
+            f"refused   {len(refused) / self.seconds:8.1f}/s: p50 {np.median(refused):.2f} ms, "
+            f"p99 {_p99(self.refused_ms):.2f} ms (a ServerLive: p50 {np.median(self.live_ms):.2f} ms, "
+            f"p99 {_p99(self.live_ms):.2f} ms)",
+            *(f"          {count} x {reason}" for reason, count in self.reasons.most_common()),
+            f"waiting   min {min(self.waiting)}, max {max(self.waiting)} (limit {QUEUE_REQUESTS_MAX})",
+            f"memory    {self.rss_mb[0]:.1f} MB at first, {self.rss_mb[-1]:.1f} MB at last: {self.rss_growth:+.2%}",
+        ]
+
+
+def _p99(values_ms: list[float]) -> float:
+    return float(np.quantile(values_ms, 0.99)) if values_ms else 0.0
+
+
+async def run(redis_url: str, cluster: str, folder: Path, seconds: float, times: float = 10.0) -> Overload:
+    """Start dispatcher and slices, overload them, stop them."""
+    async with contextlib.AsyncExitStack() as stack:
+        targets = [await stack.enter_async_context(_slice()) for _ in range(SLICES)]
+        ports = await stack.enter_async_context(_dispatcher(redis_url, cluster, folder))
+        state = State.connect(redis_url, cluster)
+        stack.push_async_callback(state.close)
+        await _publish(state, targets)
+        channels = [
+            await stack.enter_async_context(
+                grpc.aio.insecure_channel(ports.inference, options=[("grpc.use_local_subchannel_pool", 1)])
+            )
+            for _ in range(CONNECTIONS)
+        ]
+        admin = await stack.enter_async_context(grpc.aio.insecure_channel(ports.admin))
+        await _until_serving(channels[0])
+        before_per_s = await _direct(targets)
+        found = await _load(channels, dispatcher_pb2_grpc.DispatcherStub(admin), ports.pid, seconds, times)
+        found.capacity_per_s = (before_per_s + await _direct(targets)) / 2
+        return found
+
+
+# --- the load ---------------------------------------------------------------------------------------------------------
+
+
+async def _load(channels: list[Any], admin: Any, pid: int, seconds: float, times: float) -> Overload:
+    clock, rng, found = WallClock(), np.random.default_rng(5), Overload()
+    calls = [channel.unary_unary(INFER) for channel in channels]
+    whole_s = WARM_UP_S + seconds
+    live = channels[0].unary_unary(LIVE)
+    gaps = rng.exponential(1 / (times * NOMINAL_PER_S), int(whole_s * times * NOMINAL_PER_S))
+    pending: set[asyncio.Task[None]] = set()
+    began_s = clock.monotonic_s()
+    watcher = asyncio.create_task(_watch(found, admin, pid, began_s + WARM_UP_S))
+    for number, at_s in enumerate(np.cumsum(gaps)):
+        if (early_s := began_s + float(at_s) - clock.monotonic_s()) > 0:
+            await clock.sleep(early_s)
+        task = asyncio.create_task(_one(calls[number % len(calls)], number, found, began_s + WARM_UP_S))
+        pending.add(task)
+        task.add_done_callback(pending.discard)
+        if number % LIVE_EVERY == 0:
+            task = asyncio.create_task(_alive(live, found))
+            pending.add(task)
+            task.add_done_callback(pending.discard)
+    found.seconds = clock.monotonic_s() - began_s - WARM_UP_S
+    watcher.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watcher
+    counted = found.answered  # what is answered after the last arrival is beyond the time that is measured
+    await asyncio.gather(*pending)
+    found.answered = counted
+    return found
+
+
+async def _one(call: Any, number: int, found: Overload, counts_from_s: float) -> None:
+    clock, first = WallClock(), number % 10
+    sent_s = clock.monotonic_s()
+    code = ""
+    try:
+        answer = pb.ModelInferResponse.FromString(await call(request(number, first)))
+    except grpc.aio.AioRpcError as error:
+        code = f"{error.code().name}: {error.details()}" if error.code() is not _FULL else (error.details() or "")
+    now_s = clock.monotonic_s()
+    if sent_s >= counts_from_s:
+        found.sent += 1
+    if now_s < counts_from_s:
+        return
+    if code:
+        found.refused_ms.append((now_s - sent_s) * 1e3)
+        found.reasons[code] += 1
+        return
+    found.answered += 1
+    found.answered_ms.append((now_s - sent_s) * 1e3)
+    told = int(np.frombuffer(answer.raw_output_contents[0], np.float32).argmax())
+    found.wrong += (answer.id, told) != (str(number), first)
+
+
+async def _alive(call: Any, found: Overload) -> None:
+    clock = WallClock()
+    sent_s = clock.monotonic_s()
+    await call(b"")
+    found.live_ms.append((clock.monotonic_s() - sent_s) * 1e3)
+
+
+async def _direct(targets: list[str]) -> float:
+    """What the slices serve to clients of their own, two at each [1/s]."""
+    clock = WallClock()
+    ends_s = clock.monotonic_s() + DIRECT_S
+
+    async def client(target: str) -> int:
+        async with grpc.aio.insecure_channel(target) as channel:
+            call, answered = channel.unary_unary(INFER), 0
+            while clock.monotonic_s() < ends_s:
+                await call(request(0, 0))
+                answered += 1
+            return answered
+
+    began_s = clock.monotonic_s()
+    counts = await asyncio.gather(*(client(target) for target in targets for _ in range(2)))
+    return sum(counts) / (clock.monotonic_s() - began_s)
+
+
+_FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def request(number: int, first: int) -> bytes:
+    """A request whose answer tells which it was: its id, and the class that its first pixel names."""
+    message = pb.ModelInferRequest(model_name=FAMILY, id=str(number))
+    message.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
+    message.raw_input_contents.append(bytes([first]) + bytes(63))
+    return bytes(message.SerializeToString())
+
+
+async def _watch(found: Overload, admin: Any, pid: int, counts_from_s: float) -> None:
+    clock, asked = WallClock(), dispatcher_pb2.ExplainRequestRequest(family=FAMILY)
+    while True:
+        await clock.sleep(0.1)
+        told = await admin.ExplainRequest(asked)
+        if clock.monotonic_s() >= counts_from_s:
+            found.waiting.append(told.waiting)
+            resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            found.rss_mb.append(resident * PAGE_BYTES / 2**20)
+
+
+# --- what it runs on --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Ports:
+    inference: str
+    admin: str
+    pid: int
+
+
+@contextlib.asynccontextmanager
+async def _slice() -> AsyncIterator[str]:
+    argv = [sys.executable, "-m", "tests.support.fake_triton", "--version", "1", "--latency-ms", str(SERVICE_MS)]
+    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        yield f"127.0.0.1:{int(await process.stdout.readline())}"
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def _dispatcher(redis_url: str, cluster: str, folder: Path) -> AsyncIterator[_Ports]:
+    inference, admin = (f"127.0.0.1:{port}" for port in _free_ports(2))
+    config = folder / "dispatcher.toml"
+    config.write_text(
+        f'cluster = "{cluster}"\nredis_url = "{redis_url}"\nstate_dir = "{folder}"\nmetrics_address = ""\n'
+        f'inference_address = "{inference}"\nadmin_address = "{admin}"\nlog_level = "error"\ndrain_s = 0.5\n'
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "dispatcher", "--config", str(config))
+    try:
+        yield _Ports(inference, admin, process.pid)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), 10.0)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    import socket
+
+    with contextlib.ExitStack() as stack:
+        bound = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in bound:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in bound]
+
+
+async def _publish(state: State, targets: list[str]) -> None:
+    """What a controller and an agent would write, once: nodes count as stale later, and slices are probed then."""
+    now_s = WallClock().now_s()
+    keys = [SliceKey(f"node0/gpu{n}", "7g.40gb", 0, 8) for n in range(SLICES)]
+    devices = tuple(
+        DeviceStatus(
+            key.device,
+            "A100-SXM4-40GB",
+            DeviceState.AWAKE,
+            (
+                SliceStatus(
+                    key=key, generation=1, state=SliceState.READY, hosted=(Hosted(FAMILY, "digits-xs", 1, 0, 1, 1, 8),),
+                    grpc_target=target, credits=2,
+                ),
+            ),
+        )
+        for key, target in zip(keys, targets, strict=True)
+    )  # fmt: skip
+    node = NodeStatus(node="node0", epoch=1, simulated=True, observed_at_s=now_s, devices=devices)
+    routed = tuple(RouteTarget(key, "digits-xs", 0, 1 / SLICES, 2) for key in keys)
+    plan = Plan(
+        revision=Revision(1, 1, 0),
+        objectives=(Objective(family=FAMILY, mode=ObjectiveMode.INSTANT, slo_ms=2000.0, slo_quantile=0.95),),
+        routes=(Route(FAMILY, "weighted", "fifo", "any", routed, QUEUE_REQUESTS_MAX),),
+    )
+    for role, key, value in (
+        ("agent:node0", state.keys.node("node0"), node),
+        ("controller", state.keys.plan(), plan),
+    ):
+        lease = await state.acquire(role, "overload", ttl_s=600.0)
+        assert lease is not None
+        await state.put(lease, key, value)
+
+
+async def _until_serving(channel: Any) -> None:
+    call = channel.unary_unary(INFER)
+    async with asyncio.timeout(30.0):
+        while True:
+            try:
+                await call(request(0, 0), wait_for_ready=True)
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
+async def _main(seconds: float, times: float) -> Overload:
+    with tempfile.TemporaryDirectory(prefix="trefoil-overload-") as name:
+        folder = Path(name)
+        argv = ["--port", "0", "--unixsocket", str(folder / "redis.sock"), "--save", "", "--appendonly", "no"]
+        redis = subprocess.Popen([redis_binary(), *argv, "--dir", name], stdout=subprocess.DEVNULL)
+        try:
+            return await run(f"unix://{folder / 'redis.sock'}", "overload", folder, seconds, times)
+        finally:
+            redis.kill()
+            redis.wait()
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--times", type=float, default=10.0)
+    given = parser.parse_args()
+    found = asyncio.run(_main(given.seconds, given.times))
+    for line in found.lines():
+        print(line)
+    broken = found.broken()
+    for line in broken:
+        print(f"BROKEN: {line}")
+    return int(bool(broken))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
