@@ -1,16 +1,23 @@
 """Fixtures that several folders share. Processes they start are theirs to end."""
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import structlog
 
 from tests.support.docker_engine import DockerEngine, engine
+from tests.support.ports import free_ports
 from tests.support.redis_server import RedisServer
 from trefoil.runtime.state import State
 
 _CLUSTERS = itertools.count()
+
+# A shell starts background jobs with SIGINT ignored, and whatever they start inherits that: programs that a test
+# interrupts before they have a handler of their own would not notice.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -32,9 +39,21 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture
 async def state(shared_redis: RedisServer) -> AsyncIterator[State]:
     """Connected to a cluster that nobody else uses."""
-    connected = State.connect(shared_redis.url, f"test{next(_CLUSTERS)}")
+    connected = State.connect(shared_redis.url, f"test{next(_CLUSTERS)}", timeout_s=30.0)
     yield connected
     await connected.close()
+
+
+@pytest.fixture
+def unused_tcp_port() -> int:
+    """In place of pytest-asyncio's, which the kernel may give to an outgoing connection before it is bound."""
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="session")
+def unused_tcp_port_factory() -> Callable[[], int]:
+    """As `unused_tcp_port`, each time another."""
+    return lambda: free_ports(1)[0]
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from power_agent.triton import LoadFailed, StubDead, TritonServer, TritonUnready
 from power_agent.triton_install import TritonInstall
 from power_agent.triton_slice import SliceSpec, prepare_slice
 from tests.support.fake_slice import FakeSlice
-from tests.support.triton_process import MODELS, TritonProcess, free_ports, hosted
+from tests.support.ports import free_ports
+from tests.support.triton_process import MODELS, TritonProcess, hosted
 from trefoil.runtime.clock import WallClock
 
 SMALL, LARGE = hosted(1), hosted(4)

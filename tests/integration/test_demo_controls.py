@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.system import TREFOIL, free_offset
+from benchmarks.offsets import free_offset
+from tests.support.system import TREFOIL
 from tests.support.triton_process import ROOT
 
 pytestmark = pytest.mark.integration
@@ -24,9 +25,10 @@ SHORT = {
     "load.permute_labels": "true",
     "meter": "none",
 }
-DEADLINE_S = 150.0
+DEADLINE_S = 360.0  # 105 s beside two other lanes; a feed that is slow to start has a run begin anew
 
 
+@pytest.mark.timeout(450)
 def test_shuffled_labels_give_chance_and_no_meter_gives_null(tmp_path: Path):
     sets = [word for key, value in SHORT.items() for word in ("--set", f"{key}={value}")]
     argv = [str(TREFOIL), "demo", "--quick", "--json", "--out", str(tmp_path), "--port-offset", str(free_offset())]
@@ -38,7 +40,7 @@ def test_shuffled_labels_give_chance_and_no_meter_gives_null(tmp_path: Path):
         said, complaint = demo.communicate(timeout=DEADLINE_S)
     finally:
         demo.terminate()  # it takes everything down; a second signal makes it hurry
-        demo.wait(20)
+        demo.wait(60)
     assert demo.returncode == 0, complaint
     report = json.loads(said)
     assert report == json.loads((tmp_path / "report.json").read_text())

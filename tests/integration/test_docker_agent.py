@@ -58,10 +58,10 @@ async def test_containers_serve_through_the_death_of_the_agent_and_the_next_one_
     cluster.kill_agent()
     await asyncio.sleep(0.5)
     answered = load.answered
-    await until(lambda: load.answered > answered + 10, 10)
+    await until(lambda: load.answered > answered + 10, 60)
     await cluster.start_agent()
     await cluster.ready(LEFT, RIGHT, timeout_s=BOOT_S)
-    await until(lambda: len(docker_engine.containers()) == 2, 20)
+    await until(lambda: len(docker_engine.containers()) == 2, 60)
     assert {part: container(docker_engine, part).id for part in (LEFT, RIGHT)} == before
     await load.stop()
     assert (load.failed, load.versions) == ([], {"4"})
@@ -75,12 +75,12 @@ async def test_a_container_killed_behind_the_agents_back_is_started_again(cluste
     async def noticed() -> bool:
         return (await cluster.slices())[LEFT].state != SliceState.READY
 
-    await until(noticed, 15)
+    await until(noticed, 60)
     await cluster.ready(LEFT, RIGHT, timeout_s=BOOT_S)
     assert container(docker_engine, LEFT).id != killed.id
     assert container(docker_engine, RIGHT).id == neighbour
     load = Load((await cluster.slices())[LEFT].grpc_target)
-    await until(lambda: load.answered >= 10, 10)
+    await until(lambda: load.answered >= 10, 60)
     await load.stop()
     assert (load.failed, load.versions) == ([], {"4"})
 
@@ -96,10 +96,10 @@ async def test_an_engine_that_is_restarted_takes_its_containers_along_and_the_ag
     async def missed() -> bool:
         return any("no Docker engine answers" in why for why in (await cluster.node()).missing)
 
-    await until(missed, 15)
+    await until(missed, 60)
     docker_engine.start()  # by this thread, whose end would be the engine's
     await cluster.ready(LEFT, RIGHT, timeout_s=BOOT_S)
-    await until(lambda: len(docker_engine.containers()) == 2, 15)
+    await until(lambda: len(docker_engine.containers()) == 2, 60)
     assert before.isdisjoint({one.id for one in docker_engine.containers()})
     assert not await missed()
 

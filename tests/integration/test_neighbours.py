@@ -34,7 +34,7 @@ async def test_a_slice_serves_without_a_failure_while_its_neighbour_is_rebuilt_f
             await cluster.ready(STEADY, key(kind, 4))
             took_s.append(time.monotonic() - began_s)
         answered = load.answered
-        await until(lambda: load.answered > answered, 10)
+        await until(lambda: load.answered > answered, 60)
         await load.stop()
         after = (await cluster.slices())[STEADY]
         print(

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +99,7 @@ def test_an_agent_that_dies_before_the_pid_is_written_leaves_no_process(kit):
     child = subprocess.Popen([sys.executable, "-I", "-S", enter.__file__], stdin=subprocess.PIPE)
     assert child.stdin is not None
     child.stdin.close()
-    assert child.wait(10) == 0
+    assert child.wait(60) == 0
 
 
 def test_a_record_whose_number_somebody_else_got_is_never_signalled(kit):
@@ -122,7 +121,7 @@ def test_a_record_whose_number_somebody_else_got_is_never_signalled(kit):
         assert bystander.poll() is None
         assert not proc.Identity(bystander.pid, stat.start_ticks - 1).send(signal.SIGKILL)
         assert proc.Identity(bystander.pid, stat.start_ticks).send(signal.SIGKILL)
-        assert bystander.wait(5) == -signal.SIGKILL
+        assert bystander.wait(60) == -signal.SIGKILL
     finally:
         bystander.kill()
         bystander.wait()
@@ -206,11 +205,9 @@ def test_a_list_does_not_wait_for_a_stop(kit):
     launch = kit.launch("ignore")
     runtime.start("a.g1", launch, kit.log)
     until(lambda: listens(launch))
-    stopping = threading.Thread(target=runtime.stop, args=("a.g1", 1.0))
+    stopping = threading.Thread(target=runtime.stop, args=("a.g1", 3.0))
     stopping.start()
-    started_s = time.monotonic()
     runtime.list()
-    assert time.monotonic() - started_s < 0.5
-    assert stopping.is_alive()
+    assert stopping.is_alive(), "it waits three seconds before it kills"
     stopping.join()
     assert not only(runtime).alive

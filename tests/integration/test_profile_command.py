@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import random
 import shutil
 import sys
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.agent_cluster import AgentCluster
+from tests.support.ports import free_block
 from tests.support.triton_process import MODELS
 from trefoil.core.common import Basis
 from trefoil.core.fleet import SliceState
@@ -22,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.asyncio(loo
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster():
-    base = 2 * random.Random(os.getpid() + 7).randrange(10_000, 15_000)
+    base = free_block(300)  # CPU slices come after the ports of 16 GPUs
     one = AgentCluster(node_socket=None, cpu="serve", triton_port_base=base, quiet_probe_s=1, ready_timeout_s=60)
     try:
         await one.start()

@@ -1,9 +1,9 @@
 """The simulated node with what it is for: a real Triton on a slice."""
 
+import asyncio
 import os
 import signal
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -13,8 +13,10 @@ from power_agent.devices.inventory import Inventory
 from power_agent.devices.nvml import install_simulated, uninstall
 from power_agent.triton import TritonServer, TritonUnready
 from power_agent.triton_slice import SliceSpec, prepare_slice
+from tests.support.awake import Awake
+from tests.support.ports import free_ports
 from tests.support.simulated_driver import NodeProcess
-from tests.support.triton_process import MODELS, free_ports, hosted, install
+from tests.support.triton_process import MODELS, hosted, install
 from trefoil.runtime.clock import WallClock
 
 pytestmark = pytest.mark.integration
@@ -25,6 +27,14 @@ ACTIVE_W = 250.0 * 42 / 98
 
 def regions(launch):
     return list(Path("/dev/shm").glob(f"{launch.shm_prefix}*"))
+
+
+async def books(client):
+    """What the node says of its first device and of the one version on it, once it has booked what was done."""
+    await asyncio.sleep(0.2)  # four ticks
+    truth = client.truth()["devices"][0]
+    (version,) = truth["slices"][0]["versions"]
+    return truth, version
 
 
 async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
@@ -47,21 +57,26 @@ async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
 
         try:
             process = start()
-            await triton.wait_ready(parts, 30.0)
-            for _ in range(21):
-                took_s = await triton.probe("digits", 4)
-                assert took_s >= 0.7 * SERVICE_S
-            time.sleep(0.1)  # two ticks
-            truth = client.truth()["devices"][0]
-            (version,) = truth["slices"][0]["versions"]
-            assert version["variant"] == "digits-l"
-            assert version["batches"] in (21, 22)  # waiting for readiness may have probed once
-            assert version["busy_s"] == pytest.approx(version["batches"] * SERVICE_S, rel=0.1)
+            await triton.wait_ready(parts, 60.0)
+            await triton.probe("digits", 4)
+            for _ in range(3):  # a batch during which this machine stands still takes longer, and spends for as long
+                truth, version = await books(client)
+                assert version["variant"] == "digits-l"
+                before, paced = version, client.pace_summary()
+                for _ in range(21):
+                    took_s = await triton.probe("digits", 4)
+                    assert took_s >= 0.7 * SERVICE_S
+                truth, version = await books(client)
+                assert version["batches"] - before["batches"] == 21
+                busy_s, overruns = version["busy_s"] - before["busy_s"], client.pace_summary().overruns - paced.overruns
+                if busy_s == pytest.approx(21 * SERVICE_S, rel=0.1) and overruns <= 1:
+                    break
+            assert busy_s == pytest.approx(21 * SERVICE_S, rel=0.1)
+            assert overruns <= 1
             spent_j = version["active_j"] + truth["unallocated"]["warm_up_j"]
             assert spent_j == pytest.approx(ACTIVE_W * version["busy_s"], rel=0.03)
             assert truth["idle_j"] > 0
             assert truth["unallocated"]["starting_j"] > 0
-            assert client.pace_summary().overrun_ratio <= 0.05
 
             below = psutil.Process(process.pid).children(recursive=True)
             assert below
@@ -74,11 +89,11 @@ async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
                 await triton.probe("digits", 4)
 
             again = start()
-            await triton.wait_ready(parts, 30.0)
+            await triton.wait_ready(parts, 60.0)
             await triton.probe("digits", 4)
-            began_s = time.monotonic()
-            assert node.end() == 0
-            assert time.monotonic() - began_s < 5.0
+            with Awake() as took:
+                assert node.end() == 0
+            assert took.seconds < 5.0
             assert not psutil.pid_exists(again.pid)
             assert regions(launch) == []
         finally:

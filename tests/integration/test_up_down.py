@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,10 @@ def memory_bytes(pids: list[int]) -> int:
     """Proportional set size: shared pages count once."""
     total = 0
     for pid in pids:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                total += int(line.split()[1]) * 1024
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended between the listing and the look
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
     return total
 
 
@@ -71,6 +73,10 @@ def test_up_serves_soon_is_operated_and_goes_away(system: System) -> None:
     assert all(found["services"].values())
     assert found["mode"] == "act"
     assert found["nodes"][0]["simulated"] is True
+
+    (carbon,) = system.json("carbon", "now")["readings"]
+    assert carbon == {**carbon, "rung_name": "normal", "simulated": True}
+    assert system.json("carbon", "health")["zones"][0]["leading"] is True
 
     load = system.json("load", "--rate", "10", "--duration", "5")
     assert load["failed"] == 0

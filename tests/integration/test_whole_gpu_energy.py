@@ -55,7 +55,7 @@ class Watcher:
 
     async def until(self, at_s: float) -> None:
         """Wait for a sample of each device that began after that moment."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not all(any(s.starts_at_s >= at_s for s in self.samples if s.device == d) for d in (V100, P4)):
                 await asyncio.sleep(0.1)
 
@@ -119,5 +119,7 @@ async def test_joules_of_whole_gpus_with_and_without_a_counter_are_those_of_the_
             f"{found_j:.1f} J of {true_active_j:.1f} J ({found_j / true_active_j - 1:+.2%}), stated doubt {doubt:.0%}"
         )
         assert split_j == pytest.approx(true_j, rel=COUNTER_ERROR_MAX[device] + 0.005)
-        assert found_j == pytest.approx(true_active_j, rel=SLICE_ERROR_MAX)
+        # What an integral of power gets wrong of the whole, it gets wrong of the active part: the rest is known.
+        limit_j = SLICE_ERROR_MAX * true_active_j + COUNTER_ERROR_MAX[device] * true_j
+        assert found_j == pytest.approx(true_active_j, abs=limit_j)
     assert all(not load.failed and load.answered > 30 for load in loads)

@@ -19,8 +19,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from power_agent.devices.node_client import NodeClient
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
+from tests.support.ports import free_block, free_ports
 from tests.support.redis_server import RedisServer
-from tests.support.triton_process import ENVIRONMENT, MODELS, free_ports, heldout, hosted
+from tests.support.triton_process import ENVIRONMENT, MODELS, heldout, hosted
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.device_types import A100_40GB, slice_type
@@ -62,12 +63,12 @@ class AgentCluster:
         self.redis = RedisServer()
         admin, self.metrics_port, *_ = free_ports(2)
         self.target = f"127.0.0.1:{admin}"
-        self.port_base = _free_range(32)
+        self.port_base = free_block(32)
         self._settings = settings
         self._node: subprocess.Popen[bytes] | None = None
         self.agent: subprocess.Popen[bytes] | None = None
         self.client = NodeClient(self.folder / "node" / "node.sock")
-        self.state = State.connect(self.redis.url, "default")
+        self.state = State.connect(self.redis.url, "default", timeout_s=30.0)
         self._channel: grpc.aio.Channel | None = None
         self.acks: dict[int, TableAck] = {}
 
@@ -75,7 +76,7 @@ class AgentCluster:
         """Node, then agent, until the agent answers. With the setting `node_socket=None` there is no simulated node."""
         if self._settings.get("node_socket", ...) is not None:
             self.start_node()
-            await until(lambda: (self.folder / "node" / "node.sock").exists(), 20)
+            await until(lambda: (self.folder / "node" / "node.sock").exists(), 60)
         await self.start_agent()
 
     def start_node(self) -> None:
@@ -107,13 +108,13 @@ class AgentCluster:
             await self._channel.close()
         self._channel = rpc.channel(self.target)
         self.stub = power_agent_pb2_grpc.PowerAgentStub(self._channel)
-        await until(self._serves, 20)
+        await until(self._serves, 60)
 
     async def _serves(self) -> bool:
         assert self.agent is not None
         assert self.agent.poll() is None, (self.folder / "power_agent.log").read_text()[-3000:]
         try:
-            await self.stub.GetNode(power_agent_pb2.GetNodeRequest(), timeout=1)
+            await self.stub.GetNode(power_agent_pb2.GetNodeRequest(), timeout=5)
         except grpc.aio.AioRpcError:
             return False
         return True
@@ -126,11 +127,11 @@ class AgentCluster:
 
     async def apply(self, plan: NodePlan) -> Any:
         """Send a plan; raises as the agent does."""
-        return await rpc.call(self.stub.Apply, power_agent_pb2.ApplyRequest(plan=codec.to_proto(plan)), 5.0)
+        return await rpc.call(self.stub.Apply, power_agent_pb2.ApplyRequest(plan=codec.to_proto(plan)), 20.0)
 
     async def node(self) -> NodeStatus:
         """What the agent says of its node."""
-        answer = await self.stub.GetNode(power_agent_pb2.GetNodeRequest(), timeout=5)
+        answer = await self.stub.GetNode(power_agent_pb2.GetNodeRequest(), timeout=20)
         status: NodeStatus = codec.from_proto(answer.node)
         return status
 
@@ -138,7 +139,7 @@ class AgentCluster:
         """All slices by key."""
         return {part.key: part for device in (await self.node()).devices for part in device.slices}
 
-    async def ready(self, *keys: SliceKey, timeout_s: float = 30.0) -> float:
+    async def ready(self, *keys: SliceKey, timeout_s: float = 60.0) -> float:
         """Wait until exactly these slices exist and are READY; returns the seconds it took."""
         started_s = time.monotonic()
 
@@ -149,7 +150,7 @@ class AgentCluster:
         await until(check, timeout_s, lambda: (self.folder / "power_agent.log").read_text()[-4000:])
         return time.monotonic() - started_s
 
-    async def settled(self, plan: NodePlan, timeout_s: float = 30.0) -> float:
+    async def settled(self, plan: NodePlan, timeout_s: float = 60.0) -> float:
         """Wait until nothing is left to do for the plan."""
         started_s = time.monotonic()
 
@@ -258,11 +259,3 @@ async def until(check: Callable[[], Any], timeout_s: float, report: Callable[[],
             return
         assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {report()}"
         await asyncio.sleep(0.05)
-
-
-def _free_range(count: int) -> int:
-    for _ in range(50):
-        (base,) = free_ports(1)
-        if base + count < 60000:
-            return base
-    raise AssertionError("no free range of ports")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,9 +18,9 @@ import numpy as np
 
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
 from tests.support.fake_agent import FakeAgent
+from tests.support.ports import free_ports
 from tests.support.redis_server import RedisServer
-from tests.support.triton_process import free_ports
-from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
+from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Rung, Series
 from trefoil.core.common import Lease
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, SliceLoad, TableAck
 from trefoil.core.latency import of
@@ -47,6 +48,7 @@ digits = 26.0
 [carbon]
 zone = "demo"
 wait_s = 3.0
+rungs_refused = [{refused}]
 [triggers]
 load_hold_s = 3.0
 loss_hold_s = 1.0
@@ -69,15 +71,25 @@ spread_min = 1
 class ControlPlane:
     """`await start()`, then drive `intensity` and `rate_per_s`; `await close()` leaves nothing."""
 
-    def __init__(self, policy: str = "exact", mode: str = "act", planner: str = "", horizon_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        policy: str = "exact",
+        mode: str = "act",
+        planner: str = "",
+        horizon_s: float = 600.0,
+        refused: tuple[str, ...] = (),
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="trefoil-control-"))
         self.redis = RedisServer()
         self.port = free_ports(1)[0]
-        self.state = State.connect(self.redis.url, "default")
+        self.state = State.connect(self.redis.url, "default", timeout_s=30.0)
         self.agent = FakeAgent(self.redis.url)
         self.intensity = 300.0
+        self.rung = Rung.NORMAL
         self.rate_per_s = 26.0
         self.latency_ms = 30.0
+        self.silent_while = ""
+        """A variant: nothing arrives while it alone serves, so that what waits for its requests waits for ever."""
         self._settings = SETTINGS.format(
             url=self.redis.url,
             folder=self.folder,
@@ -86,6 +98,7 @@ class ControlPlane:
             mode=mode,
             planner=planner,
             horizon=horizon_s,
+            refused=", ".join(f'"{rung}"' for rung in refused),
         )
         self._clock = WallClock()
         self._rng = np.random.default_rng(3)
@@ -101,7 +114,7 @@ class ControlPlane:
         await self.agent.start()
         self._tasks = [asyncio.create_task(self._feed()), asyncio.create_task(self._dispatch())]
         self.start_controller()
-        await self.until(lambda: self._answers(), 30)
+        await self.until(lambda: self._answers(), 60)
 
     def start_controller(self) -> None:
         with (self.folder / "controller.log").open("ab") as log:
@@ -120,7 +133,7 @@ class ControlPlane:
     def stop_controller(self) -> int:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(10)
+        return self._process.wait(30)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -132,12 +145,13 @@ class ControlPlane:
         await self.agent.close()
         await self.state.close()
         self.redis.close()
+        shutil.rmtree(self.folder)
 
     @property
     def log(self) -> str:
         return (self.folder / "controller.log").read_text()
 
-    async def until(self, done: Callable[[], Any], timeout_s: float = 20) -> Any:
+    async def until(self, done: Callable[[], Any], timeout_s: float = 60) -> Any:
         """Wait for a condition (plain or awaitable) and return what it gave."""
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -152,11 +166,11 @@ class ControlPlane:
 
     async def plan(self) -> Plan | None:
         """The plan in force, from the controller."""
-        response = await self.stub.GetPlan(controller_pb2.GetPlanRequest(), timeout=10)
+        response = await self.stub.GetPlan(controller_pb2.GetPlanRequest(), timeout=30)
         return codec.from_proto(response.plan) if response.HasField("plan") else None
 
     async def rollout(self) -> Rollout:
-        response = await self.stub.GetPlan(controller_pb2.GetPlanRequest(), timeout=10)
+        response = await self.stub.GetPlan(controller_pb2.GetPlanRequest(), timeout=30)
         return codec.from_proto(response.rollout)
 
     async def decisions(self) -> list[DecisionRecord]:
@@ -174,7 +188,7 @@ class ControlPlane:
 
     async def _answers(self) -> bool:
         with contextlib.suppress(grpc.aio.AioRpcError):
-            await self.stub.GetPlan(controller_pb2.GetPlanRequest(), timeout=1)
+            await self.stub.GetPlan(controller_pb2.GetPlanRequest(), timeout=5)
             return True
         return False
 
@@ -188,10 +202,11 @@ class ControlPlane:
                 if lease is not None:
                     now_s = self._clock.now_s()
                     reading = CarbonReading(
-                        SERIES, now_s, now_s + 14_400, self.intensity, Quality.MEASURED, observed_at_s=now_s
-                    )
+                        SERIES, now_s, now_s + 14_400, self.intensity, Quality.MEASURED, observed_at_s=now_s,
+                        rung=int(self.rung), fallback_reason="fake unavailable: made up" if self.rung else "",
+                    )  # fmt: skip
                     await self.state.put(lease, self.state.keys.carbon_now(SERIES), reading)
-                    if self.intensity != last:
+                    if self.intensity != last and self.rung <= Rung.SECONDARY:
                         last = self.intensity
                         await self.state.append(lease, self.state.keys.carbon_history(SERIES), reading, 1000)
             await self._clock.sleep(TICK_S)
@@ -218,8 +233,9 @@ class ControlPlane:
             before_s = now_s
 
     def _window(self, plan: Plan, seq: int, before_s: float, now_s: float) -> LoadWindow:
-        arrived = int(self._rng.poisson(self.rate_per_s * (now_s - before_s)))
         live = [t for r in plan.routes for t in r.targets if not t.draining]
+        silent = {t.variant for t in live} == {self.silent_while}
+        arrived = 0 if silent else int(self._rng.poisson(self.rate_per_s * (now_s - before_s)))
         cells = [LoadCell(LoadKey("digits"), arrived=arrived)]
         weights = np.array([t.weight for t in live])
         split = self._rng.multinomial(arrived, weights / weights.sum()) if live else []

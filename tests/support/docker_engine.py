@@ -6,13 +6,13 @@ itself stays as it is. An engine of our own has its data, socket and processes i
 """
 
 import contextlib
-import ctypes
 import fcntl
+import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,8 +29,13 @@ PACKAGE = "docker.io"
 CACHE = Path("/var/cache/trefoil-tests")
 READY_S = 60.0
 REPOSITORY, TAG = "trefoil-test/triton", "cpu"
+# Becomes a command that ends with the thread that started it. No `preexec_fn`: that would run gRPC's fork handlers.
+TIED = """
+import ctypes, json, os, signal, sys
 PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+os.execvpe(sys.argv[2], sys.argv[2:], json.loads(sys.argv[1]))
+"""
 
 
 class DockerEngine:
@@ -102,13 +107,11 @@ class OwnEngine(DockerEngine):
         command += ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
         with self._log.open("wb") as log:
             process = subprocess.Popen(
-                command,
-                env=environment,
+                [sys.executable, "-c", TIED, json.dumps(environment), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=lambda: _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),
             )
         deadline_s = time.monotonic() + READY_S
         while not _answers(self._folder / "docker.sock"):

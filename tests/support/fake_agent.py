@@ -38,7 +38,7 @@ class FakeAgent(power_agent_pb2_grpc.PowerAgentServicer):
         self.silent = False
         self.holds_starts = False
         self.cordons: dict[str, str] = {}
-        self._state = State.connect(url, "default")
+        self._state = State.connect(url, "default", timeout_s=30.0)
         self._clock = WallClock()
         self._lease: Lease | None = None
         self._server: grpc.aio.Server | None = None

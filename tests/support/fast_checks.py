@@ -77,19 +77,23 @@ def _settings(index: int, gpu: Mapping[str, Any], plan: NodePlan) -> list[str]:
 
 def check(cluster: FastCluster, plan: NodePlan) -> dict[Place, tuple[int, int]]:
     """Everything must be as planned, nothing else may be there, and the agent must say so; returns the identities."""
-    # A complaint about clocks is withdrawn when they are next looked at, a moment after they were set.
-    cluster.until(lambda: not any(device.drift for device in cluster.status().devices), "drift to be over", 5)
+    # A complaint about clocks or a counter is withdrawn when they are next looked at, a moment after the trouble.
+    cluster.until(lambda: not any(device.drift for device in cluster.status().devices), "drift to be over")
+    cluster.until(lambda: not _complaints(cluster), "complaints to be withdrawn")
     there = cluster.inspect()
     report = [*problems(there, plan), *_said(cluster, plan), *_remembered(cluster, plan)]
     assert not report, "\n".join([*report, str(there), cluster.tail()])
     return identity(there)
 
 
+def _complaints(cluster: FastCluster) -> list[str]:
+    """What is missing that was there: of devices or the driver, not of what this machine never had."""
+    return [text for text in cluster.status().missing if text.startswith(("node", "driver"))]
+
+
 def _said(cluster: FastCluster, plan: NodePlan) -> list[str]:
     status = cluster.status()
-    found = (
-        [f"missing: {status.missing}"] if any(text.startswith(("node", "driver")) for text in status.missing) else []
-    )
+    found = [f"missing: {text}" for text in _complaints(cluster)]
     for device, planned in zip(status.devices, plan.devices, strict=False):
         if device.state != planned.target:
             found.append(f"{device.device} is {device.state.name}, planned is {planned.target.name}")

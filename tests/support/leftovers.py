@@ -4,6 +4,7 @@ import socket
 from contextlib import closing
 from pathlib import Path
 
+from power_agent.runtimes.proc import shown
 from trefoil.cli.scenario import Ports
 from trefoil.core.errors import PortInUse
 from trefoil.runtime import rpc
@@ -37,8 +38,8 @@ def processes(folder: Path) -> list[str]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
+        line = shown(int(entry.name), "cmdline").replace(b"\0", b" ").decode(errors="replace")
         try:
-            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue

@@ -1,6 +1,8 @@
 """A stand-in for Triton on a simulated slice: books batches in its pace file, then waits. Standard library only.
 
-argv: version, batches, milliseconds per batch, [ignore]: ignore SIGTERM, and have a child that ignores it too.
+argv: version, batches, milliseconds per batch, then maybe
+    ignore: ignore SIGTERM, and have a child that ignores it too
+    until=PATH: after the first batch, wait for that file
 """
 
 import mmap
@@ -17,6 +19,7 @@ if "ignore" in sys.argv:
     if os.fork() == 0:
         while True:
             signal.pause()
+awaited = [word.removeprefix("until=") for word in sys.argv if word.startswith("until=")]
 
 with open(os.environ["TREFOIL_PACE_FILE"], "r+b") as file:
     page = mmap.mmap(file.fileno(), 4096)
@@ -30,6 +33,8 @@ for number in range(1, batches + 1):
     busy_ns += time.monotonic_ns() - started_ns
     struct.pack_into("<QQQ", page, at + 8, busy_ns, number, number)
     struct.pack_into("<Q", page, at + 48, 0)
+    while awaited and not os.path.exists(awaited[0]):
+        time.sleep(0.01)
 print("done", flush=True)
 while True:
     signal.pause()

@@ -34,7 +34,7 @@ class RedisServer:
             self._process = subprocess.Popen(
                 [binary(), *arguments, "--dir", str(self._folder)], stdout=log, stderr=subprocess.STDOUT
             )
-        for _ in range(500):
+        for _ in range(3000):
             try:
                 with redis.Redis(unix_socket_path=str(self.socket)) as client:
                     client.ping()

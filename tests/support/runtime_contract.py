@@ -17,7 +17,7 @@ import pytest
 
 from power_agent.runtimes.base import RunningTriton, Runtime
 from power_agent.triton_slice import SliceLaunch
-from tests.support.triton_process import free_ports
+from tests.support.ports import free_ports
 from trefoil.core.errors import StartError, TrefoilError
 
 SERVER = """
@@ -40,7 +40,7 @@ door.listen()
 while True:
     signal.pause()
 """
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 @dataclass

@@ -74,7 +74,7 @@ class NodeProcess:
         self._argv += [word for setting in ("call_latency=false", *settings) for word in ("--set", setting)]
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, deadline_s: float = 20.0) -> NodeClient:
+    def start(self, deadline_s: float = 60.0) -> NodeClient:
         with open(self.folder / "node.log", "ab") as log:
             self.process = subprocess.Popen(self._argv, stderr=log, start_new_session=True, cwd=ROOT)
         client = NodeClient(self.socket)
@@ -91,4 +91,4 @@ class NodeProcess:
     def end(self) -> int:
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(10)
+        return self.process.wait(30)

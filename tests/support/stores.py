@@ -47,11 +47,11 @@ class RedisStores:
         self._clients: list[State] = []
 
     async def connect(self, clock: Clock | None = None) -> Store:
-        self._clients.append(State.connect(self._server.url, self._cluster, clock=clock))
+        self._clients.append(State.connect(self._server.url, self._cluster, clock=clock, timeout_s=30.0))
         return self._clients[-1]
 
     async def flush(self) -> None:
-        client = State.connect(self._server.url, self._cluster)
+        client = State.connect(self._server.url, self._cluster, timeout_s=30.0)
         self._clients.append(client)
         for name in await client.names(client.keys.prefix):
             await client._client.delete(name)

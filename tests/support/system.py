@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -18,25 +17,23 @@ from typing import Any
 
 import psutil
 
+from benchmarks.offsets import free_offset
 from power_agent.devices.node_client import NodeClient
 from tests.support.triton_process import MODELS, ROOT
-from trefoil.cli import checks, processes
+from trefoil.cli import processes
 from trefoil.cli.attached import Attached, attach
 from trefoil.cli.layout import Launch, Layout
 from trefoil.cli.load_result import LoadResult
 from trefoil.cli.loadgen import LoadSpec, RateProfile, run_load
-from trefoil.cli.scenario import System
 from trefoil.core.demand import LoadWindow
 from trefoil.core.energy import EnergySample
-from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceKey, SliceStatus
 from trefoil.core.plan import Plan
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 
 TREFOIL = Path(sys.executable).parent / "trefoil"
-COMMAND_TIMEOUT_S = 60.0
-OFFSETS = range(9000, 24000)  # inference and Tritons stay below the ports that the kernel hands out by itself
+COMMAND_TIMEOUT_S = 120.0
 FAMILY = "digits"
 
 
@@ -86,7 +83,7 @@ class RunningSystem:
         path.write_text(json.dumps(plan))
         self.ask("pin", str(path))
 
-    def wait_for_rollout(self, timeout_s: float = 45.0) -> dict[str, Any]:
+    def wait_for_rollout(self, timeout_s: float = 90.0) -> dict[str, Any]:
         """Until the plan in force is what runs; returns `trefoil status`."""
         give_up_s = time.monotonic() + timeout_s
         while (status := self.ask("status"))["rollout"] != "done":
@@ -143,19 +140,6 @@ class RunningSystem:
             shutil.rmtree(self.state_dir, ignore_errors=True)
 
 
-def free_offset() -> int:
-    """A port offset at which nothing listens; random, so that two test runs rarely meet."""
-    chance = random.Random(os.getpid() * 1000 + time.time_ns() % 1000)
-    for _ in range(100):
-        offset = chance.choice(OFFSETS)
-        try:
-            checks.ports_free(System(port_offset=offset).listen.all(2))
-        except TrefoilError:
-            continue
-        return offset
-    raise AssertionError("no free range of ports")
-
-
 def pss_bytes(found: list[psutil.Process]) -> dict[str, int]:
     """Proportional set size by kind of process: shared pages are counted once."""
     total: Counter[str] = Counter()
@@ -210,7 +194,7 @@ async def energy_samples(system: Attached) -> list[EnergySample]:
     return [sample for _, sample in await system.state.stream(key, EnergySample, count=100_000)]
 
 
-async def metered_until(system: Attached, at_s: float, timeout_s: float = 15.0) -> list[EnergySample]:
+async def metered_until(system: Attached, at_s: float, timeout_s: float = 60.0) -> list[EnergySample]:
     """All samples, once every device has one that ends after the given time."""
 
     async def check() -> list[EnergySample] | None:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import struct
 import subprocess
 import zlib
@@ -17,6 +16,7 @@ import psutil
 from power_agent.triton import TritonServer
 from power_agent.triton_install import TritonInstall, find_triton, prepare_triton
 from power_agent.triton_slice import SliceLaunch, SliceSpec, clean_shared_memory, prepare_slice
+from tests.support.ports import free_ports
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import WallClock
 
@@ -71,17 +71,6 @@ def expected(folder: Path) -> dict[int, np.ndarray]:
     assert json.loads(done.stdout)["numpy"].startswith("1."), "Triton's environment needs numpy < 2"
     with np.load(output) as data:
         return {version: data[str(version)] for version in VERSIONS}
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 class TritonProcess:

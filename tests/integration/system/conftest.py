@@ -35,7 +35,7 @@ def running() -> Iterator[Serving]:
         yield Serving(system, system.ask("plan"))
         everything, launch = system.processes(), system.launch
         assert system.ask("down")["stopped"]
-        _, alive = psutil.wait_procs(everything, timeout=5)
+        _, alive = psutil.wait_procs(everything, timeout=30)
         assert not alive, f"left running: {[process.cmdline() for process in alive]}"
         assert not list(SHARED_MEMORY.glob(f"trefoil-{launch.node}-*-{launch.triton_ports[0] // 100}*"))
         checks.ports_free(System(port_offset=system.port_offset).listen.all(2))

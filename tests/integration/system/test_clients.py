@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
+import tritonclient.http as rest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.integration.system.conftest import Serving
@@ -79,6 +80,16 @@ async def test_a_plain_aio_client_gets_right_values_side_by_side(serving: Servin
 
         variants = await asyncio.gather(*(ask(start) for start in range(ENOUGH)))
     assert set(variants) == {"digits-m", "digits-l"}
+
+
+def test_a_plain_http_client_gets_right_values(serving: Serving, right: dict[int, np.ndarray]):
+    images, _ = heldout()
+    tensor = rest.InferInput("IMAGE", [8, 8, 8], "UINT8").set_data_from_numpy(images[:8])
+    with rest.InferenceServerClient(serving.system.launch.addresses["rest"]) as client:
+        assert client.is_server_ready()
+        answer = client.infer(FAMILY, [tensor])
+    variant = answer.get_response()["parameters"]["trefoil_variant"]
+    np.testing.assert_allclose(answer.as_numpy("PROBABILITIES"), right[VERSION_OF[variant]][:8], atol=1e-5)
 
 
 def test_perf_analyzer_finds_what_it_asks_for(serving: Serving):

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.system.conftest import Serving, wanted
 from tests.support.system import load, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]  # dozens of commands, each a process
 
 RATE_PER_S = 24.0
 CHANGES_WITHIN_S = 60.0

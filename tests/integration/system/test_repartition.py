@@ -53,7 +53,7 @@ def plan_of(base: Plan, slices: Sequence[PlannedSlice]) -> dict[str, Any]:
 
 def step_seconds(url: str) -> dict[str, tuple[float, float]]:
     """Seconds and number of the agent's steps so far, by verb."""
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=30) as answer:
         text = answer.read().decode()
     found: dict[str, dict[str, float]] = {}
     for kind, verb, value in TOTAL.findall(text):

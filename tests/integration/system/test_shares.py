@@ -1,12 +1,11 @@
 """What was served is what was planned, near idle, at medium load, and just below the plan's capacity."""
 
-import asyncio
 from collections import Counter
 
 import pytest
 
 from tests.integration.system.conftest import Serving
-from tests.support.system import load, plan_in_force, windows
+from tests.support.system import load, plan_in_force, until, windows
 
 pytestmark = pytest.mark.integration
 
@@ -21,13 +20,17 @@ async def test_served_shares_are_the_planned_shares(serving: Serving, load_ratio
         (route,) = plan.routes
         rate_per_s = load_ratio * plan.expected[route.family].capacity_per_s
         result = await load(serving.system.inference, rate_per_s, max(10.0, 1.1 * REQUESTS_MIN / rate_per_s))
-        await asyncio.sleep(1.0)  # the last window
-        served: Counter[tuple[str, str]] = Counter()
-        for window in await windows(system, result.started_at_s - 0.6):
-            for cell in window.cells:
-                if cell.answered:
-                    served[cell.key.variant, cell.key.slice.slice_type] += cell.answered
-    summary = result.summary(slo_ms=100.0)
+        summary = result.summary(slo_ms=100.0)
+
+        async def flushed() -> Counter[tuple[str, str]] | None:
+            counted: Counter[tuple[str, str]] = Counter()
+            for window in await windows(system, result.started_at_s - 0.6):
+                for cell in window.cells:
+                    if cell.answered:
+                        counted[cell.key.variant, cell.key.slice.slice_type] += cell.answered
+            return counted if counted.total() >= summary.answered else None
+
+        served = await until(flushed, 60.0, "the last window is not there within")
     assert (summary.failed, summary.requests >= REQUESTS_MIN * 0.9) == (0, True)
     planned: Counter[tuple[str, str]] = Counter()
     by_variant: Counter[str] = Counter()
