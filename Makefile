@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 UV := $(BIN)/uv
+PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
 .PHONY: help setup export-efficientnet demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak reproduce-clover test test-system test-node test-dispatcher test-agent test-quick fuzz check lint types imports protos lock clean
@@ -9,21 +10,24 @@ export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
+# Compiled at once, also where PYTHONDONTWRITEBYTECODE is set: there each start of a service would compile all it imports,
+# 2.5 s instead of 0.8.
 setup: .venv/.ready .venv-triton/.ready  ## create both environments from the hashed lock files
 
 .venv/.ready: requirements/bootstrap.txt requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"trefoil needs Python >=3.11,<3.13; {sys.executable} is {v[0]}.{v[1]}. Remedy: make PYTHON=python3.11 setup")'
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
-	$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/dev.txt
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	$(BIN)/python -m compileall -q $(PACKAGES)
 	@touch $@
 
 # Triton's python backend needs numpy < 2 and must not see ours: an environment of its own.
 .venv-triton/.ready: .venv/.ready requirements/triton.txt requirements/triton-server.txt
 	$(UV) venv --quiet --clear --python $(PYTHON) .venv-triton
-	$(UV) pip install --quiet --python .venv-triton/bin/python --require-hashes -r requirements/triton.txt
-	$(UV) pip install --quiet --python .venv-triton/bin/python --require-hashes --no-deps -r requirements/triton-server.txt
+	$(UV) pip install --quiet --compile-bytecode --python .venv-triton/bin/python --require-hashes -r requirements/triton.txt
+	$(UV) pip install --quiet --compile-bytecode --python .venv-triton/bin/python --require-hashes --no-deps -r requirements/triton-server.txt
 	@touch $@
 
 # Exporting real architectures needs torch and transformers (1.2 GB installed), which nothing else here does.
@@ -113,7 +117,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 
 types: setup
-	$(BIN)/mypy trefoil controller dispatcher power_agent carbon_feed
+	$(BIN)/mypy $(filter-out protos,$(PACKAGES))
 
 imports: setup
 	$(BIN)/lint-imports
