@@ -21,11 +21,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from power_agent.runtimes import enter, proc
+from power_agent.runtimes import enter
 from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.cgroup import Cgroups, members, remove
 from power_agent.triton_slice import SliceLaunch, clean_shared_memory
 from trefoil.core.errors import StartError, Unavailable
+from trefoil.runtime import proc
 from trefoil.runtime.clock import WallClock
 
 MARK: Final = "TREFOIL_RUNTIME_ID"  # in the environment of all that belongs to one Triton

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from power_agent.devices.inventory import boot_id
-from power_agent.runtimes import enter, proc
+from power_agent.runtimes import enter
 from power_agent.runtimes.cgroup import Cgroups, find_cgroups
 from power_agent.runtimes.process import ProcessRuntime
 from tests.support.runtime_contract import Kit, listens, only, until
 from trefoil.core.errors import StartError
+from trefoil.runtime import proc
 from trefoil.runtime.clock import WallClock
 
 pytestmark = [pytest.mark.integration]

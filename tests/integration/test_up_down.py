@@ -16,6 +16,7 @@ import pytest
 from tests.support import leftovers
 from trefoil.cli import processes
 from trefoil.cli.layout import Layout
+from trefoil.runtime import proc
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 GIB = 2**30
@@ -53,12 +54,12 @@ def system(tmp_path: Path) -> Iterator[System]:
     one.run("down")
 
 
-def memory_bytes(pids: list[int]) -> int:
+def memory_bytes(found: list[proc.Identity]) -> int:
     """Proportional set size: shared pages count once."""
     total = 0
-    for pid in pids:
+    for identity in found:
         with suppress(FileNotFoundError, ProcessLookupError):  # it ended between the listing and the look
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            for line in Path(f"/proc/{identity.pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):
                     total += int(line.split()[1]) * 1024
     return total
@@ -129,7 +130,7 @@ def test_a_killed_agent_comes_back_and_a_killed_supervisor_leaves_nothing(system
     launch = layout.running()
     os.kill(launch.supervisor.pid, signal.SIGKILL)
     deadline = time.monotonic() + 20
-    while launch.supervisor.alive and time.monotonic() < deadline:
+    while launch.supervisor.alive() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert system.run("status").returncode == 2
     assert system.json("up", "--port-offset", str(system.offset))["first_answer_s"] <= 30, "the next up cleans up"

@@ -4,10 +4,9 @@ import socket
 from contextlib import closing
 from pathlib import Path
 
-from power_agent.runtimes.proc import shown
 from trefoil.cli.scenario import Ports
 from trefoil.core.errors import PortInUse
-from trefoil.runtime import rpc
+from trefoil.runtime import proc, rpc
 
 
 def free_offset(start: int, devices: int = 2) -> int:
@@ -35,15 +34,9 @@ def listening(offset: int, devices: int = 2) -> list[int]:
 def processes(folder: Path) -> list[str]:
     """Command lines of live processes that name a folder, wherever it stands in them."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        line = shown(int(entry.name), "cmdline").replace(b"\0", b" ").decode(errors="replace")
-        try:
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if str(folder) in line and state not in "ZX":
+    for stat in proc.living():
+        line = proc.shown(stat.pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")
+        if str(folder) in line:
             found.append(line)
     return found
 

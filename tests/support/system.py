@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +134,8 @@ class RunningSystem:
         finally:
             if launch is not None:
                 left = processes.descendants(launch.launch_id)
-                for pid in left + [launch.supervisor.pid] * launch.supervisor.alive:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                for identity in (*left, launch.supervisor):
+                    identity.send(signal.SIGKILL)
             shutil.rmtree(self.state_dir, ignore_errors=True)
 
 

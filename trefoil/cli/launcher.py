@@ -20,11 +20,12 @@ from typing import Any, Final, Self
 from trefoil.cli import processes, services
 from trefoil.cli.interrupt import uncancellable
 from trefoil.cli.layout import Launch, Layout, StateLock, to_toml, write_private
-from trefoil.cli.processes import Child, Command, Identity
+from trefoil.cli.processes import Child, Command
 from trefoil.cli.scenario import System
 from trefoil.cli.services import Service
 from trefoil.core.errors import StartError, TrefoilError
 from trefoil.runtime.clock import Clock, WallClock
+from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import temporary_folder
 
 START_DEADLINE_S: Final = 45.0

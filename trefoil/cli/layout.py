@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import trefoil
-from trefoil.cli.processes import Identity
 from trefoil.core.errors import NotFound, SettingError, StartError
+from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import socket_folder
 
 CHECKOUT: Final = Path(trefoil.__file__).resolve().parents[1]
@@ -113,7 +113,7 @@ class Layout:
             NotFound: nothing runs here.
         """
         launch = self.read_launch()
-        if launch is None or not launch.supervisor.alive:
+        if launch is None or not launch.supervisor.alive():
             raise NotFound(
                 "no system is running there",
                 field="state_dir",

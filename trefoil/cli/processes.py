@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from power_agent.runtimes.proc import shown
+from trefoil.runtime import proc
 from trefoil.runtime.clock import Clock
 
 LAUNCH_ID: Final = "TREFOIL_LAUNCH_ID"
@@ -44,22 +44,6 @@ class Command:
     stop_grace_s: float = 8.0
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """A process that cannot be mistaken for a later one with the same number."""
-
-    pid: int
-    start_ticks: int
-
-    @classmethod
-    def of(cls, pid: int) -> "Identity":
-        return cls(pid, start_ticks(pid) or 0)
-
-    @property
-    def alive(self) -> bool:
-        return self.start_ticks > 0 and start_ticks(self.pid) == self.start_ticks
-
-
 class Child:
     """A running process of ours. Created running; creation holds no await, so a cancellation cannot lose one."""
 
@@ -78,7 +62,7 @@ class Child:
                 env={**os.environ, **command.env, LAUNCH_ID: launch_id},
                 start_new_session=True,
             )
-        self.identity = Identity.of(self._popen.pid)
+        self.identity = proc.Identity.of(self._popen.pid)
         self.started_at_s = clock.now_s()
 
     @property
@@ -136,39 +120,25 @@ def tail(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> str:
     return "\n".join(lines[-count:]) if lines else "(it logged nothing)"
 
 
-def start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None when it is gone or a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-def descendants(launch_id: str) -> list[int]:
+def descendants(launch_id: str) -> list[proc.Identity]:
     """Every live process that was started, directly or not, under this launch; never ourselves."""
-    marker = f"{LAUNCH_ID}={launch_id}".encode()
-    found = []
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        if pid != os.getpid() and marker in shown(pid, "environ").split(b"\0") and start_ticks(pid) is not None:
-            found.append(pid)
-    return found
+    mark = f"{LAUNCH_ID}={launch_id}"
+    return [stat.identity for stat in proc.living() if stat.pid != os.getpid() and proc.marked(stat.pid, mark)]
 
 
 async def sweep(launch_id: str, clock: Clock, *, deadline_s: float = 5.0) -> list[int]:
     """SIGKILL what is left of a launch and wait until the kernel has let go of it; returns what was found."""
-    found: set[int] = set()
+    found: set[proc.Identity] = set()
     give_up_s = clock.monotonic_s() + deadline_s
     while left := descendants(launch_id):
-        for pid in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        for identity in left:
+            with suppress(PermissionError):
+                identity.send(signal.SIGKILL)
         found.update(left)
         if clock.monotonic_s() >= give_up_s:
             break
         await clock.sleep(POLL_S)
-    return sorted(found)
+    return sorted(identity.pid for identity in found)
 
 
 def _die_with_parent() -> tuple[str, ...]:

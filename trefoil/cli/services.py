@@ -16,11 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from trefoil.cli import checks
 from trefoil.cli.layout import Launch, Layout, shipped
-from trefoil.cli.processes import Identity
 from trefoil.cli.scenario import HOUR_S, TRITON_PORTS_PER_DEVICE, System
 from trefoil.core.catalog import Family
 from trefoil.core.errors import StateUnavailable
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.proc import Identity
 from trefoil.runtime.repository import load_catalog, load_family
 from trefoil.runtime.state import State
 

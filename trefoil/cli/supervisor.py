@@ -104,14 +104,13 @@ async def _down(layout: Layout, say: Any) -> bool:
     launch = layout.read_launch()
     if launch is None:
         return False
-    if launch.supervisor.alive:
-        with suppress(ProcessLookupError):
-            os.kill(launch.supervisor.pid, signal.SIGTERM)
+    if launch.supervisor.alive():
+        launch.supervisor.send(signal.SIGTERM)
         give_up_s = clock.monotonic_s() + DOWN_DEADLINE_S
-        while launch.supervisor.alive:
+        while launch.supervisor.alive():
             if clock.monotonic_s() > give_up_s:
                 say(f"supervisor {launch.supervisor.pid} did not stop within {DOWN_DEADLINE_S:.0f} s: killing it")
-                os.kill(launch.supervisor.pid, signal.SIGKILL)
+                launch.supervisor.send(signal.SIGKILL)
                 await clock.sleep(processes.POLL_S)
                 break
             await clock.sleep(processes.POLL_S)

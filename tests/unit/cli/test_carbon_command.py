@@ -24,7 +24,6 @@ from carbon_feed.settings import CarbonFeedSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
 from trefoil.cli.layout import Launch, Layout
 from trefoil.cli.main import app
-from trefoil.cli.processes import Identity
 from trefoil.core.carbon import (
     CarbonForecast,
     CarbonReading,
@@ -38,6 +37,7 @@ from trefoil.core.carbon import (
 from trefoil.core.errors import Unavailable
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.proc import Identity
 
 HOUR_S = 3600.0
 NOW_S = WallClock().now_s()

@@ -15,7 +15,6 @@ from protos.types.v1 import plan_pb2
 from trefoil.cli import attached, services
 from trefoil.cli.layout import Launch, Layout
 from trefoil.cli.main import app
-from trefoil.cli.processes import Identity
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.common import Revision
 from trefoil.core.errors import StaleRevision
@@ -33,6 +32,7 @@ from trefoil.core.plan import (
     RouteTarget,
 )
 from trefoil.runtime import codec
+from trefoil.runtime.proc import Identity
 
 COMMANDS = [
     ["up"], ["down"], ["status"], ["plan"], ["objective", "set"], ["objective", "show"], ["mode"], ["freeze"], ["pin"],

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from trefoil.cli import processes
-from trefoil.cli.processes import Child, Command, Identity
+from trefoil.cli.processes import Child, Command
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.proc import Identity
 
 CLOCK = WallClock()
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
@@ -35,9 +36,9 @@ async def until_up(one: Child) -> None:
 async def test_a_polite_child_goes_by_itself(tmp_path: Path) -> None:
     one = child(tmp_path, POLITE, "polite")
     await until_up(one)
-    assert one.identity.alive
+    assert one.identity.alive()
     assert await one.stop()
-    assert not one.identity.alive
+    assert not one.identity.alive()
     assert one.exit_code == -signal.SIGTERM
 
 
@@ -69,7 +70,7 @@ async def test_a_child_is_found_at_every_moment_of_its_start(tmp_path: Path) -> 
     for number in range(10):  # it becomes a Python, then the command: two moments without an environment
         one = child(tmp_path, POLITE, f"starting{number}")
         while "up" not in one.last_lines():
-            assert processes.descendants(f"starting{number}") == [one.pid]
+            assert processes.descendants(f"starting{number}") == [one.identity]
         one.kill()
 
 
@@ -106,9 +107,9 @@ async def test_a_silent_child_is_said_to_be_silent(tmp_path: Path) -> None:
 
 def test_an_identity_is_not_fooled_by_a_reused_number() -> None:
     me = Identity.of(os.getpid())
-    assert me.alive
-    assert not Identity(me.pid, me.start_ticks + 1).alive
-    assert not Identity(2**22 - 1, 0).alive
+    assert me.alive()
+    assert not Identity(me.pid, me.start_ticks + 1).alive()
+    assert not Identity.of(2**22 - 1).alive()
 
 
 @pytest.mark.parametrize("code", [0, 3])

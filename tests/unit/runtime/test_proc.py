@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.runtimes import proc
+from trefoil.runtime import proc
 
 MARK = "TREFOIL_TEST=it"
 WORDS = b"python3\0-c\0pass\0"

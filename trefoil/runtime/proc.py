@@ -31,6 +31,12 @@ class Identity:
     pid: int
     start_ticks: int
 
+    @classmethod
+    def of(cls, pid: int) -> "Identity":
+        """Who has this number now; nobody that ever ran where it is free."""
+        stat = read_stat(pid)
+        return cls(pid, -1) if stat is None else stat.identity
+
     def exists(self) -> bool:
         """Whether it runs, or has ended and was not waited for."""
         stat = read_stat(self.pid)
@@ -110,17 +116,24 @@ def belongings(identity: Identity, mark: str, also: Sequence[int] = ()) -> tuple
     those of `also` (the pids of its cgroups).
     """
     ours = identity.exists()
-    found = []
+    return tuple(
+        stat.identity
+        for stat in living()
+        if stat.start_ticks >= identity.start_ticks
+        and ((ours and stat.session == identity.pid) or stat.pid in also or marked(stat.pid, mark))
+    )
+
+
+def living() -> Iterator[Stat]:
+    """Every process of this host that runs."""
     for name in os.listdir(PROC):
         stat = read_stat(int(name)) if name.isdigit() else None
-        if stat is None or stat.state in ENDED or stat.start_ticks < identity.start_ticks:
-            continue
-        if (ours and stat.session == identity.pid) or stat.pid in also or _marked(stat.pid, mark):
-            found.append(stat.identity)
-    return tuple(found)
+        if stat is not None and stat.state not in ENDED:
+            yield stat
 
 
-def _marked(pid: int, mark: str) -> bool:
+def marked(pid: int, mark: str) -> bool:
+    """Whether it has `mark` ("NAME=value") in its environment."""
     return mark.encode() in shown(pid, "environ").split(b"\0")
 
 
