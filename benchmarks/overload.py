@@ -26,6 +26,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
+from tests.support.ports import free_ports
 from trefoil.cli.checks import redis_binary
 from trefoil.core.common import Revision
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
@@ -37,7 +38,6 @@ from trefoil.runtime.state import State
 FAMILY: Final = "digits"
 SLICES: Final = 4
 SERVICE_MS: Final = 80.0
-NOMINAL_PER_S: Final = SLICES * 1e3 / SERVICE_MS
 QUEUE_REQUESTS_MAX: Final = 64
 CONNECTIONS: Final = 4
 WARM_UP_S: Final = 2.0
@@ -56,7 +56,7 @@ REFUSED_RATIO_MAX: Final = 3.0  # over ServerLive, where the machine is so busy 
 class Overload:
     """What happened after the warm-up. Latencies in ms, memory in MB."""
 
-    capacity_per_s: float = NOMINAL_PER_S
+    capacity_per_s: float = 0.0
     seconds: float = 0.0
     sent: int = 0
     answered: int = 0
@@ -116,10 +116,12 @@ def _p99(values_ms: list[float]) -> float:
     return float(np.quantile(values_ms, 0.99)) if values_ms else 0.0
 
 
-async def run(redis_url: str, cluster: str, folder: Path, seconds: float, times: float = 10.0) -> Overload:
-    """Start dispatcher and slices, overload them, stop them."""
+async def run(
+    redis_url: str, cluster: str, folder: Path, seconds: float, times: float = 10.0, service_ms: float = SERVICE_MS
+) -> Overload:
+    """Start dispatcher and slices, overload them, stop them. The slower the slices, the less the machine must do."""
     async with contextlib.AsyncExitStack() as stack:
-        targets = [await stack.enter_async_context(_slice()) for _ in range(SLICES)]
+        targets = [await stack.enter_async_context(_slice(service_ms)) for _ in range(SLICES)]
         ports = await stack.enter_async_context(_dispatcher(redis_url, cluster, folder))
         state = State.connect(redis_url, cluster)
         stack.push_async_callback(state.close)
@@ -133,7 +135,8 @@ async def run(redis_url: str, cluster: str, folder: Path, seconds: float, times:
         admin = await stack.enter_async_context(grpc.aio.insecure_channel(ports.admin))
         await _until_serving(channels[0])
         before_per_s = await _direct(targets)
-        found = await _load(channels, dispatcher_pb2_grpc.DispatcherStub(admin), ports.pid, seconds, times)
+        offered_per_s = times * SLICES * 1e3 / service_ms
+        found = await _load(channels, dispatcher_pb2_grpc.DispatcherStub(admin), ports.pid, seconds, offered_per_s)
         found.capacity_per_s = (before_per_s + await _direct(targets)) / 2
         return found
 
@@ -141,12 +144,12 @@ async def run(redis_url: str, cluster: str, folder: Path, seconds: float, times:
 # --- the load ---------------------------------------------------------------------------------------------------------
 
 
-async def _load(channels: list[Any], admin: Any, pid: int, seconds: float, times: float) -> Overload:
+async def _load(channels: list[Any], admin: Any, pid: int, seconds: float, offered_per_s: float) -> Overload:
     clock, rng, found = WallClock(), np.random.default_rng(5), Overload()
     calls = [channel.unary_unary(INFER) for channel in channels]
     whole_s = WARM_UP_S + seconds
     live = channels[0].unary_unary(LIVE)
-    gaps = rng.exponential(1 / (times * NOMINAL_PER_S), int(whole_s * times * NOMINAL_PER_S))
+    gaps = rng.exponential(1 / offered_per_s, int(whole_s * offered_per_s))
     pending: set[asyncio.Task[None]] = set()
     began_s = clock.monotonic_s()
     watcher = asyncio.create_task(_watch(found, admin, pid, began_s + WARM_UP_S))
@@ -251,8 +254,8 @@ class _Ports:
 
 
 @contextlib.asynccontextmanager
-async def _slice() -> AsyncIterator[str]:
-    argv = [sys.executable, "-m", "tests.support.fake_triton", "--version", "1", "--latency-ms", str(SERVICE_MS)]
+async def _slice(service_ms: float) -> AsyncIterator[str]:
+    argv = [sys.executable, "-m", "tests.support.fake_triton", "--version", "1", "--latency-ms", str(service_ms)]
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -264,7 +267,7 @@ async def _slice() -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def _dispatcher(redis_url: str, cluster: str, folder: Path) -> AsyncIterator[_Ports]:
-    inference, admin = (f"127.0.0.1:{port}" for port in _free_ports(2))
+    inference, admin = (f"127.0.0.1:{port}" for port in free_ports(2))
     config = folder / "dispatcher.toml"
     config.write_text(
         f'cluster = "{cluster}"\nredis_url = "{redis_url}"\nstate_dir = "{folder}"\nmetrics_address = ""\n'
@@ -281,16 +284,6 @@ async def _dispatcher(redis_url: str, cluster: str, folder: Path) -> AsyncIterat
         except TimeoutError:
             process.kill()
             await process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    import socket
-
-    with contextlib.ExitStack() as stack:
-        bound = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in bound:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in bound]
 
 
 async def _publish(state: State, targets: list[str]) -> None:
