@@ -11,7 +11,6 @@ import asyncio
 import os
 import re
 import shutil
-import socket
 import struct
 import subprocess
 import sys
@@ -29,6 +28,7 @@ import psutil
 
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
+from tests.support.ports import free_ports
 from trefoil.cli.checks import redis_binary
 from trefoil.core.errors import BinaryMissing
 from trefoil.runtime import rpc
@@ -108,7 +108,7 @@ class Feed:
 async def running(folder: Path, **settings: object) -> AsyncIterator[Feed]:
     """A Redis and a feed of our own, gone at the end."""
     socket = folder / "redis.sock"
-    address, metrics = (f"127.0.0.1:{port}" for port in _free_ports(2))
+    address, metrics = (f"127.0.0.1:{port}" for port in free_ports(2))
     lines = {
         "redis_url": f"unix://{socket}",
         "cluster": "bench",
@@ -253,13 +253,3 @@ def rows(found: Load) -> list[tuple[str, str, str]]:
 
 def _ms(found: Load) -> list[str]:
     return [f"{value:.2f}" for value in (found.p50_ms, found.p99_ms, found.p999_ms, found.max_ms)]
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

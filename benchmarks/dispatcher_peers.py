@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any, Final
 import psutil
 
 from power_agent.triton_install import find_triton, prepare_triton
+from tests.support.ports import free_ports
 from trefoil.cli.checks import redis_binary
 from trefoil.cli.layout import CHECKOUT
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
@@ -118,13 +118,6 @@ class Peer:
         return sum(sum(each.cpu_times()[:2]) for each in (root, *root.children(recursive=True)))
 
 
-def free_port() -> int:
-    """A port of loopback at which nothing listens now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 class Bench:
     """All processes of a run: `await start()`, then `peers`; `await close()` ends what was started."""
 
@@ -140,7 +133,7 @@ class Bench:
 
     async def start(self) -> None:
         """Triton, then every proxy; raises TimeoutError with what did not come up, BinaryMissing."""
-        self.triton = f"127.0.0.1:{free_port()}"
+        self.triton = f"127.0.0.1:{free_ports(1)[0]}"
         self._start_triton()
         await self._listening(self.triton, 30.0)
         self.peers = [
@@ -209,20 +202,20 @@ class Bench:
         found = shutil.which(binary) or shutil.which(binary, path="/usr/sbin:/usr/local/sbin")
         if found is None:
             return Peer(name, missing=f"no {binary} on PATH (Debian: apt-get install {binary})")
-        port = free_port()
+        (port,) = free_ports(1)
         path = self.folder / f"{name}.conf"
         user = "user root;" if os.geteuid() == 0 else ""
         path.write_text(config.format(folder=self.folder, port=port, upstream=self.triton, user=user))
         return Peer(name, f"127.0.0.1:{port}", self._spawn(name, (found, *flags(path))))
 
     def _raw(self) -> Peer:
-        target = f"127.0.0.1:{free_port()}"
+        target = f"127.0.0.1:{free_ports(1)[0]}"
         argv = (sys.executable, "-m", "benchmarks.raw_proxy", target, self.triton)
         return Peer("raw grpc.aio", target, self._spawn("raw", argv, cwd=CHECKOUT))
 
     def _dispatcher(self, workers: int) -> Peer:
         name = f"dispatcher, k = {workers}"
-        ports = [free_port() for _ in range(2)]
+        ports = free_ports(2)
         settings = {
             "redis_url": f"unix://{self._socket}", "cluster": f"k{workers}", "workers": workers, "log_json": True,
             "state_dir": str(self.folder / f"k{workers}"), "inference_address": f"127.0.0.1:{ports[0]}",

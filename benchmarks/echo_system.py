@@ -15,10 +15,10 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.echo_family import FAMILY, VERSIONS, make_repository, rate_per_s, variant_name
-from benchmarks.offsets import free_offset
 from dispatcher.settings import DispatcherSettings
 from power_agent.devices.node_client import NodeClient
 from protos.controller.v1 import controller_pb2
+from tests.support.ports import free_offset
 from trefoil.cli.attached import Attached
 from trefoil.cli.launcher import Launcher
 from trefoil.cli.scenario import Carbon, Served, System

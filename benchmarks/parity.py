@@ -28,8 +28,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.offsets import free_offset
 from controller.replay import records
+from tests.support.ports import free_offset
 from trefoil.cli.demo import commit, machine
 from trefoil.cli.layout import CHECKOUT, Layout
 from trefoil.cli.live import PlainView

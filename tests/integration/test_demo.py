@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import leftovers
+from tests.support.ports import free_offset
 from trefoil.cli.results import read_report, read_series
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -46,7 +47,7 @@ def ended(job: "subprocess.Popen[str]", timeout_s: float) -> str:
 
 @pytest.mark.timeout(420)
 def test_the_demo_reports_what_it_promises_and_leaves_nothing(tmp_path: Path) -> None:
-    offset = leftovers.free_offset(11_000)
+    offset = free_offset()
     out = tmp_path / "out"
     job = start(out, offset)
     said = ended(job, 400)
@@ -91,7 +92,7 @@ def test_the_demo_reports_what_it_promises_and_leaves_nothing(tmp_path: Path) ->
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", INTERRUPT_SEEDS)
 def test_interrupted_at_any_moment_nothing_is_left(tmp_path: Path, seed: int) -> None:
-    offset = leftovers.free_offset(13_000 + 500 * seed)
+    offset = free_offset()
     chance = random.Random(seed)
     number = chance.choice([signal.SIGINT, signal.SIGTERM, signal.SIGINT])
     job = start(tmp_path / "out", offset)
@@ -108,7 +109,7 @@ def test_interrupted_at_any_moment_nothing_is_left(tmp_path: Path, seed: int) ->
 
 @pytest.mark.timeout(300)
 def test_a_killed_demo_is_cleaned_up_by_the_kernel(tmp_path: Path) -> None:
-    offset = leftovers.free_offset(16_000)
+    offset = free_offset()
     job = start(tmp_path / "out", offset)
     deadline = time.monotonic() + 60
     while not leftovers.connectable(8001 + offset) and time.monotonic() < deadline:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.offsets import free_offset
+from tests.support.ports import free_offset
 from tests.support.system import TREFOIL
 from tests.support.triton_process import ROOT
 

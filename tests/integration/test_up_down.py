@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support import leftovers
+from tests.support.ports import free_offset
 from trefoil.cli import processes
 from trefoil.cli.layout import Layout
 from trefoil.runtime import proc
@@ -49,7 +50,7 @@ class System:
 
 @pytest.fixture
 def system(tmp_path: Path) -> Iterator[System]:
-    one = System(tmp_path / "state", leftovers.free_offset(18_000))
+    one = System(tmp_path / "state", free_offset())
     yield one
     one.run("down")
 

@@ -4,31 +4,14 @@ import socket
 from contextlib import closing
 from pathlib import Path
 
+from tests.support import ports
 from trefoil.cli.scenario import Ports
-from trefoil.core.errors import PortInUse
-from trefoil.runtime import proc, rpc
-
-
-def free_offset(start: int, devices: int = 2) -> int:
-    """A port offset at which every port of a system is free; `start` keeps test files apart.
-
-    Keep it below 22,000: from 32768 on, the kernel lends ports to outgoing connections.
-    """
-    for offset in range(start, start + 2000, 100):
-        if not listening(offset, devices):
-            return offset
-    raise AssertionError("no free range of ports")
+from trefoil.runtime import proc
 
 
 def listening(offset: int, devices: int = 2) -> list[int]:
     """Ports of a system that somebody listens on."""
-    found = []
-    for port in Ports().shifted(offset).all(devices).values():
-        try:
-            rpc.check_port(f"127.0.0.1:{port}")
-        except PortInUse:
-            found.append(port)
-    return found
+    return ports.listening(ports.of_system(offset, devices))
 
 
 def processes(folder: Path) -> list[str]:

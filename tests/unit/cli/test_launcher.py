@@ -35,7 +35,7 @@ while not up.with_name("crash").exists():
     time.sleep(0.01)
 raise SystemExit(1)
 """
-SYSTEM = System(port_offset=21_000)  # above those that systems beside this one get, `benchmarks.offsets`
+SYSTEM = System(port_offset=23_000)  # above those that systems beside this one get, `tests.support.ports`
 
 
 def service(folder: Path, name: str, code: str = SERVE, after: tuple[str, ...] = (), **more: Any) -> Service:
