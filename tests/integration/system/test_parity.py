@@ -8,19 +8,23 @@ from rich.console import Console
 from benchmarks.parity import CARBON_ONLY, JOULES_RATIO_MAX, P95_RATIO_MAX, Compared, compare
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
-DISTURBED_RATIO_MAX = 0.5  # of the live tail by other tests on the same cores; `make bench-simulator` measures it alone
+P50_RATIO_MAX = 0.25
 
 
-def same_tail(found: Compared) -> bool:
-    """The simulated p95 is not above the live one, and below it by no more than other tests lengthen that."""
-    return -DISTURBED_RATIO_MAX <= found.p95_ratio <= P95_RATIO_MAX
+def same_times(found: Compared) -> bool:
+    """The medians are alike, and the simulated p95 is not above the live one.
+
+    Other tests on the same cores lengthen the live p95 by any factor: `make bench-simulator` measures it alone.
+    """
+    p50_ratio = found.simulated.p50_ms / found.live.p50_ms - 1
+    return abs(p50_ratio) <= P50_RATIO_MAX and found.p95_ratio <= P95_RATIO_MAX
 
 
 @pytest.mark.timeout(400)
 async def test_live_and_simulated_take_the_same_plans_in_turn_at_the_same_cost(tmp_path: Path) -> None:
     found = await compare(CARBON_ONLY, tmp_path / "first", Console(), short=True)
     print(found)
-    if not same_tail(found):
+    if not same_times(found):
         found = await compare(CARBON_ONLY, tmp_path / "again", Console(), short=True)
         print(found)
     assert found.live.answered == found.live.requests
@@ -28,4 +32,4 @@ async def test_live_and_simulated_take_the_same_plans_in_turn_at_the_same_cost(t
     assert len(found.live.plans) >= 3, "carbon moved the plan"
     assert found.live.plans == found.simulated.plans
     assert abs(found.joules_ratio) <= JOULES_RATIO_MAX
-    assert same_tail(found)
+    assert same_times(found)
