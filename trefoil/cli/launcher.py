@@ -245,8 +245,10 @@ def forget(layout: Layout) -> None:
     layout.node_socket.unlink(missing_ok=True)
     if layout.node_socket.parent.parent != layout.state_dir:  # a folder of the node's own, with its other files
         shutil.rmtree(layout.node_socket.parent, ignore_errors=True)
-    for folder in layout.state_dir.glob("dispatcher*"):  # whose path was too long for its workers' sockets
-        shutil.rmtree(temporary_folder((folder / "peers").resolve()), ignore_errors=True)
+    for folder in layout.state_dir.glob("dispatcher*"):
+        peers = (folder / "peers").resolve()
+        for sockets in (peers, temporary_folder(peers)):  # of its workers; the latter where the path is too long
+            shutil.rmtree(sockets, ignore_errors=True)
 
 
 async def _together(work: list[Awaitable[None]]) -> None:

@@ -313,3 +313,12 @@ def test_folders_of_sockets_with_long_paths_go_too(tmp_path: Path) -> None:
     (elsewhere / "4242-0.sock").touch()
     forget(layout)
     assert not elsewhere.exists()
+
+
+def test_the_sockets_of_killed_workers_go(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    peers = layout.folder("dispatcher") / "peers"
+    peers.mkdir(parents=True)
+    (peers / "4242-0.sock").touch()
+    forget(layout)
+    assert not peers.exists()
