@@ -28,6 +28,7 @@ class Agent(pb_grpc.PowerAgentServicer):
         self.tokens = set()
         self.cordon = ""
         self.empties = True
+        self.metering_ends = threading.Event()
 
     def node(self):
         slices = () if self.cordon and self.empties else (SliceStatus(SLICE, 3, state=SliceState.READY),)
@@ -73,7 +74,7 @@ class Agent(pb_grpc.PowerAgentServicer):
     def WatchEnergy(self, request, context):
         for seq in (1, 2):
             yield pb.WatchEnergyResponse(sample=codec.to_proto(EnergySample("node0", "node0/gpu0", seq)))
-        threading.Event().wait(3)
+        self.metering_ends.wait()
 
 
 @pytest.fixture
@@ -89,6 +90,7 @@ def ask(agent, monkeypatch):
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield lambda *words: CliRunner().invoke(app, ["node", *words, "--target", f"127.0.0.1:{port}"])
+    agent.metering_ends.set()
     server.stop(0)
 
 
@@ -144,9 +146,15 @@ def test_clocks_and_unlock_carry_holder_and_epoch(ask, agent):
     assert (released.device, released.holder, released.epoch) == ("node0/gpu0", "operator", 4)
 
 
-def test_energy_prints_one_sample_a_line(ask):
-    lines = ask("energy", "--seconds", "1").stdout.splitlines()
+def test_energy_prints_one_sample_a_line(ask, agent):
+    agent.metering_ends.set()
+    lines = ask("energy", "--seconds", "60").stdout.splitlines()
     assert [json.loads(line)["seq"] for line in lines] == [1, 2]
+
+
+def test_energy_is_watched_for_as_long_as_was_asked(ask):
+    result = ask("energy", "--seconds", "0.5")  # the agent would go on
+    assert result.exit_code == 0, result.stderr
 
 
 def test_no_system_and_no_target_is_one_clear_line(tmp_path):
