@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import signal
 import sys
 from pathlib import Path
@@ -26,6 +27,12 @@ def child(tmp_path: Path, code: str, launch_id: str, grace_s: float = 5.0) -> Ch
     return Child(
         Command("it", (sys.executable, "-c", code), tmp_path / "it.log", stop_grace_s=grace_s), launch_id, CLOCK
     )
+
+
+@pytest.fixture
+def launch_id() -> str:
+    """Nobody else's on this machine, where these tests may run twice at once."""
+    return secrets.token_hex(8)
 
 
 async def until_up(one: Child) -> None:
@@ -56,38 +63,38 @@ async def test_hurry_does_not_wait_for_the_grace(tmp_path: Path) -> None:
         assert not await one.stop(hurry=lambda: True)
 
 
-async def test_a_grandchild_in_a_session_of_its_own_is_found_and_swept(tmp_path: Path) -> None:
-    one = child(tmp_path, PARENT, "family")
+async def test_a_grandchild_in_a_session_of_its_own_is_found_and_swept(tmp_path: Path, launch_id: str) -> None:
+    one = child(tmp_path, PARENT, launch_id)
     await until_up(one)
-    assert len(processes.descendants("family")) == 2
+    assert len(processes.descendants(launch_id)) == 2
     await one.stop()
-    assert len(processes.descendants("family")) == 1, "it has left the group"
-    assert len(await processes.sweep("family", CLOCK)) == 1
-    assert processes.descendants("family") == []
+    assert len(processes.descendants(launch_id)) == 1, "it has left the group"
+    assert len(await processes.sweep(launch_id, CLOCK)) == 1
+    assert processes.descendants(launch_id) == []
 
 
-async def test_a_child_is_found_at_every_moment_of_its_start(tmp_path: Path) -> None:
+async def test_a_child_is_found_at_every_moment_of_its_start(tmp_path: Path, launch_id: str) -> None:
     for number in range(10):  # it becomes a Python, then the command: two moments without an environment
-        one = child(tmp_path, POLITE, f"starting{number}")
+        one = child(tmp_path, POLITE, f"{launch_id}-{number}")
         while "up" not in one.last_lines():
-            assert processes.descendants(f"starting{number}") == [one.identity]
+            assert processes.descendants(f"{launch_id}-{number}") == [one.identity]
         one.kill()
 
 
-async def test_the_kernel_stops_children_of_a_killed_launcher(tmp_path: Path) -> None:
+async def test_the_kernel_stops_children_of_a_killed_launcher(tmp_path: Path, launch_id: str) -> None:
     launcher = (
         "import sys, time; from pathlib import Path; from trefoil.cli.processes import Child, Command;"
         "from trefoil.runtime.clock import WallClock;"
-        "c = Child(Command('x', (sys.executable, '-c', 'import time; time.sleep(60)'), Path(sys.argv[1])), 'orphan',"
-        " WallClock()); print('up', flush=True); time.sleep(60)"
+        "c = Child(Command('x', (sys.executable, '-c', 'import time; time.sleep(60)'), Path(sys.argv[1])),"
+        " sys.argv[2], WallClock()); print('up', flush=True); time.sleep(60)"
     )
-    argv = (sys.executable, "-c", launcher, str(tmp_path / "x.log"))
+    argv = (sys.executable, "-c", launcher, str(tmp_path / "x.log"), launch_id)
     one = Child(Command("launcher", argv, tmp_path / "launcher.log"), "outer", CLOCK)
     await until_up(one)
-    assert len(processes.descendants("orphan")) == 1
+    assert len(processes.descendants(launch_id)) == 1
     os.kill(one.pid, signal.SIGKILL)
     async with asyncio.timeout(30):
-        while processes.descendants("orphan"):
+        while processes.descendants(launch_id):
             await asyncio.sleep(0.05)
     one.kill()
 
@@ -109,7 +116,7 @@ def test_an_identity_is_not_fooled_by_a_reused_number() -> None:
     me = Identity.of(os.getpid())
     assert me.alive()
     assert not Identity(me.pid, me.start_ticks + 1).alive()
-    assert not Identity.of(2**22 - 1).alive()
+    assert not Identity.of(2**22).alive()
 
 
 @pytest.mark.parametrize("code", [0, 3])

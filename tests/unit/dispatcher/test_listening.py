@@ -7,11 +7,15 @@ from contextlib import suppress
 from dispatcher.listening import Listening
 
 
+def numbers() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/fd")}
+
+
 def numbers_of(one: socket.socket) -> list[int]:
     found = []
-    for number in sorted(int(name) for name in os.listdir("/proc/self/fd")):
+    for number in sorted(numbers()):
         with suppress(OSError):  # the listing's own
-            if os.fstat(number).st_ino == os.fstat(one.fileno()).st_ino:
+            if os.path.samestat(os.fstat(number), os.fstat(one.fileno())):
                 found.append(number)
     return found
 
@@ -22,10 +26,10 @@ def test_only_what_listens_on_the_port_gets_a_second_number_and_close_takes_it_b
             each.bind(("127.0.0.1", 0))
         listens.listen()
         other.listen()
-        before = len(os.listdir("/proc/self/fd"))
+        before = numbers()
         second = Listening(listens.getsockname()[1])
-        assert len(os.listdir("/proc/self/fd")) == before + 1
         first, added = numbers_of(listens)
+        assert numbers() - before == {added}, "others may close theirs meanwhile"
         assert first == listens.fileno()
         assert added > max(bound.fileno(), other.fileno())
         assert len(numbers_of(bound)) == len(numbers_of(other)) == 1
