@@ -64,7 +64,9 @@ class World:
                 case "write":
                     return lease and [bool(i) for i in await store.write(lease, [self._write(store, w) for w in more])]
                 case "ack" if more:
-                    return await store.put_unfenced(store.keys.ack("d", what), TableAck(dispatcher=f"d{what}"))
+                    return await store.put_unfenced(
+                        store.keys.ack("d", what), TableAck(dispatcher=f"d{what}"), ttl_s=60
+                    )
                 case "ack":
                     return await store.delete_unfenced(store.keys.ack("d", what))
                 case "load":

@@ -21,12 +21,14 @@ class Awake:
         self.seconds = 0.0
         self._beat_at_s = time.monotonic()
         self._gaps: list[tuple[float, float]] = []  # without the part that counts
+        self._lock = threading.Lock()  # of the last two: whoever asks right after a gap would see one without the other
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def between(self, start_s: float, end_s: float) -> float:
         """Seconds between two readings of time.monotonic()."""
-        gaps = [*self._gaps, (self._beat_at_s + GAP_S_MAX, end_s)]  # the last one may still be going on
+        with self._lock:
+            gaps = [*self._gaps, (self._beat_at_s + GAP_S_MAX, end_s)]  # the last one may still be going on
         return end_s - start_s - sum(max(0.0, min(end_s, b) - max(start_s, a)) for a, b in gaps)
 
     def _beat(self) -> None:
@@ -35,9 +37,10 @@ class Awake:
             ended = self._end.wait(BEAT_S)
             now_s = time.monotonic()
             self.seconds += min(now_s - before_s, GAP_S_MAX)
-            if now_s - before_s > GAP_S_MAX:
-                self._gaps.append((before_s + GAP_S_MAX, now_s))
-            before_s = self._beat_at_s = now_s
+            with self._lock:
+                if now_s - before_s > GAP_S_MAX:
+                    self._gaps.append((before_s + GAP_S_MAX, now_s))
+                before_s = self._beat_at_s = now_s
 
     def __enter__(self) -> Self:
         self._thread.start()
