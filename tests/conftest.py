@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import structlog
+from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests.support.docker_engine import DockerEngine, engine
 from tests.support.ports import free_ports
@@ -18,6 +20,14 @@ _CLUSTERS = itertools.count()
 # interrupts before they have a handler of their own would not notice.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart() -> None:
+    """Hypothesis also draws constants that it finds in the modules imported so far. Where it draws the same examples
+    each time, those of a test would change with a number in any module, and with the tests collected beside it.
+    """
+    if settings.default.derandomize:
+        providers.is_local_module_file = lambda _: False
 
 
 @pytest.fixture(scope="session")
