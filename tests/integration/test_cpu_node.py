@@ -27,6 +27,7 @@ from trefoil.core.errors import PlanError
 from trefoil.core.fleet import DeviceState, SliceKey, SliceState
 from trefoil.core.plan import NodePlan, PlannedDevice, PlannedSlice
 from trefoil.core.plan_check import sealed
+from trefoil.runtime import proc
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -85,9 +86,8 @@ def processes(cluster: AgentCluster, part: SliceKey) -> list[psutil.Process]:
 
 def any_left(parts: list[psutil.Process]) -> bool:
     """Whether one of them runs; one that has ended may wait for this machine's init to note it."""
-    _, alive = psutil.wait_procs(parts, timeout=0)
-    states = [psutil.Process(process.pid).status() for process in alive if psutil.pid_exists(process.pid)]
-    return any(state != psutil.STATUS_ZOMBIE for state in states)
+    found = [proc.read_stat(part.pid) for part in parts if part.is_running()]
+    return any(stat is not None and stat.state not in proc.ENDED for stat in found)
 
 
 def regions(cluster: AgentCluster) -> list[str]:

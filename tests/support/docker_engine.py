@@ -129,10 +129,11 @@ class OwnEngine(DockerEngine):
     def _end(self) -> None:
         with contextlib.suppress(AttributeError, subprocess.TimeoutExpired):  # never started; hangs
             self.stop()
-        for process in _naming(self._folder):  # a containerd or shim that outlived it
+        left = _naming(self._folder)  # a containerd or shim that outlived it
+        for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-                process.wait(10)
+        psutil.wait_procs(left, timeout=10)  # one that has ended may wait for this machine's init to note it
         for mount in sorted(_mounts(self._folder), reverse=True):
             subprocess.run(["umount", "--lazy", mount], check=False)
         shutil.rmtree(self._folder)

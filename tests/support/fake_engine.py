@@ -51,6 +51,7 @@ class FakeEngine:
 
             do_GET = do_POST = do_DELETE = do_HEAD = _answer
 
+        self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"tcp://127.0.0.1:{self._server.server_port}"
@@ -61,7 +62,11 @@ class FakeEngine:
         self._server.server_close()
 
     def answer(self, method: str, address: str, body: dict[str, Any]) -> tuple[int, Any]:
-        """One call: status and JSON."""
+        """One call: status and JSON. One at a time, as agents ask from several threads."""
+        with self._lock:
+            return self._answer(method, address, body)
+
+    def _answer(self, method: str, address: str, body: dict[str, Any]) -> tuple[int, Any]:
         parts = urllib.parse.urlsplit(address)
         query = dict(urllib.parse.parse_qsl(parts.query))
         words = [word for word in parts.path.split("/") if word and not word.startswith("v1.")]

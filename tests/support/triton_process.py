@@ -106,12 +106,17 @@ class TritonProcess:
             self.launch.grpc_target, self.launch.metrics_url, self.launch.repository, WallClock(), call_timeout_s=10.0
         )
 
-    def stubs(self) -> list[int]:
-        return [child.pid for child in psutil.Process(self.process.pid).children() if "stub" in child.name()]
+    def stubs(self) -> list[psutil.Process]:
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # that of an unloaded version, which ends just now
+                found += [child] if "stub" in child.name() else []
+        return found
 
     def kill_stubs(self) -> None:
-        for pid in self.stubs():
-            os.kill(pid, signal.SIGKILL)
+        for stub in self.stubs():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                stub.kill()
 
     def close(self) -> None:
         stubs = self.stubs() if self.process.poll() is None else []
@@ -119,7 +124,7 @@ class TritonProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        psutil.wait_procs([psutil.Process(pid) for pid in stubs if psutil.pid_exists(pid)], timeout=5)
+        psutil.wait_procs(stubs, timeout=5)
         clean_shared_memory(self.launch.shm_prefix)
 
 
