@@ -88,7 +88,11 @@ async def test_starts_without_redis(feed, redis_server, own_state):
     redis_server.kill()
     await feed.start()
     assert (await feed.ask()).epoch == 0
-    await asyncio.sleep(1.2)  # two rounds
+    async with rpc.channel(f"127.0.0.1:{feed.port}") as channel:
+        stub, request = pb_grpc.CarbonFeedStub(channel), pb.GetZoneHealthRequest()
+        while (await stub.GetZoneHealth(request, timeout=TIMEOUT_S, wait_for_ready=True)).zones[0].redis_answers:
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(1.2)  # two rounds more
     redis_server.start()
     assert (await until(own_state, lambda _: True)).epoch == 1
     code, log = await feed.end()

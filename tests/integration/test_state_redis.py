@@ -13,12 +13,15 @@ from trefoil.runtime.state import Put, State
 pytestmark = pytest.mark.integration
 
 
+TIMEOUT_S = 30.0  # where no call is to be late
+
+
 async def raw(state: State, *command: str) -> object:
     return await state._client.execute_command(*command)
 
 
 async def test_emptied_redis_never_sends_epochs_back(shared_redis, redis_server: RedisServer):
-    holder = State.connect(redis_server.url, "c")
+    holder = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S)
     for _ in range(3):
         lease = await holder.acquire("controller", "a")
         await holder.release(lease)
@@ -30,7 +33,7 @@ async def test_emptied_redis_never_sends_epochs_back(shared_redis, redis_server:
     again = await holder.acquire("controller", "a")
     assert again.epoch == 5, "this process remembers"
     redis_server.flush()
-    stranger = State.connect(redis_server.url, "c")
+    stranger = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S)
     taken = await stranger.acquire("controller", "b", floor_epoch=7)
     assert taken.epoch == 8, "agents' highest_epoch_seen or the own disk are the floor"
     await holder.close()
@@ -38,7 +41,7 @@ async def test_emptied_redis_never_sends_epochs_back(shared_redis, redis_server:
 
 
 async def test_changes_survive_the_death_of_redis(redis_server: RedisServer):
-    state = State.connect(redis_server.url, "c")
+    state = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S)
     changes = state.changes(poll_s=0.05)
     assert await anext(changes) is None
     redis_server.kill()
@@ -60,7 +63,7 @@ async def test_changes_survive_the_death_of_redis(redis_server: RedisServer):
 
 
 async def test_every_call_without_redis_is_one_clear_error(redis_server: RedisServer):
-    state = State.connect(redis_server.url, "c")
+    state = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S)
     lease = await state.acquire("controller", "a")
     redis_server.kill()
     calls = (
@@ -95,7 +98,7 @@ async def test_a_hung_redis_is_given_up_after_the_timeout(tmp_path):
 
 
 async def test_a_late_answer_is_never_taken_for_the_next_one(redis_server: RedisServer):
-    patient = State.connect(redis_server.url, "c")
+    patient = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S)
     state = State.connect(redis_server.url, "c", timeout_s=0.2)
     lease = await patient.acquire("controller", "a", ttl_s=60)
     await patient.write(lease, [Put("one", Plan(why="one")), Put("two", Plan(why="two"))])
@@ -117,7 +120,7 @@ async def test_a_late_answer_is_never_taken_for_the_next_one(redis_server: Redis
 
 
 async def test_cancelling_a_call_ends_it(redis_server: RedisServer):
-    state = State.connect(redis_server.url, "c", timeout_s=30)
+    state = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S)
     await raw(state, "CLIENT", "PAUSE", "20000", "ALL")
     for _ in range(20):
         call = asyncio.create_task(state.get("one", Plan))
@@ -129,9 +132,9 @@ async def test_cancelling_a_call_ends_it(redis_server: RedisServer):
 
 
 async def test_wrong_password_is_named(redis_server: RedisServer):
-    admin = State.connect(redis_server.url, "c")
+    admin = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S)
     await raw(admin, "CONFIG", "SET", "requirepass", "secret")
-    intruder = State.connect(redis_server.url, "c")
+    intruder = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S)
     with pytest.raises(errors.StateUnavailable, match="password"):
         await intruder.ping()
     await intruder.close()

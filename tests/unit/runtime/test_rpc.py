@@ -1,6 +1,7 @@
 import asyncio
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import grpc
@@ -136,9 +137,10 @@ async def test_a_server_that_is_slow_to_accept_is_waited_for(server):
 
     relay = await asyncio.start_server(late, "127.0.0.1", 0)
     async with rpc.channel(f"127.0.0.1:{relay.sockets[0].getsockname()[1]}") as channel:
-        stub = pb_grpc.CarbonFeedStub(channel)
+        stub, begun_s = pb_grpc.CarbonFeedStub(channel), time.monotonic()
         assert await rpc.call(stub.GetIntensity, pb.GetIntensityRequest(), 30) == pb.GetIntensityResponse()
-    assert len(accepted) == 1
+        took_s = time.monotonic() - begun_s
+    assert len(accepted) == 1 or took_s > 2.0, "one attempt has 2 s; 0.5 s of them are the relay's"
     relay.close()
 
 
