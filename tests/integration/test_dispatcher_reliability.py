@@ -4,6 +4,7 @@ Slices that are stopped with SIGSTOP are processes of their own: their kernel go
 """
 
 import asyncio
+import contextlib
 import math
 import signal
 import statistics
@@ -26,7 +27,7 @@ from dispatcher.siblings import table_of
 from tests.integration.test_dispatcher_process import config, ended
 from tests.integration.test_dispatcher_process import start as start_process
 from tests.support import fake_triton as fake
-from tests.support.dispatching import Plane, Running, dispatching, image, until
+from tests.support.dispatching import Plane, Running, dispatching, image, stop_idle, until
 from tests.support.fake_triton import FakeTriton
 from tests.support.ports import free_ports
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
@@ -38,22 +39,28 @@ pytestmark = pytest.mark.integration
 class Process:
     """A fake Triton that can be stopped and killed."""
 
-    def __init__(self) -> None:
-        self.target = ""
+    def __init__(self, version: int = 1, latency_ms: float = 2.0, port: int = 0) -> None:
+        self.port = port
+        self._flags = {"--version": version, "--latency-ms": latency_ms, "--port": port}
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
     async def __aenter__(self) -> "Process":
+        flags = [str(each) for pair in self._flags.items() for each in pair]
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.support.fake_triton", "--latency-ms", "2", stdout=asyncio.subprocess.PIPE
+            sys.executable, "-m", "tests.support.fake_triton", *flags, stdout=asyncio.subprocess.PIPE
         )
         assert self._process.stdout is not None
-        line = await asyncio.wait_for(self._process.stdout.readline(), 60)
-        self.target = f"127.0.0.1:{int(line)}"
+        self.port = int(await asyncio.wait_for(self._process.stdout.readline(), 60))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._process is not None
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
         await self._process.wait()
 
     def send(self, number: signal.Signals) -> None:
@@ -192,11 +199,15 @@ async def test_when_all_slices_hang_half_of_them_stay(state, tmp_path, processes
 
 async def test_late_and_sick_slices_are_ejected_and_come_back_by_an_inference(state, tmp_path, monkeypatch):
     monkeypatch.setattr(prober, "STUCK_MIN_S", math.inf)  # which of two true causes comes first is not asked here
-    async with FakeTriton() as well, FakeTriton() as ill, dispatching(state, tmp_path, fault_strikes=4) as running:
+    settings = {"fault_strikes": 4, "hang_probe_s": 30.0}
+    async with FakeTriton() as well, FakeTriton() as ill, dispatching(state, tmp_path, **settings) as running:
         await serve(running, state, [well.target, ill.target], credits=4)
         load = Load(running, 4)
         await load.more(20)
+        ill.gate.clear()  # a good answer that is still on its way would clear the strikes
+        await until(lambda: running.hub.in_flight()[key(1)] == len(ill.requests) - ill.executed > 0)
         ill.error = fake.BACKEND
+        ill.gate.set()
         await until(lambda: live(running) == [key(0)])
         assert running.hub.ejections.of(key(1)).failure is Failure.SICK
         failed = load.codes["INTERNAL"]
@@ -218,7 +229,7 @@ async def test_late_and_sick_slices_are_ejected_and_come_back_by_an_inference(st
 
 
 async def test_a_server_that_lives_and_answers_nothing_is_stuck_until_an_inference_works(state, tmp_path):
-    async with FakeTriton() as well, FakeTriton() as ill, dispatching(state, tmp_path) as running:
+    async with FakeTriton() as well, FakeTriton() as ill, dispatching(state, tmp_path, hang_probe_s=30.0) as running:
         await serve(running, state, [well.target, ill.target])
         load = Load(running, 8)
         await load.more(20)
@@ -309,8 +320,7 @@ async def test_retries_stop_where_the_budget_ends(state, tmp_path):
     settings = {"retry_ratio": 0.0, "no_slice_wait_s": 0.0}
     async with FakeTriton() as dead, FakeTriton() as well, dispatching(state, tmp_path, **settings) as running:
         await serve(running, state, [dead.target, well.target])
-        await dead.stop()
-        await asyncio.sleep(0)
+        await stop_idle(running, key(0), dead)
         load = Load(running, 4)
         await until(lambda: live(running) == [key(1)])
         await load.more(10)
@@ -324,7 +334,7 @@ async def test_retries_stop_where_the_budget_ends(state, tmp_path):
 
 
 async def test_whatever_is_away_is_named_where_operators_look_while_serving_goes_on(redis_server, tmp_path):
-    state = State.connect(redis_server.url, "rungs")
+    state = State.connect(redis_server.url, "rungs", timeout_s=30.0)
     async with FakeTriton(version=4) as slice_:
         async with dispatching(state, tmp_path, node_stale_s=0.6, stale_probe_s=0.1) as running:
             await serve(running, state, [slice_.target])
@@ -370,7 +380,9 @@ async def test_a_stopping_dispatcher_says_so_at_once_serves_on_and_ends_fast_whe
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports[0]}") as channel:
             health = health_pb2_grpc.HealthStub(channel)
             watch = health.Watch(health_pb2.HealthCheckRequest(service=""))
-            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            async with asyncio.timeout(60):  # health follows readiness at its next tick
+                while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
+                    pass
             process.send_signal(signal.SIGTERM)
             assert (await asyncio.wait_for(watch.read(), 20)).status == health_pb2.HealthCheckResponse.NOT_SERVING
             assert not await client.is_server_ready()

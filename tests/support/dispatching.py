@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import tritonclient.grpc.aio as triton
 
@@ -21,7 +22,8 @@ from dispatcher.rest.server import RestPart
 from dispatcher.settings import DispatcherSettings
 from dispatcher.siblings import Siblings
 from dispatcher.telemetry import Gauges
-from trefoil.core.fleet import NodeStatus
+from tests.support.fake_triton import FakeTriton
+from trefoil.core.fleet import NodeStatus, SliceKey
 from trefoil.core.plan import Plan
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.state import State
@@ -114,6 +116,17 @@ async def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
         while not (value := condition()):
             await asyncio.sleep(0.005)
     return value
+
+
+async def stop_idle(running: Running, key: SliceKey, slice_: FakeTriton) -> None:
+    """Stop a slice that has nothing to do, and wait until its dispatcher can know.
+
+    A request that is sent before is lost with the connection; one that is sent after certainly reaches nobody.
+    """
+    channel = running.hub.transport.to(key).channel
+    await until(lambda: channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY)
+    await slice_.stop()
+    await until(lambda: channel.get_state() is not grpc.ChannelConnectivity.READY)
 
 
 def image(first: int = 0, items: int = 1) -> Any:

@@ -15,6 +15,8 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
+from tests.support.ports import free_ports
+
 SERVICE = "inference.GRPCInferenceService"
 QUEUE_FULL = (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
 DEAD_STUB = (grpc.StatusCode.INTERNAL, "Stub process 'digits_0_0' is not healthy.")
@@ -59,7 +61,8 @@ class FakeTriton:
         options = [("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)]
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods()),))
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port or self.port}")
+        # One that stays its own while it is stopped: the kernel would lend one of its choice to somebody else.
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port or self.port or free_ports(1)[0]}")
         await self._server.start()
 
     async def stop(self) -> None:
