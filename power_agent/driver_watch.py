@@ -130,7 +130,7 @@ class DriverWatch:
     # --- one device ---------------------------------------------------------------------------------------------------
 
     async def _look(self, device: Device) -> None:
-        asked = self._asked(device)
+        asked, was_lost = self._asked(device), device.state == DeviceState.LOST
         try:
             listed = await self._listed(device)
             await enable_mig(self._node, self._mig, self._inventory, device)
@@ -140,6 +140,8 @@ class DriverWatch:
         except (DeviceError, Unavailable) as error:
             self.miss(device.device, str(error))
             return
+        if device.state == DeviceState.LOST and not was_lost:
+            return  # fenced for what came after this look began
         self.miss(device.device, "")
         if device.type.kind == DeviceKind.MIG_GPU:
             await self._compare(device, listed, asked)

@@ -1,12 +1,23 @@
 """GPUs that must not be used although they answer: what condemns them, and what proves a reset."""
 
+import asyncio
+
 import pytest
 
 from power_agent.devices.errors import DeviceLost
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.machine import Machine
+from power_agent.driver_watch import DriverWatch
+from power_agent.journal import Journal
+from power_agent.node import Device, Node
+from power_agent.settings import PowerAgentSettings
 from power_agent.xids import Condemned
+from tests.support.plans import CATALOG
 from tests.support.simulated_driver import pynvml_on
+from trefoil.core.device_types import A100_40GB
+from trefoil.core.fleet import DeviceState
+from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.telemetry import Metrics
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
 WHY = "Xid 48: double-bit ECC error; reset the GPU"
@@ -72,3 +83,31 @@ def test_a_driver_that_asks_for_a_reset_is_believed_without_an_event(condemned, 
     monkeypatch.setattr(inventory, "recovery_action", lambda device: "a reset of the GPU" if device == GPU0 else "")
     assert condemned.why(GPU0) == "its driver asks for a reset of the GPU"
     assert condemned.why(GPU1) == ""
+
+
+class SlowMig:
+    """What a call reads is known only when `go_on` is set."""
+
+    def __init__(self):
+        self.go_on = asyncio.Event()
+
+    async def call(self, device, call):
+        read = call()
+        await self.go_on.wait()
+        return read
+
+
+async def test_a_look_from_before_the_xid_does_not_take_the_fence_back(tmp_path, inventory, condemned):
+    settings = PowerAgentSettings(node_socket=tmp_path / "node.sock", state_dir=tmp_path)
+    metrics = Metrics("power_agent", simulated=True)
+    node = Node(settings, ManualClock(1e9), Journal(tmp_path, "boot", "1"), CATALOG, metrics)
+    device = node.devices[GPU0] = Device(GPU0, A100_40GB, DeviceState.AWAKE)
+    mig = SlowMig()
+    watch = DriverWatch(node, None, None, mig, inventory, condemned)
+    look = asyncio.create_task(watch._look(device))
+    await asyncio.sleep(0)
+    condemned.mark(GPU0, WHY)
+    await watch.fence(device, WHY)
+    mig.go_on.set()
+    await look
+    assert (device.state, node.missing) == (DeviceState.LOST, (f"{GPU0}: {WHY}",))
