@@ -294,7 +294,7 @@ def test_what_is_routed_to_still_is_stopped_only_after_an_ack_younger_than_its_d
     old = TableAck("test", 0, plan.revision, (SliceLoad(part.key, 0),), time.time() + 0.2)
     one.put(one.keys.ack("test", 0), old)
     one.drain(why="maintenance")
-    one.cluster.until(lambda: one.state(part.key) == SliceState.DRAINING, "the drain")
+    one.cluster.until(lambda: "has not said since" in one.slice(part.key).why, "the drain, known to all")
     time.sleep(0.5)
     found = one.slice(part.key)
     assert (found.state, "has not said since" in found.why) == (SliceState.DRAINING, True)

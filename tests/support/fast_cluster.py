@@ -9,7 +9,8 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ from trefoil.runtime import codec
 __all__ = ["AFTER", "BEFORE", "NODE", "FastCluster", "Stage"]
 
 NODE: Final = "node0"
-PORTS: Final = 160  # two per memory slice of eight GPUs, and the CPUs'
+PORTS_PER_GPU: Final = 16  # two per memory slice
 POLL_S: Final = 0.01
 SETTLE_S: Final = 60.0
 
@@ -96,7 +97,7 @@ class FastCluster:
             "cluster": self.folder.name,
             "state_dir": str(self.folder / "agent"),
             "model_repository": str(MODELS),
-            "triton_port_base": free_block(PORTS),
+            "triton_port_base": free_block(PORTS_PER_GPU * len(devices)),
             "admin_address": self._target,
             "metrics_address": "",
             **settings,
@@ -143,6 +144,17 @@ class FastCluster:
     def agent_runs(self) -> bool:
         """Whether it was started and not reaped."""
         return self._agent_pid != 0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The agent stands still inside the block."""
+        os.kill(self._agent_pid, signal.SIGSTOP)
+        try:
+            stat = Path(f"/proc/{self._agent_pid}/stat")
+            self.until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the agent to stand still")
+            yield
+        finally:
+            os.kill(self._agent_pid, signal.SIGCONT)
 
     def kill_agent(self) -> None:
         """As the kernel would."""
@@ -220,6 +232,7 @@ class FastCluster:
     def memory(self) -> Memory:
         """What the journal on disk holds."""
         data = (self.folder / "agent" / "journal.jsonl").read_bytes()
+        data = data[: data.rindex(b"\n") + 1]  # of a line that is being written a reader may see the beginning
         load = json.loads(data.splitlines()[-1].partition(b"\t")[0])["load"]
         return replay(data, load)
 
