@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 BACK_WITHIN_S = 15.0
 BOOT_S = 40.0  # generous: a shared machine
 WHOLE, LEFT, RIGHT = key("7g.40gb"), key("4g.20gb", 0), key("3g.20gb", 4)
+GPUS = (f"{NODE}/gpu0", f"{NODE}/gpu1")
 numbers = itertools.count(1)
 
 
@@ -154,6 +155,7 @@ async def test_a_slice_stops_only_when_every_dispatcher_has_let_go_of_it(cluster
     await cluster.acknowledge(Revision(1, 1), SliceLoad(RIGHT, in_flight=1))
     try:
         await cluster.apply(wanted)
+        await until(lambda: _waits(cluster, RIGHT, "routes by table"), 60)
         for step in range(3):  # an old table, then requests in flight: it has to wait for both
             await asyncio.sleep(0.4)
             assert await state_of(cluster, RIGHT) == SliceState.DRAINING, step
@@ -162,11 +164,16 @@ async def test_a_slice_stops_only_when_every_dispatcher_has_let_go_of_it(cluster
         assert load.failed == []
     finally:
         await load.stop()
-    assert "1 requests in flight" in (await cluster.slices())[RIGHT].why
+    await until(lambda: _waits(cluster, RIGHT, "1 requests in flight"), 60)
     await cluster.acknowledge(wanted.revision, SliceLoad(RIGHT))
     await cluster.ready(LEFT, key("2g.10gb", 4), timeout_s=BOOT_S)
     assert cluster.triton(LEFT).pid == kept.pid
     await cluster.settled(wanted)
+
+
+async def _waits(cluster: AgentCluster, part, words: str) -> bool:
+    found = (await cluster.slices())[part]
+    return found.state == SliceState.DRAINING and words in found.why
 
 
 async def test_a_killed_triton_is_back_soon_and_its_neighbour_does_not_notice(cluster):
@@ -246,8 +253,8 @@ async def _settle_energy(cluster: AgentCluster) -> None:
     now_s = time.time()
 
     async def caught_up() -> bool:
-        tail = await cluster.state.tail(cluster.state.keys.energy(NODE), EnergySample, 2)
-        return min((sample.ends_at_s for _, sample in tail), default=0.0) > now_s
+        tail = await cluster.state.tail(cluster.state.keys.energy(NODE), EnergySample, 100)
+        return {sample.device for _, sample in tail if sample.ends_at_s > now_s} == set(GPUS)
 
     await until(caught_up, 60)
 
@@ -441,9 +448,13 @@ async def test_a_driver_that_was_loaded_again_gets_its_slices_back(cluster):
         return part is not None and part.state == SliceState.READY and part.generation > before.generation
 
     await until(rebuilt, BOOT_S)
-    resets = [sample.counter_resets for sample in await cluster.samples() if sample.device == f"{NODE}/gpu0"]
-    assert resets[-1] >= 1
-    assert not any(entry.startswith(("node: ", "driver: ")) for entry in (await cluster.node()).missing)
+
+    async def told() -> bool:
+        resets = [sample.counter_resets for sample in await cluster.samples() if sample.device == f"{NODE}/gpu0"]
+        missing = (await cluster.node()).missing
+        return resets[-1] >= 1 and not any(entry.startswith(("node: ", "driver: ")) for entry in missing)
+
+    await until(told, 60)
 
 
 async def test_an_agent_that_is_told_to_end_leaves_its_slices_serving(cluster):

@@ -29,12 +29,16 @@ def regions(launch):
     return list(Path("/dev/shm").glob(f"{launch.shm_prefix}*"))
 
 
-async def books(client):
+async def books(client, triton):
     """What the node says of its first device and of the one version on it, once it has booked what was done."""
-    await asyncio.sleep(0.2)  # four ticks
-    truth = client.truth()["devices"][0]
-    (version,) = truth["slices"][0]["versions"]
-    return truth, version
+    (done,) = await triton.statistics()
+    async with asyncio.timeout(60):
+        while True:
+            truth = client.truth()["devices"][0]
+            (version,) = truth["slices"][0]["versions"]
+            if version["batches"] >= done.executions:
+                return truth, version
+            await asyncio.sleep(0.02)
 
 
 async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
@@ -60,13 +64,13 @@ async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
             await triton.wait_ready(parts, 60.0)
             await triton.probe("digits", 4)
             for _ in range(3):  # a batch during which this machine stands still takes longer, and spends for as long
-                truth, version = await books(client)
+                truth, version = await books(client, triton)
                 assert version["variant"] == "digits-l"
                 before, paced = version, client.pace_summary()
                 for _ in range(21):
                     took_s = await triton.probe("digits", 4)
                     assert took_s >= 0.7 * SERVICE_S
-                truth, version = await books(client)
+                truth, version = await books(client, triton)
                 assert version["batches"] - before["batches"] == 21
                 busy_s, overruns = version["busy_s"] - before["busy_s"], client.pace_summary().overruns - paced.overruns
                 if busy_s == pytest.approx(21 * SERVICE_S, rel=0.1) and overruns <= 1:
