@@ -176,12 +176,13 @@ class Hub:
             if self.kept_total[slice_, failure.value] == 1:
                 LOG.warning("outlier kept: half of a family is out", slice=slice_.name, family=family, why=why)
             return
-        if self.ejections.eject(slice_, failure, why, self.clock.monotonic_s()):
+        fresh = self.ejections.eject(slice_, failure, why, self.clock.monotonic_s())
+        if failure in DEATHS:  # also of an outlier: it was out, and its sequences went on there
+            self._lose_sequences(lambda pin: why if pin.slice == slice_ else "")
+        if fresh:
             self.ejected_total[slice_, failure.value] += 1
             self.health.left(slice_, dead=failure not in OUTLIERS)
             LOG.warning("slice ejected", slice=slice_.name, cause=failure.value, why=why)
-            if failure in DEATHS:
-                self._lose_sequences(lambda pin: why if pin.slice == slice_ else "")
             self.rebuild()
             self.changed.set()
 

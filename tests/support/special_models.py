@@ -29,12 +29,12 @@ from trefoil.core.common import Revision
 from trefoil.core.fleet import Hosted, NodeStatus, SliceState, SliceStatus
 from trefoil.core.plan import Plan, Route, RouteTarget
 
-IDLE_S = 4.0  # busy machines stand still for a second or two
+IDLE_S = 120  # longer than a machine stands still
 
 CONTROLS = """
 sequence_batching {
-  max_sequence_idle_microseconds: 4000000
-  oldest { max_candidate_sequences: 8 }
+  max_sequence_idle_microseconds: IDLE_US
+  oldest { max_candidate_sequences: 64 }
   control_input [
     { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
     { name: "END" control [ { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } ] },
@@ -136,8 +136,8 @@ class TritonPythonModel:
 }
 
 
-def write_models(repository: Path, version: int, names: Sequence[str]) -> Path:
-    """A repository with those models, each in the one version."""
+def write_models(repository: Path, version: int, names: Sequence[str], idle_s: int = IDLE_S) -> Path:
+    """A repository with those models, each in the one version. `idle_s`: how long a sequence may be idle."""
     for name in names:
         folder = repository / name / str(version)
         folder.mkdir(parents=True)
@@ -146,7 +146,8 @@ def write_models(repository: Path, version: int, names: Sequence[str]) -> Path:
         (repository / name / "config.pbtxt").write_text(
             f'name: "{name}" backend: "python" max_batch_size: 8\n'
             f"version_policy {{ specific {{ versions: [ {version} ] }} }}\n"
-            f"instance_group [ {{ kind: KIND_CPU count: 1 }} ]\n{CONFIGS[name]}"
+            f"instance_group [ {{ kind: KIND_CPU count: 1 }} ]\n"
+            + CONFIGS[name].replace("IDLE_US", str(idle_s * 10**6))
         )
     return repository
 
@@ -154,9 +155,11 @@ def write_models(repository: Path, version: int, names: Sequence[str]) -> Path:
 class SpecialTriton:
     """Number `number` of a test's Tritons, with those models as version `version`. Ended by `close`."""
 
-    def __init__(self, folder: Path, number: int, version: int, names: Sequence[str], http: bool = False) -> None:
+    def __init__(
+        self, folder: Path, number: int, version: int, names: Sequence[str], http: bool = False, idle_s: int = IDLE_S
+    ) -> None:
         self.number, self.version, self.names = number, version, tuple(names)
-        self.repository = write_models(folder / f"models-{number}", version, names)
+        self.repository = write_models(folder / f"models-{number}", version, names, idle_s)
         self.port, metrics_port, self.http_port = free_ports(3)
         self.target = f"127.0.0.1:{self.port}"
         self.log = folder / f"triton-{number}.log"

@@ -10,8 +10,9 @@ import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from dispatcher.ejection import Failure
 from tests.support.dispatching import Plane, dispatching, until
-from tests.support.special_models import IDLE_S, SpecialTriton
+from tests.support.special_models import IDLE_S, SpecialTriton, special_node, special_plan
 from tests.support.special_world import START_FLAG, in_sequence, item, number, raw, serving
 from tests.support.triton_process import MODELS, TritonProcess, heldout, hosted
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
@@ -132,13 +133,22 @@ async def test_plans_that_change_all_the_time_move_no_sequence_and_lose_no_reque
     assert not {code for totals in world.hub.book.totals.values() for code in totals.by_code}
 
 
-async def test_a_sequence_that_was_idle_for_too_long_is_forgotten(world):
-    async with triton.InferenceServerClient(world.address) as client:
-        await add(client, 401, 1, start=True)
-        assert world.open_on(0) + world.open_on(1) == 1
-        await until(lambda: world.open_on(0) + world.open_on(1) == 0, IDLE_S + 60)
-        with pytest.raises(InferenceServerException, match=START_FLAG):
-            await add(client, 401, 1)
+async def test_a_sequence_that_was_idle_for_too_long_is_forgotten(state, tmp_path):
+    forgetful = SpecialTriton(tmp_path, 0, 3, ("accumulator",), idle_s=4)
+    try:
+        await forgetful.ready()
+        async with dispatching(state, tmp_path) as running, triton.InferenceServerClient(running.address) as client:
+            plane = Plane(state)
+            await plane.node(special_node([forgetful]))
+            await plane.plan(special_plan([forgetful]))
+            await until(lambda: running.contracts.known("accumulator"))
+            await add(client, 401, 1, start=True)
+            assert running.hub.open_sequences() == {key(0): 1}
+            await until(lambda: not running.hub.open_sequences())
+            with pytest.raises(InferenceServerException, match=START_FLAG):
+                await add(client, 401, 1)
+    finally:
+        forgetful.close()
 
 
 async def test_what_triton_forgot_first_is_refused_by_triton_and_ejects_nobody(world):
@@ -152,6 +162,19 @@ async def test_what_triton_forgot_first_is_refused_by_triton_and_ejects_nobody(w
     assert not world.hub.ejections.reasons()
 
 
+async def test_a_slice_that_was_slow_before_it_died_says_so_to_its_sequences(world):
+    """A dead stub takes a second to say so: by then a busy machine may have taken it for stuck."""
+    async with triton.InferenceServerClient(world.address) as client:
+        home = {id_: (await add(client, id_, 1, start=True))[1] for id_ in (601, 602)}
+        orphan = next(id_ for id_ in home if home[id_] == 1)
+        world.hub.eject(key(1), Failure.STUCK, "answered nothing")
+        assert world.open_on(1) == 1, "it may go on"
+        world.hub.eject(key(1), Failure.DEAD_STUB, "Stub process is not healthy")
+        assert world.open_on(1) == 0
+        with pytest.raises(InferenceServerException, match=f"{START_FLAG}.*not healthy"):
+            await add(client, orphan, 1, end=True)
+
+
 @pytest.fixture
 def family(tmp_path) -> Path:
     """The shipped family digits, as one whose requests come in sequences."""
@@ -160,7 +183,8 @@ def family(tmp_path) -> Path:
     for name in ("_shared", "digits/1", "digits/2"):
         (source / name).symlink_to(MODELS / name)
     contract = (MODELS / "digits" / "config.pbtxt").read_text()
-    (source / "digits" / "config.pbtxt").write_text(f"{contract}\nsequence_batching {{ oldest {{ }} }}\n")
+    idle = f"max_sequence_idle_microseconds: {IDLE_S * 10**6}"  # of the second by default, a machine may lose one
+    (source / "digits" / "config.pbtxt").write_text(f"{contract}\nsequence_batching {{ {idle} oldest {{ }} }}\n")
     return source
 
 
