@@ -1,6 +1,7 @@
 """The controller as a process: real Redis, a fake agent that watches for broken rules, a fake feed and dispatcher."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -11,14 +12,16 @@ from controller.__main__ import build
 from controller.planning import planner_of
 from controller.replay import records, replay
 from protos.controller.v1 import controller_pb2 as pb
-from tests.support.control_plane import ControlPlane
+from tests.support.control_plane import TICK_S, ControlPlane
 from tests.support.planners import layout, plan_of
 from trefoil.core.fleet import DeviceState
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import NodePlan, Plan, RolloutState
 from trefoil.core.policies import policy
 from trefoil.runtime import codec, service
+from trefoil.runtime.acks import GLANCE_S
 from trefoil.runtime.repository import load_catalog
+from trefoil.runtime.store import ACK_TTL_S
 
 pytestmark = pytest.mark.integration
 BY_CARBON = "tests.support.planners:ByCarbon"
@@ -80,9 +83,10 @@ async def test_starts_wakes_for_a_doubled_load_and_every_decision_replays(start)
     replayed = [replay(record, planner, made) for record, made in records(plane.folder / "controller" / "decisions")]
     assert len(replayed) >= 2
     assert [r for r in replayed if not r.equal] == []
-    assert [r.id for r, _ in records(plane.folder / "controller" / "decisions")] == [
-        d.id for d in await plane.decisions()
-    ]
+    kept = [r.id for r, _ in records(plane.folder / "controller" / "decisions")]
+    told = [d.id for d in await plane.decisions()]
+    assert told == kept[: len(told)]
+    assert len(kept) - len(told) <= 1, "the end may come between the disk and Redis"
 
 
 async def _capacity_above(plane: ControlPlane, limit: float) -> bool:
@@ -307,17 +311,20 @@ async def test_an_emptied_redis_is_written_again_under_a_higher_epoch(start):
 async def test_an_emptied_redis_stops_nothing_that_a_worker_may_still_send_to(start):
     plane = await start(planner=BY_CARBON)
     plane.serving = False  # it goes on routing, and cannot say so: its acknowledgement is lost with everything else
+    # Dead is who was not seen for ACK_TTL_S; seen it was in the round before, which was worth GLANCE_S at most.
+    alive_until_s = time.monotonic() + ACK_TTL_S - GLANCE_S - 2 * TICK_S
     plane.redis.flush()
     plane.intensity = 500.0
 
-    async def asked() -> bool:
-        return (await plane.rollout()).state == RolloutState.WAITING_ACK
-
-    await plane.until(asked)
-    for _ in range(20):
-        assert await asked(), "nobody has said that the slice is left"
-        assert set(CLEAN_SLICES) <= kinds(plane)
-        await asyncio.sleep(0.1)
+    asked = False
+    while True:
+        state, stands = (await plane.rollout()).state, set(CLEAN_SLICES) <= kinds(plane)
+        if time.monotonic() >= alive_until_s:
+            break
+        assert stands, "nobody has said that the slice is left"
+        asked = asked or state == RolloutState.WAITING_ACK
+        assert not asked or state == RolloutState.WAITING_ACK
+        await asyncio.sleep(0.05)
     plane.serving = True
     await serves(plane, *DIRTY_SLICES)
 
@@ -373,6 +380,7 @@ async def test_watch_plan_shows_each_revision(start):
             seen.append((response.plan.revision.number, RolloutState(response.rollout.state).name))
 
     watching = asyncio.create_task(watch())
+    await plane.until(lambda: seen)
     plane.intensity = 500.0
     await serves(plane, *DIRTY_SLICES)
     await plane.until(lambda: seen[-1][1] == "DONE" and len({number for number, _ in seen}) > 1)

@@ -87,6 +87,7 @@ class ControlPlane:
         self.intensity = 300.0
         self.rung = Rung.NORMAL
         self.rate_per_s = 26.0
+        """They come evenly: now and then a few seconds of a random stream look like another load, and start a plan."""
         self.latency_ms = 30.0
         self.silent_while = ""
         """A variant: nothing arrives while it alone serves, so that what waits for its requests waits for ever."""
@@ -108,6 +109,7 @@ class ControlPlane:
         self.stub = controller_pb2_grpc.ControllerStub(self.channel)
         self.serving = True
         self.dispatcher_id = "disp-1"
+        self._due = 0.0  # of a request that is not whole yet
 
     async def start(self) -> None:
         (self.folder / "controller.toml").write_text(self._settings)
@@ -235,7 +237,9 @@ class ControlPlane:
     def _window(self, plan: Plan, seq: int, before_s: float, now_s: float) -> LoadWindow:
         live = [t for r in plan.routes for t in r.targets if not t.draining]
         silent = {t.variant for t in live} == {self.silent_while}
-        arrived = 0 if silent else int(self._rng.poisson(self.rate_per_s * (now_s - before_s)))
+        self._due += 0.0 if silent else self.rate_per_s * (now_s - before_s)
+        arrived = int(self._due)
+        self._due -= arrived
         cells = [LoadCell(LoadKey("digits"), arrived=arrived)]
         weights = np.array([t.weight for t in live])
         split = self._rng.multinomial(arrived, weights / weights.sum()) if live else []
