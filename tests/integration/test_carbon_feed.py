@@ -171,10 +171,9 @@ async def test_of_two_feeds_of_a_zone_one_publishes(feed, own_state, redis_serve
 )
 async def test_bad_settings_are_one_line_and_exit_code_2(feed, settings, named):
     await feed.start(**settings)
-    _, log = await asyncio.wait_for(feed.process.communicate(), TIMEOUT_S)
-    complaints = [line for line in log.decode().splitlines() if not line.startswith("{")]
-    assert feed.process.returncode == 2
-    feed.process = None
+    code, log = await feed.ended()
+    complaints = [line for line in log.splitlines() if not line.startswith("{")]
+    assert code == 2
     assert len(complaints) == 1, complaints
     assert re.match(named, complaints[0]), complaints[0]
     assert "Remedy: " in complaints[0]
@@ -183,10 +182,9 @@ async def test_bad_settings_are_one_line_and_exit_code_2(feed, settings, named):
 async def test_a_port_in_use_starts_nothing(feed, own_state):
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", feed.port)
     await feed.start()
-    _, log = await asyncio.wait_for(feed.process.communicate(), TIMEOUT_S)
-    assert feed.process.returncode == 2
-    feed.process = None
-    assert f"error: address = '127.0.0.1:{feed.port}': the port is in use" in log.decode()
+    code, log = await feed.ended()
+    assert code == 2
+    assert f"error: address = '127.0.0.1:{feed.port}': the port is in use" in log
     assert await own_state.names(own_state.keys.prefix) == [], "nothing half-started"
     server.close()
 

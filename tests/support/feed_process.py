@@ -17,7 +17,7 @@ TIMEOUT_S = 60
 
 @dataclass
 class FeedProcess:
-    """Starts `python -m carbon_feed`, collects its log, speaks to it."""
+    """Starts `python -m carbon_feed`, speaks to it. Its log is a file: a pipe that nobody reads fills and stops it."""
 
     folder: Path
     redis_url: str
@@ -36,9 +36,21 @@ class FeedProcess:
             **settings,
         }
         arguments = [part for name, value in lines.items() for part in ("--set", f"{name.replace('__', '.')}={value}")]
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "carbon_feed", *arguments, stderr=asyncio.subprocess.PIPE
-        )
+        with self._log.open("wb") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "carbon_feed", *arguments, stderr=log
+            )
+
+    async def ended(self) -> tuple[int, str]:
+        """Exit code and log of a feed that ends."""
+        assert self.process is not None
+        code = await asyncio.wait_for(self.process.wait(), TIMEOUT_S)
+        self.process = None
+        return code, self._log.read_text()
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "feed.log"
 
     async def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Exit code and log; a feed is gone within 5 s of SIGTERM."""
@@ -46,13 +58,10 @@ class FeedProcess:
         if self.process.returncode is None:
             self.process.send_signal(number)
         with Awake() as took:
-            _, log = await asyncio.wait_for(self.process.communicate(), TIMEOUT_S)
-        assert took.seconds < 5, f"still there after {took.seconds:.1f} s:\n{log.decode()}"
-        code = self.process.returncode
-        self.process = None
-        assert code is not None
-        print(f"the feed ended with {code}:\n{log.decode()}")  # shown where a test fails: it may have ended by itself
-        return code, log.decode()
+            code, log = await self.ended()
+        assert took.seconds < 5, f"still there after {took.seconds:.1f} s:\n{log}"
+        print(f"the feed ended with {code}:\n{log}")  # shown where a test fails: it may have ended by itself
+        return code, log
 
     async def ask(self, zone: str = "demo") -> CarbonReading:
         async with rpc.channel(f"127.0.0.1:{self.port}") as channel:
