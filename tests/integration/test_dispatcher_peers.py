@@ -146,8 +146,8 @@ async def test_a_status_comes_back_with_its_trailers_and_is_booked_once(two, sta
 
 
 async def test_a_deadline_is_forwarded_and_a_cancelled_request_leaves_no_trace(two, state):
-    await two.client.infer("digits", [image(1)], client_timeout=5.0)
-    assert 3.0 < two.slice.deadlines_s[-1] < 5.1
+    await two.client.infer("digits", [image(1)], client_timeout=60.0)
+    assert 30.0 < two.slice.deadlines_s[-1] < 60.1
     two.slice.gate.clear()
     first = asyncio.create_task(two.client.infer("digits", [image(1)]))
     await until(lambda: len(two.slice.requests) == 2)
@@ -275,7 +275,7 @@ async def test_a_worker_that_is_started_again_serves_what_redis_tells_of_at_once
         await plane.node(node([status(0, slice_.target)]))
         await plane.plan(plan([route([target(0, credits=6)])]))
         for life in range(2):
-            async with worker(state, tmp_path, life * LIVES) as running:
+            async with worker(state, tmp_path, life * LIVES, node_stale_s=300.0) as running:  # its agent writes no more
                 assert [t.credits for t in running.hub.table.live("digits")] == [6]
 
 
@@ -376,7 +376,7 @@ async def test_streams_and_sequences_are_the_same_through_either_worker(state, t
             await until(lambda r=running: all(r.contracts.known(name) for name in ("accumulator", "repeat")))
             await until(lambda r=running: any(link.up for link in r.fronts.peers._links.values()))
         if credits == 1:
-            assert len({bool(r.hub.table.live("repeat")) for r in (first, second)}) == 2
+            await until(lambda: len({bool(r.hub.table.live("repeat")) for r in (first, second)}) == 2)
         else:
             assert {r.fronts.peers.owner("accumulator") for r in (first, second)} >= {None}
         for sequence, running in ((41, first), (42, second)):

@@ -13,10 +13,12 @@ from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from tests.support.ports import free_ports
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.proc import shown
 
 CONTENT = 0x30  # a digit: FakeTriton answers with the class that the first pixel names
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
@@ -48,6 +50,12 @@ class Dispatcher:
         argv = [sys.executable, "-m", "dispatcher", "--config", str(self.config)]
         self.process = await asyncio.create_subprocess_exec(*argv, stdout=self.log, stderr=self.log)
 
+    async def listening(self) -> None:
+        """Clients are answered. The admin port is first, and alone a worker has all its credits by then."""
+        async with grpc.aio.insecure_channel(self.inference) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            await stub.ServerLive(pb.ServerLiveRequest(), timeout=90, wait_for_ready=True)
+
     async def stop(self, patience_s: float = 30.0) -> int:
         assert self.process is not None
         if self.process.returncode is None:
@@ -70,10 +78,7 @@ class Dispatcher:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         found = {}
         for child in children:
-            try:
-                words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
-            except FileNotFoundError:
-                continue  # it ended meanwhile
+            words = shown(int(child), "cmdline").decode().split("\0")
             numbers = [int(word.removeprefix("worker=")) for word in words if word.startswith("worker=")]
             found.update({number % 1000: int(child) for number in numbers})
         return found
@@ -106,6 +111,7 @@ async def dispatcher(*args: Any, **more: Any) -> AsyncIterator[Dispatcher]:
     one = Dispatcher(*args, **more)
     await one.start()
     try:
+        await one.listening()
         yield one
     finally:
         await one.stop()

@@ -212,7 +212,7 @@ async def test_a_client_that_leaves_cancels_what_its_stream_had_under_way(world)
         for i in range(2):
             await call.write(raw("repeat", f"r{i}", COUNT=1000, DELAY_MS=20))
         await call.read()
-        assert sum(world.hub.in_flight().values()) == 2
+        await until(lambda: sum(world.hub.in_flight().values()) == 2)
         call.cancel()
     await until(lambda: world.idle)
     assert world.hub.book.totals["repeat"].by_code == {"CANCELLED": 2}
