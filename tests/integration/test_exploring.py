@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -15,7 +16,7 @@ from trefoil.core.policies import policy
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 MEASURES = "tests.support.planners:Measures"
-RATE_PER_S = 20.0
+RATE_PER_S, LOAD_S_MIN, LOAD_S_MAX = 20.0, 25.0, 150.0
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ async def test_clover_measures_on_real_tritons_and_no_request_fails() -> None:
     stop = asyncio.Event()
     try:
         await asyncio.to_thread(system.up)
-        offered = asyncio.create_task(load(system.inference, RATE_PER_S, 150.0, stop))
+        offered, began_s = asyncio.create_task(load(system.inference, RATE_PER_S, LOAD_S_MAX, stop)), time.monotonic()
         async with system.attached() as attached:
 
             async def measured_two() -> bool:
@@ -126,6 +127,7 @@ async def test_clover_measures_on_real_tritons_and_no_request_fails() -> None:
         await asyncio.to_thread(system.ask, "freeze")
         status = await asyncio.to_thread(system.wait_for_rollout)
         assert (status["frozen"], status["exploring"]) == (True, False)
+        await asyncio.sleep(began_s + LOAD_S_MIN - time.monotonic())  # however soon two were measured
         stop.set()
         result = await offered
         assert {r.code for r in result.records} == {"OK"}

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,13 @@ class System:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
+    def until(self, holds: Callable[[Any], bool], *arguments: str, timeout_s: float = 60.0) -> Any:
+        """Ask until the answer is as it should be: what services tell each other is a moment old."""
+        give_up_s = time.monotonic() + timeout_s
+        while not holds(found := self.json(*arguments)):
+            assert time.monotonic() < give_up_s, f"{arguments} after {timeout_s:g} s: {found}"
+        return found
+
     def up(self) -> Any:
         return self.json("up", "--port-offset", str(self.offset))
 
@@ -53,6 +60,11 @@ def system(tmp_path: Path) -> Iterator[System]:
     one = System(tmp_path / "state", free_offset())
     yield one
     one.run("down")
+
+
+def serving(status: Any) -> bool:
+    """Whether all services are healthy; on a busy machine one may not say so within its second."""
+    return all(status["services"].values())
 
 
 def memory_bytes(found: list[proc.Identity]) -> int:
@@ -71,14 +83,13 @@ def test_up_serves_soon_is_operated_and_goes_away(system: System) -> None:
     started = system.up()
     assert started["first_answer_s"] <= 30
 
-    found = system.json("status")
-    assert all(found["services"].values())
+    found = system.until(serving, "status")
     assert found["mode"] == "act"
     assert found["nodes"][0]["simulated"] is True
 
-    (carbon,) = system.json("carbon", "now")["readings"]
-    assert carbon == {**carbon, "rung_name": "normal", "simulated": True}
-    assert system.json("carbon", "health")["zones"][0]["leading"] is True
+    (carbon,) = system.until(lambda told: told["readings"][0]["rung_name"] == "normal", "carbon", "now")["readings"]
+    assert carbon["simulated"] is True
+    system.until(lambda told: told["zones"][0]["leading"], "carbon", "health")
 
     load = system.json("load", "--rate", "10", "--duration", "5")
     assert load["failed"] == 0
@@ -125,8 +136,8 @@ def test_a_killed_agent_comes_back_and_a_killed_supervisor_leaves_nothing(system
     os.kill(agent, signal.SIGKILL)
     load = system.json("load", "--rate", "10", "--duration", "8")
     assert load["failed"] == 0, "serving goes on without the agent"
+    system.until(serving, "status")
     assert json.loads((layout.run / "power_agent.json").read_text())["pid"] != agent
-    assert all(system.json("status")["services"].values())
 
     launch = layout.running()
     os.kill(launch.supervisor.pid, signal.SIGKILL)

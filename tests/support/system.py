@@ -25,7 +25,7 @@ from trefoil.cli.attached import Attached, attach
 from trefoil.cli.layout import Launch, Layout
 from trefoil.cli.load_result import LoadResult
 from trefoil.cli.loadgen import LoadSpec, RateProfile, run_load
-from trefoil.core.demand import LoadWindow
+from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.energy import EnergySample
 from trefoil.core.fleet import SliceKey, SliceStatus
 from trefoil.core.plan import Plan
@@ -91,6 +91,14 @@ class RunningSystem:
             assert time.monotonic() < give_up_s, f"rollout {status['rollout']} after {timeout_s:g} s"
         found: dict[str, Any] = status
         return found
+
+    def wait_for_services(self, timeout_s: float = 60.0) -> dict[str, bool]:
+        """Until `trefoil status` calls all services healthy; on a busy machine one may not answer within its second."""
+        give_up_s = time.monotonic() + timeout_s
+        while not all((found := self.ask("status")["services"]).values()):
+            assert time.monotonic() < give_up_s, f"{found} after {timeout_s:g} s"
+        services: dict[str, bool] = found
+        return services
 
     # What runs
 
@@ -187,6 +195,20 @@ async def windows(system: Attached, since_s: float) -> list[LoadWindow]:
     for name in await system.state.names(system.state.keys.load_prefix()):
         found += [window for _, window in await system.state.stream(name, LoadWindow, count=10_000)]
     return [window for window in found if window.starts_at_s >= since_s]
+
+
+async def begun_anew(system: Attached, timeout_s: float = 60.0) -> float:
+    """Once every worker has begun a window: windows since the time returned hold what is asked from now on, all of it
+    and nothing else."""
+    since_s = time.time()
+
+    async def check() -> bool:
+        acks = await system.state.scan(system.state.keys.ack_prefix(), TableAck)
+        begun = {(window.dispatcher, window.worker) for window in await windows(system, since_s)}
+        return bool(acks) and begun >= {(ack.dispatcher, ack.worker) for ack in acks.values()}
+
+    await until(check, timeout_s, "not every worker has begun a window within")
+    return since_s
 
 
 async def energy_samples(system: Attached) -> list[EnergySample]:

@@ -8,10 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support import leftovers
 from tests.support.system import RunningSystem
-from trefoil.cli import checks
-from trefoil.cli.scenario import System
-from trefoil.cli.services import SHARED_MEMORY
 
 DEMAND_PER_S = 60.0  # needs both variants and eight slices on both GPUs
 CARBON_STEP_S = 20.0
@@ -31,14 +29,15 @@ def running() -> Iterator[Serving]:
     system = RunningSystem({"demand_initial_per_s": DEMAND_PER_S, "carbon.step_s": CARBON_STEP_S})
     try:
         system.up()
+        system.wait_for_rollout()  # the first slice that is READY answers already
         system.ask("freeze")
         yield Serving(system, system.ask("plan"))
-        everything, launch = system.processes(), system.launch
+        everything = system.processes()
         assert system.ask("down")["stopped"]
         _, alive = psutil.wait_procs(everything, timeout=30)
         assert not alive, f"left running: {[process.cmdline() for process in alive]}"
-        assert not list(SHARED_MEMORY.glob(f"trefoil-{launch.node}-*-{launch.triton_ports[0] // 100}*"))
-        checks.ports_free(System(port_offset=system.port_offset).listen.all(2))
+        assert leftovers.shared_memory(system.port_offset) == []
+        assert leftovers.listening(system.port_offset) == []
         assert not (system.state_dir / "lock").exists()
     finally:
         system.close()

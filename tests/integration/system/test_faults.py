@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 RATE_PER_S = 36.0  # about half of what the plan can take: one slice less still suffices
 BEFORE_S, AFTER_S = 3.0, 2.0
-BACK_WITHIN_S = 15.0
+NOTICED_WITHIN_S, BACK_WITHIN_S = 6.0, 15.0
 
 
 @dataclass
@@ -29,17 +29,19 @@ class Watched:
 
 
 async def back_again(system: Attached, key: SliceKey, hurt_s: float) -> Watched:
-    """Follow a slice until it has left READY and come back."""
+    """Follow a slice until it has left READY and come back: then it is READY since later, whatever was seen of it."""
     seen = Watched()
 
     async def healed() -> bool:
         status = (await slices(system)).get(key)
-        if status is not None and status.since_s > hurt_s and status.state not in seen.states[-1:]:
+        if status is None or status.since_s <= hurt_s:
+            return False
+        if status.state not in seen.states[-1:]:
             seen.states.append(status.state)
-        return seen.states[-1:] == [SliceState.READY]
+        seen.back_s = status.since_s - hurt_s
+        return status.state == SliceState.READY
 
     await until(healed, BACK_WITHIN_S + 5.0, f"{key.name} saw {seen.states} and was not READY again within")
-    seen.back_s = time.time() - hurt_s
     return seen
 
 
@@ -57,8 +59,13 @@ def victim(status: dict[SliceKey, SliceStatus], slice_type: str) -> SliceKey:
     return min(key for key in status if key.slice_type == slice_type)
 
 
-def failures(result: LoadResult) -> list[tuple[float, str]]:
-    return [(round(record.intended_s, 2), record.code) for record in result.records if record.code != OK]
+def failures(result: LoadResult, hurt_s: float) -> list[tuple[float, float, str]]:
+    """When each failed request was due and when it ended, in seconds since the process was hurt, and its code."""
+    found = []
+    for record in (record for record in result.records if record.code != OK):
+        due_s = result.started_at_s + record.intended_s - hurt_s
+        found.append((round(due_s, 2), round(due_s + record.latency_ms / 1e3, 2), record.code))
+    return found
 
 
 @pytest.mark.parametrize(("what", "slice_type"), [("triton", "2g.10gb"), ("stub", "1g.5gb")])
@@ -87,13 +94,12 @@ async def test_a_killed_process_costs_what_was_in_flight_on_it(serving: Serving,
         finally:
             loading.cancel()
         after = await slices(system)
-    failed = failures(result)
+    failed = failures(result, hurt_s)
     print(f"{what} of {key.name}: {len(failed)} of {len(result.records)} requests failed {failed}, credits {credits}, "
           f"READY again after {seen.back_s:.1f} s through {[state.name for state in seen.states]}")  # fmt: skip
     assert len(failed) <= credits
-    assert all(BEFORE_S - 2 <= at_s <= BEFORE_S + 6 for at_s, _ in failed)
+    assert all(due_s <= NOTICED_WITHIN_S and ended_s >= 0 for due_s, ended_s, _ in failed)
     assert seen.back_s <= BACK_WITHIN_S
-    assert len(seen.states) > 1, "it must have been noticed"
     assert (triton_of(serving, key).pid == process.pid) == (what == "stub"), "a dead stub is healed in place"
     others = before.keys() - {key}
     assert {k: after[k].since_s for k in others} == {k: before[k].since_s for k in others}, "neighbours never stopped"

@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc.aio as triton
 
 from tests.integration.system.conftest import Serving
-from tests.support.system import FAMILY, metered_until, plan_in_force, until, windows
+from tests.support.system import FAMILY, begun_anew, metered_until, plan_in_force, until, windows
 from tests.support.triton_process import heldout
 from trefoil.cli.attached import Attached
 from trefoil.core.demand import LoadCell
@@ -78,21 +78,22 @@ class Stretch:
 
 async def stretch(attached: Attached, asker: Asker) -> Stretch:
     """Load, apart from what was before and comes after."""
-    await asyncio.sleep(1.5)  # so that no window holds both
+    since_s = await begun_anew(attached)
+    await metered_until(attached, time.time())  # nor does a sample hold both
     asker.told.clear()
     began_s = time.time()
     await asker.load(RATE_PER_S, DURATION_S)
     ended_s = time.time()
 
     async def flushed() -> list[LoadCell] | None:
-        found = [cell for window in await windows(attached, began_s - 1.0) for cell in window.cells]
+        found = [cell for window in await windows(attached, since_s) for cell in window.cells]
         return found if sum(cell.receipts for cell in found) >= len(asker.told) else None
 
     cells = await until(flushed, 60.0, "not every receipt is booked within")
     metered_j = sum(
         part.active_j
         for sample in await metered_until(attached, ended_s + 1.0)
-        if sample.starts_at_s >= began_s - 1.0 and sample.ends_at_s <= ended_s + 2.0
+        if sample.ends_at_s > began_s and sample.starts_at_s < ended_s + 1.0
         for part in sample.slices
     )
     return Stretch(list(asker.told), sum(c.receipt_j for c in cells), sum(c.receipts for c in cells), metered_j)

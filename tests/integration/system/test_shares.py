@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from tests.integration.system.conftest import Serving
-from tests.support.system import load, plan_in_force, until, windows
+from tests.support.system import begun_anew, load, plan_in_force, until, windows
 
 pytestmark = pytest.mark.integration
 
@@ -19,12 +19,13 @@ async def test_served_shares_are_the_planned_shares(serving: Serving, load_ratio
         plan = await plan_in_force(system)
         (route,) = plan.routes
         rate_per_s = load_ratio * plan.expected[route.family].capacity_per_s
+        since_s = await begun_anew(system)
         result = await load(serving.system.inference, rate_per_s, max(10.0, 1.1 * REQUESTS_MIN / rate_per_s))
         summary = result.summary(slo_ms=100.0)
 
         async def flushed() -> Counter[tuple[str, str]] | None:
             counted: Counter[tuple[str, str]] = Counter()
-            for window in await windows(system, result.started_at_s - 0.6):
+            for window in await windows(system, since_s):
                 for cell in window.cells:
                     if cell.answered:
                         counted[cell.key.variant, cell.key.slice.slice_type] += cell.answered
