@@ -29,8 +29,8 @@ def running() -> Iterator[Serving]:
     system = RunningSystem({"demand_initial_per_s": DEMAND_PER_S, "carbon.step_s": CARBON_STEP_S})
     try:
         system.up()
-        system.wait_for_rollout()  # the first slice that is READY answers already
         system.ask("freeze")
+        system.wait_for_rollout()  # the first slice that is READY answers already
         yield Serving(system, system.ask("plan"))
         everything = system.processes()
         assert system.ask("down")["stopped"]
