@@ -136,7 +136,7 @@ def crash_at_each(stage: Stage, seed: int, what: str, where: int) -> tuple[list[
     raise AssertionError("endless")
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 @pytest.mark.parametrize(("seed", "what"), CASES)
 def test_an_agent_that_is_killed_at_any_write_of_its_journal_leaves_what_its_successor_completes(stage, seed, what):
     started_s = time.monotonic()

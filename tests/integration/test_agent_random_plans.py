@@ -20,7 +20,7 @@ from tests.support.fast_cluster import AFTER, BEFORE, NODE, FastCluster, Stage
 from tests.support.random_plans import Planner
 from trefoil.core.plan import NodePlan
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PLANS = 500
 DEVICES = ("A100-SXM4-40GB",) * 4 + ("H100-SXM5-80GB",) * 2 + ("Tesla T4", "Tesla V100-SXM2-32GB")

@@ -78,7 +78,7 @@ def memory_bytes(found: list[proc.Identity]) -> int:
     return total
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_up_serves_soon_is_operated_and_goes_away(system: System) -> None:
     started = system.up()
     assert started["first_answer_s"] <= 30
@@ -128,7 +128,7 @@ def test_up_serves_soon_is_operated_and_goes_away(system: System) -> None:
     assert all(decision["equal"] for decision in system.json("replay")), "decisions outlive the system"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_a_killed_agent_comes_back_and_a_killed_supervisor_leaves_nothing(system: System) -> None:
     system.up()
     layout = Layout(system.folder)

@@ -17,10 +17,10 @@ from trefoil.cli.attached import Attached
 from trefoil.core.demand import LoadCell
 from trefoil.core.energy import ReceiptRates
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 RATE_PER_S, WARM_UP_S, DURATION_S = 55.0, 3.0, 12.0
-STRETCHES_MAX = 5
+STRETCHES_MAX = 10  # one, unless the machine was busy elsewhere
 ERROR_MAX = 0.05
 PUE = 1.2
 
