@@ -27,7 +27,7 @@ from tests.support.triton_process import MODELS
 from tests.support.zygote import Zygote
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import NodePlan
-from trefoil.runtime import codec
+from trefoil.runtime import codec, proc
 
 __all__ = ["AFTER", "BEFORE", "NODE", "FastCluster", "Stage"]
 
@@ -148,10 +148,14 @@ class FastCluster:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """The agent stands still inside the block."""
+
+        def stopped() -> bool:
+            stat = proc.read_stat(self._agent_pid)
+            return stat is not None and stat.state == "T"
+
         os.kill(self._agent_pid, signal.SIGSTOP)
         try:
-            stat = Path(f"/proc/{self._agent_pid}/stat")
-            self.until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the agent to stand still")
+            self.until(stopped, "the agent to stand still")
             yield
         finally:
             os.kill(self._agent_pid, signal.SIGCONT)
