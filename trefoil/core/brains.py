@@ -4,7 +4,7 @@ A brain is pure and synchronous: values in, a decision and its reason out. Time 
 `numpy.random.Generator`. The canonical JSON of a `PlanView` is what `DecisionRecord.view_json` holds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -192,8 +192,35 @@ class LivePlanner(Planner, Protocol):
     def recall(self, memory: Mapping[str, Any]) -> None: ...
 
 
+class Queue(Protocol):
+    """Who waits, in lanes of the router's choice; all lanes of one queue share a bound in requests and bytes.
+
+    `waiting` and `bytes` are what it holds. A lane is any hashable value. `check` raises
+    `dispatcher.queues.fifo.QueueFull` (a `TrefoilError`) where one more ticket would exceed the bound; `push` never
+    refuses, and takes a ticket that comes back to the place that its arrival gives it.
+    """
+
+    waiting: int
+    bytes: int
+
+    def limit(self, requests_max: int, bytes_max: int) -> None: ...  # of a route; 0 = the queue's default
+    def check(self, ticket: Ticket) -> None: ...
+    def push(self, lane: Any, ticket: Ticket) -> None: ...
+    def pop(self, lane: Any) -> Ticket | None: ...
+    def pop_first(self, lanes: Sequence[Any]) -> Ticket | None: ...  # of several lanes the one whose turn is first
+    def remove(self, ticket: Ticket) -> bool: ...
+    def depth(self, lane: Any) -> int: ...
+    def lanes(self) -> tuple[Any, ...]: ...  # in which somebody waits
+    def tickets(self) -> list[Ticket]: ...  # everybody, by turn
+
+
 class Router(Protocol):
-    """Routes one family in one worker. A pure state machine; called in order."""
+    """Routes one family, or a group of them, in one worker. A pure state machine; called in order.
+
+    `on_table` brings the route of one family (`route.family`); one without targets takes its slices away. At `next_s`
+    the shell offers every slice that has a credit again, by `on_credit`, though nothing else has happened; a router
+    that holds requests back for a time needs no more than that.
+    """
 
     def on_table(self, route: Route, now_s: float) -> None: ...
     def on_carbon(self, ratio: float | None, now_s: float) -> None: ...
@@ -202,6 +229,7 @@ class Router(Protocol):
     def on_done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> None: ...
     def on_cancel(self, ticket: Ticket, now_s: float) -> None: ...
     def on_pinned(self, ticket: Ticket, slice: SliceKey, now_s: float) -> Pick | None: ...  # None = no credit there
+    def next_s(self) -> float | None: ...  # when it wants to be called though nothing happens; None = never
 
 
 class Governor(Protocol):

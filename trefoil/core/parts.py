@@ -1,0 +1,171 @@
+"""The parts that a policy is made of, and what is said of each once: how it is made, what can be set, its traits.
+
+A part is a brain behind a name: a planner, router, queue, governor or forecaster. Its service keeps a table of parts by
+name; shells read a part's traits and never its name. `module:Class` names a user's own brain: a class with the methods
+of its kind. It may say as class attributes what a table would say of it (`constants`, `settings`, `traits`, `label`,
+`colour`); what it does not say has the defaults of `Part`.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import ModuleType
+from typing import Any, Final, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trefoil.core.errors import SettingError
+
+Brain = TypeVar("Brain")
+Value = float | int | str | bool
+
+
+class Kind(StrEnum):
+    """The columns of a policy that name a part."""
+
+    PLANNER = "planner"
+    FORECASTER = "forecaster"
+    ROUTER = "router"
+    QUEUE = "queue"
+    GOVERNOR = "governor"
+
+
+METHODS: Final[Mapping[Kind, tuple[str, ...]]] = {
+    Kind.PLANNER: ("plan",),
+    Kind.FORECASTER: ("forecast",),
+    Kind.ROUTER: (
+        "on_table", "on_carbon", "on_arrival", "on_credit", "on_done", "on_cancel", "on_pinned", "next_s",
+    ),
+    Kind.QUEUE: ("limit", "check", "push", "pop", "pop_first", "remove", "depth", "lanes", "tickets"),
+    Kind.GOVERNOR: ("step",),
+}  # fmt: skip
+"""What a brain of each kind must be able to do: the protocols of trefoil/core/brains.py."""
+
+
+class PartSettings(BaseModel):
+    """Base of a part's typed settings: frozen, and an unknown name is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a shell must know of a part before it runs it. Each is read of the kinds that it names; others leave it."""
+
+    order: str = ""
+    """Queue: whose turn is next ("arrival": the longest waiting of a priority)."""
+    work_conserving: bool = True
+    """Router: no slice with a free credit stands idle while a request waits that may go there."""
+    light: bool = False
+    """Router, queue: of a ticket nothing is read but id, arrived_s, bytes, priority and min_accuracy, and of an outcome
+    nothing, so that a simulation may call it with less than a whole ticket."""
+    flow: str = ""
+    """Router: the law by which it splits a flow, for simulations without single requests: "shares" (each class gets its
+    weight), "pool" (all slices are one pool); "" when there is none."""
+    group: bool = False
+    """Router: one instance may route several families, in one worker."""
+    measures: bool = False
+    """Planner: it may ask for candidates to be measured on the running system."""
+    tick_grace_s: float = 2.0
+    """Planner: how long after the time that it asked for another trigger may still be the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[Brain]):
+    """One brain's specification. `constants` are numbers that `Objective.params` may override by name.
+
+    `make` takes what its kind is made of: planner (constants, settings, refuses), forecaster (settings), router
+    (family, queue), queue (name), governor (settings).
+    """
+
+    kind: Kind
+    name: str
+    make: Callable[..., Brain]
+    constants: Mapping[str, float] = field(default_factory=dict)
+    settings: type[PartSettings] = PartSettings
+    traits: Traits = Traits()
+    label: str = ""
+    """What people read in tables and reports; "": its name."""
+    colour: str = ""
+    """Of its lines in charts, as #rrggbb; "": one by its name."""
+
+    def settings_of(self, values: Mapping[str, Value]) -> PartSettings:
+        """The part's settings with these values over its defaults.
+
+        Raises:
+            SettingError: an unknown name, or a value of another type or out of bounds.
+        """
+        try:
+            return self.settings.model_validate(dict(values))
+        except ValidationError as error:
+            complaint = error.errors(include_url=False)[0]
+            name = ".".join(str(part) for part in complaint["loc"])
+            known = ", ".join(sorted(self.settings.model_fields)) or "none: it has no settings"
+            unknown = complaint["type"] == "extra_forbidden"
+            raise SettingError(
+                f"{self.name} has no such setting" if unknown else complaint["msg"],
+                field=f"{self.kind} setting {name}",
+                value=complaint.get("input"),
+                remedy=f"one of {known}" if unknown else f"see the settings of {self.kind} {self.name}",
+            ) from error
+
+
+Parts = Mapping[str, Part[Brain]]
+
+
+def find(kind: Kind, name: str, table: Parts[Brain]) -> Part[Brain]:
+    """The part of that name: of the table, or a user's own as module:Class.
+
+    Raises:
+        SettingError: naming field, value and what there is.
+    """
+    if name in table:
+        return table[name]
+    if ":" in name:
+        return own(kind, name)
+    raise SettingError(
+        f"no such {kind}", field=kind.value, value=name, remedy=f"one of {', '.join(sorted(table))}, or module:Class"
+    )
+
+
+def own(kind: Kind, path: str) -> Part[Any]:
+    """The specification of a user's own brain, module:Class.
+
+    Raises:
+        SettingError: naming what is missing.
+    """
+    made = loaded(kind.value, path)
+    if not isinstance(made, type):
+        raise SettingError("is no class", field=kind.value, value=path, remedy="name a class of that module")
+    missing = [name for name in METHODS[kind] if not callable(getattr(made, name, None))]
+    if missing:
+        raise SettingError(
+            f"has no method {', '.join(missing)}", field=kind.value, value=path, remedy="see trefoil/core/brains.py"
+        )
+    given = {name: getattr(made, name) for name in ("constants", "settings", "traits", "label", "colour")
+             if name in vars(made)}  # fmt: skip
+    return Part(kind, path, made, **given)
+
+
+def loaded(field_name: str, path: str) -> Any:
+    """What module:name stands for.
+
+    Raises:
+        SettingError: it cannot be imported, or is not there.
+    """
+    module_name, colon, attribute = path.partition(":")
+    if not colon or not module_name or not attribute:
+        raise SettingError("not module:Class", field=field_name, value=path, remedy="write e.g. mine.parts:Greedy")
+    try:
+        module: ModuleType = importlib.import_module(module_name)
+    except ImportError as error:
+        raise SettingError(
+            f"cannot be imported ({error})", field=field_name, value=path, remedy="install it, or set PYTHONPATH"
+        ) from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise SettingError(
+            f"{module_name} has no {attribute}", field=field_name, value=path, remedy="name a class of that module"
+        )
+    return found
