@@ -9,21 +9,28 @@ import structlog
 from controller.act import Actor
 from controller.agents import Agents
 from controller.authority import Authority
+from controller.core.control import ControlCore
+from controller.core.effects import Instant
+from controller.core.observation import Observation
+from controller.core.rolling import Rollouts
 from controller.disk import Disk
 from controller.forecasters.table import forecaster
-from controller.loop import Loop
+from controller.loop import Loop, kept
 from controller.objectives import accept
-from controller.observe import Observer
+from controller.observe import Reader
+from controller.perform import Signals
 from controller.planning import constants_of, planner_of, with_preset
 from controller.receipts import Receipts
 from controller.report import Accountant
 from controller.service import FULL_NAME, ControllerService
 from controller.settings import ControllerSettings
-from controller.shares import known
+from controller.thinker import Thinker
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import SettingError, TrefoilError
 from trefoil.core.objective import Objective
+from trefoil.core.parts import Traits
+from trefoil.core.plan import NodePlan, Plan
 from trefoil.core.policies import policy
 from trefoil.runtime import rpc, service, telemetry
 from trefoil.runtime.clock import Clock, WallClock
@@ -37,11 +44,14 @@ from trefoil.runtime.telemetry import Metrics
 class ControlPart:
     """The lease keeper and the loop. It gives the role back at the end, so that a successor need not wait."""
 
-    def __init__(self, loop: Loop, authority: Authority, agents: Agents, accountant: Accountant) -> None:
-        self._loop, self._authority, self._agents, self._accountant = loop, authority, agents, accountant
+    def __init__(
+        self, loop: Loop, reader: Reader, authority: Authority, agents: Agents, accountant: Accountant
+    ) -> None:
+        self._loop, self._reader, self._authority = loop, reader, authority
+        self._agents, self._accountant = agents, accountant
 
     async def init(self) -> None:
-        await self._loop.observer.refresh()
+        await self._reader.refresh()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -63,32 +73,36 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     catalog = load_catalog(settings.model_repository, settings.profile_overrides)
     planner = planner_of(settings.planner, row)
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
-    metrics = Metrics("controller")
-    disk = Disk(settings.state_dir, settings.decisions_max)
-    observer = Observer(
-        settings, state, catalog, forecaster(settings.forecaster or row.forecaster, settings.forecast), clock
-    )
+    metrics, disk, signals = Metrics("controller"), Disk(settings.state_dir, settings.decisions_max), Signals()
+    at = Instant(clock.now_s(), clock.monotonic_s())
+    receipts = Receipts(catalog, settings.receipts.memory_s, settings.receipts.items_min)
+    predictor = forecaster(settings.forecaster or row.forecaster, settings.forecast)
+    seen = Observation(settings, state.keys, catalog, predictor, at.now_s, receipts.window)
+    reader = Reader(seen, state, settings.carbon, clock)
 
     def highest_seen() -> int:
-        return max((n.highest_epoch_seen for n in observer.inputs.nodes.values()), default=0)
+        return max((n.highest_epoch_seen for n in seen.inputs.nodes.values()), default=0)
 
     authority = Authority(state, disk, clock, metrics, highest_seen)
     token = settings.token.get_secret_value() if settings.token else None
     agents = Agents(clock, settings.rollout.apply_timeout_s, settings.rollout.apply_tries, token)
-    actor = Actor(settings.rollout, state.keys, authority, agents, observer, disk, clock)
-    actor.complete = lambda routes: known(routes, catalog)
-    receipts = Receipts(catalog, settings.receipts.memory_s, settings.receipts.items_min)
-    observer.windows.on_window = receipts.window
-    accountant = Accountant(settings, state, authority, observer, receipts, disk, metrics, clock)
-    loop = Loop(settings, row, planner, state, authority, observer, actor, accountant, disk, metrics, clock)
-    loop.objectives = starting_objectives(settings, loop.objectives, catalog)
-    disk.save_all("objectives", loop.objectives.values())
+    accountant = Accountant(settings, state, authority, seen, receipts, disk, metrics, clock)
+    commanded = {n.node: n for n in disk.load_all("commanded", NodePlan)}
+    rollouts = Rollouts(settings.rollout, seen, accountant, at, disk.load("published", Plan), commanded)
+    actor = Actor(
+        rollouts, settings.rollout.poll_s, state.keys, authority, agents, reader, disk, metrics, signals, at, clock
+    )
+    stored = {o.family: o for o in disk.load_all("objectives", Objective)}
+    left = kept(disk, settings, starting_objectives(settings, stored, catalog))
+    thinker = Thinker(planner, settings.planner or row.planner, disk, clock, settings.solve_timeout_s)
+    core = ControlCore(settings, row, Traits().tick_grace_s, thinker.live, seen, accountant, rollouts, at, left)
+    loop = Loop(core, settings, state, authority, reader, actor, accountant, thinker, disk, metrics, signals, clock)
     servicer = ControllerService(loop, catalog, constants_of(settings.planner, row), disk)
     add = controller_pb2_grpc.add_ControllerServicer_to_server
     return (
         StatePart(state),
         MetricsPart(metrics, settings.metrics_address),
-        ControlPart(loop, authority, agents, accountant),
+        ControlPart(loop, reader, authority, agents, accountant),
         ServerPart(lambda: rpc.make_server(settings, [(add, servicer, FULL_NAME)], metrics=metrics)),
     )
 

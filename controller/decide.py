@@ -19,7 +19,7 @@ from trefoil.core.brains import Candidate, Decision, LivePlanner, Planner, PlanV
 from trefoil.core.errors import PlanError, TrefoilError
 from trefoil.core.objective import ActMode
 from trefoil.core.plan import Plan
-from trefoil.core.plan_check import check, plan_digest
+from trefoil.core.plan_check import check, node_digest, plan_digest
 from trefoil.core.units import grams
 
 NEW, UNCHANGED, DEGRADED, FAILED, ADVISED = "new_plan", "unchanged", "degraded", "failed", "advised"
@@ -115,6 +115,12 @@ def judge(view: PlanView, trigger: Trigger, decision: Decision, control: Control
     if control.held:
         return Verdict(ADVISED, f"{why}; {control.held}: {saving(view, plan)}", decision, None, plan, rung, degraded)
     return Verdict(NEW, why, decision, plan, None, rung, degraded)
+
+
+def moves(current: Plan | None, plan: Plan) -> bool:
+    """Whether any node has something to do; not the shares alone."""
+    before = {node.node: node_digest(node) for node in current.nodes} if current else {}
+    return {node.node: node_digest(node) for node in plan.nodes} != before
 
 
 def saving(view: PlanView, plan: Plan) -> str:

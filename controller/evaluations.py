@@ -1,21 +1,19 @@
 """An exploration as a value: its phase, its candidates, what became of each, and what all of it has cost."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from controller.settings import ExploreSettings
 from controller.shares import capacity_of
 from controller.terms import impossible, terms
-from controller.thinker import Thought
 from controller.triggers import Trigger
-from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
+from trefoil.core.brains import Candidate, Measurement, PlanView
 from trefoil.core.demand import LoadWindow
 from trefoil.core.errors import PlanError
 from trefoil.core.fleet import DeviceState, SliceState
-from trefoil.core.plan import Plan, RolloutState
+from trefoil.core.plan import Plan
 from trefoil.core.plan_check import check, plan_digest
 
 OUTGROWN: Final = ("load", "slo", "loss")  # after these, the plan of before does not suit any more
@@ -127,41 +125,6 @@ class Exploration:
         if self.cold:
             from_s = max(from_s, self.drained_s)
         return waits > borne and now_s < from_s + settings.settle_max_s
-
-
-class Shell(Protocol):
-    """What an exploration needs of the loop."""
-
-    @property
-    def current(self) -> Plan | None:
-        """The plan in force."""
-        ...
-
-    def seed(self) -> int:
-        """Of the next decision."""
-        ...
-
-    def rolled(self) -> tuple[RolloutState, str]:
-        """Where the rollout of the plan in force stands, and why."""
-        ...
-
-    def wake(self) -> None:
-        """Step again at once."""
-        ...
-
-    async def try_out(self, view: PlanView, trigger: Trigger, thought: Thought, refused: str) -> Plan:
-        """Record a step that is a candidate; returns its plan, numbered."""
-        ...
-
-    async def deploy(self, plan: Plan) -> None:
-        """Put a plan in force in place of the candidate before it, and begin its rollout."""
-        ...
-
-    async def conclude(
-        self, view: PlanView, trigger: Trigger, thought: Thought, decision: Decision, versions: Mapping[str, str]
-    ) -> None:
-        """Record a step that is a decision, and put in force what `decision` makes of it."""
-        ...
 
 
 def good(run: Exploration, view: PlanView) -> Plan | None:

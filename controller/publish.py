@@ -6,9 +6,9 @@ from importlib.metadata import version
 from typing import Final
 
 from controller.authority import Authority
+from controller.core.observation import Observation
 from controller.decide import RUNG_DEGRADED, RUNG_KEPT, Control, Verdict
 from controller.intensity import REFUSABLE
-from controller.observe import Observer
 from controller.receipts import Key, Receipts, moved
 from controller.settings import ControllerSettings
 from trefoil.core.brains import PlanView
@@ -17,7 +17,6 @@ from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.energy import ReceiptRates
 from trefoil.core.objective import ActMode
 from trefoil.core.plan import Plan, Rollout, RolloutState
-from trefoil.core.plan_check import node_digest
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Append, Put, Write
 from trefoil.runtime.state import Keys
@@ -33,8 +32,8 @@ RUNGS: Final[Mapping[int, str]] = {RUNG_DEGRADED: "degraded", RUNG_KEPT: "kept"}
 class DemandSeries:
     """Arrivals per second and forecast of each family, written once a second."""
 
-    def __init__(self, keys: Keys, observer: Observer, authority: Authority, clock: Clock) -> None:
-        self._keys, self._observer, self._authority, self._clock = keys, observer, authority, clock
+    def __init__(self, keys: Keys, seen: Observation, authority: Authority, clock: Clock) -> None:
+        self._keys, self._seen, self._authority, self._clock = keys, seen, authority, clock
         self._at_s = 0.0
 
     async def publish(self) -> None:
@@ -42,7 +41,7 @@ class DemandSeries:
         now_s = self._clock.now_s()
         if now_s - self._at_s >= 1.0:
             self._at_s = now_s
-            writes = demand(self._keys, self._observer, now_s)
+            writes = demand(self._keys, self._seen, now_s)
             if writes:
                 await self._authority.write(writes)
 
@@ -75,12 +74,12 @@ class ReceiptSeries:
         self._told = {(rate.slice, rate.family, rate.variant): rate.ratio for rate in rates}
 
 
-def demand(keys: Keys, observer: Observer, now_s: float) -> list[Write]:
+def demand(keys: Keys, seen: Observation, now_s: float) -> list[Write]:
     """Arrivals of the last second and the forecast, of each family."""
-    bins = round(1 / observer.windows.bin_s)
+    bins = round(1 / seen.windows.bin_s)
     writes: list[Write] = []
-    for family, forecast in sorted(observer.forecasts.items()):
-        arrived = round(sum(observer.windows.arrivals(family, now_s)[-bins:]))
+    for family, forecast in sorted(seen.forecasts.items()):
+        arrived = round(sum(seen.windows.arrivals(family, now_s)[-bins:]))
         cell = LoadCell(LoadKey(family), arrived=arrived, arrived_per_s=(arrived,))
         window = LoadWindow(starts_at_s=now_s - 1, ends_at_s=now_s, cells=(cell,))
         writes.append(Append(keys.demand(family), window, DEMAND_MAX, ttl_s=float(DEMAND_MAX)))
@@ -136,9 +135,3 @@ def versions(planner: str, verdict: Verdict, effect: str) -> dict[str, str]:
         "outcome": verdict.outcome,
         "effect": effect,
     }
-
-
-def moves(current: Plan | None, plan: Plan) -> bool:
-    """Whether any node has something to do; not the shares alone."""
-    before = {node.node: node_digest(node) for node in current.nodes} if current else {}
-    return {node.node: node_digest(node) for node in plan.nodes} != before

@@ -8,14 +8,15 @@ per-request values of its time into None.
 import datetime
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
+from controller import measuring
 from controller.authority import Authority
+from controller.core.observation import Observation
 from controller.disk import Disk
-from controller.observe import Observer
 from controller.receipts import Joined, Receipts, summed
 from controller.settings import ControllerSettings
 from trefoil.core import errors
@@ -52,13 +53,13 @@ class Accountant:
         settings: ControllerSettings,
         state: State,
         authority: Authority,
-        observer: Observer,
+        seen: Observation,
         receipts: Receipts,
         disk: Disk,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        self._settings, self._state, self._authority, self._observer = settings, state, authority, observer
+        self._settings, self._state, self._authority, self._seen = settings, state, authority, seen
         self.receipts, self._disk, self._metrics, self._clock = receipts, disk, metrics, clock
         self._joined: deque[Joined] = deque()
         self._ids: dict[str, str] = {str(k): str(v) for k, v in disk.load_plain("energy_ids").items()}
@@ -78,7 +79,7 @@ class Accountant:
     async def refresh(self, families: Sequence[str]) -> None:
         """Read new samples of all nodes and book them; every few seconds write the totals."""
         readings = self.readings()
-        for node in sorted(self._observer.inputs.nodes):
+        for node in sorted(self._seen.inputs.nodes):
             key = self._state.keys.energy(node)
             try:
                 entries = await self._state.stream(key, EnergySample, self._ids.get(key, "0"))
@@ -92,15 +93,26 @@ class Accountant:
         if self._clock.now_s() - self._flushed_at_s >= FLUSH_S:
             await self.flush()
 
-    def grams_per_request(self, family: str) -> float | None:
+    def grams_per_request(self, families: Iterable[str], now_s: float) -> dict[str, float | None]:
         """Over the measuring window; None when energy was not measured or nothing was answered."""
+        since_s = now_s - self._settings.measure_s
+        return {family: self._grams(family, since_s) for family in families}
+
+    def metered_until_s(self, devices: Sequence[str]) -> float:
+        """Up to when all of these devices have been metered, as far as samples are held."""
+        return measuring.metered_until_s(self.held, devices)
+
+    def cost(self, families: Sequence[str], starts_s: float, ends_s: float, pue: float) -> measuring.Cost:
+        """What all devices drew in an interval, as far as samples are held."""
+        return measuring.cost(self.held, self.readings(), families, starts_s, ends_s, pue)
+
+    def _grams(self, family: str, since_s: float) -> float | None:
         recent = self._recent.get(family)
-        since_s = self._clock.now_s() - self._settings.measure_s
         if recent is None or recent.unmeasured_until_s > since_s:
             return None
         while recent.grams and recent.grams[0][0] < since_s:
             recent.grams.popleft()
-        answered = self._observer.windows.answered_since(family, since_s)
+        answered = self._seen.windows.answered_since(family, since_s)
         return sum(g for _, g in recent.grams) / answered if answered and recent.grams else None
 
     async def flush(self) -> None:
@@ -131,8 +143,8 @@ class Accountant:
 
     def readings(self) -> tuple[CarbonReading, ...]:
         """The readings of one series, oldest first, the one planned by last."""
-        now = self._observer.carbon()
-        known = [r for r in self._observer.inputs.carbon_history if r.series == now.series]
+        now = self._seen.carbon(self._clock.now_s())
+        known = [r for r in self._seen.inputs.carbon_history if r.series == now.series]
         return tuple(sorted([*known, now], key=lambda r: r.observed_at_s))
 
     def _book(
@@ -168,7 +180,7 @@ class Accountant:
     def _reconcile(self) -> None:
         """Compare what receipts say with what was metered over the same time."""
         now_s, settings = self._clock.now_s(), self._settings.receipts
-        self.receipts.nodes(self._observer.inputs.nodes.values())
+        self.receipts.nodes(self._seen.inputs.nodes.values())
         for joined in summed(self.receipts.join(now_s)):
             self._joined.append(joined)
             self._add(joined.family, "active_joules", joined.active_j)
@@ -184,7 +196,7 @@ class Accountant:
 
     def _served(self) -> None:
         """Requests answered since the last look, by variant."""
-        for (family, variant), count in self._observer.windows.answered.items():
+        for (family, variant), count in self._seen.windows.answered.items():
             new = count - self._answered[family, variant]
             if new > 0:
                 self._answered[family, variant] = count

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from controller.act import FINAL
+from controller.core.exploration import Explorer
+from controller.core.rolling import FINAL
 from controller.decide import saving
 from controller.disk import Disk
-from controller.explore import Explorer
 from controller.loop import Loop
 from controller.objectives import accept
 from controller.triggers import CAUSES, OPERATOR, Trigger
@@ -33,21 +33,21 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         self._loop, self._catalog, self._constants, self._disk = loop, catalog, constants, disk
 
     async def GetPlan(self, request: Any, context: Any) -> Any:
-        control = self._loop.control
+        control = self._loop.core.control
         return pb.GetPlanResponse(
             plan=self._plan(),
             rollout=codec.to_proto(self._loop.actor.rollout),
             mode=_wire(control.mode),
             frozen=control.frozen,
             pinned=control.pinned,
-            carbon_refused=self._loop.observer.held().why,
+            carbon_refused=self._loop.seen.held(self._loop.clock.now_s()).why,
         )
 
     async def WatchPlan(self, request: Any, context: Any) -> AsyncIterator[Any]:
         sent = None
         while True:
             async with self._loop.changed:
-                now = (self._loop.current, self._loop.actor.rollout)
+                now = (self._loop.core.current, self._loop.actor.rollout)
                 if now == sent:
                     await self._loop.changed.wait()
                     continue
@@ -60,7 +60,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         wanted: Objective = codec.from_proto(request.objective)
         accepted = accept(
             wanted,
-            self._loop.objectives,
+            self._loop.core.objectives,
             self._catalog,
             self._constants,
             request.expected_number,
@@ -76,21 +76,23 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         loop = self._loop
         objective = self._objective(request.family or self._only_family())
         view = loop.view()
-        plan, last = loop.current, loop.last
+        plan, last = loop.core.current, loop.core.last
         response = pb.ExplainResponse(
             why=explain(view, plan, objective, loop.actor.rollout.state, loop.actor.rollout.why),
-            trigger=f"{loop.last_trigger.cause}: {loop.last_trigger.why}" if loop.last_trigger else "",
-            replans_by_cause=dict(loop.records.causes),
-            reconfigurations_by_cause={cause: n for cause, n in loop.records.reconfigurations.items() if n},
+            trigger=f"{loop.core.last_trigger.cause}: {loop.core.last_trigger.why}" if loop.core.last_trigger else "",
+            replans_by_cause=dict(loop.core.causes),
+            reconfigurations_by_cause={cause: n for cause, n in loop.core.reconfigurations.items() if n},
         )
         if loop.thinker.live is not None:
-            response.exploration.CopyFrom(exploration(loop.explorer, plan))
+            response.exploration.CopyFrom(exploration(loop.core.explorer, plan))
         if plan is not None and objective.family in plan.expected:
             response.expected.CopyFrom(codec.to_proto(plan.expected[objective.family]))
         if last is not None and last.plan is None and (last.advised is not None or last.degraded):
             response.advice = last.why
             if last.advised is not None:
-                response.advice = f"{loop.control.held or 'was held'}: {saving(view, last.advised)}. {last.advised.why}"
+                response.advice = (
+                    f"{loop.core.control.held or 'was held'}: {saving(view, last.advised)}. {last.advised.why}"
+                )
                 response.advised.CopyFrom(codec.to_proto(last.advised.expected.get(objective.family, Expected())))
         return response
 
@@ -99,15 +101,15 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         if request.mode not in known:
             names = ", ".join(m.name.lower() for m in known.values())
             raise errors.InvalidInput("no such mode", field="mode", value=request.mode, remedy=f"one of {names}")
-        await self._loop.operate(replace(self._loop.control, mode=known[request.mode]))
-        return pb.SetModeResponse(mode=_wire(self._loop.control.mode))
+        await self._loop.operate(replace(self._loop.core.control, mode=known[request.mode]))
+        return pb.SetModeResponse(mode=_wire(self._loop.core.control.mode))
 
     async def Freeze(self, request: Any, context: Any) -> Any:
-        await self._loop.operate(replace(self._loop.control, frozen=request.frozen))
-        return pb.FreezeResponse(frozen=self._loop.control.frozen, revision=self._revision())
+        await self._loop.operate(replace(self._loop.core.control, frozen=request.frozen))
+        return pb.FreezeResponse(frozen=self._loop.core.control.frozen, revision=self._revision())
 
     async def Pin(self, request: Any, context: Any) -> Any:
-        control = self._loop.control
+        control = self._loop.core.control
         if not request.HasField("plan"):
             await self._loop.operate(replace(control, pinned=False))
             return pb.PinResponse(revision=self._revision())
@@ -124,7 +126,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
 
     async def Rollback(self, request: Any, context: Any) -> Any:
         self._may_act("Rollback")
-        plans = self._loop.plans
+        plans = self._loop.core.plans
         if len(plans) < 2:
             raise errors.NotFound("there is no earlier plan to go back to", remedy="pin a plan instead")
         before, now = plans[-2], plans[-1]
@@ -132,7 +134,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         plan = replace(before, objectives=view.objectives)
         check(plan, view.fleet, self._catalog, (), view.objectives)
         why = f"rolled back from {_number(now)} to {_number(before)} and frozen; {before.why}"
-        await self._loop.operate(replace(self._loop.control, frozen=True), plan, why)
+        await self._loop.operate(replace(self._loop.core.control, frozen=True), plan, why)
         return pb.RollbackResponse(revision=self._revision(), why=why)
 
     async def GetRollout(self, request: Any, context: Any) -> Any:
@@ -143,13 +145,13 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         known = (OPERATOR, *CAUSES)
         if cause not in known:
             raise errors.InvalidInput("no such cause", field="cause", value=cause, remedy=f"one of {', '.join(known)}")
-        if self._loop.control.mode == ActMode.OBSERVE:
+        if self._loop.core.control.mode == ActMode.OBSERVE:
             raise errors.InvalidInput(
                 "mode observe plans nothing", field="mode", value="observe", remedy="set mode advise or act first"
             )
-        if not self._loop.objectives:
+        if not self._loop.core.objectives:
             raise errors.NotFound("no family has an objective yet", remedy="trefoil objective set")
-        current = self._loop.current
+        current = self._loop.core.current
         if request.HasField("revision") and current is not None:
             seen: Revision = codec.from_proto(request.revision)
             if (seen.epoch, seen.number) != (current.revision.epoch, current.revision.number):
@@ -180,13 +182,13 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
     # --- small parts --------------------------------------------------------------------------------------------------
 
     def _plan(self) -> Any:
-        return codec.to_proto(self._loop.current) if self._loop.current is not None else None
+        return codec.to_proto(self._loop.core.current) if self._loop.core.current is not None else None
 
     def _revision(self) -> Any:
-        return codec.to_proto(self._loop.current.revision) if self._loop.current is not None else None
+        return codec.to_proto(self._loop.core.current.revision) if self._loop.core.current is not None else None
 
     def _may_act(self, what: str) -> None:
-        mode = self._loop.control.mode
+        mode = self._loop.core.control.mode
         if mode != ActMode.ACT:
             raise errors.InvalidInput(
                 f"{what} rolls a plan out, mode {mode.name.lower()} touches nothing",
@@ -196,14 +198,15 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             )
 
     def _objective(self, family: str) -> Objective:
-        if family not in self._loop.objectives:
+        if family not in self._loop.core.objectives:
             raise errors.NotFound(
-                f"no objective for family {family!r}", remedy=f"one of {sorted(self._loop.objectives) or 'none yet'}"
+                f"no objective for family {family!r}",
+                remedy=f"one of {sorted(self._loop.core.objectives) or 'none yet'}",
             )
-        return self._loop.objectives[family]
+        return self._loop.core.objectives[family]
 
     def _only_family(self) -> str:
-        names = sorted(self._loop.objectives)
+        names = sorted(self._loop.core.objectives)
         if len(names) != 1:
             raise errors.InvalidInput("which family?", field="family", value="", remedy=f"one of {names}")
         return names[0]

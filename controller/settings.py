@@ -200,6 +200,8 @@ class ControllerSettings(ServiceSettings):
     seed: int = Field(default=0, ge=0)
     pue: float = Field(default=1.2, ge=1)
     tick_s: float = Field(default=0.5, gt=0)
+    tick_min_s: float = Field(default=0.0, ge=0)
+    """Follow a planner's wish to be run again no earlier than this after a decision (its other triggers stay)."""
     move_horizon_s: float = Field(default=600.0, gt=0)
     """Wall time over which a reconfiguration has to pay back."""
     solve_timeout_s: float = Field(default=20.0, gt=0)

@@ -3,47 +3,20 @@
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
 
+from controller.core.control import RETRY_S
+from controller.core.effects import Thought
 from controller.decide import as_live, ask, think
 from controller.disk import Disk
 from trefoil.core import errors
-from trefoil.core.brains import Candidate, Decision, Planner, PlanView
+from trefoil.core.brains import Candidate, Decision, Measurement, Planner, PlanView
 from trefoil.runtime.clock import Clock
 
-RETRY_S: Final = 10.0  # after a decision that found no plan
 MEMORY: Final = "planner_memory"
 UNREADABLE: Final = (errors.TrefoilError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
-
-@dataclass(frozen=True, slots=True)
-class Thought:
-    """What a planner answered, and all that is needed to ask it again. `memory` is JSON from before; "" = it has none.
-
-    `asked`: a step of an exploration (`ask`), not a whole decision (`plan`).
-    """
-
-    step: Candidate | Decision
-    seed: int
-    solve_ms: float
-    wall_limit_hit: bool
-    memory: str = ""
-    asked: bool = False
-
-    @property
-    def decision(self) -> Decision:
-        """The step, where it is a decision."""
-        assert isinstance(self.step, Decision), self.step
-        return self.step
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """What a record keeps of it beside view and seed."""
-        found = {"memory": self.memory} if self.memory else {}
-        return found | ({"call": "ask"} if self.asked else {})
 
 
 class Thinker:
@@ -77,6 +50,12 @@ class Thinker:
             return Thought(future.result(), seed, solve_ms, False, self._before, ask_it)
         self._abandoned = future
         return self._hit(view, seed, f"the planner took more than solve_timeout_s = {self._timeout_s:g} s", solve_ms)
+
+    def tell(self, candidate: Candidate, measurement: Measurement) -> None:
+        """Tell a planner that measures what came of its candidate, and save what it remembers."""
+        assert self.live is not None
+        self.live.tell(candidate, measurement)
+        self.save()
 
     def save(self) -> None:
         """What the planner remembers now."""

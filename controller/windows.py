@@ -49,10 +49,15 @@ class _Budget:
     rolls: bool = False
 
 
+def nobody(_window: LoadWindow) -> None:
+    """Who is told of windows where nobody asked: a function with a name, so that a simulation can be saved."""
+
+
 class Windows:
     """The recent load windows of all workers, and the accuracy budgets that they spent."""
 
-    def __init__(self, settings: WindowSettings) -> None:
+    def __init__(self, settings: WindowSettings, on_window: Callable[[LoadWindow], None] = nobody) -> None:
+        """`on_window` is told each window once."""
         self._settings = settings
         self._windows: deque[LoadWindow] = deque()
         self._newest: dict[tuple[str, int], LoadWindow] = {}
@@ -60,7 +65,7 @@ class Windows:
         self._arrivals: dict[str, Counter[int]] = {}
         self._first_bin: int | None = None
         self.answered: Counter[tuple[str, str]] = Counter()
-        self.on_window: Callable[[LoadWindow], None] = _nobody  # told each window once
+        self._on_window = on_window
         self.hold_from_s = math.inf  # windows that end after it are kept however old: they are being measured
 
     @property
@@ -76,7 +81,7 @@ class Windows:
             return
         self._newest[worker] = window
         self._windows.append(window)
-        self.on_window(window)
+        self._on_window(window)
         for cell in window.cells:
             if cell.arrived:
                 self._spread(cell.key.family, cell.arrived, window)
@@ -270,10 +275,6 @@ class Windows:
 def _quantile_ms(latency: Same[Histogram], q: float) -> float:
     """Of the one histogram of a window, asked for as long as that window counts."""
     return quantile_ms(latency.value, q)
-
-
-def _nobody(_window: LoadWindow) -> None:
-    """Who is told of windows where nobody asked: a function with a name, so that a simulation can be saved."""
 
 
 def _accuracy(catalog: Catalog, family: str, variant: str) -> float:

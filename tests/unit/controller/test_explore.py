@@ -5,8 +5,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from controller.core.effects import Conclude, Deploy, Instant, NextSeed, Remember, Save, Steps, Tell, Think, TryOut
+from controller.core.exploration import Explorer
 from controller.evaluations import Phase, Totals
-from controller.explore import Explorer
+from controller.measuring import Cost, cost, metered_until_s
+from controller.perform import perform
 from controller.replay import replay
 from controller.settings import ExploreSettings
 from controller.thinker import Thinker
@@ -24,7 +27,6 @@ from trefoil.core.plan import DecisionRecord, Plan, RolloutState
 from trefoil.core.plan_check import plan_digest
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
-from trefoil.runtime.telemetry import Metrics
 
 TICK_S = 0.5
 WATTS = 100.0  # of each of the two GPUs
@@ -90,8 +92,12 @@ class FakeMeter:
     def hold(self, from_s: float) -> None:
         self.from_s = from_s
 
-    def readings(self) -> tuple[CarbonReading, ...]:
-        return (CarbonReading(views.SERIES, 0.0, 1e9, 360.0, observed_at_s=0.0),)
+    def metered_until_s(self, devices) -> float:
+        return metered_until_s(self.held, devices)
+
+    def cost(self, families, starts_s: float, ends_s: float, pue: float) -> Cost:
+        readings = (CarbonReading(views.SERIES, 0.0, 1e9, 360.0, observed_at_s=0.0),)
+        return cost(self.held, readings, families, starts_s, ends_s, pue)
 
     def sample(self, starts_s: float, ends_s: float) -> None:
         for i in range(2):
@@ -125,39 +131,52 @@ class Bench:
         self.explorer = self.explorers()
 
     def explorers(self) -> Explorer:
-        thinker = Thinker(self.planner, "fake", self.disk, self.clock, 10.0)
-        return Explorer(
-            self, thinker, self.windows, self.meter, ExploreSettings(), Metrics("controller"), self.clock, self.disk
-        )
+        self.at = Instant(self.clock.now_s(), self.clock.monotonic_s())
+        self.thinker = Thinker(self.planner, "fake", self.disk, self.clock, 10.0)
+        totals = Totals(**self.disk.load_plain("explorations"))
+        return Explorer(self.thinker.live, self.windows, self.meter, ExploreSettings(), self.at, totals)
 
     # what the explorer asks of its shell
 
-    def seed(self) -> int:
-        return 7
+    async def play(self, steps: Steps[None]) -> None:
+        await perform(steps, self._carry_out, self.at, self.clock)
+
+    async def _carry_out(self, effect):
+        match effect:
+            case NextSeed():
+                return 7
+            case Think(view, seed, asks):
+                return await self.thinker.think(view, seed, asks)
+            case Tell(candidate, measurement):
+                self.thinker.tell(candidate, measurement)
+            case Remember():
+                self.thinker.save()
+            case Save(name, value):
+                self.disk.save(name, value)
+            case TryOut(view, trigger, thought, _):
+                self._record(view, trigger, thought)
+                return replace(thought.step.plan, exploration=True)
+            case Deploy(plan):
+                return self._deploy(plan)
+            case Conclude(view, trigger, thought, decision):
+                self._record(view, trigger, thought)
+                self.decided.append(decision)
+                if decision.plan is not None:
+                    self._deploy(replace(decision.plan, exploration=False))
+                return self.current
+        return None
 
     def rolled(self) -> tuple[RolloutState, str]:
         if self.rolling > 0:
             return RolloutState.APPLYING, ""
         return (RolloutState.HALTED, "not READY after 90 s") if self.halts else (RolloutState.DONE, "")
 
-    def wake(self) -> None:
-        pass
-
-    async def try_out(self, view, trigger, thought, refused) -> Plan:
-        self._record(view, trigger, thought)
-        return replace(thought.step.plan, exploration=True)
-
-    async def deploy(self, plan: Plan) -> None:
+    def _deploy(self, plan: Plan) -> Plan:
         number = (self.current.revision.number if self.current else 0) + 1
         self.current = replace(plan, revision=Revision(1, number))
         self.deployed.append(self.current)
         self.rolling = 2
-
-    async def conclude(self, view, trigger, thought, decision, versions) -> None:
-        self._record(view, trigger, thought)
-        self.decided.append(decision)
-        if decision.plan is not None:
-            await self.deploy(replace(decision.plan, exploration=False))
+        return self.current
 
     def _record(self, view, trigger, thought) -> None:
         made = thought.step.plan
@@ -178,8 +197,11 @@ class Bench:
         now = views.view(now_s=self.clock.now_s(), rate=float(self.rate), current=self.current)
         return replace(now, fleet=views.running(self.current or views.PLAN))
 
-    async def begin(self) -> None:
-        await self.explorer.begin(self.view(), CARBON)
+    async def begin(self, trigger: Trigger = CARBON) -> None:
+        await self.play(self.explorer.begin(self.view(), trigger, self.current, self.rolled()))
+
+    async def stop(self, why: str) -> None:
+        await self.play(self.explorer.stop(self.view(), why, self.current))
 
     async def tick(self, seconds: float = TICK_S) -> None:
         before_s = self.clock.now_s()
@@ -191,7 +213,7 @@ class Bench:
         self.meter.sample(before_s, self.clock.now_s())
         self.windows.forget(self.clock.now_s())
         if self.explorer.run is not None:
-            await self.explorer.step(self.view())
+            await self.play(self.explorer.step(self.view(), self.current, self.rolled()))
 
     def _window(self, starts_s: float, ends_s: float) -> LoadWindow:
         self.seq += 1
@@ -321,7 +343,7 @@ async def test_a_halted_rollout_is_told_and_left(bench: Bench) -> None:
 async def test_an_operator_ends_it_and_the_plan_of_before_is_back(bench: Bench) -> None:
     await bench.begin()
     await bench.until(Phase.MEASURE)
-    await bench.explorer.stop(bench.view(), "frozen")
+    await bench.stop("frozen")
     assert bench.explorer.run is None
     assert plan_digest(bench.current) == plan_digest(views.PLAN)
     assert not bench.current.exploration
@@ -331,17 +353,17 @@ async def test_an_operator_ends_it_and_the_plan_of_before_is_back(bench: Bench) 
 
 
 async def test_after_a_loss_what_was_measured_within_the_slo_is_gone_back_to(bench: Bench) -> None:
-    await bench.explorer.begin(bench.view(), Trigger("loss", "node0/gpu1 is gone"))
+    await bench.begin(Trigger("loss", "node0/gpu1 is gone"))
     await bench.until(Phase.ASK)
     await bench.tick()
-    await bench.explorer.stop(bench.view(), "frozen")
+    await bench.stop("frozen")
     assert plan_digest(bench.current) == plan_digest(FIRST)
 
 
 async def test_a_new_trigger_begins_anew_from_a_good_plan(bench: Bench) -> None:
     await bench.begin()
     await bench.until(Phase.MEASURE)
-    await bench.explorer.begin(bench.view(), Trigger("objective", "number 2"))
+    await bench.begin(Trigger("objective", "number 2"))
     assert plan_digest(bench.explorer.run.before) == plan_digest(views.PLAN)
     assert bench.explorer.totals.explorations == 2
     await bench.until(None)
@@ -382,7 +404,7 @@ async def test_it_ends_in_time_whatever_its_planner_wants(bench: Bench) -> None:
 async def test_memory_and_costs_outlive_the_controller(bench: Bench) -> None:
     await bench.begin()
     await bench.until(Phase.ASK)
-    bench.explorer.drop("the role was lost")
+    await bench.play(bench.explorer.drop("the role was lost"))
     bench.planner = Remembers(FIRST, SECOND)
     again = bench.explorers()
     assert len(bench.planner.told) == 1

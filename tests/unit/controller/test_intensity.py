@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller import publish
+from controller.core.observation import Observation
 from controller.decide import Control
 from controller.forecasters.table import ForecastSettings, forecaster
 from controller.intensity import REFUSABLE, aged, held, refusal, rung_name
-from controller.observe import Observer
+from controller.observe import Reader
 from controller.service import explain
 from controller.settings import CarbonSettings, ControllerSettings
 from controller.triggers import Memory, Thresholds, evaluate, made_for
@@ -46,7 +47,7 @@ def forecast(issued_s: float = NOW_S, hours: int = 96, series: Series = SERIES) 
 
 
 class World:
-    """An observer on a store in memory, and a feed that writes there."""
+    """What a controller sees, on a store in memory, and a feed that writes there."""
 
     def __init__(self, **carbon: object) -> None:
         self.clock = ManualClock(NOW_S)
@@ -56,7 +57,8 @@ class World:
 
     def restart(self) -> None:
         made = forecaster("last_max", ForecastSettings())
-        self.observer = Observer(self.settings, self.state, digits(), made, self.clock)
+        self.seen = Observation(self.settings, self.state.keys, digits(), made, self.clock.now_s())
+        self.reader = Reader(self.seen, self.state, self.settings.carbon, self.clock)
 
     async def say(self, now: CarbonReading, ahead: CarbonForecast | None = None) -> None:
         keys = self.state.keys
@@ -70,9 +72,9 @@ class World:
         await self.state.release(lease)
 
     async def view(self) -> PlanView:
-        await self.observer.refresh()
-        assert self.observer.inputs.down == ""
-        return self.observer.view({"digits": OBJECTIVE}, PLAN, {}, {})
+        await self.reader.refresh()
+        assert self.seen.inputs.down == ""
+        return self.seen.view({"digits": OBJECTIVE}, PLAN, {}, {}, self.clock.now_s())
 
 
 async def test_a_refused_rung_triggers_nothing_and_other_triggers_plan_with_the_last_allowed_reading():
@@ -85,11 +87,13 @@ async def test_a_refused_rung_triggers_nothing_and_other_triggers_plan_with_the_
     assert (view.carbon.intensity_g_per_kwh, view.carbon.rung, view.carbon.observed_at_s) == (200.0, 0, NOW_S)
     assert "rung static in force (neso unavailable: rung STATIC) is refused" in view.carbon.fallback_reason
     assert "the last reading on rung normal" in view.carbon.fallback_reason
-    assert world.observer.allowed(("carbon", "load")) == ["load"]
-    triggers = world.observer.allowed(("carbon",))
+    assert world.seen.allowed(("carbon", "load"), world.clock.now_s()) == ["load"]
+    triggers = world.seen.allowed(("carbon",), world.clock.now_s())
     assert evaluate(view, last, Memory(), Thresholds(), triggers)[0] is None
-    assert next(s for s in world.observer.stamps() if "carbon:now" in s.key).observed_at_s == NOW_S
-    assert world.observer.carbon().intensity_g_per_kwh == 900.0, "what is metered is weighed with what is in force"
+    assert next(s for s in world.seen.stamps(world.clock.now_s()) if "carbon:now" in s.key).observed_at_s == NOW_S
+    assert world.seen.carbon(world.clock.now_s()).intensity_g_per_kwh == 900.0, (
+        "what is metered is weighed with what is in force"
+    )
 
 
 async def test_an_allowed_rung_is_acted_on_again():
@@ -101,7 +105,7 @@ async def test_an_allowed_rung_is_acted_on_again():
     await world.say(reading(300.0, Rung.PROFILE))
     view = await world.view()
     assert view.carbon == reading(300.0, Rung.PROFILE)
-    trigger, _ = evaluate(view, last, Memory(), Thresholds(), world.observer.allowed(("carbon",)))
+    trigger, _ = evaluate(view, last, Memory(), Thresholds(), world.seen.allowed(("carbon",), world.clock.now_s()))
     assert trigger is not None
     assert trigger.cause == "carbon"
 
@@ -111,7 +115,7 @@ async def test_without_the_setting_every_rung_is_planned_by():
     for rung in Rung:
         await world.say(reading(200.0, rung))
         assert (await world.view()).carbon.rung == rung
-    assert world.observer.allowed(("carbon",)) == ("carbon",)
+    assert world.seen.allowed(("carbon",), world.clock.now_s()) == ("carbon",)
 
 
 async def test_a_reading_that_nobody_renews_is_refused_where_carried_is():
@@ -152,7 +156,7 @@ async def test_operators_see_what_is_refused():
     text = explain(view, PLAN, OBJECTIVE, RolloutState.DONE, "")
     assert "carbon: 200 g/kWh in demo, rung 0: rung static in force" in text
     assert "forecast: blend, issued 0 s ago, 24 intervals ahead" in text
-    publish.gauge(metrics, view, Control(), Rollout(), None, world.observer.held().rung)
+    publish.gauge(metrics, view, Control(), Rollout(), None, world.seen.held(world.clock.now_s()).rung)
     shown = {s.name: s for family in metrics.collect() for s in family.samples if s.value == 1.0}
     assert shown["trefoil_carbon_refused"].labels["rung"] == "static"
     assert shown["trefoil_carbon_forecast"].labels["state"] == "used"
@@ -204,7 +208,7 @@ async def test_a_forecast_is_cut_to_the_budgets_window_and_stamped():
     view = await world.view()
     assert view.carbon_forecast is not None
     assert [b.p50_g_per_kwh for b in view.carbon_forecast.bands] == [100.0 + i for i in range(24)]
-    assert any("carbon:forecast" in s.key and s.observed_at_s == NOW_S for s in world.observer.stamps())
+    assert any("carbon:forecast" in s.key and s.observed_at_s == NOW_S for s in world.seen.stamps(world.clock.now_s()))
     await world.clock.advance(1.5 * HOUR_S)
     later = (await world.view()).carbon_forecast
     assert later is not None

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.observation import Observation
 from controller.decide import NEW, think
 from controller.forecasters.table import ForecastSettings, forecaster
-from controller.observe import Observer
+from controller.observe import Reader
 from controller.planners.exact.planner import ExactPlanner
 from controller.replay import replay
 from controller.settings import ControllerSettings
@@ -41,21 +42,21 @@ def several() -> Catalog:
 
 
 class World:
-    """An observer, the store that it reads, and a way to write there."""
+    """What a controller sees, the store that it reads, and a way to write there."""
 
     def __init__(self, fixed: dict[str, float] | None = None) -> None:
         self.clock = ManualClock(NOW_S)
         self.state = MemoryState(MemoryStore(self.clock), "default", clock=self.clock)
         demand_fixed = {"digits": fixed} if fixed else {}
         settings = ControllerSettings(demand_initial_per_s={"digits": 20.0}, demand_fixed=demand_fixed)
-        self.observer = Observer(
-            settings, self.state, several(), forecaster("last_max", ForecastSettings()), self.clock
-        )
+        predictor = forecaster("last_max", ForecastSettings())
+        self.seen = Observation(settings, self.state.keys, several(), predictor, self.clock.now_s())
+        self.reader = Reader(self.seen, self.state, settings.carbon, self.clock)
 
     async def view(self, current: Plan | None = None) -> PlanView:
-        await self.observer.refresh()
-        assert self.observer.inputs.down == ""
-        return self.observer.view({"digits": OBJECTIVE}, current, {}, {})
+        await self.reader.refresh()
+        assert self.seen.inputs.down == ""
+        return self.seen.view({"digits": OBJECTIVE}, current, {}, {}, self.clock.now_s())
 
 
 def names(view: PlanView) -> set[str]:

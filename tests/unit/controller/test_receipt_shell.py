@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from controller.authority import Authority
+from controller.core.observation import Observation
 from controller.disk import Disk
 from controller.forecasters.table import ForecastSettings, forecaster
-from controller.observe import Observer
+from controller.observe import Reader
 from controller.publish import ReceiptSeries
 from controller.receipts import Receipts
 from controller.report import Accountant
@@ -30,13 +31,14 @@ class World:
         self.clock = ManualClock(NOW_S)
         self.state = MemoryState(MemoryStore(self.clock), "default", clock=self.clock)
         self.settings = settings = ControllerSettings()
-        self.observer = Observer(settings, self.state, CATALOG, forecaster("last_max", ForecastSettings()), self.clock)
+        receipts, predictor = Receipts(CATALOG), forecaster("last_max", ForecastSettings())
+        now_s = self.clock.now_s()
+        self.seen = Observation(settings, self.state.keys, CATALOG, predictor, now_s, receipts.window)
+        self.reader = Reader(self.seen, self.state, settings.carbon, self.clock)
         self.metrics, disk = Metrics("controller"), Disk(folder, 10)
         self.authority = Authority(self.state, disk, self.clock, self.metrics, lambda: 0)
-        receipts = Receipts(CATALOG)
-        self.observer.windows.on_window = receipts.window
         self.accountant = Accountant(
-            settings, self.state, self.authority, self.observer, receipts, disk, self.metrics, self.clock
+            settings, self.state, self.authority, self.seen, receipts, disk, self.metrics, self.clock
         )
         self.series = ReceiptSeries(settings, self.state.keys, receipts, self.authority, self.clock)
         self.told: list[ReceiptRates] = []
@@ -61,8 +63,8 @@ class World:
             SliceKey(key.device, key.slice_type, key.start, key.size), "s", answered * j_each, now_s, **metered
         )
         await self.state.append(self._agent, self.state.keys.energy("n"), energy, 1000)
-        await self.observer.refresh()
-        assert self.observer.inputs.down == ""
+        await self.reader.refresh()
+        assert self.seen.inputs.down == ""
         await self.accountant.refresh(["digits"])
         await self.series.publish(None)
         told = await self.state.get(self.state.keys.receipts(), ReceiptRates)

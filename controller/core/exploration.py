@@ -13,13 +13,28 @@ before it, or one that was measured within the SLO where the one before no longe
 
 import json
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final
-
-import structlog
+from typing import Any, Final, Protocol
 
 from controller import measuring
-from controller.disk import Disk
+from controller.core.effects import (
+    Conclude,
+    Count,
+    Deploy,
+    Evaluated,
+    Instant,
+    NextSeed,
+    Remember,
+    Save,
+    Say,
+    Steps,
+    Tell,
+    Think,
+    Thought,
+    TryOut,
+    Wake,
+)
 from controller.evaluations import (
     BROKEN_OFF,
     DECIDED,
@@ -30,161 +45,170 @@ from controller.evaluations import (
     Evaluation,
     Exploration,
     Phase,
-    Shell,
     Totals,
     good,
     leaving,
     refused,
     text,
 )
-from controller.report import Accountant
 from controller.settings import ExploreSettings
-from controller.thinker import Thinker, Thought
 from controller.triggers import Trigger
 from controller.windows import Windows
-from trefoil.core.brains import Decision, Measurement, PlanView
+from trefoil.core.brains import Decision, LivePlanner, Measurement, PlanView
 from trefoil.core.demand import Measured
 from trefoil.core.fleet import DeviceState
-from trefoil.core.plan import RolloutState
-from trefoil.runtime.clock import Clock
-from trefoil.runtime.telemetry import Metrics
+from trefoil.core.plan import Plan, RolloutState
 
 ROLLED: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
 TOTALS: Final = "explorations"
 IDLE_S: Final = 5.0  # without any arrival, before this counts as a time without load
 
+Rolled = tuple[RolloutState, str]
+"""Where the rollout of the plan in force stands, and why."""
+
+
+class Meter(Protocol):
+    """What is known of energy."""
+
+    def grams_per_request(self, families: Iterable[str], now_s: float) -> dict[str, float | None]: ...
+    def metered_until_s(self, devices: Sequence[str]) -> float: ...  # all of them
+    def cost(self, families: Sequence[str], starts_s: float, ends_s: float, pue: float) -> measuring.Cost: ...
+    def hold(self, from_s: float) -> None: ...  # keep what is needed to tell the cost from a time on; inf: nothing
+
 
 class Explorer:
-    """At most one exploration at a time, one step a tick. Called under the loop's lock."""
+    """At most one exploration at a time, one step a tick."""
 
     def __init__(
         self,
-        shell: Shell,
-        thinker: Thinker,
+        live: LivePlanner | None,
         windows: Windows,
-        accountant: Accountant,
+        meter: Meter,
         settings: ExploreSettings,
-        metrics: Metrics,
-        clock: Clock,
-        disk: Disk,
+        at: Instant,
+        totals: Totals,
     ) -> None:
-        self._shell, self._thinker, self._windows = shell, thinker, windows
-        self._accountant, self._settings, self._metrics, self._clock = accountant, settings, metrics, clock
-        self._log = structlog.get_logger()
+        self._live, self._windows, self._meter, self._settings, self._at = live, windows, meter, settings, at
         self.run: Exploration | None = None
-        self._disk = disk
-        self.totals = Totals(**disk.load_plain(TOTALS))
+        self.totals = totals
+        self._current: Plan | None = None  # the plan in force
         self.last = ""
 
     # --- begin and end ------------------------------------------------------------------------------------------------
 
     def wants(self, view: PlanView) -> bool:
         """Whether the planner wants to measure on the system."""
-        return self._thinker.live is not None and self._thinker.live.asks(view)
+        return self._live is not None and self._live.asks(view)
 
-    async def begin(self, view: PlanView, trigger: Trigger) -> None:
-        """Start one, in place of one that may be under way."""
-        before = self._shell.current
+    def begin(self, view: PlanView, trigger: Trigger, current: Plan | None, rolled: Rolled) -> Steps[None]:
+        """Start one, in place of one that may be under way. `current`: the plan in force."""
+        before = current
         if self.run is not None:
             before = good(self.run, view)
-            self._close(INTERRUPTED, f"interrupted by {trigger.cause}: {trigger.why}")
-        now_s = self._clock.now_s()
+            yield from self._close(INTERRUPTED, f"interrupted by {trigger.cause}: {trigger.why}")
+        now_s = self._at.now_s
         self.run = Exploration(trigger, before, now_s, Phase.ASK, None, [], Totals(), now_s, now_s, now_s, now_s)
         self._hold(now_s)
         self.run.totals.explorations, self.totals.explorations = 1, self.totals.explorations + 1
-        self._disk.save(TOTALS, self.totals.plain())
-        self._metrics.set("trefoil_exploring", 1)
-        self._log.info("exploration", trigger=trigger.cause, why=trigger.why)
-        await self.step(view)
+        yield Save(TOTALS, self.totals.plain())
+        yield Count("trefoil_exploring", 1, gauge=True)
+        yield Say("exploration", {"trigger": trigger.cause, "why": trigger.why})
+        yield from self.step(view, current, rolled)
 
-    def drop(self, why: str) -> None:
+    def drop(self, why: str) -> Steps[None]:
         """End it and leave what is deployed to the caller (another plan takes over, or the role was lost)."""
         if self.run is not None:
-            self._close(INTERRUPTED, why)
+            yield from self._close(INTERRUPTED, why)
 
-    async def stop(self, view: PlanView, why: str) -> None:
+    def stop(self, view: PlanView, why: str, current: Plan | None) -> Steps[None]:
         """End it; a good plan is put in force."""
+        self._current = current
+        yield from self._stop(view, why)
+
+    def _stop(self, view: PlanView, why: str) -> Steps[None]:
         if self.run is None:
             return
-        kept = good(self.run, view) or self._shell.current
-        self._close(INTERRUPTED, why)
+        kept = good(self.run, view) or self._current
+        yield from self._close(INTERRUPTED, why)
         if kept is not None and self._on_trial:
-            await self._shell.deploy(replace(kept, exploration=False, why=f"exploration ended, {why}; {kept.why}"))
+            yield from self._put(replace(kept, exploration=False, why=f"exploration ended, {why}; {kept.why}"))
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    async def step(self, view: PlanView) -> None:
+    def step(self, view: PlanView, current: Plan | None, rolled: Rolled) -> Steps[None]:
         """One step. A longer pause between two of them begins a measurement anew."""
-        run = self.run
+        run, self._current = self.run, current
         assert run is not None
-        now_s = self._clock.now_s()
+        now_s = self._at.now_s
         paused = now_s - run.seen_s > self._settings.pause_s
         run.seen_s = now_s
         if run.phase in (Phase.SETTLE, Phase.MEASURE, Phase.METER) and paused:
             self._settle(now_s)
         if run.phase == Phase.ASK:
-            await self._ask(view)
+            yield from self._ask(view, rolled)
         elif run.phase == Phase.DEPLOY:
-            await self._deploy()
+            yield from self._deploy()
         elif run.phase == Phase.BACK:
-            self._went_back()
+            yield from self._went_back(rolled)
         elif (found := self._unbearable(view))[0]:
-            await self._break_off(view, BROKEN_OFF, *found)
+            yield from self._break_off(view, BROKEN_OFF, *found)
         elif run.phase == Phase.ROLL:
-            await self._rolling(view)
+            yield from self._rolling(view, rolled)
         elif run.phase == Phase.SETTLE:
             self._settling(view)
         elif run.phase == Phase.MEASURE:
-            self._measuring(view)
+            yield from self._measuring(view)
         elif run.phase == Phase.METER:
-            self._metering(view)
+            yield from self._metering(view)
         if self.run is run and now_s - run.began_s - run.waited_s > self._settings.exploration_max_s:
-            await self.stop(view, f"it took more than exploration_max_s = {self._settings.exploration_max_s:g} s")
+            why = f"it took more than exploration_max_s = {self._settings.exploration_max_s:g} s"
+            yield from self._stop(view, why)
 
-    async def _ask(self, view: PlanView) -> None:
+    def _put(self, plan: Plan) -> Steps[None]:
+        self._current = yield Deploy(plan)
+
+    def _ask(self, view: PlanView, rolled: Rolled) -> Steps[None]:
         run = self.run
         assert run is not None
         # A way is found from what stands: in the middle of a rollout, for long enough, that is nothing to judge by.
-        patient = self._clock.now_s() - run.charged_from_s < self._settings.settle_max_s
-        if patient and (self._shell.rolled()[0] == RolloutState.APPLYING or leaving(view)):
+        patient = self._at.now_s - run.charged_from_s < self._settings.settle_max_s
+        if patient and (rolled[0] == RolloutState.APPLYING or leaving(view)):
             return
         view = replace(view, trigger=run.trigger.cause)
-        thought = await self._thinker.think(view, self._shell.seed(), ask_it=True)
+        thought = yield Think(view, (yield NextSeed()), ask=True)
         if isinstance(thought.step, Decision):
-            await self._decided(view, thought)
+            yield from self._decided(view, thought)
             return
         candidate = thought.step
         one = Evaluation(len(run.evaluations) + 1, candidate)
         run.evaluations.append(one)
         why, family = refused(view, candidate.plan)
         if why and (view.current is not None or not candidate.plan.degraded):
-            self._tell(view, REFUSED, why, blamed=family)
+            yield from self._tell(view, REFUSED, why, blamed=family)
             run.phase = Phase.ASK
         else:
             why, run.phase = "", Phase.DEPLOY
         run.deployed = None
-        run.deployed = await self._shell.try_out(view, run.trigger, thought, why)
+        run.deployed = yield TryOut(view, run.trigger, thought, why)
         if why:
-            self._shell.wake()
+            yield Wake()
         else:
-            await self._deploy()
+            yield from self._deploy()
 
-    async def _deploy(self) -> None:
+    def _deploy(self) -> Steps[None]:
         run = self.run
         assert run is not None
         if run.deployed is None:  # its record could not be written: Redis was down
             run.deployed = replace(run.now.candidate.plan, exploration=True)
         run.phase, run.settled_s = Phase.ROLL, math.inf
-        await self._shell.deploy(run.deployed)
+        yield from self._put(run.deployed)
 
-    async def _rolling(self, view: PlanView) -> None:
-        run = self.run
-        assert run is not None
-        state, why = self._shell.rolled()
+    def _rolling(self, view: PlanView, rolled: Rolled) -> Steps[None]:
+        state, why = rolled
         if state == RolloutState.DONE:
-            self._settle(self._clock.now_s())
+            self._settle(self._at.now_s)
         elif state in ROLLED:
-            await self._break_off(view, HALTED, f"its rollout was {state.name.lower()}: {why}")
+            yield from self._break_off(view, HALTED, f"its rollout was {state.name.lower()}: {why}")
 
     def _settle(self, now_s: float) -> None:
         assert self.run is not None
@@ -193,7 +217,7 @@ class Explorer:
     def _settling(self, view: PlanView) -> None:
         run = self.run
         assert run is not None
-        now_s = self._clock.now_s()
+        now_s = self._at.now_s
         if now_s < run.settled_s:
             return
         found = self._windows.begun_since(run.windows_from_s)
@@ -204,12 +228,12 @@ class Explorer:
         run.settled_s = now_s
         run.phase = Phase.MEASURE
 
-    def _measuring(self, view: PlanView) -> None:
+    def _measuring(self, view: PlanView) -> Steps[None]:
         run = self.run
         assert run is not None
         found = self._windows.begun_since(run.settled_s)
         tallies = {o.family: measuring.tally(found, o.family) for o in view.objectives}
-        now_s = self._clock.now_s()
+        now_s = self._at.now_s
         if not any(t.arrived for t in tallies.values()):  # nothing to measure yet: this is not time of the candidate
             if now_s - run.settled_s > IDLE_S:  # windows come later than what they tell of
                 run.waited_s += now_s - run.settled_s
@@ -218,20 +242,20 @@ class Explorer:
         asked = [t.answered for t in tallies.values() if t.arrived]
         if min(asked) >= run.now.candidate.requests_min or now_s - run.settled_s >= run.now.candidate.measure_s:
             run.found, run.phase = found, Phase.METER
-            self._metering(view)
+            yield from self._metering(view)
 
-    def _metering(self, view: PlanView) -> None:
+    def _metering(self, view: PlanView) -> Steps[None]:
         run = self.run
         assert run is not None
         starts_s, ends_s = measuring.span(run.found)
-        known = measuring.metered_until_s(self._accountant.held, _devices(view)) >= ends_s
-        if not known and self._clock.now_s() < ends_s + self._settings.meter_wait_s:
+        known = self._meter.metered_until_s(_devices(view)) >= ends_s
+        if not known and self._at.now_s < ends_s + self._settings.meter_wait_s:
             return
         paid = self._cost(view, starts_s, ends_s) if known else measuring.Cost(None, None)
         told = measuring.measured(view, self._windows, run.found, paid)
-        self._tell(view, MEASURED, "", told, ends_s)
+        yield from self._tell(view, MEASURED, "", told, ends_s)
         run.phase = Phase.ASK
-        self._shell.wake()
+        yield Wake()
 
     # --- leaving a candidate ------------------------------------------------------------------------------------------
 
@@ -245,26 +269,26 @@ class Explorer:
         settled = self._windows.begun_since(run.settled_s)
         return measuring.unbearable(view, run.now.candidate.plan, since, settled, self._settings)
 
-    async def _break_off(self, view: PlanView, outcome: str, why: str, blamed: str = "") -> None:
+    def _break_off(self, view: PlanView, outcome: str, why: str, blamed: str = "") -> Steps[None]:
         run = self.run
         assert run is not None
-        self._tell(view, outcome, why, blamed=blamed)
+        yield from self._tell(view, outcome, why, blamed=blamed)
         back = good(run, view)
         if back is None:
             run.phase = Phase.ASK  # there is nothing to go back to: the next candidate
             return
         run.phase = Phase.BACK
-        await self._shell.deploy(replace(back, exploration=True, why=f"back from a candidate: {why}; {back.why}"))
+        yield from self._put(replace(back, exploration=True, why=f"back from a candidate: {why}; {back.why}"))
 
-    def _went_back(self) -> None:
+    def _went_back(self, rolled: Rolled) -> Steps[None]:
         assert self.run is not None
-        state, why = self._shell.rolled()
+        state, why = rolled
         if state == RolloutState.DONE:
             self.run.phase = Phase.ASK
-            self._shell.wake()
+            yield Wake()
         elif state in ROLLED:  # the loop goes on to try
             self.run.phase = Phase.ASK
-            self._log.warning("the way back halted", why=why)
+            yield Say("the way back halted", {"why": why}, "warning")
 
     # --- booking ------------------------------------------------------------------------------------------------------
 
@@ -276,90 +300,88 @@ class Explorer:
         told: tuple[Measured, ...] | None = None,
         until_s: float | None = None,
         blamed: str = "",
-    ) -> None:
+    ) -> Steps[None]:
         """Charge everything since the last evaluation to this one, and tell the planner."""
         run = self.run
         assert run is not None
-        assert self._thinker.live is not None
-        spent_s, spent_j, violations = self._charge(view, self._clock.now_s() if until_s is None else until_s)
+        spent = yield from self._charge(view, self._at.now_s if until_s is None else until_s)
         families = [blamed] if blamed else [o.family for o in view.objectives]
         results = measuring.lost(families) if told is None else told
         one = run.now
-        one.outcome, one.why, one.told = outcome, why, Measurement(results, spent_s, spent_j, violations)
-        self._count(outcome)
-        self._thinker.live.tell(one.candidate, one.told)
-        self._thinker.save()
-        self._log.info("evaluation", text=str(one), spent_s=round(spent_s, 1), spent_j=round(spent_j, 1))
+        one.outcome, one.why, one.told = outcome, why, Measurement(results, *spent)
+        yield from self._count(outcome)
+        yield Tell(one.candidate, one.told)
+        yield Evaluated(self._at.now_s, run.trigger, one.candidate, outcome, why, one.told, str(one))
 
-    def _charge(self, view: PlanView, until_s: float) -> tuple[float, float, int]:
+    def _charge(self, view: PlanView, until_s: float) -> Steps[tuple[float, float, int]]:
         """(seconds, joules, requests out of the SLO) since the last time; what is reported later is charged later."""
         run = self.run
         assert run is not None
         found = [w for w in self._windows.begun_since(run.windows_from_s) if w.ends_at_s <= until_s]
         violations = sum(measuring.tally(found, o.family).violations for o in view.objectives)
-        metered_s = min(until_s, measuring.metered_until_s(self._accountant.held, _devices(view)))
+        metered_s = min(until_s, self._meter.metered_until_s(_devices(view)))
         spent_j = self._cost(view, run.metered_from_s, metered_s).total_j
         spent_s = max(0.0, until_s - run.charged_from_s)
         for totals in (run.totals, self.totals):
             totals.charge(spent_s, spent_j, violations)
-        self._metrics.inc("trefoil_exploration_seconds_total", spent_s)
-        self._metrics.inc("trefoil_exploration_joules_total", spent_j)
-        self._metrics.inc("trefoil_exploration_violations_total", violations)
+        yield Count("trefoil_exploration_seconds_total", spent_s)
+        yield Count("trefoil_exploration_joules_total", spent_j)
+        yield Count("trefoil_exploration_violations_total", violations)
         run.charged_from_s = max(run.charged_from_s, until_s)
         run.windows_from_s = max(run.windows_from_s, measuring.span(found)[1])
         run.metered_from_s = max(run.metered_from_s, metered_s)
         self._windows.hold_from_s = run.windows_from_s
-        self._accountant.hold(run.metered_from_s)
+        self._meter.hold(run.metered_from_s)
         return spent_s, spent_j, violations
 
-    def _count(self, outcome: str) -> None:
+    def _count(self, outcome: str) -> Steps[None]:
         assert self.run is not None
         for totals in (self.run.totals, self.totals):
             totals.count(outcome)
-        self._metrics.inc("trefoil_evaluations_total", outcome=outcome)
+        yield Count("trefoil_evaluations_total", labels={"outcome": outcome})
 
     def _cost(self, view: PlanView, starts_s: float, ends_s: float) -> measuring.Cost:
-        families = [o.family for o in view.objectives]
-        return measuring.cost(self._accountant.held, self._accountant.readings(), families, starts_s, ends_s, view.pue)
+        return self._meter.cost([o.family for o in view.objectives], starts_s, ends_s, view.pue)
 
-    async def _decided(self, view: PlanView, thought: Thought) -> None:
+    def _decided(self, view: PlanView, thought: Thought) -> Steps[None]:
         run = self.run
         assert run is not None
-        self._charge(view, self._clock.now_s())
-        decision, fallback = thought.decision, good(run, view) or self._shell.current
+        yield from self._charge(view, self._at.now_s)
+        decision, fallback = thought.decision, good(run, view) or self._current
         if decision.plan is None and self._on_trial and fallback is not None:
             # What runs is a candidate: it becomes the plan, unless there is a reason to go back to a good one.
-            keeps = self._shell.current if not decision.degraded else fallback
+            keeps = self._current if not decision.degraded else fallback
             decision = replace(decision, plan=replace(keeps or fallback, degraded=decision.degraded))
-        self._close(DECIDED, decision.why)
+        yield from self._close(DECIDED, decision.why)
         totals = json.dumps(run.totals.plain())
-        await self._shell.conclude(view, run.trigger, thought, decision, {"exploration": totals})
+        self._current = yield Conclude(view, run.trigger, thought, decision, {"exploration": totals})
         if self._on_trial and fallback is not None:  # the planner's plan was refused
-            await self._shell.deploy(replace(fallback, exploration=False, why=f"{decision.why}; {fallback.why}"))
+            yield from self._put(replace(fallback, exploration=False, why=f"{decision.why}; {fallback.why}"))
 
     @property
     def _on_trial(self) -> bool:
         """Whether what is deployed is a candidate."""
-        return self._shell.current is not None and self._shell.current.exploration
+        return self._current is not None and self._current.exploration
 
-    def _close(self, outcome: str, why: str) -> None:
+    def _close(self, outcome: str, why: str) -> Steps[None]:
         run = self.run
         assert run is not None
         if run.evaluations and not run.now.outcome:
             run.now.outcome, run.now.why = INTERRUPTED, why
-            self._count(INTERRUPTED)
+            yield from self._count(INTERRUPTED)
         self.last = text(run, f"{outcome}: {why}")
         self.run = None
         self._hold(math.inf)
-        self._thinker.save()
-        self._disk.save(TOTALS, self.totals.plain())
-        self._metrics.set("trefoil_exploring", 0)
-        self._metrics.inc("trefoil_explorations_total", outcome=outcome)
-        self._log.info("exploration ended", outcome=outcome, why=why, **run.totals.plain())
+        yield Remember()
+        yield Save(TOTALS, self.totals.plain())
+        yield Count("trefoil_exploring", 0, gauge=True)
+        yield Count("trefoil_explorations_total", labels={"outcome": outcome})
+        fields: dict[str, Any] = {"outcome": outcome, "why": why, **run.totals.plain()}
+        yield Say("exploration ended", fields)
 
     def _hold(self, from_s: float) -> None:
         self._windows.hold_from_s = from_s
-        self._accountant.hold(from_s)
+        self._meter.hold(from_s)
 
     def text(self) -> str:
         """The exploration under way, or the last one, in words; "" when there never was one."""

@@ -1,0 +1,413 @@
+"""The control loop as a pure core: ask the triggers, and when one fires think, judge, record, and roll out.
+
+Source: DESIGN section 1 (the control loop is a brain), section 5 (modes of operation). It goes on whatever is
+down: what cannot be recorded is not put in force and triggers again; a planner that fails leaves the last good plan.
+Data: what is observed (`Observation`), what energy cost (`Meter`), where the rollout stands (`RolloutSeen`).
+Decision: the effects of controller/core/effects.py, in order.
+Whoever carries them out lets one step end before the next begins.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from controller.boosts import Boosts
+from controller.core.effects import (
+    Announce,
+    Conclude,
+    Count,
+    Deploy,
+    Instant,
+    NextSeed,
+    OpenRecords,
+    Recorded,
+    Republish,
+    Roll,
+    Save,
+    Settle,
+    Steps,
+    Think,
+    Thought,
+    TryOut,
+    Viewed,
+    Wake,
+    WriteObjectives,
+)
+from controller.core.exploration import Explorer, Meter, Rolled
+from controller.core.observation import Observation
+from controller.decide import CANDIDATE, DEGRADED, FAILED, Control, Verdict, judge, moves
+from controller.evaluations import Totals
+from controller.settings import ControllerSettings
+from controller.triggers import MadeFor, Memory, Trigger, evaluate, made_for
+from trefoil.core import errors
+from trefoil.core.brains import Decision, LivePlanner, PlanView
+from trefoil.core.common import Revision
+from trefoil.core.objective import ActMode, Objective
+from trefoil.core.plan import Plan
+from trefoil.core.policies import Policy
+
+URGENT: Final = ("loss", "objective")  # what an exploration under way makes room for
+RETRY_S: Final = 10.0  # after a decision that found no plan
+FIRST_RETRY_S: Final = 2.0  # the same while nothing is in force
+
+
+class RolloutSeen(Protocol):
+    """Where the newest rollout stands."""
+
+    @property
+    def rolled(self) -> Rolled: ...  # APPLYING while it is under way
+    @property
+    def rolling(self) -> bool: ...  # it has begun and has not ended
+    def retry_due(self, monotonic_s: float) -> bool: ...  # it was halted, and is to be tried again
+
+
+@dataclass(slots=True)
+class Kept:
+    """What outlives a controller on its disk."""
+
+    objectives: dict[str, Objective]
+    plans: list[Plan]
+    control: Control
+    causes: Counter[str]
+    reconfigurations: Counter[str]
+    totals: Totals
+
+
+class ControlCore:
+    """All state of control."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        policy: Policy,
+        tick_grace_s: float,
+        live: LivePlanner | None,
+        seen: Observation,
+        meter: Meter,
+        rollouts: RolloutSeen,
+        at: Instant,
+        kept: Kept,
+    ) -> None:
+        self.settings, self.policy, self.seen, self.at = settings, policy, seen, at
+        self._thresholds = replace(settings.thresholds, tick_grace_s=tick_grace_s)
+        self._meter, self._rollouts = meter, rollouts
+        self.objectives = kept.objectives
+        # A candidate that was being measured when the controller ended makes way for the plan before it.
+        self.plans = [p for p in kept.plans if not p.exploration] or list(kept.plans)
+        self.control = kept.control
+        self.causes, self.reconfigurations = kept.causes, kept.reconfigurations
+        self.explorer = Explorer(live, seen.windows, meter, settings.explore, at, kept.totals)
+        self.boosts = Boosts(settings.slo_boost_ratio, settings.slo_boost_max, settings.slo_boost_wear_s)
+        self.last: Verdict | None = None
+        self.last_trigger: Trigger | None = None
+        self.made_for: MadeFor | None = None
+        self.memory = Memory()
+        self.decided = 0  # within the epoch
+        self.not_before_s = -math.inf
+        self._forced: Trigger | None = None
+        self._epoch = 0
+        self._started_at_s = at.now_s
+
+    @property
+    def current(self) -> Plan | None:
+        """The plan in force, complete."""
+        return self.plans[-1] if self.plans else None
+
+    @property
+    def decision_id(self) -> str:
+        """Of the decision that is being taken."""
+        return f"{self._epoch}.{self.decided:06d}"
+
+    def view(self) -> PlanView:
+        """The view of this moment."""
+        grams = self._meter.grams_per_request(self.objectives, self.at.now_s)
+        return self.seen.view(self.objectives, self.current, self.boosts.by_family, grams, self.at.now_s)
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def enter(self, epoch: int) -> Steps[None]:
+        """Under a new epoch everything that readers need is written again, and the plan in force rolled out again."""
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        self.decided = yield OpenRecords(epoch)
+        yield Settle()
+        if self.explorer.run is not None:
+            self._forced = self.explorer.run.trigger
+            yield from self.explorer.drop("the role was lost")
+            self.plans = [p for p in self.plans if not p.exploration] or self.plans
+        yield WriteObjectives(tuple(self.objectives.values()))
+        if self.current is None:
+            return
+        again = self._renumbered(self.current)
+        self.plans[-1] = again
+        yield Republish(again.revision)
+        if self.control.mode == ActMode.ACT:
+            again = replace(again, revision=replace(again.revision, number=again.revision.number + 1))
+            yield from self._roll(again, "epoch")
+
+    def step(self) -> Steps[None]:
+        """One round of control under the epoch entered."""
+        view = self.view()
+        yield Viewed(view)
+        self.boosts.wear(view)
+        if not self._may_plan(view):
+            return
+        trigger = self._forced
+        if trigger is None and self.explorer.run is not None:
+            yield from self._explore(view)
+            return
+        if trigger is None:
+            trigger = self._fires(view, self.seen.allowed(self.policy.triggers, self.at.now_s))
+        if trigger is not None:
+            forced, self._forced = self._forced, None
+            try:
+                yield from self._decide(view, trigger)
+            except (errors.Fenced, errors.StateUnavailable):
+                self._forced = forced  # nothing is in force of it: it is still asked for
+                raise
+        elif (
+            self._rollouts.retry_due(self.at.monotonic_s)
+            and self.control.mode == ActMode.ACT
+            and self.current is not None
+        ):
+            yield from self._roll(self._renumbered(self.current), "retry of a halted rollout")
+
+    def _fires(self, view: PlanView, allowed: Sequence[str]) -> Trigger | None:
+        trigger, self.memory = evaluate(
+            view, self.made_for, self.memory, self._thresholds, allowed, self._rollouts.rolling
+        )
+        return trigger
+
+    def _explore(self, view: PlanView) -> Steps[None]:
+        """The next step of the exploration under way, unless something makes it void."""
+        trigger = self._fires(view, ())
+        if trigger is not None and trigger.cause in URGENT:
+            yield from self._decide(view, trigger)
+        else:
+            yield from self._for_explorer(self.explorer.step(view, self.current, self._rollouts.rolled))
+
+    def _may_plan(self, view: PlanView) -> bool:
+        """Nothing is planned before there is something to plan with."""
+        if self.control.mode == ActMode.OBSERVE or not self.objectives or self.at.monotonic_s < self.not_before_s:
+            return False
+        if not any(n.node not in view.fleet.stale and n.devices for n in view.fleet.nodes):
+            return False
+        waited_s = view.now_s - self._started_at_s
+        return self.seen.inputs.carbon is not None or waited_s >= self.settings.carbon.wait_s
+
+    # --- deciding -----------------------------------------------------------------------------------------------------
+
+    def _decide(self, view: PlanView, trigger: Trigger) -> Steps[None]:
+        if trigger.cause == "slo":
+            self.boosts.breach(view)
+            view = self.view()
+        if self.explorer.run is not None and self.control.held:
+            yield from self.explorer.drop(self.control.held)
+        self.last_trigger = trigger
+        if not self.control.held and self.explorer.wants(view):
+            if self.current is not None:
+                self.made_for = made_for(view, self.current, math.inf)
+            rolled = self._rollouts.rolled
+            yield from self._for_explorer(self.explorer.begin(view, trigger, self.current, rolled))
+            return
+        view = replace(view, trigger=trigger.cause)
+        thought = yield Think(view, self._next_seed())
+        yield from self._judge(view, view, trigger, thought)
+
+    def _judge(
+        self,
+        view: PlanView,
+        judged: PlanView,
+        trigger: Trigger,
+        thought: Thought,
+        decision: Decision | None = None,
+        versions: Mapping[str, str] | None = None,
+    ) -> Steps[None]:
+        """Record what was decided on `view`, and put it in force. `decision`: what is made of the thought's."""
+        verdict = judge(judged, trigger, decision or thought.decision, self.control)
+        self.last = verdict
+        plan, effect = verdict.plan, verdict.outcome
+        if plan is not None:
+            effect = yield from self._count(trigger.cause, moves(self.current, plan))
+            plan = self._numbered(view, plan)
+        if decision is not None:  # a replay compares with what the planner made
+            verdict = replace(verdict, decision=thought.decision)
+        yield self._recorded(view, trigger, thought, verdict, effect, plan or self.current, versions)
+        self._remember(view, verdict)  # not before: what could not be written has to trigger again
+        if plan is not None:
+            yield from self._put_in_force(plan)
+        yield Announce()
+
+    def _recorded(
+        self,
+        view: PlanView,
+        trigger: Trigger,
+        thought: Thought,
+        verdict: Verdict,
+        effect: str,
+        plan: Plan | None,
+        versions: Mapping[str, str] | None = None,
+    ) -> Recorded:
+        given = versions or {}
+        counts = dict(self.causes), dict(self.reconfigurations)
+        return Recorded(self.decision_id, view, trigger, thought, verdict, effect, plan, given, *counts)
+
+    def _next_seed(self) -> int:
+        """Of a new decision; `decision_id` is its id from now on."""
+        self.decided += 1
+        return self.settings.seed * 1_000_003 + self.decided
+
+    def _count(self, cause: str, moves_: bool, replans: bool = True) -> Steps[str]:
+        """Count a plan that is put in force; returns its effect. A candidate moves things and is no replan."""
+        if replans:
+            self.causes[cause] += 1
+            yield Count("trefoil_replans_total", labels={"cause": cause})
+        if moves_:
+            self.reconfigurations[cause] += 1
+            yield Count("trefoil_reconfigurations_total", labels={"cause": cause})
+        return "reconfigure" if moves_ else "reroute"
+
+    def _numbered(self, view: PlanView, plan: Plan) -> Plan:
+        """The plan with its number and where it comes from."""
+        return replace(
+            self._renumbered(plan),
+            policy=self.policy.name,
+            inputs=self.seen.stamps(self.at.now_s),
+            created_at_s=view.now_s,
+            decision_id=self.decision_id,
+        )
+
+    def _remember(self, view: PlanView, verdict: Verdict) -> None:
+        """What the triggers compare with from now on, also when the plan was kept or only advised."""
+        made = verdict.decision.plan if verdict.decision else None
+        next_s = verdict.decision.next_tick_at_s if verdict.decision else view.now_s + RETRY_S
+        plan = made or self.current
+        if plan is None:
+            self.not_before_s = self.at.monotonic_s + FIRST_RETRY_S
+            return
+        if verdict.outcome in (FAILED, DEGRADED):
+            next_s = min(next_s, view.now_s + RETRY_S)
+        else:
+            next_s = max(next_s, view.now_s + self.settings.tick_min_s) if self.settings.tick_min_s else next_s
+        self.made_for = made_for(view, plan, next_s)
+
+    # --- exploring ----------------------------------------------------------------------------------------------------
+
+    def _for_explorer(self, steps: Steps[None]) -> Steps[None]:
+        """Carry out what an exploration asks of control; the rest goes on to the shell."""
+        answer: Any = None
+        error: errors.TrefoilError | None = None
+        while True:
+            try:
+                effect = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration:
+                return
+            answer, error = None, None
+            try:
+                match effect:
+                    case NextSeed():
+                        answer = self._next_seed()
+                    case Deploy(plan):
+                        answer = yield from self._deploy(plan)
+                    case TryOut():
+                        answer = yield from self._try_out(effect)
+                    case Conclude():
+                        answer = yield from self._conclude(effect)
+                    case _:
+                        answer = yield effect
+            except errors.TrefoilError as caught:  # the exploration's to raise
+                error = caught
+
+    def _try_out(self, asked: TryOut) -> Steps[Plan]:
+        """Record a candidate; its plan, numbered. A refused one is not deployed."""
+        trigger, step, refused = asked.trigger, asked.thought.step, asked.refused
+        why = f"{trigger.cause}: {trigger.why}; {step.why}" + (f"; refused: {refused}" if refused else "")
+        assert step.plan is not None
+        plan = self._numbered(asked.view, replace(step.plan, exploration=True, why=why))
+        effect = "refused"
+        if not refused:
+            effect = yield from self._count(trigger.cause, moves(self.current, plan), replans=False)
+        verdict = Verdict(CANDIDATE, why, Decision(step.plan, why, math.inf))
+        led_to = self.current if refused else plan
+        yield self._recorded(asked.view, trigger, asked.thought, verdict, effect, led_to)
+        return plan
+
+    def _deploy(self, plan: Plan) -> Steps[Plan]:
+        """Put a plan in force in place of the candidate before it, and begin its rollout."""
+        newer = self.current is None or self.current.revision < plan.revision
+        plan = plan if newer and plan.revision.epoch == self._epoch else self._renumbered(plan)
+        self.made_for = made_for(self.view(), plan, math.inf)
+        yield from self._put_in_force(plan)
+        yield Announce()
+        return plan
+
+    def _conclude(self, asked: Conclude) -> Steps[Plan | None]:
+        """Record a decision and put in force what it has become; a candidate that is deployed is no plan yet."""
+        view, decision = asked.view, asked.decision
+        trial = self.current is not None and self.current.exploration
+        if decision.plan is not None:
+            decision = replace(decision, plan=replace(decision.plan, exploration=False))
+        judged = replace(view, current=None) if trial else view
+        yield from self._judge(view, judged, asked.trigger, asked.thought, decision, asked.versions)
+        return self.current
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    def _put_in_force(self, plan: Plan) -> Steps[None]:
+        """The numbered plan becomes the plan in force and is rolled out."""
+        kept = self.plans[:-1] if self.current is not None and self.current.exploration else self.plans
+        self.plans = [*kept, plan][-self.settings.plans_kept :]
+        yield Save("plans", list(self.plans))
+        yield from self._roll(plan, plan.why)
+
+    def _roll(self, plan: Plan, why: str) -> Steps[None]:
+        self.plans[-1] = plan
+        yield Roll(plan, why)
+
+    def _renumbered(self, plan: Plan) -> Plan:
+        """The same plan under the next number of this epoch; numbers never go back, also across epochs."""
+        number = self.current.revision.number if self.current else 0
+        return replace(plan, revision=Revision(self._epoch, number + 1, 0))
+
+    # --- what operators change ----------------------------------------------------------------------------------------
+
+    def operate(self, control: Control, plan: Plan | None = None, why: str = "") -> Steps[None]:
+        """Change mode, freeze or pin; `plan` is rolled out all the same. What is released is planned afresh."""
+        released = bool(self.control.held) and not control.held
+        self.control = control
+        yield Save("control", {"mode": control.mode.name, "frozen": control.frozen, "pinned": control.pinned})
+        if plan is not None:
+            view = self.view()
+            yield from self.explorer.drop(why or "another plan takes over")
+            numbered = replace(self._renumbered(plan), why=why or plan.why, created_at_s=view.now_s)
+            self.made_for = made_for(view, numbered, math.inf)
+            yield from self._put_in_force(numbered)
+        elif control.held:
+            yield from self._for_explorer(self.explorer.stop(self.view(), control.held, self.current))
+        elif released:
+            self._forced = Trigger("start", "the operator released the controller")
+
+    def replan(self, trigger: Trigger) -> Steps[None]:
+        """Decide now, whatever the triggers say."""
+        yield from self._decide(self.view(), trigger)
+
+    def set_objective(self, objective: Objective) -> Steps[PlanView]:
+        """Put an accepted objective in force; the view that it is judged on."""
+        yield WriteObjectives((objective,))
+        self.objectives[objective.family] = objective
+        yield Save("objectives", list(self.objectives.values()))
+        self.seen.windows.restart_budget(objective.family)
+        return replace(self.view(), trigger="objective")
+
+    def foresee(self, view: PlanView) -> Steps[str]:
+        """What of the objectives cannot be met, "" for nothing."""
+        if not any(n.devices for n in view.fleet.nodes):
+            return "not known yet: no node reports"
+        yield Wake()
+        if self.explorer.wants(view):
+            return ""  # what can be reached is measured next
+        decision = (yield Think(view, self.settings.seed)).decision
+        return decision.degraded or (decision.plan.degraded if decision.plan else "")

@@ -1,0 +1,296 @@
+"""What a core wants done, as values; the answer to each is what a shell sends back.
+
+A core's method is a generator: it yields one effect, is given its answer, and goes on; `return` ends the step. What
+cannot be done is raised inside it (`errors.Fenced`, `errors.StateUnavailable`, `errors.Unavailable`, ...), so that a
+step that was not recorded leaves nothing behind that says it was. Time comes with each answer, in the core's `Instant`.
+"""
+
+import math
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from controller.decide import Verdict
+from controller.rollout import Standing
+from controller.triggers import Trigger
+from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
+from trefoil.core.common import Revision
+from trefoil.core.fleet import NodeStatus, SliceKey
+from trefoil.core.objective import Objective
+from trefoil.core.plan import NodePlan, Plan, Rollout
+
+T = TypeVar("T")
+Steps = Generator[Any, Any, T]
+"""A core's step: yields effects, is sent their answers, returns T."""
+Level = Literal["info", "warning"]
+
+
+@dataclass(slots=True)
+class Instant:
+    """The time that a core goes by; its shell sets it before each step and with each answer."""
+
+    now_s: float = 0.0
+    """UTC."""
+    monotonic_s: float = 0.0
+    """For what is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """What a planner answered, and all that is needed to ask it again. `memory` is JSON from before; "" = it has none.
+
+    `asked`: a step of an exploration (`ask`), not a whole decision (`plan`).
+    """
+
+    step: Candidate | Decision
+    seed: int
+    solve_ms: float = 0.0
+    wall_limit_hit: bool = False
+    memory: str = ""
+    asked: bool = False
+
+    @property
+    def decision(self) -> Decision:
+        """The step, where it is a decision."""
+        assert isinstance(self.step, Decision), self.step
+        return self.step
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What a record keeps of it beside view and seed."""
+        found = {"memory": self.memory} if self.memory else {}
+        return found | ({"call": "ask"} if self.asked else {})
+
+
+# --- of control and exploration --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Viewed:
+    """The view that this step goes by."""
+
+    view: PlanView
+
+
+@dataclass(frozen=True, slots=True)
+class Think:
+    """Call the planner. Answer: a `Thought`."""
+
+    view: PlanView
+    seed: int
+    ask: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell a planner that measures what came of its candidate, and keep what it remembers."""
+
+    candidate: Candidate
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """Keep what the planner remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRecords:
+    """Number decisions under a new epoch. Answer: the highest number that is kept of this epoch already, 0 for none."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Keep a decision. Raises Fenced, StateUnavailable: nothing may come of it."""
+
+    id: str
+    view: PlanView
+    trigger: Trigger
+    thought: Thought
+    verdict: Verdict
+    effect: str
+    """reconfigure, reroute, or the outcome."""
+    plan: Plan | None
+    """What it led to."""
+    versions: Mapping[str, str]
+    causes: Mapping[str, int]
+    reconfigurations: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteObjectives:
+    """Put objectives where everybody reads them. Raises Fenced, StateUnavailable."""
+
+    objectives: tuple[Objective, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Keep a value on disk under a name."""
+
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Roll a numbered plan out, in place of what is under way."""
+
+    plan: Plan
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """End the rollout under way where that is safe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Republish:
+    """Write what stands again, under a new revision. Raises Fenced, StateUnavailable."""
+
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Take the next step at once instead of at the next period."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell watchers that plan, rollout or mode has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A candidate's end: what became of it and what it cost."""
+
+    at_s: float
+    trigger: Trigger
+    candidate: Candidate
+    outcome: str
+    why: str
+    told: Measurement
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """One line of the log."""
+
+    event: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    level: Level = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Move a metric: add to a counter, or set a gauge."""
+
+    name: str
+    amount: float = 1.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    gauge: bool = False
+
+
+# --- of an exploration, to the control core that it belongs to -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TryOut:
+    """Record a candidate; a refused one is not deployed. Answer: its plan, numbered. Raises as `Recorded`."""
+
+    view: PlanView
+    trigger: Trigger
+    thought: Thought
+    refused: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """Put a plan in force in place of the candidate before it, and roll it out. Answer: the plan in force then."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Conclude:
+    """Record a decision and put in force what it has become. Answer: the plan in force then. Raises as `Recorded`."""
+
+    view: PlanView
+    trigger: Trigger
+    thought: Thought
+    decision: Decision
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NextSeed:
+    """Answer: the seed of a new decision."""
+
+
+# --- of a rollout ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskAgents:
+    """See the status of these nodes as their agents have it now, not as it was last written."""
+
+    nodes: Mapping[str, NodeStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class FindWay:
+    """The way from what stands to a plan. Answer: a `Way`."""
+
+    view: PlanView
+    stands: Standing
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Read what nodes and dispatchers say now. Raises StateUnavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Write routes, where the rollout stands, and what a node was commanded; all or nothing.
+
+    `drained`: slices that get no new request by this plan, and stop when they are idle.
+    Raises Fenced, StateUnavailable.
+    """
+
+    plan: Plan | None = None
+    rollout: Rollout | None = None
+    node: NodePlan | None = None
+    drained: frozenset[SliceKey] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Hand a node its desired state. Answer: whether it changes anything.
+
+    Raises Fenced: the agent obeys a newer epoch; Unavailable, InvalidInput.
+    """
+
+    status: NodeStatus
+    plan: NodePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Look again when something may have changed, at the latest at a time of the monotonic clock."""
+
+    until_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """How long something took, for its histogram [s]."""
+
+    name: str
+    seconds: float
