@@ -68,9 +68,9 @@ def kept(disk: Disk, settings: ControllerSettings, objectives: Mapping[str, Obje
         dict(objectives),
         list(disk.load_all("plans", Plan)),
         control,
+        Totals(**disk.load_plain(TOTALS)),
         Counter(counts.get("replans", {})),
         Counter(counts.get("reconfigurations", {})),
-        Totals(**disk.load_plain(TOTALS)),
     )
 
 

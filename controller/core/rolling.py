@@ -89,13 +89,9 @@ class Rollouts:
             return RolloutState.APPLYING, ""
         return self.rollout.state, self.rollout.why
 
-    def retry_due(self, monotonic_s: float) -> bool:
-        """A halted rollout shall be tried again: the load may have fallen, an agent may be back."""
-        return self._retry_at_s is not None and monotonic_s >= self._retry_at_s
-
     @property
     def retry_at_s(self) -> float | None:
-        """When it shall be, on the monotonic clock; None: it was not halted."""
+        """When a halted one is to be tried again, monotonic: the load may have fallen, an agent may be back."""
         return self._retry_at_s
 
     def supersede(self) -> None:

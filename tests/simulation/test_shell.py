@@ -116,10 +116,10 @@ def test_base_draws_what_the_power_law_says():
 def test_rollout_takes_time_and_capacity():
     shell = Shell(prepare(scenario(warmup_s=0.0)))
     shell.run(1.0)
-    assert shell.rolling is not None
+    assert shell.rolling
     assert not shell.plant.services("digits")  # a Triton starts, a model loads
     shell.run(10.0)
-    assert shell.rolling is None
+    assert not shell.rolling
     assert shell.plant.services("digits")
 
 

@@ -7,7 +7,7 @@ draw are unallocated; the rest is active and belongs to the slice that computed.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -170,6 +170,14 @@ class Plant:
             if one is not None and one.state in SERVES:
                 one.state, one.since_s = SliceState.DRAINING, now_s
         self._touched()
+
+    def undrain(self, keys: Container[SliceKey], now_s: float) -> None:
+        """These take requests again: the plan that was to stop them was given up."""
+        for machine in self.machines.values():
+            for key, one in machine.slices.items():
+                if one.state == SliceState.DRAINING and key in keys:
+                    one.state, one.since_s = SliceState.READY, now_s
+                    self._touched()
 
     def command(self, devices: Mapping[str, PlannedDevice], now_s: float) -> None:
         """Make every device what it ought to be; what runs as it ought to is left alone."""
