@@ -319,6 +319,7 @@ class Shell:
         """Take every step of the rollout that can be taken now."""
         answer: Any = None
         steps, moved = self._rolling, False
+        now_s = self.now_s + EPSILON_S  # what begins now and takes a time is over at the event of that time
         if steps is None:
             return
         self._rolling_due_s = math.inf
@@ -335,10 +336,10 @@ class Shell:
                         break
                     case Publish():
                         moved = True
-                        self._publish(effect)
+                        self._publish(effect, now_s)
                     case Command(_, node):
                         moved = answer = True
-                        self.plant.command({device.device: device for device in node.devices}, self.now_s)
+                        self.plant.command({device.device: device for device in node.devices}, now_s)
                     case AskAgents():
                         self._look()
                     case FindWay():
@@ -356,16 +357,16 @@ class Shell:
         if self.now_s >= self._drained_s - EPSILON_S:
             inputs.acks = ()
 
-    def _publish(self, wanted: Publish) -> None:
+    def _publish(self, wanted: Publish, now_s: float) -> None:
         plan = wanted.plan
         if plan is None:
             return
         self._published = plan.routes
-        self.plant.undrain({t.slice for r in plan.routes for t in r.targets if not t.draining}, self.now_s)
+        self.plant.undrain({t.slice for r in plan.routes for t in r.targets if not t.draining}, now_s)
         self._offer()
         if wanted.drained:
-            self.plant.drain(wanted.drained, self.now_s)
-            self._drained_s = self.now_s + self.plant.drained_s(wanted.drained)
+            self.plant.drain(wanted.drained, now_s)
+            self._drained_s = now_s + self.plant.drained_s(wanted.drained)
             loads = tuple(SliceLoad(key, in_flight=1) for key in sorted(wanted.drained))
             self.seen.inputs.acks = (TableAck("simulated", 0, plan.revision, loads),)
 
