@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
 import structlog
 
@@ -10,11 +9,10 @@ from controller.act import Actor
 from controller.agents import Agents
 from controller.authority import Authority
 from controller.disk import Disk
-from controller.forecasters.table import forecaster
 from controller.loop import Loop
 from controller.objectives import accept
 from controller.observe import Observer
-from controller.planning import constants_of, planner_of, with_preset
+from controller.planning import constants_of, forecaster_of, planner_of, row_of
 from controller.receipts import Receipts
 from controller.report import Accountant
 from controller.service import FULL_NAME, ControllerService
@@ -24,7 +22,6 @@ from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import SettingError, TrefoilError
 from trefoil.core.objective import Objective
-from trefoil.core.policies import policy
 from trefoil.runtime import rpc, service, telemetry
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.config import masked, parser_main
@@ -57,17 +54,13 @@ class ControlPart:
 
 def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     """Everything that runs in this process, in the order of its start."""
-    row = with_preset(policy(settings.policy), settings.preset)
-    if settings.causes is not None:
-        row = replace(row, triggers=settings.causes)
+    row = row_of(settings)
     catalog = load_catalog(settings.model_repository, settings.profile_overrides)
-    planner = planner_of(settings.planner, row)
+    planner = planner_of("", row)
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
     metrics = Metrics("controller")
     disk = Disk(settings.state_dir, settings.decisions_max)
-    observer = Observer(
-        settings, state, catalog, forecaster(settings.forecaster or row.forecaster, settings.forecast), clock
-    )
+    observer = Observer(settings, state, catalog, forecaster_of(settings, row), clock)
 
     def highest_seen() -> int:
         return max((n.highest_epoch_seen for n in observer.inputs.nodes.values()), default=0)
@@ -83,7 +76,7 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     loop = Loop(settings, row, planner, state, authority, observer, actor, accountant, disk, metrics, clock)
     loop.objectives = starting_objectives(settings, loop.objectives, catalog)
     disk.save_all("objectives", loop.objectives.values())
-    servicer = ControllerService(loop, catalog, constants_of(settings.planner, row), disk)
+    servicer = ControllerService(loop, catalog, constants_of("", row), disk)
     add = controller_pb2_grpc.add_ControllerServicer_to_server
     return (
         StatePart(state),

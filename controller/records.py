@@ -1,6 +1,7 @@
 """What is kept of every decision: its record on disk and in Redis, how often what was its cause, its metrics."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -71,7 +72,9 @@ class Records:
         return "reconfigure" if moves else "reroute"
 
     def _preset(self) -> dict[str, str]:
-        return {"preset": self._settings.preset} if self._settings.preset else {}
+        parts = {k: dict(v) for k, v in self._settings.parts.items() if k == "planner" and v}
+        given = {"preset": self._settings.preset, "parts": json.dumps(parts, sort_keys=True) if parts else ""}
+        return {name: value for name, value in given.items() if value}
 
     async def write(
         self,

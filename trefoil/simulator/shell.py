@@ -14,8 +14,8 @@ from controller import publish
 from controller.boosts import Boosts
 from controller.decide import DEGRADED, FAILED, Control, Verdict, as_live, judge, think
 from controller.evaluations import Totals
-from controller.forecasters.table import forecaster
 from controller.observe import Observer
+from controller.planning import forecaster_of
 from controller.rollout import Way
 from controller.terms import best_way, early, standing
 from controller.triggers import ALWAYS, MadeFor, Memory, Trigger, evaluate, made_for
@@ -54,12 +54,12 @@ class Shell:
         self._thresholds = self.settings.thresholds
         self.now_s = -scenario.warmup_s
         self.clock = SimulatedClock(self.now_s)
-        self.plant = Plant(inputs.devices, inputs.truth, inputs.items, scenario.costs)
+        self.plant = Plant(inputs.devices, inputs.truth, inputs.items, scenario.costs, inputs.governed)
         self.books = Books(inputs, self.now_s)
         # The observer reads no Redis here: only the names of keys, which stand in a plan's input stamps.
         state = MemoryState(MemoryStore(self.clock), "simulated", clock=self.clock)
-        predictor = forecaster(inputs.policy.forecaster, self.settings.forecast)
-        self.observer = Observer(self.settings, state, inputs.estimate.catalog, predictor, self.clock)
+        told = inputs.estimate.catalog, forecaster_of(self.settings, inputs.policy)
+        self.observer = Observer(self.settings, state, *told, self.clock)
         self.windows: Windows = self.observer.windows
         self.observer.inputs.carbon_history = type(self.observer.inputs.carbon_history)(
             maxlen=scenario.control.history_max

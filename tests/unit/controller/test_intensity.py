@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from controller import publish
 from controller.decide import Control
-from controller.forecasters.table import ForecastSettings, forecaster
+from controller.forecasters.last_max import LastMax
 from controller.intensity import REFUSABLE, aged, held, refusal, rung_name
 from controller.observe import Observer
 from controller.service import explain
@@ -55,7 +55,7 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        made = forecaster("last_max", ForecastSettings())
+        made = LastMax()
         self.observer = Observer(self.settings, self.state, digits(), made, self.clock)
 
     async def say(self, now: CarbonReading, ahead: CarbonForecast | None = None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from controller.decide import NEW, think
-from controller.forecasters.table import ForecastSettings, forecaster
+from controller.forecasters.last_max import LastMax
 from controller.observe import Observer
 from controller.planners.exact.planner import ExactPlanner
 from controller.replay import replay
@@ -48,9 +48,7 @@ class World:
         self.state = MemoryState(MemoryStore(self.clock), "default", clock=self.clock)
         demand_fixed = {"digits": fixed} if fixed else {}
         settings = ControllerSettings(demand_initial_per_s={"digits": 20.0}, demand_fixed=demand_fixed)
-        self.observer = Observer(
-            settings, self.state, several(), forecaster("last_max", ForecastSettings()), self.clock
-        )
+        self.observer = Observer(settings, self.state, several(), LastMax(), self.clock)
 
     async def view(self, current: Plan | None = None) -> PlanView:
         await self.observer.refresh()

@@ -6,7 +6,7 @@ import pytest
 
 from controller.authority import Authority
 from controller.disk import Disk
-from controller.forecasters.table import ForecastSettings, forecaster
+from controller.forecasters.last_max import LastMax
 from controller.observe import Observer
 from controller.publish import ReceiptSeries
 from controller.receipts import Receipts
@@ -30,7 +30,7 @@ class World:
         self.clock = ManualClock(NOW_S)
         self.state = MemoryState(MemoryStore(self.clock), "default", clock=self.clock)
         self.settings = settings = ControllerSettings()
-        self.observer = Observer(settings, self.state, CATALOG, forecaster("last_max", ForecastSettings()), self.clock)
+        self.observer = Observer(settings, self.state, CATALOG, LastMax(), self.clock)
         self.metrics, disk = Metrics("controller"), Disk(folder, 10)
         self.authority = Authority(self.state, disk, self.clock, self.metrics, lambda: 0)
         receipts = Receipts(CATALOG)
