@@ -10,11 +10,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from controller.planners.table import PLANNERS
 from trefoil.cli.results import Series, subject
+from trefoil.core.parts import Kind, find
+from trefoil.core.policies import policy
 
 INK: Final = "#010203"  # replaced by the page's text colour
 RULE: Final = "#040506"  # replaced by the page's line colour
-RUN_COLOURS: Final = {"base": "#8b93a1", "static_mix": "#d9822b", "exact": "#2f9e6e"}
 OTHER_COLOURS: Final = ("#7a5fc4", "#c2447a", "#3a8fb7")
 VARIANT_COLOURS: Final = ("#f2c14e", "#7fb77e", "#3d8d9e", "#3b5b92", "#6d4c91", "#a3476b")
 CAUSE_COLOURS: Final = {"carbon": "#2f9e6e", "load": "#3a8fb7", "slo": "#d64545", "objective": "#7a5fc4"}
@@ -44,9 +46,9 @@ matplotlib.rcParams.update(
 
 
 def run_colour(name: str) -> str:
-    """The colour of a run, the same in every plot."""
-    known = RUN_COLOURS.get(name)
-    return known or OTHER_COLOURS[sum(map(ord, name)) % len(OTHER_COLOURS)]
+    """The colour of a run, the same in every plot: its planner's, else one by its name."""
+    planner = find(Kind.PLANNER, policy(name).planner, PLANNERS)
+    return planner.colour or OTHER_COLOURS[sum(map(ord, name)) % len(OTHER_COLOURS)]
 
 
 def carbon_and_load(runs: Mapping[str, Series], speedup: float) -> str:
