@@ -1,6 +1,7 @@
 """What a policy's row says of every plan: written once, onto whatever its planner answers.
 
-A planner says what runs where and how much goes there; the row says by which router, queue and governor.
+A planner says what runs where and how much goes there; the row says by which router, queue and governor. The classes of
+a family's requests bring their latency objectives from the catalogue.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,9 +12,10 @@ from typing import Any, cast
 from numpy.random import Generator
 
 from trefoil.core.brains import Candidate, Decision, LivePlanner, Measurement, Planner, PlanView
+from trefoil.core.catalog import Catalog
 from trefoil.core.common import Same
 from trefoil.core.parts import LIVE
-from trefoil.core.plan import NodePlan, Plan
+from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.core.plan_check import sealed
 from trefoil.core.policies import Policy
 
@@ -29,7 +31,7 @@ class Stamped:
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """As the planner decides."""
-        return _decision(self.planner.plan(view, rng), self.row)
+        return _decision(self.planner.plan(view, rng), view, self.row)
 
 
 class Measuring:
@@ -41,7 +43,7 @@ class Measuring:
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """As the planner decides."""
-        return _decision(self.planner.plan(view, rng), self.row)
+        return _decision(self.planner.plan(view, rng), view, self.row)
 
     def asks(self, view: PlanView) -> bool:
         """Whether it wants to measure."""
@@ -51,8 +53,8 @@ class Measuring:
         """The next candidate, or the decision."""
         step = self.planner.ask(view, rng)
         if isinstance(step, Decision):
-            return _decision(step, self.row)
-        found = replace(step, plan=stamp(step.plan, self.row))
+            return _decision(step, view, self.row)
+        found = replace(step, plan=stamp(step.plan, view.catalog, self.row))
         self._asked = found, step
         return found
 
@@ -79,22 +81,22 @@ def stamped(planner: Planner, row: Policy) -> Planner:
 
 def refusal(refuses: Refusal, row: Policy) -> Refusal:
     """A rollout check that sees plans as they will be."""
-    return lambda view, plan: refuses(view, stamp(plan, row))
+    return lambda view, plan: refuses(view, stamp(plan, view.catalog, row))
 
 
-def _decision(decision: Decision, row: Policy) -> Decision:
-    return decision if decision.plan is None else replace(decision, plan=stamp(decision.plan, row))
+def _decision(decision: Decision, view: PlanView, row: Policy) -> Decision:
+    return decision if decision.plan is None else replace(decision, plan=stamp(decision.plan, view.catalog, row))
 
 
-def stamp(plan: Plan, row: Policy) -> Plan:
+def stamp(plan: Plan, catalog: Catalog, row: Policy) -> Plan:
     """The plan with router and queue of the row on every route, and its governor on every device that is planned."""
-    return _stamped(Same(plan), row.router, row.queue, row.governor)
+    return _stamped(Same(plan), Same(catalog), row.router, row.queue, row.governor)
 
 
 @lru_cache(maxsize=16)  # of a plan that is checked by the planner and then decided on
-def _stamped(plan: Same[Plan], router: str, queue: str, governor: str) -> Plan:
+def _stamped(plan: Same[Plan], catalog: Same[Catalog], router: str, queue: str, governor: str) -> Plan:
     nodes = tuple(_node(node, governor) for node in plan.value.nodes)
-    routes = tuple(replace(route, router=router, queue=queue) for route in plan.value.routes)
+    routes = tuple(_route(route, catalog.value, router, queue) for route in plan.value.routes)
     return replace(plan.value, nodes=nodes, routes=routes)
 
 
@@ -102,3 +104,9 @@ def _stamped(plan: Same[Plan], router: str, queue: str, governor: str) -> Plan:
 def _node(node: NodePlan, governor: str) -> NodePlan:
     governed = tuple(replace(device, governor=governor) for device in node.devices)
     return sealed(replace(node, devices=governed), node.revision)
+
+
+def _route(route: Route, catalog: Catalog, router: str, queue: str) -> Route:
+    classes = next((family.classes for family in catalog.families if family.name == route.family), {})
+    slo_ms = {name: latency_ms for name, (latency_ms, _) in classes.items() if name}
+    return replace(route, router=router, queue=queue, class_slo_ms=slo_ms)

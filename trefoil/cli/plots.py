@@ -51,6 +51,11 @@ def run_colour(name: str) -> str:
     return planner.colour or OTHER_COLOURS[sum(map(ord, name)) % len(OTHER_COLOURS)]
 
 
+def run_label(name: str) -> str:
+    """What a run is called in plots: as its planner is, else as its policy."""
+    return find(Kind.PLANNER, policy(name).planner, PLANNERS).label or name
+
+
 def carbon_and_load(runs: Mapping[str, Series], speedup: float) -> str:
     """The two things that every run met alike, with the decisions of the report's subject marked by cause."""
     series = runs[subject(runs)]
@@ -75,7 +80,9 @@ def power(runs: Mapping[str, Series]) -> str:
     def draw(axes: Sequence[Axes]) -> None:
         for name, series in runs.items():
             watts = [_total(column) for column in zip(*series.power_w.values(), strict=True)]
-            axes[0].plot(series.t_s[: len(watts)], _gaps(watts), label=name, color=run_colour(name), linewidth=1.6)
+            axes[0].plot(
+                series.t_s[: len(watts)], _gaps(watts), label=run_label(name), color=run_colour(name), linewidth=1.6
+            )
         axes[0].set_ylabel("W, all GPUs")
         _from_zero(axes[0])
         _legend(axes[0])
@@ -88,7 +95,7 @@ def grams(runs: Mapping[str, Series]) -> str:
 
     def draw(axes: Sequence[Axes]) -> None:
         for name, series in runs.items():
-            axes[0].plot(series.t_s, _gaps(series.grams), label=name, color=run_colour(name), linewidth=1.8)
+            axes[0].plot(series.t_s, _gaps(series.grams), label=run_label(name), color=run_colour(name), linewidth=1.8)
         axes[0].set_ylabel("g CO2, cumulative")
         _from_zero(axes[0])
         _legend(axes[0])
@@ -101,7 +108,9 @@ def latency(runs: Mapping[str, Series], slo_ms: float, percentile: float) -> str
 
     def draw(axes: Sequence[Axes]) -> None:
         for name, series in runs.items():
-            axes[0].plot(series.t_s, _gaps(series.latency_ms_p95), label=name, color=run_colour(name), linewidth=1.1)
+            axes[0].plot(
+                series.t_s, _gaps(series.latency_ms_p95), label=run_label(name), color=run_colour(name), linewidth=1.1
+            )
         axes[0].axhline(slo_ms, color="#d64545", linestyle="--", linewidth=1.2)
         axes[0].annotate(
             f"SLO p{percentile:g} {slo_ms:.0f} ms",
@@ -130,7 +139,7 @@ def variant_mix(runs: Mapping[str, Series], order: Sequence[str]) -> str:
             if rows:
                 panel.stackplot(series.t_s, rows, labels=stacked, colors=[colours[v] for v in stacked], linewidth=0)
             panel.set_ylabel("answers / s")
-            panel.set_title(name, loc="left", fontsize=10, fontweight="bold")
+            panel.set_title(run_label(name), loc="left", fontsize=10, fontweight="bold")
             _from_zero(panel)
             if name == subject(runs):
                 _mark_events(panel, series)

@@ -262,6 +262,7 @@ def dispatcher_settings(system: System, launch: Launch, layout: Layout) -> dict[
         "rest_address": launch.addresses.get("rest", ""),
         "workers": system.workers,
         "router": system.router,
+        "queue": system.queue,
     }
 
 

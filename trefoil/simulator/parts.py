@@ -12,17 +12,14 @@ from dispatcher.queues import QUEUES
 from dispatcher.routers import ROUTERS
 from power_agent.governors import GOVERNORS
 from trefoil.core.errors import SettingError
-from trefoil.core.parts import Kind, Part, Parts, Traits, find
+from trefoil.core.parts import Kind, Part, Parts, find
 from trefoil.core.policies import Policy
 
 TABLES: Final[Mapping[Kind, Parts[Any]]] = {
     Kind.PLANNER: PLANNERS,
     Kind.FORECASTER: FORECASTERS,
-    Kind.ROUTER: {
-        n: Part(Kind.ROUTER, n, m, traits=Traits(flow="pool" if n in ("weighted", "fifo") else ""))
-        for n, m in ROUTERS.items()
-    },
-    Kind.QUEUE: {n: Part(Kind.QUEUE, n, m) for n, m in QUEUES.items()},
+    Kind.ROUTER: ROUTERS,
+    Kind.QUEUE: QUEUES,
     Kind.GOVERNOR: GOVERNORS,
 }
 
@@ -48,7 +45,7 @@ def check_row(row: Policy, *, workers: int = 1, fluid: bool = False) -> Mapping[
             part.made(constants=row.constants, settings=settings, refuses=lambda _view, _plan: "")
     router = found[Kind.ROUTER]
     if fluid and not router.traits.flow:
-        flows = ", ".join(sorted(name for name, part in TABLES[Kind.ROUTER].items() if part.traits.flow))
+        flows = ", ".join(sorted(name for name, part in ROUTERS.items() if part.traits.flow))
         raise SettingError(
             "a flow has no requests to give it",
             field="router",
