@@ -132,6 +132,7 @@ class Pursuit:
         whole = tuple(DeviceStatus(d.device, d.type.name, DeviceState.AWAKE) for d in self._node.devices.values())
         try:
             check_node(plan, FleetState((NodeStatus(plan.node, devices=whole),)), self._node.catalog)
+            self._clocks.refuse_governors(plan)
         except PlanError as error:
             self._log.warning("the remembered plan does not fit this node any more", why=str(error))
             return

@@ -12,7 +12,7 @@ from numpy.random import Generator
 
 from trefoil.core.carbon import CarbonForecast, CarbonReading
 from trefoil.core.catalog import Catalog
-from trefoil.core.demand import Demand, Measured
+from trefoil.core.demand import Demand, LoadForecast, Measured
 from trefoil.core.fleet import FleetState, SliceKey
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Plan, Route
@@ -236,3 +236,11 @@ class Governor(Protocol):
     """Clocks one device."""
 
     def step(self, view: GovernorView) -> ClockDecision: ...
+
+
+class Forecaster(Protocol):
+    """Predicts the rate of a family `lead_s` ahead from its arrivals in bins of `bin_s`, oldest first."""
+
+    def forecast(
+        self, family: str, arrivals: Sequence[float], bin_s: float, now_s: float, lead_s: float
+    ) -> LoadForecast: ...

@@ -34,17 +34,18 @@ from controller.core.observation import Observation
 from controller.core.rolling import Rollouts, find_way
 from controller.decide import CANDIDATE, Control, as_live, ask, think
 from controller.evaluations import Totals
-from controller.forecasters.table import forecaster
+from controller.planners.table import PLANNERS
+from controller.planning import forecaster_of
 from controller.records import record_of
 from controller.rollout import Way
 from trefoil.core.brains import Planner, PlanView
 from trefoil.core.demand import LoadCell, SliceLoad, TableAck
 from trefoil.core.objective import ActMode, ObjectiveMode
-from trefoil.core.parts import Traits
+from trefoil.core.parts import Kind, find
 from trefoil.core.plan import DecisionRecord, Plan, RolloutState, Route
 from trefoil.runtime.keys import Keys
 from trefoil.simulator.books import Books
-from trefoil.simulator.engines import engine_for
+from trefoil.simulator.engines import engines_for
 from trefoil.simulator.forecasts import Forecasts
 from trefoil.simulator.inputs import Inputs
 from trefoil.simulator.metered import Metered
@@ -67,24 +68,22 @@ class Shell:
         self.inputs, self.scenario, self.settings = inputs, scenario, settings_of(inputs)
         self.now_s = -scenario.warmup_s
         self.at = Instant(self.now_s, self.now_s)
-        self.plant = Plant(inputs.devices, inputs.truth, inputs.items, scenario.costs)
+        self.plant = Plant(inputs.devices, inputs.truth, inputs.items, scenario.costs, inputs.governed)
         self.books = Books(inputs, self.now_s)
         self.meter = Metered(self.books, self.plant, self.settings.measure_s)
-        predictor = forecaster(inputs.policy.forecaster, self.settings.forecast)
+        predictor = forecaster_of(self.settings, inputs.policy)
         self.seen = Observation(self.settings, Keys("simulated"), inputs.estimate.catalog, predictor, self.now_s)
         self.seen.inputs.carbon_history = type(self.seen.inputs.carbon_history)(maxlen=scenario.control.history_max)
         self.rollouts = Rollouts(self.settings.rollout, self.seen, self.meter, self.at)
         triggers = scenario.policy.triggers
         row = inputs.policy if triggers is None else replace(inputs.policy, triggers=triggers)
-        live = as_live(inputs.planner)
+        live, traits = as_live(inputs.planner), find(Kind.PLANNER, row.planner, PLANNERS).traits
         kept = Kept(dict(inputs.objectives), [], Control(ActMode.ACT), Totals())
         self.core = ControlCore(
-            self.settings, row, Traits().tick_grace_s, live, self.seen, self.meter, self.rollouts, self.at, kept
+            self.settings, row, traits.tick_grace_s, live, self.seen, self.meter, self.rollouts, self.at, kept
         )
-        self.routes = {f: Route(f, "fifo", "fifo", "any") for f in inputs.objectives}
-        self.engines: dict[str, Engine] = {
-            f: engine_for(inputs, i, f, self.routes[f], self.now_s) for i, f in enumerate(sorted(inputs.objectives))
-        }
+        self.routes = {f: Route(f, "fifo", "fifo") for f in inputs.objectives}
+        self.engines: tuple[Engine, ...] = engines_for(inputs, self.now_s)
         self.records: list[DecisionRecord] = []
         self.keep_records = keep_records
         self._published: tuple[Route, ...] = ()
@@ -169,7 +168,7 @@ class Shell:
         """Serve and draw until then; nothing else happens on the way."""
         dt_s = to_s - self.now_s
         if dt_s > 0:
-            found = {family: engine.serve(to_s) for family, engine in self.engines.items()}
+            found = {family: one for engine in self.engines for family, one in engine.serve(to_s).items()}
             drawn = self.plant.spend(dt_s, self.steady.work(found))
             self.books.add(self.now_s, to_s, found, drawn, self.rolling)
             self.steady.add(found)
@@ -380,5 +379,6 @@ class Shell:
     def _offer(self) -> None:
         """Give every engine its routes and what serves."""
         routes = {route.family: route for route in self._published}
-        for family, engine in self.engines.items():
-            engine.retable(self.now_s, routes.get(family, self.routes[family]), self.plant.services(family))
+        for engine in self.engines:
+            wanted = {family: routes.get(family, self.routes[family]) for family in engine.families}
+            engine.retable(self.now_s, wanted, {family: self.plant.services(family) for family in engine.families})

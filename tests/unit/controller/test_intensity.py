@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from controller import publish
 from controller.core.observation import Observation
 from controller.decide import Control
-from controller.forecasters.table import ForecastSettings, forecaster
+from controller.forecasters.last_max import LastMax
 from controller.intensity import REFUSABLE, aged, held, refusal, rung_name
 from controller.observe import Reader
 from controller.service import explain
@@ -56,7 +56,7 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        made = forecaster("last_max", ForecastSettings())
+        made = LastMax()
         self.seen = Observation(self.settings, self.state.keys, digits(), made, self.clock.now_s())
         self.reader = Reader(self.seen, self.state, self.settings.carbon, self.clock)
 

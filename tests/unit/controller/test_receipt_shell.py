@@ -7,7 +7,7 @@ import pytest
 from controller.authority import Authority
 from controller.core.observation import Observation
 from controller.disk import Disk
-from controller.forecasters.table import ForecastSettings, forecaster
+from controller.forecasters.last_max import LastMax
 from controller.observe import Reader
 from controller.publish import ReceiptSeries
 from controller.receipts import Receipts
@@ -31,7 +31,7 @@ class World:
         self.clock = ManualClock(NOW_S)
         self.state = MemoryState(MemoryStore(self.clock), "default", clock=self.clock)
         self.settings = settings = ControllerSettings()
-        receipts, predictor = Receipts(CATALOG), forecaster("last_max", ForecastSettings())
+        receipts, predictor = Receipts(CATALOG), LastMax()
         now_s = self.clock.now_s()
         self.seen = Observation(settings, self.state.keys, CATALOG, predictor, now_s, receipts.window)
         self.reader = Reader(self.seen, self.state, settings.carbon, self.clock)
