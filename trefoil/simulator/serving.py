@@ -130,7 +130,7 @@ def load_cells(found: Mapping[str, Interval], items: Mapping[str, float]) -> tup
 
 
 def live(route: Route, services: Services, router: str = "", queue: str = "") -> Route:
-    """What a dispatcher would route by: targets that serve and are not draining. `router`, `queue`: instead of the route's."""
+    """What a dispatcher routes by: targets that serve and do not drain; `router`, `queue` over those of the route."""
     targets = tuple(t for t in route.targets if not t.draining and t.slice in services)
     return replace(route, targets=targets, router=router or route.router, queue=queue or route.queue)
 
