@@ -187,6 +187,9 @@ class Shell:
             seen.carbon_history.append(readings[main])
         seen.carbon, seen.carbon_forecast = readings[main], self.forecasts.at(self.now_s)
         seen.zones = tuple(r for zone, r in readings.items() if zone != main)
+        if self.scenario.fidelity == "request":  # a flow is split by its plan alone
+            for engine in self.engines:
+                engine.on_carbon(self.forecasts.ratio(self.now_s), self.now_s)
         self._carbon_at_s = min(one.next_s(self.now_s + EPSILON_S) for one in carbon.values())
 
     def _tick(self) -> None:
