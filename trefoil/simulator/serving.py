@@ -130,7 +130,7 @@ def load_cells(found: Mapping[str, Interval], items: Mapping[str, float]) -> tup
 
 
 def live(route: Route, services: Services, router: str = "", queue: str = "") -> Route:
-    """The targets that a dispatcher would route to: not draining, and serving. Router and queue instead of the plan's."""
+    """The targets that a dispatcher would route to: not draining, and serving. `router`, `queue`: not the plan's."""
     targets = tuple(t for t in route.targets if not t.draining and t.slice in services)
     return replace(route, targets=targets, router=router or route.router, queue=queue or route.queue)
 
