@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from controller.decide import think
-from controller.planners.table import make
+from controller.planning import planner_of
 from trefoil.core.brains import PlanView
 from trefoil.core.plan_check import plan_digest
+from trefoil.core.policies import policy
 from trefoil.runtime import codec
 from trefoil.simulator import Provided, Scenario, simulate
 from trefoil.simulator.inputs import prepare
@@ -89,7 +90,7 @@ def test_nothing_is_lost(exact):
 
 def test_every_decision_replays_from_its_record(exact):
     assert exact.records
-    planner = make("exact")
+    planner = planner_of("", policy("exact"))
     for record in exact.records:
         view = codec.from_json(PlanView, record.view_json)
         decision = think(view, planner, record.seed)
