@@ -49,7 +49,7 @@ def seen(system: RunningSystem) -> dict[str, Any]:
     until_s = time.monotonic() + 8.0
     try:
         while time.monotonic() < until_s:
-            locked = with_node.inspect()["gpus"][0]["locked"]
+            locked = with_node.call("inspect")["gpus"][0]["locked"]
             ceilings.add(locked[1] if locked else 0)
             time.sleep(0.1)
     finally:
