@@ -42,9 +42,8 @@ class Together:
 
     def on_credit(self, slice: SliceKey, now_s: float) -> tuple[Ticket, Pick] | None:
         self.offered.append(slice)
-        hosted = {
-            f: on[slice] for f, on in self.hosts.items() if slice in on and self.in_flight[slice] < on[slice].credits
-        }
+        here = {family: on[slice] for family, on in self.hosts.items() if slice in on}
+        hosted = {family: target for family, target in here.items() if self.in_flight[slice] < target.credits}
         ticket = self.queue.pop_first(list(hosted))
         return None if ticket is None else (ticket, self._pick(hosted[ticket.family]))
 
