@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.forecasters.table import FORECASTERS
-from tests.support.contract_own import names
+from tests.support.own_parts import own
 from trefoil.core.parts import Kind, find
 
-NAMES = names(Kind.FORECASTER, FORECASTERS, "tests.support.seam.forecaster:Promised")
+NAMES = [*sorted(FORECASTERS), *own("forecaster")]
 ARRIVALS = st.lists(st.integers(0, 400).map(float), max_size=60)
 
 

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from power_agent.governors import GOVERNORS, governor_of
-from tests.support.contract_own import names
+from tests.support.own_parts import own
 from trefoil.core.brains import GovernedStage, GovernorView
-from trefoil.core.parts import Kind
 
-NAMES = names(Kind.GOVERNOR, GOVERNORS, "tests.support.seam.governor:Stairs")
+NAMES = [*sorted(GOVERNORS), *own("governor")]
 CLOCKS = tuple(range(210, 1411, 15))
 STAGE = GovernedStage("digits", 0, 100.0, 80.0, 1.0, 1.0)
 

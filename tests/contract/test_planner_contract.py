@@ -13,7 +13,7 @@ import pytest
 from controller.decide import as_live
 from controller.planners.table import PLANNERS
 from controller.planning import planner_of
-from tests.support.contract_own import names
+from tests.support.own_parts import own
 from tests.support.planning import DUCK, applied, fleet, objective, view
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.demand import Measured
@@ -23,7 +23,7 @@ from trefoil.core.plan_check import check, plan_digest
 from trefoil.core.policies import Policy
 from trefoil.runtime import codec
 
-NAMES = names(Kind.PLANNER, PLANNERS, "tests.support.seam.planner:Ceiling")
+NAMES = [*sorted(PLANNERS), *own("planner")]
 QUICK = {"kernel_requests": 500.0, "patience": 2.0}
 
 
