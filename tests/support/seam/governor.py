@@ -15,7 +15,7 @@ class Stairs:
         self._step_mhz, self._clock_mhz = settings.step_mhz, 0
 
     def step(self, view: GovernorView) -> ClockDecision:
-        low, high = view.range_mhz
+        low, high = view.range_mhz if view.range_mhz[1] else (view.supported_mhz[0], view.supported_mhz[-1])
         wanted = self._clock_mhz - self._step_mhz
-        self._clock_mhz = max(low, wanted) if low < self._clock_mhz else high
+        self._clock_mhz = max(low, wanted) if low < self._clock_mhz <= high else high
         return ClockDecision(self._clock_mhz, f"{len(view.stages)} stages on stairs", view.now_s + 1.0, scale_out=False)

@@ -9,13 +9,14 @@ from numpy.random import Generator
 from controller.planners.assemble import DEFAULTS
 from controller.planners.base import largest_layout
 from controller.planners.uniform import Uniform, decide
-from controller.planners.world import read
+from controller.planners.world import Device, Task, World, read
 from trefoil.core.brains import Decision, PlanView
+from trefoil.core.catalog import Variant
 from trefoil.core.parts import PartSettings
 
 
 class CeilingSettings(PartSettings):
-    variant: str
+    variant: str = ""  # the most accurate one
 
 
 class Ceiling:
@@ -29,7 +30,12 @@ class Ceiling:
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         world = read(view, self._constants["rate_floor_per_s"])
-        chosen = Uniform(largest_layout, lambda w, t, _d, _s: w.view.catalog.family(t.family).variant(self._variant))
+
+        def variant(world: World, task: Task, _device: Device, _slice_type: str) -> Variant:
+            family = world.view.catalog.family(task.family)
+            return family.variant(self._variant) if self._variant else family.best
+
+        chosen = Uniform(largest_layout, variant)
         found = decide(world, "ceiling", chosen.host(world), self._constants, rng)
         if found.plan is None:
             return found

@@ -1,15 +1,22 @@
-"""NEWEST: who came last goes first."""
+"""NEWEST: who came last goes first; few may wait."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dispatcher.queues.fifo import FifoQueue
+from dispatcher.queues.fifo import FifoQueue, QueueFull
 from trefoil.core.brains import Ticket
 from trefoil.core.parts import Traits
+
+WAITING_MAX = 4
 
 
 class Newest(FifoQueue[Any]):
     traits: ClassVar[Traits] = Traits(order="newest")
+
+    def check(self, ticket: Ticket) -> None:
+        super().check(ticket)
+        if self.waiting >= WAITING_MAX:
+            raise QueueFull(f"the newest of {self.name} let no more than {WAITING_MAX} wait")
 
     def pop(self, lane: Any) -> Ticket | None:
         waiting = [ticket for line in self._lines.get(lane, ()) for ticket in line.tickets.values()]
