@@ -10,16 +10,16 @@ from controller.agents import Agents
 from controller.authority import Authority
 from controller.core.control import ControlCore
 from controller.core.effects import Instant
+from controller.core.objectives import accept
 from controller.core.observation import Observation
+from controller.core.receipts import Receipts
 from controller.core.rolling import Rollouts
 from controller.disk import Disk
 from controller.loop import Loop, kept
-from controller.objectives import accept
 from controller.observe import Reader
 from controller.perform import Signals
 from controller.planners.table import PLANNERS
 from controller.planning import constants_of, forecaster_of, planner_of, row_of
-from controller.receipts import Receipts
 from controller.report import Accountant
 from controller.service import FULL_NAME, ControllerService
 from controller.settings import ControllerSettings

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from controller.core.terms import impossible
 from controller.forecasters.table import FORECASTERS
 from controller.planners.stamped import refusal, stamped
 from controller.planners.table import PLANNERS
 from controller.settings import ControllerSettings
-from controller.terms import impossible
 from trefoil.core.brains import Forecaster, Planner
 from trefoil.core.parts import Kind, find
 from trefoil.core.policies import PRESETS, Policy, chosen, policy

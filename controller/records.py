@@ -9,8 +9,8 @@ import structlog
 
 from controller import publish
 from controller.authority import Authority
+from controller.core.decide import ADVISED, NEW
 from controller.core.effects import Recorded
-from controller.decide import ADVISED, NEW
 from controller.disk import Disk
 from controller.settings import ControllerSettings
 from trefoil.core.common import Revision

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from pydantic import Field, field_validator, model_validator
 
-from controller.intensity import REFUSABLE, RUNGS
-from controller.triggers import CAUSES, Thresholds
-from controller.windows import WindowSettings
+from controller.core.intensity import REFUSABLE, RUNGS
+from controller.core.triggers import CAUSES, Thresholds
+from controller.core.windows import WindowSettings
 from trefoil.core import policies
 from trefoil.core.carbon import Factors, Method, Series
 from trefoil.core.demand import Demand, LoadForecast
@@ -95,7 +95,7 @@ class ObjectiveSettings(Settings):
 
 
 class TriggerSettings(Settings):
-    """Thresholds of controller/triggers.py, by the same names."""
+    """Thresholds of controller/core/triggers.py, by the same names."""
 
     carbon_ratio: float = Field(default=0.05, gt=0)
     carbon_base_g_per_kwh: float = Field(default=0.0, ge=0)

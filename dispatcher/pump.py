@@ -8,10 +8,10 @@ agree.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from dispatcher.core.explain import Standing
 from dispatcher.core.family_queue import GIVEN_UP, Effect, FamilyQueue, Idle, Moved, Refused
-from dispatcher.explain import Standing
-from dispatcher.floors import Reach
-from dispatcher.trials import Mirror
+from dispatcher.core.floors import Reach
+from dispatcher.core.trials import Mirror
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceKey

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 import structlog
 
-from power_agent.clocks import (
+from power_agent.core.clocks import (
     LIMIT_TOLERANCE_W,
     Ability,
     Action,

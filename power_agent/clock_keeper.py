@@ -10,8 +10,8 @@ from typing import Final
 import structlog
 
 from power_agent.clock_device import Call, ClockDevice, Gauges
-from power_agent.clock_rules import check_epoch, grant, refuse_planned
-from power_agent.clocks import Ability, Verb, decide, settled, wanted_limit, wanted_range
+from power_agent.core.clock_rules import check_epoch, grant, refuse_planned
+from power_agent.core.clocks import Ability, Verb, decide, settled, wanted_limit, wanted_range
 from power_agent.governors import governor_of
 from power_agent.node import Node
 from trefoil.core.errors import NotFound, PlanError, SettingError, TrefoilError, Unavailable

@@ -11,7 +11,7 @@ and no latency: `windows_age_s` is infinite. Time is monotonic seconds. Nothing 
 import math
 from collections.abc import Mapping
 
-from power_agent.clocks import Ability, ClockRange, planned_range, snapped
+from power_agent.core.clocks import Ability, ClockRange, planned_range, snapped
 from power_agent.governors import governor_of
 from trefoil.core.brains import ClockDecision, GovernedStage, Governor, GovernorView
 from trefoil.core.parts import Value

@@ -13,9 +13,9 @@ from typing import Final
 import structlog
 
 from power_agent.clock_keeper import ClockKeeper
+from power_agent.core.reconcile import Task, reconcile, refuse, refuse_cordoned
 from power_agent.devices.errors import DeviceLost, DriverUnavailable
 from power_agent.node import Device, Node
-from power_agent.reconcile import Task, reconcile, refuse, refuse_cordoned
 from power_agent.slices import Slice
 from power_agent.verbs import Verbs
 from trefoil.core.common import Revision

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from controller.boosts import Boosts
+from controller.core.boosts import Boosts
+from controller.core.decide import CANDIDATE, DEGRADED, FAILED, Control, Verdict, judge, moves
 from controller.core.effects import (
     Announce,
     Conclude,
@@ -35,12 +36,11 @@ from controller.core.effects import (
     Wake,
     WriteObjectives,
 )
+from controller.core.evaluations import Totals
 from controller.core.exploration import Explorer, Meter, Rolled
 from controller.core.observation import Observation
-from controller.decide import CANDIDATE, DEGRADED, FAILED, Control, Verdict, judge, moves
-from controller.evaluations import Totals
+from controller.core.triggers import ALWAYS, MadeFor, Memory, Trigger, evaluate, made_for
 from controller.settings import ControllerSettings
-from controller.triggers import ALWAYS, MadeFor, Memory, Trigger, evaluate, made_for
 from trefoil.core import errors
 from trefoil.core.brains import Decision, LivePlanner, PlanView
 from trefoil.core.common import Revision

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from controller import measuring
+from controller.core import measuring
 from controller.core.effects import (
     Conclude,
     Count,
@@ -35,7 +35,7 @@ from controller.core.effects import (
     TryOut,
     Wake,
 )
-from controller.evaluations import (
+from controller.core.evaluations import (
     BROKEN_OFF,
     DECIDED,
     HALTED,
@@ -51,9 +51,9 @@ from controller.evaluations import (
     refused,
     text,
 )
+from controller.core.triggers import Trigger
+from controller.core.windows import Windows
 from controller.settings import ExploreSettings
-from controller.triggers import Trigger
-from controller.windows import Windows
 from trefoil.core.brains import Decision, LivePlanner, Measurement, PlanView
 from trefoil.core.demand import Measured
 from trefoil.core.fleet import DeviceState

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.decide import as_live
+from controller.core.decide import as_live
 from controller.planners.table import PLANNERS
 from controller.planning import planner_of
 from tests.support.own_parts import own

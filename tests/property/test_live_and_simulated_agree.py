@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 from controller.act import Actor
 from controller.core.control import ControlCore, Kept
+from controller.core.decide import Control
 from controller.core.effects import Recorded, Thought
+from controller.core.evaluations import Totals
+from controller.core.receipts import Receipts
 from controller.core.rolling import Rollouts
-from controller.decide import Control
 from controller.disk import Disk
-from controller.evaluations import Totals
 from controller.loop import Loop
 from controller.perform import Signals
 from controller.planners.table import PLANNERS
-from controller.receipts import Receipts
 from controller.report import Accountant
 from controller.thinker import Thinker
 from trefoil.core import errors

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.decide import think
+from controller.core.decide import think
 from controller.planning import planner_of
 from trefoil.core.brains import PlanView
 from trefoil.core.plan_check import plan_digest

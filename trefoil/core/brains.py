@@ -87,8 +87,8 @@ class Measurement:
 class Ticket:
     """One request as a router sees it: never its payload.
 
-    `min_accuracy` and `slo_ms` are what its client asked for, 0.0 = nothing; `priority` is Triton's: 1 comes first, 0
-    is the default.
+    `min_accuracy` is what its client asked for, 0.0 = nothing; `slo_ms` what it asked for, else the objective of its
+    class, else its family's, 0.0 = none is known; `priority` is Triton's: 1 comes first, 0 is the default.
     """
 
     id: int
@@ -217,9 +217,10 @@ class Queue(Protocol):
 class Router(Protocol):
     """Routes one family, or a group of them, in one worker. A pure state machine; called in order.
 
-    `on_table` brings the route of one family (`route.family`); one without targets takes its slices away. At `next_s`
-    the shell offers every slice that has a credit again, by `on_credit`, though nothing else has happened; a router
-    that holds requests back for a time needs no more than that.
+    `on_table` brings the route of one family (`route.family`); one without targets takes its slices away. `on_carbon`
+    comes first of all, and whenever the ratio changes; None = not known, or old. At `next_s` the shell offers every
+    slice again, by `on_credit`, though nothing else has happened; a router that holds requests back for a time needs no
+    more than that. It is asked for that time while anybody waits, and called once for each that it names.
     """
 
     def on_table(self, route: Route, now_s: float) -> None: ...

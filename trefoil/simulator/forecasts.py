@@ -10,12 +10,12 @@ reads the trace ahead: what no forecast can be better than.
 from dataclasses import dataclass, replace
 from typing import Final
 
+from carbon_feed.core.history import History
+from carbon_feed.core.ratio import ratio
+from carbon_feed.core.trace import Playback
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S
 from carbon_feed.forecast.issue import Issuer
-from carbon_feed.history import History
-from carbon_feed.ratio import ratio
-from carbon_feed.trace import Playback
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 from trefoil.core.common import Basis, Provenance
 from trefoil.simulator.inputs import Intensity
@@ -48,7 +48,7 @@ class Forecasts:
         return issued.forecast or CarbonForecast(series, self.name, now_s, fallback_reason=issued.why)
 
     def ratio(self, now_s: float) -> float | None:
-        """Intensity now over its average so far (carbon_feed/ratio.py); None before a day of the trace is known."""
+        """Intensity now over its average so far (carbon_feed/core/ratio.py); None before a day of it is known."""
         found = ratio(self._past(now_s), self.intensity.reading(now_s), speedup=self.intensity.played.speedup)
         return None if found is None else found.cir
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from carbon_feed.core.trace import Playback, bin_fits, playback
 from carbon_feed.providers.trace import load_trace
 from carbon_feed.settings import DEFAULT_TRACE, TraceSettings
-from carbon_feed.trace import Playback, bin_fits, playback
-from controller.decide import as_live
-from controller.objectives import accept
+from controller.core.decide import as_live
+from controller.core.objectives import accept
 from controller.planners.columns import effective_row, fits
 from controller.planners.stamped import stamped
 from controller.planning import constants_of, planner_of

@@ -4,7 +4,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-from controller.measuring import Cost
+from controller.core.measuring import Cost
 from trefoil.simulator.books import Books
 from trefoil.simulator.plant import Plant
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from controller.planners.columns import Same, effective_row
-from power_agent.clocks import Ability, planned_range
+from power_agent.core.clocks import Ability, planned_range
 from power_agent.governing import Governed
 from trefoil.core import power
 from trefoil.core.catalog import Catalog

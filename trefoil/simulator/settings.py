@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from controller.core.windows import WindowSettings
 from controller.settings import CarbonSettings, ControllerSettings, RolloutSettings
-from controller.windows import WindowSettings
 from trefoil.simulator.inputs import Inputs
 
 NEVER_STALE_S: Final = 1e18

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from controller.core.control import ControlCore, Kept
+from controller.core.decide import CANDIDATE, Control, as_live, ask, think
 from controller.core.effects import (
     AskAgents,
     Command,
@@ -30,14 +31,13 @@ from controller.core.effects import (
     Wait,
     Wake,
 )
+from controller.core.evaluations import Totals
 from controller.core.observation import Observation
 from controller.core.rolling import Rollouts, find_way
-from controller.decide import CANDIDATE, Control, as_live, ask, think
-from controller.evaluations import Totals
+from controller.core.rollout import Way
 from controller.planners.table import PLANNERS
 from controller.planning import forecaster_of
 from controller.records import record_of
-from controller.rollout import Way
 from trefoil.core.brains import Planner, PlanView
 from trefoil.core.demand import LoadCell, SliceLoad, TableAck
 from trefoil.core.objective import ActMode, ObjectiveMode

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller import publish
+from controller.core.decide import Control
+from controller.core.intensity import REFUSABLE, aged, held, refusal, rung_name
 from controller.core.observation import Observation
-from controller.decide import Control
+from controller.core.triggers import Memory, Thresholds, evaluate, made_for
 from controller.forecasters.last_max import LastMax
-from controller.intensity import REFUSABLE, aged, held, refusal, rung_name
 from controller.observe import Reader
 from controller.service import explain
 from controller.settings import CarbonSettings, ControllerSettings
-from controller.triggers import Memory, Thresholds, evaluate, made_for
 from tests.support.planning import digits
 from tests.unit.controller.views import PLAN
 from trefoil.core.brains import PlanView

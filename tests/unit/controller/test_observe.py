@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.decide import NEW, think
 from controller.core.observation import Observation
-from controller.decide import NEW, think
 from controller.forecasters.last_max import LastMax
 from controller.observe import Reader
 from controller.planners.exact.planner import ExactPlanner

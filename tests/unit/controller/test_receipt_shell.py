@@ -6,11 +6,11 @@ import pytest
 
 from controller.authority import Authority
 from controller.core.observation import Observation
+from controller.core.receipts import Receipts
 from controller.disk import Disk
 from controller.forecasters.last_max import LastMax
 from controller.observe import Reader
 from controller.publish import ReceiptSeries
-from controller.receipts import Receipts
 from controller.report import Accountant
 from controller.settings import ControllerSettings
 from tests.unit.controller.test_receipts import CATALOG, KEYS, node, sample

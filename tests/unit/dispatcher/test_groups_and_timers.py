@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dispatcher import table as tables
+from dispatcher.core import table as tables
 from dispatcher.core.carbon import ratio_now
 from dispatcher.core.family_queue import FamilyQueue
 from dispatcher.hub import Hub

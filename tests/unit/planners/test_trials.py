@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from controller.objectives import accept
+from controller.core.objectives import accept
+from controller.core.shares import known
+from controller.core.shares import shares as shares_of
+from controller.core.terms import terms
 from controller.planners.exact import ExactPlanner
 from controller.planners.table import PLANNERS
-from controller.shares import known
-from controller.shares import shares as shares_of
-from controller.terms import terms
 from tests.support.planning import applied, digits, fleet, objective, view
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import ObjectiveMode
