@@ -5,8 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from controller.settings import ControllerSettings
+from power_agent.settings import PowerAgentSettings
 from tests.support.seam import ROW
 from tests.support.seam.router import HOLD_S, Holding
+from trefoil.cli.scenario import System
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.parts import Kind, Traits
 from trefoil.core.plan import Plan
@@ -143,6 +146,21 @@ def test_traits_that_do_not_fit_are_refused_by_field_value_and_remedy() -> None:
     check_row(grouped, workers=1)
     with pytest.raises(SettingError, match=r"router = '.*Grouped': .*2 workers.*set workers to 1"):
         check_row(grouped, workers=2)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_what_starts_a_system_refuses_the_same_and_names_the_column(kind: Kind) -> None:
+    with pytest.raises(SettingError, match=rf"{kind} = 'none': no such {kind}. Remedy: one of .*, or module:Class"):
+        System(**{kind.value: "none"})
+    with pytest.raises(SettingError, match=rf"{kind} setting hidden = 3.*"):
+        System(parts={kind.value: {"hidden": 3}})
+
+
+def test_each_service_takes_settings_of_its_own_parts_only() -> None:
+    with pytest.raises(ValueError, match="the controller has no part 'governor'; use planner or forecaster"):
+        ControllerSettings(parts={"governor": {"step_mhz": 1}})
+    with pytest.raises(ValueError, match="the power agent has no part 'planner'; use governor"):
+        PowerAgentSettings(parts={"planner": {"variant": "s"}})
 
 
 def test_a_part_that_is_replaced_takes_the_rows_settings_of_it_along() -> None:

@@ -1,7 +1,6 @@
 """A policy of one's own on a whole system: `trefoil up` with a row of one's own, and each column of it seen at work."""
 
 import asyncio
-import itertools
 import re
 import time
 from collections.abc import Iterator
@@ -88,12 +87,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("command", "column"), itertools.product(("up",), BAD))
-def test_a_part_that_is_not_there_ends_the_command_before_anything_starts(command: str, column: str) -> None:
+@pytest.mark.parametrize("column", BAD)
+def test_a_part_that_is_not_there_ends_the_command_before_anything_starts(column: str) -> None:
     name, says = BAD[column]
     system = RunningSystem()
     try:
-        line = system.refused(command, f"--{column}", name)
+        line = system.refused("up", f"--{column}", name)
         assert says in line
         assert name in line
     finally:
