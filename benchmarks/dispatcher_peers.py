@@ -320,7 +320,7 @@ def plan() -> Plan:
     """Both families on every slice, in equal shares."""
     routes = tuple(
         Route(
-            family, "weighted", "fifo", "any",
+            family, "weighted", "fifo",
             tuple(RouteTarget(key, family, 0, 1 / SLICES, CREDITS, accuracy=0.9) for key in slice_keys()),
             1024, 2**30, {},
         )

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
 
-from dispatcher.routers import ROUTERS, make
+from dispatcher.queues import QUEUES
+from dispatcher.routers import ROUTERS
 from trefoil.core.brains import Outcome, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
@@ -21,8 +22,8 @@ def routers(repeats: int) -> dict[str, float]:
     ended = Outcome("OK", 10.0, 9.0, 0, True)
     found = {}
     for name in sorted(ROUTERS):
-        router = make("bench", name, "fifo")
-        router.on_table(Route("bench", name, "fifo", "any", targets, 4096, 2**30, {}), 0.0)
+        router = ROUTERS[name].make("bench", QUEUES["fifo"].make("bench"))
+        router.on_table(Route("bench", name, "fifo", targets, 4096, 2**30, {}), 0.0)
         tickets = [
             Ticket(n, "bench", "", "", 1, 64, 0.0, None, 0.0, 0, "", False, False, None) for n in range(200 * 50)
         ]

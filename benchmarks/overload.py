@@ -309,7 +309,7 @@ async def _publish(state: State, targets: list[str]) -> None:
     plan = Plan(
         revision=Revision(1, 1, 0),
         objectives=(Objective(family=FAMILY, mode=ObjectiveMode.INSTANT, slo_ms=2000.0, slo_quantile=0.95),),
-        routes=(Route(FAMILY, "weighted", "fifo", "any", routed, QUEUE_REQUESTS_MAX),),
+        routes=(Route(FAMILY, "weighted", "fifo", routed, QUEUE_REQUESTS_MAX),),
     )
     for role, key, value in (
         ("agent:node0", state.keys.node("node0"), node),

@@ -27,14 +27,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from dispatcher.routers import ROUTERS, make
+from dispatcher.queues import QUEUES
+from dispatcher.routers import ROUTERS
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import ServiceTime
 from trefoil.simulator.arrivals import Source
-from trefoil.simulator.request_level import BULK, RequestLevel, SliceService
-from trefoil.simulator.serving import RequestEngine
+from trefoil.simulator.request_level import RequestLevel, SliceService
+from trefoil.simulator.serving import Flow, RequestEngine
 from trefoil.simulator.workload import Rate, Stream
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -87,7 +88,7 @@ def route(router: str, classes: int, credits: int) -> Route:
         RouteTarget(SliceKey(f"node0/gpu{n // 7}", "1g.5gb", n % 7, 1), f"v{n % classes}", 0, 1 / SLICES, credits)
         for n in range(SLICES)
     )
-    return Route("bench", router, "fifo", "any", targets, 100_000, 0)
+    return Route("bench", router, "fifo", targets, 100_000, 0)
 
 
 def ticket(id_: int) -> Ticket:
@@ -102,13 +103,13 @@ def decision(_size: Size) -> list[Row]:
         for classes in (1, 4, 14) if name == "weighted" else (1,):
             arrival_us, done_us = _decide(name, classes)
             what = f"{name}, {classes} classes" if classes > 1 else name
-            rows.append(Row("decision", what, arrival_us, "us", 2.5 if name in BULK else None))
+            rows.append(Row("decision", what, arrival_us, "us", 2.5 if ROUTERS[name].traits.light else None))
             rows.append(Row("decision", f"{what}: on_done", done_us, "us"))
     return rows
 
 
 def _decide(name: str, classes: int) -> tuple[float, float]:
-    router = make("bench", name, "fifo")
+    router = ROUTERS[name].make("bench", QUEUES["fifo"].make("bench"))
     router.on_table(route(name, classes, 2), 0.0)
     tickets = [ticket(n) for n in range(6_000)]
     best = [float("inf"), float("inf")]
@@ -134,9 +135,9 @@ def engine(_size: Size) -> list[Row]:
     for name in sorted(ROUTERS):
         for classes in (1, 2, 4) if name == "weighted" else (1,):
             what = f"{name}, {classes} classes" if classes > 1 else name
-            limit = 300_000.0 if name in BULK else None
+            limit = 300_000.0 if ROUTERS[name].traits.light else None
             rows.append(Row("engine", what, _serve(name, classes, True), "requests/s", limit, at_least=True))
-        if name in BULK:
+        if ROUTERS[name].traits.light:
             rows.append(Row("engine", f"{name}, ticket by ticket", _serve(name, 1, False), "requests/s"))
     return rows
 
@@ -148,14 +149,14 @@ def services(table: Route) -> dict[SliceKey, SliceService]:
 
 def _serve(name: str, classes: int, bulk: bool) -> float:
     table = route(name, classes, 2)
-    made = RequestLevel("bench", table, services(table), np.random.default_rng(SEED), bulk=bulk)
+    made = RequestLevel({"bench": table}, {"bench": services(table)}, np.random.default_rng(SEED), bulk=bulk)
     rate = LOAD * SLICES / SERVICE.mean_ms * 1e3
     source = Stream(Rate(np.zeros(1), np.full(1, rate)), 1.0, np.random.default_rng(SEED))
     best, until_s = 0.0, 0.0
     for _ in range(ROUNDS):
         until_s += REQUESTS / rate
         started_s = time.thread_time()
-        window = made.serve(source.until(until_s), until_s)
+        window = made.serve({"bench": source.until(until_s)}, until_s)["bench"]
         best = max(best, window.answered / (time.thread_time() - started_s))
     return best
 
@@ -176,15 +177,14 @@ def memory(size: Size) -> list[Row]:
 def _memory(size: Size) -> dict[str, float]:
     table = route("weighted", 2, 2)
     source: Source = Stream(Rate(np.zeros(1), np.full(1, RATE_PER_S)), 1.0, np.random.default_rng(SEED))
-    nowhere = Route("bench", "weighted", "fifo")
-    made = RequestEngine("bench", nowhere, source, 100.0, np.random.default_rng(SEED), 2.0, 0.0)
-    made.retable(0.0, table, services(table))
+    made = RequestEngine({"bench": Flow(source, 100.0)}, np.random.default_rng(SEED), 2.0, 0.0)
+    made.retable(0.0, {"bench": table}, {"bench": services(table)})
     end_s = DAYS_S if size.full else DAYS_S / PART
     edges = np.append(np.arange(BLOCK_S, end_s, BLOCK_S), end_s).tolist()
     peaks, started_s = [_peak_mib()], time.thread_time()
-    whole = made.serve(edges[0])
+    whole = made.serve(edges[0])["bench"]
     for until_s in edges[1:]:
-        whole.add(made.serve(until_s))
+        whole.add(made.serve(until_s)["bench"])
         peaks.append(_peak_mib())
     spent_s = time.thread_time() - started_s
     gained_mib = peaks[-1] - peaks[len(peaks) // 2]

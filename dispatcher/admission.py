@@ -131,7 +131,7 @@ class Admission:
             sequence_start=sequence_start,
             sequence_end=sequence_end,
             length_score=None,
-            slo_ms=asked.slo_ms,
+            slo_ms=self._hub.slo_ms(family, asked),
         )
         if not caller.hops:  # else it was counted where the client came in
             self._hub.book.arrived(family, ticket.slo_class, self._hub.clock.now_s(), caller.tenant)

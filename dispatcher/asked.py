@@ -35,7 +35,7 @@ def answer(hub: Hub, request: Any) -> Any:
     ticket = Ticket(
         id=0, family=family, slo_class=asked.slo_class, tenant="", items=1, bytes=0,
         arrived_s=hub.clock.monotonic_s(), deadline_s=None, min_accuracy=asked.min_accuracy, priority=priority,
-        sequence_id="", sequence_start=False, sequence_end=False, length_score=None, slo_ms=asked.slo_ms,
+        sequence_id="", sequence_start=False, sequence_end=False, length_score=None, slo_ms=hub.slo_ms(family, asked),
     )  # fmt: skip
     standing = hub.pumps[family].standing(
         ticket, table.planned[family], table.missing.get(family, {}), table.mirrors.get(family)

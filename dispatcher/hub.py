@@ -12,24 +12,28 @@ from typing import Final
 import structlog
 
 from dispatcher import table as tables
+from dispatcher.core.carbon import ratio_now
 from dispatcher.crew import Crew, Worker
 from dispatcher.ejection import OUTLIERS, Ejections, Failure
 from dispatcher.health import Health
+from dispatcher.knobs import Knobs
 from dispatcher.load import LoadBook
 from dispatcher.mirror import Mirrors
 from dispatcher.outliers import panics
 from dispatcher.pump import Pump
 from dispatcher.receipts import Receipts
 from dispatcher.retries import RetryBudget
+from dispatcher.routers import ROUTERS
 from dispatcher.sequences import Pin, Sequences
 from dispatcher.sequencing import SequencePump
 from dispatcher.settings import DispatcherSettings
 from dispatcher.table import Endpoint, Table
 from dispatcher.transport import Transport
-from trefoil.core.carbon import CarbonReading
+from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.energy import ReceiptRates
 from trefoil.core.fleet import NodeStatus, SliceKey
+from trefoil.core.parts import Kind, find
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.runtime.clock import Clock
 
@@ -47,7 +51,10 @@ class Hub:
         self.plan: Plan | None = None
         self.nodes: dict[str, NodeStatus] = {}
         self.table = Table()
-        self.pumps: dict[str, Pump] = {}
+        self.pumps: dict[str, Pump] = {}  # by family; those behind one router for a group have the same one
+        self._pumps: dict[tuple[str, ...], Pump] = {}  # each once: by family, or by the router and queue of a group
+        self._ratio: tuple[CarbonRatio | None, CarbonReading | None] = (None, None)
+        self.carbon_ratio: float | None = None
         self.sequences: dict[str, SequencePump] = {}  # of the families that have any
         self.open_streams = 0
         self.variants: dict[tuple[str, int], str] = {}
@@ -77,10 +84,11 @@ class Hub:
         Raises:
             StaleRevision, PlanError: the last good one stays.
         """
-        plan = tables.with_router(plan, self.settings.router)
+        plan = tables.with_parts(plan, self.settings.router, self.settings.queue)
         if plan == self.plan:
             return
-        tables.check(plan, self.plan.revision if self.plan is not None else self.table.revision)
+        seen = self.plan.revision if self.plan is not None else self.table.revision
+        tables.check(plan, seen, self.settings.workers)
         self.plan = plan
         self.rebuild()
 
@@ -105,6 +113,19 @@ class Hub:
         self.book.settle(self.receipts.rate)
         self.receipts.take(told, reading)
         self.receipts.look(self.clock.now_s())
+
+    def take_ratio(self, found: CarbonRatio | None, reading: CarbonReading | None) -> None:
+        """What routers are told of carbon, and the reading that it was made of; None = nobody knows."""
+        self._ratio = found, reading
+        self.look_at_carbon()
+
+    def look_at_carbon(self) -> None:
+        """Tell the routers if the ratio is another one, or too old to go by."""
+        ratio = ratio_now(*self._ratio, self.clock.now_s())
+        if ratio != self.carbon_ratio:
+            self.carbon_ratio = ratio
+            for pump in self.each_pump:
+                pump.on_carbon(ratio)
 
     @property
     def draining(self) -> bool:
@@ -149,7 +170,7 @@ class Hub:
         """Tell requests that wait for families which only other workers serve to try those."""
         for family in self.table.elsewhere:
             if not self.table.live(family):
-                self.pumps[family].displace(sequences=self.draining or family not in self.sequences)
+                self.pumps[family].displace(self.draining or family not in self.sequences, family)
 
     def _leave(self) -> None:
         if self.crew.leave(self.draining):
@@ -217,22 +238,50 @@ class Hub:
         before, self.table = self.table, built
         self._lose_sequences(self._moved)
         self.transport.serve(self._needed(built))
-        for family, pump in self.pumps.items():
-            if family not in built.routes and family in before.routes:
+        for family in before.routes:
+            if family not in built.routes:
                 gone = before.planned[family]
-                pump.apply(Route(family=family, router=gone.router, queue=gone.queue), "the plan no longer routes it")
+                self.pumps[family].apply(
+                    Route(family=family, router=gone.router, queue=gone.queue), "the plan no longer routes it"
+                )
         for family, route in built.routes.items():
-            if family not in self.pumps:
-                self.pumps[family] = Pump(family, self.clock, self.settings.no_slice_wait_s, self.changed.set)
-            self.pumps[family].reach = built.reach[family]
+            pump = self._pump(route)
+            pump.promise(family, built.reach[family])
             fresh = (route, built.why[family], built.elsewhere.get(family))
             if fresh != (before.routes.get(family), before.why.get(family), before.elsewhere.get(family)):
                 hopeful = any(target.slice in self.unprobed for target in built.planned[family].targets)
-                self.pumps[family].apply(route, built.why[family], hopeful or family in built.elsewhere)
+                pump.apply(route, built.why[family], hopeful or family in built.elsewhere)
         self.displace()
         if (built.revision, built.routes, built.why) != (before.revision, before.routes, before.why):
             LOG.info("table", revision=str(built.revision), live=_live_count(built), why=built.summary)
             self.changed.set()
+
+    @property
+    def each_pump(self) -> Iterable[Pump]:
+        """All pumps, each once."""
+        return self._pumps.values()
+
+    def slo_ms(self, family: str, asked: Knobs) -> float:
+        """The latency objective of a request: its own, its class's or its family's; 0 = none is known."""
+        route, objective = self.table.routes.get(family), self.table.objectives.get(family)
+        of_class = route.class_slo_ms.get(asked.slo_class, 0.0) if route is not None else 0.0
+        return asked.slo_ms or of_class or (objective.slo_ms if objective is not None else 0.0)
+
+    def _pump(self, route: Route) -> Pump:
+        """The pump of a family, or of the group that its router takes; it brings along what it had in another one."""
+        family = route.family
+        group = find(Kind.ROUTER, route.router, ROUTERS).traits.group
+        key = (route.router, route.queue) if group else (family,)
+        if key not in self._pumps:
+            self._pumps[key] = Pump(key[0], self.clock, self.settings.no_slice_wait_s, self.changed.set)
+            self._pumps[key].on_carbon(self.carbon_ratio)
+        pump, before = self._pumps[key], self.pumps.get(family)
+        if before is not None and before is not pump:
+            pump.adopt(family, before)
+            if family in self.sequences:
+                self.sequences[family].follow(pump)
+        self.pumps[family] = pump
+        return pump
 
     def _panics(self, slice_: SliceKey) -> str:
         """The family that keeps an outlier. Slices that their agents do not offer, or that are proven dead, do not
@@ -247,7 +296,7 @@ class Hub:
     def in_flight(self) -> Counter[SliceKey]:
         """Requests on each slice, over all families."""
         total: Counter[SliceKey] = Counter()
-        for pump in self.pumps.values():
+        for pump in self.each_pump:
             total.update(pump.in_flight)
         total.update(self.mirrors.in_flight)
         return total
@@ -303,7 +352,7 @@ class Hub:
         return total
 
     def _busy(self, slice_: SliceKey) -> int:
-        return sum(pump.in_flight.get(slice_, 0) for pump in self.pumps.values())
+        return sum(pump.busy(slice_) for pump in self.each_pump)
 
     def _endpoint(self, slice_: SliceKey) -> Endpoint | None:
         return self.table.endpoints.get(slice_)

@@ -127,7 +127,7 @@ class Inference:
             self._check_time(request, pick, ticket.deadline_s - now_s, now_s)
         request.sent_s = now_s
         self._hub.book.sent(
-            ticket.family, pick.variant, pick.slice, ticket.slo_class, pump.in_flight[pick.slice], ticket.tenant
+            ticket.family, pick.variant, pick.slice, ticket.slo_class, pump.busy(pick.slice), ticket.tenant
         )
         return pick
 

@@ -197,7 +197,7 @@ class LoadBook:
 def _frozen(key: CellKey, cell: _Cell) -> LoadCell:
     family, variant, slice_, slo_class, tenant = key
     return LoadCell(
-        key=LoadKey(family=family, variant=variant, slice=slice_, lane="any", tenant=tenant, slo_class=slo_class),
+        key=LoadKey(family=family, variant=variant, slice=slice_, tenant=tenant, slo_class=slo_class),
         arrived=cell.arrived,
         answered=cell.answered,
         failed_by_code=dict(cell.failed),

@@ -17,7 +17,7 @@ from dispatcher.ejection import Failure
 from dispatcher.hub import Hub
 from dispatcher.rungs import Seen, rungs
 from dispatcher.telemetry import Gauges
-from trefoil.core.carbon import CarbonReading
+from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.energy import ReceiptRates
 from trefoil.core.errors import InvalidInput, StateUnavailable, TrefoilError
@@ -48,6 +48,7 @@ class Loop:
         self._away_since_s: float | None = None
         self._from_disk = False
         self._controller = ""
+        self._ratio_key = ""  # of the series that the receipts name
 
     async def init(self) -> None:
         """Serve what was last known, then what Redis says, if it answers; but know first who serves already."""
@@ -108,7 +109,7 @@ class Loop:
                 await self._refresh(node_key=key)
             elif key.startswith(keys.ack_prefix()) and key != self._ack_key:
                 await self._hear(key)
-            if key is None or key == keys.receipts():
+            if key is None or key in (keys.receipts(), self._ratio_key):
                 await self._price()
 
     async def _refresh(self, node_key: str | None = None) -> None:
@@ -182,14 +183,17 @@ class Loop:
     async def _price(self) -> None:
         """Read what answers cost and the carbon of now. Trouble leaves the last rates in force."""
         keys = self._state.keys
-        reading = None
+        reading, ratio = None, None
         try:
             told = await self._state.get(keys.receipts(), ReceiptRates)
             if told is not None:
+                self._ratio_key = keys.carbon_ratio(told.series)
                 reading = await self._state.get(keys.carbon_now(told.series), CarbonReading)
+                ratio = await self._state.get(self._ratio_key, CarbonRatio)
         except TrefoilError:  # of Redis the plan's reader complains; receipts say that their rates are old
             told = None
         self._hub.take_receipts(told, reading)
+        self._hub.take_ratio(ratio, reading)
 
     def _complain(self, error: TrefoilError) -> None:
         """Once for each new complaint."""
@@ -226,6 +230,7 @@ class Loop:
         while True:
             await self._hub.clock.sleep(self._hub.settings.window_s)
             self._look()
+            self._hub.look_at_carbon()
             await self._close_window()
 
     async def _close_window(self) -> None:

@@ -69,7 +69,7 @@ class Prober:
                 for slice_ in self._silent():
                     self._start(slice_, self._probe(slice_, None))
             self._listen(now_s)
-            for pump in self._hub.pumps.values():
+            for pump in self._hub.each_pump:
                 pump.expire()
             for sequences in self._hub.sequences.values():
                 sequences.expire()

@@ -1,28 +1,26 @@
-"""Joins a pure Router to the coroutines that wait for it. One per family; belongs to one event loop.
+"""Joins a family queue to the coroutines that wait for it. One per family, or per group; belongs to one event loop.
 
-Nothing here awaits: between two calls the router, the tickets in flight and the waiting futures always agree.
+What is decided is in core/family_queue; here are the futures of those that wait, the clock, and the timer that the
+router asks for. Nothing here awaits: between two calls the router, the tickets in flight and the waiting futures always
+agree.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
 
+from dispatcher.core.family_queue import GIVEN_UP, Effect, FamilyQueue, Given, Idle, Moved
 from dispatcher.explain import Standing
 from dispatcher.floors import Reach
-from dispatcher.routers import make
 from dispatcher.trials import Mirror
-from trefoil.core.brains import Outcome, Pick, Router, Ticket
-from trefoil.core.errors import TrefoilError, Unavailable
+from trefoil.core.brains import Outcome, Pick, Ticket
+from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route
 from trefoil.runtime.clock import Clock
 
+__all__ = ["GIVEN_UP", "Moved", "Pump"]
 
-class Moved(Unavailable):
-    """The family is served by other workers now: whoever waited here is to be forwarded."""
-
-
-GIVEN_UP: Final = Outcome("CANCELLED", 0.0, 0.0, 0, False)
+Future = asyncio.Future[Pick]
 
 
 class Pump:
@@ -32,68 +30,82 @@ class Pump:
         self, family: str, clock: Clock, no_slice_wait_s: float, on_idle: Callable[[], None] = lambda: None
     ) -> None:
         self.family = family
-        self.in_flight: dict[SliceKey, int] = {}
         self._clock = clock
-        self._no_slice_wait_s = no_slice_wait_s
         self._on_idle = on_idle
-        self._live: frozenset[SliceKey] = frozenset()
-        self._route = Route(family=family)
-        self._why = "the plan gives it no slice"
-        self.reach = Reach()
-        self._live_until_s = float("-inf")
-        self._router: Router | None = None
-        self._waiting: dict[int, tuple[Ticket, asyncio.Future[Pick]]] = {}
-        self._pinned: dict[SliceKey, dict[int, tuple[Ticket, asyncio.Future[Pick], str]]] = {}  # wait for one slice
-        # A router that was replaced still learns how its picks ended; None = no router gave it.
-        self._flying: dict[int, Router | None] = {}
+        self._queue = FamilyQueue(no_slice_wait_s, self._left)
+        self._futures: dict[int, Future] = {}
+        self._moved: dict[str, Pump] = {}  # families that another one serves now; who is on a slice comes back here
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s: float | None = None
 
     @property
     def waiting(self) -> int:
         """Requests that have no slice yet."""
-        return len(self._waiting)
+        return len(self._queue.waiting)
 
     @property
     def waiting_bytes(self) -> int:
         """Their payloads."""
-        return sum(ticket.bytes for ticket, _ in self._waiting.values())
+        return sum(ticket.bytes for ticket in self._queue.waiting.values())
+
+    def waiting_of(self, family: str) -> tuple[int, int]:
+        """Requests of one family that have no slice yet, and their payloads."""
+        sizes = [ticket.bytes for ticket in self._queue.waiting.values() if ticket.family == family]
+        return len(sizes), sum(sizes)
 
     @property
     def flying(self) -> int:
         """Requests on a slice."""
-        return len(self._flying)
+        return self._queue.flying
+
+    @property
+    def in_flight(self) -> dict[SliceKey, int]:
+        """Requests on each slice that has any."""
+        return self._queue.in_flight
+
+    def busy(self, slice_: SliceKey) -> int:
+        """Requests on one slice."""
+        return self._queue.busy(slice_)
 
     @property
     def live(self) -> frozenset[SliceKey]:
         """The slices that get new requests."""
-        return self._live
+        return self._queue.live
+
+    def promise(self, family: str, reach: Reach) -> None:
+        """The accuracies that a family can give from now on."""
+        self._queue.promise(family, reach)
 
     def apply(self, route: Route, why: str, elsewhere: bool = False) -> None:
-        """Route by this from now on. Another router takes over whoever waits, in order of arrival. `elsewhere`: other
-        workers have live slices, or slices are not probed yet, so that it is worth waiting."""
-        now_s = self._clock.monotonic_s()
-        if elsewhere or (self._route.targets and not route.targets):
-            self._live_until_s = now_s
-        replaced = self._router is None or (route.router, route.queue) != (self._route.router, self._route.queue)
-        self._route, self._why = route, why
-        self._live = frozenset(target.slice for target in route.targets)
-        if replaced:
-            self._router = make(self.family, route.router, route.queue)
-        assert self._router is not None
-        self._router.on_table(route, now_s)
-        if replaced:
-            self._arrive_again(now_s)
-        self._lower_hopes(float("inf"))
-        self._pull([*(target.slice for target in route.targets), *(s for s in self._pinned if s not in self._live)])
+        """Route a family by this from now on. Another router takes over whoever waits, in order of arrival.
+        `elsewhere`: other workers have live slices, or slices are not probed yet, so that it is worth waiting."""
+        self._obey(self._queue.table(route, why, self._clock.monotonic_s(), elsewhere))
+
+    def on_carbon(self, ratio: float | None) -> None:
+        """Carbon against its mean; None = not known."""
+        self._obey(self._queue.carbon(ratio, self._clock.monotonic_s()))
+
+    def adopt(self, family: str, other: "Pump") -> None:
+        """Serve a family that another one has served until now; `apply` must follow."""
+        leaving = other._queue.part(family, self._clock.monotonic_s())
+        self._queue.join(leaving)
+        ids = [*(ticket.id for ticket in leaving.waiting), *(id_ for each in leaving.pinned.values() for id_ in each)]
+        self._futures |= {id_: other._futures.pop(id_) for id_ in ids}
+        self._moved.pop(family, None)
+        other._moved[family] = self
+        other._arm()
 
     def standing(
         self, ticket: Ticket, planned: Route, missing: Mapping[SliceKey, str], mirror: Mirror | None
     ) -> Standing:
         """How things stand for a ticket that is only asked about."""
-        told = getattr(self._router, "scores", None)
+        queue, family = self._queue, ticket.family
+        told = getattr(queue.router, "scores", None)
         scores = told(ticket) if told is not None else None
-        return Standing(planned, self._route, missing, self.in_flight, self.waiting, self.reach, scores, mirror)
+        route, reach = queue.route(family), queue.reach(family)
+        return Standing(planned, route, missing, self.in_flight, self.waiting_of(family)[0], reach, scores, mirror)
 
-    def submit(self, ticket: Ticket) -> "Pick | asyncio.Future[Pick]":
+    def submit(self, ticket: Ticket) -> "Pick | Future":
         """A pick at once, or a future of one; whoever is cancelled while awaiting it calls `abandon`.
 
         Raises:
@@ -101,170 +113,93 @@ class Pump:
             Unavailable: no slice is live, and none was within no_slice_wait_s.
             Infeasible: nothing that is live or planned is as accurate as it asks.
         """
-        now_s = self._clock.monotonic_s()
-        if self._router is None or (not self._route.targets and self._gave_up(now_s)):
-            raise self._no_slice()
-        if ticket.min_accuracy:
-            self.reach.check(self.family, ticket.min_accuracy)
-        pick = self._router.on_arrival(ticket, now_s)
-        if pick is not None:
-            self._launch(ticket, pick)
-            return pick
-        future: asyncio.Future[Pick] = asyncio.get_running_loop().create_future()
-        self._waiting[ticket.id] = (ticket, future)
-        return future
+        if ticket.family in self._moved:
+            return self._moved[ticket.family].submit(ticket)
+        pick = self._queue.submit(ticket, self._clock.monotonic_s())
+        if pick is None:
+            return self._wait(ticket)
+        if self._futures:
+            self._arm()
+        return pick
 
-    def submit_to(self, ticket: Ticket, slice_: SliceKey, variant: str) -> "Pick | asyncio.Future[Pick]":
+    def submit_to(self, ticket: Ticket, slice_: SliceKey, variant: str) -> "Pick | Future":
         """Like `submit`, for a request that only this slice may serve, also while it drains."""
-        pick = self._pick_on(ticket, slice_, variant)
-        if pick is not None:
-            return pick
-        future: asyncio.Future[Pick] = asyncio.get_running_loop().create_future()
-        self._pinned.setdefault(slice_, {})[ticket.id] = (ticket, future, variant)
-        return future
+        if ticket.family in self._moved:
+            return self._moved[ticket.family].submit_to(ticket, slice_, variant)
+        return self._queue.submit_to(ticket, slice_, variant, self._clock.monotonic_s()) or self._wait(ticket)
 
     def done(self, ticket: Ticket, pick: Pick, outcome: Outcome) -> None:
         """A picked request is over; its credit goes to whoever waits."""
-        self._land(ticket, pick, outcome)
-        if self._waiting or self._pinned:
-            self._pull((pick.slice,))
+        if ticket.family in self._moved:
+            self._moved[ticket.family].done(ticket, pick, outcome)
+            return
+        effects = self._queue.done(ticket, pick, outcome, self._clock.monotonic_s())
+        if effects or self._futures:
+            self._obey(effects)
 
-    def abandon(self, ticket: Ticket, future: "asyncio.Future[Pick]") -> None:
+    def abandon(self, ticket: Ticket, future: "Future") -> None:
         """The client went away (or its time ran out) while it waited."""
-        if self._waiting.pop(ticket.id, None) is not None:
-            assert self._router is not None
-            self._router.on_cancel(ticket, self._clock.monotonic_s())
-        elif any(waiting.pop(ticket.id, None) is not None for waiting in self._pinned.values()):
-            self._pinned = {slice_: waiting for slice_, waiting in self._pinned.items() if waiting}
+        if ticket.family in self._moved:
+            self._moved[ticket.family].abandon(ticket, future)
+        elif self._queue.leave(ticket, self._clock.monotonic_s()):
+            del self._futures[ticket.id]
+            self._arm()
         elif future.done() and not future.cancelled() and future.exception() is None:
             self.done(ticket, future.result(), GIVEN_UP)  # picked and cancelled in the same turn of the loop
 
     def expire(self) -> None:
         """Fail whoever waits for a family whose last slice went too long ago, or for an accuracy that does not come."""
-        self._lower_hopes(self._no_slice_wait_s)
-        if self._waiting and not self._route.targets and self._gave_up(self._clock.monotonic_s()):
-            self.fail_waiting(self._no_slice())
-
-    def _lower_hopes(self, patience_s: float) -> None:
-        """Fail those whose floor nothing planned reaches, and those who have waited so long for what is not live."""
-        now_s, reach = self._clock.monotonic_s(), self.reach
-        for ticket, future in tuple(self._waiting.values()):
-            floor = ticket.min_accuracy
-            if floor > reach.live and (floor > reach.planned or now_s - ticket.arrived_s > patience_s):
-                assert self._router is not None
-                self._router.on_cancel(ticket, now_s)
-                self._refuse(ticket, future, reach.refusal(self.family, floor))
+        self._obey(self._queue.expire(self._clock.monotonic_s()))
 
     def fail_waiting(self, error: TrefoilError) -> None:
         """Nobody waits any longer."""
-        assert self._router is not None or not self._waiting
-        for ticket, future in tuple(self._waiting.values()):
-            self._router.on_cancel(ticket, self._clock.monotonic_s())  # type: ignore[union-attr]
-            self._refuse(ticket, future, error)
-        pinned, self._pinned = self._pinned, {}
-        for _, future, _ in (each for waiting in pinned.values() for each in waiting.values()):
-            if not future.done():
-                future.set_exception(error)
+        self._obey(self._queue.fail(error, self._clock.monotonic_s()))
 
-    def displace(self, sequences: bool) -> None:
-        """Whoever waits for any slice is to try other workers; those of sequences, too, or they wait on: their requests
-        have an order here."""
-        error = Moved(f"{self.family} is served by other workers", remedy="try again")
-        for ticket, future in tuple(self._waiting.values()):
-            if sequences or not ticket.sequence_id:
-                assert self._router is not None
-                self._router.on_cancel(ticket, self._clock.monotonic_s())
-                self._refuse(ticket, future, error)
+    def displace(self, sequences: bool, family: str = "") -> None:
+        """Whoever of a family ("" = of all) waits for any slice is to try other workers; those of sequences, too, or
+        they wait on: their requests have an order here."""
+        self._obey(self._queue.displace(sequences, self._clock.monotonic_s(), family))
 
-    def _gave_up(self, now_s: float) -> bool:
-        return now_s - self._live_until_s > self._no_slice_wait_s
+    def _wait(self, ticket: Ticket) -> "Future":
+        future = self._futures[ticket.id] = asyncio.get_running_loop().create_future()
+        self._arm()
+        return future
 
-    def _no_slice(self) -> Unavailable:
-        return Unavailable(
-            f"no slice serves {self.family} now: {self._why}", remedy="try again, or see `trefoil status`"
-        )
+    def _left(self, id_: int) -> bool:
+        """Whether a client was cancelled, and its coroutine has not run yet: `abandon` will find nothing to do."""
+        if not self._futures[id_].done():
+            return False
+        del self._futures[id_]
+        return True
 
-    def _launch(self, ticket: Ticket, pick: Pick) -> None:
-        self._flying[ticket.id] = self._router
-        self.in_flight[pick.slice] = self.in_flight.get(pick.slice, 0) + 1
-
-    def _land(self, ticket: Ticket, pick: Pick, outcome: Outcome) -> None:
-        router = self._flying.pop(ticket.id)
-        if router is not None:
-            router.on_done(ticket, pick, outcome, self._clock.monotonic_s())
-        left = self.in_flight[pick.slice] - 1
-        if left:
-            self.in_flight[pick.slice] = left
-        else:
-            del self.in_flight[pick.slice]
-            if pick.slice not in self._live:
+    def _obey(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Idle):
                 self._on_idle()
+                continue
+            future = self._futures.pop(effect.ticket.id)
+            if isinstance(effect, Given):
+                future.set_result(effect.pick)
+            elif not future.done():
+                future.set_exception(effect.error)
+        self._arm()
 
-    def _pull(self, slices: Iterable[SliceKey]) -> None:
-        """One ticket a slice and round, so that new slices share what waits."""
-        assert self._router is not None
+    def _arm(self) -> None:
+        """Keep the timer at the time that the router asks for."""
+        due_s = self._queue.next_s()
+        if due_s == self._due_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._due_s = None, due_s
+        if due_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(loop.time() + max(0.0, due_s - self._clock.monotonic_s()), self._ring)
+
+    def _ring(self) -> None:
+        due_s, self._timer, self._due_s = self._due_s, None, None
         now_s = self._clock.monotonic_s()
-        hungry = list(slices)
-        for slice_ in hungry if self._pinned else ():
-            self._pull_pinned(slice_)
-        while hungry:
-            fed = []
-            for slice_ in hungry:
-                pulled = self._router.on_credit(slice_, now_s)
-                if pulled is not None:
-                    self._hand_over(*pulled)
-                    fed.append(slice_)
-            hungry = fed
-
-    def _pull_pinned(self, slice_: SliceKey) -> None:
-        """Who can go nowhere else is first."""
-        waiting = self._pinned.get(slice_, {})
-        for id_, (ticket, future, variant) in list(waiting.items()):
-            if future.done():  # cancelled, and its coroutine has not run yet: abandon() will find nothing to do
-                del waiting[id_]
-            elif (pick := self._pick_on(ticket, slice_, variant)) is not None:
-                del waiting[id_]
-                future.set_result(pick)
-            else:
-                return
-        self._pinned.pop(slice_, None)
-
-    def _pick_on(self, ticket: Ticket, slice_: SliceKey, variant: str) -> Pick | None:
-        """A credit of one slice, from its router. Where the router has none to give (the slice drains, or gets no
-        share), sequences that are open bound what is sent there."""
-        pick = None
-        if self._router is not None and slice_ in self._live:
-            pick = self._router.on_pinned(ticket, slice_, self._clock.monotonic_s())
-            if pick is None and self.in_flight.get(slice_):
-                return None
-        if pick is not None:
-            self._launch(ticket, pick)
-            return pick
-        pick = Pick(slice_, variant, 0, f"its sequence lives on {slice_.name}")
-        self._launch(ticket, pick)
-        self._flying[ticket.id] = None
-        return pick
-
-    def _hand_over(self, ticket: Ticket, pick: Pick) -> None:
-        _, future = self._waiting.pop(ticket.id)
-        self._launch(ticket, pick)
-        if future.done():  # cancelled, and its coroutine has not run yet: abandon() will find nothing to do
-            self._land(ticket, pick, GIVEN_UP)
+        if due_s is not None and now_s < due_s:
+            self._arm()  # event loops round: it may ring a little early
         else:
-            future.set_result(pick)
-
-    def _arrive_again(self, now_s: float) -> None:
-        assert self._router is not None
-        for ticket, future in sorted(self._waiting.values(), key=lambda each: (each[0].arrived_s, each[0].id)):
-            try:
-                pick = self._router.on_arrival(ticket, now_s)
-            except TrefoilError as error:  # the new route's queue is smaller than what waits
-                self._refuse(ticket, future, error)
-            else:
-                if pick is not None:
-                    self._hand_over(ticket, pick)
-
-    def _refuse(self, ticket: Ticket, future: "asyncio.Future[Pick]", error: TrefoilError) -> None:
-        del self._waiting[ticket.id]
-        if not future.done():
-            future.set_exception(error)
+            self._obey(self._queue.tick(now_s))

@@ -37,10 +37,13 @@ class SequencePump:
         self._line: dict[int, tuple[Ticket, Future]] = {}  # wait for their turn
         self._asking: dict[int, Future] = {}  # have their turn, wait for a slice or a credit
 
-    @property
-    def in_flight(self) -> dict[SliceKey, int]:
-        """Requests on each slice."""
-        return self._pump.in_flight
+    def busy(self, slice_: SliceKey) -> int:
+        """Requests on one slice."""
+        return self._pump.busy(slice_)
+
+    def follow(self, pump: Pump) -> None:
+        """Another pump serves the family from now on; it has taken over whoever waited."""
+        self._pump = pump
 
     @property
     def open_on(self) -> Counter[SliceKey]:

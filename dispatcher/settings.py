@@ -1,11 +1,15 @@
 """What the dispatcher can be told. Every bound has a name and a unit."""
 
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from dispatcher.routers import resolve
-from trefoil.core.errors import PlanError
+from dispatcher.queues import QUEUES
+from dispatcher.routers import ROUTERS
+from dispatcher.table import ONE_WORKER
+from trefoil.core.errors import SettingError
+from trefoil.core.parts import Kind, Part, Parts, find
 from trefoil.runtime.config import ServiceSettings
 
 
@@ -51,6 +55,8 @@ class DispatcherSettings(ServiceSettings):
     """The process with which this one ends; set by its supervisor."""
     router: str = ""
     """A router instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
+    queue: str = ""
+    """A queue instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
     message_bytes_max: int = Field(-1, ge=-1)
     """Largest request accepted; -1 = no limit (gRPC's own default of 4 MB refuses ordinary images)."""
     window_s: float = Field(0.5, gt=0)
@@ -125,12 +131,16 @@ class DispatcherSettings(ServiceSettings):
 
     @field_validator("router")
     @classmethod
-    def _known_router(cls, value: str) -> str:
+    def _known_router(cls, value: str, info: ValidationInfo) -> str:
+        if value and _part(Kind.ROUTER, value, ROUTERS).traits.group and info.data.get("workers", 1) > 1:
+            raise ValueError(f"{ONE_WORKER}: set workers to 1, or take another router")
+        return value
+
+    @field_validator("queue")
+    @classmethod
+    def _known_queue(cls, value: str) -> str:
         if value:
-            try:
-                resolve(value)
-            except PlanError as error:
-                raise ValueError(str(error)) from error
+            _part(Kind.QUEUE, value, QUEUES)
         return value
 
     @field_validator("message_bytes_max")
@@ -139,3 +149,10 @@ class DispatcherSettings(ServiceSettings):
         if value == 0:
             raise ValueError("0 refuses every request; write -1 for no limit")
         return value
+
+
+def _part(kind: Kind, name: str, table: Parts[Any]) -> Part[Any]:
+    try:
+        return find(kind, name, table)
+    except SettingError as error:
+        raise ValueError(str(error)) from error

@@ -153,7 +153,7 @@ def status_of(hub: Hub) -> Any:
         table=codec.to_proto(hub.table.revision),
         draining=hub.draining,
         in_flight=sum(hub.in_flight().values()),
-        waiting=sum(pump.waiting for pump in hub.pumps.values()),
+        waiting=sum(pump.waiting for pump in hub.each_pump),
         peer_target=hub.peer_target,
         why=hub.not_ready(),
     )

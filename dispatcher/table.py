@@ -14,16 +14,18 @@ from dispatcher import shares, trials
 from dispatcher.crew import Worker
 from dispatcher.floors import Accuracies, Reach, best, honest
 from dispatcher.queues import QUEUES
-from dispatcher.routers import resolve
+from dispatcher.routers import ROUTERS
 from dispatcher.shares import Part
 from dispatcher.trials import Mirror
 from trefoil.core.common import Revision
-from trefoil.core.errors import PlanError, StaleRevision
+from trefoil.core.errors import PlanError, SettingError, StaleRevision
 from trefoil.core.fleet import NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import Objective
+from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Plan, Route, RouteTarget
 
 SERVING: Final = frozenset({SliceState.READY, SliceState.SWAPPING})
+ONE_WORKER: Final = "routes a group of families, which needs all their requests in one worker"
 LISTENING: Final = SERVING | {SliceState.DRAINING}  # connecting earlier would leave the channel in its backoff at READY
 
 
@@ -72,15 +74,16 @@ class Table:
         return "; ".join(f"{family}: {why}" for family, why in sorted(self.why.items()) if why)
 
 
-def with_router(plan: Plan, router: str) -> Plan:
-    """The plan with a router of the operator's choice ("" = the plan's own)."""
-    if not router:
+def with_parts(plan: Plan, router: str, queue: str) -> Plan:
+    """The plan with a router and a queue of the operator's choice ("" = the plan's own)."""
+    if not router and not queue:
         return plan
-    return replace(plan, routes=tuple(replace(route, router=router) for route in plan.routes))
+    chosen = (replace(route, router=router or route.router, queue=queue or route.queue) for route in plan.routes)
+    return replace(plan, routes=tuple(chosen))
 
 
-def check(plan: Plan, seen: Revision) -> None:
-    """Whether a plan can be routed here.
+def check(plan: Plan, seen: Revision, workers: int = 1) -> None:
+    """Whether a plan can be routed here, by one of so many workers.
 
     Raises:
         StaleRevision: an older plan than one obeyed before (an emptied Redis must not send the system back).
@@ -93,10 +96,7 @@ def check(plan: Plan, seen: Revision) -> None:
         raise PlanError("a family has two routes", field="routes", value=families, remedy="one route a family")
     for route in plan.routes:
         here = f"routes[{route.family}]"
-        resolve(route.router)
-        if route.queue not in QUEUES:
-            remedy = f"one of {', '.join(sorted(QUEUES))}"
-            raise PlanError("no such queue", field=f"{here}.queue", value=route.queue, remedy=remedy)
+        _check_parts(route, here, workers)
         for target in route.targets:
             if target.stage:
                 raise PlanError("stages are not routed yet", field=f"{here}.stage", value=target.stage)
@@ -107,6 +107,17 @@ def check(plan: Plan, seen: Revision) -> None:
         slices = [target.slice for target in route.targets]
         if len(set(slices)) < len(slices):
             raise PlanError("a slice is targeted twice", field=f"{here}.targets", value=[key.name for key in slices])
+
+
+def _check_parts(route: Route, here: str, workers: int) -> None:
+    try:
+        router = find(Kind.ROUTER, route.router, ROUTERS)
+        find(Kind.QUEUE, route.queue, QUEUES)
+    except SettingError as error:
+        raise PlanError(str(error), field=here) from error
+    if router.traits.group and workers > 1:
+        remedy = "set workers to 1, or route by another one"
+        raise PlanError(ONE_WORKER, field=f"{here}.router", value=route.router, remedy=remedy)
 
 
 def build(

@@ -65,8 +65,9 @@ class Gauges:
         metrics.set("trefoil_table_revision_epoch", hub.table.revision.epoch)
         metrics.set("trefoil_table_revision_number", hub.table.revision.number)
         for family, pump in hub.pumps.items():
-            metrics.set("trefoil_queue_requests", pump.waiting, family=family)
-            metrics.set("trefoil_queue_bytes", pump.waiting_bytes, family=family)
+            waiting, waiting_bytes = pump.waiting_of(family)
+            metrics.set("trefoil_queue_requests", waiting, family=family)
+            metrics.set("trefoil_queue_bytes", waiting_bytes, family=family)
         metrics.set("trefoil_open_streams", hub.open_streams)
         metrics.set("trefoil_workers", len(hub.crew.sharers))
         for family, count in hub.forwarded_total.items():

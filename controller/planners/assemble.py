@@ -153,7 +153,6 @@ def _route(
         family=task.family,
         router=router,
         queue="fifo",
-        lane="any",
         targets=tuple(
             RouteTarget(
                 slice=r.key,

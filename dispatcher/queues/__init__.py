@@ -1,8 +1,14 @@
-"""Queues by the name that a Route gives them."""
+"""Queues by the name that a Route gives them: one table, no registration by import.
 
-from collections.abc import Callable
-from typing import Any, Final
+`--queue module:Class` loads a user's own; it is held to the same contract (tests/contract/test_queue_contract.py).
+"""
+
+from typing import Final
 
 from dispatcher.queues.fifo import FifoQueue
+from trefoil.core.brains import Queue
+from trefoil.core.parts import Kind, Part, Parts, Traits
 
-QUEUES: Final[dict[str, Callable[[str], FifoQueue[Any]]]] = {"fifo": FifoQueue}
+QUEUES: Final[Parts[Queue]] = {
+    "fifo": Part(Kind.QUEUE, "fifo", FifoQueue, traits=Traits(light=True, order="arrival")),
+}

@@ -12,9 +12,9 @@ Deviations: CLOVER's instances hold one request at a time; here c_k, of which on
 
 from collections.abc import Sequence
 
-from dispatcher.queues.fifo import FifoQueue
 from dispatcher.routers.credits import Account, Pool, Seat
 from dispatcher.routers.one_line import OneLine
+from trefoil.core.brains import Queue
 from trefoil.core.plan import RouteTarget
 
 
@@ -24,7 +24,7 @@ class Fifo(OneLine):
     name = "fifo"
     _measure = "requests in flight"
 
-    def __init__(self, family: str, queue: FifoQueue[int] | None = None) -> None:
+    def __init__(self, family: str, queue: Queue) -> None:
         super().__init__(family, queue)
         self._pool = Pool(())
 

@@ -13,9 +13,9 @@ Deviations: a slice must have a credit; under load the line decides, as in `fifo
 import heapq
 from collections.abc import Iterable, Sequence
 
-from dispatcher.queues.fifo import FifoQueue
 from dispatcher.routers.credits import Account, Pool, Seat
 from dispatcher.routers.one_line import OneLine
+from trefoil.core.brains import Queue
 from trefoil.core.plan import RouteTarget
 
 
@@ -54,7 +54,7 @@ class LeastLoaded(OneLine):
     name = "least_loaded"
     _measure = "(in flight + 1) / share"
 
-    def __init__(self, family: str, queue: FifoQueue[int] | None = None) -> None:
+    def __init__(self, family: str, queue: Queue) -> None:
         super().__init__(family, queue)
         self._pool = CheapestPool(())
 

@@ -12,9 +12,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-from dispatcher.queues.fifo import FifoQueue
 from dispatcher.routers.credits import Account, Credits, Seat
-from trefoil.core.brains import Outcome, Pick, Ticket
+from trefoil.core.brains import Outcome, Pick, Queue, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 
@@ -27,8 +26,8 @@ class OneLine(ABC):
 
     name = ""
 
-    def __init__(self, family: str, queue: FifoQueue[int] | None = None) -> None:
-        self._queue: FifoQueue[int] = queue if queue is not None else FifoQueue(family)
+    def __init__(self, family: str, queue: Queue) -> None:
+        self._queue = queue
         self._credits = Credits()
         self._accounts: list[Account] = []
         self._levels: tuple[float, ...] = ()  # accuracies of live slices, ascending
@@ -98,6 +97,10 @@ class OneLine(ABC):
         """A credit of this very slice, for a request that nobody else may serve."""
         account = self._credits.free(slice)
         return None if account is None else self._credits.take(account)
+
+    def next_s(self) -> float | None:
+        """Nobody is held back: what goes, goes when a request comes or ends."""
+        return None
 
     def scores(self, ticket: Ticket) -> dict[SliceKey, tuple[float, str]]:
         """How each live slice that may have this ticket stands; lower goes first."""

@@ -17,10 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from dispatcher.queues.fifo import FifoQueue
 from dispatcher.routers.credits import Account, Pool, Seat
 from dispatcher.routers.least_loaded import weighed
 from dispatcher.routers.one_line import OneLine
+from trefoil.core.brains import Queue
 from trefoil.core.plan import Route, RouteTarget
 
 BLOCK: Final = 1024  # draws at once: one alone takes as long as all the rest of a decision
@@ -61,7 +61,7 @@ class PowerOfTwo(OneLine):
     name = "p2c"
     _measure = "(in flight + 1) / share; the lower of two that are drawn"
 
-    def __init__(self, family: str, queue: FifoQueue[int] | None = None) -> None:
+    def __init__(self, family: str, queue: Queue) -> None:
         super().__init__(family, queue)
         self._family = family
         self._pool = FreePool(())

@@ -27,10 +27,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from dispatcher.queues.fifo import FifoQueue, turn
+from dispatcher.queues.fifo import turn
 from dispatcher.routers.credits import Credits, Pool, Seat
 from dispatcher.routers.turns import turns
-from trefoil.core.brains import Outcome, Pick, Ticket
+from trefoil.core.brains import Outcome, Pick, Queue, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 
@@ -55,8 +55,8 @@ class _Class:
 class Weighted:
     """A `Router`: pure state machine, called in order. Of a ticket, it reads `min_accuracy`; its queue reads more."""
 
-    def __init__(self, family: str, queue: FifoQueue[Key] | None = None) -> None:
-        self._queue: FifoQueue[Key] = queue if queue is not None else FifoQueue(family)
+    def __init__(self, family: str, queue: Queue) -> None:
+        self._queue = queue
         self._credits = Credits()
         self._classes: dict[Key, _Class] = {}
         self._turns: list[_Class] = []
@@ -122,6 +122,10 @@ class Weighted:
         """A credit of this very slice, for a request that nobody else may serve; its shares are not charged for it."""
         account = self._credits.free(slice)
         return None if account is None else self._credits.take(account)
+
+    def next_s(self) -> float | None:
+        """Nobody is held back: what goes, goes when a request comes or ends."""
+        return None
 
     def scores(self, ticket: Ticket) -> dict[SliceKey, tuple[float, str]]:
         """How each live slice that may have this ticket stands, in requests until the turn of its class comes."""

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dispatcher.floors import best
-from dispatcher.queues.fifo import AGING_S, LEVELS, FifoQueue, QueueFull, turn
-from dispatcher.routers import ROUTERS, make, resolve
-from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
-from trefoil.core.errors import PlanError
+from dispatcher.queues.fifo import AGING_S, LEVELS, QueueFull, turn
+from dispatcher.routers import ROUTERS
+from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
+from trefoil.core.errors import SettingError
 
 OWN = "tests.support.own_router:RoundRobin"
 NAMES = [*sorted(ROUTERS), OWN, *filter(None, [os.environ.get("TREFOIL_ROUTER")])]
@@ -44,7 +44,7 @@ class RouterMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.router = make("digits", self.router_name, "fifo")
+        self.router = routing(self.router_name)
         self.live: dict = {}
         self.accuracy: dict = {}
         self.best = 0.0
@@ -171,7 +171,7 @@ def test_contract(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_one_class_is_first_in_first_out_whatever_the_table_does(name):
     """One class only, so every router owes strict order of arrival, also over tables and out-of-order pushes."""
-    router = make("digits", name, "fifo")
+    router = routing(name)
     router.on_table(route([target(0, credits=1)], name), 0.0)
     first = router.on_arrival(ticket(1), 0.0)
     assert first is not None
@@ -191,7 +191,7 @@ def test_one_class_is_first_in_first_out_whatever_the_table_does(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tickets_that_arrive_at_no_slice_wait_and_are_served_when_one_comes(name):
-    router = make("digits", name, "fifo")
+    router = routing(name)
     router.on_table(route([], name), 0.0)
     assert router.on_arrival(ticket(1), 0.0) is None
     router.on_table(route([target(2)], name), 0.0)
@@ -208,7 +208,7 @@ arrivals = st.lists(st.tuples(st.floats(0.0, 3.0), PRIORITIES), min_size=1, max_
 @given(arrivals=arrivals)
 def test_order_is_that_of_arrival_inside_a_priority_and_nobody_starves(name, arrivals):
     """One slice that is busy: whoever waits is served by turn, so that no one is overtaken by who came long after."""
-    router = make("digits", name, "fifo")
+    router = routing(name)
     router.on_table(route([target(0, credits=1)], name), 0.0)
     busy = ticket(0, arrived_s=0.0)
     pick = router.on_arrival(busy, 0.0)
@@ -236,7 +236,7 @@ def test_order_is_that_of_arrival_inside_a_priority_and_nobody_starves(name, arr
 @pytest.mark.parametrize("name", NAMES)
 def test_the_least_urgent_request_is_served_however_many_urgent_ones_come(name):
     """Urgent requests take all that the slice can do; by priority alone the first one would wait for ever."""
-    router = make("digits", name, "fifo")
+    router = routing(name)
     router.on_table(route([target(0, credits=1)], name, 10**6, 10**9), 0.0)
     busy, step_s = ticket(0, arrived_s=0.0, priority=1), 0.1
     pick = router.on_arrival(busy, 0.0)
@@ -254,12 +254,12 @@ def test_the_least_urgent_request_is_served_however_many_urgent_ones_come(name):
 
 
 def test_a_router_of_ones_own_is_loaded_by_module_and_class():
-    mine = resolve("dispatcher.routers.fifo:Fifo")("digits", FifoQueue("digits"))
+    mine = routing("dispatcher.routers.fifo:Fifo")
     mine.on_table(route([target(0)]), 0.0)
     assert mine.on_arrival(ticket(1), 0.0) is not None
 
 
 @pytest.mark.parametrize("name", ["fastest", "no.such.module:Class", "dispatcher.routers.fifo:Missing"])
 def test_an_unknown_router_is_refused_by_name(name):
-    with pytest.raises(PlanError, match=name.split(":")[0].split(".")[-1]):
-        resolve(name)
+    with pytest.raises(SettingError, match=name.split(":")[0].split(".")[-1]):
+        routing(name)

@@ -290,7 +290,7 @@ def test_what_is_routed_to_still_is_stopped_only_after_an_ack_younger_than_its_d
     part = one.part(0, "3g.20gb", 4)
     plan = one.go(part)
     target = RouteTarget(part.key, part.hosted[0].variant, 0, 1.0, 2)
-    one.put(one.keys.plan(), Plan(plan.revision, routes=(Route("digits", "weighted", "fifo", "any", (target,)),)))
+    one.put(one.keys.plan(), Plan(plan.revision, routes=(Route("digits", "weighted", "fifo", (target,)),)))
     old = TableAck("test", 0, plan.revision, (SliceLoad(part.key, 0),), time.time() + 0.2)
     one.put(one.keys.ack("test", 0), old)
     one.drain(why="maintenance")

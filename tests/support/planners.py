@@ -32,7 +32,7 @@ def plan_of(devices, capacity_per_s=500.0, why=""):
     return Plan(
         planner="test",
         nodes=(node,),
-        routes=(Route("digits", "weighted", "fifo", "any", targets, 100, 1 << 20),),
+        routes=(Route("digits", "weighted", "fifo", targets, 100, 1 << 20),),
         expected={"digits": Expected(1e-3, 5.0, 60.0, 0.96, capacity_per_s)},
         why=why,
     )

@@ -47,5 +47,5 @@ def plan_of(*slices: PlannedSlice, number: int = 1) -> Plan:
         "test",
         "test",
         nodes=(node,),
-        routes=(Route("toy", "weighted", "fifo", "any", targets, 100),),
+        routes=(Route("toy", "weighted", "fifo", targets, 100),),
     )

@@ -224,7 +224,7 @@ def special_plan(
     """Every model routed to every Triton that has it, in equal shares."""
     names = sorted({name for triton in tritons for name in triton.names})
     routes = [
-        Route(name, "weighted", "fifo", "any", tuple(
+        Route(name, "weighted", "fifo", tuple(
             RouteTarget(key(t.number), t.variant, 0, 1.0, credits, t.number in draining, "")
             for t in tritons if name in t.names
         ), 0, 0, {})

@@ -12,7 +12,8 @@ from pydantic import Field, field_validator, model_validator
 
 from trefoil.core import policies
 from trefoil.core.device_types import DEVICE_TYPES, NEVER_LIVE
-from trefoil.core.errors import PlanError, SettingError
+from trefoil.core.errors import SettingError
+from trefoil.core.parts import Kind, find
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
 
@@ -196,11 +197,11 @@ class System(Settings):
     @field_validator("router")
     @classmethod
     def _known_router(cls, value: str) -> str:
-        from dispatcher.routers import resolve
+        from dispatcher.routers import ROUTERS
 
         try:
-            resolve(value or "weighted")
-        except PlanError as error:
+            find(Kind.ROUTER, value or "weighted", ROUTERS)
+        except SettingError as error:
             raise ValueError(str(error)) from error
         return value
 

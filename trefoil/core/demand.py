@@ -15,7 +15,6 @@ class LoadKey:
     family: str = ""
     variant: str = ""
     slice: SliceKey | None = None
-    lane: str = ""
     tenant: str = ""
     slo_class: str = ""
 

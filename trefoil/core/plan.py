@@ -61,16 +61,16 @@ class RouteTarget:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where requests of one family go."""
+    """Where requests of one family go. `class_slo_ms`: of the classes whose objective is not the family's."""
 
     family: str = ""
     router: str = ""
     queue: str = ""
-    lane: str = ""
     targets: tuple[RouteTarget, ...] = ()
     queue_requests_max: int = 0
     queue_bytes_max: int = 0
     params: Mapping[str, float] = field(default_factory=dict)
+    class_slo_ms: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

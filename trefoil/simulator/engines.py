@@ -1,20 +1,32 @@
-"""Which engine serves a family: request by request, or as a flow."""
+"""Which engines serve the families: request by request or as flows, and those of one router together."""
 
 import numpy as np
 
-from trefoil.core.plan import Route
+from dispatcher.routers import ROUTERS
+from trefoil.core.parts import Kind, find
 from trefoil.simulator.fluid import FluidEngine
 from trefoil.simulator.inputs import Inputs
-from trefoil.simulator.serving import Engine, RequestEngine
+from trefoil.simulator.serving import Engine, Flow, RequestEngine
 
 
-def engine_for(inputs: Inputs, index: int, family: str, route: Route, now_s: float) -> Engine:
-    """The engine of a family; its draws depend on the seed and its index alone."""
+def engines_for(inputs: Inputs, now_s: float) -> tuple[Engine, ...]:
+    """The engines of all families, which stand in order; their draws depend on the seed and their place alone."""
     scenario = inputs.scenario
-    slo_ms, source = inputs.objectives[family].slo_ms, inputs.arrivals[family]
-    overhead_ms = scenario.costs.overhead_ms
+    chosen, overhead_ms = scenario.policy.router, scenario.costs.overhead_ms
+    flows = {
+        family: Flow(inputs.arrivals[family], inputs.objectives[family].slo_ms) for family in sorted(inputs.objectives)
+    }
     if scenario.fidelity == "fluid":
-        served = next(s for s in scenario.families if s.name == family)
-        return FluidEngine(source, slo_ms, overhead_ms, now_s, served.arrivals.gap_scv, scenario.policy.router)
-    rng = np.random.default_rng([scenario.seed, 0x5E21, index])
-    return RequestEngine(family, route, source, slo_ms, rng, overhead_ms, now_s, scenario.policy.router)
+        gap_scv = {served.name: served.arrivals.gap_scv for served in scenario.families}
+        return tuple(FluidEngine(f, flow, overhead_ms, now_s, gap_scv[f], chosen) for f, flow in flows.items())
+    router = chosen or inputs.policy.router
+    if find(Kind.ROUTER, router, ROUTERS).traits.group:
+        return (RequestEngine(flows, _rng(inputs, 0), overhead_ms, now_s, router),)
+    return tuple(
+        RequestEngine({family: flow}, _rng(inputs, place), overhead_ms, now_s, chosen)
+        for place, (family, flow) in enumerate(flows.items())
+    )
+
+
+def _rng(inputs: Inputs, place: int) -> np.random.Generator:
+    return np.random.default_rng([inputs.scenario.seed, 0x5E21, place])

@@ -1,11 +1,11 @@
 """The fluid engine: no single requests. Per step, latency from core/queueing, energy from what was served.
 
 Data: mean arrivals of the step, the classes of `dispatcher.routers.weighted` with their slices, the truth about each.
-Formulation: `weighted`: class k gets its share of the flow; it is a pool of c_k equal servers, its latency the law of
-    core/queueing at its utilisation. `fifo` (any other router): one pool; slice s answers mu_s g / (mu_s + g), g such
-    that the sum is the flow (an idle slice is as likely as another to be next; g -> infinity at saturation), and waits
-    are those of the pool's mean server. Flow above capacity queues up to the route's bound and is refused beyond; who
-    queued waits for what was ahead of it.
+Formulation: a router's part says by which law it splits a flow. "shares" (`weighted`): class k gets its share; it is a
+    pool of c_k equal servers, its latency the law of core/queueing at its utilisation. "pool" (`fifo`): one pool; slice
+    s answers mu_s g / (mu_s + g), g such that the sum is the flow (an idle slice is as likely as another to be next;
+    g -> infinity at saturation), and waits are those of the pool's mean server. Flow above capacity queues up to the
+    route's bound and is refused beyond; who queued waits for what was ahead of it.
 Deviations from request by request: a step is in equilibrium (no memory but the backlog), utilisation is rounded to
     1/100 (1/1000 above 0.9) so that laws are computed once; tests/simulation compares both fidelities.
 """
@@ -17,14 +17,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from dispatcher.routers import ROUTERS
 from dispatcher.routers.weighted import alike
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE
+from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Route
 from trefoil.core.queueing import UTILISATIONS, ServiceTime, within, within_all
-from trefoil.simulator.arrivals import Source
-from trefoil.simulator.request_level import SliceService
-from trefoil.simulator.serving import Counts, Interval, live
+from trefoil.simulator.request_level import Services, SliceService
+from trefoil.simulator.serving import Counts, Flow, Interval, live
 
 QUEUE_MAX: Final = 1024.0  # as dispatcher.queues.fifo.REQUESTS_MAX, where the route names no bound
 NO_SLICE_WAIT_S: Final = 20.0
@@ -72,15 +73,16 @@ class FluidEngine:
 
     def __init__(
         self,
-        source: Source,
-        slo_ms: float,
+        family: str,
+        flow: Flow,
         overhead_ms: float,
         now_s: float,
         gap_scv: float = 1.0,
         router: str = "",
     ) -> None:
-        self._router = router
-        self._source, self._slo_ms, self._overhead_ms, self._now_s = source, slo_ms, overhead_ms, now_s
+        self.families: tuple[str, ...] = (family,)
+        self._family, self._router = family, router
+        self._source, self._slo_ms, self._overhead_ms, self._now_s = flow.source, flow.slo_ms, overhead_ms, now_s
         self._gap_scv = max(1.0, gap_scv)
         self._pools: list[Pool] = []
         self._queue_max = QUEUE_MAX
@@ -89,17 +91,23 @@ class FluidEngine:
         self._without_s = 0.0
         self._known: tuple[Route, list[SliceService]] | None = None
 
-    def retable(self, now_s: float, route: Route, services: Mapping[SliceKey, SliceService]) -> None:
+    def retable(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
         """Serve by this from now on; who waits is shared out anew."""
-        wanted = live(route, services, self._router)
+        self._retable(live(routes[self._family], services[self._family], self._router), services[self._family])
+
+    def on_carbon(self, ratio: float | None, now_s: float) -> None:
+        """A flow has no router to tell."""
+
+    def _retable(self, wanted: Route, services: Services) -> None:
         waiting = sum(p.queued for p in self._pools) + self._waiting
         known = [services[t.slice] for t in wanted.targets]
         if waiting == 0.0 and (wanted, known) == self._known:
             return  # what is served as before has its laws already
         self._known = wanted, known
-        weighted, total = wanted.router == "weighted", sum(t.weight for t in wanted.targets)
+        shares = find(Kind.ROUTER, wanted.router, ROUTERS).traits.flow == "shares"
+        total = sum(t.weight for t in wanted.targets)
         groups = [list(wanted.targets)] if wanted.targets else []
-        if weighted:
+        if shares:
             kinds = alike(t for t in wanted.targets if t.weight > 0 or total <= 0)
             groups = [group for kind in kinds.values() for group in kind]
         pools = []
@@ -107,7 +115,7 @@ class FluidEngine:
             share = sum(t.weight / total if total > 0 else 1 / len(wanted.targets) for t in group)
             keys = [t.slice for t in group]
             credits = [t.credits for t in group]
-            pools.append(Pool(share if weighted else 1.0, keys, [services[key] for key in keys], credits))
+            pools.append(Pool(share if shares else 1.0, keys, [services[key] for key in keys], credits))
         self._pools = pools
         self._steady = {}
         for pool in self._pools:
@@ -116,8 +124,11 @@ class FluidEngine:
         self._without_s = self._without_s if not self._pools else 0.0
         self._queue_max = float(wanted.queue_requests_max or QUEUE_MAX)
 
-    def serve(self, until_s: float) -> Interval:
+    def serve(self, until_s: float) -> dict[str, Interval]:
         """One step, or the part of one up to an event."""
+        return {self._family: self._step(until_s)}
+
+    def _step(self, until_s: float) -> Interval:
         dt_s = until_s - self._now_s
         found = Interval(self._now_s, until_s)
         if dt_s <= 0:

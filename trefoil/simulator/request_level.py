@@ -1,16 +1,17 @@
-"""Requests of one family, one by one, through the router that serves them live.
+"""Requests of one family, or of a group of them, one by one, through the queue and router that serve them live.
 
-Data: arrival times; a route (targets with credits, queue bounds); per slice its service time, gap and accuracy.
+Data: arrival times; routes (targets with credits, queue bounds); per slice its service time, gap and accuracy.
 Result: per window what was answered, refused, still waiting, and how long every slice computed.
 Model: simulator/latency says what a slice does to a request that it is sent. A request that is in flight stays on its
-    slice whatever the table says next; who waits is dealt again by the router's own rule (dispatcher/pump.py).
-Speed: for routers that read nothing of a ticket (`BULK`) a ticket is three numbers, and one loop calls the same router
-    for a whole block of arrivals. Any other router gets real tickets and outcomes. Both give the same numbers.
+    slice whatever the table says next; all else is decided by dispatcher/core/family_queue, as it is live.
+Speed: for a router and a queue that read little of a ticket (`Traits.light`) a ticket is three numbers, and one loop
+    calls the same router for a whole block of arrivals. All others get real tickets and outcomes. Both give the same
+    numbers.
 """
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count, repeat
@@ -20,22 +21,24 @@ import numpy as np
 import numpy.typing as npt
 from numpy.random import Generator
 
+from dispatcher.core.family_queue import Effect, FamilyQueue, Given, Refused
 from dispatcher.queues import QUEUES
-from dispatcher.queues.fifo import FifoQueue, QueueFull
-from dispatcher.routers import resolve
-from trefoil.core.brains import Outcome, Pick, Router, Ticket
-from trefoil.core.errors import InvalidInput, PlanError
+from dispatcher.queues.fifo import QueueFull
+from dispatcher.routers import ROUTERS
+from trefoil.core.brains import Outcome, Pick, Ticket
+from trefoil.core.errors import InvalidInput, Unavailable
 from trefoil.core.fleet import SliceKey
+from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Route
 from trefoil.core.units import MS_PER_S
 from trefoil.simulator.latency import Server, SliceService, server
 
-__all__ = ["RequestLevel", "SliceService", "Window"]
+__all__ = ["RequestLevel", "Services", "SliceService", "Window"]
 
 FloatArray = npt.NDArray[np.float64]
+Services = Mapping[SliceKey, SliceService]
 
 NO_SLICE_WAIT_S: Final = 20.0  # as dispatcher.settings.no_slice_wait_s
-BULK: Final = ("fifo", "weighted")  # of a ticket, only their queue reads anything, and no more than `Light` holds
 OK: Final = Outcome("OK", 0.0, 0.0, 0, True)
 
 
@@ -55,12 +58,10 @@ class Light(_Fields):
 
 _light: Final = partial(tuple.__new__, Light)
 
-Done = Callable[[Any, Pick, Outcome, float], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What happened in [starts_s, ends_s).
+    """What happened to a family in [starts_s, ends_s).
 
     `latency_ms` holds those answered in it, in order of their answers, client overhead included. `busy_s` is the time
     that a slice computed inside the window, also for requests that are answered after it. `queued` waits at its end.
@@ -77,8 +78,8 @@ class Window:
     queued: int
 
 
-# back, id, slice, arrival, ticket, pick, start and length of the computation, where its router learns of the end
-_Return = tuple[float, int, Server, float, Any, Pick, float, float, Done]
+# back, id, slice, arrival, ticket, pick, start and length of the computation; in bulk, the `OnDone` of its router
+_Return = tuple[float, int, Server, float, Any, Pick, float, float, Any]
 
 
 @dataclass(slots=True)
@@ -90,119 +91,171 @@ class _Books:
     latency_s: list[float] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Family:
+    """What each family has of its own. `slice_of`: by the identity of a target's key, hashing it takes longer."""
+
+    route: Route
+    slo_ms: float
+    slices: dict[SliceKey, Server] = field(default_factory=dict)
+    slice_of: dict[int, Server] = field(default_factory=dict)
+    books: _Books = field(default_factory=_Books)
+
+    def install(self, route: Route, services: Services, root: int) -> None:
+        """Serve by this route from now on."""
+        self.route = route
+        for target in route.targets:
+            key, service = target.slice, services[target.slice]
+            one = self.slices.get(key)
+            if one is None:
+                one = self.slices[key] = server(key, service, root)
+            one.serve_as(service)
+        self.find()
+
+    def find(self) -> None:
+        """The slices of the route by identity."""
+        self.slice_of = {id(target.slice): self.slices[target.slice] for target in self.route.targets}
+
+    def ticket(self, id_: int, at: float) -> Ticket:
+        """A request of one item."""
+        return Ticket(
+            id=id_, family=self.route.family, slo_class="", tenant="", items=1, bytes=0, arrived_s=at, deadline_s=None,
+            min_accuracy=0.0, priority=0, sequence_id="", sequence_start=False, sequence_end=False, length_score=None,
+            slo_ms=self.slo_ms,
+        )  # fmt: skip
+
+
 class RequestLevel:
-    """One family behind one router. Time only goes forward: `serve` to the end of a window, `retable` between two."""
+    """Families behind one router. Time only goes forward: `serve` to the end of a window, `retable` between two."""
 
     def __init__(
         self,
-        family: str,
-        route: Route,
-        services: Mapping[SliceKey, SliceService],
+        routes: Mapping[str, Route],
+        services: Mapping[str, Services],
         rng: Generator,
         overhead_ms: float = 0.0,
         *,
         start_s: float = 0.0,
         no_slice_wait_s: float = NO_SLICE_WAIT_S,
+        slo_ms: Mapping[str, float] | None = None,
         bulk: bool = True,
     ) -> None:
-        """Start idle at `start_s`. Without `bulk` every router gets full tickets.
+        """Start idle at `start_s`. `slo_ms` is what tickets say; without `bulk` every router gets full ones.
 
         Raises:
-            PlanError: router or queue is not known.
-            InvalidInput: a target of the route has no service.
+            SettingError: router or queue is not known.
+            InvalidInput: a target of a route has no service.
         """
-        self.family = family
         self._overhead_ms = overhead_ms
-        self._no_slice_wait_s = no_slice_wait_s
         self._root = int(rng.integers(2**63))
         self._now_s = self._window_s = start_s
-        self._live_until_s = -math.inf
-        self._route = Route(family)
-        self._router: Router | None = None
-        self._queue: FifoQueue[Any] = FifoQueue(family)
-        self._bulk, self._bulk_allowed = False, bulk
-        self._slices: dict[SliceKey, Server] = {}
-        self._slice_of: dict[int, Server] = {}  # by the identity of a target's key: hashing it takes longer
-        self._waiting: dict[int, Any] = {}  # not kept in bulk: the queue knows
+        self._queue = FamilyQueue(no_slice_wait_s)
+        self._families = {family: _Family(Route(family), (slo_ms or {}).get(family, 0.0)) for family in routes}
+        self._only = next(iter(self._families.values()))
+        self._bulk, self._bulk_allowed = False, bulk and len(routes) == 1
         self._returns: list[_Return] = []
         self._arrived = 0
-        self._books = _Books()
-        self.retable(start_s, route, services)
+        self.retable(start_s, routes, services)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Saved and read again: what is found by identity is found by the new one."""
         self.__dict__.update(state)
-        self._slice_of = {id(target.slice): self._slices[target.slice] for target in self._route.targets}
+        for one in self._families.values():
+            one.find()
 
-    def retable(self, now_s: float, route: Route, services: Mapping[SliceKey, SliceService]) -> None:
-        """Route by this from now on. In flight finishes where it is; who waits is dealt again by the router's rule.
+    def retable(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
+        """Route by these from now on. In flight finishes where it is; who waits is dealt again by the router's rule.
 
         Raises:
-            PlanError: router or queue is not known.
-            InvalidInput: a target of the route has no service.
+            SettingError: router or queue is not known.
+            InvalidInput: a target of a route has no service.
         """
-        for target in route.targets:
-            if target.slice not in services:
-                raise InvalidInput(
-                    f"no service time for {target.variant} on {target.slice.name}",
-                    field=f"services of {self.family}",
-                    remedy="give one for every target of the route",
-                )
-        now_s = float(now_s)
-        self._run([], now_s)
-        if self._route.targets and not route.targets:
-            self._live_until_s = now_s
-        replaced = self._router is None or (route.router, route.queue) != (self._route.router, self._route.queue)
-        if self._bulk:
-            self._waiting = {each.id: each for each in self._queue.tickets()}
-        if replaced:
-            self._queue = _queue(self.family, route)
-            self._router = resolve(route.router)(self.family, self._queue)
-        self._route = route
-        self._install(services)
-        assert self._router is not None
-        self._router.on_table(route, now_s)
-        if replaced:
-            self._arrive_again()
-        self._pull([target.slice for target in route.targets])
-        self._bulk = self._bulk_allowed and route.router in BULK and bool(route.targets)
-        if self._bulk:
-            self._waiting = {}
+        for family, route in routes.items():
+            for target in route.targets:
+                if target.slice not in services[family]:
+                    raise InvalidInput(
+                        f"no service time for {target.variant} on {target.slice.name}",
+                        field=f"services of {family}",
+                        remedy="give one for every target of the route",
+                    )
+        self._run((), repeat(""), float(now_s))
+        self._leave_bulk()
+        for family, route in routes.items():
+            self._families[family].install(route, services[family], self._root)
+            self._obey(self._queue.table(route, "", self._now_s))
+        self._enter_bulk()
 
-    def serve(self, arrivals_s: FloatArray, until_s: float) -> Window:
-        """All that happens before `until_s`, given the arrivals (ascending) since the last call."""
+    def on_carbon(self, ratio: float | None, now_s: float) -> None:
+        """Carbon against its mean from now on; None = not known."""
+        self._run((), repeat(""), float(now_s))
+        self._leave_bulk()
+        self._obey(self._queue.carbon(ratio, self._now_s))
+        self._enter_bulk()
+
+    def serve(self, arrivals_s: Mapping[str, FloatArray], until_s: float) -> dict[str, Window]:
+        """All that happens before `until_s`, given the arrivals of each family (ascending) since the last call."""
         assert until_s >= self._now_s, "time does not go back"
-        if arrivals_s.size:
-            assert self._now_s <= arrivals_s[0], "an arrival before the window"
-            assert arrivals_s[-1] < until_s, "an arrival after the window"
+        for at in arrivals_s.values():
+            if at.size:
+                assert self._now_s <= at[0], "an arrival before the window"
+                assert at[-1] < until_s, "an arrival after the window"
         until_s = float(until_s)  # of numpy's scalars, arithmetic is slow
-        self._run(arrivals_s.tolist(), until_s)
-        return self._close(until_s)
-
-    def _run(self, arrivals_s: list[float], until_s: float) -> None:
-        if self._bulk:
-            self._run_bulk(arrivals_s, until_s)
+        if len(arrivals_s) == 1:
+            ((family, at),) = arrivals_s.items()
+            self._run(at.tolist(), repeat(family), until_s)
         else:
-            self._run_tickets(arrivals_s, until_s)
+            names = [family for family, at in arrivals_s.items() for _ in range(at.size)]
+            whole = np.concatenate([*arrivals_s.values(), np.empty(0)])
+            order = np.argsort(whole, kind="stable")
+            self._run(whole[order].tolist(), [names[at] for at in order.tolist()], until_s)
+        windows = {family: self._close(one, until_s) for family, one in self._families.items()}
+        self._window_s = until_s
+        return windows
+
+    def _run(self, arrivals_s: Sequence[float], families: Iterable[str], until_s: float) -> None:
+        done = 0
+        if self._bulk:
+            done = self._run_bulk(arrivals_s, until_s)
+            if self._bulk:
+                self._now_s = until_s
+                return
+        for at, family in zip(arrivals_s[done:], families, strict=False):
+            self._move(at)
+            self._arrive(self._families[family], at)
+        self._move(math.nextafter(until_s, -math.inf))
         self._now_s = until_s
+        self._obey(self._queue.expire(until_s))
 
-    def _install(self, services: Mapping[SliceKey, SliceService]) -> None:
-        self._slice_of = {}
-        for target in self._route.targets:
-            key, service = target.slice, services[target.slice]
-            one = self._slices.get(key)
-            if one is None:
-                one = self._slices[key] = server(key, service, self._root)
-            one.serve_as(service)
-            self._slice_of[id(key)] = one
+    # --- in bulk ----------------------------------------------------------------------------------------------------
 
-    def _run_bulk(self, arrivals_s: list[float], until_s: float) -> None:
-        """As `_run_tickets`, call for call."""
-        router, queue, returns, slice_of = self._router, self._queue, self._returns, self._slice_of
+    def _enter_bulk(self) -> None:
+        """From now on the router is called without the queue around it, if it may be."""
+        route, queue = self._only.route, self._queue
+        if not self._bulk_allowed or not route.targets or queue.next_s() is not None:
+            return
+        parts = find(Kind.ROUTER, route.router, ROUTERS), find(Kind.QUEUE, route.queue, QUEUES)
+        if all(part.traits.light for part in parts):
+            self._bulk, ends = True, queue.suspend()
+            self._returns = [(*one[:8], ends[one[1]]) for one in self._returns]
+
+    def _leave_bulk(self) -> None:
+        if self._bulk:
+            assert self._queue.line is not None
+            whole, self._bulk = self._only.ticket, False
+            self._returns = [(*one[:4], whole(one[1], one[3]), *one[5:]) for one in self._returns]
+            waiting = [whole(each.id, each.arrived_s) for each in self._queue.line.tickets()]
+            self._queue.resume(waiting, ((one[4], one[5].slice, one[8]) for one in self._returns))
+
+    def _run_bulk(self, arrivals_s: Sequence[float], until_s: float) -> int:
+        """As ticket by ticket, call for call. How many have arrived: all, unless the router wants to be called when
+        nothing happens; then it is left to the queue."""
+        router, line, books = self._queue.router, self._queue.line, self._only.books
+        returns, slice_of = self._returns, self._only.slice_of
         assert router is not None
+        assert line is not None
         on_arrival: Callable[[Any, float], Pick | None] = router.on_arrival
-        on_credit, current_on_done = router.on_credit, router.on_done
-        pop, push, answered, infinity = heapq.heappop, heapq.heappush, self._books.latency_s.append, math.inf
+        on_credit, current_on_done, next_s = router.on_credit, router.on_done, router.next_s
+        pop, push, answered, infinity = heapq.heappop, heapq.heappush, books.latency_s.append, math.inf
 
         def launch(ticket: Any, pick: Pick, now_s: float) -> None:
             one = slice_of[id(pick.slice)]
@@ -218,6 +271,7 @@ class RequestLevel:
                 (back_s, ticket.id, one, ticket.arrived_s, ticket, pick, start_s, service_s, current_on_done),
             )
 
+        arrived, held_s = len(arrivals_s), None
         last = Light(math.nextafter(until_s, -infinity), -1, 0)  # not an arrival: lets what is back before it land
         for ticket in chain(map(_light, zip(arrivals_s, count(self._arrived + 1), repeat(0))), (last,)):
             at = ticket[0]
@@ -226,153 +280,123 @@ class RequestLevel:
                 one.answered += 1
                 answered(back_s - arrived_s)
                 on_done(done, pick, OK, back_s)
-                while queue.waiting and (pulled := on_credit(pick.slice, back_s)) is not None:
+                while line.waiting and (pulled := on_credit(pick.slice, back_s)) is not None:
                     launch(*pulled, back_s)
-            if ticket is last:
+                if line.waiting and next_s() is not None:
+                    held_s, arrived = back_s, arrived if ticket is last else ticket.id - 1 - self._arrived
+                    break
+            if held_s is not None or ticket is last:
                 break
             try:
                 seat = on_arrival(ticket, at)
             except QueueFull:
-                self._books.rejected += 1
+                books.rejected += 1
             else:
                 if seat is not None:
                     launch(ticket, seat, at)
-        self._arrived += len(arrivals_s)
-        self._books.arrived += len(arrivals_s)
+                elif next_s() is not None:
+                    held_s, arrived = at, ticket.id - self._arrived
+                    break
+        self._arrived += arrived
+        books.arrived += arrived
+        if held_s is not None:
+            self._now_s = held_s
+            self._leave_bulk()
+        return arrived
 
-    def _run_tickets(self, arrivals_s: list[float], until_s: float) -> None:
-        returns = self._returns
-        for at in arrivals_s:
-            while returns and returns[0][0] <= at:
+    # --- ticket by ticket -------------------------------------------------------------------------------------------
+
+    def _move(self, to_s: float) -> None:
+        """All that happens up to then: answers come back, and the router is called when it wants to be."""
+        queue = self._queue
+        while True:
+            returns, due_s = self._returns, queue.next_s()
+            if due_s is None:
+                if not returns or returns[0][0] > to_s:
+                    break
                 self._land()
-            self._now_s = at
-            self._arrive(at)
-        while returns and returns[0][0] < until_s:
-            self._land()
-        self._now_s = until_s
-        self._expire()
+            elif returns and returns[0][0] <= min(due_s, to_s):
+                self._land()
+            elif due_s <= to_s:
+                self._now_s = max(self._now_s, due_s)
+                self._obey(queue.tick(self._now_s))
+            else:
+                break
+        self._now_s = max(self._now_s, to_s)
 
-    def _arrive(self, at: float) -> None:
-        self._expire()
+    def _arrive(self, one: _Family, at: float) -> None:
         self._arrived += 1
-        self._books.arrived += 1
-        if not self._route.targets and self._gave_up():
-            self._books.rejected += 1
-            return
-        assert self._router is not None
-        ticket = _ticket(self.family, self._arrived, at)
+        one.books.arrived += 1
+        ticket = one.ticket(self._arrived, at)
         try:
-            pick = self._router.on_arrival(ticket, at)
-        except QueueFull:
-            self._books.rejected += 1
+            pick = self._queue.submit(ticket, at)
+        except (QueueFull, Unavailable):
+            one.books.rejected += 1
             return
-        if pick is None:
-            self._waiting[ticket.id] = ticket
-        else:
-            self._launch(ticket, pick)
+        if pick is not None:
+            self._launch(one, ticket, pick, at)
 
-    def _launch(self, ticket: Any, pick: Pick) -> None:
-        assert self._router is not None
-        one = self._slices[pick.slice]
-        start_s = max(self._now_s + one.way_s, one.free_s)
+    def _launch(self, family: _Family, ticket: Ticket, pick: Pick, now_s: float) -> None:
+        one = family.slice_of.get(id(pick.slice)) or family.slices[pick.slice]
+        start_s = max(now_s + one.way_s, one.free_s)
         service_s = one.times_s.pop() if one.times_s else one.more()
         one.free_s = start_s + service_s
         one.busy_s += service_s
         back_s = one.free_s + one.way_s
         heapq.heappush(
-            self._returns,
-            (back_s, ticket.id, one, ticket.arrived_s, ticket, pick, start_s, service_s, self._router.on_done),
+            self._returns, (back_s, ticket.id, one, ticket.arrived_s, ticket, pick, start_s, service_s, None)
         )
 
     def _land(self) -> None:
         """The earliest answer is back: its credit goes to whoever waits."""
-        back_s, _, one, arrived_s, ticket, pick, _, service_s, on_done = heapq.heappop(self._returns)
+        back_s, _, one, arrived_s, ticket, pick, _, service_s, _ = heapq.heappop(self._returns)
         self._now_s = back_s
-        self._expire()
         one.answered += 1
         latency_s = back_s - arrived_s
-        self._books.latency_s.append(latency_s)
-        on_done(ticket, pick, Outcome("OK", latency_s * MS_PER_S, service_s * MS_PER_S, 0, True), back_s)
-        if self._waiting:
-            self._pull((pick.slice,))
+        self._families[ticket.family].books.latency_s.append(latency_s)
+        outcome = Outcome("OK", latency_s * MS_PER_S, service_s * MS_PER_S, 0, True)
+        effects = self._queue.done(ticket, pick, outcome, back_s)
+        if effects:
+            self._obey(effects)
 
-    def _pull(self, slices: Iterable[SliceKey]) -> None:
-        """One ticket a slice and round, so that new slices share what waits."""
-        assert self._router is not None
-        hungry = list(slices)
-        while hungry:
-            fed = []
-            for slice_ in hungry:
-                pulled = self._router.on_credit(slice_, self._now_s)
-                if pulled is not None:
-                    del self._waiting[pulled[0].id]
-                    self._launch(*pulled)
-                    fed.append(slice_)
-            hungry = fed
+    def _obey(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Given):
+                ticket, pick = effect
+                # A queue that was light holds less than a ticket, of the only family.
+                family = self._families[ticket.family] if isinstance(ticket, Ticket) else self._only
+                whole = ticket if isinstance(ticket, Ticket) else self._only.ticket(ticket.id, ticket.arrived_s)
+                self._launch(family, whole, pick, self._now_s)
+            elif isinstance(effect, Refused):
+                self._families[effect.ticket.family].books.rejected += 1
 
-    def _arrive_again(self) -> None:
-        """Another router takes over whoever waits, in order of arrival."""
-        assert self._router is not None
-        for waiting in tuple(self._waiting.values()):
-            ticket = _ticket(self.family, waiting.id, waiting.arrived_s)
-            self._waiting[ticket.id] = ticket
-            try:
-                pick = self._router.on_arrival(ticket, self._now_s)
-            except QueueFull:  # the new route's queue is smaller than what waits
-                del self._waiting[ticket.id]
-                self._books.rejected += 1
-            else:
-                if pick is not None:
-                    del self._waiting[ticket.id]
-                    self._launch(ticket, pick)
-
-    def _gave_up(self) -> bool:
-        return self._now_s - self._live_until_s > self._no_slice_wait_s
-
-    def _expire(self) -> None:
-        """Fail whoever waits for a family whose last slice went too long ago."""
-        if self._waiting and not self._route.targets and self._gave_up():
-            assert self._router is not None
-            for ticket in self._waiting.values():
-                self._router.on_cancel(ticket, self._now_s)
-            self._books.rejected += len(self._waiting)
-            self._waiting.clear()
-
-    def _close(self, until_s: float) -> Window:
+    def _close(self, family: _Family, until_s: float) -> Window:
         beyond: dict[SliceKey, float] = {}
-        for _, _, one, _, _, _, start_s, service_s, _ in sorted(self._returns, key=lambda each: each[:2]):
+        mine = [one for one in self._returns if one[2] is family.slices.get(one[2].key)]
+        for _, _, one, _, _, _, start_s, service_s, _ in sorted(mine, key=lambda each: each[:2]):
             late_s = min(service_s, max(0.0, start_s + service_s - until_s))
             beyond[one.key] = beyond.get(one.key, 0.0) + late_s
-        in_route = {target.slice for target in self._route.targets}
+        in_route = {target.slice for target in family.route.targets}
+        name, books = family.route.family, family.books
+        waiting = self._queue.waiting.values()
         window = Window(
             starts_s=self._window_s,
             ends_s=until_s,
-            arrived=self._books.arrived,
-            answered=len(self._books.latency_s),
-            rejected=self._books.rejected,
-            latency_ms=np.array(self._books.latency_s) * MS_PER_S + self._overhead_ms,
-            busy_s={key: max(0.0, one.busy_s - beyond.get(key, 0.0)) for key, one in self._slices.items()},
-            answered_by={key: one.answered for key, one in self._slices.items()},
-            queued=self._queue.waiting if self._bulk else len(self._waiting),
+            arrived=books.arrived,
+            answered=len(books.latency_s),
+            rejected=books.rejected,
+            latency_ms=np.array(books.latency_s) * MS_PER_S + self._overhead_ms,
+            busy_s={key: max(0.0, one.busy_s - beyond.get(key, 0.0)) for key, one in family.slices.items()},
+            answered_by={key: one.answered for key, one in family.slices.items()},
+            queued=self._queued_in_bulk() if self._bulk else sum(ticket.family == name for ticket in waiting),
         )
-        busy_later = {one[2].key for one in self._returns}
-        for key, one in tuple(self._slices.items()):
+        busy_later = {one[2].key for one in mine}
+        for key, one in tuple(family.slices.items()):
             one.busy_s, one.answered = beyond.get(key, 0.0), 0
             if key not in in_route and key not in busy_later:
-                del self._slices[key]
-        self._books = _Books()
-        self._window_s = until_s
+                del family.slices[key]
+        family.books = _Books()
         return window
 
-
-def _queue(family: str, route: Route) -> FifoQueue[Any]:
-    if route.queue not in QUEUES:
-        raise PlanError("no such queue", field="queue", value=route.queue, remedy=f"one of {', '.join(sorted(QUEUES))}")
-    return QUEUES[route.queue](family)
-
-
-def _ticket(family: str, id_: int, at: float) -> Ticket:
-    return Ticket(
-        id=id_, family=family, slo_class="", tenant="", items=1, bytes=0, arrived_s=at, deadline_s=None,
-        min_accuracy=0.0, priority=0, sequence_id="", sequence_start=False, sequence_end=False, length_score=None,
-    )  # fmt: skip
+    def _queued_in_bulk(self) -> int:
+        return self._queue.line.waiting if self._queue.line is not None else 0

@@ -11,10 +11,11 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from controller.settings import ExploreSettings, FixedDemand, TriggerSettings
-from dispatcher.routers import resolve
+from dispatcher.routers import ROUTERS
 from trefoil.core import policies
 from trefoil.core.device_types import device_type
-from trefoil.core.errors import NotFound, PlanError
+from trefoil.core.errors import NotFound, SettingError
+from trefoil.core.parts import Kind, find
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
 
@@ -160,8 +161,8 @@ class PolicyChoice(Settings):
         except NotFound as error:
             raise ValueError(f"unknown policy {self.name!r}; {error.remedy}") from error
         try:
-            resolve(self.router or "weighted")
-        except PlanError as error:
+            find(Kind.ROUTER, self.router or "weighted", ROUTERS)
+        except SettingError as error:
             raise ValueError(str(error)) from error
         return self
 

@@ -18,7 +18,7 @@ from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE, Histogram
 from trefoil.core.plan import Route
 from trefoil.simulator.arrivals import Source
-from trefoil.simulator.request_level import RequestLevel, SliceService
+from trefoil.simulator.request_level import RequestLevel, Services, SliceService, Window
 
 Counts = npt.NDArray[np.float64]
 
@@ -85,10 +85,21 @@ class Interval:
 
 
 class Engine(Protocol):
-    """One family in simulated time."""
+    """One family in simulated time, or several behind one router. Routes and services are given by family."""
 
-    def retable(self, now_s: float, route: Route, services: Mapping[SliceKey, SliceService]) -> None: ...
-    def serve(self, until_s: float) -> Interval: ...
+    families: tuple[str, ...]
+
+    def retable(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None: ...
+    def on_carbon(self, ratio: float | None, now_s: float) -> None: ...
+    def serve(self, until_s: float) -> Mapping[str, Interval]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What an engine must know of a family: when its requests come, and when they are late."""
+
+    source: Source
+    slo_ms: float
 
 
 def joined(parts: Sequence[Interval], now_s: float) -> Interval:
@@ -118,7 +129,7 @@ def load_cells(found: Mapping[str, Interval], items: Mapping[str, float]) -> tup
     return tuple(cells)
 
 
-def live(route: Route, services: Mapping[SliceKey, SliceService], router: str = "") -> Route:
+def live(route: Route, services: Services, router: str = "") -> Route:
     """The targets that a dispatcher would route to: not draining, and serving. `router` instead of the plan's."""
     targets = tuple(t for t in route.targets if not t.draining and t.slice in services)
     return replace(route, targets=targets, router=router or route.router)
@@ -142,45 +153,50 @@ def counted(latency_ms: npt.NDArray[np.float64]) -> Counts:
 
 
 class RequestEngine:
-    """Requests one by one, through the live router."""
+    """Requests one by one, through the live queue and router. `router` instead of the plan's."""
 
     def __init__(
-        self,
-        family: str,
-        route: Route,
-        source: Source,
-        slo_ms: float,
-        rng: Generator,
-        overhead_ms: float,
-        now_s: float,
-        router: str = "",
+        self, flows: Mapping[str, Flow], rng: Generator, overhead_ms: float, now_s: float, router: str = ""
     ) -> None:
-        self._source, self._slo_ms, self._router = source, slo_ms, router
-        self._services: dict[SliceKey, SliceService] = {}
-        self._engine = RequestLevel(family, route, {}, rng, overhead_ms, start_s=now_s)
+        self.families = tuple(flows)
+        self._flows, self._router = flows, router
+        self._services: dict[str, dict[SliceKey, SliceService]] = {family: {} for family in flows}
+        nowhere = {family: Route(family, router or "fifo", "fifo") for family in flows}
+        slo_ms = {family: flow.slo_ms for family, flow in flows.items()}
+        self._engine = RequestLevel(nowhere, self._services, rng, overhead_ms, start_s=now_s, slo_ms=slo_ms)
 
-    def retable(self, now_s: float, route: Route, services: Mapping[SliceKey, SliceService]) -> None:
-        """Route by this table from now on."""
-        self._services |= services
-        self._engine.retable(now_s, live(route, services, self._router), services)
+    def retable(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
+        """Route by these tables from now on."""
+        for family, given in services.items():
+            self._services[family] |= given
+        serving = {family: live(route, services[family], self._router) for family, route in routes.items()}
+        self._engine.retable(now_s, serving, services)
 
-    def serve(self, until_s: float) -> Interval:
+    def on_carbon(self, ratio: float | None, now_s: float) -> None:
+        """Carbon against its mean from now on; None = not known."""
+        self._engine.on_carbon(ratio, now_s)
+
+    def serve(self, until_s: float) -> dict[str, Interval]:
         """Everything up to a time."""
-        window = self._engine.serve(self._source.until(until_s), until_s)
+        arrivals_s = {family: flow.source.until(until_s) for family, flow in self._flows.items()}
+        windows = self._engine.serve(arrivals_s, until_s)
+        return {family: self._interval(family, window) for family, window in windows.items()}
+
+    def _interval(self, family: str, window: Window) -> Interval:
         interval = Interval(
             window.starts_s,
             window.ends_s,
             window.arrived,
             window.answered,
             window.rejected,
-            float(np.count_nonzero(window.latency_ms <= self._slo_ms)),
+            float(np.count_nonzero(window.latency_ms <= self._flows[family].slo_ms)),
             latency=counted(window.latency_ms),
             sum_ms=float(window.latency_ms.sum()),
             max_ms=float(window.latency_ms.max(initial=0.0)),
             queued=window.queued,
         )
         for key, busy_s in window.busy_s.items():
-            service = self._services[key]
+            service = self._services[family][key]
             if busy_s > 0:
                 interval.joules[key] = busy_s * 1e3 / service.service.mean_ms * service.energy_j
             count = window.answered_by.get(key, 0)

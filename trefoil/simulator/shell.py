@@ -27,7 +27,7 @@ from trefoil.core.objective import ActMode, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Route
 from trefoil.runtime import codec
 from trefoil.simulator.books import Books
-from trefoil.simulator.engines import engine_for
+from trefoil.simulator.engines import engines_for
 from trefoil.simulator.exploring import Explorer
 from trefoil.simulator.forecasts import Forecasts
 from trefoil.simulator.inputs import Inputs
@@ -64,10 +64,8 @@ class Shell:
         self.observer.inputs.carbon_history = type(self.observer.inputs.carbon_history)(
             maxlen=scenario.control.history_max
         )
-        self.routes = {f: Route(f, "fifo", "fifo", "any") for f in inputs.objectives}
-        self.engines: dict[str, Engine] = {
-            f: engine_for(inputs, i, f, self.routes[f], self.now_s) for i, f in enumerate(sorted(inputs.objectives))
-        }
+        self.routes = {f: Route(f, "fifo", "fifo") for f in inputs.objectives}
+        self.engines: tuple[Engine, ...] = engines_for(inputs, self.now_s)
         self.plans: list[Plan] = []
         self.commanded: dict[str, NodePlan] = {}
         self.published: tuple[Route, ...] = ()
@@ -146,7 +144,7 @@ class Shell:
         """Serve and draw until then; nothing else happens on the way."""
         dt_s = to_s - self.now_s
         if dt_s > 0:
-            found = {family: engine.serve(to_s) for family, engine in self.engines.items()}
+            found = {family: one for engine in self.engines for family, one in engine.serve(to_s).items()}
             drawn = self.plant.spend(dt_s, self.steady.work(found))
             self.books.add(self.now_s, to_s, found, drawn, self.rolling is not None)
             self.steady.add(found)
@@ -396,5 +394,6 @@ class Shell:
     def _offer(self) -> None:
         """Give every engine its routes and what serves."""
         routes = {route.family: route for route in self.published}
-        for family, engine in self.engines.items():
-            engine.retable(self.now_s, routes.get(family, self.routes[family]), self.plant.services(family))
+        for engine in self.engines:
+            wanted = {family: routes.get(family, self.routes[family]) for family in engine.families}
+            engine.retable(self.now_s, wanted, {family: self.plant.services(family) for family in engine.families})

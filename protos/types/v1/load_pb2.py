@@ -27,7 +27,7 @@ from protos.types.v1 import common_pb2 as protos_dot_types_dot_v1_dot_common__pb
 from protos.types.v1 import fleet_pb2 as protos_dot_types_dot_v1_dot_fleet__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/types/v1/load.proto\x12\x10trefoil.types.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cprotos/types/v1/common.proto\x1a\x1bprotos/types/v1/fleet.proto\"\x86\x01\n\x07LoadKey\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x0f\n\x07variant\x18\x02 \x01(\t\x12)\n\x05slice\x18\x03 \x01(\x0b\x32\x1a.trefoil.types.v1.SliceKey\x12\x0c\n\x04lane\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x11\n\tslo_class\x18\x06 \x01(\t\"\xf8\x03\n\x08LoadCell\x12&\n\x03key\x18\x01 \x01(\x0b\x32\x19.trefoil.types.v1.LoadKey\x12\x0f\n\x07\x61rrived\x18\x02 \x01(\x04\x12\x10\n\x08\x61nswered\x18\x03 \x01(\x04\x12\x44\n\x0e\x66\x61iled_by_code\x18\x04 \x03(\x0b\x32,.trefoil.types.v1.LoadCell.FailedByCodeEntry\x12\r\n\x05items\x18\x05 \x01(\x04\x12\x12\n\nwithin_slo\x18\x06 \x01(\x04\x12\x12\n\ntokens_out\x18\x07 \x01(\x04\x12,\n\x07latency\x18\x08 \x01(\x0b\x32\x1b.trefoil.types.v1.Histogram\x12*\n\x05queue\x18\t \x01(\x0b\x32\x1b.trefoil.types.v1.Histogram\x12,\n\x07service\x18\n \x01(\x0b\x32\x1b.trefoil.types.v1.Histogram\x12\x14\n\x0csample_ratio\x18\x0b \x01(\x01\x12\x15\n\rin_flight_max\x18\x0c \x01(\r\x12\x15\n\rarrived_per_s\x18\r \x03(\r\x12\x11\n\treceipt_j\x18\x0e \x01(\x01\x12\x10\n\x08receipts\x18\x0f \x01(\x04\x1a\x33\n\x11\x46\x61iledByCodeEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xef\x01\n\nLoadWindow\x12\x12\n\ndispatcher\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12-\n\tstarts_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x65nds_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05table\x18\x06 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12)\n\x05\x63\x65lls\x18\x07 \x03(\x0b\x32\x1a.trefoil.types.v1.LoadCell\"r\n\tSliceLoad\x12)\n\x05slice\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.SliceKey\x12\x11\n\tin_flight\x18\x02 \x01(\r\x12\x16\n\x0eopen_sequences\x18\x03 \x01(\r\x12\x0f\n\x07\x65jected\x18\x04 \x01(\x08\"\x84\x02\n\x08TableAck\x12\x12\n\ndispatcher\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12)\n\x05table\x18\x03 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12+\n\x06slices\x18\x04 \x03(\x0b\x32\x1b.trefoil.types.v1.SliceLoad\x12/\n\x0bobserved_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rlane_fallback\x18\x06 \x01(\t\x12\x13\n\x0bpeer_target\x18\x07 \x01(\t\x12\x0f\n\x07leaving\x18\x08 \x01(\x08\x12\x0e\n\x06\x63ounts\x18\t \x03(\t\"\xc2\x01\n\x0cLoadForecast\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12-\n\tissued_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\thorizon_s\x18\x04 \x01(\x01\x12\x12\n\nmean_per_s\x18\x05 \x01(\x01\x12\x11\n\tp90_per_s\x18\x06 \x01(\x01\x12\x11\n\tmax_per_s\x18\x07 \x01(\x01\x12\x17\n\x0f\x66\x61llback_reason\x18\x08 \x01(\t\"u\n\x0bScaleSignal\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x10\n\x08\x66\x61milies\x18\x03 \x03(\t\x12\x0b\n\x03why\x18\x04 \x01(\t\x12)\n\x05since\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestampb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/types/v1/load.proto\x12\x10trefoil.types.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cprotos/types/v1/common.proto\x1a\x1bprotos/types/v1/fleet.proto\"\x84\x01\n\x07LoadKey\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x0f\n\x07variant\x18\x02 \x01(\t\x12)\n\x05slice\x18\x03 \x01(\x0b\x32\x1a.trefoil.types.v1.SliceKey\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x11\n\tslo_class\x18\x06 \x01(\tJ\x04\x08\x04\x10\x05R\x04lane\"\xf8\x03\n\x08LoadCell\x12&\n\x03key\x18\x01 \x01(\x0b\x32\x19.trefoil.types.v1.LoadKey\x12\x0f\n\x07\x61rrived\x18\x02 \x01(\x04\x12\x10\n\x08\x61nswered\x18\x03 \x01(\x04\x12\x44\n\x0e\x66\x61iled_by_code\x18\x04 \x03(\x0b\x32,.trefoil.types.v1.LoadCell.FailedByCodeEntry\x12\r\n\x05items\x18\x05 \x01(\x04\x12\x12\n\nwithin_slo\x18\x06 \x01(\x04\x12\x12\n\ntokens_out\x18\x07 \x01(\x04\x12,\n\x07latency\x18\x08 \x01(\x0b\x32\x1b.trefoil.types.v1.Histogram\x12*\n\x05queue\x18\t \x01(\x0b\x32\x1b.trefoil.types.v1.Histogram\x12,\n\x07service\x18\n \x01(\x0b\x32\x1b.trefoil.types.v1.Histogram\x12\x14\n\x0csample_ratio\x18\x0b \x01(\x01\x12\x15\n\rin_flight_max\x18\x0c \x01(\r\x12\x15\n\rarrived_per_s\x18\r \x03(\r\x12\x11\n\treceipt_j\x18\x0e \x01(\x01\x12\x10\n\x08receipts\x18\x0f \x01(\x04\x1a\x33\n\x11\x46\x61iledByCodeEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xef\x01\n\nLoadWindow\x12\x12\n\ndispatcher\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12-\n\tstarts_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x65nds_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05table\x18\x06 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12)\n\x05\x63\x65lls\x18\x07 \x03(\x0b\x32\x1a.trefoil.types.v1.LoadCell\"r\n\tSliceLoad\x12)\n\x05slice\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.SliceKey\x12\x11\n\tin_flight\x18\x02 \x01(\r\x12\x16\n\x0eopen_sequences\x18\x03 \x01(\r\x12\x0f\n\x07\x65jected\x18\x04 \x01(\x08\"\x84\x02\n\x08TableAck\x12\x12\n\ndispatcher\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12)\n\x05table\x18\x03 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12+\n\x06slices\x18\x04 \x03(\x0b\x32\x1b.trefoil.types.v1.SliceLoad\x12/\n\x0bobserved_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rlane_fallback\x18\x06 \x01(\t\x12\x13\n\x0bpeer_target\x18\x07 \x01(\t\x12\x0f\n\x07leaving\x18\x08 \x01(\x08\x12\x0e\n\x06\x63ounts\x18\t \x03(\t\"\xc2\x01\n\x0cLoadForecast\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12-\n\tissued_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\thorizon_s\x18\x04 \x01(\x01\x12\x12\n\nmean_per_s\x18\x05 \x01(\x01\x12\x11\n\tp90_per_s\x18\x06 \x01(\x01\x12\x11\n\tmax_per_s\x18\x07 \x01(\x01\x12\x17\n\x0f\x66\x61llback_reason\x18\x08 \x01(\t\"u\n\x0bScaleSignal\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x10\n\x08\x66\x61milies\x18\x03 \x03(\t\x12\x0b\n\x03why\x18\x04 \x01(\t\x12)\n\x05since\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestampb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,19 +37,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOADCELL_FAILEDBYCODEENTRY']._loaded_options = None
   _globals['_LOADCELL_FAILEDBYCODEENTRY']._serialized_options = b'8\001'
   _globals['_LOADKEY']._serialized_start=141
-  _globals['_LOADKEY']._serialized_end=275
-  _globals['_LOADCELL']._serialized_start=278
-  _globals['_LOADCELL']._serialized_end=782
-  _globals['_LOADCELL_FAILEDBYCODEENTRY']._serialized_start=731
-  _globals['_LOADCELL_FAILEDBYCODEENTRY']._serialized_end=782
-  _globals['_LOADWINDOW']._serialized_start=785
-  _globals['_LOADWINDOW']._serialized_end=1024
-  _globals['_SLICELOAD']._serialized_start=1026
-  _globals['_SLICELOAD']._serialized_end=1140
-  _globals['_TABLEACK']._serialized_start=1143
-  _globals['_TABLEACK']._serialized_end=1403
-  _globals['_LOADFORECAST']._serialized_start=1406
-  _globals['_LOADFORECAST']._serialized_end=1600
-  _globals['_SCALESIGNAL']._serialized_start=1602
-  _globals['_SCALESIGNAL']._serialized_end=1719
+  _globals['_LOADKEY']._serialized_end=273
+  _globals['_LOADCELL']._serialized_start=276
+  _globals['_LOADCELL']._serialized_end=780
+  _globals['_LOADCELL_FAILEDBYCODEENTRY']._serialized_start=729
+  _globals['_LOADCELL_FAILEDBYCODEENTRY']._serialized_end=780
+  _globals['_LOADWINDOW']._serialized_start=783
+  _globals['_LOADWINDOW']._serialized_end=1022
+  _globals['_SLICELOAD']._serialized_start=1024
+  _globals['_SLICELOAD']._serialized_end=1138
+  _globals['_TABLEACK']._serialized_start=1141
+  _globals['_TABLEACK']._serialized_end=1401
+  _globals['_LOADFORECAST']._serialized_start=1404
+  _globals['_LOADFORECAST']._serialized_end=1598
+  _globals['_SCALESIGNAL']._serialized_start=1600
+  _globals['_SCALESIGNAL']._serialized_end=1717
 # @@protoc_insertion_point(module_scope)

@@ -12,20 +12,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LoadKey(_message.Message):
-    __slots__ = ("family", "variant", "slice", "lane", "tenant", "slo_class")
+    __slots__ = ("family", "variant", "slice", "tenant", "slo_class")
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     VARIANT_FIELD_NUMBER: _ClassVar[int]
     SLICE_FIELD_NUMBER: _ClassVar[int]
-    LANE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SLO_CLASS_FIELD_NUMBER: _ClassVar[int]
     family: str
     variant: str
     slice: _fleet_pb2.SliceKey
-    lane: str
     tenant: str
     slo_class: str
-    def __init__(self, family: _Optional[str] = ..., variant: _Optional[str] = ..., slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., lane: _Optional[str] = ..., tenant: _Optional[str] = ..., slo_class: _Optional[str] = ...) -> None: ...
+    def __init__(self, family: _Optional[str] = ..., variant: _Optional[str] = ..., slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., tenant: _Optional[str] = ..., slo_class: _Optional[str] = ...) -> None: ...
 
 class LoadCell(_message.Message):
     __slots__ = ("key", "arrived", "answered", "failed_by_code", "items", "within_slo", "tokens_out", "latency", "queue", "service", "sample_ratio", "in_flight_max", "arrived_per_s", "receipt_j", "receipts")

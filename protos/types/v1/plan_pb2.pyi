@@ -159,8 +159,15 @@ class RouteTarget(_message.Message):
     def __init__(self, slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., variant: _Optional[str] = ..., stage: _Optional[int] = ..., weight: _Optional[float] = ..., credits: _Optional[int] = ..., draining: _Optional[bool] = ..., tier: _Optional[str] = ..., accuracy: _Optional[float] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("family", "router", "queue", "lane", "targets", "queue_requests_max", "queue_bytes_max", "params")
+    __slots__ = ("family", "router", "queue", "targets", "queue_requests_max", "queue_bytes_max", "params", "class_slo_ms")
     class ParamsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class ClassSloMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -170,20 +177,20 @@ class Route(_message.Message):
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     ROUTER_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
-    LANE_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
     QUEUE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
+    CLASS_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     family: str
     router: str
     queue: str
-    lane: str
     targets: _containers.RepeatedCompositeFieldContainer[RouteTarget]
     queue_requests_max: int
     queue_bytes_max: int
     params: _containers.ScalarMap[str, float]
-    def __init__(self, family: _Optional[str] = ..., router: _Optional[str] = ..., queue: _Optional[str] = ..., lane: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[RouteTarget, _Mapping]]] = ..., queue_requests_max: _Optional[int] = ..., queue_bytes_max: _Optional[int] = ..., params: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    class_slo_ms: _containers.ScalarMap[str, float]
+    def __init__(self, family: _Optional[str] = ..., router: _Optional[str] = ..., queue: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[RouteTarget, _Mapping]]] = ..., queue_requests_max: _Optional[int] = ..., queue_bytes_max: _Optional[int] = ..., params: _Optional[_Mapping[str, float]] = ..., class_slo_ms: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Expected(_message.Message):
     __slots__ = ("grams_per_request", "joules_per_request", "latency_ms_p95", "accuracy", "capacity_per_s", "move_j", "move_s")

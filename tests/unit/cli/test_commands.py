@@ -53,7 +53,7 @@ PLAN = Plan(
             Revision(1, 3), "node0", (PlannedDevice("node0/gpu0", DeviceState.AWAKE, (PlannedSlice(KEY, HOSTED, 1),)),)
         ),
     ),
-    routes=(Route("digits", "weighted", "fifo", "any", (RouteTarget(KEY, "digits-l", weight=1.0, credits=1),)),),
+    routes=(Route("digits", "weighted", "fifo", (RouteTarget(KEY, "digits-l", weight=1.0, credits=1),)),),
     why="carbon fell",
 )
 ROLLOUT = Rollout(

@@ -37,7 +37,7 @@ def plan_of(layout: dict[str, tuple[PlannedSlice, ...]]) -> Plan:
     parts = [p for parts in layout.values() for p in parts]
     targets = tuple(RouteTarget(p.key, p.hosted[0].variant, 0, 1 / len(parts), 2) for p in parts)
     node = NodePlan(Revision(1, 2), "node0", tuple(device_of(n, p) for n, p in layout.items()))
-    return Plan(Revision(1, 2), nodes=(node,), routes=(Route("toy", "weighted", "fifo", "any", targets, 100),))
+    return Plan(Revision(1, 2), nodes=(node,), routes=(Route("toy", "weighted", "fifo", targets, 100),))
 
 
 def standing_of(layout: dict[str, tuple[PlannedSlice, ...]], dead: frozenset[SliceKey] = frozenset()) -> Standing:

@@ -8,9 +8,8 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher.contracts import Contracts
 from dispatcher.hub import Hub
 from dispatcher.inference import Inference
-from dispatcher.routers import make
 from dispatcher.settings import DispatcherSettings
-from tests.unit.dispatcher.worlds import OK, node, plan, route, status, target, ticket
+from tests.unit.dispatcher.worlds import OK, node, plan, route, routing, status, target, ticket
 from trefoil.runtime.clock import WallClock
 
 BUDGET_US = 60.0  # of 350 in all; measured 17 on the machine of the first measurement
@@ -65,7 +64,7 @@ async def test_admitting_routing_and_booking_a_request_stays_within_its_budget(m
 
 @pytest.mark.parametrize("name", ["fifo", "weighted"])
 def test_a_decision_for_seven_hundred_slices_costs_about_what_one_for_seven_costs(name):
-    routers, tickets = {slices: make("digits", name, "fifo") for slices in (7, 700)}, [ticket(n) for n in range(2000)]
+    routers, tickets = {slices: routing(name) for slices in (7, 700)}, [ticket(n) for n in range(2000)]
     for slices, router in routers.items():
         router.on_table(route([target(n, f"v{n % 3}", 1 / slices) for n in range(slices)], name), 0.0)
     best_us = dict.fromkeys(routers, float("inf"))

@@ -11,9 +11,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher import shares, table, trials
 from dispatcher.floors import Reach, best
-from dispatcher.routers import make
 from dispatcher.trials import Mirror
-from tests.unit.dispatcher.worlds import ACCURACIES, OK, key, node, plan, route, status, target, ticket
+from tests.unit.dispatcher.worlds import ACCURACIES, OK, key, node, plan, route, routing, status, target, ticket
 from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import SliceState
 
@@ -31,7 +30,7 @@ def on_trial(targets, **params):
 @given(every=st.integers(3, 9), seed=st.integers(0, 99))
 def test_floors_within_the_share_of_accurate_classes_leave_all_shares_as_planned(every, seed):
     """A third at most asks for the best variant, which serves forty percent: the others make up for it."""
-    router = make("digits", "weighted", "fifo")
+    router = routing("weighted")
     planned = {XS: 0.35, M: 0.25, L: 0.40}
     router.on_table(route([target(n, v, w, 1000) for n, (v, w) in enumerate(planned.items())]), 0.0)
     rng, served = np.random.default_rng(seed), Counter()
@@ -46,7 +45,7 @@ def test_floors_within_the_share_of_accurate_classes_leave_all_shares_as_planned
 
 
 def test_a_burst_of_floors_is_forgotten_soon():
-    router = make("digits", "weighted", "fifo")
+    router = routing("weighted")
     router.on_table(route([target(0, XS, 0.9, 10**6), target(1, L, 0.1, 10**6)]), 0.0)
     for n in range(2000):
         assert router.on_arrival(ticket(n, floor=0.99), 0.0).variant == L
@@ -58,7 +57,7 @@ def test_a_burst_of_floors_is_forgotten_soon():
 
 @pytest.mark.parametrize("name", ["fifo", "least_loaded", "p2c", "weighted"])
 def test_a_floor_waits_for_its_slice_while_others_are_served(name):
-    router = make("digits", name, "fifo")
+    router = routing(name)
     router.on_table(route([target(0, XS, 0.5, 1), target(1, L, 0.5, 1)], name), 0.0)
     exact = router.on_arrival(ticket(1, floor=0.99), 0.0)
     assert exact.variant == L
@@ -73,7 +72,7 @@ def test_a_floor_waits_for_its_slice_while_others_are_served(name):
 
 @pytest.mark.parametrize("name", ["fifo", "least_loaded", "p2c", "weighted"])
 def test_a_floor_that_is_not_there_waits_for_the_table_that_brings_it(name):
-    router = make("digits", name, "fifo")
+    router = routing(name)
     router.on_table(route([target(0, XS)], name), 0.0)
     assert router.on_arrival(ticket(1, floor=0.95), 0.0) is None
     router.on_table(route([target(0, XS, 0.5), target(1, M, 0.5)], name), 0.0)
@@ -122,7 +121,7 @@ def test_a_canary_keeps_nobodys_floor():
     wanted = on_trial([target(0, M, 0.95), target(1, L, 0.05)], canary_version=4.0, canary_share=0.05)
     built = table.build(plan([wanted]), [node([status(0, variant=M), status(1)])])
     assert built.reach["digits"].live == ACCURACIES[M]
-    router = make("digits", "weighted", "fifo")
+    router = routing("weighted")
     router.on_table(built.routes["digits"], 0.0)
     assert {router.on_arrival(ticket(n, floor=0.95), 0.0).variant for n in range(2)} == {M}
 
@@ -130,7 +129,7 @@ def test_a_canary_keeps_nobodys_floor():
 def test_a_canary_is_served_its_share_by_the_router():
     wanted = on_trial([target(0, XS, 1.0, 1000), target(1, L, 0.0, 1000)], canary_version=4.0, canary_share=0.03)
     built = table.build(plan([wanted]), [node([status(0, variant=XS), status(1)])])
-    router = make("digits", "weighted", "fifo")
+    router = routing("weighted")
     router.on_table(built.routes["digits"], 0.0)
     served = Counter(router.on_arrival(ticket(n), 0.0).variant for n in range(1000))
     assert served[L] == 30

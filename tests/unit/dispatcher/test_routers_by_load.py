@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.queues.fifo import FifoQueue
-from dispatcher.routers import ROUTERS, make
+from dispatcher.routers import ROUTERS
 from dispatcher.routers.p2c import PowerOfTwo
-from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
+from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
 
 DECISION_US_MAX = 20.0
 steps = st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=200)
@@ -19,7 +19,7 @@ steps = st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=200)
 @settings(deadline=None, max_examples=60)
 @given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=6), steps=steps)
 def test_least_loaded_is_the_slice_that_a_search_finds(weights, steps):
-    router = make("digits", "least_loaded", "fifo")
+    router = routing("least_loaded")
     router.on_table(route([target(n, weight=float(w), credits=3) for n, w in enumerate(weights)], "least_loaded"), 0.0)
     flying, held, number = [], Counter(), 0
     for back, at in steps:
@@ -37,14 +37,14 @@ def test_least_loaded_is_the_slice_that_a_search_finds(weights, steps):
 
 
 def test_least_loaded_follows_the_shares_of_the_plan_where_nothing_queues():
-    router = make("digits", "least_loaded", "fifo")
+    router = routing("least_loaded")
     router.on_table(route([target(0, weight=3.0, credits=30), target(1, weight=1.0, credits=30)], "least_loaded"), 0.0)
     assert Counter(router.on_arrival(ticket(n), 0.0).slice for n in range(20)) == {key(0): 15, key(1): 5}
 
 
 @pytest.mark.parametrize("name", ["least_loaded", "p2c"])
 def test_a_slice_without_share_gets_nothing_unless_no_other_is_live(name):
-    router = make("digits", name, "fifo")
+    router = routing(name)
     router.on_table(route([target(0, weight=1.0, credits=1), target(1, weight=0.0)], name), 0.0)
     assert router.on_arrival(ticket(1), 0.0).slice == key(0)
     assert router.on_arrival(ticket(2), 0.0) is None
@@ -68,7 +68,7 @@ def test_p2c_draws_the_same_for_the_same_seed_and_takes_the_less_loaded_of_two()
 
 
 def test_p2c_never_lets_anybody_wait_beside_a_free_slice():
-    router = make("digits", "p2c", "fifo")
+    router = routing("p2c")
     router.on_table(route([target(n, credits=1) for n in range(50)], "p2c"), 0.0)
     assert len({router.on_arrival(ticket(n), 0.0).slice for n in range(50)}) == 50
     assert router.on_arrival(ticket(99), 0.0) is None
@@ -79,7 +79,7 @@ def test_p2c_never_lets_anybody_wait_beside_a_free_slice():
 def test_a_decision_among_a_hundred_slices_is_fast(name, floor):
     """CPU time of this thread, of the best of many; the issue's bound, on a machine that may be half as fast."""
     variants = ("digits-xs", "digits-s", "digits-m", "digits-l")
-    router = make("digits", name, "fifo")
+    router = routing(name)
     router.on_table(route([target(n, variants[n % 4], 0.01, 4) for n in range(100)], name), 0.0)
     tickets, best_us = [ticket(n, floor=floor) for n in range(1000)], float("inf")
     for _ in range(100):  # what shares this core or its caches makes a round slower, for a while

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.queues.fifo import QueueFull
+from dispatcher.queues.fifo import FifoQueue, QueueFull
 from dispatcher.routers.weighted import Weighted
 from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
 
@@ -16,7 +16,7 @@ from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
 @settings(deadline=None, max_examples=60)
 @given(weights=st.lists(st.floats(0.001, 1.0), min_size=1, max_size=9), count=st.integers(1, 400))
 def test_every_class_is_always_within_one_request_of_its_share(weights, count):
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     total = sum(weights)
     router.on_table(route([target(i, f"v{i}", w / total, credits=10**6) for i, w in enumerate(weights)]), 0.0)
     served: Counter = Counter()
@@ -43,7 +43,7 @@ def test_served_shares_are_planned_shares_at_any_load(load):
 def _simulate(planned, service_s, slices, rate_per_s, seconds):
     """A request-level shell: pops events in time order; returns counts by variant and the order per class."""
     rng = np.random.default_rng(7)
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     router.on_table(
         route([target(n, v, w / len(slices[v])) for v, w in planned.items() for n in slices[v]], requests_max=10**6),
         0.0,
@@ -86,7 +86,7 @@ def test_inside_a_class_first_in_first_out_also_under_overload():
 
 
 def test_small_shares_are_served_although_the_table_changes_all_the_time():
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     served: Counter = Counter()
     for n in range(2000):
         if n % 5 == 0:
@@ -96,7 +96,7 @@ def test_small_shares_are_served_although_the_table_changes_all_the_time():
 
 
 def test_shares_follow_a_new_table_at_once():
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     router.on_table(route([target(0, "digits-l", 0.9, 10**6), target(1, "digits-xs", 0.1, 10**6)]), 0.0)
     for n in range(105):
         router.on_arrival(ticket(n), 0.0)
@@ -106,7 +106,7 @@ def test_shares_follow_a_new_table_at_once():
 
 
 def test_who_waited_for_a_class_that_died_gets_another_in_order_of_arrival():
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     a, b = target(0, "digits-l", 0.5, 1), target(1, "digits-xs", 0.5, 1)
     router.on_table(route([a, b]), 0.0)
     flying = deque()
@@ -127,7 +127,7 @@ def test_who_waited_for_a_class_that_died_gets_another_in_order_of_arrival():
 
 
 def test_a_refused_request_charges_no_class():
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     router.on_table(route([target(0, "digits-l", 0.5, 1), target(1, "digits-xs", 0.5, 1)], requests_max=2), 0.0)
     picks = [router.on_arrival(ticket(n), 0.0) for n in range(4)]
     for n in range(50):
@@ -140,13 +140,13 @@ def test_a_refused_request_charges_no_class():
 
 
 def test_only_classes_without_weight_are_live_so_they_share_equally():
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     router.on_table(route([target(0, "digits-l", 0.0, 99), target(1, "digits-xs", 0.0, 99)]), 0.0)
     assert Counter(router.on_arrival(ticket(n), 0.0).variant for n in range(10)) == {"digits-l": 5, "digits-xs": 5}
 
 
 def test_inside_a_class_the_idle_slices_take_turns():
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     router.on_table(route([target(n, "digits-l", 0.25) for n in range(4)]), 0.0)
     seen = []
     for n in range(8):
@@ -157,7 +157,7 @@ def test_inside_a_class_the_idle_slices_take_turns():
 
 
 def test_the_reason_names_class_and_share():
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     router.on_table(route([target(0, "digits-l", 0.25), target(1, "digits-xs", 0.75)]), 0.0)
     assert router.on_arrival(ticket(0), 0.0).why == "weighted: digits-xs on 1g.5gb, share 0.750"
 
@@ -170,13 +170,13 @@ def served(router, count, start=0):
 def test_slices_of_one_type_on_two_device_types_keep_their_own_shares():
     """The first two lie on a fast GPU and get 0.4 each, the others on a slow one."""
     weights = (0.4, 0.4, 0.1, 0.1)
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     router.on_table(route([target(n, "digits-l", w, 10**6) for n, w in enumerate(weights)]), 0.0)
     assert served(router, 100) == {key(0): 40, key(1): 40, key(2): 10, key(3): 10}
 
 
 def test_the_fast_slices_do_not_take_what_waits_for_the_slow_ones():
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     router.on_table(route([target(0, "digits-l", 0.5, 1), target(1, "digits-l", 0.25, 1)]), 0.0)
     picks = [router.on_arrival(ticket(n), 0.0) for n in range(9)]
     fast = next(p for p in picks if p is not None and p.slice == key(0))
@@ -191,7 +191,7 @@ def test_the_fast_slices_do_not_take_what_waits_for_the_slow_ones():
 
 
 def test_rounded_weights_are_one_class_and_a_slice_without_weight_helps():
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     weights = (0.333333333, 0.333333334, 0.3333, 0.0)
     router.on_table(route([target(n, "digits-l", w, 1) for n, w in enumerate(weights)]), 0.0)
     assert served(router, 4) == {key(n): 1 for n in range(4)}
@@ -200,7 +200,7 @@ def test_rounded_weights_are_one_class_and_a_slice_without_weight_helps():
 @pytest.mark.parametrize("every", [1, 5])
 def test_small_shares_of_one_kind_are_served_although_their_weights_change_all_the_time(every):
     """Classes are known again by their slices: a weight that moves is no new class that has waited for nothing."""
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     got: Counter = Counter()
     for n in range(2000):
         if n % every == 0:
@@ -211,7 +211,7 @@ def test_small_shares_of_one_kind_are_served_although_their_weights_change_all_t
 
 
 def test_who_waits_for_a_class_stays_in_its_line_when_weights_change_order():
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     router.on_table(route([target(0, "digits-l", 0.6, 1), target(1, "digits-l", 0.4, 1)]), 0.0)
     picks = [router.on_arrival(ticket(n), 0.0) for n in range(10)]
     router.on_table(route([target(0, "digits-l", 0.3, 1), target(1, "digits-l", 0.7, 1)]), 0.0)
@@ -227,7 +227,7 @@ def test_who_waits_for_a_class_stays_in_its_line_when_weights_change_order():
 
 
 def test_a_class_that_splits_and_joins_again_loses_nobody():
-    router = Weighted("digits")
+    router = Weighted("digits", FifoQueue("digits"))
     tables = [(0.25,) * 4, (0.4, 0.4, 0.1, 0.1), (0.25,) * 4, (0.1, 0.2, 0.3, 0.4)]
     waiting = set()
     held = deque()

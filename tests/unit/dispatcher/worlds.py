@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
-from trefoil.core.brains import Outcome, Ticket
+from dispatcher.queues import QUEUES
+from dispatcher.routers import ROUTERS
+from trefoil.core.brains import Outcome, Router, Ticket
 from trefoil.core.common import Revision
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Plan, Route, RouteTarget
 
 OK = Outcome("OK", 10.0, 9.0, 0, True)
@@ -24,7 +27,12 @@ def target(n: int, variant: str = "digits-l", weight: float = 1.0, credits: int 
 
 
 def route(targets: Iterable[RouteTarget], router: str = "weighted", requests_max: int = 0, bytes_max: int = 0) -> Route:
-    return Route("digits", router, "fifo", "any", tuple(targets), requests_max, bytes_max, {})
+    return Route("digits", router, "fifo", tuple(targets), requests_max, bytes_max, {})
+
+
+def routing(name: str, family: str = "digits", queue: str = "fifo") -> Router:
+    made = find(Kind.QUEUE, queue, QUEUES).make(family)
+    return find(Kind.ROUTER, name, ROUTERS).make(family, made)
 
 
 def ticket(

@@ -13,12 +13,25 @@ from hypothesis import strategies as st
 
 from dispatcher.routers.fifo import Fifo
 from tests.unit.dispatcher.worlds import key, route, target
-from trefoil.core.errors import InvalidInput, PlanError
+from trefoil.core.errors import InvalidInput, SettingError
 from trefoil.core.queueing import ServerClass, ServiceTime, arrivals_s, erlang_c, serve_shared, serve_weighted
 from trefoil.simulator.request_level import RequestLevel, SliceService
 from trefoil.simulator.workload import Rate, Stream
 
 VARIANTS = ("digits-xs", "digits-m", "digits-l")
+
+
+class Level:
+    """One family alone."""
+
+    def __init__(self, table, services, *given, **named):
+        self.whole = RequestLevel({"digits": table}, {"digits": services}, *given, **named)
+
+    def retable(self, now_s, table, services):
+        self.whole.retable(now_s, {"digits": table}, {"digits": services})
+
+    def serve(self, arrivals_s, until_s):
+        return self.whole.serve({"digits": arrivals_s}, until_s)["digits"]
 
 
 class Reader(Fifo):
@@ -39,7 +52,7 @@ def engine(slices, rate_per_s, requests, router="fifo", credits=1, seed=3, reque
     targets = [target(i, s.variant, w, credits) for i, (w, s) in enumerate(slices)]
     services = {t.slice: s for t, (_, s) in zip(targets, slices, strict=True)}
     rng = np.random.default_rng(seed)
-    made = RequestLevel("digits", route(targets, router, requests_max), services, rng, **kwargs)
+    made = Level(route(targets, router, requests_max), services, rng, **kwargs)
     at = arrivals_s(rate_per_s, 1.0, requests, rng)
     first = requests // 10
     made.serve(at[:first], at[first])
@@ -87,9 +100,7 @@ CARRY = [
 def test_in_bulk_and_ticket_by_ticket_every_number_is_the_same(steps, seed, lattice):
     """Over tables that come and go, other routers, variants swapped on a live slice, full queues, carried requests."""
     chance = np.random.default_rng(seed)
-    engines = [
-        RequestLevel("digits", route([]), {}, np.random.default_rng(seed), 2.0, bulk=bulk) for bulk in (True, False)
-    ]
+    engines = [Level(route([]), {}, np.random.default_rng(seed), 2.0, bulk=bulk) for bulk in (True, False)]
     now_s, arrived, ended = 0.0, 0, 0
     for table, router, count, length_s, bound, cv, gap_ms, keep in steps:
         if not keep:
@@ -134,7 +145,7 @@ def test_windows_of_any_length_add_up_to_the_same():
     services = {t.slice: service(t.variant, gap_ms=4.0) for t in targets}
 
     def run(edges):
-        made = RequestLevel("digits", route(targets, "weighted", 100), services, np.random.default_rng(2))
+        made = Level(route(targets, "weighted", 100), services, np.random.default_rng(2))
         return [made.serve(at[(at >= a) & (at < b)], b) for a, b in pairwise(edges)]
 
     (whole,) = run([0.0, 60.0])
@@ -150,7 +161,7 @@ def test_what_is_saved_in_the_middle_goes_on_as_if_it_had_not_been(router):
     at = arrivals_s(150.0, 1.0, 2000, np.random.default_rng(1))
     targets = [target(n, VARIANTS[n % 2], 0.5, 2) for n in range(2)]
     services = {t.slice: service(t.variant, gap_ms=4.0) for t in targets}
-    engines = [RequestLevel("digits", route(targets, router), services, np.random.default_rng(2)) for _ in range(2)]
+    engines = [Level(route(targets, router), services, np.random.default_rng(2)) for _ in range(2)]
     for each in engines:
         assert each.serve(at[:1000], at[1000]).queued > 0
     engines[1] = pickle.loads(pickle.dumps(engines[1]))
@@ -163,7 +174,7 @@ def test_what_is_saved_in_the_middle_goes_on_as_if_it_had_not_been(router):
 def test_of_what_was_served_nothing_is_kept(router):
     targets = [target(n, VARIANTS[n % 2], 0.25, 2) for n in range(4)]
     services = {t.slice: service(t.variant) for t in targets}
-    made = RequestLevel("digits", route(targets, router, 20), services, np.random.default_rng(2))
+    made = Level(route(targets, router, 20), services, np.random.default_rng(2))
     source = Stream(Rate(np.zeros(1), np.full(1, 250.0)), 1.0, np.random.default_rng(3))  # 5/4 of what they can
     sizes = []
     tracemalloc.start()
@@ -239,18 +250,14 @@ def test_one_credit_leaves_the_slice_idle_for_a_gap_and_a_second_one_hides_it():
 
 
 def test_a_lone_request_takes_service_gap_and_overhead():
-    made = RequestLevel(
-        "digits", route([target(0)]), {key(0): service(mean_ms=10.0, cv=0.0, gap_ms=2.0)}, np.random.default_rng(1), 3.0
-    )
+    made = Level(route([target(0)]), {key(0): service(mean_ms=10.0, cv=0.0, gap_ms=2.0)}, np.random.default_rng(1), 3.0)
     window = made.serve(np.array([0.5]), 1.0)
     assert window.latency_ms == pytest.approx([15.0])
     assert window.busy_s[key(0)] == pytest.approx(0.010)
 
 
 def test_busy_time_belongs_to_the_window_in_which_it_passes():
-    made = RequestLevel(
-        "digits", route([target(0)]), {key(0): service(mean_ms=100.0, cv=0.0)}, np.random.default_rng(1)
-    )
+    made = Level(route([target(0)]), {key(0): service(mean_ms=100.0, cv=0.0)}, np.random.default_rng(1))
     first = made.serve(np.array([0.0, 0.05]), 0.13)
     second = made.serve(np.empty(0), 0.30)
     assert first.answered_by[key(0)] == 1
@@ -267,8 +274,7 @@ def test_beyond_the_bound_of_the_queue_requests_are_refused():
 
 
 def test_a_slice_that_drains_finishes_what_it_holds_and_who_waits_goes_elsewhere():
-    made = RequestLevel(
-        "digits",
+    made = Level(
         route([target(0, credits=1)], "weighted"),
         {key(0): service(mean_ms=100.0, cv=0.0)},
         np.random.default_rng(1),
@@ -283,9 +289,7 @@ def test_a_slice_that_drains_finishes_what_it_holds_and_who_waits_goes_elsewhere
 
 
 def test_a_family_that_lost_its_last_slice_waits_for_a_while_and_then_fails():
-    made = RequestLevel(
-        "digits", route([target(0)]), {key(0): service()}, np.random.default_rng(1), no_slice_wait_s=5.0
-    )
+    made = Level(route([target(0)]), {key(0): service()}, np.random.default_rng(1), no_slice_wait_s=5.0)
     made.retable(1.0, route([]), {})
     assert made.serve(np.array([2.0, 3.0]), 5.9).queued == 2
     late = made.serve(np.array([6.5]), 7.0)
@@ -294,13 +298,13 @@ def test_a_family_that_lost_its_last_slice_waits_for_a_while_and_then_fails():
 
 def test_a_target_without_a_service_time_is_named():
     with pytest.raises(InvalidInput, match=r"digits-l on node0-gpu0-1g\.5gb-0"):
-        RequestLevel("digits", route([target(0)]), {}, np.random.default_rng(1))
+        Level(route([target(0)]), {}, np.random.default_rng(1))
 
 
 def test_unknown_routers_and_queues_are_named():
     rng = np.random.default_rng(1)
-    with pytest.raises(PlanError, match="fastest"):
-        RequestLevel("digits", route([target(0)], "fastest"), {key(0): service()}, rng)
+    with pytest.raises(SettingError, match="fastest"):
+        Level(route([target(0)], "fastest"), {key(0): service()}, rng)
 
 
 def test_one_slice_draws_the_same_times_whatever_the_others_do():
@@ -309,7 +313,7 @@ def test_one_slice_draws_the_same_times_whatever_the_others_do():
     def lone(extra):
         targets = [target(0, credits=1)] + [target(n, "digits-xs", 0.0, 1, draining=True) for n in range(1, 1 + extra)]
         services = {t.slice: service(t.variant, cv=0.5) for t in targets}
-        made = RequestLevel("digits", route(targets), services, np.random.default_rng(4))
+        made = Level(route(targets), services, np.random.default_rng(4))
         return made.serve(np.arange(20) * 1.0, 30.0).latency_ms.tolist()
 
     assert lone(0) == lone(3)

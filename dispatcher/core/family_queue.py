@@ -1,0 +1,534 @@
+"""Who waits, who gets a slice and who is refused, of one family or of a group of families behind one router.
+
+Data: routes of the families, tickets, how picked requests end, the time of every call.
+Decision: a pick at once or later, or a refusal; for a slice whose credit comes free, the ticket that goes there.
+Formulation: the router decides which ticket goes to which slice; here is what holds for every router. Another router
+    takes over whoever waits, in order of arrival, and the one before it still learns how its picks end. Slices are
+    offered one ticket a round, so that new ones share what waits. Tickets of sequences may be bound to one slice and
+    come first there. Who waits for a family without slices, or for an accuracy that does not come, is refused after a
+    while. At the time that the router asks for, every slice is offered again.
+The shell (dispatcher/pump.py live, simulator/request_level.py simulated) calls in order, with its time, and carries the
+returned effects out in theirs. `left` tells whether a client that waits has gone, before its shell could say so: such a
+ticket gives its pick back at once.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from dispatcher.floors import Reach
+from dispatcher.queues import QUEUES
+from dispatcher.routers import ROUTERS
+from trefoil.core.brains import Outcome, Pick, Queue, Router, Ticket
+from trefoil.core.errors import TrefoilError, Unavailable
+from trefoil.core.fleet import SliceKey
+from trefoil.core.parts import Kind, find
+from trefoil.core.plan import Route
+
+NO_PLAN: Final = "the plan gives it no slice"
+KEYS_MAX: Final = 1024  # known by their identity, beyond those of the table
+GIVEN_UP: Final = Outcome("CANCELLED", 0.0, 0.0, 0, False)
+
+
+class Moved(Unavailable):
+    """The family is served by other workers now: whoever waited here is to be forwarded."""
+
+
+class Given(NamedTuple):
+    """Who waited has a slice."""
+
+    ticket: Ticket
+    pick: Pick
+
+
+class Refused(NamedTuple):
+    """Who waited gets none."""
+
+    ticket: Ticket
+    error: TrefoilError
+
+
+class Idle(NamedTuple):
+    """A slice that gets no more has finished: drains wait for it."""
+
+    slice: SliceKey
+
+
+Effect = Given | Refused | Idle
+OnDone = Callable[[Any, Pick, Outcome, float], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A slice. Found by the identity of its key: hashing one takes longer than all else here."""
+
+    key: SliceKey
+    live: bool = False
+    in_flight: int = 0
+
+
+class _Pinned(NamedTuple):
+    """Waits for one slice alone."""
+
+    ticket: Ticket
+    variant: str
+
+
+_Flying = tuple[OnDone | None, _Place, Ticket]  # who learns of its end; None: no router gave it its credit
+
+
+@dataclass(slots=True)
+class _Served:
+    """How one of the families stands."""
+
+    route: Route
+    why: str = NO_PLAN
+    reach: Reach = Reach()
+    live_until_s: float = float("-inf")
+
+
+@dataclass(slots=True)
+class Leaving:
+    """A family on its way to another queue, with all that it has."""
+
+    served: _Served
+    waiting: list[Ticket] = field(default_factory=list)
+    pinned: dict[SliceKey, dict[int, _Pinned]] = field(default_factory=dict)
+    flying: dict[int, _Flying] = field(default_factory=dict)
+
+
+class FamilyQueue:
+    """Tickets in, picks out. Several families only where their router's part says that it takes a group."""
+
+    def __init__(self, no_slice_wait_s: float, left: Callable[[int], bool] | None = None) -> None:
+        self._no_slice_wait_s = no_slice_wait_s
+        self._left = left
+        self._router: Router | None = None
+        self._on_done: OnDone | None = None  # the router's
+        self._line: Queue | None = None
+        self._made_of = ("", "")  # the names of router and queue
+        self._ratio: float | None = None
+        self._asked_s: float | None = None
+        self._served: dict[str, _Served] = {}
+        self._waiting: dict[int, Ticket] = {}
+        self._homeless: list[Ticket] = []  # came with their family, and no router has them yet
+        self._pinned: dict[SliceKey, dict[int, _Pinned]] = {}
+        self._flying: dict[int, _Flying] = {}
+        self._live: frozenset[SliceKey] = frozenset()
+        self._places: dict[SliceKey, _Place] = {}
+        self._seen: dict[int, _Place] = {}  # by the identity of a key, which `_keys` keeps alive
+        self._keys: list[SliceKey] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Saved and read again, identities are others."""
+        return {**self.__dict__, "_seen": {}, "_keys": []}
+
+    # --- how things stand -------------------------------------------------------------------------------------------
+
+    @property
+    def router(self) -> Router | None:
+        """What decides; None before the first table."""
+        return self._router
+
+    @property
+    def line(self) -> Queue | None:
+        """Where those stand who wait; the router's."""
+        return self._line
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Those that it serves."""
+        return tuple(self._served)
+
+    @property
+    def waiting(self) -> Mapping[int, Ticket]:
+        """Those that have no slice yet, whichever may come, by number."""
+        return self._waiting
+
+    @property
+    def flying(self) -> int:
+        """Requests on a slice."""
+        return len(self._flying)
+
+    @property
+    def in_flight(self) -> dict[SliceKey, int]:
+        """Requests on each slice that has any."""
+        return {place.key: place.in_flight for place in self._places.values() if place.in_flight}
+
+    @property
+    def live(self) -> frozenset[SliceKey]:
+        """The slices that get new requests."""
+        return self._live
+
+    def busy(self, slice_: SliceKey) -> int:
+        """Requests on one slice."""
+        place = self._seen.get(id(slice_)) or self._places.get(slice_)
+        return place.in_flight if place is not None else 0
+
+    def route(self, family: str) -> Route:
+        """What a family is routed by."""
+        served = self._served.get(family)
+        return served.route if served is not None else Route(family=family)
+
+    def reach(self, family: str) -> Reach:
+        """The accuracies that a family can give."""
+        served = self._served.get(family)
+        return served.reach if served is not None else Reach()
+
+    def next_s(self) -> float | None:
+        """When the router wants its slices offered again though nothing happens; None: nobody waits, it does not want
+        it, or it was asked for that time already."""
+        if self._router is None or not self._waiting:
+            return None
+        due_s = self._router.next_s()
+        return None if due_s == self._asked_s else due_s
+
+    # --- tables -----------------------------------------------------------------------------------------------------
+
+    def promise(self, family: str, reach: Reach) -> None:
+        """The accuracies that a family can give from now on."""
+        self._of(family).reach = reach
+
+    def table(self, route: Route, why: str, now_s: float, elsewhere: bool = False) -> Sequence[Effect]:
+        """Route a family by this from now on. Another router takes over whoever waits, in order of arrival.
+        `elsewhere`: other workers have live slices, or slices are not probed yet, so that it is worth waiting.
+
+        Raises:
+            SettingError: its router or its queue is not known.
+        """
+        served = self._of(route.family)
+        if elsewhere or (served.route.targets and not route.targets):
+            served.live_until_s = now_s
+        replaced = self._router is None or (route.router, route.queue) != self._made_of
+        if replaced:
+            assert self._router is None or len(self._served) == 1, "a group has one router"
+            self._make(route, now_s)
+        assert self._router is not None
+        served.route, served.why = route, why
+        self._place_all()
+        self._router.on_table(route, now_s)
+        effects: list[Effect] = []
+        arriving = self._waiting.values() if replaced else self._homeless
+        self._homeless = []
+        self._arrive_again(arriving, now_s, effects)
+        self._lower_hopes(float("inf"), now_s, effects)
+        bound = [slice_ for slice_ in self._pinned if slice_ not in self._live]
+        self._pull([*(target.slice for target in route.targets), *bound], now_s, effects)
+        return effects
+
+    def carbon(self, ratio: float | None, now_s: float) -> Sequence[Effect]:
+        """Carbon against its mean; None = not known. Whom a router held back for it may go."""
+        self._ratio = ratio
+        if self._router is None:
+            return ()
+        self._router.on_carbon(ratio, now_s)
+        return self._offer_all(now_s)
+
+    def tick(self, now_s: float) -> Sequence[Effect]:
+        """The time of `next_s` has come."""
+        if self._router is None:
+            return ()
+        self._asked_s = self._router.next_s()
+        return self._offer_all(now_s)
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def submit(self, ticket: Ticket, now_s: float) -> Pick | None:
+        """A pick at once, or None: it waits.
+
+        Raises:
+            QueueFull: it would have to wait and there is no room.
+            Unavailable: no slice is live, and none was within no_slice_wait_s.
+            Infeasible: nothing that is live or planned is as accurate as it asks.
+        """
+        served = self._served.get(ticket.family)
+        router = self._router
+        if served is None or router is None or (not served.route.targets and self._gave_up(served, now_s)):
+            raise self._no_slice(ticket.family)
+        if ticket.min_accuracy:
+            served.reach.check(ticket.family, ticket.min_accuracy)
+        pick = router.on_arrival(ticket, now_s)
+        if pick is None:
+            self._waiting[ticket.id] = ticket
+            return None
+        place = self._seen.get(id(pick.slice)) or self._place(pick.slice)
+        place.in_flight += 1
+        self._flying[ticket.id] = (self._on_done, place, ticket)
+        return pick
+
+    def submit_to(self, ticket: Ticket, slice_: SliceKey, variant: str, now_s: float) -> Pick | None:
+        """Like `submit`, for a request that only this slice may serve, also while it drains."""
+        pick = self._pick_on(ticket, slice_, variant, now_s)
+        if pick is None:
+            self._pinned.setdefault(slice_, {})[ticket.id] = _Pinned(ticket, variant)
+        return pick
+
+    def done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> Sequence[Effect]:
+        """A picked request is over; its credit goes to whoever waits."""
+        on_done, place, _ = self._flying.pop(ticket.id)
+        if on_done is not None:
+            on_done(ticket, pick, outcome, now_s)
+        place.in_flight -= 1
+        if place.in_flight or place.live:
+            if not self._waiting and not self._pinned:
+                return ()
+            effects: list[Effect] = []
+        else:
+            effects = [Idle(place.key)]
+        if self._waiting or self._pinned:
+            self._pull((pick.slice,), now_s, effects)
+        return effects
+
+    def leave(self, ticket: Ticket, now_s: float) -> bool:
+        """The client went away (or its time ran out); False: it did not wait here any longer."""
+        if self._waiting.pop(ticket.id, None) is not None:
+            self._cancel(ticket, now_s)
+            return True
+        if any(waiting.pop(ticket.id, None) is not None for waiting in self._pinned.values()):
+            self._pinned = {slice_: waiting for slice_, waiting in self._pinned.items() if waiting}
+            return True
+        return False
+
+    def expire(self, now_s: float) -> Sequence[Effect]:
+        """Refuse whoever waits for a family whose last slice went too long ago, or for an accuracy that does not
+        come."""
+        effects: list[Effect] = []
+        if self._waiting:
+            self._lower_hopes(self._no_slice_wait_s, now_s, effects)
+            lost = [
+                family
+                for family, served in self._served.items()
+                if not served.route.targets and self._gave_up(served, now_s)
+            ]
+            for family in lost:
+                if any(ticket.family == family for ticket in self._waiting.values()):
+                    effects += self.fail(self._no_slice(family), now_s, family)
+        return effects
+
+    def fail(self, error: TrefoilError, now_s: float, family: str = "") -> Sequence[Effect]:
+        """Nobody of a family ("" = of any) waits any longer."""
+        effects: list[Effect] = []
+        for ticket in tuple(self._waiting.values()):
+            if family in ("", ticket.family):
+                self._refuse(ticket, error, now_s, effects)
+        for pinned in self._take_pinned(family).values():
+            effects += [Refused(each.ticket, error) for each in pinned.values()]
+        return effects
+
+    def displace(self, sequences: bool, now_s: float, family: str = "") -> Sequence[Effect]:
+        """Whoever of a family ("" = of any) waits for any slice is to try other workers; those of sequences, too, or
+        they wait on: their requests have an order here."""
+        effects: list[Effect] = []
+        for ticket in tuple(self._waiting.values()):
+            if family in ("", ticket.family) and (sequences or not ticket.sequence_id):
+                error = Moved(f"{ticket.family} is served by other workers", remedy="try again")
+                self._refuse(ticket, error, now_s, effects)
+        return effects
+
+    # --- from one queue to another ----------------------------------------------------------------------------------
+
+    def part(self, family: str, now_s: float) -> Leaving:
+        """Take a family out, with all that it has: its route names another router, which has a queue of its own."""
+        leaving = Leaving(self._served.pop(family))
+        leaving.waiting = [ticket for ticket in self._waiting.values() if ticket.family == family]
+        for ticket in leaving.waiting:
+            del self._waiting[ticket.id]
+            self._cancel(ticket, now_s)
+        leaving.pinned = self._take_pinned(family)
+        leaving.flying = {id_: one for id_, one in self._flying.items() if one[2].family == family}
+        for id_, (_, place, _) in leaving.flying.items():
+            del self._flying[id_]
+            place.in_flight -= 1
+        if self._router is not None:
+            self._router.on_table(Route(family, *self._made_of), now_s)
+        self._place_all()
+        return leaving
+
+    def join(self, leaving: Leaving) -> None:
+        """Take a family in; the table that must follow gives it slices."""
+        self._served[leaving.served.route.family] = leaving.served
+        self._waiting |= {ticket.id: ticket for ticket in leaving.waiting}
+        self._homeless += leaving.waiting
+        for slice_, pinned in leaving.pinned.items():
+            self._pinned.setdefault(slice_, {}).update(pinned)
+        for id_, (on_done, there, ticket) in leaving.flying.items():
+            place = self._place(there.key)
+            place.in_flight += 1
+            self._flying[id_] = (on_done, place, ticket)
+
+    # --- for a shell that calls the router itself for a while ---------------------------------------------------------
+
+    def suspend(self) -> dict[int, OnDone | None]:
+        """Forget who waits and who is on a slice: the shell knows, and calls the router itself until `resume`. Who
+        learns how those on a slice end, by number."""
+        flying = {id_: on_done for id_, (on_done, _, _) in self._flying.items()}
+        self._waiting, self._flying = {}, {}
+        for place in self._places.values():
+            place.in_flight = 0
+        return flying
+
+    def resume(self, waiting: Iterable[Ticket], flying: Iterable[tuple[Ticket, SliceKey, OnDone | None]]) -> None:
+        """Go on with these, whom the router knows already."""
+        self._waiting = {ticket.id: ticket for ticket in waiting}
+        for ticket, slice_, on_done in flying:
+            place = self._place(slice_)
+            place.in_flight += 1
+            self._flying[ticket.id] = (on_done, place, ticket)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _of(self, family: str) -> _Served:
+        served = self._served.get(family)
+        if served is None:
+            served = self._served[family] = _Served(Route(family=family))
+        return served
+
+    def _make(self, route: Route, now_s: float) -> None:
+        router = find(Kind.ROUTER, route.router, ROUTERS)
+        queue = find(Kind.QUEUE, route.queue, QUEUES)
+        name = route.router if router.traits.group else route.family
+        self._line = queue.make(name)
+        self._router = made = router.make(name, self._line)
+        self._on_done = made.on_done
+        self._made_of, self._asked_s = (route.router, route.queue), None
+        made.on_carbon(self._ratio, now_s)
+
+    def _place_all(self) -> None:
+        """Places of the slices of all routes, and of those that still have requests."""
+        keys = [target.slice for served in self._served.values() for target in served.route.targets]
+        self._live = live = frozenset(keys)
+        self._places = {key: place for key, place in self._places.items() if key in live or place.in_flight}
+        for place in self._places.values():
+            place.live = place.key in live
+        self._seen, self._keys = {}, []
+        for key in keys:
+            self._place(key).live = True
+
+    def _place(self, key: SliceKey) -> _Place:
+        """The place of a slice, which is found by this very key from now on."""
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = _Place(key)
+        if len(self._keys) > KEYS_MAX + 2 * len(self._places):  # of a router that makes a key for every pick
+            self._seen, self._keys = {}, []
+        self._seen[id(key)] = place
+        self._keys.append(key)
+        return place
+
+    def _launch(self, ticket: Ticket, pick: Pick, on_done: OnDone | None) -> None:
+        place = self._seen.get(id(pick.slice)) or self._place(pick.slice)
+        place.in_flight += 1
+        self._flying[ticket.id] = (on_done, place, ticket)
+
+    def _hand_over(self, ticket: Ticket, pick: Pick, now_s: float, effects: list[Effect]) -> None:
+        assert self._router is not None
+        del self._waiting[ticket.id]
+        self._launch(ticket, pick, self._on_done)
+        if self._left is None or not self._left(ticket.id):
+            effects.append(Given(ticket, pick))
+            return
+        place = self._flying.pop(ticket.id)[1]
+        self._router.on_done(ticket, pick, GIVEN_UP, now_s)
+        place.in_flight -= 1
+        if not place.in_flight and not place.live:
+            effects.append(Idle(place.key))
+
+    def _offer_all(self, now_s: float) -> Sequence[Effect]:
+        effects: list[Effect] = []
+        if self._waiting:
+            routes = [served.route for served in self._served.values()]
+            slices = dict.fromkeys(target.slice for route in routes for target in route.targets)
+            self._pull(slices, now_s, effects)
+        return effects
+
+    def _pull(self, slices: Iterable[SliceKey], now_s: float, effects: list[Effect]) -> None:
+        """One ticket a slice and round, so that new slices share what waits."""
+        assert self._router is not None
+        on_credit = self._router.on_credit
+        hungry = list(slices)
+        for slice_ in hungry if self._pinned else ():
+            self._pull_pinned(slice_, now_s, effects)
+        while hungry:
+            fed = []
+            for slice_ in hungry:
+                pulled = on_credit(slice_, now_s)
+                if pulled is not None:
+                    self._hand_over(*pulled, now_s, effects)
+                    fed.append(slice_)
+            hungry = fed
+
+    def _pull_pinned(self, slice_: SliceKey, now_s: float, effects: list[Effect]) -> None:
+        """Who can go nowhere else is first."""
+        waiting = self._pinned.get(slice_, {})
+        for id_, (ticket, variant) in list(waiting.items()):
+            if self._left is not None and self._left(id_):
+                del waiting[id_]
+            elif (pick := self._pick_on(ticket, slice_, variant, now_s)) is not None:
+                del waiting[id_]
+                effects.append(Given(ticket, pick))
+            else:
+                return
+        self._pinned.pop(slice_, None)
+
+    def _pick_on(self, ticket: Ticket, slice_: SliceKey, variant: str, now_s: float) -> Pick | None:
+        """A credit of one slice, from its router. Where the router has none to give (the slice drains, or gets no
+        share), sequences that are open bound what is sent there."""
+        if self._router is not None and slice_ in self._live:
+            given = self._router.on_pinned(ticket, slice_, now_s)
+            if given is not None:
+                self._launch(ticket, given, self._on_done)
+                return given
+            if self._places[slice_].in_flight:
+                return None
+        pick = Pick(slice_, variant, 0, f"its sequence lives on {slice_.name}")
+        self._launch(ticket, pick, None)
+        return pick
+
+    def _arrive_again(self, tickets: Iterable[Ticket], now_s: float, effects: list[Effect]) -> None:
+        assert self._router is not None
+        for ticket in sorted(tickets, key=lambda each: (each.arrived_s, each.id)):
+            try:
+                pick = self._router.on_arrival(ticket, now_s)
+            except TrefoilError as error:  # the new route's queue is smaller than what waits
+                del self._waiting[ticket.id]
+                effects.append(Refused(ticket, error))
+            else:
+                if pick is not None:
+                    self._hand_over(ticket, pick, now_s, effects)
+
+    def _lower_hopes(self, patience_s: float, now_s: float, effects: list[Effect]) -> None:
+        """Refuse those whose floor nothing planned reaches, and those who have waited so long for what is not live."""
+        for ticket in tuple(self._waiting.values()):
+            floor, reach = ticket.min_accuracy, self._served[ticket.family].reach
+            if floor > reach.live and (floor > reach.planned or now_s - ticket.arrived_s > patience_s):
+                self._refuse(ticket, reach.refusal(ticket.family, floor), now_s, effects)
+
+    def _refuse(self, ticket: Ticket, error: TrefoilError, now_s: float, effects: list[Effect]) -> None:
+        self._cancel(ticket, now_s)
+        del self._waiting[ticket.id]
+        effects.append(Refused(ticket, error))
+
+    def _cancel(self, ticket: Ticket, now_s: float) -> None:
+        assert self._router is not None
+        self._router.on_cancel(ticket, now_s)
+
+    def _take_pinned(self, family: str) -> dict[SliceKey, dict[int, _Pinned]]:
+        taken: dict[SliceKey, dict[int, _Pinned]] = {}
+        for slice_, waiting in tuple(self._pinned.items()):
+            mine = {id_: each for id_, each in waiting.items() if family in ("", each.ticket.family)}
+            kept = {id_: each for id_, each in waiting.items() if id_ not in mine}
+            if mine:
+                taken[slice_] = mine
+            if kept:
+                self._pinned[slice_] = kept
+            else:
+                del self._pinned[slice_]
+        return taken
+
+    def _gave_up(self, served: _Served, now_s: float) -> bool:
+        return now_s - served.live_until_s > self._no_slice_wait_s
+
+    def _no_slice(self, family: str) -> Unavailable:
+        served = self._served.get(family)
+        why = served.why if served is not None else NO_PLAN
+        return Unavailable(f"no slice serves {family} now: {why}", remedy="try again, or see `trefoil status`")
