@@ -1,0 +1,224 @@
+"""A dispatcher worker in virtual time: the real hub, loop, pumps, queues and routers; slices answer in this process."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import dispatcher.loop
+from dispatcher.ejection import Failure
+from dispatcher.hub import Hub
+from dispatcher.settings import DispatcherSettings
+from tests.support.virtual.doubles import Files, Silent
+from tests.support.virtual.loop import PROCESS, Process
+from tests.support.virtual.planner import FAMILY
+from trefoil.core.brains import Outcome, Pick, Ticket
+from trefoil.core.errors import TrefoilError
+from trefoil.core.fleet import NodeStatus, SliceKey
+from trefoil.core.plan import Plan
+from trefoil.runtime.state import State
+
+if TYPE_CHECKING:
+    from tests.support.virtual.system import System
+
+TICK_S = 0.1
+PATIENCE_S = 12.0  # of a client
+TRIES = 3
+LEAVES = 0.05  # of the clients that waited
+LOST = Outcome("UNAVAILABLE", 0.0, 0.0, 0, False)
+OK = Outcome("OK", 10.0, 9.0, 0, True)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request of a client; `ends` must hold one entry at last, and never two."""
+
+    id: int
+    arrived_s: float
+    ends: list[str] = field(default_factory=list)
+
+
+class Silence:
+    """In place of connections to slices."""
+
+    def serve(self, endpoints: Mapping[SliceKey, Any]) -> None: ...
+
+
+class MemoryTable:
+    """`dispatcher.loop.TableFile` without a file."""
+
+    def __init__(self, files: Files) -> None:
+        self._files, self._process, self.path = files, PROCESS.get(), "memory"
+
+    def save(self, plan: Plan, nodes: tuple[NodeStatus, ...]) -> None:
+        if self._process is None or not self._process.dead:
+            self._files["table"] = (plan, nodes)
+
+    def load(self) -> tuple[Plan, tuple[NodeStatus, ...]] | None:
+        found: tuple[Plan, tuple[NodeStatus, ...]] | None = self._files.get("table")
+        return found
+
+
+class Worker:
+    """A place where a dispatcher runs, and starts again on the same disk under another name."""
+
+    def __init__(self, system: "System", name: str) -> None:
+        self.name, self.files = name, Files()
+        self._system = system
+        self._starts = 0
+        self.process: Process | None = None
+        self.hub: Hub | None = None
+        self.open: dict[int, Request] = {}
+        self._waits: dict[int, tuple[asyncio.Future[Pick], asyncio.Task[Any] | None]] = {}
+        self.away = 0
+        """Of the open ones: those that another worker has, or that have just come back from there."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it answers now."""
+        return self.process is not None and not self.process.stopped
+
+    def start(self) -> None:
+        """A new process."""
+        if self.process is None:
+            self._starts += 1
+            self.process = Process(f"{self.name}.{self._starts}")
+            self.process.start(self._system.loop, self._live(self.process))
+
+    def kill(self) -> None:
+        """SIGKILL: connections of its clients break."""
+        if self.process is not None:
+            self.process.kill()
+            self.process, self.hub = None, None
+            self._waits.clear()
+            for request in tuple(self.open.values()):
+                self._end(request, "connection lost")
+
+    async def _live(self, process: Process) -> None:
+        clock = self._system.clock
+        hub = Hub(
+            DispatcherSettings(state_dir=self._system.folder, no_slice_wait_s=6.0, window_s=1.0), process.name, clock
+        )
+        hub.transport = Silence()  # type: ignore[assignment]
+        state = State.connect("redis://virtual", "default", clock=clock)
+        self._system.opening = self.files
+        loop = dispatcher.loop.Loop(hub, state, Silent())  # type: ignore[arg-type]
+        await loop.init()
+        self.hub = hub
+        async with asyncio.TaskGroup() as group:
+            group.create_task(loop.run())
+            group.create_task(self._probe(hub))
+
+    async def _probe(self, hub: Hub) -> None:
+        """What the prober does where slices answer at once."""
+        while True:
+            for slice_ in hub.ejections.due(hub.clock.monotonic_s()):
+                if self._system.slice_serves(slice_):
+                    hub.readmit(slice_)
+            for pump in hub.each_pump:
+                pump.expire()
+            await hub.clock.sleep(TICK_S)
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def take(self, request: Request) -> None:
+        """A client's request has come."""
+        assert self.process is not None
+        self.open[request.id] = request
+        if self.hub is not None:
+            self.hub.book.arrived(FAMILY, "", self._system.clock.now_s())
+        self.process.start(self._system.loop, self._serve(request))
+
+    def held(self) -> int:
+        """Requests that its pumps know of: waiting or on a slice."""
+        return sum(pump.waiting + pump.flying for pump in self.hub.each_pump) if self.hub is not None else 0
+
+    def _end(self, request: Request, how: str) -> None:
+        self.open.pop(request.id, None)
+        request.ends.append(how)
+
+    async def _serve(self, request: Request) -> None:
+        process = self.process
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                how = await self._tried(request)
+        except asyncio.CancelledError:
+            if process is None or process.dead:
+                raise
+            how = "client left"
+        except TimeoutError:
+            how = "DEADLINE_EXCEEDED"
+        except TrefoilError as error:
+            how = type(error).__name__
+        if how != "OK" and self.hub is not None:
+            self.hub.book.failed(FAMILY, "", None, "", how, 0.0)
+        self._end(request, how)
+
+    def _clients_leave(self) -> None:
+        """Now and then a client goes away in the very turn of the loop in which it is given a slice."""
+        for given, task in self._waits.values():
+            if given.done() and task is not None and self._system.service_rng.random() < LEAVES:
+                task.cancel()
+
+    async def _tried(self, request: Request) -> str:
+        for attempt in range(TRIES):
+            if self.hub is None or FAMILY not in self.hub.pumps:
+                return "no table"
+            try:
+                if await self._once(self.hub, request, attempt):
+                    return "OK"
+            except TrefoilError as error:
+                if attempt == TRIES - 1 or not (await self._elsewhere(self.hub, request)):
+                    return type(error).__name__
+                return "OK"
+        return "UNAVAILABLE"
+
+    async def _elsewhere(self, hub: Hub, request: Request) -> bool:
+        """Forward it to a worker that has credits; False: there is none, or it could not either."""
+        names = [name for name, _ in hub.table.elsewhere.get(FAMILY, ())]
+        peer = next((w for w in self._system.workers if w.running and w.process and w.process.name in names), None)
+        if peer is None or peer.hub is None or FAMILY not in peer.hub.pumps:
+            return False
+        self.away += 1
+        peer.away -= 1
+        try:
+            return await self._once(peer.hub, request, TRIES)
+        except TrefoilError:
+            return False
+        finally:
+            self.away -= 1
+            peer.away += 1
+
+    async def _once(self, hub: Hub, request: Request, attempt: int) -> bool:
+        """One pick of one pump; False: the slice did not take it."""
+        clock = self._system.clock
+        ticket = Ticket(
+            id=request.id * 10 + attempt, family=FAMILY, slo_class="", tenant="", items=1, bytes=64,
+            arrived_s=clock.monotonic_s(), deadline_s=None, min_accuracy=0.0, priority=0, sequence_id="",
+            sequence_start=False, sequence_end=False, length_score=None,
+        )  # fmt: skip
+        pump = hub.pumps[FAMILY]
+        got = pump.submit(ticket)
+        if isinstance(got, Pick):
+            pick = got
+        else:
+            self._waits[ticket.id] = (got, asyncio.current_task())
+            try:
+                pick = await got
+            except asyncio.CancelledError:
+                pump.abandon(ticket, got)
+                raise
+            finally:
+                self._waits.pop(ticket.id, None)
+        outcome = LOST
+        try:
+            if await self._system.infer(pick.slice, hub):
+                outcome = OK
+                spent_ms = 1e3 * (clock.monotonic_s() - ticket.arrived_s)
+                hub.book.answered(FAMILY, pick.variant, pick.slice, "", 1, spent_ms, 0.0, 75.0, clock.now_s())
+        finally:
+            pump.done(ticket, pick, outcome)
+            self._clients_leave()
+        if outcome is LOST:
+            hub.eject(pick.slice, Failure.UNREACHABLE, "connection refused")
+        return outcome is OK

@@ -1,0 +1,114 @@
+"""What processes in virtual time have instead of a disk, metrics and gRPC."""
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from controller.disk import Disk
+from tests.support.virtual.loop import PROCESS, Process
+from tests.support.virtual.nodes import Node
+from trefoil.core import errors
+from trefoil.core.fleet import NodeStatus
+from trefoil.core.plan import DecisionRecord, NodePlan, Plan
+from trefoil.runtime.clock import Clock
+
+RPC_S = 0.01
+CONTROLLER_HOLDS = ("objectives", "plans", "published", "commanded")  # dataclasses, which do not change
+
+
+class Files(dict[str, Any]):
+    """A disk: what is on it outlives the processes that write to it."""
+
+
+class MemoryDisk(Disk):
+    """`controller.disk.Disk` without files. A killed process writes nothing more."""
+
+    def __init__(self, files: Files, decisions_max: int) -> None:
+        self._files, self._max = files, decisions_max
+        self._process = PROCESS.get()
+
+    def save(self, name: str, obj: Any) -> None:
+        if self._process is not None and self._process.dead:
+            return
+        self._files[name] = obj if name in CONTROLLER_HOLDS else json.dumps(obj)
+
+    def save_all(self, name: str, objects: Iterable[Any]) -> None:
+        self.save(name, list(objects))
+
+    def load(self, name: str, cls: type[Any]) -> Any:
+        return self._files.get(name)
+
+    def load_all(self, name: str, cls: type[Any]) -> tuple[Any, ...]:
+        return tuple(self._files.get(name, ()))
+
+    def load_plain(self, name: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = json.loads(self._files.get(name, "{}"))
+        return found
+
+    def save_decision(self, record: DecisionRecord, plan: Plan | None) -> None:
+        kept = self._files.setdefault("decisions", {})
+        kept[record.id] = (record, plan)
+        for old in list(kept)[: max(0, len(kept) - self._max)]:
+            del kept[old]
+
+    def decision(self, name: str) -> tuple[DecisionRecord, Plan | None] | None:
+        found: tuple[DecisionRecord, Plan | None] | None = self._files.get("decisions", {}).get(name)
+        return found
+
+    def decision_ids(self) -> list[str]:
+        return sorted(self._files.get("decisions", {}))
+
+
+class Silent:
+    """Metrics that nobody reads."""
+
+    simulated = True
+
+    def inc(self, name: str, amount: float = 1.0, **labels: str) -> None: ...
+    def set(self, name: str, value: float, **labels: str) -> None: ...
+    def observe(self, name: str, value: float, **labels: str) -> None: ...
+    def set_one_of(self, name: str, label: str, chosen: str, choices: tuple[str, ...], **labels: str) -> None: ...
+    def window(self, window: Any) -> None: ...
+
+
+class NodeAgents:
+    """`controller.agents.Agents` without gRPC: the agents of nodes in this process."""
+
+    def __init__(self, nodes: Mapping[str, Node], clock: Clock, timeout_s: float, tries: int) -> None:
+        self._nodes, self._clock, self._timeout_s, self._tries = nodes, clock, timeout_s, tries
+        self._process = PROCESS.get()
+
+    async def apply(self, status: NodeStatus, plan: NodePlan) -> bool:
+        node = await self._reach(status, self._tries)
+        if node is None:
+            raise errors.Unavailable(f"the agent of {status.node} does not answer", remedy="start the power agent")
+        return node.apply(plan)
+
+    async def fresh(self, nodes: Mapping[str, NodeStatus]) -> dict[str, NodeStatus]:
+        found = {name: await self._reach(status, 1) for name, status in sorted(nodes.items())}
+        return {name: node.status() for name, node in found.items() if node is not None}
+
+    async def close(self) -> None: ...
+
+    async def _reach(self, status: NodeStatus, tries: int) -> Node | None:
+        node = self._nodes[status.node]
+        await self._clock.sleep(RPC_S if node.answers else self._timeout_s * tries)
+        return node if node.answers else None
+
+
+class Connected:
+    """In place of the module `redis.asyncio` in trefoil/runtime/state.py: a client of the process that asks for one."""
+
+    def __init__(self, server: Any) -> None:
+        self.Redis = self
+        self._server = server
+
+    def from_url(self, *_: Any, **__: Any) -> Any:
+        process: Process | None = PROCESS.get()
+        return self._server.client(process)
+
+
+async def never() -> None:
+    """Until cancelled."""
+    await asyncio.get_running_loop().create_future()

@@ -1,0 +1,256 @@
+"""Faults of every kind that a running system is struck with (benchmarks/chaos_faults.py), drawn from a seed."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from protos.controller.v1 import controller_pb2 as pb
+from tests.support.virtual.loop import Process
+from tests.support.virtual.system import FAULTS_S, System
+from trefoil.core.errors import TrefoilError
+from trefoil.core.fleet import SliceState
+from trefoil.runtime.state import LEASE_TTL_S
+
+LONGEST_S = 6.0
+
+
+def drawn(system: System) -> None:
+    """Two to five faults at drawn times; each ends before the quiet time."""
+    rng = np.random.default_rng([system.seed, 11])
+    for _ in range(int(rng.integers(2, 6))):
+        kind = list(KINDS)[int(rng.integers(len(KINDS)))]
+        at_s, draws = float(rng.uniform(*FAULTS_S)), rng.random(4)
+        system.loop.call_later(at_s, strike, system, kind, draws)
+
+
+def strike(system: System, kind: str, draws: Any) -> None:
+    """One fault; `draws` choose whom and for how long."""
+    system.note(f"FAULT {kind}")
+    system.faults[kind] += 1
+    KINDS[kind](system, draws)
+
+
+def seconds(draw: float, low_s: float = 0.3) -> float:
+    """How long a fault lasts."""
+    return low_s + float(draw) * (LONGEST_S - low_s)
+
+
+def controller_killed(system: System, d: Any) -> None:
+    system.controller.kill()
+    system.loop.call_later(seconds(d[1]), system.controller.start)
+
+
+def controller_stopped(system: System, d: Any) -> None:
+    """For a time; if that is long, another one takes its place, and for a moment there are both."""
+    place, replace = system.controller, d[2] < 0.5
+    process, stopped_s = place.process, LEASE_TTL_S + 3.0 if replace else seconds(d[1], 1.0)
+    if process is None or not _stop(system, process, stopped_s) or not replace:
+        return
+
+    def replaced() -> None:
+        if place.process is process and process.stopped:
+            system.note("another controller takes its place")
+            old = place.replace()
+            system.loop.call_later(4.0, old.kill)
+
+    system.loop.call_later(LEASE_TTL_S + 0.5, replaced)
+
+
+def worker_killed(system: System, d: Any) -> None:
+    place = system.workers[int(d[0] * 2)]
+    place.kill()
+    system.loop.call_later(seconds(d[1]), place.start)
+
+
+def worker_stopped(system: System, d: Any) -> None:
+    process = system.workers[int(d[0] * 2)].process
+    if process is not None:
+        _stop(system, process, seconds(d[1], 0.5))
+
+
+def _stop(system: System, process: Process, stopped_s: float) -> bool:
+    """SIGSTOP, and SIGCONT after a time; False: it stands still already."""
+    if process.stopped:
+        return False
+    process.stopped = True
+
+    def go_on() -> None:
+        if not process.dead:
+            process.go_on(system.loop)
+
+    system.loop.call_later(stopped_s, go_on)
+    return True
+
+
+def agent_away(system: System, d: Any) -> None:
+    """Killed and started again, or stopped for a time: what it obeyed it obeys still."""
+    node = system.nodes[f"node{int(d[0] * 2)}"]
+    node.answers = False
+    system.promises.excuse(LONGEST_S + 4.0)
+
+    def back() -> None:
+        node.answers = True
+        node.work()
+
+    system.loop.call_later(seconds(d[1]), back)
+
+
+def slice_killed(system: System, d: Any) -> None:
+    found = [(n, k) for n in system.nodes.values() for k, s in n.slices.items() if s.state == SliceState.READY]
+    if found:
+        node, key = found[int(d[0] * len(found))]
+        system.promises.excuse()
+        node.kill_slice(key)
+
+
+def slice_stopped(system: System, d: Any) -> None:
+    found = [k for n in system.nodes.values() for k, s in n.slices.items() if s.state == SliceState.READY]
+    if found:
+        key = found[int(d[0] * len(found))]
+        system.hung.add(key)
+        system.loop.call_later(seconds(d[1]), system.hung.discard, key)
+
+
+def starts_fail(system: System, d: Any) -> None:
+    node = system.nodes[f"node{int(d[0] * 2)}"]
+    node.starts_fail = True
+    system.loop.call_later(seconds(d[1]), setattr, node, "starts_fail", False)
+
+
+def device_lost(system: System, d: Any) -> None:
+    node = system.nodes[f"node{int(d[0] * 2)}"]
+    device = list(node.devices)[int(d[1] * len(node.devices))]
+    system.promises.excuse()
+    node.lose(device)
+    system.loop.call_later(seconds(d[2], 1.0), node.find, device)
+
+
+def device_cordoned(system: System, d: Any) -> None:
+    node = system.nodes[f"node{int(d[0] * 2)}"]
+    device = list(node.devices)[int(d[1] * len(node.devices))]
+    node.cordons[device] = "taken out of service by a test"
+    node.work()
+
+    def back() -> None:
+        del node.cordons[device]
+        node.work()
+
+    if device in node.cordons:
+        system.loop.call_later(seconds(d[2], 1.0), lambda: back() if device in node.cordons else None)
+
+
+def redis_down(system: System, d: Any) -> None:
+    system.server.fall()
+    system.loop.call_later(seconds(d[0]), system.server.rise)
+
+
+def redis_restarted(system: System, d: Any) -> None:
+    """It keeps nothing."""
+    system.server.fall()
+    system.server.flush()
+    system.loop.call_later(seconds(d[0]), system.server.rise)
+
+
+def redis_emptied(system: System, d: Any) -> None:
+    system.server.flush()
+
+
+def redis_stopped(system: System, d: Any) -> None:
+    system.server.stopped = True
+    system.loop.call_later(seconds(d[0]), system.server.go_on)
+
+
+def redis_slow(system: System, d: Any) -> None:
+    system.server.slow_s = 0.15
+    system.loop.call_later(seconds(d[0]), setattr, system.server, "slow_s", 0.0)
+
+
+def redis_mute(system: System, d: Any) -> None:
+    system.server.mute = True
+    system.loop.call_later(seconds(d[0]) / 3, setattr, system.server, "mute", False)
+
+
+def redis_full(system: System, d: Any) -> None:
+    system.server.full = True
+    system.loop.call_later(seconds(d[0], 0.8) / 2, setattr, system.server, "full", False)
+
+
+def carbon_jumps(system: System, d: Any) -> None:
+    """A replan, and most often a repartition."""
+    system.intensity = 50.0 + 450.0 * float(d[0])
+
+
+def carbon_silent(system: System, d: Any) -> None:
+    system.carbon_flows = False
+    system.loop.call_later(seconds(d[0]), setattr, system, "carbon_flows", True)
+
+
+def load_changes(system: System, d: Any) -> None:
+    system.rate_per_s = [2.0, 5.0, 9.0, 14.0][int(4 * d[0])]
+
+
+def replanned(system: System, d: Any) -> None:
+    """By an operator."""
+    place = system.controller
+    if place.service is not None and place.process is not None:
+        place.process.start(system.loop, _asked(place.service.Replan, pb.ReplanRequest(why="a test")))
+
+
+def frozen(system: System, d: Any) -> None:
+    """By an operator, and released a moment later; what he is refused he asks for again."""
+    place = system.controller
+    if place.service is not None and place.process is not None:
+        place.process.start(system.loop, _asked(place.service.Freeze, pb.FreezeRequest(frozen=True)))
+        system.loop.call_later(seconds(d[0]), released, system)
+
+
+def released(system: System) -> None:
+    place = system.controller
+
+    def over(task: "asyncio.Task[bool]") -> None:
+        if task.cancelled() or not task.result():
+            system.loop.call_later(1.0, released, system)
+        else:
+            system.promises.released_s = system.loop.time()
+
+    if place.service is None or place.process is None or place.process.stopped:
+        system.loop.call_later(1.0, released, system)
+    else:
+        asked = _asked(place.service.Freeze, pb.FreezeRequest(frozen=False))
+        place.process.start(system.loop, asked).add_done_callback(over)
+
+
+async def _asked(method: Callable[[Any, Any], Any], request: Any) -> bool:
+    try:
+        await method(request, None)
+    except TrefoilError:
+        return False  # it is not in charge, or cannot now: the operator is told so
+    return True
+
+
+KINDS: dict[str, Callable[[System, Any], None]] = {
+    "controller killed": controller_killed,
+    "controller stopped": controller_stopped,
+    "worker killed": worker_killed,
+    "worker stopped": worker_stopped,
+    "agent away": agent_away,
+    "slice killed": slice_killed,
+    "slice stopped": slice_stopped,
+    "starts fail": starts_fail,
+    "device lost": device_lost,
+    "device cordoned": device_cordoned,
+    "redis down": redis_down,
+    "redis restarted": redis_restarted,
+    "redis emptied": redis_emptied,
+    "redis stopped": redis_stopped,
+    "redis slow": redis_slow,
+    "redis mute": redis_mute,
+    "redis full": redis_full,
+    "carbon jumps": carbon_jumps,
+    "carbon silent": carbon_silent,
+    "load changes": load_changes,
+    "replanned": replanned,
+    "frozen": frozen,
+}

@@ -1,0 +1,93 @@
+"""A planner that draws a legal plan for the load: other partitions and variants each time, and never too little."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from numpy.random import Generator
+
+from tests.support.planning import ACCURACY, SERVICE_MS, SHAPES
+from tests.support.virtual.loop import VirtualLoop
+from trefoil.core.brains import Decision, PlanView
+from trefoil.core.common import Revision
+from trefoil.core.device_types import A100_40GB, slice_type
+from trefoil.core.fleet import DeviceState, Hosted, SliceKey
+from trefoil.core.plan import Expected, NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
+from trefoil.core.plan_check import sealed
+
+FAMILY = "digits"
+LAYOUTS = (
+    (("7g.40gb", 0),),
+    (("4g.20gb", 0), ("3g.20gb", 4)),
+    (("3g.20gb", 0), ("3g.20gb", 4)),
+    (("2g.10gb", 0), ("2g.10gb", 2), ("3g.20gb", 4)),
+)
+VARIANTS = tuple(ACCURACY)
+RESERVE = 0.6  # of a slice's throughput that the planner counts on
+DRAWS = 20
+SOLVES_S = 0.3
+
+
+def throughput_per_s(kind: str, variant: str) -> float:
+    """Of one slice, as its profile says."""
+    return 1000.0 / SERVICE_MS[variant][SHAPES.index(kind)]
+
+
+class Drawn:
+    """Made without arguments, as a planner of one's own is."""
+
+    def plan(self, view: PlanView, rng: Generator) -> Decision:
+        """The first of some drawn plans that carries the load, else the largest, which says so."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.spend(SOLVES_S)  # much can happen meanwhile
+        need = next((d.rate_p90_per_s for d in view.demand if d.family == FAMILY), 0.0)
+        best: tuple[float, Plan] | None = None
+        for _ in range(DRAWS):
+            plan = self._drawn(view, rng)
+            if plan is None:
+                return Decision(None, "no device", view.now_s + 2.0, "no_device: none can be used")
+            carries = plan.expected[FAMILY].capacity_per_s
+            if best is None or carries > best[0]:
+                best = carries, plan
+            if carries >= need:
+                return Decision(plan, f"drawn for {need:.1f}/s", math.inf)
+        assert best is not None
+        return Decision(replace(best[1], degraded=f"capacity: {best[0]:.1f}/s of {need:.1f}/s"), "drawn", math.inf)
+
+    def _drawn(self, view: PlanView, rng: Generator) -> Plan | None:
+        nodes: list[NodePlan] = []
+        parts: list[PlannedSlice] = []
+        for node in view.fleet.nodes:
+            devices = []
+            for device in node.devices:
+                if node.node in view.fleet.stale or not device.usable:
+                    continue
+                if parts and rng.random() < 0.25:
+                    devices.append(PlannedDevice(device.device, DeviceState.ASLEEP))
+                    continue
+                mine = self._parts(device.device, rng)
+                parts += mine
+                devices.append(PlannedDevice(device.device, DeviceState.AWAKE, mine))
+            nodes.append(sealed(NodePlan(node=node.node, devices=tuple(devices)), Revision()))
+        return self._routed(tuple(nodes), parts) if parts else None
+
+    def _parts(self, device: str, rng: Generator) -> tuple[PlannedSlice, ...]:
+        found = []
+        for kind, start in LAYOUTS[int(rng.integers(len(LAYOUTS)))]:
+            version = int(rng.integers(len(VARIANTS))) + 1
+            key = SliceKey(device, kind, start, slice_type(A100_40GB, kind).memory_slices)
+            found.append(PlannedSlice(key, (Hosted(FAMILY, VARIANTS[version - 1], version, 0, 1, 1, 1),), 2))
+        return tuple(found)
+
+    def _routed(self, nodes: tuple[NodePlan, ...], parts: Sequence[PlannedSlice]) -> Plan:
+        speeds = [throughput_per_s(part.key.slice_type, part.hosted[0].variant) for part in parts]
+        targets = tuple(
+            RouteTarget(part.key, part.hosted[0].variant, 0, speed / sum(speeds), 2)
+            for part, speed in zip(parts, speeds, strict=True)
+        )
+        accuracy = sum(ACCURACY[t.variant] * t.weight for t in targets)
+        expected = Expected(1e-4, 3.0, 50.0, accuracy, RESERVE * sum(speeds))
+        route = Route(FAMILY, "weighted", "fifo", targets=targets, queue_requests_max=200)
+        return Plan(planner="drawn", nodes=nodes, routes=(route,), expected={FAMILY: expected}, why="drawn")

@@ -1,0 +1,207 @@
+"""What a system promises whatever happens to it, checked at every write, at every stop of a slice and all along."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tests.support.virtual.planner import FAMILY, throughput_per_s
+from trefoil.core.common import Revision
+from trefoil.core.fleet import SliceKey, SliceState
+from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, RolloutState
+from trefoil.runtime import codec
+
+if TYPE_CHECKING:
+    from tests.support.virtual.loop import Process
+    from tests.support.virtual.system import System
+
+FOUND_MAX = 20
+TOLERANCE = 1e-6
+CARBON_RATIO = 0.05  # that carbon may stray from what the last decision saw
+STUCK_S = 15.0  # after which a rollout that is under way yet has met no fault for long enough
+FINE = ("OK", "client left")
+UNDER_WAY = (RolloutState.APPLYING, RolloutState.WAITING_READY, RolloutState.WAITING_ACK, RolloutState.WAITING_DRAIN)
+
+
+class Promises:
+    """Collects what was broken, with the time of it."""
+
+    def __init__(self, system: "System") -> None:
+        self._system = system
+        self.found: list[str] = []
+        self.excused_until_s = 0.0
+        """A fault took slices away: until the controller has seen it, less may be routed to than it believes."""
+        self._writers: dict[int, Process] = {}
+        self._granted = 0
+        self._plan: Plan | None = None
+        self.rollout: Rollout | None = None
+        self._routed_before = 0.0
+        self._first_per_s = 0.0
+        self._seen: dict[str, Revision] = {}
+        self._left_s: dict[SliceKey, float] = {}
+        self._looked_s = system.loop.time()
+        self.released_s: float | None = None
+        """When an operator let the controller go on by itself."""
+        self._decided: dict[str, str] = {}
+        self._last = "{}"
+        self._started_s = 0.0
+        self._judged: set[str] = set()
+
+    def broken(self, text: str) -> None:
+        """A promise was broken."""
+        if len(self.found) < FOUND_MAX:
+            self.found.append(f"{self._system.loop.time() - 1000.0:.3f} s: {text}")
+        self._system.note(f"BROKEN {text}")
+
+    def excuse(self, seconds: float = 6.0) -> None:
+        """Slices are lost by a fault."""
+        self.excused_until_s = max(self.excused_until_s, self._system.loop.time() + seconds)
+
+    def _grows(self, who: str, revision: Revision) -> None:
+        before = self._seen.get(who, Revision())
+        if revision < before:
+            self.broken(f"{who} went back from {before} to {revision}")
+        self._seen[who] = max(before, revision)
+
+    # --- Redis --------------------------------------------------------------------------------------------------------
+
+    def leased(self, verb: str, key: str, epoch: int, done: int, who: "Process") -> None:
+        """The lease script has run."""
+        if verb == "acquire" and done == 1:
+            self._system.note(f"{who.name} takes epoch {epoch}")
+            if epoch <= self._granted:
+                self.broken(f"epoch {epoch} was given to {who.name} after epoch {self._granted}")
+            self._granted = max(self._granted, epoch)
+
+    def written(self, kind: str, key: str, value: bytes, epoch: int, who: "Process") -> None:
+        """The write script has written a key."""
+        writer = self._writers.setdefault(epoch, who)
+        if writer is not who:
+            self.broken(f"{who.name} and {writer.name} both wrote under epoch {epoch}")
+        keys, decode = self._system.keys, codec.decode
+        if key == keys.plan():
+            self._take_plan(decode(Plan, value))
+        elif key == keys.rollout():
+            self._take_rollout(decode(Rollout, value))
+        elif key.startswith(keys.plan_node_prefix()):
+            self._grows(f"Redis {key}", decode(NodePlan, value).revision)
+        elif key == keys.decisions():
+            record = decode(DecisionRecord, value)
+            self._decided[record.id] = record.view_json
+            self._last = record.view_json
+            if record.trigger == "start":
+                self._started_s = self._system.loop.time()
+
+    def _take_plan(self, plan: Plan) -> None:
+        self._grows("the published plan", plan.revision)
+        if self._plan is not None and self._plan.revision.number != plan.revision.number:
+            self._routed_before = self._routed(self._plan)
+        self._plan = plan
+        now_s = self._system.loop.time()
+        live = {t.slice for route in plan.routes for t in route.targets if not t.draining}
+        for key in {key for node in self._system.nodes.values() for key in node.slices} - live:
+            self._left_s.setdefault(key, now_s)
+        self._left_s = {key: since_s for key, since_s in self._left_s.items() if key not in live}
+        if plan.decision_id and plan.decision_id not in self._judged:
+            self._judged.add(plan.decision_id)
+            self._judge(plan)
+
+    def _judge(self, plan: Plan) -> None:
+        view = self._decided.get(plan.decision_id)
+        if view is None:
+            self.broken(f"plan {plan.revision} is in force, and its decision {plan.decision_id} stands nowhere")
+            return
+        for demand in json.loads(view)["demand"]:
+            expected = plan.expected.get(demand["family"])
+            carries = expected.capacity_per_s if expected is not None else 0.0
+            if carries < demand["rate_per_s"] * (1 - TOLERANCE) and not plan.degraded:
+                self.broken(f"plan {plan.revision} carries {carries:.1f}/s of {demand['rate_per_s']:.1f}/s, unsaid")
+
+    def _take_rollout(self, rollout: Rollout) -> None:
+        plan, now_s = self._plan, self._system.loop.time()
+        if self.rollout is None or self.rollout.target.number != rollout.target.number:
+            self._first_per_s = self._routed_before
+        self.rollout = rollout
+        floor = min(rollout.capacity_floor_per_s.get(FAMILY, 0.0), self._first_per_s)
+        fresh = plan is not None and rollout.target == plan.revision and rollout.state in UNDER_WAY
+        if plan is None or not fresh or plan.degraded or now_s < self.excused_until_s:
+            return
+        routed = self._routed(plan)
+        if routed < floor * (1 - 1e-3):
+            self.broken(f"step {plan.revision} routes to {routed:.1f}/s, below the rollout's floor of {floor:.1f}/s")
+
+    def _routed(self, plan: Plan) -> float:
+        """What the slices that get requests can do, at most."""
+        targets = [t for route in plan.routes if route.family == FAMILY for t in route.targets]
+        return sum(self._speed(target.slice) for target in targets if not target.draining)
+
+    def _speed(self, key: SliceKey) -> float:
+        """What a slice can do now, at most."""
+        status = self._system.nodes[key.device.split("/")[0]].slices.get(key)
+        if status is None or status.state not in (SliceState.READY, SliceState.SWAPPING):
+            return 0.0
+        return throughput_per_s(key.slice_type, status.hosted[0].variant)
+
+    # --- slices and requests ------------------------------------------------------------------------------------------
+
+    def stopped(self, key: SliceKey, revision: Revision) -> None:
+        """An agent was told to take a slice away, and does."""
+        from tests.support.virtual.system import DRAINS_S
+
+        plan, now_s = self._plan, self._system.loop.time()
+        routed = {t.slice for route in (plan.routes if plan else ()) for t in route.targets if not t.draining}
+        if key in routed:
+            self.broken(f"{key.name} is stopped by {revision} and routed to by {plan.revision if plan else None}")
+        busy = {
+            worker.name: sum(pump.busy(key) for pump in worker.hub.each_pump)
+            for worker in self._system.workers
+            if worker.running and worker.hub is not None
+        }
+        waited_s = now_s - self._left_s.get(key, now_s)
+        if any(busy.values()) and waited_s < DRAINS_S:
+            self.broken(f"{key.name} is stopped by {revision} under requests of {busy} after {waited_s:.2f} s")
+
+    def look(self) -> None:
+        """Again and again."""
+        now_s = self._system.loop.time()
+        if not self._system.redis_takes:  # time without sight is no time that a drain has waited
+            self._left_s = {key: since_s + now_s - self._looked_s for key, since_s in self._left_s.items()}
+        self._looked_s = now_s
+        for worker in self._system.workers:
+            hub = worker.hub
+            if hub is None:
+                continue
+            self._grows(worker.name, hub.table.revision)
+            held, open_ = worker.held(), len(worker.open) - worker.away
+            if worker.running and held != open_:
+                self.broken(f"{worker.name} has {open_} open requests, its pumps know of {held}")
+        for node in self._system.nodes.values():
+            self._grows(node.name, node.applied)
+
+    def at_the_end(self) -> None:
+        """After a quiet time: every request has ended once, and the system serves as it should."""
+        system = self._system
+        for request in system.requests:
+            waits = system.loop.time() - request.arrived_s
+            if len(request.ends) > 1:
+                self.broken(f"request {request.id} ended as {' and '.join(request.ends)}")
+            if not request.ends and waits > 15.0:
+                self.broken(f"request {request.id} was lost: no end after {waits:.1f} s")
+        planned_by = json.loads(self._last)["carbon"]["intensity_g_per_kwh"]
+        if abs(system.intensity / planned_by - 1) > CARBON_RATIO + 0.01:
+            self.broken(f"carbon is {system.intensity:.0f} g/kWh, and no decision was recorded since {planned_by:.0f}")
+        if self.released_s is not None and self._started_s < self.released_s:
+            self.broken("the operator released the controller, and no decision was recorded since")
+        late = [
+            r for r in system.requests if system.loop.time() - r.arrived_s < 8.0 and r.ends and r.ends[0] not in FINE
+        ]
+        if late:
+            self.broken(f"{len(late)} of the last requests ended as {sorted({r.ends[0] for r in late})}")
+        asked = system.controller.service.GetRollout(None, None)  # Redis may have missed the end of it
+        last: Rollout = codec.from_proto(system.loop.run_until_complete(asked).rollout)
+        stuck = system.clock.now_s() - last.since_s > STUCK_S and last.state in UNDER_WAY
+        if last.state == RolloutState.HALTED or stuck:
+            self.broken(f"the last rollout stands at {last.state.name}: {last.why}")
+
+
+def told(found: list[str], log: Any) -> str:
+    """For a person: what was broken, and what was said around it."""
+    return "\n".join([*found, "", *log])

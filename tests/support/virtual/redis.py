@@ -1,0 +1,495 @@
+"""Redis inside this process, at the level of its client: `State` itself runs on it, unchanged.
+
+A `Server` stands for the Redis server, `server.client()` for one `redis.asyncio.Redis`. Values are the bytes that Redis
+would hold; the two Lua scripts are those of trefoil/runtime/fenced.py, word for word in Python. Nothing runs in the
+background: a key whose time is over is dropped when it is looked at.
+Faults: `down` (connections are refused), `stopped` (it stands still; what was sent is done when it goes on, though
+nobody waits for it any more), `slow_s` (each call takes that long), `mute` (it does what it is told, and the connection
+is lost before the answer), `full` (its disk is full: it answers, and refuses to write), `flush()` (all data is lost).
+"""
+
+import asyncio
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from redis import exceptions
+
+from trefoil.runtime import fenced
+from trefoil.runtime.clock import Clock
+
+HINTS_MAX: Final = 100_000  # waiting for one subscriber; more are dropped: hints may be lost
+TOTAL_DIGITS: Final = 17  # after the point, as HINCRBYFLOAT writes a long double
+
+EntryId = tuple[int, int]  # (milliseconds, number within them)
+Entry = tuple[EntryId, dict[bytes, bytes]]
+Totals = dict[bytes, np.longdouble]
+
+
+@dataclass(slots=True)
+class Stream:
+    """Entries by id, oldest first; the last id is remembered when they are gone."""
+
+    ids: list[EntryId] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    last: EntryId = (0, 0)
+
+
+@dataclass(slots=True)
+class _Key:
+    value: "bytes | Stream | Totals"
+    ends_s: float = math.inf
+
+
+class Server:
+    """All keys. Every method is one step: nobody sees half of it.
+
+    `on_write(kind, key, value, epoch, process)` is told of what the write script did, `on_lease(verb, key, epoch, done,
+    process)` of what the lease script did.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._keys: dict[str, _Key] = {}
+        self._subscribers: dict[str, list[_Inbox]] = {}
+        self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self.down = False
+        self.stopped = False
+        self.mute = False
+        self.full = False
+        self.slow_s = 0.0
+        self.on_write: Callable[[str, str, bytes, int, Any], None] = _unheard
+        self.on_lease: Callable[[str, str, int, int, Any], None] = _unheard
+
+    def client(self, process: Any = None) -> "Client":
+        """What `redis.asyncio.Redis.from_url` gives; of a process that can be killed."""
+        return Client(self, process)
+
+    # Faults
+
+    def flush(self) -> None:
+        """Lose everything, as a Redis that restarts without its file."""
+        self._keys.clear()
+
+    def fall(self) -> None:
+        """Down: connections break, and no new one is accepted."""
+        self.down = True
+        for inboxes in self._subscribers.values():
+            for inbox in inboxes:
+                inbox.broken = True
+                inbox.wake()
+        self._subscribers.clear()
+        for _, answer in self._waiting:
+            if not answer.done():
+                answer.set_exception(exceptions.ConnectionError("Connection closed by server."))
+        self._waiting.clear()
+
+    def rise(self) -> None:
+        """Up again, with its data."""
+        self.down = False
+
+    def go_on(self) -> None:
+        """After `stopped`: everything that was sent meanwhile is done now."""
+        self.stopped = False
+        while self._waiting:
+            command, answer = self._waiting.popleft()
+            try:
+                result = command()
+            except exceptions.ResponseError as error:
+                if not answer.done():
+                    answer.set_exception(error)
+            else:
+                if not answer.done():
+                    answer.set_result(result)
+
+    async def serve(self, command: Callable[[], Any], process: Any = None) -> Any:
+        """One round trip."""
+        if process is not None and process.dead:
+            raise asyncio.CancelledError
+        if self.down:
+            await asyncio.sleep(0)
+            raise exceptions.ConnectionError("Error 111 connecting to redis. Connection refused.")
+        if self.slow_s:
+            await asyncio.sleep(self.slow_s)
+            if self.down:
+                raise exceptions.ConnectionError("Connection closed by server.")
+        if self.stopped:
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self._waiting.append((command, answer))
+            return await answer
+        result = command()
+        if self.mute:
+            await asyncio.sleep(0)
+            raise exceptions.ConnectionError("Connection closed by server.")
+        await asyncio.sleep(0)
+        return result
+
+    # Commands
+
+    def value(self, key: str) -> "bytes | Stream | Totals | None":
+        """What a key of any kind holds."""
+        found = self._keys.get(key)
+        if found is None:
+            return None
+        if found.ends_s < math.inf and self._clock.monotonic_s() >= found.ends_s:
+            del self._keys[key]
+            return None
+        return found.value
+
+    def ttl_s(self, key: str) -> float | None:
+        """How long a key lives yet [s]; inf: for ever; None: it is not there."""
+        if self.value(key) is None:
+            return None
+        return self._keys[key].ends_s - self._clock.monotonic_s()
+
+    def names(self, prefix: str = "") -> list[str]:
+        """All living keys that begin so, sorted."""
+        return sorted(key for key in list(self._keys) if key.startswith(prefix) and self.value(key) is not None)
+
+    def get(self, key: str) -> bytes | None:
+        """GET."""
+        found = self.value(key)
+        if found is not None and not isinstance(found, bytes):
+            raise exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+        return found
+
+    def set(self, key: str, value: bytes, ttl_ms: int = 0) -> None:
+        """SET; `ttl_ms` 0 = for ever."""
+        self._keys[key] = _Key(value, self._end(ttl_ms))
+
+    def delete(self, key: str) -> None:
+        """DEL."""
+        self._keys.pop(key, None)
+
+    def expire(self, key: str, ttl_ms: int) -> None:
+        """PEXPIRE."""
+        if self.value(key) is not None:
+            self._keys[key].ends_s = self._end(ttl_ms)
+
+    def append(self, key: str, fields: dict[bytes, bytes], maxlen: int) -> str:
+        """XADD: an entry under an id above all before it; the oldest beyond `maxlen` go."""
+        stream = self.value(key)
+        if stream is None:
+            stream = Stream()
+            self._keys[key] = _Key(stream)
+        if not isinstance(stream, Stream):
+            raise exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+        now = (int(self._clock.now_s() * 1000), 0)
+        stream.last = now if now > stream.last else (stream.last[0], stream.last[1] + 1)
+        stream.ids.append(stream.last)
+        stream.entries.append((stream.last, fields))
+        over = len(stream.entries) - maxlen
+        if over > 0:
+            del stream.entries[:over], stream.ids[:over]
+        return _id_text(stream.last)
+
+    def stream(self, key: str) -> Stream:
+        """The stream at a key; an empty one where there is none."""
+        found = self.value(key)
+        if found is None:
+            return Stream()
+        if not isinstance(found, Stream):
+            raise exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+        return found
+
+    def increment(self, key: str, name: bytes, delta: str) -> None:
+        """HINCRBYFLOAT, in extended precision as Redis does it."""
+        totals = self.value(key)
+        if totals is None:
+            totals = {}
+            self._keys[key] = _Key(totals)
+        if not isinstance(totals, dict):
+            raise exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+        totals[name] = np.longdouble(total_text(totals.get(name, np.longdouble(0)) + np.longdouble(delta)))
+
+    def publish(self, channel: str, key: str) -> None:
+        """PUBLISH."""
+        for inbox in self._subscribers.get(channel, ()):
+            inbox.put(key.encode())
+
+    def subscribe(self, channel: str, inbox: "_Inbox") -> None:
+        """SUBSCRIBE."""
+        self._subscribers.setdefault(channel, []).append(inbox)
+
+    def unsubscribe(self, inbox: "_Inbox") -> None:
+        """A connection that is closed."""
+        for inboxes in self._subscribers.values():
+            if inbox in inboxes:
+                inboxes.remove(inbox)
+
+    # The two scripts of runtime/fenced.py
+
+    def run_script(self, text: str, keys: Sequence[str], args: Sequence[bytes], who: Any = None) -> Any:
+        """EVALSHA of a script that this knows."""
+        if text == fenced.WRITE_SCRIPT:
+            return self._write(keys, args, who)
+        assert text == fenced.LEASE_SCRIPT, "a script that nobody has put into Python yet"
+        return self._lease(keys, args, who)
+
+    def _refuse(self) -> None:
+        if self.full:
+            raise exceptions.ResponseError(
+                "MISCONF Redis is configured to save RDB snapshots, but is unable to persist"
+            )
+
+    def _write(self, keys: Sequence[str], args: Sequence[bytes], who: Any) -> list[Any]:
+        self._refuse()
+        epoch = self.get(keys[0])
+        if epoch != args[0]:
+            return [0, epoch or b""]
+        results: list[Any] = [1]
+        at = 4
+        for key in keys[2:]:
+            kind, count = args[at].decode(), int(args[at + 1])
+            given = args[at + 2 : at + 2 + count]
+            at += 2 + count
+            results.append(self._operation(kind, key, given, args[2].decode()).encode())
+            self.on_write(kind, key, given[0] if kind in ("set", "append") else b"", int(epoch), who)
+            note = {b"epoch": args[0], b"key": key.encode(), b"at_ms": args[1]}
+            self.append(keys[1], note, int(args[3]))
+        return results
+
+    def _operation(self, kind: str, key: str, given: Sequence[bytes], channel: str) -> str:
+        result = ""
+        if kind == "set":
+            self.set(key, given[0], int(given[1]))
+            self.publish(channel, key)
+        elif kind == "append":
+            result = self.append(key, {b"d": given[0]}, int(given[1]))
+            if given[2] != b"0":
+                self.expire(key, int(given[2]))
+        elif kind == "delete":
+            self.delete(key)
+            self.publish(channel, key)
+        elif kind == "increment":
+            for name, delta in zip(given[1::2], given[2::2], strict=True):
+                self.increment(key, name, delta.decode())
+            if given[0] != b"0":
+                self.expire(key, int(given[0]))
+        else:
+            raise exceptions.ResponseError(f"unknown kind {kind}")
+        return result
+
+    def _lease(self, keys: Sequence[str], args: Sequence[bytes], who: Any) -> int:
+        self._refuse()
+        done = self._leased(keys, args)
+        self.on_lease(args[0].decode(), keys[1], int(args[1]), done, who)
+        return done
+
+    def _leased(self, keys: Sequence[str], args: Sequence[bytes]) -> int:
+        verb, stored = args[0], self.get(keys[0])
+        if verb == b"acquire":
+            if self.value(keys[1]) is not None:
+                return 0
+            if (stored or b"") != args[4]:
+                return -1
+            self.set(keys[0], args[1])
+            self.set(keys[1], args[2], int(args[3]))
+            return 1
+        if stored != args[1]:
+            return 0
+        if verb == b"renew":
+            self.set(keys[1], args[2], int(args[3]))
+        else:
+            self.delete(keys[1])
+        return 1
+
+    def _end(self, ttl_ms: int) -> float:
+        return self._clock.monotonic_s() + ttl_ms / 1000 if ttl_ms else math.inf
+
+
+class Client:
+    """The methods of `redis.asyncio.Redis` that `State` calls."""
+
+    def __init__(self, server: Server, process: Any = None) -> None:
+        self._server, self._process = server, process
+
+    async def _do(self, command: Callable[[], Any]) -> Any:
+        return await self._server.serve(command, self._process)
+
+    def register_script(self, text: str) -> Callable[..., Any]:
+        async def script(keys: Sequence[str], args: Sequence[Any]) -> Any:
+            return await self._do(lambda: self._server.run_script(text, keys, [_bytes(a) for a in args], self._process))
+
+        return script
+
+    def pipeline(self, transaction: bool = True) -> "Pipeline":
+        return Pipeline(self)
+
+    def pubsub(self, ignore_subscribe_messages: bool = False) -> "PubSub":
+        return PubSub(self)
+
+    async def aclose(self) -> None:
+        pass
+
+    async def ping(self) -> bool:
+        await self._do(lambda: None)
+        return True
+
+    async def get(self, key: str) -> bytes | None:
+        found: bytes | None = await self._do(lambda: self._server.get(key))
+        return found
+
+    async def mget(self, keys: Sequence[str]) -> list[bytes | None]:
+        def read() -> list[bytes | None]:
+            values = [self._server.value(key) for key in keys]
+            return [value if isinstance(value, bytes) else None for value in values]
+
+        found: list[bytes | None] = await self._do(read)
+        return found
+
+    async def scan_iter(self, match: str, count: int) -> AsyncIterator[bytes]:
+        prefix = _prefix(match)
+        for name in await self._do(lambda: self._server.names(prefix)):
+            yield name.encode()
+
+    async def xrange(self, key: str, min: str, max: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        assert min.startswith("("), "only what State asks for"
+        assert max == "+", "only what State asks for"
+        after = _id(min[1:])
+
+        def read() -> list[Entry]:
+            stream = self._server.stream(key)
+            first = bisect_right(stream.ids, after)
+            return stream.entries[first : first + count]
+
+        return [(_id_text(entry_id).encode(), fields) for entry_id, fields in await self._do(read)]
+
+    async def xrevrange(self, key: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        found = await self._do(lambda: self._server.stream(key).entries[::-1][:count])
+        return [(_id_text(entry_id).encode(), fields) for entry_id, fields in found]
+
+    async def hgetall(self, key: str) -> Mapping[bytes, bytes]:
+        def read() -> dict[bytes, bytes]:
+            found = self._server.value(key)
+            if found is not None and not isinstance(found, dict):
+                raise exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+            return {name: total_text(total).encode() for name, total in (found or {}).items()}
+
+        fields: Mapping[bytes, bytes] = await self._do(read)
+        return fields
+
+    async def type(self, key: str) -> bytes:
+        found = await self._do(lambda: self._server.value(key))
+        kinds = {bytes: b"string", Stream: b"stream", dict: b"hash"}
+        return b"none" if found is None else kinds[type(found)]
+
+
+class Pipeline:
+    """Commands that are sent together."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._server = client, client._server
+        self._commands: list[Callable[[], Any]] = []
+
+    async def __aenter__(self) -> "Pipeline":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._commands.clear()
+
+    def set(self, key: str, value: bytes, px: int = 0) -> None:
+        self._commands.append(lambda: self._server.set(key, value, px))
+
+    def publish(self, channel: str, key: str) -> None:
+        self._commands.append(lambda: self._server.publish(channel, key))
+
+    def delete(self, key: str) -> None:
+        self._commands.append(lambda: self._server.delete(key))
+
+    def pexpire(self, key: str, ttl_ms: int) -> None:
+        self._commands.append(lambda: self._server.expire(key, ttl_ms))
+
+    def xadd(self, key: str, fields: Mapping[str, bytes], maxlen: int, approximate: bool) -> None:
+        given = {name.encode(): value for name, value in fields.items()}
+        self._commands.append(lambda: self._server.append(key, given, maxlen))
+
+    async def execute(self) -> list[Any]:
+        commands = tuple(self._commands)
+        done: list[Any] = await self._client._do(lambda: [command() for command in commands])
+        return done
+
+
+class _Inbox:
+    """Messages for one subscriber."""
+
+    def __init__(self) -> None:
+        self.messages: deque[bytes] = deque()
+        self.broken = False
+        self.waiter: asyncio.Future[None] | None = None
+
+    def put(self, data: bytes) -> None:
+        if len(self.messages) < HINTS_MAX:
+            self.messages.append(data)
+        self.wake()
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+class PubSub:
+    """A connection that listens."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._server = client, client._server
+        self._inbox = _Inbox()
+
+    async def subscribe(self, channel: str) -> None:
+        await self._client._do(lambda: self._server.subscribe(channel, self._inbox))
+
+    async def get_message(self, timeout: float) -> Mapping[str, Any] | None:
+        inbox = self._inbox
+        if not inbox.messages and not inbox.broken and timeout > 0:
+            inbox.waiter = asyncio.get_running_loop().create_future()
+            timer = asyncio.get_running_loop().call_later(timeout, inbox.wake)
+            try:
+                await inbox.waiter
+            finally:
+                timer.cancel()
+                inbox.waiter = None
+        if inbox.broken:
+            raise exceptions.ConnectionError("Connection closed by server.")
+        return {"type": "message", "data": inbox.messages.popleft()} if inbox.messages else None
+
+    async def aclose(self) -> None:
+        self._server.unsubscribe(self._inbox)
+
+
+def _unheard(*_: object) -> None:
+    """Where nobody listens."""
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    return repr(value).encode() if isinstance(value, float) else str(value).encode()
+
+
+def _prefix(pattern: str) -> str:
+    """The prefix that a pattern of `State.names` stands for."""
+    assert pattern.endswith("*"), pattern
+    for quoted, plain in (("[*]", "*"), ("[?]", "?"), ("[[]", "["), ("\\\\", "\\")):
+        pattern = pattern[:-1].replace(quoted, plain) + "*"
+    return pattern[:-1]
+
+
+def _id(text: str) -> EntryId:
+    milliseconds, _, number = text.partition("-")
+    try:
+        return int(milliseconds), int(number or 0)
+    except ValueError as error:
+        raise exceptions.ResponseError("Invalid stream ID specified as stream command argument") from error
+
+
+def _id_text(entry_id: EntryId) -> str:
+    return f"{entry_id[0]}-{entry_id[1]}"
+
+
+def total_text(total: np.longdouble) -> str:
+    """As Redis prints a long double."""
+    return str(np.format_float_positional(total, precision=TOTAL_DIGITS, unique=False, trim="-"))

@@ -1,0 +1,307 @@
+"""A whole system in virtual time, and one history of it from a seed: faults are drawn, promises are checked all along.
+
+Controllers (two at once for a while, by the real leases), two nodes, two dispatcher workers, a carbon feed, clients
+that do not wait for each other. Real are the controller as `controller.__main__` wires it, the dispatcher's hub, loop,
+pumps, queues and routers, and `State` on Redis in this process; nodes, slices, disks and clients are made up.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import structlog
+
+import controller.__main__ as main
+from controller.settings import ControllerSettings
+from dispatcher.hub import Hub
+from tests.support.planning import digits
+from tests.support.virtual.dispatch import MemoryTable, Request, Worker
+from tests.support.virtual.doubles import Connected, Files, MemoryDisk, NodeAgents, Silent
+from tests.support.virtual.loop import PROCESS, Process, VirtualClock, VirtualLoop, virtual_loop
+from tests.support.virtual.nodes import SERVES, Node
+from tests.support.virtual.planner import FAMILY, throughput_per_s
+from tests.support.virtual.promises import Promises
+from tests.support.virtual.redis import Server
+from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
+from trefoil.core.common import Revision
+from trefoil.core.energy import EnergySample
+from trefoil.core.fleet import SliceKey, SliceState
+from trefoil.runtime import codec, service
+from trefoil.runtime.keys import Keys
+
+SERIES = Series("demo", Method.AVERAGE, Factors.LIFECYCLE)
+EPOCH_S = 1_750_000_000.0
+FAULTS_S = (6.0, 20.0)  # between these, faults strike
+QUIET_S = 20.0  # after the last one, in which everything has to be well again
+CATALOG = digits()
+DRAINS_S = 3.0  # drain_timeout_s and ack_timeout_s of the controllers here
+SETTINGS: Mapping[str, Any] = {
+    "policy": "exact",
+    "planner": "tests.support.virtual.planner:Drawn",
+    "objectives": ({"family": FAMILY, "mode": "instant", "slo_ms": 400.0, "replicas_min": 1, "spread_min": 1},),
+    "tick_s": 1.0,
+    "solve_timeout_s": 2.0,
+    "node_stale_s": 3.0,
+    "demand_initial_per_s": {FAMILY: 6.0},
+    "carbon": {"wait_s": 2.0},
+    "triggers": {"load_hold_s": 2.0, "loss_hold_s": 1.0},
+    "rollout": {
+        "apply_timeout_s": 0.5, "apply_tries": 2, "ready_timeout_s": 6.0, "ack_timeout_s": DRAINS_S,
+        "drain_timeout_s": DRAINS_S, "poll_s": 0.25, "retry_s": 2.0,
+    },
+    "decisions_max": 50,
+    "plans_kept": 3,
+}  # fmt: skip
+
+
+class Controller:
+    """A place where a controller runs, and starts again on the same disk.
+
+    One that stands still is replaced; when it goes on there are two for a while, and the lease decides.
+    """
+
+    def __init__(self, system: "System") -> None:
+        self.files = Files()
+        self._system = system
+        self._starts = 0
+        self.process: Process | None = None
+        self.service: Any = None
+
+    def start(self) -> None:
+        """A new process."""
+        if self.process is None:
+            self._starts += 1
+            self.process = Process(f"controller.{self._starts}")
+            task = self.process.start(self._system.loop, self._live())
+            task.add_done_callback(self._ended)
+
+    def replace(self) -> Process:
+        """Start another one beside the process that runs here; the old one is left to the caller."""
+        old = self.process
+        assert old is not None
+        self.process, self.service = None, None
+        self.start()
+        return old
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.process is not None:
+            self.process.kill()
+            self.process, self.service = None, None
+
+    async def _live(self) -> None:
+        self._system.opening, self._system.starting = self.files, self
+        parts = main.parts(ControllerSettings(state_dir=self._system.folder, **SETTINGS), self._system.clock)
+        wanted = [p for p in parts if not isinstance(p, service.MetricsPart | service.ServerPart)]
+        await service.run(wanted, self._system.clock, asyncio.Event())
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._system.promises.broken(f"a controller ended by {task.exception()!r}")
+
+
+class System:
+    """One history. `play()` returns what promises were broken, in words; nothing when all held."""
+
+    def __init__(self, loop: VirtualLoop, seed: int) -> None:
+        self.loop, self.seed = loop, seed
+        self.clock = VirtualClock(loop, EPOCH_S)
+        self.rng = np.random.default_rng([seed, 7])
+        self.folder = Path("/nowhere")
+        self.opening = Files()
+        self.starting: Controller | None = None
+        self.keys = Keys("default")
+        self.server = Server(self.clock)
+        self.promises = Promises(self)
+        self.server.on_write, self.server.on_lease = self.promises.written, self.promises.leased
+        self.log: deque[str] = deque(maxlen=400)
+        self.ended = False
+        self.requests: list[Request] = []
+        self.intensity, self.rate_per_s = 300.0, 6.0
+        self.carbon_flows = True
+        self.nodes = {f"node{i}": Node(self, f"node{i}", 2, np.random.default_rng([seed, 8, i])) for i in range(2)}
+        self.controller = Controller(self)
+        self.workers = [Worker(self, f"dispatcher{i}") for i in range(2)]
+        self.serving: Counter[SliceKey] = Counter()
+        """Requests on each slice, in truth."""
+        self.service_rng = np.random.default_rng([seed, 9])
+        self.hung: set[SliceKey] = set()
+        self.faults: Counter[str] = Counter()
+
+    # --- time and noise -----------------------------------------------------------------------------------------------
+
+    def every(self, seconds: float, phase_s: float, call: Callable[[], Any]) -> None:
+        """Call again and again, to the end of the history."""
+
+        def again() -> None:
+            if not self.ended:
+                call()
+                self.loop.call_later(seconds, again)
+
+        self.loop.call_later(phase_s, again)
+
+    def note(self, text: str) -> None:
+        """A line that a person reads who looks into a history."""
+        self.log.append(f"{self.loop.time() - 1000.0:8.3f} {text}")
+
+    # --- what surrounds the services ----------------------------------------------------------------------------------
+
+    @property
+    def redis_takes(self) -> bool:
+        """Whether an agent or the feed can write now."""
+        return not (self.server.down or self.server.stopped)
+
+    def published(self, node: Node) -> None:
+        """An agent writes its node's status."""
+        if self.redis_takes:
+            self.server.set(self.keys.node(node.name), codec.encode(node.status()))
+            self.server.publish(self.keys.changed(), self.keys.node(node.name))
+
+    def metered(self, node: Node, sample: EnergySample) -> None:
+        """An agent writes an energy sample."""
+        if self.redis_takes:
+            self.server.append(self.keys.energy(node.name), {b"d": codec.encode(sample)}, 500)
+
+    def stopping(self, node: Node, key: SliceKey, revision: Revision) -> None:
+        """An agent stops a slice that no plan wants any more."""
+        self.promises.stopped(key, revision)
+
+    def slice_serves(self, key: SliceKey) -> bool:
+        """Whether an inference on the slice works now."""
+        status = self.nodes[key.device.split("/")[0]].slices.get(key)
+        return status is not None and status.state in (*SERVES, SliceState.DRAINING) and key not in self.hung
+
+    async def infer(self, key: SliceKey, hub: Hub) -> bool:
+        """One inference; False: nobody took it, or what took it died."""
+        node = self.nodes[key.device.split("/")[0]]
+        status = node.slices.get(key)
+        if status is None or status.state not in (*SERVES, SliceState.DRAINING):
+            await asyncio.sleep(0.002)
+            return False
+        self.serving[key] += 1
+        try:
+            mean_s = 1.0 / throughput_per_s(key.slice_type, status.hosted[0].variant)
+            await asyncio.sleep(mean_s * float(self.service_rng.uniform(0.8, 1.4)))
+            while key in self.hung:
+                await asyncio.sleep(0.3)
+        finally:
+            self.serving[key] -= 1
+        after = node.slices.get(key)
+        return after is not None and after.generation == status.generation and after.state != SliceState.FAILED
+
+    def _read_carbon(self) -> None:
+        if self.carbon_flows and self.redis_takes:
+            now_s = self.clock.now_s()
+            reading = CarbonReading(SERIES, now_s, now_s + 7.0, self.intensity, Quality.MEASURED, observed_at_s=now_s)
+            self.server.set(self.keys.carbon_now(SERIES), codec.encode(reading))
+
+    def _arrive(self) -> None:
+        if self.ended or self.loop.time() > self._last_arrival_s:
+            return
+        request = Request(len(self.requests) + 1, self.loop.time())
+        self.requests.append(request)
+        up = [worker for worker in self.workers if worker.process is not None]
+        if up:
+            up[request.id % len(up)].take(request)
+        else:
+            request.ends.append("nobody listens")
+        self.loop.call_later(float(self.service_rng.exponential(1.0 / self.rate_per_s)), self._arrive)
+
+    # --- a history ----------------------------------------------------------------------------------------------------
+
+    def play(self, faults: "Callable[[System], None]") -> list[str]:
+        """From an empty system through its faults to a quiet end."""
+        end_s = FAULTS_S[1] + QUIET_S
+        self._last_arrival_s = self.loop.time() + end_s - 3.0
+        self.every(3.0, 0.1, self._read_carbon)
+        self.every(0.25, 0.3, self.promises.look)
+        for i, one in enumerate((self.controller, *self.workers)):
+            self.loop.call_later(0.2 + 0.15 * i, one.start)
+        self.loop.call_later(4.0, self._arrive)
+        faults(self)
+
+        async def lived() -> None:
+            await asyncio.sleep(end_s)
+
+        self.loop.run_until_complete(lived())
+        self.promises.at_the_end()
+        self.ended = True
+        for place in (self.controller, *self.workers):
+            if place.process is not None:
+                place.process.kill()
+        return self.promises.found
+
+
+@contextlib.contextmanager
+def installed(system: System) -> Iterator[None]:
+    """The services' modules with this system's Redis, disks, agents and silence in them."""
+
+    def said(_logger: Any, name: str, event: Mapping[str, Any]) -> Mapping[str, Any]:
+        process = PROCESS.get()
+        if process is None or not process.dead:
+            fields = " ".join(f"{k}={v}" for k, v in event.items() if k != "event")
+            system.note(f"{process.name if process else ''} {name}: {event['event']} {fields}")
+        raise structlog.DropEvent
+
+    configured, before = structlog.is_configured(), structlog.get_config()
+    structlog.configure(
+        processors=[said],
+        wrapper_class=structlog.make_filtering_bound_logger(20),
+        logger_factory=structlog.ReturnLoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    real = main.ControllerService
+
+    def serviced(*args: Any, **kwargs: Any) -> Any:
+        made = real(*args, **kwargs)
+        assert system.starting is not None
+        system.starting.service = made
+        return made
+
+    replaced: dict[str, Any] = {
+        "controller.__main__.Disk": lambda _, decisions_max: MemoryDisk(system.opening, decisions_max),
+        "controller.__main__.Metrics": lambda _: Silent(),
+        "controller.__main__.Agents": lambda clock, timeout_s, tries, _: NodeAgents(
+            system.nodes, clock, timeout_s, tries
+        ),
+        "controller.__main__.load_catalog": lambda *_: CATALOG,
+        "controller.__main__.ControllerService": serviced,
+        "controller.publish.version": lambda _: "virtual",
+        "dispatcher.loop.TableFile": lambda _: MemoryTable(system.opening),
+        "trefoil.runtime.state.redis": Connected(system.server),
+        "trefoil.runtime.codec.decode": Memo(),
+    }
+    with contextlib.ExitStack() as stack:
+        for name, value in replaced.items():
+            stack.enter_context(mock.patch(name, value))
+        try:
+            yield
+        finally:
+            structlog.configure(**before) if configured else structlog.reset_defaults()
+
+
+class Memo:
+    """`codec.decode`, once for the same bytes: several processes read the same status."""
+
+    def __init__(self) -> None:
+        self._decode = codec.decode
+        self._known: dict[tuple[type, bytes], Any] = {}
+
+    def __call__(self, cls: type[Any], data: bytes) -> Any:
+        found = self._known.get((cls, data))
+        if found is None:
+            found = self._known[cls, data] = self._decode(cls, data)
+        return found
+
+
+def history(seed: int, faults: Callable[[System], None]) -> tuple[list[str], System]:
+    """Play one history; what was broken, and the system as it ended."""
+    with virtual_loop() as loop:
+        system = System(loop, seed)
+        with installed(system):
+            return system.play(faults), system
