@@ -155,3 +155,9 @@ def test_json_is_canonical_and_readable():
     text = codec.to_json(plan.PlannedDevice(device="node0/gpu0", target=DeviceState.AWAKE))
     assert text.startswith('{"clock_max_mhz":0,"clock_min_mhz":0,"device":"node0/gpu0"')
     assert '"target":"AWAKE"' in text
+
+
+def test_what_an_older_version_kept_is_read_without_the_fields_that_are_gone():
+    kept = '{"family":"digits","lane":"any","router":"weighted"}'
+    assert codec.from_json(plan.Route, kept) == plan.Route("digits", "weighted")
+    assert codec.from_json(LoadKey, '{"family":"digits","lane":"any"}') == LoadKey("digits")

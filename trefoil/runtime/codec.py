@@ -22,6 +22,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from protos.types.v1 import carbon_pb2, common_pb2, energy_pb2, fleet_pb2, load_pb2, plan_pb2
 from trefoil.core import carbon, common, demand, energy, errors, fleet, latency, objective, plan
 
+RETIRED: Final = frozenset({"lane"})
+"""Fields that messages had once; a record, plan or table on disk may still have them."""
 MESSAGES: Final[Mapping[type, type[Message]]] = {
     common.Revision: common_pb2.Revision,
     common.Lease: common_pb2.Lease,
@@ -200,6 +202,8 @@ def _rebuild_dataclass(cls: type, tree: Any, path: str) -> Any:
     hints = _hints(cls)
     if not isinstance(tree, Mapping):
         raise TypeError(f"{type(tree).__name__} is not an object")
+    if not RETIRED.isdisjoint(tree):  # what an older version has kept is still read
+        tree = {name: value for name, value in tree.items() if name in hints or name not in RETIRED}
     for name in tree:
         if name not in hints:
             raise errors.InvalidInput(
