@@ -12,13 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from carbon_feed.feed import Observation, reading_of
-from carbon_feed.history import History
-from carbon_feed.ladder import forecast_of
-from carbon_feed.polling import BACK_OFF_MAX_RATIO, DAY_S, JITTER_RATIO, back_off_s
+from carbon_feed.core.feed import Observation, reading_of
+from carbon_feed.core.history import History
+from carbon_feed.core.ladder import forecast_of
+from carbon_feed.core.polling import BACK_OFF_MAX_RATIO, DAY_S, JITTER_RATIO, back_off_s
+from carbon_feed.core.validate import CLOCK_SLACK_S, Cause, Refusal, check_content, far
 from carbon_feed.providers.base import LiveProvider, Provider, ProviderFailure
 from carbon_feed.settings import CarbonFeedSettings
-from carbon_feed.validate import CLOCK_SLACK_S, Cause, Refusal, check_content, far
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonForecast, CarbonReading
 

@@ -15,17 +15,17 @@ from typing import Final
 
 import structlog
 
-from carbon_feed.feed import Observation
-from carbon_feed.history import History
-from carbon_feed.ladder import Ladder, LadderView, Said
+from carbon_feed.core.feed import Observation
+from carbon_feed.core.history import History
+from carbon_feed.core.ladder import Ladder, LadderView, Said
+from carbon_feed.core.profile import HourOfWeek
+from carbon_feed.core.validate import Cause, Refusal
 from carbon_feed.outlook import ZoneOutlook
-from carbon_feed.profile import HourOfWeek
 from carbon_feed.providers import LiveProvider, Polled, Provider, ProviderFailure
 from carbon_feed.recorder import AtHand, Shared
 from carbon_feed.role import Role
 from carbon_feed.settings import CarbonFeedSettings
 from carbon_feed.shown import Shown
-from carbon_feed.validate import Cause, Refusal
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Rung, Series, ZoneHealth
 from trefoil.core.common import Lease

@@ -17,18 +17,18 @@ import structlog
 
 from carbon_feed.archive_files import ArchiveFiles
 from carbon_feed.asking import Asking
+from carbon_feed.core.history import History, Kept
+from carbon_feed.core.ladder import reason_of
+from carbon_feed.core.ratio import EXPANDING, WINDOWS, ratio
+from carbon_feed.core.validate import Refusal
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.archive import Archive
 from carbon_feed.forecast.days import DAY_S
 from carbon_feed.forecast.issue import Issuer, Origin
 from carbon_feed.forecast.parts import Parts, T
 from carbon_feed.forecast.scores import merged
-from carbon_feed.history import History, Kept
-from carbon_feed.ladder import reason_of
 from carbon_feed.providers.base import Provider
-from carbon_feed.ratio import EXPANDING, WINDOWS, ratio
 from carbon_feed.settings import CarbonFeedSettings
-from carbon_feed.validate import Refusal
 from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, CarbonScores
 from trefoil.runtime.keys import Keys
 from trefoil.runtime.state import Delete, Put, State, Write

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from carbon_feed.feed import Observation, reading_of
-from carbon_feed.history import History, Kept
-from carbon_feed.profile import HourOfWeek
+from carbon_feed.core.feed import Observation, reading_of
+from carbon_feed.core.history import History, Kept
+from carbon_feed.core.profile import HourOfWeek
+from carbon_feed.core.validate import check_content
 from carbon_feed.providers import Provider
 from carbon_feed.settings import CarbonFeedSettings
-from carbon_feed.validate import check_content
 from trefoil.core.carbon import CarbonReading, Rung, Series
 from trefoil.core.common import Lease
 from trefoil.runtime.state import Append, Delete, State

@@ -12,12 +12,12 @@ import operator
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from carbon_feed import answers
+from carbon_feed.core import answers
+from carbon_feed.core.history import History, Piece, check_series
+from carbon_feed.core.ratio import EXPANDING, WINDOWS
+from carbon_feed.core.watching import Announced, Watching
 from carbon_feed.forecast.archive import Archive
-from carbon_feed.history import History, Piece, check_series
-from carbon_feed.ratio import EXPANDING, WINDOWS
 from carbon_feed.turns import Turns
-from carbon_feed.watching import Announced, Watching
 from carbon_feed.zones import Zone, Zones, load_zones
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc

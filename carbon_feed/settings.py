@@ -8,9 +8,9 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from carbon_feed.core.trace import INTENSITY_MAX_G_PER_KWH
 from carbon_feed.outlook_settings import OutlookSettings
 from carbon_feed.secrets import checked
-from carbon_feed.trace import INTENSITY_MAX_G_PER_KWH
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Series
 from trefoil.runtime.config import ServiceSettings, Settings

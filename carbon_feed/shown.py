@@ -5,10 +5,10 @@ from typing import Final
 
 import structlog
 
-from carbon_feed.polling import Breaker
+from carbon_feed.core.polling import Breaker
+from carbon_feed.core.validate import Cause, Refusal
 from carbon_feed.providers import Polled, Provider
 from carbon_feed.settings import CarbonFeedSettings
-from carbon_feed.validate import Cause, Refusal
 from trefoil.core.carbon import CarbonReading, Rung
 from trefoil.runtime.state import series_name
 from trefoil.runtime.telemetry import Metrics

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
 import structlog
 
@@ -11,16 +10,16 @@ from controller.agents import Agents
 from controller.authority import Authority
 from controller.core.control import ControlCore
 from controller.core.effects import Instant
+from controller.core.objectives import accept
 from controller.core.observation import Observation
+from controller.core.receipts import Receipts
 from controller.core.rolling import Rollouts
 from controller.disk import Disk
-from controller.forecasters.table import forecaster
 from controller.loop import Loop, kept
-from controller.objectives import accept
 from controller.observe import Reader
 from controller.perform import Signals
-from controller.planning import constants_of, planner_of, with_preset
-from controller.receipts import Receipts
+from controller.planners.table import PLANNERS
+from controller.planning import constants_of, forecaster_of, planner_of, row_of
 from controller.report import Accountant
 from controller.service import FULL_NAME, ControllerService
 from controller.settings import ControllerSettings
@@ -29,9 +28,8 @@ from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import SettingError, TrefoilError
 from trefoil.core.objective import Objective
-from trefoil.core.parts import Traits
+from trefoil.core.parts import Kind, find
 from trefoil.core.plan import NodePlan, Plan
-from trefoil.core.policies import policy
 from trefoil.runtime import rpc, service, telemetry
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.config import masked, parser_main
@@ -67,17 +65,14 @@ class ControlPart:
 
 def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     """Everything that runs in this process, in the order of its start."""
-    row = with_preset(policy(settings.policy), settings.preset)
-    if settings.causes is not None:
-        row = replace(row, triggers=settings.causes)
+    row = row_of(settings)
     catalog = load_catalog(settings.model_repository, settings.profile_overrides)
-    planner = planner_of(settings.planner, row)
+    planner, traits = planner_of("", row), find(Kind.PLANNER, row.planner, PLANNERS).traits
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
     metrics, disk, signals = Metrics("controller"), Disk(settings.state_dir, settings.decisions_max), Signals()
     at = Instant(clock.now_s(), clock.monotonic_s())
     receipts = Receipts(catalog, settings.receipts.memory_s, settings.receipts.items_min)
-    predictor = forecaster(settings.forecaster or row.forecaster, settings.forecast)
-    seen = Observation(settings, state.keys, catalog, predictor, at.now_s, receipts.window)
+    seen = Observation(settings, state.keys, catalog, forecaster_of(settings, row), at.now_s, receipts.window)
     reader = Reader(seen, state, settings.carbon, clock)
 
     def highest_seen() -> int:
@@ -94,10 +89,10 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     )
     stored = {o.family: o for o in disk.load_all("objectives", Objective)}
     left = kept(disk, settings, starting_objectives(settings, stored, catalog))
-    thinker = Thinker(planner, settings.planner or row.planner, disk, clock, settings.solve_timeout_s)
-    core = ControlCore(settings, row, Traits().tick_grace_s, thinker.live, seen, accountant, rollouts, at, left)
+    thinker = Thinker(planner, row.planner, disk, clock, settings.solve_timeout_s)
+    core = ControlCore(settings, row, traits.tick_grace_s, thinker.live, seen, accountant, rollouts, at, left)
     loop = Loop(core, settings, state, authority, reader, actor, accountant, thinker, disk, metrics, signals, clock)
-    servicer = ControllerService(loop, catalog, constants_of(settings.planner, row), disk)
+    servicer = ControllerService(loop, catalog, constants_of("", row), disk)
     add = controller_pb2_grpc.add_ControllerServicer_to_server
     return (
         StatePart(state),

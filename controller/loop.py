@@ -15,6 +15,7 @@ from controller import publish
 from controller.act import Actor
 from controller.authority import Authority
 from controller.core.control import ControlCore, Kept
+from controller.core.decide import Control
 from controller.core.effects import (
     Announce,
     Count,
@@ -34,18 +35,17 @@ from controller.core.effects import (
     Wake,
     WriteObjectives,
 )
+from controller.core.evaluations import Totals
 from controller.core.exploration import TOTALS
 from controller.core.observation import Observation
-from controller.decide import Control
+from controller.core.triggers import Trigger
 from controller.disk import Disk
-from controller.evaluations import Totals
 from controller.observe import Reader
 from controller.perform import Signals, T, perform
 from controller.records import Records
 from controller.report import Accountant
 from controller.settings import ControllerSettings
 from controller.thinker import Thinker
-from controller.triggers import Trigger
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode
@@ -68,9 +68,9 @@ def kept(disk: Disk, settings: ControllerSettings, objectives: Mapping[str, Obje
         dict(objectives),
         list(disk.load_all("plans", Plan)),
         control,
+        Totals(**disk.load_plain(TOTALS)),
         Counter(counts.get("replans", {})),
         Counter(counts.get("reconfigurations", {})),
-        Totals(**disk.load_plain(TOTALS)),
     )
 
 

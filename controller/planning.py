@@ -1,64 +1,59 @@
-"""Which planner decides: the policy's, or one of the user's own given as module:Class."""
+"""Which planner and forecaster decide: those of the policy's row, or other ones by name or as module:Class."""
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from controller.planners import table
-from controller.terms import impossible
-from trefoil.core.brains import Planner
-from trefoil.core.errors import SettingError
-from trefoil.core.policies import PRESETS, Policy
+from controller.core.terms import impossible
+from controller.forecasters.table import FORECASTERS
+from controller.planners.stamped import refusal, stamped
+from controller.planners.table import PLANNERS
+from controller.settings import ControllerSettings
+from trefoil.core.brains import Forecaster, Planner
+from trefoil.core.parts import Kind, find
+from trefoil.core.policies import PRESETS, Policy, chosen, policy
 
 
-def planner_of(override: str, policy: Policy) -> Planner:
-    """The planner, live and in a replay. One's own is made without arguments and must have `plan(view, rng)`.
+def planner_of(override: str, row: Policy) -> Planner:
+    """The planner, live, simulated and in a replay: its plans bear the router, queue and governor of the row.
 
     Raises:
-        SettingError: a module or class that cannot be used.
+        SettingError: a planner that is not there or cannot be made, or a setting that it has not.
     """
-    return own(override) if override else table.make(policy.planner, policy.constants, impossible)
+    row = chosen(row, {Kind.PLANNER: override}, {})
+    part = find(Kind.PLANNER, row.planner, PLANNERS)
+    settings = part.settings_of(row.settings.get(Kind.PLANNER, {}))
+    return stamped(part.made(constants=row.constants, settings=settings, refuses=refusal(impossible, row)), row)
 
 
-def with_preset(policy: Policy, preset: str) -> Policy:
+def forecaster_of(settings: ControllerSettings, row: Policy) -> Forecaster:
+    """The forecaster. The controller's own settings hold for one that has settings of these names; over them goes what
+    the row says, which holds what `parts.forecaster` says.
+
+    Raises:
+        SettingError: a forecaster that is not there or cannot be made, or a setting that it has not.
+    """
+    part = find(Kind.FORECASTER, row.forecaster, FORECASTERS)
+    flat = {name: getattr(settings, name) for name in settings.model_fields_set & part.settings.model_fields.keys()}
+    return part.made(settings=part.settings_of({**flat, **row.settings.get(Kind.FORECASTER, {})}))
+
+
+def with_preset(row: Policy, preset: str) -> Policy:
     """The row with the constants of a preset."""
-    return replace(policy, constants={**policy.constants, **PRESETS[preset]}) if preset else policy
+    return replace(row, constants={**row.constants, **PRESETS[preset]}) if preset else row
 
 
-def constants_of(override: str, policy: Policy) -> Mapping[str, float] | None:
-    """The constants that an objective's `params` may override; None: a planner of one's own checks them itself."""
-    if override:
-        return None
-    return {**table.constants(policy.planner), **policy.constants}
-
-
-def own(path: str) -> Planner:
-    """An instance of module:Class.
+def row_of(settings: ControllerSettings) -> Policy:
+    """The row that the controller's settings make of their policy's.
 
     Raises:
-        SettingError: naming what is missing.
+        NotFound, SettingError: no such policy.
     """
-    module_name, colon, class_name = path.partition(":")
-    if not colon or not module_name or not class_name:
-        raise SettingError("not module:Class", field="planner", value=path, remedy="write e.g. mine.planners:Greedy")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise SettingError(
-            f"cannot be imported ({error})", field="planner", value=path, remedy="install it, or set PYTHONPATH"
-        ) from error
-    made: Any = getattr(module, class_name, None)
-    if made is None:
-        raise SettingError(
-            f"{module_name} has no {class_name}", field="planner", value=path, remedy="name a class of that module"
-        )
-    try:
-        planner: Planner = made()
-    except TypeError as error:
-        raise SettingError(
-            f"cannot be made without arguments ({error})", field="planner", value=path, remedy="give them defaults"
-        ) from error
-    if not callable(getattr(planner, "plan", None)):
-        raise SettingError("has no method plan(view, rng)", field="planner", value=path, remedy="see core/brains.py")
-    return planner
+    row = with_preset(policy(settings.policy), settings.preset)
+    row = chosen(row, {Kind.PLANNER: settings.planner, Kind.FORECASTER: settings.forecaster}, settings.parts)
+    return row if settings.causes is None else replace(row, triggers=settings.causes)
+
+
+def constants_of(override: str, row: Policy) -> Mapping[str, float] | None:
+    """The constants that an objective's `params` may override; None: a planner of one's own checks them itself."""
+    known = find(Kind.PLANNER, override or row.planner, PLANNERS).constants
+    return None if known is None else {**known, **row.constants}

@@ -6,10 +6,10 @@ from importlib.metadata import version
 from typing import Final
 
 from controller.authority import Authority
+from controller.core.decide import RUNG_DEGRADED, RUNG_KEPT, Control, Verdict
+from controller.core.intensity import REFUSABLE
 from controller.core.observation import Observation
-from controller.decide import RUNG_DEGRADED, RUNG_KEPT, Control, Verdict
-from controller.intensity import REFUSABLE
-from controller.receipts import Key, Receipts, moved
+from controller.core.receipts import Key, Receipts, moved
 from controller.settings import ControllerSettings
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision

@@ -1,14 +1,16 @@
 """What is kept of every decision: its record on disk and in Redis, how often what was its cause, its metrics."""
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import structlog
 
 from controller import publish
 from controller.authority import Authority
+from controller.core.decide import ADVISED, NEW
 from controller.core.effects import Recorded
-from controller.decide import ADVISED, NEW
 from controller.disk import Disk
 from controller.settings import ControllerSettings
 from trefoil.core.common import Revision
@@ -20,9 +22,10 @@ from trefoil.runtime.state import Keys
 from trefoil.runtime.telemetry import Metrics
 
 
-def record_of(kept: Recorded, planner: str, policy: str, preset: str = "") -> DecisionRecord:
-    """All that is needed to take a decision again, live and simulated."""
-    named = {"preset": preset} if preset else {}
+def record_of(
+    kept: Recorded, planner: str, policy: str, given: Mapping[str, str] = MappingProxyType({})
+) -> DecisionRecord:
+    """All that is needed to take a decision again. `given`: what was set of the planner, by name."""
     return DecisionRecord(
         id=kept.id,
         revision=kept.plan.revision if kept.plan is not None else Revision(),
@@ -33,7 +36,7 @@ def record_of(kept: Recorded, planner: str, policy: str, preset: str = "") -> De
         why=kept.verdict.why,
         versions={
             **publish.versions(planner, kept.verdict, kept.effect),
-            **named,
+            **given,
             **kept.thought.versions,
             **kept.versions,
         },
@@ -66,6 +69,11 @@ class Records:
         ids = [i.split(".")[1] for i in self._disk.decision_ids() if i.startswith(f"{epoch}.")]
         return max((int(i) for i in ids), default=0)
 
+    def _given(self) -> dict[str, str]:
+        parts = {k: dict(v) for k, v in self._settings.parts.items() if k == "planner" and v}
+        given = {"preset": self._settings.preset, "parts": json.dumps(parts, sort_keys=True) if parts else ""}
+        return {name: value for name, value in given.items() if value}
+
     async def write(self, kept: Recorded) -> None:
         """Keep a decision.
 
@@ -74,7 +82,7 @@ class Records:
             errors.Fenced: the role was lost.
         """
         planner = self._settings.planner or self._policy.planner
-        record = self.last = record_of(kept, planner, self._policy.name, self._settings.preset)
+        record = self.last = record_of(kept, planner, self._policy.name, self._given())
         await asyncio.to_thread(self._disk.save_decision, record, kept.thought.step.plan)
         self._disk.save("budgets", self._budgets())
         self._disk.save("counts", {"replans": kept.causes, "reconfigurations": kept.reconfigurations})

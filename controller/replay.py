@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.decide import as_live, ask, think
+from controller.core.decide import as_live, ask, think
 from trefoil.core import errors
 from trefoil.core.brains import Planner, PlanView
 from trefoil.core.plan import DecisionRecord, Plan

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from controller import measuring
 from controller.authority import Authority
+from controller.core import measuring
 from controller.core.observation import Observation
+from controller.core.receipts import Joined, Receipts, summed
 from controller.disk import Disk
-from controller.receipts import Joined, Receipts, summed
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.accounting import by_family, fold, reading_at

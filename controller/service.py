@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from controller.core.decide import saving
 from controller.core.exploration import Explorer
+from controller.core.objectives import accept
 from controller.core.rolling import FINAL
-from controller.decide import saving
+from controller.core.triggers import CAUSES, OPERATOR, Trigger
 from controller.disk import Disk
 from controller.loop import Loop
-from controller.objectives import accept
-from controller.triggers import CAUSES, OPERATOR, Trigger
 from protos.controller.v1 import controller_pb2 as pb
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core import errors

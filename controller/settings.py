@@ -2,20 +2,22 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field, field_validator, model_validator
 
-from controller.forecasters.table import FORECASTERS, ForecastSettings
-from controller.intensity import REFUSABLE, RUNGS
-from controller.triggers import CAUSES, Thresholds
-from controller.windows import WindowSettings
+from controller.core.intensity import REFUSABLE, RUNGS
+from controller.core.triggers import CAUSES, Thresholds
+from controller.core.windows import WindowSettings
 from trefoil.core import policies
 from trefoil.core.carbon import Factors, Method, Series
 from trefoil.core.demand import Demand, LoadForecast
 from trefoil.core.errors import NotFound
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode
+from trefoil.core.parts import Kind, Value
 from trefoil.runtime.config import ServiceSettings, Settings
+
+PARTS: Final = (Kind.PLANNER, Kind.FORECASTER)
 
 
 class CarbonSettings(Settings):
@@ -93,7 +95,7 @@ class ObjectiveSettings(Settings):
 
 
 class TriggerSettings(Settings):
-    """Thresholds of controller/triggers.py, by the same names."""
+    """Thresholds of controller/core/triggers.py, by the same names."""
 
     carbon_ratio: float = Field(default=0.05, gt=0)
     carbon_base_g_per_kwh: float = Field(default=0.0, ge=0)
@@ -189,9 +191,11 @@ class ControllerSettings(ServiceSettings):
     preset: str = ""
     """Constants of the policy by another name than its own, e.g. artifact; trefoil/core/policies.py."""
     planner: str = ""
-    """A planner of one's own, module:Class; empty: the policy's."""
+    """Another one of the table, or one's own as module:Class; empty: the policy's."""
     forecaster: str = ""
-    """Empty: the policy's."""
+    """Another one of the table, or one's own as module:Class; empty: the policy's."""
+    parts: dict[str, dict[str, Value]] = Field(default_factory=dict)
+    """Settings of planner and forecaster by their names, e.g. parts.forecaster.smooth_s; over those of the policy."""
     model_repository: Path = Path("model_repository")
     profile_overrides: dict[str, Path] = Field(default_factory=dict)
     objectives: tuple[ObjectiveSettings, ...] = ()
@@ -269,11 +273,12 @@ class ControllerSettings(ServiceSettings):
             raise ValueError(f"use one of {', '.join(sorted(policies.PRESETS))}")
         return value
 
-    @field_validator("forecaster")
+    @field_validator("parts")
     @classmethod
-    def _forecaster(cls, value: str) -> str:
-        if value and value not in FORECASTERS:
-            raise ValueError(f"use one of {', '.join(sorted(FORECASTERS))}")
+    def _kinds(cls, value: dict[str, dict[str, Value]]) -> dict[str, dict[str, Value]]:
+        for kind in value:
+            if kind not in PARTS:
+                raise ValueError(f"the controller has no part {kind!r}; use {' or '.join(PARTS)}")
         return value
 
     @model_validator(mode="after")
@@ -292,10 +297,6 @@ class ControllerSettings(ServiceSettings):
         found = Thresholds(rate_span_s=self.smooth_s, **self.triggers.model_dump())
         base = policies.PRESETS[self.preset].get("carbon_base_g_per_kwh", 0.0) if self.preset else 0.0
         return replace(found, carbon_base_g_per_kwh=base) if base else found
-
-    @property
-    def forecast(self) -> ForecastSettings:
-        return ForecastSettings(self.smooth_s, self.lookback_s, self.slope_s, self.slope_sigmas, self.growth_ratio_max)
 
     @property
     def windows(self) -> WindowSettings:

@@ -8,8 +8,8 @@ from typing import Any, Final
 import structlog
 
 from controller.core.control import RETRY_S
+from controller.core.decide import as_live, ask, think
 from controller.core.effects import Thought
-from controller.decide import as_live, ask, think
 from controller.disk import Disk
 from trefoil.core import errors
 from trefoil.core.brains import Candidate, Decision, Measurement, Planner, PlanView

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher import knobs
 from dispatcher.contracts import unknown_model
-from dispatcher.explain import explain
+from dispatcher.core.explain import explain
 from dispatcher.hub import Hub
 from dispatcher.knobs import Knobs
 from protos.dispatcher.v1 import dispatcher_pb2

@@ -12,8 +12,8 @@ import grpc
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
+from dispatcher.core.sequences import IDLE_DEFAULT_S
 from dispatcher.hub import Hub
-from dispatcher.sequences import IDLE_DEFAULT_S
 from dispatcher.wire import PUBLIC_VERSION
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import SliceKey

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher import wire
 from dispatcher.admission import Refused, Request
-from dispatcher.ejection import Failure, classify, is_overload
+from dispatcher.core.ejection import Failure, classify, is_overload
 from dispatcher.hub import Hub
 from dispatcher.inference import Inference, status
 from dispatcher.transport import Connection

@@ -13,6 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.admission import Caller, Refused
 from dispatcher.contracts import Contracts
+from dispatcher.core.tenants import ADMIN
 from dispatcher.gate import Gate
 from dispatcher.hub import Hub
 from dispatcher.inference import Inference
@@ -20,7 +21,6 @@ from dispatcher.peers import Peers
 from dispatcher.service import UNIMPLEMENTED, KserveService
 from dispatcher.settings import DispatcherSettings
 from dispatcher.streams import Streams
-from dispatcher.tenants import ADMIN
 from dispatcher.transport import SERVICE
 from trefoil.core.errors import TrefoilError
 from trefoil.runtime import rpc

@@ -14,10 +14,10 @@ import grpc
 import structlog
 from pydantic import Field, SecretStr, model_validator
 
-from dispatcher import tenants
 from dispatcher.admission import Refused
+from dispatcher.core import tenants
+from dispatcher.core.tenants import ADMIN, EVERYBODY, INFER, Numbers, Tenant, Tenants, digest
 from dispatcher.settings import DispatcherSettings
-from dispatcher.tenants import ADMIN, EVERYBODY, INFER, Numbers, Tenant, Tenants, digest
 from trefoil.core.errors import SettingError, TrefoilError
 from trefoil.runtime import config
 from trefoil.runtime.clock import Clock

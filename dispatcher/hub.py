@@ -11,23 +11,23 @@ from typing import Final
 
 import structlog
 
-from dispatcher import table as tables
+from dispatcher.core import table as tables
 from dispatcher.core.carbon import ratio_now
-from dispatcher.crew import Crew, Worker
-from dispatcher.ejection import OUTLIERS, Ejections, Failure
-from dispatcher.health import Health
+from dispatcher.core.crew import Crew, Worker
+from dispatcher.core.ejection import OUTLIERS, Ejections, Failure
+from dispatcher.core.health import Health
+from dispatcher.core.outliers import panics
+from dispatcher.core.receipts import Receipts
+from dispatcher.core.retries import RetryBudget
+from dispatcher.core.sequences import Pin, Sequences
+from dispatcher.core.table import Endpoint, Table
 from dispatcher.knobs import Knobs
 from dispatcher.load import LoadBook
 from dispatcher.mirror import Mirrors
-from dispatcher.outliers import panics
 from dispatcher.pump import Pump
-from dispatcher.receipts import Receipts
-from dispatcher.retries import RetryBudget
 from dispatcher.routers import ROUTERS
-from dispatcher.sequences import Pin, Sequences
 from dispatcher.sequencing import SequencePump
 from dispatcher.settings import DispatcherSettings
-from dispatcher.table import Endpoint, Table
 from dispatcher.transport import Transport
 from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.demand import SliceLoad, TableAck

@@ -14,16 +14,17 @@ import grpc
 import structlog
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher import crew, wire
+from dispatcher import wire
 from dispatcher.admission import Admission, Caller, Refused, Request, overdue
 from dispatcher.contracts import Contracts
-from dispatcher.crew import Worker
-from dispatcher.ejection import Failure, classify
+from dispatcher.core import crew
+from dispatcher.core.crew import Worker
+from dispatcher.core.ejection import Failure, classify
+from dispatcher.core.sequences import missing_start
 from dispatcher.hub import Hub
 from dispatcher.peers import Cut, NotMine, NotTaken, Peers
 from dispatcher.pump import Moved
 from dispatcher.queues.fifo import QueueFull
-from dispatcher.sequences import missing_start
 from dispatcher.sequencing import SequencePump
 from dispatcher.transport import Connection
 from trefoil.core.brains import Outcome, Pick

@@ -12,10 +12,10 @@ from typing import Final
 
 import structlog
 
-from dispatcher.crew import LIVES
-from dispatcher.ejection import Failure
+from dispatcher.core.crew import LIVES
+from dispatcher.core.ejection import Failure
+from dispatcher.core.rungs import Seen, rungs
 from dispatcher.hub import Hub
-from dispatcher.rungs import Seen, rungs
 from dispatcher.telemetry import Gauges
 from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.demand import LoadWindow, TableAck

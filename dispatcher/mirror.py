@@ -13,8 +13,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher import trials
-from dispatcher.trials import Mirror
+from dispatcher.core import trials
+from dispatcher.core.trials import Mirror
 from trefoil.core.brains import Ticket
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import SliceKey

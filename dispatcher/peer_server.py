@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import grpc
 
-from dispatcher import crew, peers
+from dispatcher import peers
 from dispatcher.admission import Caller, Refused
-from dispatcher.crew import Worker
+from dispatcher.core import crew
+from dispatcher.core.crew import Worker
 from dispatcher.flows import Flow
 from dispatcher.hub import Hub
 from dispatcher.inference import Inference

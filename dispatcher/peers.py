@@ -17,10 +17,10 @@ from typing import Any, Final
 import grpc
 import structlog
 
-from dispatcher import crew
 from dispatcher.admission import Caller, Refused
-from dispatcher.crew import Worker
-from dispatcher.ejection import Failure, classify
+from dispatcher.core import crew
+from dispatcher.core.crew import Worker
+from dispatcher.core.ejection import Failure, classify
 from dispatcher.hub import Hub
 from dispatcher.transport import OPTIONS
 from protos.dispatcher.v1 import dispatcher_pb2

@@ -20,8 +20,8 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher import flows, wire
 from dispatcher.admission import Refused
 from dispatcher.contracts import Contract, Contracts
-from dispatcher.ejection import PROVEN_BY_INFERENCE, Failure, classify
-from dispatcher.health import FAULTS
+from dispatcher.core.ejection import PROVEN_BY_INFERENCE, Failure, classify
+from dispatcher.core.health import FAULTS
 from dispatcher.hub import Hub
 from dispatcher.transport import Connection
 from trefoil.core.errors import TrefoilError

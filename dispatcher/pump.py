@@ -8,10 +8,10 @@ agree.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from dispatcher.core.family_queue import GIVEN_UP, Effect, FamilyQueue, Given, Idle, Moved
-from dispatcher.explain import Standing
-from dispatcher.floors import Reach
-from dispatcher.trials import Mirror
+from dispatcher.core.explain import Standing
+from dispatcher.core.family_queue import GIVEN_UP, Effect, FamilyQueue, Idle, Moved, Refused
+from dispatcher.core.floors import Reach
+from dispatcher.core.trials import Mirror
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceKey
@@ -32,9 +32,10 @@ class Pump:
         self.family = family
         self._clock = clock
         self._on_idle = on_idle
-        self._queue = FamilyQueue(no_slice_wait_s, self._left)
         self._futures: dict[int, Future] = {}
+        self._queue = FamilyQueue(no_slice_wait_s, self._futures)
         self._moved: dict[str, Pump] = {}  # families that another one serves now; who is on a slice comes back here
+        self._next_s: Callable[[], float | None] = lambda: None  # the router's
         self._timer: asyncio.TimerHandle | None = None
         self._due_s: float | None = None
 
@@ -79,7 +80,10 @@ class Pump:
     def apply(self, route: Route, why: str, elsewhere: bool = False) -> None:
         """Route a family by this from now on. Another router takes over whoever waits, in order of arrival.
         `elsewhere`: other workers have live slices, or slices are not probed yet, so that it is worth waiting."""
-        self._obey(self._queue.table(route, why, self._clock.monotonic_s(), elsewhere))
+        effects = self._queue.table(route, why, self._clock.monotonic_s(), elsewhere)
+        assert self._queue.router is not None
+        self._next_s = self._queue.router.next_s
+        self._obey(effects)
 
     def on_carbon(self, ratio: float | None) -> None:
         """Carbon against its mean; None = not known."""
@@ -90,7 +94,7 @@ class Pump:
         leaving = other._queue.part(family, self._clock.monotonic_s())
         self._queue.join(leaving)
         ids = [*(ticket.id for ticket in leaving.waiting), *(id_ for each in leaving.pinned.values() for id_ in each)]
-        self._futures |= {id_: other._futures.pop(id_) for id_ in ids}
+        self._futures.update({id_: other._futures.pop(id_) for id_ in ids})
         self._moved.pop(family, None)
         other._moved[family] = self
         other._arm()
@@ -118,7 +122,7 @@ class Pump:
         pick = self._queue.submit(ticket, self._clock.monotonic_s())
         if pick is None:
             return self._wait(ticket)
-        if self._futures:
+        if self._futures and (self._next_s() is not None or self._timer is not None):
             self._arm()
         return pick
 
@@ -141,8 +145,9 @@ class Pump:
         """The client went away (or its time ran out) while it waited."""
         if ticket.family in self._moved:
             self._moved[ticket.family].abandon(ticket, future)
-        elif self._queue.leave(ticket, self._clock.monotonic_s()):
-            del self._futures[ticket.id]
+            return
+        self._futures.pop(ticket.id, None)  # also of one that was cancelled, and gave its pick back unseen
+        if self._queue.leave(ticket, self._clock.monotonic_s()):
             self._arm()
         elif future.done() and not future.cancelled() and future.exception() is None:
             self.done(ticket, future.result(), GIVEN_UP)  # picked and cancelled in the same turn of the loop
@@ -162,27 +167,22 @@ class Pump:
 
     def _wait(self, ticket: Ticket) -> "Future":
         future = self._futures[ticket.id] = asyncio.get_running_loop().create_future()
-        self._arm()
+        if self._next_s() is not None:
+            self._arm()
         return future
-
-    def _left(self, id_: int) -> bool:
-        """Whether a client was cancelled, and its coroutine has not run yet: `abandon` will find nothing to do."""
-        if not self._futures[id_].done():
-            return False
-        del self._futures[id_]
-        return True
 
     def _obey(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Idle):
                 self._on_idle()
-                continue
-            future = self._futures.pop(effect.ticket.id)
-            if isinstance(effect, Given):
-                future.set_result(effect.pick)
-            elif not future.done():
-                future.set_exception(effect.error)
-        self._arm()
+            elif isinstance(effect, Refused):
+                future = self._futures.pop(effect.ticket.id)
+                if not future.done():
+                    future.set_exception(effect.error)
+            else:
+                self._futures.pop(effect[0].id).set_result(effect[1])
+        if self._timer is not None or self._next_s() is not None:
+            self._arm()
 
     def _arm(self) -> None:
         """Keep the timer at the time that the router asks for."""

@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-from dispatcher import asked, crew
+from dispatcher import asked
+from dispatcher.core import crew
 from dispatcher.exposition import exposition
 from dispatcher.hub import Hub
 from dispatcher.peers import Peers

@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher import wire
 from dispatcher.admission import Caller, Refused
 from dispatcher.contracts import Contracts
-from dispatcher.crew import Worker
+from dispatcher.core.crew import Worker
 from dispatcher.flows import Flow
 from dispatcher.hub import Hub
 from dispatcher.inference import Inference

@@ -20,7 +20,7 @@ from typing import Final
 
 import structlog
 
-from dispatcher.crew import LIVES
+from dispatcher.core.crew import LIVES
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.runtime import rpc

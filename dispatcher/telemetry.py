@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import Final
 
+from dispatcher.core.rungs import CAUSES
 from dispatcher.hub import Hub
-from dispatcher.rungs import CAUSES
 from trefoil.core.demand import LoadWindow
 from trefoil.core.latency import Histogram, bucket_middle_ms
 from trefoil.runtime.telemetry import Metrics

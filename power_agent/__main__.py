@@ -18,6 +18,7 @@ from power_agent.devices.nvml import install_simulated
 from power_agent.devices.rapl import RaplCounter, RaplUnavailable
 from power_agent.driver_watch import DriverWatch
 from power_agent.energy_feed import EnergyFeed
+from power_agent.governors import governor_of
 from power_agent.health import Health
 from power_agent.journal import Journal
 from power_agent.ledger import Ledger
@@ -53,6 +54,8 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     settings = parser_main(PowerAgentSettings, "power_agent", argv)
     setup_logging("power_agent", settings.log_level, settings.log_json)
     structlog.get_logger().info("settings", **masked(settings))
+    if settings.governor:
+        governor_of(settings.governor, settings.parts.get("governor", {}))
     clock = WallClock()
     client = install_simulated(settings.node_socket) if settings.node_socket else None
     metrics = Metrics("power_agent", simulated=client is not None and bool(client.describe()["simulated"]))

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 import structlog
 
-from power_agent.clocks import (
+from power_agent.core.clocks import (
     LIMIT_TOLERANCE_W,
     Ability,
     Action,
@@ -26,6 +26,7 @@ from power_agent.clocks import (
 )
 from power_agent.devices.errors import DeviceLost
 from power_agent.devices.observed import PowerLimits
+from power_agent.governing import Governed
 from power_agent.memory import Override
 from power_agent.node import Device, Node
 from trefoil.core.errors import TrefoilError
@@ -68,6 +69,8 @@ class ClockDevice:
         self.name = device.device
         self.ability = Ability(self.name, device.type.name, cannot_lock="nothing is known of its clocks")
         self.lease: HeldLease | None = None
+        settings = node.settings
+        self.governed = Governed(settings.governor, settings.parts.get("governor", {}))
         self.check_s = 0.0
         self._node = node
         self._inventory = inventory
@@ -120,15 +123,15 @@ class ClockDevice:
     def view(
         self, planned: PlannedDevice | None = None, state: DeviceState | None = None, *, leaving: bool = False
     ) -> View:
-        """As the brain looks at it; `planned` and `state` stand in for those in force."""
-        plan = self._node.plan
+        """As the brain looks at it; `planned` and `state` stand in for those in force, which alone are governed."""
+        plan, asked = self._node.plan, planned
         if planned is None and plan is not None:
             planned = next((device for device in plan.devices if device.device == self.name), None)
         limit_w = planned.power_limit_w if planned is not None else 0.0
         return View(
             self.ability,
             self.device.state if state is None else state,
-            None if planned is None else planned_range(planned, self.ability.supported_mhz),
+            None if planned is None else self._range(planned, governed=asked is None and not leaving),
             limit_w if limit_w and abs(limit_w - self._free_w) > LIMIT_TOLERANCE_W else None,
             self.lease,
             self._clock,
@@ -136,6 +139,12 @@ class ClockDevice:
             self._actuated_s,
             leaving,
         )
+
+    def _range(self, planned: PlannedDevice, *, governed: bool) -> ClockRange | None:
+        if not governed:
+            return planned_range(planned, self.ability.supported_mhz)
+        device, now_s = self.device, self._node.clock.monotonic_s()
+        return self.governed.range(planned, self.ability, device.clock_mhz, not device.clock_drift, now_s)
 
     def notice(self) -> None:
         """A lease that has run out; a driver or a GPU that came back, perhaps without what was set on it."""

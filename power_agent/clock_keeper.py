@@ -10,10 +10,11 @@ from typing import Final
 import structlog
 
 from power_agent.clock_device import Call, ClockDevice, Gauges
-from power_agent.clock_rules import check_epoch, grant, refuse_planned
-from power_agent.clocks import Ability, Verb, decide, settled, wanted_limit, wanted_range
+from power_agent.core.clock_rules import check_epoch, grant, refuse_planned
+from power_agent.core.clocks import Ability, Verb, decide, settled, wanted_limit, wanted_range
+from power_agent.governors import governor_of
 from power_agent.node import Node
-from trefoil.core.errors import NotFound, TrefoilError, Unavailable
+from trefoil.core.errors import NotFound, PlanError, SettingError, TrefoilError, Unavailable
 from trefoil.core.fleet import ClockLease, DeviceKind, DeviceState, SliceKey, Step
 from trefoil.core.plan import NodePlan
 
@@ -78,7 +79,7 @@ class ClockKeeper:
             if clock.monotonic_s() >= own.check_s:
                 await own.check()
                 continue
-            await self._pause(seen, min(action.until_s, own.check_s))
+            await self._pause(seen, min(action.until_s, own.check_s, own.governed.next_s))
 
     async def _pause(self, seen: int, until_s: float) -> None:
         """Until the node changes, or until then (monotonic)."""
@@ -116,16 +117,31 @@ class ClockKeeper:
     # --- plans --------------------------------------------------------------------------------------------------------
 
     def refuse(self, plan: NodePlan) -> None:
-        """Refuse a plan whose clocks or limits a device cannot have.
+        """Refuse a plan whose clocks, limits or governors a device cannot have.
 
         Raises:
             PlanError: naming field, value and remedy.
         """
+        self.refuse_governors(plan)
         for planned in plan.devices:
             ability = self.ability(planned.device)
             if ability is not None and self._node.devices[planned.device].state == DeviceState.LOST:
                 continue  # nothing is set on it, and nobody may know yet what it can do
             refuse_planned(planned, ability or Ability(planned.device, "CPU", cannot_lock="it has no clocks to lock"))
+
+    def refuse_governors(self, plan: NodePlan) -> None:
+        """Refuse a plan that names a governor which is not there, or cannot be made with this agent's settings.
+
+        Raises:
+            PlanError: naming field, value and remedy.
+        """
+        settings = self._node.settings
+        for planned in {device.governor: device for device in plan.devices}.values():
+            name = settings.governor or planned.governor
+            try:
+                governor_of(name, settings.parts.get("governor", {}))
+            except SettingError as error:
+                raise PlanError(str(error), field=f"device {planned.device}") from error
 
     def ability(self, device: str) -> Ability | None:
         """What a device can do, with the reasons of this node; None for a device without clocks of its own."""

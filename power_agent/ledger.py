@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from power_agent.meter import MeterState
+from power_agent.core.meter import MeterState
 from trefoil.core.energy import EnergySample
 from trefoil.runtime import codec
 

@@ -13,9 +13,9 @@ from typing import Final, TypeVar
 
 import structlog
 
+from power_agent.core.meter import MeterState, advance
 from power_agent.devices.errors import DeviceError
 from power_agent.ledger import Ledger
-from power_agent.meter import MeterState, advance
 from power_agent.node import Device, Node
 from power_agent.readings import DeviceReading, SliceReading
 from power_agent.slices import Slice

@@ -13,9 +13,9 @@ from typing import Final
 import structlog
 
 from power_agent.clock_keeper import ClockKeeper
+from power_agent.core.reconcile import Task, reconcile, refuse, refuse_cordoned
 from power_agent.devices.errors import DeviceLost, DriverUnavailable
 from power_agent.node import Device, Node
-from power_agent.reconcile import Task, reconcile, refuse, refuse_cordoned
 from power_agent.slices import Slice
 from power_agent.verbs import Verbs
 from trefoil.core.common import Revision
@@ -132,6 +132,7 @@ class Pursuit:
         whole = tuple(DeviceStatus(d.device, d.type.name, DeviceState.AWAKE) for d in self._node.devices.values())
         try:
             check_node(plan, FleetState((NodeStatus(plan.node, devices=whole),)), self._node.catalog)
+            self._clocks.refuse_governors(plan)
         except PlanError as error:
             self._log.warning("the remembered plan does not fit this node any more", why=str(error))
             return

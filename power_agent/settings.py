@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from trefoil.core.parts import Kind, Value
 from trefoil.runtime.config import ServiceSettings
 
 
@@ -90,6 +91,10 @@ class PowerAgentSettings(ServiceSettings):
     # clocks
     clock_lease_ttl_max_s: float = Field(default=600.0, gt=0)
     """Longest time to live of a clock lease: whoever holds one renews it."""
+    governor: str = ""
+    """Of every device instead of the one that its plan names: one of the table, or one's own as module:Class."""
+    parts: dict[str, dict[str, Value]] = Field(default_factory=dict)
+    """Settings of the governor by their names, e.g. parts.governor.step_mhz."""
 
     # CPUs and sensors
     cpu: Literal["off", "meter", "serve", "auto"] = "auto"
@@ -109,6 +114,14 @@ class PowerAgentSettings(ServiceSettings):
     fresh value for every slice of an interval gives way to Triton for that interval."""
     learn_baseline: bool = True
     """Measure the idle power at each clock when nothing is done; false: the device type's figure."""
+
+    @field_validator("parts")
+    @classmethod
+    def _kinds(cls, value: dict[str, dict[str, Value]]) -> dict[str, dict[str, Value]]:
+        for kind in value:
+            if kind != Kind.GOVERNOR:
+                raise ValueError(f"the power agent has no part {kind!r}; use {Kind.GOVERNOR}")
+        return value
 
     @property
     def driver_marker(self) -> Path:

@@ -13,11 +13,11 @@ from typing import TypeVar
 
 import structlog
 
+from power_agent.core.drain import NOTICE_S, required_table, still_routed, waiting_for
+from power_agent.core.reconcile import Task
 from power_agent.devices.cpu import Cpu
-from power_agent.drain import NOTICE_S, required_table, still_routed, waiting_for
 from power_agent.journal import Journal
 from power_agent.mig import Mig
-from power_agent.reconcile import Task
 from power_agent.runtimes.base import RunningTriton, Runtime
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices import Slice

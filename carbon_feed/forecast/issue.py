@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
+from carbon_feed.core.history import History
 from carbon_feed.forecast.days import DAYS, Values
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S, WINDOW_DAYS, Forecaster, Model, Outlook, grid
 from carbon_feed.forecast.parts import Parts, finished
-from carbon_feed.history import History
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading
 from trefoil.core.common import Basis, Provenance
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from carbon_feed.polling import PollRules
+from carbon_feed.core.polling import PollRules
 from carbon_feed.providers.base import LiveProvider, Provider, ProviderFailure
 from carbon_feed.providers.constant import make_constant
 from carbon_feed.providers.electricity_maps import make_electricity_maps

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from carbon_feed.feed import Observation
-from carbon_feed.validate import Cause, Refusal
+from carbon_feed.core.feed import Observation
+from carbon_feed.core.validate import Cause, Refusal
 from trefoil.core import errors
 
 
@@ -49,7 +49,7 @@ class LiveProvider(Provider, Protocol):
         ...
 
     async def forecast(self, now_s: float, horizon_s: float) -> tuple[Observation, ...]:
-        """What is to come, oldest first, unchecked (`carbon_feed.ladder.forecast_of` checks).
+        """What is to come, oldest first, unchecked (`carbon_feed.core.ladder.forecast_of` checks).
 
         Raises:
             ProviderFailure: it gives none, or not now.

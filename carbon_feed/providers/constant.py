@@ -1,9 +1,9 @@
 """One configured value: on-site generation, a contract, or a zone that nobody measures. It says that it is static."""
 
-from carbon_feed.feed import Observation
+from carbon_feed.core.feed import Observation
+from carbon_feed.core.trace import Bin, Playback
 from carbon_feed.providers.base import Provider
 from carbon_feed.settings import CarbonFeedSettings
-from carbon_feed.trace import Bin, Playback
 from trefoil.core.carbon import Quality
 
 

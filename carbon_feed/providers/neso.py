@@ -11,12 +11,12 @@ import datetime
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from carbon_feed.feed import Observation
+from carbon_feed.core.feed import Observation
+from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import Provider, ProviderFailure
 from carbon_feed.providers.recent import Recent, holding
 from carbon_feed.providers.web import Web, grams, rows_of, utc_s
 from carbon_feed.settings import CarbonFeedSettings
-from carbon_feed.validate import Cause
 from carbon_feed.zones import zone_of
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Quality

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from carbon_feed.feed import Observation
+from carbon_feed.core.feed import Observation
+from carbon_feed.core.validate import CLOCK_SLACK_S, Cause
 from carbon_feed.providers.base import LiveProvider, Provider, ProviderFailure
 from carbon_feed.providers.web import utc_s
 from carbon_feed.settings import OverrideSettings
-from carbon_feed.validate import CLOCK_SLACK_S, Cause
 from trefoil.core import errors
 
 METER_BYTES_MAX: Final = 4096

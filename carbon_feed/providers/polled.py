@@ -1,10 +1,10 @@
 """A live provider that is never waited for: asked in the background, at most one question at a time, and not too often.
 
-Whether it may be asked is `carbon_feed.polling`'s business. Between answers the last one holds: of an observation what
-the answer says of now (the ladder judges one that has ended). A failure does not take back what was said: while the
-interval that the last answer was given for still holds, and the answer is younger than the hard TTL, it is served on
-and asked for again in the background; after that the failure is what this provider says.
-`peek` is `read` of one that must not ask: somebody else holds the zone.
+Whether it may be asked is `carbon_feed.core.polling`'s business. Between answers the last one holds: of an
+observation what the answer says of now (the ladder judges one that has ended). A failure does not take back what was
+said: while the interval that the last answer was given for still holds, and the answer is younger than the hard TTL,
+it is served on and asked for again in the background; after that the failure is what this provider says. `peek` is
+`read` of one that must not ask: somebody else holds the zone.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from carbon_feed.feed import Observation
-from carbon_feed.polling import NEVER, Polling, PollRules, Spent
+from carbon_feed.core.feed import Observation
+from carbon_feed.core.polling import NEVER, Polling, PollRules, Spent
+from carbon_feed.core.validate import Cause, Refusal
 from carbon_feed.providers.base import LiveProvider, ProviderFailure
-from carbon_feed.validate import Cause, Refusal
 from trefoil.core import errors
 from trefoil.core.carbon import ZoneHealth
 

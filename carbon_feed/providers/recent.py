@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from carbon_feed.feed import Observation
+from carbon_feed.core.feed import Observation
+from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import ProviderFailure
-from carbon_feed.validate import Cause
 from trefoil.core.carbon import Quality
 
 RECENT_MAX: Final = 2_000

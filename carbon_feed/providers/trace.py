@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from carbon_feed.feed import Observation
+from carbon_feed.core.feed import Observation
+from carbon_feed.core.trace import INTENSITY_MAX_G_PER_KWH, Bin, Playback, Trace, bin_fits, playback
 from carbon_feed.providers.base import Provider
 from carbon_feed.settings import CarbonFeedSettings, TraceSettings
-from carbon_feed.trace import INTENSITY_MAX_G_PER_KWH, Bin, Playback, Trace, bin_fits, playback
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Quality
 

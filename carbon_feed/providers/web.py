@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import httpx
 
+from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import ProviderFailure
 from carbon_feed.settings import WebSettings
-from carbon_feed.validate import Cause
 from trefoil.core import errors
 
 MESSAGE_MAX: Final = 200

@@ -10,10 +10,11 @@ Whoever carries them out lets one step end before the next begins.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from controller.boosts import Boosts
+from controller.core.boosts import Boosts
+from controller.core.decide import CANDIDATE, DEGRADED, FAILED, Control, Verdict, judge, moves
 from controller.core.effects import (
     Announce,
     Conclude,
@@ -35,17 +36,16 @@ from controller.core.effects import (
     Wake,
     WriteObjectives,
 )
+from controller.core.evaluations import Totals
 from controller.core.exploration import Explorer, Meter, Rolled
 from controller.core.observation import Observation
-from controller.decide import CANDIDATE, DEGRADED, FAILED, Control, Verdict, judge, moves
-from controller.evaluations import Totals
+from controller.core.triggers import ALWAYS, MadeFor, Memory, Trigger, evaluate, made_for
 from controller.settings import ControllerSettings
-from controller.triggers import MadeFor, Memory, Trigger, evaluate, made_for
 from trefoil.core import errors
 from trefoil.core.brains import Decision, LivePlanner, PlanView
 from trefoil.core.common import Revision
 from trefoil.core.objective import ActMode, Objective
-from trefoil.core.plan import Plan
+from trefoil.core.plan import Plan, RolloutState
 from trefoil.core.policies import Policy
 
 URGENT: Final = ("loss", "objective")  # what an exploration under way makes room for
@@ -60,7 +60,8 @@ class RolloutSeen(Protocol):
     def rolled(self) -> Rolled: ...  # APPLYING while it is under way
     @property
     def rolling(self) -> bool: ...  # it has begun and has not ended
-    def retry_due(self, monotonic_s: float) -> bool: ...  # it was halted, and is to be tried again
+    @property
+    def retry_at_s(self) -> float | None: ...  # when it is to be tried again, monotonic; None: it was not halted
 
 
 @dataclass(slots=True)
@@ -70,9 +71,9 @@ class Kept:
     objectives: dict[str, Objective]
     plans: list[Plan]
     control: Control
-    causes: Counter[str]
-    reconfigurations: Counter[str]
     totals: Totals
+    causes: Counter[str] = field(default_factory=Counter)
+    reconfigurations: Counter[str] = field(default_factory=Counter)
 
 
 class ControlCore:
@@ -169,7 +170,8 @@ class ControlCore:
                 self._forced = forced  # nothing is in force of it: it is still asked for
                 raise
         elif (
-            self._rollouts.retry_due(self.at.monotonic_s)
+            self._rollouts.retry_at_s is not None
+            and self.at.monotonic_s >= self._rollouts.retry_at_s
             and self.control.mode == ActMode.ACT
             and self.current is not None
         ):
@@ -197,6 +199,23 @@ class ControlCore:
             return False
         waited_s = view.now_s - self._started_at_s
         return self.seen.inputs.carbon is not None or waited_s >= self.settings.carbon.wait_s
+
+    def rests(self, still_s: float, keep_s: float) -> bool:
+        """Whether a step changes nothing, when all that it would see is what it saw for `still_s`.
+
+        Load is remembered for `keep_s`: what was seen longer ago is forgotten already.
+        """
+        if still_s <= keep_s or self.made_for is None or self._forced is not None:
+            return False
+        held = any(name.startswith((*ALWAYS, *self.policy.triggers)) for name in self.memory.since_s)
+        rolling = self._rollouts.rolling or self._rollouts.rolled[0] == RolloutState.APPLYING
+        if rolling or self.explorer.run or held or any(self.boosts.by_family.values()):
+            return False
+        settings, retry_at_s = self.settings, self._rollouts.retry_at_s
+        rested_s = self.made_for.at_s + settings.triggers.slo_rest_s + settings.tick_s
+        held_s = self._started_at_s + settings.demand_initial_hold_s + settings.tick_s
+        due_s = min(self.made_for.next_tick_at_s, math.inf if retry_at_s is None else retry_at_s)
+        return max(rested_s, held_s, self.not_before_s) < self.at.now_s < due_s
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,9 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from controller.decide import Verdict
-from controller.rollout import Standing
-from controller.triggers import Trigger
+from controller.core.decide import Verdict
+from controller.core.rollout import Standing
+from controller.core.triggers import Trigger
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.common import Revision
 from trefoil.core.fleet import NodeStatus, SliceKey

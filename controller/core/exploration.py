@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from controller import measuring
+from controller.core import measuring
 from controller.core.effects import (
     Conclude,
     Count,
@@ -35,7 +35,7 @@ from controller.core.effects import (
     TryOut,
     Wake,
 )
-from controller.evaluations import (
+from controller.core.evaluations import (
     BROKEN_OFF,
     DECIDED,
     HALTED,
@@ -51,9 +51,9 @@ from controller.evaluations import (
     refused,
     text,
 )
+from controller.core.triggers import Trigger
+from controller.core.windows import Windows
 from controller.settings import ExploreSettings
-from controller.triggers import Trigger
-from controller.windows import Windows
 from trefoil.core.brains import Decision, LivePlanner, Measurement, PlanView
 from trefoil.core.demand import Measured
 from trefoil.core.fleet import DeviceState
@@ -88,17 +88,21 @@ class Explorer:
         at: Instant,
         totals: Totals,
     ) -> None:
-        self._live, self._windows, self._meter, self._settings, self._at = live, windows, meter, settings, at
+        self.live, self._windows, self._meter, self._settings, self._at = live, windows, meter, settings, at
         self.run: Exploration | None = None
         self.totals = totals
         self._current: Plan | None = None  # the plan in force
         self.last = ""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Saved without the planner, which is made anew."""
+        return {**self.__dict__, "live": None}
+
     # --- begin and end ------------------------------------------------------------------------------------------------
 
     def wants(self, view: PlanView) -> bool:
         """Whether the planner wants to measure on the system."""
-        return self._live is not None and self._live.asks(view)
+        return self.live is not None and self.live.asks(view)
 
     def begin(self, view: PlanView, trigger: Trigger, current: Plan | None, rolled: Rolled) -> Steps[None]:
         """Start one, in place of one that may be under way. `current`: the plan in force."""

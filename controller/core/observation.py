@@ -12,13 +12,12 @@ from functools import lru_cache
 from operator import is_
 from typing import Protocol
 
+from controller.core.intensity import Held, aged, cut, held, refusal, rung_name, unread, without_bands
+from controller.core.usable import profiled, unplannable
+from controller.core.windows import Windows, nobody
 from controller.forecasters.last_max import poisson_quantile
-from controller.forecasters.table import Forecaster
-from controller.intensity import Held, aged, cut, held, refusal, rung_name, unread, without_bands
 from controller.settings import ControllerSettings
-from controller.usable import profiled, unplannable
-from controller.windows import Windows, nobody
-from trefoil.core.brains import PlanView
+from trefoil.core.brains import Forecaster, PlanView
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung, Series
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import Same

@@ -1,6 +1,6 @@
 """Carries a plan out, step by step: what is wanted is written, agents are commanded, what must happen is waited for.
 
-Source: CONTRACTS section 4 (rollout step order); the steps themselves: controller/rollout.py.
+Source: CONTRACTS section 4 (rollout step order); the steps themselves: controller/core/rollout.py.
 Data: what nodes and dispatchers say (`Observation`), read again at each look.
 Decision: the effects of controller/core/effects.py, in order.
 Everything here can be repeated: a plan is rolled out again from what stands after a crash, a lost lease, an emptied
@@ -27,10 +27,10 @@ from controller.core.effects import (
     Wake,
 )
 from controller.core.observation import Observation
-from controller.rollout import Devices, Standing, Step, Way
+from controller.core.rollout import Devices, Standing, Step, Way
+from controller.core.shares import known
+from controller.core.terms import best_way, early, standing
 from controller.settings import RolloutSettings
-from controller.shares import known
-from controller.terms import best_way, early, standing
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
@@ -89,13 +89,9 @@ class Rollouts:
             return RolloutState.APPLYING, ""
         return self.rollout.state, self.rollout.why
 
-    def retry_due(self, monotonic_s: float) -> bool:
-        """A halted rollout shall be tried again: the load may have fallen, an agent may be back."""
-        return self._retry_at_s is not None and monotonic_s >= self._retry_at_s
-
     @property
     def retry_at_s(self) -> float | None:
-        """When it shall be, on the monotonic clock; None: it was not halted."""
+        """When a halted one is to be tried again, monotonic: the load may have fallen, an agent may be back."""
         return self._retry_at_s
 
     def supersede(self) -> None:

@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from pydantic import Field
+
 from trefoil.core.demand import LoadForecast
+from trefoil.core.parts import PartSettings
 
 Z_90: Final = 1.2815515655446004
 STEP_S: Final = (1.0, 2.0)
@@ -26,14 +29,25 @@ STEP_SIGMAS: Final = 2.0
 EXACT_BELOW: Final = 200.0  # expected arrivals up to which the quantile is summed exactly
 
 
+class LastMaxSettings(PartSettings):
+    """What can be set of it. Those of the controller that are called so are given to it."""
+
+    smooth_s: float = Field(default=4.0, gt=0)
+    lookback_s: float = Field(default=6.0, gt=0)
+    slope_s: float = Field(default=5.0, gt=0)
+    slope_sigmas: float = Field(default=2.0, gt=0)
+    growth_ratio_max: float = Field(default=0.5, ge=0)
+    """By how much of the rate a slope may raise the forecast."""
+
+
 @dataclass(frozen=True, slots=True)
 class LastMax:
     """Stateless: everything is in the bins."""
 
-    smooth_s: float
-    lookback_s: float
-    slope_s: float
-    slope_sigmas: float
+    smooth_s: float = 4.0
+    lookback_s: float = 6.0
+    slope_s: float = 5.0
+    slope_sigmas: float = 2.0
     growth_ratio_max: float = 0.5
 
     def forecast(

@@ -4,19 +4,15 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Final
 
 from controller.planners.columns import ClassKey, Column, class_of
 from controller.planners.trials import route_params
 from controller.planners.world import Device, Running, Task, World, setting
 from trefoil.core.carbon import Series
-from trefoil.core.common import Revision
 from trefoil.core.fleet import DeviceState, Hosted
 from trefoil.core.plan import Expected, InputStamp, NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
-from trefoil.core.plan_check import sealed
 
-FIFO: Final = "fifo"
 GAP_SHARE: Final = 0.2  # of a slice's time; a longer pause between two requests is worth a second credit
 
 DEFAULTS: Final[Mapping[str, float]] = {
@@ -44,12 +40,12 @@ def plan_of(
     why: str,
     gap: float = 0.0,
     degraded: str = "",
-    router: str = "weighted",
+    pull: bool = False,
     clocks: Mapping[str, int] | None = None,
 ) -> Plan:
-    """A complete plan; its revision, policy and decision id are the shell's to fill in.
+    """A plan without what the policy's row says of it (`stamped`); revision, policy and decision id are the shell's.
 
-    Router `fifo` is CLOVER's pull: every slice weighs the same, whatever `traffic` says: pulling makes the mix.
+    `pull` is CLOVER's: every slice weighs the same, whatever `traffic` says: pulling makes the mix.
     `clocks` [MHz] by device; the others run at their highest, unlocked.
     """
     by_key = {c.key: c for c in columns}
@@ -60,7 +56,7 @@ def plan_of(
         planner=planner,
         objectives=tuple(t.objective for t in world.tasks),
         nodes=_nodes(world, hosted, by_key, constants),
-        routes=tuple(_route(world, task, hosted, traffic, by_key, constants, router) for task in world.tasks),
+        routes=tuple(_route(world, task, hosted, traffic, by_key, constants, pull) for task in world.tasks),
         why=why,
         expected=dict(expected),
         optimality_gap=gap,
@@ -92,16 +88,10 @@ def _nodes(
         parts = tuple(_slice(world, device, r, columns, constants) for r in hosted.get(device.name, ()))
         target = DeviceState.AWAKE if parts else DeviceState.ASLEEP
         clock = device.clock_mhz if parts else 0
-        planned[device.node].append(PlannedDevice(device.name, target, parts, clock, clock, governor="fixed"))
+        planned[device.node].append(PlannedDevice(device.name, target, parts, clock, clock))
     for node, device_name in world.lost:
-        planned[node].append(PlannedDevice(device_name, DeviceState.ASLEEP, (), governor="fixed"))
-    return tuple(_sealed(n, tuple(d)) for n, d in sorted(planned.items()))
-
-
-@lru_cache(maxsize=4096)
-def _sealed(node: str, devices: tuple[PlannedDevice, ...]) -> NodePlan:
-    """A node plan with its digest: most nodes are planned as they were."""
-    return sealed(NodePlan(node=node, devices=devices), Revision())
+        planned[node].append(PlannedDevice(device_name, DeviceState.ASLEEP, ()))
+    return tuple(NodePlan(node=n, devices=tuple(d)) for n, d in sorted(planned.items()))
 
 
 def _slice(
@@ -136,7 +126,7 @@ def _route(
     traffic: Mapping[ClassKey, float],
     columns: Mapping[ClassKey, Column],
     constants: Mapping[str, float],
-    router: str,
+    pull: bool,
 ) -> Route:
     devices = {d.name: d for d in world.devices}
     targets = [
@@ -146,13 +136,11 @@ def _route(
         if r.family == task.family
     ]
     counts = Counter(key for _, key in targets)
-    shares = {key: 1.0 if router == FIFO else traffic.get(key, 0.0) / n for key, n in counts.items()}
+    shares = {key: 1.0 if pull else traffic.get(key, 0.0) / n for key, n in counts.items()}
     total = sum(shares[key] for _, key in targets)
     digits = max(9, 7 + len(str(len(targets))))  # what rounding loses must not add up
     return Route(
         family=task.family,
-        router=router,
-        queue="fifo",
         targets=tuple(
             RouteTarget(
                 slice=r.key,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from controller.usable import profiled, unplannable
+from controller.core.usable import profiled, unplannable
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import DEVICE_TYPES, device_type

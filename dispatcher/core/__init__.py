@@ -1,1 +1,1 @@
-"""What the dispatcher decides, without a clock, a loop or a socket: the live process and the simulator run the same."""
+"""Where requests go, and what is known of slices: pure, without clock, logs or I/O."""

@@ -5,7 +5,7 @@ long as receipts take that reading for current (twice its interval). None: not k
 carbon must then do without, and not go by what held hours ago.
 """
 
-from dispatcher.receipts import STALE_INTERVALS
+from dispatcher.core.receipts import STALE_INTERVALS
 from trefoil.core.carbon import CarbonRatio, CarbonReading
 
 

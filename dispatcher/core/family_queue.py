@@ -8,15 +8,15 @@ Formulation: the router decides which ticket goes to which slice; here is what h
     come first there. Who waits for a family without slices, or for an accuracy that does not come, is refused after a
     while. At the time that the router asks for, every slice is offered again.
 The shell (dispatcher/pump.py live, simulator/request_level.py simulated) calls in order, with its time, and carries the
-returned effects out in theirs. `left` tells whether a client that waits has gone, before its shell could say so: such a
-ticket gives its pick back at once.
+returned effects out in theirs. `waiters` tell whether a client that waits has gone, before its shell could say so: such
+a ticket gives its pick back at once.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
-from dispatcher.floors import Reach
+from dispatcher.core.floors import Reach
 from dispatcher.queues import QUEUES
 from dispatcher.routers import ROUTERS
 from trefoil.core.brains import Outcome, Pick, Queue, Router, Ticket
@@ -34,15 +34,17 @@ class Moved(Unavailable):
     """The family is served by other workers now: whoever waited here is to be forwarded."""
 
 
-class Given(NamedTuple):
-    """Who waited has a slice."""
+class Waiter(Protocol):
+    """Who waits for a ticket's slice: `done()` is true once it has gone."""
 
-    ticket: Ticket
-    pick: Pick
+    def done(self) -> bool: ...
+
+
+NOBODY: Final[Mapping[int, Waiter]] = {}
 
 
 class Refused(NamedTuple):
-    """Who waited gets none."""
+    """Who waited gets no slice."""
 
     ticket: Ticket
     error: TrefoilError
@@ -54,6 +56,7 @@ class Idle(NamedTuple):
     slice: SliceKey
 
 
+Given = tuple[Ticket, Pick]  # who waited has a slice
 Effect = Given | Refused | Idle
 OnDone = Callable[[Any, Pick, Outcome, float], None]
 
@@ -82,9 +85,14 @@ class _Served:
     """How one of the families stands."""
 
     route: Route
+    open: bool = False  # whether its route has targets
     why: str = NO_PLAN
     reach: Reach = Reach()
     live_until_s: float = float("-inf")
+
+
+def nobody(*_: object) -> None:
+    """Of a router that is not made yet: nobody goes anywhere."""
 
 
 @dataclass(slots=True)
@@ -100,17 +108,19 @@ class Leaving:
 class FamilyQueue:
     """Tickets in, picks out. Several families only where their router's part says that it takes a group."""
 
-    def __init__(self, no_slice_wait_s: float, left: Callable[[int], bool] | None = None) -> None:
+    def __init__(self, no_slice_wait_s: float, waiters: Mapping[int, Waiter] = NOBODY) -> None:
         self._no_slice_wait_s = no_slice_wait_s
-        self._left = left
+        self._waiters = waiters
         self._router: Router | None = None
-        self._on_done: OnDone | None = None  # the router's
+        self._on_arrival: Callable[[Ticket, float], Pick | None] = nobody  # the router's, as these are:
+        self._on_credit: Callable[[SliceKey, float], tuple[Ticket, Pick] | None] = nobody
+        self._on_done: OnDone | None = None
         self._line: Queue | None = None
         self._made_of = ("", "")  # the names of router and queue
         self._ratio: float | None = None
         self._asked_s: float | None = None
         self._served: dict[str, _Served] = {}
-        self._waiting: dict[int, Ticket] = {}
+        self.waiting: dict[int, Ticket] = {}  # those that have no slice yet, whichever may come, by number
         self._homeless: list[Ticket] = []  # came with their family, and no router has them yet
         self._pinned: dict[SliceKey, dict[int, _Pinned]] = {}
         self._flying: dict[int, _Flying] = {}
@@ -139,11 +149,6 @@ class FamilyQueue:
     def families(self) -> tuple[str, ...]:
         """Those that it serves."""
         return tuple(self._served)
-
-    @property
-    def waiting(self) -> Mapping[int, Ticket]:
-        """Those that have no slice yet, whichever may come, by number."""
-        return self._waiting
 
     @property
     def flying(self) -> int:
@@ -178,7 +183,7 @@ class FamilyQueue:
     def next_s(self) -> float | None:
         """When the router wants its slices offered again though nothing happens; None: nobody waits, it does not want
         it, or it was asked for that time already."""
-        if self._router is None or not self._waiting:
+        if self._router is None or not self.waiting:
             return None
         due_s = self._router.next_s()
         return None if due_s == self._asked_s else due_s
@@ -197,18 +202,18 @@ class FamilyQueue:
             SettingError: its router or its queue is not known.
         """
         served = self._of(route.family)
-        if elsewhere or (served.route.targets and not route.targets):
+        if elsewhere or (served.open and not route.targets):
             served.live_until_s = now_s
         replaced = self._router is None or (route.router, route.queue) != self._made_of
         if replaced:
             assert self._router is None or len(self._served) == 1, "a group has one router"
             self._make(route, now_s)
         assert self._router is not None
-        served.route, served.why = route, why
+        served.route, served.open, served.why = route, bool(route.targets), why
         self._place_all()
         self._router.on_table(route, now_s)
         effects: list[Effect] = []
-        arriving = self._waiting.values() if replaced else self._homeless
+        arriving = self.waiting.values() if replaced else self._homeless
         self._homeless = []
         self._arrive_again(arriving, now_s, effects)
         self._lower_hopes(float("inf"), now_s, effects)
@@ -242,14 +247,13 @@ class FamilyQueue:
             Infeasible: nothing that is live or planned is as accurate as it asks.
         """
         served = self._served.get(ticket.family)
-        router = self._router
-        if served is None or router is None or (not served.route.targets and self._gave_up(served, now_s)):
+        if (served is None or not served.open) and (served is None or self._gave_up(served, now_s)):
             raise self._no_slice(ticket.family)
         if ticket.min_accuracy:
             served.reach.check(ticket.family, ticket.min_accuracy)
-        pick = router.on_arrival(ticket, now_s)
+        pick = self._on_arrival(ticket, now_s)
         if pick is None:
-            self._waiting[ticket.id] = ticket
+            self.waiting[ticket.id] = ticket
             return None
         place = self._seen.get(id(pick.slice)) or self._place(pick.slice)
         place.in_flight += 1
@@ -268,20 +272,16 @@ class FamilyQueue:
         on_done, place, _ = self._flying.pop(ticket.id)
         if on_done is not None:
             on_done(ticket, pick, outcome, now_s)
-        place.in_flight -= 1
-        if place.in_flight or place.live:
-            if not self._waiting and not self._pinned:
-                return ()
-            effects: list[Effect] = []
-        else:
-            effects = [Idle(place.key)]
-        if self._waiting or self._pinned:
+        left = place.in_flight = place.in_flight - 1
+        if self.waiting or self._pinned:
+            effects: list[Effect] = [] if left or place.live else [Idle(place.key)]
             self._pull((pick.slice,), now_s, effects)
-        return effects
+            return effects
+        return () if left or place.live else (Idle(place.key),)
 
     def leave(self, ticket: Ticket, now_s: float) -> bool:
         """The client went away (or its time ran out); False: it did not wait here any longer."""
-        if self._waiting.pop(ticket.id, None) is not None:
+        if self.waiting.pop(ticket.id, None) is not None:
             self._cancel(ticket, now_s)
             return True
         if any(waiting.pop(ticket.id, None) is not None for waiting in self._pinned.values()):
@@ -293,22 +293,20 @@ class FamilyQueue:
         """Refuse whoever waits for a family whose last slice went too long ago, or for an accuracy that does not
         come."""
         effects: list[Effect] = []
-        if self._waiting:
+        if self.waiting:
             self._lower_hopes(self._no_slice_wait_s, now_s, effects)
             lost = [
-                family
-                for family, served in self._served.items()
-                if not served.route.targets and self._gave_up(served, now_s)
+                family for family, served in self._served.items() if not served.open and self._gave_up(served, now_s)
             ]
             for family in lost:
-                if any(ticket.family == family for ticket in self._waiting.values()):
+                if any(ticket.family == family for ticket in self.waiting.values()):
                     effects += self.fail(self._no_slice(family), now_s, family)
         return effects
 
     def fail(self, error: TrefoilError, now_s: float, family: str = "") -> Sequence[Effect]:
         """Nobody of a family ("" = of any) waits any longer."""
         effects: list[Effect] = []
-        for ticket in tuple(self._waiting.values()):
+        for ticket in tuple(self.waiting.values()):
             if family in ("", ticket.family):
                 self._refuse(ticket, error, now_s, effects)
         for pinned in self._take_pinned(family).values():
@@ -319,7 +317,7 @@ class FamilyQueue:
         """Whoever of a family ("" = of any) waits for any slice is to try other workers; those of sequences, too, or
         they wait on: their requests have an order here."""
         effects: list[Effect] = []
-        for ticket in tuple(self._waiting.values()):
+        for ticket in tuple(self.waiting.values()):
             if family in ("", ticket.family) and (sequences or not ticket.sequence_id):
                 error = Moved(f"{ticket.family} is served by other workers", remedy="try again")
                 self._refuse(ticket, error, now_s, effects)
@@ -330,9 +328,9 @@ class FamilyQueue:
     def part(self, family: str, now_s: float) -> Leaving:
         """Take a family out, with all that it has: its route names another router, which has a queue of its own."""
         leaving = Leaving(self._served.pop(family))
-        leaving.waiting = [ticket for ticket in self._waiting.values() if ticket.family == family]
+        leaving.waiting = [ticket for ticket in self.waiting.values() if ticket.family == family]
         for ticket in leaving.waiting:
-            del self._waiting[ticket.id]
+            del self.waiting[ticket.id]
             self._cancel(ticket, now_s)
         leaving.pinned = self._take_pinned(family)
         leaving.flying = {id_: one for id_, one in self._flying.items() if one[2].family == family}
@@ -347,7 +345,7 @@ class FamilyQueue:
     def join(self, leaving: Leaving) -> None:
         """Take a family in; the table that must follow gives it slices."""
         self._served[leaving.served.route.family] = leaving.served
-        self._waiting |= {ticket.id: ticket for ticket in leaving.waiting}
+        self.waiting |= {ticket.id: ticket for ticket in leaving.waiting}
         self._homeless += leaving.waiting
         for slice_, pinned in leaving.pinned.items():
             self._pinned.setdefault(slice_, {}).update(pinned)
@@ -362,14 +360,14 @@ class FamilyQueue:
         """Forget who waits and who is on a slice: the shell knows, and calls the router itself until `resume`. Who
         learns how those on a slice end, by number."""
         flying = {id_: on_done for id_, (on_done, _, _) in self._flying.items()}
-        self._waiting, self._flying = {}, {}
+        self.waiting, self._flying = {}, {}
         for place in self._places.values():
             place.in_flight = 0
         return flying
 
     def resume(self, waiting: Iterable[Ticket], flying: Iterable[tuple[Ticket, SliceKey, OnDone | None]]) -> None:
         """Go on with these, whom the router knows already."""
-        self._waiting = {ticket.id: ticket for ticket in waiting}
+        self.waiting = {ticket.id: ticket for ticket in waiting}
         for ticket, slice_, on_done in flying:
             place = self._place(slice_)
             place.in_flight += 1
@@ -389,7 +387,7 @@ class FamilyQueue:
         name = route.router if router.traits.group else route.family
         self._line = queue.make(name)
         self._router = made = router.make(name, self._line)
-        self._on_done = made.on_done
+        self._on_arrival, self._on_credit, self._on_done = made.on_arrival, made.on_credit, made.on_done
         self._made_of, self._asked_s = (route.router, route.queue), None
         made.on_carbon(self._ratio, now_s)
 
@@ -420,22 +418,24 @@ class FamilyQueue:
         place.in_flight += 1
         self._flying[ticket.id] = (on_done, place, ticket)
 
-    def _hand_over(self, ticket: Ticket, pick: Pick, now_s: float, effects: list[Effect]) -> None:
-        assert self._router is not None
-        del self._waiting[ticket.id]
-        self._launch(ticket, pick, self._on_done)
-        if self._left is None or not self._left(ticket.id):
-            effects.append(Given(ticket, pick))
+    def _hand_over(self, given: Given, now_s: float, effects: list[Effect]) -> None:
+        ticket, pick = given
+        del self.waiting[ticket.id]
+        place = self._seen.get(id(pick.slice)) or self._place(pick.slice)
+        waiter = self._waiters.get(ticket.id)
+        if waiter is None or not waiter.done():
+            place.in_flight += 1
+            self._flying[ticket.id] = (self._on_done, place, ticket)
+            effects.append(given)
             return
-        place = self._flying.pop(ticket.id)[1]
-        self._router.on_done(ticket, pick, GIVEN_UP, now_s)
-        place.in_flight -= 1
+        assert self._on_done is not None
+        self._on_done(ticket, pick, GIVEN_UP, now_s)
         if not place.in_flight and not place.live:
             effects.append(Idle(place.key))
 
     def _offer_all(self, now_s: float) -> Sequence[Effect]:
         effects: list[Effect] = []
-        if self._waiting:
+        if self.waiting:
             routes = [served.route for served in self._served.values()]
             slices = dict.fromkeys(target.slice for route in routes for target in route.targets)
             self._pull(slices, now_s, effects)
@@ -443,8 +443,7 @@ class FamilyQueue:
 
     def _pull(self, slices: Iterable[SliceKey], now_s: float, effects: list[Effect]) -> None:
         """One ticket a slice and round, so that new slices share what waits."""
-        assert self._router is not None
-        on_credit = self._router.on_credit
+        on_credit = self._on_credit
         hungry = list(slices)
         for slice_ in hungry if self._pinned else ():
             self._pull_pinned(slice_, now_s, effects)
@@ -453,7 +452,7 @@ class FamilyQueue:
             for slice_ in hungry:
                 pulled = on_credit(slice_, now_s)
                 if pulled is not None:
-                    self._hand_over(*pulled, now_s, effects)
+                    self._hand_over(pulled, now_s, effects)
                     fed.append(slice_)
             hungry = fed
 
@@ -461,11 +460,11 @@ class FamilyQueue:
         """Who can go nowhere else is first."""
         waiting = self._pinned.get(slice_, {})
         for id_, (ticket, variant) in list(waiting.items()):
-            if self._left is not None and self._left(id_):
+            if (waiter := self._waiters.get(id_)) is not None and waiter.done():
                 del waiting[id_]
             elif (pick := self._pick_on(ticket, slice_, variant, now_s)) is not None:
                 del waiting[id_]
-                effects.append(Given(ticket, pick))
+                effects.append((ticket, pick))
             else:
                 return
         self._pinned.pop(slice_, None)
@@ -490,22 +489,22 @@ class FamilyQueue:
             try:
                 pick = self._router.on_arrival(ticket, now_s)
             except TrefoilError as error:  # the new route's queue is smaller than what waits
-                del self._waiting[ticket.id]
+                del self.waiting[ticket.id]
                 effects.append(Refused(ticket, error))
             else:
                 if pick is not None:
-                    self._hand_over(ticket, pick, now_s, effects)
+                    self._hand_over((ticket, pick), now_s, effects)
 
     def _lower_hopes(self, patience_s: float, now_s: float, effects: list[Effect]) -> None:
         """Refuse those whose floor nothing planned reaches, and those who have waited so long for what is not live."""
-        for ticket in tuple(self._waiting.values()):
+        for ticket in tuple(self.waiting.values()):
             floor, reach = ticket.min_accuracy, self._served[ticket.family].reach
             if floor > reach.live and (floor > reach.planned or now_s - ticket.arrived_s > patience_s):
                 self._refuse(ticket, reach.refusal(ticket.family, floor), now_s, effects)
 
     def _refuse(self, ticket: Ticket, error: TrefoilError, now_s: float, effects: list[Effect]) -> None:
         self._cancel(ticket, now_s)
-        del self._waiting[ticket.id]
+        del self.waiting[ticket.id]
         effects.append(Refused(ticket, error))
 
     def _cancel(self, ticket: Ticket, now_s: float) -> None:

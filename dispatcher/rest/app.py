@@ -15,10 +15,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher import service
 from dispatcher.admission import Caller, Refused
+from dispatcher.core.tenants import ADMIN, Tenant
 from dispatcher.front import Fronts
 from dispatcher.rest import codec, compression, raw
 from dispatcher.rest.plain import plain
-from dispatcher.tenants import ADMIN, Tenant
 from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.runtime.rpc import status_of
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from carbon_feed.feed import Observation
-from carbon_feed.ladder import Ladder, LadderView, Said, forecast_of
-from carbon_feed.profile import HourOfWeek
+from carbon_feed.core.feed import Observation
+from carbon_feed.core.ladder import Ladder, LadderView, Said, forecast_of
+from carbon_feed.core.profile import HourOfWeek
+from carbon_feed.core.validate import Cause, Refusal, check_forecast
 from carbon_feed.providers import PROVIDERS, LiveProvider, Polled, ProviderFailure, make_providers
 from carbon_feed.settings import CarbonFeedSettings
-from carbon_feed.validate import Cause, Refusal, check_forecast
 from tests.support.carbon_answers import (
     CAUSES,
     EM_DOC,

@@ -1,10 +1,9 @@
 """What every router keeps, whatever its policy: one suite, run over the whole table and over a user's own router.
 
-To hold yours to it: `TREFOIL_ROUTER=module:Class pytest tests/contract/test_router_contract.py`.
+To hold yours to it: `TREFOIL_CONTRACT_OWN=router=module:Class pytest tests/contract/test_router_contract.py`.
 """
 
 import itertools
-import os
 from collections import Counter
 
 import pytest
@@ -12,18 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dispatcher.floors import best
+from dispatcher.core.floors import best
 from dispatcher.queues.fifo import AGING_S, LEVELS, QueueFull, turn
 from dispatcher.routers import ROUTERS
+from tests.support.own_parts import own
 from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
+from trefoil.core.brains import Outcome
 from trefoil.core.errors import SettingError
+from trefoil.core.parts import Kind, find
+from trefoil.simulator.request_level import Light
 
-OWN = "tests.support.own_router:RoundRobin"
-NAMES = [*sorted(ROUTERS), OWN, *filter(None, [os.environ.get("TREFOIL_ROUTER")])]
+NAMES = [*sorted(ROUTERS), *own("router")]
+PARTS = {name: find(Kind.ROUTER, name, ROUTERS) for name in NAMES}
 SLICES = 6
 VARIANTS = ("digits-xs", "digits-m", "digits-l")
 FLOORS = st.sampled_from([0.0, 0.0, 0.0, 0.9, 0.97, 0.999])  # the last is more than any variant has
 PRIORITIES = st.sampled_from([0, 0, 0, 1, 4, 8, 99])
+NOTHING = Outcome("", 0.0, 0.0, 0, False)
 targets = st.lists(
     st.tuples(
         st.integers(0, SLICES - 1),
@@ -48,6 +52,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.live: dict = {}
         self.accuracy: dict = {}
         self.best = 0.0
+        self.served: set = set()
         self.variant: dict = {}
         self.waiting: dict = {}
         self.flying: dict = {}
@@ -62,6 +67,8 @@ class RouterMachine(RuleBasedStateMachine):
         self.live = {each.slice: each.credits for each in made if not each.draining}
         self.variant = {each.slice: each.variant for each in made}
         self.accuracy = {each.slice: each.accuracy for each in made}
+        weighed = {each.slice for each in made if each.weight > 0 and not each.draining}
+        self.served = weighed or set(self.live)
         self.best = best([each for each in made if not each.draining])
         self.router.on_table(route(made, self.router_name, *self.limit), 0.0)
         self.pump(self.live)
@@ -143,6 +150,25 @@ class RouterMachine(RuleBasedStateMachine):
         """Work conserving: with the whole family idle, nobody waits but for an accuracy that is not there."""
         if self.live and not self.flying:
             assert not [each for each in self.waiting.values() if each.min_accuracy <= self.best]
+
+    @invariant()
+    def no_slice_stands_idle_while_somebody_waits_who_may_go_there(self):
+        """Of those whose part says so. A target without weight gets nothing: its planner says so."""
+        if PARTS[self.router_name].traits.work_conserving:
+            flying = Counter(pick.slice for _, pick in self.flying.values())
+            free = [s for s, credits in self.live.items() if flying[s] < credits and s in self.served]
+            waiting = self.waiting.values()
+            assert not [s for s in free for each in waiting if each.min_accuracy <= self.accuracy[s]]
+
+    @rule(ratio=st.none() | st.floats(0.1, 3.0))
+    def carbon(self, ratio):
+        """Whatever it makes of it, its books hold; who waited may go now."""
+        self.router.on_carbon(ratio, 0.0)
+        self.pump(self.live)
+
+    @invariant()
+    def it_says_when_it_wants_to_be_called(self):
+        assert self.router.next_s() is None or self.router.next_s() >= 0.0
 
     def teardown(self):
         """Nothing is lost: once slices are there, everything that waits is served, each ticket once."""
@@ -251,6 +277,32 @@ def test_the_least_urgent_request_is_served_however_many_urgent_ones_come(name):
         if busy.id == patient.id:
             break
     assert now_s > 1.0, "it is the least urgent all the same"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if PARTS[name].traits.light])
+def test_a_light_router_reads_no_more_than_a_light_ticket_holds(name):
+    """It gets one in a simulation, and always the same outcome: whole tickets are picked and queued alike."""
+
+    def served(make, outcomes):
+        router, order, flying = routing(name), [], []
+        router.on_table(route([target(n, VARIANTS[n % 2], 1.0 + n % 2, 1) for n in range(3)], name), 0.0)
+        for n in range(12):
+            pick = router.on_arrival(make(n), float(n))
+            flying += [(make(n), pick)] if pick is not None else []
+        while flying:
+            each, pick = flying.pop(0)
+            order.append((each.id, pick.slice))
+            router.on_done(each, pick, outcomes[each.id % 2], 20.0)
+            pulled = router.on_credit(pick.slice, 20.0)
+            flying += [pulled] if pulled is not None else []
+        return order
+
+    assert served(lambda n: Light(float(n), n, 64), [NOTHING, NOTHING]) == served(ticket, [OK, NOTHING])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if PARTS[name].traits.flow])
+def test_a_law_of_flow_is_one_that_simulations_know(name):
+    assert PARTS[name].traits.flow in ("shares", "pool")
 
 
 def test_a_router_of_ones_own_is_loaded_by_module_and_class():

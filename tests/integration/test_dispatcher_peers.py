@@ -14,8 +14,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from dispatcher import crew, peers
-from dispatcher.crew import LIVES
+from dispatcher import peers
+from dispatcher.core import crew
+from dispatcher.core.crew import LIVES
 from dispatcher.settings import DispatcherSettings
 from protos.dispatcher.v1 import dispatcher_pb2
 from tests.support import fake_triton as fake

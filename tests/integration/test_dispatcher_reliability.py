@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from dispatcher import prober
-from dispatcher.ejection import Failure
+from dispatcher.core.ejection import Failure
 from dispatcher.siblings import table_of
 from tests.integration.test_dispatcher_process import config, ended
 from tests.integration.test_dispatcher_process import start as start_process

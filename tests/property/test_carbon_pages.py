@@ -5,9 +5,10 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carbon_feed import answers, servicer
-from carbon_feed.answers import Range, page, pieces
-from carbon_feed.history import History
+from carbon_feed import servicer
+from carbon_feed.core import answers
+from carbon_feed.core.answers import Range, page, pieces
+from carbon_feed.core.history import History
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 

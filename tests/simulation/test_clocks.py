@@ -61,13 +61,13 @@ def clock_of(shell: Shell) -> int:
 
 def test_what_is_measured_is_what_was_planned(slow, fast):
     for shell, summary in (slow, fast):
-        planned = shell.plans[-1].expected[FAMILY]
+        planned = shell.core.plans[-1].expected[FAMILY]
         assert summary.joules_per_request == pytest.approx(planned.joules_per_request, rel=0.01)
         # Arrivals are even here, not by chance: nobody waits longer than planned.
         assert summary.p95_ms <= planned.latency_ms_p95 * 1.01
         assert summary.accuracy == pytest.approx(planned.accuracy, abs=1e-3)
     shell, summary = slow  # a pool so large that a request hardly ever waits: its service time is what is left
-    assert summary.p95_ms == pytest.approx(shell.plans[-1].expected[FAMILY].latency_ms_p95, rel=0.01)
+    assert summary.p95_ms == pytest.approx(shell.core.plans[-1].expected[FAMILY].latency_ms_p95, rel=0.01)
 
 
 def test_a_lower_clock_is_slower_and_cheaper(slow, fast):

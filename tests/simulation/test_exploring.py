@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from numpy.random import Generator
 
-from controller.planners.table import make
+from controller.planning import planner_of
 from tests.simulation.test_shell import family, scenario
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.plan import Plan
+from trefoil.core.policies import policy
 from trefoil.simulator import Provided, simulate
 from trefoil.simulator.scenario import PolicyChoice
 
@@ -35,7 +36,7 @@ class TwoPlans:
         self.views.append(view)
         plans: dict[str, Plan] = {}
         for name in ("base", "co2opt"):
-            made = make(name).plan(view, rng).plan
+            made = planner_of("", policy(name)).plan(view, rng).plan
             assert made is not None
             plans[name] = replace(made, degraded="")
         names = [name for name in plans if name not in {told for told, _ in self.told}]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from carbon_feed.trace import Playback
+from carbon_feed.core.trace import Playback
 from tests.simulation.test_shell import A100, REPOSITORY
 from trefoil.core.carbon import Series
 from trefoil.simulator import Provided, Scenario, simulate

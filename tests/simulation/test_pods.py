@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from controller.planners.table import make
+from controller.planning import planner_of
 from controller.settings import FixedDemand, TriggerSettings
 from tests.simulation.test_shell import A100, REPOSITORY
 from trefoil.core.brains import Candidate
+from trefoil.core.policies import policy
 from trefoil.reproduce.setting import ITEMS, capacity_per_s
 from trefoil.runtime.repository import load_family
 from trefoil.simulator import Provided, Scenario, simulate
@@ -49,7 +50,7 @@ def played():
             measure_s=60.0, triggers=TriggerSettings(slo_hold_s=60.0, slo_rest_s=120.0), demand_fixed=demand
         ),
     )
-    planner, plans = make("clover"), []
+    planner, plans = planner_of("", policy("clover")), []
     inner = planner.ask
 
     def noted(view, rng):

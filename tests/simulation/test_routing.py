@@ -3,9 +3,10 @@
 import pytest
 from pydantic import ValidationError
 
-from tests.simulation.test_shell import family, scenario
+from tests.simulation.test_shell import REPOSITORY, family, scenario
+from tests.support.own_group import Together
 from trefoil.simulator import simulate
-from trefoil.simulator.scenario import PolicyChoice
+from trefoil.simulator.scenario import Arrivals, PolicyChoice, Served, Wanted
 
 SHORT = {"duration_s": 90.0, "warmup_s": 30.0}
 
@@ -34,3 +35,16 @@ def test_a_canary_is_planned_and_served_its_share():
 def test_a_router_that_cannot_be_used_is_refused(changes, says):
     with pytest.raises(ValidationError, match=says):
         scenario(**changes)
+
+
+def test_one_router_serves_a_simulated_group_of_families():
+    wanted = Wanted(below_best_pct=5.0, hard_below_best_pct=20.0)
+    families = tuple(
+        Served(name=name, repository=REPOSITORY, arrivals=Arrivals(rate_per_s=10.0), objective=wanted)
+        for name in ("digits", "efficientnet")
+    )
+    Together.made = 0
+    policy = PolicyChoice(name="base", router="tests.support.own_group:Together")
+    found = simulate(scenario(duration_s=60.0, warmup_s=20.0, families=families, policy=policy))
+    assert Together.made == 1
+    assert all(one.answered > 500 and one.slo_attainment > 0.9 for one in found.summary.families.values())

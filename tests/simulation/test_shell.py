@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.decide import think
-from controller.planners.table import make
+from controller.core.decide import think
+from controller.planning import planner_of
 from trefoil.core.brains import PlanView
 from trefoil.core.plan_check import plan_digest
+from trefoil.core.policies import policy
 from trefoil.runtime import codec
 from trefoil.simulator import Provided, Scenario, simulate
 from trefoil.simulator.inputs import prepare
@@ -89,7 +90,7 @@ def test_nothing_is_lost(exact):
 
 def test_every_decision_replays_from_its_record(exact):
     assert exact.records
-    planner = make("exact")
+    planner = planner_of("", policy("exact"))
     for record in exact.records:
         view = codec.from_json(PlanView, record.view_json)
         decision = think(view, planner, record.seed)
@@ -116,10 +117,10 @@ def test_base_draws_what_the_power_law_says():
 def test_rollout_takes_time_and_capacity():
     shell = Shell(prepare(scenario(warmup_s=0.0)))
     shell.run(1.0)
-    assert shell.rolling is not None
+    assert shell.rolling
     assert not shell.plant.services("digits")  # a Triton starts, a model loads
     shell.run(10.0)
-    assert shell.rolling is None
+    assert not shell.rolling
     assert shell.plant.services("digits")
 
 

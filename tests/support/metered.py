@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from power_agent.core.meter import MeterState, advance
 from power_agent.counter import PowerIntegral
 from power_agent.devices.energy import DeviceEnergy, Draw, SliceAccount, VersionAccount
-from power_agent.meter import MeterState, advance
 from power_agent.readings import DeviceReading, SliceReading, Work
 from trefoil.core import power
 from trefoil.core.energy import EnergyMethod, EnergySample

@@ -12,8 +12,8 @@ from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, writi
 from trefoil.core.errors import SettingError
 
 if TYPE_CHECKING:
+    from carbon_feed.core.trace import Trace
     from carbon_feed.forecast.backtest import Backtest
-    from carbon_feed.trace import Trace
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Grid carbon intensity and its forecasts.")
 

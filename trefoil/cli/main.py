@@ -17,7 +17,7 @@ from trefoil.cli.asking import DEFAULT_STATE_DIR, ask
 from trefoil.cli.explain_request import explain_request
 from trefoil.cli.load_command import load
 from trefoil.cli.output import EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
-from trefoil.cli.overrides import Sets, given
+from trefoil.cli.overrides import Forecaster, Governor, Planner, Queue, Router, Sets, chosen, given
 from trefoil.cli.profile import profile
 from trefoil.cli.simulate import simulate
 from trefoil.core.errors import StartError
@@ -46,16 +46,16 @@ Workers = Annotated[
     ),
 ]
 
-Router = Annotated[
-    str, typer.Option("--router", help="Router instead of the policy's: a name, or module:Class of your own.")
-]
-
 
 def up(
     config: Config = UP_CONFIG,
     policy: Annotated[str, typer.Option(help="Policy; default: the settings file's.")] = "",
     mode: Annotated[str, typer.Option(help="observe, advise or act; default: the settings file's.")] = "",
+    planner: Planner = "",
+    forecaster: Forecaster = "",
     router: Router = "",
+    queue: Queue = "",
+    governor: Governor = "",
     workers: Workers = None,
     port_offset: PortOffset = 0,
     sets: Sets = None,
@@ -66,8 +66,8 @@ def up(
     from trefoil.cli.layout import shipped
     from trefoil.cli.supervisor import start_detached
 
-    chosen = (("policy", policy), ("mode", mode), ("router", router))
-    overrides = given(sets) | {key: value for key, value in chosen if value}
+    overrides = given(sets) | chosen(policy=policy, mode=mode, planner=planner, forecaster=forecaster)
+    overrides |= chosen(router=router, queue=queue, governor=governor)
     overrides |= {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
     child, reading = start_detached(shipped(config), Path(state_dir), overrides)
     ready: dict[str, Any] = {}
@@ -134,7 +134,11 @@ def demo(
     ] = "",
     preset: Annotated[str, typer.Option(help="Constants of that policy, e.g. artifact; default: the paper's.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Three carbon steps instead of all: a first look.")] = False,
+    planner: Planner = "",
+    forecaster: Forecaster = "",
     router: Router = "",
+    queue: Queue = "",
+    governor: Governor = "",
     workers: Workers = None,
     port_offset: PortOffset = 0,
     sets: Sets = None,
@@ -146,7 +150,7 @@ def demo(
     from trefoil.cli.scenario import Scenario, against_base, load_system
 
     overrides = given(sets) | {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
-    overrides |= {"router": router} if router else {}
+    overrides |= chosen(planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor)
     if policy:
         overrides = against_base(policy, preset) | overrides
     scenario = load_system(shipped(config), Scenario, overrides)

@@ -11,6 +11,22 @@ Sets = Annotated[
 ]
 
 
+Planner = Annotated[str, typer.Option("--planner", help="Planner instead of the policy's: a name, or module:Class.")]
+Forecaster = Annotated[
+    str, typer.Option("--forecaster", help="Forecaster instead of the policy's: a name, or module:Class.")
+]
+Router = Annotated[
+    str, typer.Option("--router", help="Router instead of the policy's: a name, or module:Class of your own.")
+]
+Queue = Annotated[str, typer.Option("--queue", help="Queue instead of the policy's: a name, or module:Class.")]
+Governor = Annotated[str, typer.Option("--governor", help="Governor instead of the policy's: a name, or module:Class.")]
+
+
+def chosen(**named: str) -> dict[str, str]:
+    """Settings that were given a value, by name."""
+    return {name: value for name, value in named.items() if value}
+
+
 def given(sets: list[str] | None) -> dict[str, Any]:
     """The settings as dotted overrides.
 

@@ -19,7 +19,7 @@ from trefoil.cli.loadgen import LEAD_S
 from trefoil.cli.player import Played, Player, last_answer_s
 from trefoil.cli.recorder import Change, Moment, Recorder, grams_by_second, power_by_second, stopped
 from trefoil.cli.results import CAUSES, Event, Exploration, Series, Summary
-from trefoil.cli.scenario import MEASURING, Scenario, Slo
+from trefoil.cli.scenario import Scenario, Slo, measures
 from trefoil.cli.serving import first_answer, server_version
 from trefoil.core.accounting import account, per_request
 from trefoil.core.carbon import CarbonReading
@@ -154,7 +154,7 @@ def _cluster(setup: Setup, policy: str, slo: Slo, folder: Path) -> Launcher:
     shutil.rmtree(folder / "cluster", ignore_errors=True)  # fresh: no plan, no objective, no journal of an earlier run
     folder.mkdir(parents=True, exist_ok=True)
     mine = {"policy": policy, "slo": slo, "window_s": setup.scenario.duration_s}
-    mine |= {} if policy in MEASURING else {"preset": ""}
+    mine |= {} if measures(setup.scenario.row(policy)) else {"preset": ""}
     system = setup.scenario.model_copy(update=mine)
     # Until the run's second 0 the trace's first value holds: its clock is started when the load is. The trace is too
     # short to learn a forecast from before half of the run is over: all plan by what they have seen, all through it.

@@ -10,11 +10,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from controller.planners.table import PLANNERS
 from trefoil.cli.results import Series, subject
+from trefoil.core.parts import Kind, find
+from trefoil.core.policies import policy
 
 INK: Final = "#010203"  # replaced by the page's text colour
 RULE: Final = "#040506"  # replaced by the page's line colour
-RUN_COLOURS: Final = {"base": "#8b93a1", "static_mix": "#d9822b", "exact": "#2f9e6e"}
 OTHER_COLOURS: Final = ("#7a5fc4", "#c2447a", "#3a8fb7")
 VARIANT_COLOURS: Final = ("#f2c14e", "#7fb77e", "#3d8d9e", "#3b5b92", "#6d4c91", "#a3476b")
 CAUSE_COLOURS: Final = {"carbon": "#2f9e6e", "load": "#3a8fb7", "slo": "#d64545", "objective": "#7a5fc4"}
@@ -44,9 +46,14 @@ matplotlib.rcParams.update(
 
 
 def run_colour(name: str) -> str:
-    """The colour of a run, the same in every plot."""
-    known = RUN_COLOURS.get(name)
-    return known or OTHER_COLOURS[sum(map(ord, name)) % len(OTHER_COLOURS)]
+    """The colour of a run, the same in every plot: its planner's, else one by its name."""
+    planner = find(Kind.PLANNER, policy(name).planner, PLANNERS)
+    return planner.colour or OTHER_COLOURS[sum(map(ord, name)) % len(OTHER_COLOURS)]
+
+
+def run_label(name: str) -> str:
+    """What a run is called in plots: as its planner is, else as its policy."""
+    return find(Kind.PLANNER, policy(name).planner, PLANNERS).label or name
 
 
 def carbon_and_load(runs: Mapping[str, Series], speedup: float) -> str:
@@ -73,7 +80,9 @@ def power(runs: Mapping[str, Series]) -> str:
     def draw(axes: Sequence[Axes]) -> None:
         for name, series in runs.items():
             watts = [_total(column) for column in zip(*series.power_w.values(), strict=True)]
-            axes[0].plot(series.t_s[: len(watts)], _gaps(watts), label=name, color=run_colour(name), linewidth=1.6)
+            axes[0].plot(
+                series.t_s[: len(watts)], _gaps(watts), label=run_label(name), color=run_colour(name), linewidth=1.6
+            )
         axes[0].set_ylabel("W, all GPUs")
         _from_zero(axes[0])
         _legend(axes[0])
@@ -86,7 +95,7 @@ def grams(runs: Mapping[str, Series]) -> str:
 
     def draw(axes: Sequence[Axes]) -> None:
         for name, series in runs.items():
-            axes[0].plot(series.t_s, _gaps(series.grams), label=name, color=run_colour(name), linewidth=1.8)
+            axes[0].plot(series.t_s, _gaps(series.grams), label=run_label(name), color=run_colour(name), linewidth=1.8)
         axes[0].set_ylabel("g CO2, cumulative")
         _from_zero(axes[0])
         _legend(axes[0])
@@ -99,7 +108,9 @@ def latency(runs: Mapping[str, Series], slo_ms: float, percentile: float) -> str
 
     def draw(axes: Sequence[Axes]) -> None:
         for name, series in runs.items():
-            axes[0].plot(series.t_s, _gaps(series.latency_ms_p95), label=name, color=run_colour(name), linewidth=1.1)
+            axes[0].plot(
+                series.t_s, _gaps(series.latency_ms_p95), label=run_label(name), color=run_colour(name), linewidth=1.1
+            )
         axes[0].axhline(slo_ms, color="#d64545", linestyle="--", linewidth=1.2)
         axes[0].annotate(
             f"SLO p{percentile:g} {slo_ms:.0f} ms",
@@ -128,7 +139,7 @@ def variant_mix(runs: Mapping[str, Series], order: Sequence[str]) -> str:
             if rows:
                 panel.stackplot(series.t_s, rows, labels=stacked, colors=[colours[v] for v in stacked], linewidth=0)
             panel.set_ylabel("answers / s")
-            panel.set_title(name, loc="left", fontsize=10, fontweight="bold")
+            panel.set_title(run_label(name), loc="left", fontsize=10, fontweight="bold")
             _from_zero(panel)
             if name == subject(runs):
                 _mark_events(panel, series)

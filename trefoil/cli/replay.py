@@ -1,5 +1,6 @@
 """`trefoil replay`: recorded decisions, taken again from what was known then. Works on a stopped system too."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from controller.planning import planner_of, with_preset
 from trefoil.core.brains import Planner
 from trefoil.core.errors import InvalidInput, NotFound
 from trefoil.core.plan import DecisionRecord, Plan
-from trefoil.core.policies import policy
+from trefoil.core.policies import chosen, policy
 from trefoil.runtime import codec
 
 
@@ -47,10 +48,10 @@ def to_json(result: brain.Replayed) -> dict[str, Any]:
 
 
 def _planner(record: DecisionRecord) -> Planner:
-    """The planner that took it: the policy's, or one of the user's own (module:Class)."""
-    used = record.versions.get("planner", "")
+    """The planner that took it, with the preset and the settings of then."""
     row = with_preset(policy(record.policy), record.versions.get("preset", ""))
-    return planner_of(used if ":" in used else "", row)
+    given = json.loads(record.versions.get("parts", "{}"))
+    return planner_of("", chosen(row, {"planner": record.versions.get("planner", "")}, given))
 
 
 def _from_file(path: Path) -> list[tuple[DecisionRecord, Plan | None]]:

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from trefoil.core import policies
 from trefoil.core.device_types import DEVICE_TYPES, NEVER_LIVE
-from trefoil.core.errors import SettingError
-from trefoil.core.parts import Kind, find
+from trefoil.core.errors import NotFound, SettingError
+from trefoil.core.parts import Kind, Value, find
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
 
@@ -22,7 +22,6 @@ PORT_MAX: Final = 65535
 # Triton ports of a simulated node: two per memory slice, eight memory slices a device (power_agent).
 TRITON_PORTS_PER_DEVICE: Final = 16
 # A candidate takes some 20 s to start, settle and answer 200 requests; a run of each policy, at most 15 minutes in all.
-MEASURING: Final = ("clover", "blover", "oracle")
 EXPLORED_STEPS: Final = 4
 EXPLORED_STEP_S: Final = 70.0
 AnySystem = TypeVar("AnySystem", bound="System")
@@ -164,7 +163,15 @@ class System(Settings):
     """What `trefoil up` starts."""
 
     cluster: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
-    policy: str = "exact"
+    policy: str = "exact"  # a row of the table, or one's own as module:ROW
+    planner: str = ""  # these five instead of the policy's: names of their tables, or module:Class
+    forecaster: str = ""
+    router: str = ""
+    queue: str = ""
+    governor: str = ""
+    parts: dict[str, dict[str, Value]] = Field(
+        default_factory=dict
+    )  # settings of parts, as in parts.forecaster.smooth_s
     preset: str = ""  # of the policy's constants, e.g. artifact for clover
     mode: Literal["observe", "advise", "act"] = "act"
     objective_mode: Literal["budget", "instant", "lambda"] = "budget"
@@ -177,7 +184,6 @@ class System(Settings):
     params: dict[str, float] = Field(default_factory=dict)  # of the policy, e.g. accuracy_margin
     meter: Literal["nvml", "none"] = "nvml"
     workers: int = Field(default=1, ge=1, le=64)  # processes of the dispatcher, behind one port
-    router: str = ""  # instead of the policy's: a name of the table, or module:Class
     seed: int = Field(default=20240607, ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     fleet: Fleet = Fleet()
@@ -194,16 +200,29 @@ class System(Settings):
         """The ports that are really used."""
         return self.ports.shifted(self.port_offset)
 
-    @field_validator("router")
-    @classmethod
-    def _known_router(cls, value: str) -> str:
-        from dispatcher.routers import ROUTERS
+    def row(self, policy: str) -> policies.Policy:
+        """The row of a policy with the parts that are chosen here.
 
-        try:
-            find(Kind.ROUTER, value or "weighted", ROUTERS)
-        except SettingError as error:
-            raise ValueError(str(error)) from error
-        return value
+        Raises:
+            NotFound, SettingError: no such policy.
+        """
+        return policies.chosen(policies.policy(policy), {kind: getattr(self, kind) for kind in Kind}, self.parts)
+
+    @property
+    def plays(self) -> tuple[str, ...]:
+        """The policies that will run."""
+        return (self.policy,)
+
+    @model_validator(mode="after")
+    def _parts_exist(self) -> Self:
+        from trefoil.simulator.parts import check_row
+
+        for name in self.plays:
+            try:
+                check_row(self.row(name), workers=self.workers)
+            except NotFound as error:
+                raise ValueError(f"{error}") from error
+        return self
 
     @model_validator(mode="after")
     def _ports_exist(self) -> Self:
@@ -257,11 +276,13 @@ class Scenario(System):
         """Wall seconds of one run."""
         return self.carbon.duration_s
 
+    @property
+    def plays(self) -> tuple[str, ...]:
+        """The policies that will run; the first one's SLO is measured with the rule's."""
+        return (*self.policies, self.slo_rule.policy)
+
     @model_validator(mode="after")
     def _comparable(self) -> Self:
-        unknown = [name for name in self.policies if name not in policies.POLICIES]
-        if unknown:
-            raise ValueError(f"policies: unknown {unknown[0]!r}; use some of {sorted(policies.POLICIES)}")
         if len(set(self.policies)) < 2:
             raise ValueError("policies must name one and one to compare it with, e.g. ['base', 'exact']")
         if len(set(self.policies)) != len(self.policies):
@@ -293,10 +314,18 @@ def against_base(policy: str, preset: str = "") -> dict[str, Any]:
         SettingError: no such preset, or a policy that has none.
     """
     row = policies.policy(policy)
-    if preset and (row.name not in MEASURING or preset not in policies.PRESETS):
-        remedy = f"one of {', '.join(sorted(policies.PRESETS))}, with one of {', '.join(MEASURING)}"
+    if preset and (not measures(row) or preset not in policies.PRESETS):
+        measuring = ", ".join(name for name, one in policies.POLICIES.items() if measures(one))
+        remedy = f"one of {', '.join(sorted(policies.PRESETS))}, with one of {measuring}"
         raise SettingError("no such preset of that policy", field="--preset", value=preset, remedy=remedy)
     overrides: dict[str, Any] = {"policies": ["base", row.name] if row.name != "base" else ["base", "exact"]}
-    if row.name in MEASURING:
+    if measures(row):
         overrides |= {"preset": preset, "carbon.steps": EXPLORED_STEPS, "carbon.step_s": EXPLORED_STEP_S}
     return overrides
+
+
+def measures(row: policies.Policy) -> bool:
+    """Whether its planner may measure candidates on the system."""
+    from controller.planners.table import PLANNERS
+
+    return find(Kind.PLANNER, row.planner, PLANNERS).traits.measures

@@ -19,6 +19,7 @@ from trefoil.cli.layout import Launch, Layout, shipped
 from trefoil.cli.scenario import HOUR_S, TRITON_PORTS_PER_DEVICE, System
 from trefoil.core.catalog import Family
 from trefoil.core.errors import StateUnavailable
+from trefoil.core.parts import Kind, Value
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.repository import load_catalog, load_family
@@ -209,7 +210,15 @@ def power_agent_settings(system: System, launch: Launch, layout: Layout) -> dict
         "triton_environment": str(shipped(system.triton_environment)),
         "triton_port_base": system.listen.triton_base,
         "meter": system.meter,
+        "governor": system.governor,
+        "parts": _parts(system, Kind.GOVERNOR),
     }
+
+
+def _parts(system: System, *kinds: Kind) -> dict[str, dict[str, Value]]:
+    """Settings of parts of these kinds: of the policy's row, and over them those of the system."""
+    settings = system.row(system.policy).settings
+    return {kind.value: dict(settings[kind]) for kind in kinds if settings.get(kind)}
 
 
 def controller_settings(system: System, launch: Launch, layout: Layout) -> dict[str, Any]:
@@ -230,6 +239,9 @@ def controller_settings(system: System, launch: Launch, layout: Layout) -> dict[
     }
     return _common("controller", system, launch, layout.folder("controller")) | {
         "policy": system.policy,
+        "planner": system.planner,
+        "forecaster": system.forecaster,
+        "parts": _parts(system, Kind.PLANNER, Kind.FORECASTER),
         "mode": system.mode,
         "seed": system.seed,
         "pue": system.pue,
@@ -250,6 +262,7 @@ def dispatcher_settings(system: System, launch: Launch, layout: Layout) -> dict[
         "rest_address": launch.addresses.get("rest", ""),
         "workers": system.workers,
         "router": system.router,
+        "queue": system.queue,
     }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trefoil.cli.output import AsJson, console
-from trefoil.cli.overrides import Sets, given
+from trefoil.cli.overrides import Forecaster, Governor, Planner, Queue, Router, Sets, chosen, given
 from trefoil.core.errors import SettingError
 
 if TYPE_CHECKING:
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 def simulate(
     scenario: Annotated[Path, typer.Argument(help="Scenario file, e.g. benchmarks/scenarios/digits.toml.")],
     seed: Annotated[int | None, typer.Option(help="Instead of the scenario's seed.")] = None,
-    router: Annotated[str, typer.Option(help="Router instead of the policy's: a name, or module:Class.")] = "",
+    policy: Annotated[str, typer.Option(help="Policy; default: the scenario's.")] = "",
+    planner: Planner = "",
+    forecaster: Forecaster = "",
+    router: Router = "",
+    queue: Queue = "",
+    governor: Governor = "",
     sets: Sets = None,
     out: Annotated[Path | None, typer.Option(help="Folder for result.json and series.csv.")] = None,
     resume: Annotated[
@@ -33,8 +38,8 @@ def simulate(
     from trefoil.simulator.scenario import Scenario
 
     overrides = given(sets)
-    if router:
-        overrides["policy.router"] = router
+    parts = chosen(name=policy, planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor)
+    overrides |= {f"policy.{column}": name for column, name in parts.items()}
     if seed is not None:
         overrides["seed"] = seed
     if resume and out is None:

@@ -12,7 +12,7 @@ from numpy.random import Generator
 
 from trefoil.core.carbon import CarbonForecast, CarbonReading
 from trefoil.core.catalog import Catalog
-from trefoil.core.demand import Demand, Measured
+from trefoil.core.demand import Demand, LoadForecast, Measured
 from trefoil.core.fleet import FleetState, SliceKey
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Plan, Route
@@ -87,8 +87,8 @@ class Measurement:
 class Ticket:
     """One request as a router sees it: never its payload.
 
-    `min_accuracy` and `slo_ms` are what its client asked for, 0.0 = nothing; `priority` is Triton's: 1 comes first, 0
-    is the default.
+    `min_accuracy` is what its client asked for, 0.0 = nothing; `slo_ms` what it asked for, else the objective of its
+    class, else its family's, 0.0 = none is known; `priority` is Triton's: 1 comes first, 0 is the default.
     """
 
     id: int
@@ -217,9 +217,10 @@ class Queue(Protocol):
 class Router(Protocol):
     """Routes one family, or a group of them, in one worker. A pure state machine; called in order.
 
-    `on_table` brings the route of one family (`route.family`); one without targets takes its slices away. At `next_s`
-    the shell offers every slice that has a credit again, by `on_credit`, though nothing else has happened; a router
-    that holds requests back for a time needs no more than that.
+    `on_table` brings the route of one family (`route.family`); one without targets takes its slices away. `on_carbon`
+    comes first of all, and whenever the ratio changes; None = not known, or old. At `next_s` the shell offers every
+    slice again, by `on_credit`, though nothing else has happened; a router that holds requests back for a time needs no
+    more than that. It is asked for that time while anybody waits, and called once for each that it names.
     """
 
     def on_table(self, route: Route, now_s: float) -> None: ...
@@ -236,3 +237,11 @@ class Governor(Protocol):
     """Clocks one device."""
 
     def step(self, view: GovernorView) -> ClockDecision: ...
+
+
+class Forecaster(Protocol):
+    """Predicts the rate of a family `lead_s` ahead from its arrivals in bins of `bin_s`, oldest first."""
+
+    def forecast(
+        self, family: str, arrivals: Sequence[float], bin_s: float, now_s: float, lead_s: float
+    ) -> LoadForecast: ...

@@ -2,22 +2,23 @@
 
 A part is a brain behind a name: a planner, router, queue, governor or forecaster. Its service keeps a table of parts by
 name; shells read a part's traits and never its name. `module:Class` names a user's own brain: a class with the methods
-of its kind. It may say as class attributes what a table would say of it (`constants`, `settings`, `traits`, `label`,
-`colour`); what it does not say has the defaults of `Part`.
+of its kind, made of what its constructor names. It may say as class attributes what a table would say of it
+(`constants`, `settings`, `traits`, `label`, `colour`); what it does not say has the defaults of `Part`.
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import ModuleType
+from types import MemberDescriptorType, ModuleType
 from typing import Any, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trefoil.core.errors import SettingError
 
-Brain = TypeVar("Brain")
+Brain = TypeVar("Brain", covariant=True)
 Value = float | int | str | bool
 
 
@@ -41,6 +42,9 @@ METHODS: Final[Mapping[Kind, tuple[str, ...]]] = {
     Kind.GOVERNOR: ("step",),
 }  # fmt: skip
 """What a brain of each kind must be able to do: the protocols of trefoil/core/brains.py."""
+
+LIVE: Final = ("asks", "ask", "tell", "memory", "recall")
+"""What a planner that measures can do beside."""
 
 
 class PartSettings(BaseModel):
@@ -73,22 +77,42 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[Brain]):
-    """One brain's specification. `constants` are numbers that `Objective.params` may override by name.
+    """One brain's specification. `constants` are numbers that `Objective.params` may override by name; None: a user's
+    own planner that checks them itself.
 
-    `make` takes what its kind is made of: planner (constants, settings, refuses), forecaster (settings), router
-    (family, queue), queue (name), governor (settings).
+    `make` takes what its kind is made of, or as much of it as it names: planner (constants, settings, refuses),
+    forecaster (settings), router (family, queue), queue (name), governor (settings).
     """
 
     kind: Kind
     name: str
     make: Callable[..., Brain]
-    constants: Mapping[str, float] = field(default_factory=dict)
+    constants: Mapping[str, float] | None = field(default_factory=dict)
     settings: type[PartSettings] = PartSettings
     traits: Traits = Traits()
     label: str = ""
     """What people read in tables and reports; "": its name."""
     colour: str = ""
     """Of its lines in charts, as #rrggbb; "": one by its name."""
+
+    def made(self, **given: Any) -> Brain:
+        """One instance, made of what its constructor names of what is given.
+
+        Raises:
+            SettingError: the constructor wants something else.
+        """
+        signature = inspect.signature(self.make)
+        named = {name: value for name, value in given.items() if name in signature.parameters}
+        try:
+            signature.bind(**named)
+        except TypeError as error:
+            raise SettingError(
+                f"cannot be made of {', '.join(given)} ({error})",
+                field=self.kind.value,
+                value=self.name,
+                remedy="name only these in its constructor, and give others defaults",
+            ) from error
+        return self.make(**named)
 
     def settings_of(self, values: Mapping[str, Value]) -> PartSettings:
         """The part's settings with these values over its defaults.
@@ -143,9 +167,33 @@ def own(kind: Kind, path: str) -> Part[Any]:
         raise SettingError(
             f"has no method {', '.join(missing)}", field=kind.value, value=path, remedy="see trefoil/core/brains.py"
         )
-    given = {name: getattr(made, name) for name in ("constants", "settings", "traits", "label", "colour")
-             if name in vars(made)}  # fmt: skip
-    return Part(kind, path, made, **given)
+    measures = kind == Kind.PLANNER and all(callable(getattr(made, name, None)) for name in LIVE)
+    said: dict[str, Any] = {"constants": None, "traits": Traits(measures=measures)} | _said(made, kind, path)
+    return Part(kind, path, made, **said)
+
+
+SAID: Final[Mapping[str, type]] = {
+    "constants": Mapping, "settings": type, "traits": Traits, "label": str, "colour": str,
+}  # fmt: skip
+
+
+def _said(made: type, kind: Kind, path: str) -> dict[str, Any]:
+    """What a class says of itself. A field of its instances that is called so says nothing, but for its settings' type.
+
+    Raises:
+        SettingError: something of another type than a table would say.
+    """
+    found = {name: value for name, value in vars(made).items() if name in SAID}
+    found = {name: value for name, value in found.items() if not isinstance(value, MemberDescriptorType)}
+    if isinstance(found.get("settings"), PartSettings):
+        found["settings"] = type(found["settings"])
+    for name, value in found.items():
+        right = isinstance(value, SAID[name])
+        if not right or (name == "settings" and not issubclass(value, PartSettings)):
+            wanted = "a subclass of PartSettings" if name == "settings" else f"a {SAID[name].__name__}"
+            remedy = f"make it {wanted} (trefoil/core/parts.py), or call it otherwise"
+            raise SettingError(f"its {name} is none that a part can have", field=kind.value, value=path, remedy=remedy)
+    return found
 
 
 def loaded(field_name: str, path: str) -> Any:

@@ -87,7 +87,10 @@ def _plan_digest(nodes: Same[tuple[NodePlan, ...]], routes: Same[tuple[Route, ..
             plain_target = plain(target)
             plain_target["weight"] = round(target.weight, 9)
             targets.append(plain_target)
-        plains.append({**plain(dataclasses.replace(route, targets=())), "targets": targets})
+        plain_route = {**plain(dataclasses.replace(route, targets=())), "targets": targets}
+        if not route.class_slo_ms:  # as digests were before routes had any
+            del plain_route["class_slo_ms"]
+        plains.append(plain_route)
     return _hash([digests, plains])
 
 

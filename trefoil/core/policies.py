@@ -1,68 +1,53 @@
 """The one table of policies. A row is added when its parts work; unknown names are refused by naming these.
 
+A row of one's own is named as module:ROW: its columns may name parts of the tables or, as module:Class, one's own.
 Sources: base, co2opt, clover, blover, oracle: CLOVER. static_mix, exact: docs/policies.md.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
-from trefoil.core.errors import NotFound
+from trefoil.core.errors import NotFound, SettingError
+from trefoil.core.parts import Kind, Value, loaded
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Which parts decide. `constants` are the policy's defaults; `Objective.params` overrides them by name."""
+    """Which parts decide. `constants` are the planner's, and `Objective.params` overrides them by name; `settings` are
+    those of the parts, by kind.
+    """
 
     name: str
     planner: str
-    forecaster: str
-    triggers: tuple[str, ...]
-    router: str
-    queue: str
-    lane: str
-    governor: str
+    forecaster: str = "last_max"
+    triggers: tuple[str, ...] = ("start", "objective", "loss")
+    router: str = "weighted"
+    queue: str = "fifo"
+    governor: str = "fixed"
     constants: Mapping[str, float] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
 
+    def part(self, kind: Kind) -> str:
+        """The name of its part of a kind."""
+        name: str = getattr(self, kind.value)
+        return name
+
+
+LOAD: Final = ("start", "load", "slo", "objective", "loss")
+CARBON: Final = ("start", "carbon", "load", "slo", "objective", "loss")
+MEASURED: Final = ("start", "carbon", "load", "slo", "accuracy", "objective", "loss")
 
 POLICIES: Final[Mapping[str, Policy]] = {
     row.name: row
     for row in (
-        Policy("base", "base", "last_max", ("start", "objective", "loss"), "weighted", "fifo", "any", "fixed"),
-        Policy("co2opt", "co2opt", "last_max", ("start", "objective", "loss"), "weighted", "fifo", "any", "fixed"),
-        Policy(
-            "static_mix",
-            "static_mix",
-            "last_max",
-            ("start", "load", "slo", "objective", "loss"),
-            "weighted",
-            "fifo",
-            "any",
-            "fixed",
-        ),
-        Policy(
-            "exact",
-            "exact",
-            "last_max",
-            ("start", "carbon", "load", "slo", "objective", "loss"),
-            "weighted",
-            "fifo",
-            "any",
-            "fixed",
-        ),
-        *(
-            Policy(
-                name,
-                name,
-                "last_max",
-                ("start", "carbon", "load", "slo", "accuracy", "objective", "loss"),
-                "fifo",
-                "fifo",
-                "any",
-                "fixed",
-            )
-            for name in ("clover", "blover", "oracle")
-        ),
+        Policy("base", "base"),
+        Policy("co2opt", "co2opt"),
+        Policy("static_mix", "static_mix", triggers=LOAD),
+        Policy("exact", "exact", triggers=CARBON),
+        Policy("clover", "clover", triggers=MEASURED, router="fifo"),
+        Policy("blover", "blover", triggers=MEASURED, router="fifo"),
+        Policy("oracle", "oracle", triggers=MEASURED, router="fifo"),
     )
 }
 
@@ -88,11 +73,30 @@ PRESETS: Final[Mapping[str, Mapping[str, float]]] = {
 
 
 def policy(name: str) -> Policy:
-    """The row of that name.
+    """The row of that name; one of a user's own is called as it was named, module:ROW.
 
     Raises:
         NotFound: naming the rows that exist.
+        SettingError: a row of one's own that is not there, or is none.
     """
-    if name not in POLICIES:
-        raise NotFound(f"unknown policy {name!r}", field="policy", value=name, remedy=f"one of {sorted(POLICIES)}")
-    return POLICIES[name]
+    if name in POLICIES:
+        return POLICIES[name]
+    if ":" not in name:
+        remedy = f"one of {sorted(POLICIES)}, or module:ROW"
+        raise NotFound(f"unknown policy {name!r}", field="policy", value=name, remedy=remedy)
+    row = loaded("policy", name)
+    if not isinstance(row, Policy):
+        remedy = "name a Policy (trefoil/core/policies.py) of that module"
+        raise SettingError("is no row of a policy", field="policy", value=name, remedy=remedy)
+    return replace(row, name=name)
+
+
+def chosen(row: Policy, parts: Mapping[str, str], settings: Mapping[str, Mapping[str, Value]]) -> Policy:
+    """The row with other parts, by kind ("": its own), and with other settings of its parts.
+
+    What the row sets of a part that is replaced goes with it.
+    """
+    named: dict[str, Any] = {kind: name for kind, name in parts.items() if name and name != row.part(Kind(kind))}
+    kept = {kind: values for kind, values in row.settings.items() if kind not in named}
+    merged = {kind: {**kept.get(kind, {}), **settings.get(kind, {})} for kind in {**kept, **settings}}
+    return replace(row, **named, settings=merged)

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.decide import Verdict
-from controller.triggers import Trigger
+from controller.core.effects import Evaluated, Recorded
 from trefoil.core.units import grams
 from trefoil.simulator.inputs import Inputs
 from trefoil.simulator.plant import Drawn
@@ -158,22 +157,46 @@ class Books:
             found[family] = co2 / answered if answered else None
         return found
 
-    def decision(
-        self, at_s: float, trigger: Trigger, verdict: Verdict, effect: str, explored: dict[str, Any] | None = None
-    ) -> None:
-        """Note a decision."""
+    def decision(self, kept: Recorded, explored: dict[str, Any] | None = None) -> None:
+        """Note a decision; `explored`: what the exploration that led to it has cost."""
+        verdict = kept.verdict
         expected = verdict.decision.plan.expected if verdict.decision and verdict.decision.plan else {}
         self.decisions.append(
             {
-                "at_s": round(at_s, 6),
-                "trigger": trigger.cause,
+                "at_s": round(kept.view.now_s, 6),
+                "trigger": kept.trigger.cause,
                 "outcome": verdict.outcome,
-                "effect": effect,
+                "effect": kept.effect,
                 "plan": verdict.digest,
                 "degraded": verdict.degraded,
                 "expected_g_per_request": {f: e.grams_per_request for f, e in sorted(expected.items())},
                 "why": verdict.why,
                 **({"exploration": explored} if explored is not None else {}),
+            }
+        )
+
+    def evaluation(self, one: Evaluated) -> None:
+        """Note what became of a candidate."""
+        told = one.told
+        self.evaluations.append(
+            {
+                "at_s": round(one.at_s, 6),
+                "trigger": one.trigger.cause,
+                "outcome": one.outcome,
+                "why": one.why or one.candidate.why,
+                "spent_s": told.spent_s,
+                "spent_j": told.spent_j,
+                "violations": told.violations,
+                "measured": {
+                    m.family: {
+                        "p95_ms": m.latency_ms_p95,
+                        "attainment": m.slo_attainment,
+                        "accuracy": m.accuracy,
+                        "joules_per_request": m.joules_per_request,
+                        "grams_per_request": m.grams_per_request,
+                    }
+                    for m in told.measured
+                },
             }
         )
 

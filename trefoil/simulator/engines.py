@@ -12,7 +12,7 @@ from trefoil.simulator.serving import Engine, Flow, RequestEngine
 def engines_for(inputs: Inputs, now_s: float) -> tuple[Engine, ...]:
     """The engines of all families, which stand in order; their draws depend on the seed and their place alone."""
     scenario = inputs.scenario
-    chosen, overhead_ms = scenario.policy.router, scenario.costs.overhead_ms
+    chosen, queue, overhead_ms = scenario.policy.router, scenario.policy.queue, scenario.costs.overhead_ms
     flows = {
         family: Flow(inputs.arrivals[family], inputs.objectives[family].slo_ms) for family in sorted(inputs.objectives)
     }
@@ -21,9 +21,9 @@ def engines_for(inputs: Inputs, now_s: float) -> tuple[Engine, ...]:
         return tuple(FluidEngine(f, flow, overhead_ms, now_s, gap_scv[f], chosen) for f, flow in flows.items())
     router = chosen or inputs.policy.router
     if find(Kind.ROUTER, router, ROUTERS).traits.group:
-        return (RequestEngine(flows, _rng(inputs, 0), overhead_ms, now_s, router),)
+        return (RequestEngine(flows, _rng(inputs, 0), overhead_ms, now_s, router, queue),)
     return tuple(
-        RequestEngine({family: flow}, _rng(inputs, place), overhead_ms, now_s, chosen)
+        RequestEngine({family: flow}, _rng(inputs, place), overhead_ms, now_s, chosen, queue)
         for place, (family, flow) in enumerate(flows.items())
     )
 

@@ -1,4 +1,6 @@
-"""Forecasts of intensity in simulated time: none, the feed's own models, or a perfect one for comparison.
+"""What the feed would say of intensity in simulated time beside the reading: forecasts, and the ratio to the average.
+
+Forecasts: none, the feed's own models, or a perfect one for comparison.
 
 The models are those of the carbon feed, told what a live feed would have been told: each interval when it begins (the
 trace's value of it is what the controller plans by), the lead-in of the trace before that, nothing after it. `perfect`
@@ -8,11 +10,12 @@ reads the trace ahead: what no forecast can be better than.
 from dataclasses import dataclass, replace
 from typing import Final
 
+from carbon_feed.core.history import History
+from carbon_feed.core.ratio import ratio
+from carbon_feed.core.trace import Playback
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S
 from carbon_feed.forecast.issue import Issuer
-from carbon_feed.history import History
-from carbon_feed.trace import Playback
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 from trefoil.core.common import Basis, Provenance
 from trefoil.simulator.inputs import Intensity
@@ -24,7 +27,7 @@ LEAD_IN_MAX: Final = 24_000  # intervals before time zero: 80 days of five minut
 
 @dataclass(slots=True)
 class Forecasts:
-    """What is forecast of one zone, issued whenever its reading changes."""
+    """What is forecast of one zone, issued whenever its reading changes; and its ratio to the average so far."""
 
     name: str
     intensity: Intensity
@@ -38,21 +41,26 @@ class Forecasts:
             return None
         if self.name == PERFECT:
             return self._perfect(now_s)
-        issuer, series = self._told(now_s), self.intensity.series
-        issued = issuer.issue(now_s)
+        history, series = self._past(now_s), self.intensity.series
+        if self._issuer is None:
+            self._issuer = Issuer(history, MODELS[self.name], STEP_S, HORIZON_S, self.intensity.played.speedup)
+        issued = self._issuer.issue(now_s)
         return issued.forecast or CarbonForecast(series, self.name, now_s, fallback_reason=issued.why)
 
-    def _told(self, now_s: float) -> Issuer:
-        """The issuer, told every interval that has begun; made anew when another trace is played."""
-        played = self.intensity.played
-        history, issuer, count = self._history, self._issuer, 2
-        if history is None or issuer is None or self._played is not played:
+    def ratio(self, now_s: float) -> float | None:
+        """Intensity now over its average so far (carbon_feed/core/ratio.py); None before a day of it is known."""
+        found = ratio(self._past(now_s), self.intensity.reading(now_s), speedup=self.intensity.played.speedup)
+        return None if found is None else found.cir
+
+    def _past(self, now_s: float) -> History:
+        """Every interval that has begun; told anew when another trace is played."""
+        played, history, count = self.intensity.played, self._history, 2
+        if history is None or self._played is not played:
             history, count = History(self.intensity.series), LEAD_IN_MAX
-            issuer = Issuer(history, MODELS[self.name], STEP_S, HORIZON_S, played.speedup)
-            self._played, self._history, self._issuer = played, history, issuer
+            self._played, self._history, self._issuer = played, history, None
         for reading in self.intensity.history(now_s, count):
             history.add(replace(reading, fetched_at_s=reading.starts_at_s))
-        return issuer
+        return history
 
     def _perfect(self, now_s: float) -> CarbonForecast:
         played = self.intensity.played

@@ -11,19 +11,23 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from carbon_feed.core.trace import Playback, bin_fits, playback
 from carbon_feed.providers.trace import load_trace
 from carbon_feed.settings import DEFAULT_TRACE, TraceSettings
-from carbon_feed.trace import Playback, bin_fits, playback
-from controller.objectives import accept
+from controller.core.decide import as_live
+from controller.core.objectives import accept
 from controller.planners.columns import effective_row, fits
+from controller.planners.stamped import stamped
 from controller.planning import constants_of, planner_of
-from trefoil.core import errors, policies
+from power_agent.governing import Governed
+from trefoil.core import errors
 from trefoil.core.brains import Planner
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.catalog import Catalog, Family, ProfileRow
 from trefoil.core.device_types import device_type
 from trefoil.core.fleet import DeviceKind
 from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.core.parts import Kind
 from trefoil.core.policies import Policy
 from trefoil.runtime.repository import load_family
 from trefoil.simulator.arrivals import Given, Source, stream
@@ -109,6 +113,11 @@ class Inputs:
         """The zone that triggers: of the first node."""
         return self.devices[0].zone
 
+    def governed(self) -> Governed:
+        """The governor of one device."""
+        chosen = self.scenario.policy
+        return Governed(chosen.governor, chosen.runs.settings.get(Kind.GOVERNOR, {}))
+
     def __getstate__(self) -> dict[str, Any]:
         """Saved without the planner, which is made anew."""
         return {**self.__dict__, "planner": None}
@@ -128,8 +137,13 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         _check_profile(served, known.family(served.name), given.truth or known, types)
     names = [d.name for d in devices]
     truth, estimate = pair(known, names, scenario.noise, scenario.seed, given.truth, scenario.policy.blind)
-    policy = _policy(scenario)
-    params = constants_of("x:Y" if given.planner else scenario.policy.planner, policy)
+    policy = scenario.policy.row
+    params = None if given.planner else constants_of("", policy)
+    planner = stamped(given.planner, policy) if given.planner else planner_of("", policy)
+    if scenario.policy.blind and as_live(planner) is None:
+        why = f"{policy.planner} cannot plan without profiles"
+        remedy = "take one that measures, e.g. clover, or set blind to false"
+        raise errors.SettingError(why, field="policy.blind", value=True, remedy=remedy)
     fleet_rows = Catalog(known.families, tuple(r for r in known.rows if r.device_type in types))
     arrivals = {s.name: _arrivals(s, scenario, i, given) for i, s in enumerate(scenario.families)}
     return Inputs(
@@ -142,7 +156,7 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         arrivals=arrivals,
         carbon={zone: _intensity(zone, scenario.carbon, given) for zone in sorted({d.zone for d in devices})},
         policy=policy,
-        planner=given.planner or planner_for(scenario),
+        planner=planner,
     )
 
 
@@ -152,12 +166,7 @@ def planner_for(scenario: Scenario) -> Planner:
     Raises:
         errors.SettingError: a planner of one's own that cannot be used.
     """
-    return planner_of(scenario.policy.planner, _policy(scenario))
-
-
-def _policy(scenario: Scenario) -> Policy:
-    row = policies.policy(scenario.policy.name)
-    return replace(row, constants={**row.constants, **scenario.policy.constants})
+    return planner_of("", scenario.policy.row)
 
 
 def _devices(scenario: Scenario) -> tuple[Device, ...]:

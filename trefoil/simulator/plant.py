@@ -1,17 +1,20 @@
 """The simulated hardware: devices, slices and what they draw. Obeys commands as an agent does, and takes its time.
 
-A slice computes as its row at the device's clock says, or as `power.at_clock` where the profile has none.
+A slice computes as its row at the device's clock says, or as `power.at_clock` where the profile has none. The clock is
+what the agent's governors make of the plan's.
 Power: the law of trefoil/core/power (idle, sleep, saturation) times each device's own factor. Energy by the definitions
 of CONTRACTS section 4: baseline while a slice serves is idle; baseline while none does, sleep, and what starting slices
 draw are unallocated; the rest is active and belongs to the slice that computed.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from controller.planners.columns import Same, effective_row
+from power_agent.core.clocks import Ability, planned_range
+from power_agent.governing import Governed
 from trefoil.core import power
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import device_type, slice_type
@@ -51,11 +54,13 @@ class Slice:
 
 @dataclass(slots=True)
 class Machine:
-    """One device and its books [J]."""
+    """One device and its books [J]. `wanted`: what it was last told to be."""
 
     device: Device
     type: DeviceType
     factor: float
+    governed: Governed
+    wanted: PlannedDevice = field(default_factory=PlannedDevice)
     state: DeviceState = DeviceState.ASLEEP
     awake_s: float = -math.inf
     clock_mhz: int = 0
@@ -95,9 +100,16 @@ class _Spent:
 class Plant:
     """All devices."""
 
-    def __init__(self, devices: Iterable[Device], truth: Truth, items: Mapping[str, float], costs: Costs) -> None:
+    def __init__(
+        self,
+        devices: Iterable[Device],
+        truth: Truth,
+        items: Mapping[str, float],
+        costs: Costs,
+        governed: Callable[[], Governed],
+    ) -> None:
         self._truth, self._items, self._costs = truth, items, costs
-        self.machines = {d.name: Machine(d, device_type(d.type), truth.power[d.name]) for d in devices}
+        self.machines = {d.name: Machine(d, device_type(d.type), truth.power[d.name], governed()) for d in devices}
         self.host_j = 0.0
         self._loads = {(f.name, v.name): v.load_s for f in truth.catalog.families for v in f.variants}
         self._services: dict[tuple[str, str, str, str, int], SliceService] = {}
@@ -171,6 +183,14 @@ class Plant:
                 one.state, one.since_s = SliceState.DRAINING, now_s
         self._touched()
 
+    def undrain(self, keys: Container[SliceKey], now_s: float) -> None:
+        """These take requests again: the plan that was to stop them was given up."""
+        for machine in self.machines.values():
+            for key, one in machine.slices.items():
+                if one.state == SliceState.DRAINING and key in keys:
+                    one.state, one.since_s = SliceState.READY, now_s
+                    self._touched()
+
     def command(self, devices: Mapping[str, PlannedDevice], now_s: float) -> None:
         """Make every device what it ought to be; what runs as it ought to is left alone."""
         for name, wanted in devices.items():
@@ -185,7 +205,8 @@ class Plant:
         for key in gone:
             del machine.slices[key]
         self.moves += len(gone)
-        machine.clock_mhz = wanted.clock_max_mhz
+        machine.wanted = wanted
+        machine.clock_mhz = _clock_mhz(machine, now_s)
         if parts and machine.state == DeviceState.ASLEEP:
             machine.state, machine.awake_s = DeviceState.WAKING, now_s + machine.type.wake_s
         elif not parts and wanted.target == DeviceState.ASLEEP:
@@ -218,19 +239,24 @@ class Plant:
     # --- time -------------------------------------------------------------------------------------------------------
 
     def next_s(self) -> float:
-        """When the next slice or device is ready."""
+        """When the next slice or device is ready, or a governor wants to be asked."""
         if self._next_s is None:
             waking = [m.awake_s for m in self.machines.values() if m.state == DeviceState.WAKING]
             slices = [s.ready_s for m in self.machines.values() for s in m.slices.values()]
-            self._next_s = min(min(waking, default=math.inf), min(slices, default=math.inf))
+            governed = [m.governed.next_s for m in self.machines.values()]
+            self._next_s = min(min(waking, default=math.inf), min(slices, default=math.inf), min(governed))
         return self._next_s
 
     def advance(self, now_s: float) -> bool:
-        """Whether anything became ready."""
+        """Whether anything became ready, or runs at another clock."""
         changed = False
         if now_s < self.next_s():
             return changed
         for machine in self.machines.values():
+            if machine.governed.next_s <= now_s:
+                self._next_s, before = None, machine.clock_mhz
+                machine.clock_mhz = _clock_mhz(machine, now_s)
+                changed = changed or machine.clock_mhz != before
             if machine.state == DeviceState.WAKING and machine.awake_s <= now_s:
                 machine.state, changed = DeviceState.AWAKE, True
             for one in machine.slices.values():
@@ -355,6 +381,16 @@ def _status(machine: Machine) -> DeviceStatus:
         clock_mhz=machine.clock_mhz,
         mig_current=machine.type.kind == DeviceKind.MIG_GPU,
     )
+
+
+def _clock_mhz(machine: Machine, now_s: float) -> int:
+    """What the device runs at under load: the plan's clock, where its governor does not want a lower one."""
+    wanted, kind = machine.wanted, machine.type
+    ability = Ability(machine.device.name, kind.name, tuple(sorted(kind.clocks_mhz)))
+    found = machine.governed.range(wanted, ability, machine.clock_mhz, True, now_s)
+    if found is None or found == planned_range(wanted, ability.supported_mhz):
+        return wanted.clock_max_mhz
+    return found.max_mhz
 
 
 def _variants(hosted: tuple[Hosted, ...]) -> tuple[tuple[str, str, int], ...]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from zlib import crc32
 
-from controller.decide import think
-from controller.rollout import Way
+from controller.core.decide import think
+from controller.core.rollout import Way
 from trefoil.core.brains import Decision, Planner, PlanView
 from trefoil.core.carbon import CarbonForecast, CarbonReading
 from trefoil.core.catalog import Catalog

@@ -152,7 +152,7 @@ def _summary(shell: Shell) -> Summary:
         whole.add(one)
     joules, co2 = sum(c.joules for c in books.by_zone.values()), sum(c.grams for c in books.by_zone.values())
     ended = whole.answered + whole.rejected
-    explored = shell.explorer.totals
+    explored = shell.core.explorer.totals
     return Summary(
         scenario=scenario.name,
         policy=scenario.policy.name,
@@ -173,9 +173,9 @@ def _summary(shell: Shell) -> Summary:
         slo_attainment=_per(whole.within_slo, ended),
         accuracy=_per(whole.accuracy_sum, whole.answered),
         power_w=joules / scenario.span_s,
-        decisions=shell.decided,
-        replans=sum(shell.causes.values()),
-        reconfigurations=shell.reconfigurations,
+        decisions=shell.core.decided,
+        replans=sum(shell.core.causes.values()),
+        reconfigurations=sum(shell.core.reconfigurations.values()),
         halted=books.halted,
         rollout_s=books.rolling_s,
         rollout_j=books.rolling_j,
@@ -183,7 +183,7 @@ def _summary(shell: Shell) -> Summary:
         exploration_s=explored.spent_s,
         exploration_j=explored.spent_j,
         exploration_violations=explored.violations,
-        causes=dict(sorted(shell.causes.items())),
+        causes=dict(sorted(shell.core.causes.items())),
         families={f: _family(shell, f) for f in sorted(books.total)},
         zones={z: {"joules": c.joules, "grams": c.grams} for z, c in sorted(books.by_zone.items())},
     )
@@ -198,7 +198,7 @@ def _family(shell: Shell, family: str) -> FamilySummary:
         grams_per_request=_per(cost.grams, one.answered),
         joules_per_request=_per(cost.joules, one.answered),
         **_quantiles(one),
-        slo_ms=shell.inputs.objectives[family].slo_ms,
+        slo_ms=shell.core.objectives[family].slo_ms,
         slo_attainment=_per(one.within_slo, one.answered + one.rejected),
         accuracy=_per(one.accuracy_sum, one.answered),
         mix={v: _per(n, one.answered) for v, n in sorted(one.by_variant.items())},

@@ -104,6 +104,7 @@ def _stamp(scenario: Scenario) -> bytes:
 
 def _save(path: Path, shell: Shell) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    shell.rest()
     body = pickle.dumps(shell, protocol=pickle.HIGHEST_PROTOCOL)
     partial = path.with_suffix(".partial")
     partial.write_bytes(_stamp(shell.scenario) + hashlib.sha256(body).digest() + body)

@@ -5,21 +5,20 @@ Times are simulated seconds; nothing is scaled but the carbon trace (`carbon.spe
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from controller.settings import ExploreSettings, FixedDemand, TriggerSettings
-from dispatcher.routers import ROUTERS
 from trefoil.core import policies
 from trefoil.core.device_types import device_type
-from trefoil.core.errors import NotFound, SettingError
-from trefoil.core.parts import Kind, find
+from trefoil.core.errors import NotFound
+from trefoil.core.parts import Kind, Value
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
-
-FLUID_ROUTERS: Final = ("weighted", "fifo")
+from trefoil.simulator.parts import check_row
 
 
 class Node(Settings):
@@ -138,13 +137,17 @@ class Carbon(Settings):
 
 
 class PolicyChoice(Settings):
-    """Which policy, with which constants."""
+    """Which policy, with which constants. Parts instead of the policy's own: names of their tables, or module:Class."""
 
     name: str = "exact"
+    """A row of the table, or one's own as module:ROW."""
     planner: str = ""
-    """A planner of one's own, module:Class."""
+    forecaster: str = ""
     router: str = ""
-    """A router instead of the policy's: a name of the table, or module:Class."""
+    queue: str = ""
+    governor: str = ""
+    parts: dict[str, dict[str, Value]] = Field(default_factory=dict)
+    """Settings of the parts by kind and name, e.g. parts.forecaster.smooth_s."""
     params: dict[str, float] = Field(default_factory=dict)
     """Constants by way of the objectives, as `trefoil objective set` gives them."""
     constants: dict[str, float] = Field(default_factory=dict)
@@ -160,11 +163,24 @@ class PolicyChoice(Settings):
             policies.policy(self.name)
         except NotFound as error:
             raise ValueError(f"unknown policy {self.name!r}; {error.remedy}") from error
-        try:
-            find(Kind.ROUTER, self.router or "weighted", ROUTERS)
-        except SettingError as error:
-            raise ValueError(str(error)) from error
         return self
+
+    @property
+    def row(self) -> policies.Policy:
+        """The policy's row as plans bear it. As in a live system, plans know nothing of another router, queue or
+        governor that is put in its place.
+        """
+        return self._chosen(Kind.PLANNER, Kind.FORECASTER)
+
+    @property
+    def runs(self) -> policies.Policy:
+        """The row as it is run."""
+        return self._chosen(*Kind)
+
+    def _chosen(self, *kinds: Kind) -> policies.Policy:
+        row = policies.policy(self.name)
+        row = policies.chosen(row, {kind: getattr(self, kind) for kind in kinds}, self.parts)
+        return replace(row, constants={**row.constants, **self.constants})
 
 
 class ControlSettings(Settings):
@@ -259,11 +275,7 @@ class Scenario(Settings):
     def _whole(self) -> Self:
         if (self.hours > 0) == (self.duration_s > 0):
             raise ValueError("set hours or duration_s, one of them, above 0")
-        if self.fidelity == "fluid" and self.policy.router not in ("", *FLUID_ROUTERS):
-            raise ValueError(
-                f"a flow has no requests to give router {self.policy.router!r}; set fidelity to request, or the router "
-                f"to one of {', '.join(FLUID_ROUTERS)}"
-            )
+        check_row(self.policy.runs, fluid=self.fidelity == "fluid")
         names = [name for node in self.nodes for name in node.names]
         if len(set(names)) < len(names):
             raise ValueError(f"two nodes have one name: {sorted(n for n in names if names.count(n) > 1)}")

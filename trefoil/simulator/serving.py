@@ -129,10 +129,10 @@ def load_cells(found: Mapping[str, Interval], items: Mapping[str, float]) -> tup
     return tuple(cells)
 
 
-def live(route: Route, services: Services, router: str = "") -> Route:
-    """The targets that a dispatcher would route to: not draining, and serving. `router` instead of the plan's."""
+def live(route: Route, services: Services, router: str = "", queue: str = "") -> Route:
+    """What a dispatcher routes by: targets that serve and do not drain; `router`, `queue` over those of the route."""
     targets = tuple(t for t in route.targets if not t.draining and t.slice in services)
-    return replace(route, targets=targets, router=router or route.router)
+    return replace(route, targets=targets, router=router or route.router, queue=queue or route.queue)
 
 
 def quantile_ms(counts: Counts, q: float, max_ms: float = math.inf) -> float:
@@ -153,15 +153,21 @@ def counted(latency_ms: npt.NDArray[np.float64]) -> Counts:
 
 
 class RequestEngine:
-    """Requests one by one, through the live queue and router. `router` instead of the plan's."""
+    """Requests one by one, through the live queue and router. `router` and `queue` instead of the plan's."""
 
     def __init__(
-        self, flows: Mapping[str, Flow], rng: Generator, overhead_ms: float, now_s: float, router: str = ""
+        self,
+        flows: Mapping[str, Flow],
+        rng: Generator,
+        overhead_ms: float,
+        now_s: float,
+        router: str = "",
+        queue: str = "",
     ) -> None:
         self.families = tuple(flows)
-        self._flows, self._router = flows, router
+        self._flows, self._router, self._queue = flows, router, queue
         self._services: dict[str, dict[SliceKey, SliceService]] = {family: {} for family in flows}
-        nowhere = {family: Route(family, router or "fifo", "fifo") for family in flows}
+        nowhere = {family: Route(family, router or "fifo", queue or "fifo") for family in flows}
         slo_ms = {family: flow.slo_ms for family, flow in flows.items()}
         self._engine = RequestLevel(nowhere, self._services, rng, overhead_ms, start_s=now_s, slo_ms=slo_ms)
 
@@ -169,7 +175,7 @@ class RequestEngine:
         """Route by these tables from now on."""
         for family, given in services.items():
             self._services[family] |= given
-        serving = {family: live(route, services[family], self._router) for family, route in routes.items()}
+        serving = {family: live(route, services[family], self._router, self._queue) for family, route in routes.items()}
         self._engine.retable(now_s, serving, services)
 
     def on_carbon(self, ratio: float | None, now_s: float) -> None:

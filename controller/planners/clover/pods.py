@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from controller.planners.assemble import FIFO, plan_of
+from controller.planners.assemble import plan_of
 from controller.planners.clover.graph import Edge, Graph
 from controller.planners.clover.objective import Outcome
 from controller.planners.clover.placing import hosting
@@ -215,7 +215,7 @@ def assembled(
         expected,
         why,
         degraded=degraded,
-        router=FIFO,
+        pull=True,
     )
     return replace(plan, exploration=exploration)
 

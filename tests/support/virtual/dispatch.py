@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import dispatcher.loop
-from dispatcher.ejection import Failure
+from dispatcher.core.ejection import Failure
 from dispatcher.hub import Hub
 from dispatcher.settings import DispatcherSettings
 from tests.support.virtual.doubles import Files, Silent

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carbon_feed.core.history import History
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.archive import Archive
 from carbon_feed.forecast.forecaster import told
 from carbon_feed.forecast.issue import Issuer, issue
 from carbon_feed.forecast.resample import resampled
-from carbon_feed.history import History
 from tests.unit.carbon_feed.test_forecast import duck
 from tests.unit.carbon_feed.test_history import HOUR_S, SERIES, T0_S, said
 from trefoil.core import errors

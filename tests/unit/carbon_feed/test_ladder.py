@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carbon_feed.feed import Observation, reading_of
-from carbon_feed.ladder import Ladder, LadderView, Said, forecast_of
-from carbon_feed.profile import FADE_S, HourOfWeek, hour_of_week, profile_of
-from carbon_feed.validate import Cause, Refusal
+from carbon_feed.core.feed import Observation, reading_of
+from carbon_feed.core.ladder import Ladder, LadderView, Said, forecast_of
+from carbon_feed.core.profile import FADE_S, HourOfWeek, hour_of_week, profile_of
+from carbon_feed.core.validate import Cause, Refusal
 from trefoil.core.carbon import CarbonForecast, Factors, Method, Quality, Rung, Series
 
 SERIES = Series("GB", Method.AVERAGE, Factors.LIFECYCLE)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from carbon_feed.feed import Observation
+from carbon_feed.core.feed import Observation
 from carbon_feed.loop import FeedLoop
 from carbon_feed.role import read_epoch, write_epoch
 from carbon_feed.service import CarbonFeedServicer

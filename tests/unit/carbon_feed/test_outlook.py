@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from carbon_feed.feed import Observation
-from carbon_feed.history import History
+from carbon_feed.core.feed import Observation
+from carbon_feed.core.history import History
+from carbon_feed.core.ratio import WINDOWS
+from carbon_feed.core.validate import Cause
 from carbon_feed.outlook import ISSUE_MIN_S, ZoneOutlook
 from carbon_feed.outlook_settings import OutlookSettings
 from carbon_feed.providers.base import ProviderFailure
-from carbon_feed.ratio import WINDOWS
 from carbon_feed.settings import CarbonFeedSettings
-from carbon_feed.validate import Cause
 from tests.unit.carbon_feed.test_forecast import duck
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series

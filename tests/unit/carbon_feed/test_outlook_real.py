@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from carbon_feed.core.history import History
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.backtest import backtest, steps_of
-from carbon_feed.history import History
 from carbon_feed.outlook import ZoneOutlook
 from carbon_feed.providers.trace import load_trace
 from carbon_feed.settings import CarbonFeedSettings

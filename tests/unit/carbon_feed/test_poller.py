@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from carbon_feed.feed import Observation
+from carbon_feed.core.feed import Observation
+from carbon_feed.core.polling import DAY_S, Breaker, PollRules
+from carbon_feed.core.validate import Cause
 from carbon_feed.loop import FeedLoop
-from carbon_feed.polling import DAY_S, Breaker, PollRules
 from carbon_feed.providers import LiveProvider, Polled, ProviderFailure
 from carbon_feed.providers.polled import read_spent
 from carbon_feed.providers.recent import Recent
 from carbon_feed.settings import CarbonFeedSettings
-from carbon_feed.validate import Cause
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Quality, Rung
 from trefoil.runtime import config

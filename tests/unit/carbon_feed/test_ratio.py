@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carbon_feed.core.history import History
+from carbon_feed.core.ratio import EXPANDING, MONTH, SAME_HOUR, WINDOWS, ratio
 from carbon_feed.forecast.backtest import steps_of
-from carbon_feed.history import History
 from carbon_feed.providers.trace import load_trace
-from carbon_feed.ratio import EXPANDING, MONTH, SAME_HOUR, WINDOWS, ratio
 from tests.unit.carbon_feed.test_history import HOUR_S, SERIES, T0_S, kept, said
 from trefoil.core import errors
 from trefoil.core.carbon import Method

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from carbon_feed.answers import PAGE_MAX
+from carbon_feed.core.answers import PAGE_MAX
+from carbon_feed.core.history import History
 from carbon_feed.forecast.archive import Archive
-from carbon_feed.history import History
 from carbon_feed.service import FULL_NAME
 from carbon_feed.servicer import CarbonFeedServicer
 from carbon_feed.zones import load_zones

@@ -14,11 +14,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from carbon_feed.core.history import History
+from carbon_feed.core.ratio import ratio
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.archive import Archive
 from carbon_feed.forecast.issue import issue
-from carbon_feed.history import History
-from carbon_feed.ratio import ratio
 from carbon_feed.servicer import CarbonFeedServicer
 from carbon_feed.settings import CarbonFeedSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc

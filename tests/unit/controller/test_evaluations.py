@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from controller.evaluations import Exploration, Phase, leaving
+from controller.core.evaluations import Exploration, Phase, leaving
+from controller.core.triggers import Trigger
 from controller.settings import ExploreSettings
-from controller.triggers import Trigger
 from tests.support.plans import SMALL, plan_of, planned
 from tests.unit.controller import views
 from trefoil.core.common import Revision

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from controller.core.effects import Conclude, Deploy, Instant, NextSeed, Remember, Save, Steps, Tell, Think, TryOut
+from controller.core.evaluations import Phase, Totals
 from controller.core.exploration import Explorer
-from controller.evaluations import Phase, Totals
-from controller.measuring import Cost, cost, metered_until_s
+from controller.core.measuring import Cost, cost, metered_until_s
+from controller.core.triggers import Trigger
+from controller.core.windows import Windows, WindowSettings
 from controller.perform import perform
 from controller.replay import replay
 from controller.settings import ExploreSettings
 from controller.thinker import Thinker
-from controller.triggers import Trigger
-from controller.windows import Windows, WindowSettings
 from tests.support.plans import CATALOG, SMALL, plan_of, planned
 from tests.unit.controller import views
 from trefoil.core.brains import Candidate, Decision

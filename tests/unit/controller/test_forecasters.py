@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.forecasters.last_max import poisson_quantile
-from controller.forecasters.table import ForecastSettings, forecaster
-from trefoil.core.errors import NotFound
+from controller.forecasters.last_max import LastMax, poisson_quantile
+from controller.planning import forecaster_of, row_of
+from controller.settings import ControllerSettings
+from trefoil.core.errors import SettingError
 
-LAST_MAX = forecaster("last_max", ForecastSettings())
+LAST_MAX = LastMax()
 BIN_S = 0.5
 
 
@@ -77,5 +78,33 @@ def test_the_normal_law_takes_over_smoothly():
 
 
 def test_an_unknown_forecaster_is_refused_by_naming_those_that_exist():
-    with pytest.raises(NotFound, match="last_max"):
-        forecaster("oracle", ForecastSettings())
+    with pytest.raises(SettingError, match=r"forecaster = 'oracle': .*last_max, or module:Class"):
+        made("oracle")
+
+
+def made(name="", **settings):
+    given = ControllerSettings(forecaster=name, **settings)
+    return forecaster_of(given, row_of(given))
+
+
+def test_the_controllers_flat_settings_and_those_of_the_part_are_the_forecasters_the_latter_first():
+    assert made() == LastMax()
+    assert made(smooth_s=9.0) == LastMax(smooth_s=9.0)
+    both = made(smooth_s=9.0, lookback_s=3.0, parts={"forecaster": {"smooth_s": "2.5"}})
+    assert both == LastMax(smooth_s=2.5, lookback_s=3.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (
+            {"hidden": 3},
+            r"forecaster setting hidden = 3: last_max has no such setting.*one of growth_ratio_max",
+        ),
+        ({"smooth_s": "much"}, r"forecaster setting smooth_s = 'much'"),
+        ({"smooth_s": 0.0}, r"forecaster setting smooth_s = 0.0: .*greater than 0"),
+    ],
+)
+def test_settings_that_a_forecaster_has_not_or_cannot_have_are_refused(values, says):
+    with pytest.raises(SettingError, match=says):
+        made(parts={"forecaster": values})

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller import publish
+from controller.core.decide import Control
+from controller.core.intensity import REFUSABLE, aged, held, refusal, rung_name
 from controller.core.observation import Observation
-from controller.decide import Control
-from controller.forecasters.table import ForecastSettings, forecaster
-from controller.intensity import REFUSABLE, aged, held, refusal, rung_name
+from controller.core.triggers import Memory, Thresholds, evaluate, made_for
+from controller.forecasters.last_max import LastMax
 from controller.observe import Reader
 from controller.service import explain
 from controller.settings import CarbonSettings, ControllerSettings
-from controller.triggers import Memory, Thresholds, evaluate, made_for
 from tests.support.planning import digits
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
@@ -57,7 +57,7 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        made = forecaster("last_max", ForecastSettings())
+        made = LastMax()
         self.seen = Observation(self.settings, self.state.keys, digits(), made, self.clock.now_s())
         self.reader = Reader(self.seen, self.state, self.settings.carbon, self.clock)
 

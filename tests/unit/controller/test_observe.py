@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.decide import NEW, think
 from controller.core.observation import Observation
-from controller.decide import NEW, think
-from controller.forecasters.table import ForecastSettings, forecaster
+from controller.forecasters.last_max import LastMax
 from controller.observe import Reader
 from controller.planners.exact.planner import ExactPlanner
 from controller.replay import replay
@@ -50,7 +50,7 @@ class World:
         self.state = state_on(Server(self.clock), "default", self.clock)
         demand_fixed = {"digits": fixed} if fixed else {}
         settings = ControllerSettings(demand_initial_per_s={"digits": 20.0}, demand_fixed=demand_fixed)
-        predictor = forecaster("last_max", ForecastSettings())
+        predictor = LastMax()
         self.seen = Observation(settings, self.state.keys, several(), predictor, self.clock.now_s())
         self.reader = Reader(self.seen, self.state, settings.carbon, self.clock)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from controller.core.terms import best_way, impossible, standing
+from controller.core.triggers import CAUSES, Memory, Thresholds, evaluate, made_for
+from controller.core.usable import profiled, unplannable
 from controller.planners.exact.planner import ExactPlanner
-from controller.terms import best_way, impossible, standing
-from controller.triggers import CAUSES, Memory, Thresholds, evaluate, made_for
-from controller.usable import profiled, unplannable
 from tests.support.planners import layout, plan_of
 from tests.support.planning import applied, fleet
 from tests.support.planning import view as planning_view

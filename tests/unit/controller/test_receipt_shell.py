@@ -6,11 +6,11 @@ import pytest
 
 from controller.authority import Authority
 from controller.core.observation import Observation
+from controller.core.receipts import Receipts
 from controller.disk import Disk
-from controller.forecasters.table import ForecastSettings, forecaster
+from controller.forecasters.last_max import LastMax
 from controller.observe import Reader
 from controller.publish import ReceiptSeries
-from controller.receipts import Receipts
 from controller.report import Accountant
 from controller.settings import ControllerSettings
 from tests.support.stores import state_on
@@ -32,7 +32,7 @@ class World:
         self.clock = ManualClock(NOW_S)
         self.state = state_on(Server(self.clock), "default", self.clock)
         self.settings = settings = ControllerSettings()
-        receipts, predictor = Receipts(CATALOG), forecaster("last_max", ForecastSettings())
+        receipts, predictor = Receipts(CATALOG), LastMax()
         now_s = self.clock.now_s()
         self.seen = Observation(settings, self.state.keys, CATALOG, predictor, now_s, receipts.window)
         self.reader = Reader(self.seen, self.state, settings.carbon, self.clock)

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.receipts import Line, Receipts, line_of, moved, summed
+from controller.core.receipts import Line, Receipts, line_of, moved, summed
+from dispatcher.core.receipts import Receipts as Prices
 from dispatcher.load import LoadBook
-from dispatcher.receipts import Receipts as Prices
 from trefoil.core.carbon import CarbonReading, Quality, Series
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import Basis, Provenance, Revision

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.rollout import Standing, Step, Way, way
-from controller.shares import Terms, capacity_of, routed_capacity
+from controller.core.rollout import Standing, Step, Way, way
+from controller.core.shares import Terms, capacity_of, routed_capacity
 from tests.support.plans import LARGE, SMALL, key, planned
 from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB, placements, slice_type

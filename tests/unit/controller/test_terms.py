@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.evaluations import refusal, refused
-from controller.terms import best_way, early, impossible, standing, terms
+from controller.core.evaluations import refusal, refused
+from controller.core.terms import best_way, early, impossible, standing, terms
 from tests.support.planners import layout, plan_of
 from tests.unit.controller.views import view
 from trefoil.core.demand import Demand

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.triggers import CAUSES, Memory, Thresholds, evaluate, made_for
+from controller.core.triggers import CAUSES, Memory, Thresholds, evaluate, made_for
 from tests.support.plans import key
 from tests.unit.controller.views import OBJECTIVE, PLAN, view
 from trefoil.core.fleet import DeviceState, FleetState, SliceState

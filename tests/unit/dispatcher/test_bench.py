@@ -18,7 +18,7 @@ from benchmarks.dispatcher import (
 from benchmarks.dispatcher_peers import node, plan
 from benchmarks.dispatcher_router import routers
 from dispatcher import knobs
-from dispatcher.table import build, check
+from dispatcher.core.table import build, check
 from trefoil.core.common import Revision
 
 

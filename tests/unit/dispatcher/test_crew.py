@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher import crew, shares, table
-from dispatcher.crew import AGREE_MAX_S, LIVES, Crew, Worker
-from dispatcher.shares import UNEVEN, Part
+from dispatcher.core import crew, shares, table
+from dispatcher.core.crew import AGREE_MAX_S, LIVES, Crew, Worker
+from dispatcher.core.shares import UNEVEN, Part
 from tests.unit.dispatcher.worlds import node, plan, route, status, target
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck

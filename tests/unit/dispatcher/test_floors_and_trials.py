@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher import shares, table, trials
-from dispatcher.floors import Reach, best
-from dispatcher.trials import Mirror
+from dispatcher.core import shares, table, trials
+from dispatcher.core.floors import Reach, best
+from dispatcher.core.trials import Mirror
 from tests.unit.dispatcher.worlds import ACCURACIES, OK, key, node, plan, route, routing, status, target, ticket
 from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import SliceState

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.ejection import FLAP_MAX_S, FLAP_S, PROBE_FIRST_S, Ejections, Failure
-from dispatcher.health import Health
-from dispatcher.outliers import Ramps, Silence, Strikes, panics
-from dispatcher.retries import RetryBudget
-from dispatcher.service_times import HALF_LIFE_S, ServiceTimes
+from dispatcher.core.ejection import FLAP_MAX_S, FLAP_S, PROBE_FIRST_S, Ejections, Failure
+from dispatcher.core.health import Health
+from dispatcher.core.outliers import Ramps, Silence, Strikes, panics
+from dispatcher.core.retries import RetryBudget
+from dispatcher.core.service_times import HALF_LIFE_S, ServiceTimes
 from tests.unit.dispatcher.worlds import key, node, status
 
 A, B = key(0), key(1)

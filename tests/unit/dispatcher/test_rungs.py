@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from dispatcher.rungs import CAUSES, Seen, rungs
+from dispatcher.core.rungs import CAUSES, Seen, rungs
 
 WELL = {"planned": True, "controller": "controller-1"}
 AWAY = {

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dispatcher.core.sequences import Pin, Sequences, SequencesFull
 from dispatcher.pump import Pump
 from dispatcher.queues.fifo import QueueFull
-from dispatcher.sequences import Pin, Sequences, SequencesFull
 from dispatcher.sequencing import SequencePump
 from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
 from trefoil.core.brains import Outcome, Pick

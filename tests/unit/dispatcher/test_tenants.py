@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.admission import Refused
+from dispatcher.core.tenants import ADMIN, DEBT_MAX_S, EVERYBODY, INFER, Tenant, Tenants, admit, digest
 from dispatcher.gate import Gate, Limits
 from dispatcher.settings import DispatcherSettings
-from dispatcher.tenants import ADMIN, DEBT_MAX_S, EVERYBODY, INFER, Tenant, Tenants, admit, digest
 from trefoil.core.errors import SettingError
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics

@@ -7,12 +7,12 @@ from controller.planners.base import BasePlanner, base_reference
 from controller.planners.co2opt import Co2OptPlanner
 from controller.planners.exact import CONSTANTS
 from controller.planners.static_mix import StaticMixPlanner
-from controller.planners.table import PLANNERS, make
 from controller.planners.world import read
+from controller.planning import planner_of
 from tests.support.planning import DUCK, digits, fleet, objective, view
-from trefoil.core.errors import CatalogError, InvalidInput, NotFound
+from trefoil.core.errors import CatalogError, InvalidInput, SettingError
 from trefoil.core.fleet import DeviceState
-from trefoil.core.plan_check import check, plan_digest
+from trefoil.core.plan_check import check, node_digest, plan_digest
 from trefoil.core.policies import POLICIES
 
 
@@ -105,11 +105,13 @@ def test_an_objective_without_slo_takes_the_family_default_or_is_refused():
 
 
 def test_every_policy_has_its_planner_and_unknown_names_are_refused():
-    assert {p.planner for p in POLICIES.values()} <= set(PLANNERS)
-    for name in PLANNERS:
-        assert decide(make(name), view(history=DUCK)).plan is not None
-    with pytest.raises(NotFound, match="static_mix"):
-        make("best")
+    for row in POLICIES.values():
+        plan = decide(planner_of("", row), view(history=DUCK)).plan
+        assert {(r.router, r.queue) for r in plan.routes} == {(row.router, row.queue)}
+        assert {d.governor for n in plan.nodes for d in n.devices} == {row.governor}
+        assert all(node.digest == node_digest(node) for node in plan.nodes)
+    with pytest.raises(SettingError, match=r"planner = 'best': .*static_mix.*, or module:Class"):
+        planner_of("best", POLICIES["exact"])
 
 
 def test_base_and_co2opt_on_another_configuration_of_fig_1():

@@ -16,7 +16,7 @@ from controller.planners.clover.planner import CONSTANTS
 from controller.planners.clover.pods import pods_of
 from controller.planners.clover.space import Space
 from controller.planners.oracle import OraclePlanner
-from controller.planners.table import constants, make
+from controller.planners.table import PLANNERS
 from controller.planners.world import read
 from tests.support.exploring import explore, lambda_view, served, value
 from tests.support.planning import applied, digits, fleet, objective, view
@@ -57,7 +57,6 @@ def _base(one):
 def test_plans_pull_from_one_queue_with_one_credit_per_slice():
     plan = explore(CloverPlanner(), lambda_view(), rng()).decision.plan
     route = plan.routes[0]
-    assert route.router == "fifo"
     assert len({t.weight for t in route.targets}) == 1
     assert {t.credits for t in route.targets} == {1}
     slices = [s for n in plan.nodes for d in n.devices for s in d.slices]
@@ -283,8 +282,12 @@ def test_presets_are_constants_that_the_planner_reads():
     for name in ("clover", "blover", "oracle"):
         assert POLICIES[name].router == "fifo"
         for preset in PRESETS.values():
-            assert set(preset) <= set(constants(name))
-            decision = make(name, {**preset, "measure_on": 0.0}).plan(lambda_view(), rng())
+            assert set(preset) <= set(PLANNERS[name].constants)
+            decision = (
+                PLANNERS[name]
+                .made(constants={**preset, "measure_on": 0.0}, refuses=lambda _view, _plan: "")
+                .plan(lambda_view(), rng())
+            )
             assert isinstance(decision, Decision)
             assert decision.plan is not None
 

@@ -76,7 +76,7 @@ def test_two_families_explore_side_by_side_and_each_ends_at_its_best(seed):
     plan = found.decision.plan
     assert {f: len(devices) for f, devices in pods(plan).items()} == {"digits": 3, "words": 3}
     assert all(pods(c.plan) == pods(plan) for c in found.candidates)
-    assert {r.family: r.router for r in plan.routes} == {"digits": "fifo", "words": "fifo"}
+    assert [r.family for r in plan.routes] == ["digits", "words"]
     for family in FAMILIES:
         assert served(one, plan, family).p95_ms <= SLO_MS
         tried = [c.plan for c in found.candidates if served(one, c.plan, family).p95_ms <= SLO_MS]

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from controller.objectives import accept
-from controller.planners import table
+from controller.core.objectives import accept
+from controller.core.shares import known
+from controller.core.shares import shares as shares_of
+from controller.core.terms import terms
 from controller.planners.exact import ExactPlanner
-from controller.shares import known
-from controller.shares import shares as shares_of
-from controller.terms import terms
+from controller.planners.table import PLANNERS
 from tests.support.planning import applied, digits, fleet, objective, view
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import ObjectiveMode
@@ -81,13 +81,13 @@ def test_a_fleet_that_cannot_serve_all_lets_trials_give_way():
 def test_a_trial_that_cannot_be_meant_is_refused(params, says):
     wanted = objective(params=params)
     with pytest.raises(InvalidInput, match=says):
-        accept(wanted, {}, digits(), table.constants("exact"))
+        accept(wanted, {}, digits(), PLANNERS["exact"].constants)
 
 
 @pytest.mark.parametrize("planner", ["base", "co2opt", "clover", "oracle"])
 def test_planners_that_know_no_trials_refuse_them_by_name(planner):
     with pytest.raises(InvalidInput, match="canary_version"):
-        accept(objective(params=CANARY), {}, digits(), table.constants(planner))
+        accept(objective(params=CANARY), {}, digits(), PLANNERS[planner].constants)
 
 
 def test_a_rollout_gives_a_mirror_no_share_however_much_must_be_carried():

@@ -8,8 +8,8 @@ import pytest
 
 from power_agent.attribution import SENSORS
 from power_agent.baseline import QUIET_S, Baseline
+from power_agent.core.meter import MeterState, advance
 from power_agent.counter import SENSOR_DOUBT, Move, PowerIntegral, move, reach_j
-from power_agent.meter import MeterState, advance
 from power_agent.readings import DeviceReading, SliceReading, Work
 from tests.support.metered import MeteredDevice
 from tests.unit.power_agent.test_meter import IDLE_W, KEYS, SHARES, meter, part, reading

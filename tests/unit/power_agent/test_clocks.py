@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from power_agent.clock_rules import check_epoch, grant, refuse_planned
-from power_agent.clocks import (
+from power_agent.core.clock_rules import check_epoch, grant, refuse_planned
+from power_agent.core.clocks import (
     SLOW_RETRY_S,
     Ability,
     ClockRange,

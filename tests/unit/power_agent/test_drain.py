@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from power_agent.drain import required_table, still_routed, waiting_for
+from power_agent.core.drain import required_table, still_routed, waiting_for
 from tests.support.plans import key
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck

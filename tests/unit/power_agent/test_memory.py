@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from power_agent.attribution import Mark
+from power_agent.core.meter import MeterState
 from power_agent.journal import Journal, SliceMemory
 from power_agent.ledger import Ledger
-from power_agent.meter import MeterState
 from tests.support.plans import key, plan_of, planned
 from trefoil.core.common import Revision
 from trefoil.core.energy import EnergyMethod, EnergySample

@@ -5,9 +5,9 @@ from collections import Counter
 import pynvml
 import pytest
 
+from power_agent.core.reconcile import CREATE, SeenDevice, SeenSlice, reconcile
 from power_agent.devices.inventory import Inventory
 from power_agent.mig import Mig
-from power_agent.reconcile import CREATE, SeenDevice, SeenSlice, reconcile
 from tests.support.plans import CATALOG, LARGE, SMALL, planned
 from tests.support.simulated_driver import make_driver, pynvml_on
 from trefoil.core.common import Revision

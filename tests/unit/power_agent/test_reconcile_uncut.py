@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from power_agent.cordon import without
-from power_agent.reconcile import SeenDevice, SeenSlice, Task, reconcile, refuse, refuse_cordoned
+from power_agent.core.reconcile import SeenDevice, SeenSlice, Task, reconcile, refuse, refuse_cordoned
 from tests.support.plans import CATALOG, LARGE, SMALL
 from trefoil.core.catalog import Variant
 from trefoil.core.common import Revision

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.drain import required_table, waiting_for
+from power_agent.core.drain import required_table, waiting_for
 from power_agent.health import ejected_slices, suspicion
 from power_agent.slices import Slice
 from power_agent.triton import VersionCounters

@@ -114,6 +114,8 @@ def test_truth_and_estimate_are_two_objects_and_differ_by_the_noise():
 
 
 def test_blind_planner_is_told_no_profile():
-    blind = prepare(scenario(policy={"name": "base", "blind": True}))
+    blind = prepare(scenario(policy={"name": "clover", "blind": True}))
     assert not blind.estimate.catalog.rows
     assert blind.truth.catalog.rows
+    with pytest.raises(SettingError, match=r"policy.blind = True: oracle cannot plan without profiles.*clover"):
+        prepare(scenario(policy={"name": "oracle", "blind": True}))

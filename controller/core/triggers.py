@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from controller.usable import out_of_service
+from controller.core.usable import out_of_service
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Same
 from trefoil.core.demand import Demand

@@ -14,7 +14,7 @@ from typing import Final, cast
 
 import numpy as np
 
-from controller.triggers import Trigger
+from controller.core.triggers import Trigger
 from trefoil.core.brains import Candidate, Decision, LivePlanner, Planner, PlanView
 from trefoil.core.errors import PlanError, TrefoilError
 from trefoil.core.objective import ActMode

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from dispatcher import shares, trials
-from dispatcher.crew import Worker
-from dispatcher.floors import Accuracies, Reach, best, honest
+from dispatcher.core import shares, trials
+from dispatcher.core.crew import Worker
+from dispatcher.core.floors import Accuracies, Reach, best, honest
+from dispatcher.core.shares import Part
+from dispatcher.core.trials import Mirror
 from dispatcher.queues import QUEUES
 from dispatcher.routers import ROUTERS
-from dispatcher.shares import Part
-from dispatcher.trials import Mirror
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, SettingError, StaleRevision
 from trefoil.core.fleet import NodeStatus, SliceKey, SliceState, SliceStatus

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from dispatcher.crew import Worker, ranked
+from dispatcher.core.crew import Worker, ranked
 from dispatcher.routers.weighted import alike
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import RouteTarget

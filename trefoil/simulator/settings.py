@@ -1,31 +1,12 @@
-"""What the simulated controller is told: the time, and the live controller's settings as a scenario asks for them."""
+"""The live controller's settings, as a scenario asks for them."""
 
 from typing import Final
 
+from controller.core.windows import WindowSettings
 from controller.settings import CarbonSettings, ControllerSettings, RolloutSettings
-from controller.windows import WindowSettings
 from trefoil.simulator.inputs import Inputs
 
 NEVER_STALE_S: Final = 1e18
-
-
-class SimulatedClock:
-    """Time that is put where the simulation is; a sum of steps would drift away from it."""
-
-    def __init__(self, at_s: float) -> None:
-        self.at_s = at_s
-
-    def now_s(self) -> float:
-        """Simulated seconds; zero is where counting begins."""
-        return self.at_s
-
-    def monotonic_s(self) -> float:
-        """The same."""
-        return self.at_s
-
-    async def sleep(self, seconds: float) -> None:
-        """Nobody sleeps in simulated time: the shell goes from event to event."""
-        raise AssertionError(f"something wants to sleep for {seconds} s in simulated time")
 
 
 class SimulatedSettings(ControllerSettings):
@@ -53,6 +34,7 @@ def settings_of(inputs: Inputs) -> SimulatedSettings:
         bin_s=tick,
         keep_s=max(60.0 if tick <= 1 else 0.0, 3 * tick, measure_s),
         tick_s=tick,
+        tick_min_s=control.tick_min_s,
         seed=scenario.seed,
         pue=scenario.costs.pue,
         smooth_s=control.smooth_s or max(4.0, tick),
@@ -70,6 +52,7 @@ def settings_of(inputs: Inputs) -> SimulatedSettings:
         slo_boost_max=control.slo_boost_max,
         slo_boost_wear_s=control.slo_boost_wear_s,
         triggers=control.triggers,
+        explore=scenario.explore,
         carbon=CarbonSettings(zone=inputs.zone, method=scenario.carbon.method, factors=scenario.carbon.factors),
         rollout=RolloutSettings(retry_s=control.retry_s),
     )

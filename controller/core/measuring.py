@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
 
-from controller.windows import Windows
+from controller.core.windows import Windows
 from trefoil.core.accounting import by_family, reading_at
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonReading

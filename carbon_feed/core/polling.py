@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from carbon_feed.validate import Cause, Refusal
+from carbon_feed.core.validate import Cause, Refusal
 
 DAY_S: Final = 86_400.0
 JITTER_RATIO: Final = 0.1

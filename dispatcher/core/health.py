@@ -8,8 +8,8 @@ Decision: which slice is an outlier now, and why.
 from collections import defaultdict
 from typing import Final
 
-from dispatcher.outliers import Ramps, Silence, Strikes
-from dispatcher.service_times import ServiceTimes
+from dispatcher.core.outliers import Ramps, Silence, Strikes
+from dispatcher.core.service_times import ServiceTimes
 from trefoil.core.fleet import SliceKey
 
 LAGGED_S: Final = 1.0  # for so long after this process was held up, deadlines that pass accuse nobody

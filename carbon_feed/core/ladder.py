@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from carbon_feed.feed import Observation, next_as_of, reading_of, same
-from carbon_feed.profile import HOUR_S, HourOfWeek
-from carbon_feed.validate import CLOCK_SLACK_S, Cause, Known, Refusal, check_forecast, check_observation
+from carbon_feed.core.feed import Observation, next_as_of, reading_of, same
+from carbon_feed.core.profile import HOUR_S, HourOfWeek
+from carbon_feed.core.validate import CLOCK_SLACK_S, Cause, Known, Refusal, check_forecast, check_observation
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, Quality, Rung, Series
 from trefoil.core.common import Basis, Provenance
 

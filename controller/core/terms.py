@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from controller.rollout import Standing, Way, way
-from controller.shares import Terms, draining, routed_capacity, shares
-from controller.usable import mig_off
+from controller.core.rollout import Standing, Way, way
+from controller.core.shares import Terms, draining, routed_capacity, shares
+from controller.core.usable import mig_off
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import Same

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from controller.shares import NEED_TOLERANCE, Terms, capacity_of, draining, routed_capacity, serving, shares
+from controller.core.shares import NEED_TOLERANCE, Terms, capacity_of, draining, routed_capacity, serving, shares
 from trefoil.core.fleet import DeviceState, SliceKey
 from trefoil.core.plan import Plan, PlannedDevice, PlannedSlice, Route
 

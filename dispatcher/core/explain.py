@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dispatcher.floors import Reach
-from dispatcher.trials import Mirror
+from dispatcher.core.floors import Reach
+from dispatcher.core.trials import Mirror
 from trefoil.core.brains import Ticket
 from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import SliceKey

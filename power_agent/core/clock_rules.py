@@ -5,7 +5,7 @@ has been elected after the other; an older one is refused whatever lives, so tha
 cannot come back through its clocks.
 """
 
-from power_agent.clocks import Ability, ClockRange, HeldLease, snapped
+from power_agent.core.clocks import Ability, ClockRange, HeldLease, snapped
 from trefoil.core.errors import Fenced, InvalidInput, PlanError, StaleRevision
 from trefoil.core.fleet import ClockLease
 from trefoil.core.plan import PlannedDevice

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from controller.core.shares import capacity_of
+from controller.core.terms import impossible, terms
+from controller.core.triggers import Trigger
 from controller.settings import ExploreSettings
-from controller.shares import capacity_of
-from controller.terms import impossible, terms
-from controller.triggers import Trigger
 from trefoil.core.brains import Candidate, Measurement, PlanView
 from trefoil.core.demand import LoadWindow
 from trefoil.core.errors import PlanError

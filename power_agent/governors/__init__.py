@@ -1,0 +1,23 @@
+"""The one table of governors: what `Policy.governor` and `PlannedDevice.governor` name, beside module:Class."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from power_agent.governors.fixed import Fixed
+from trefoil.core.brains import Governor
+from trefoil.core.parts import Kind, Part, Parts, Value, find
+
+GOVERNORS: Final[Parts[Governor]] = {part.name: part for part in (Part(Kind.GOVERNOR, "fixed", Fixed),)}
+NONE_NAMED: Final = "fixed"
+"""Of a device whose plan names none."""
+
+
+def governor_of(name: str, settings: Mapping[str, Value]) -> Governor:
+    """A governor of one device.
+
+    Raises:
+        SettingError: one that is not there or cannot be made, or a setting that it has not.
+    """
+    part: Part[Any] = find(Kind.GOVERNOR, name or NONE_NAMED, GOVERNORS)
+    governor: Governor = part.made(settings=part.settings_of(settings))
+    return governor

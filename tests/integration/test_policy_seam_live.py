@@ -1,0 +1,99 @@
+"""A policy of one's own on a whole system: `trefoil up` with a row of one's own, and each column of it seen at work."""
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.support.seam import ROW
+from tests.support.seam.router import HOLD_S
+from tests.support.system import RunningSystem, load
+from tests.support.triton_process import ROOT
+from trefoil.cli.load_result import LoadResult
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+NAME = "tests.support.seam:ROW"
+ONE_GPU = {"policy": NAME, "fleet.devices": '["A100-SXM4-40GB"]', "demand_initial_per_s": 20}
+ONE_GPU |= {"availability.replicas_min": 1, "availability.spread_min": 1}
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@contextmanager
+def running(**settings: object) -> Iterator[RunningSystem]:
+    system = RunningSystem({**ONE_GPU, **settings})
+    try:
+        system.up()
+        system.wait_for_rollout()
+        yield system
+    finally:
+        system.close()
+
+
+def served(system: RunningSystem, rate_per_s: float) -> LoadResult:
+    return asyncio.run(load(system.inference, rate_per_s, 4.0))
+
+
+def seen(system: RunningSystem) -> dict[str, Any]:
+    """Ceilings that the agent locked over some seconds, and what plan and dispatcher say."""
+    time.sleep(6.0)
+    ceilings = {int(mhz) for mhz in re.findall(r"210-(\d+) MHz", system.log("power_agent", 400))}
+    return {"ceilings_mhz": ceilings, "plan": system.ask("plan")["plan"], "asked": system.ask("explain-request")}
+
+
+def test_every_column_of_the_row_is_at_work_in_a_live_system() -> None:
+    with running() as system:
+        found = seen(system)
+        result = served(system, 80.0)
+        log = system.log("controller", 200)
+    plan = found["plan"]
+    assert (plan["policy"], plan["planner"]) == (NAME, "ceiling")
+    assert "demand by promised" in plan["why"] or "demand by promised" in log
+    assert [(route["router"], route["queue"]) for route in plan["routes"]] == [(ROW.router, ROW.queue)]
+    assert {device["governor"] for node in plan["nodes"] for device in node["devices"]} == {ROW.governor}
+    assert found["asked"]["router"] == ROW.router
+    answered = sorted(record.latency_ms for record in result.records if record.code == "OK")
+    assert answered[len(answered) // 2] >= 1e3 * HOLD_S, "the router's timer holds them back"
+    assert any(record.code == "RESOURCE_EXHAUSTED" for record in result.records), "the queue lets few wait"
+    assert {900, 1200} <= found["ceilings_mhz"], "the governor's stairs"
+
+    others = {"planner": "base", "forecaster": "last_max", "queue": "fifo", "governor": "fixed"}
+    with running(**others) as system:
+        other = seen(system)
+        result = served(system, 80.0)
+    assert other["plan"]["planner"] == "base"
+    assert other["asked"]["router"] == ROW.router
+    assert other["ceilings_mhz"] == set(), "base plans no clock, and fixed holds what is planned"
+    assert not any(record.code == "RESOURCE_EXHAUSTED" for record in result.records), result.records
+    with running(router="least_loaded") as system:
+        assert system.ask("explain-request")["router"] == "least_loaded"
+
+
+BAD = {
+    "policy": ("tests.support.seam:NONE", "tests.support.seam has no NONE"),
+    "planner": ("best", "no such planner. Remedy: one of base"),
+    "forecaster": ("lstm", "no such forecaster. Remedy: one of last_max"),
+    "router": ("random", "no such router. Remedy: one of fifo"),
+    "queue": ("sjf", "no such queue. Remedy: one of fifo"),
+    "governor": ("turbo", "no such governor. Remedy: one of fixed"),
+}
+
+
+@pytest.mark.parametrize("column", BAD)
+def test_a_part_that_is_not_there_ends_the_command_before_anything_starts(column: str) -> None:
+    name, says = BAD[column]
+    system = RunningSystem()
+    try:
+        line = system.refused("up", f"--{column}", name)
+        assert says in line
+        assert name in line
+    finally:
+        system.close()

@@ -1,0 +1,242 @@
+"""The live shell and the simulated one carry the same cores: for equal events they are asked for equal effects.
+
+A simulation is run with a live twin beside it: a second core and second rollouts, on the asyncio shells of
+controller/loop.py and controller/act.py, which see what the simulation sees at the same times. What moves the world is
+the simulation's; Redis, disk, agents and clock of the twin answer at once. Every effect that either core yields is
+noted, and the two lists have to be equal.
+"""
+
+import asyncio
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+
+from controller.act import Actor
+from controller.core.control import ControlCore, Kept
+from controller.core.decide import Control
+from controller.core.effects import Recorded, Thought
+from controller.core.evaluations import Totals
+from controller.core.receipts import Receipts
+from controller.core.rolling import Rollouts
+from controller.disk import Disk
+from controller.loop import Loop
+from controller.perform import Signals
+from controller.planners.table import PLANNERS
+from controller.report import Accountant
+from controller.thinker import Thinker
+from trefoil.core import errors
+from trefoil.core.demand import SliceLoad, TableAck
+from trefoil.core.objective import ActMode
+from trefoil.core.plan import Plan
+from trefoil.runtime.telemetry import Metrics
+from trefoil.simulator.inputs import planner_for, prepare
+from trefoil.simulator.metered import Metered
+from trefoil.simulator.scenario import Arrivals, Carbon, Node, Noise, PolicyChoice, Scenario, Served, Wanted
+from trefoil.simulator.shell import EPOCH, EPSILON_S, Shell
+
+REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
+A100 = "A100-SXM4-40GB"
+POLICIES = ("base", "static_mix", "exact", "clover", "blover")
+
+
+class Noted(list):
+    """Effects, without what a clock or a disk has put into them."""
+
+    def of(self, steps):
+        answer = None
+        error = None
+        while True:
+            try:
+                effect = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration as end:
+                return end.value
+            self.append(masked(effect))
+            answer, error = None, None
+            try:
+                answer = yield effect
+            except errors.TrefoilError as raised:
+                error = raised
+
+
+def masked(effect):
+    """An effect as text: what thinking took and what memory it began with are the shell's."""
+    if isinstance(effect, Recorded):
+        effect = replace(effect, thought=Thought(effect.thought.step, effect.thought.seed))
+    assert is_dataclass(effect)
+    return type(effect).__name__, *(repr(getattr(effect, f.name)) for f in fields(effect))
+
+
+class Twin:
+    """The live shell beside a simulation: its own cores, planner, thinker, actor and loop."""
+
+    def __init__(self, shell: "Twinned", folder: Path) -> None:
+        self.shell, self.loop = shell, asyncio.new_event_loop()
+        self.control, self.rolled, self.waiting, self._go = Noted(), Noted(), False, False
+        config, seen, at = shell.settings, shell.seen, shell.at
+        metrics, disk, signals = Metrics("controller"), Disk(folder, 10_000), Signals()
+        row = shell.core.policy
+        thinker = Thinker(planner_for(shell.scenario), row.planner, disk, self, 1e6)
+        self.meter = Metered(shell.books, shell.plant, config.measure_s)
+        self.rollouts = Rollouts(config.rollout, seen, self.meter, at)
+        begin = self.rollouts.begin
+        self.rollouts.begin = lambda plan, view: self.rolled.of(begin(plan, view))
+        self.actor = Actor(self.rollouts, 0.1, seen_keys(), self, self, self, disk, metrics, signals, at, self)
+        objectives = dict(shell.inputs.objectives)
+        kept = Kept(objectives, [], Control(ActMode.ACT), Totals())
+        grace_s = PLANNERS[row.planner].traits.tick_grace_s
+        self.core = ControlCore(config, row, grace_s, thinker.live, seen, self.meter, self.rollouts, at, kept)
+        accountant = Accountant(config, self, self, seen, Receipts(seen.catalog), disk, metrics, self)
+        self.live = Loop(
+            self.core, config, self, self, self, self.actor, accountant, thinker, disk, metrics, signals, self
+        )
+        self.run(self.live._perform(self.control.of(self.core.enter(EPOCH))))
+
+    def run(self, what) -> None:
+        """Play a step to its end, then what it has set going as far as it goes."""
+        self.loop.run_until_complete(what)
+        self.settle()
+
+    def settle(self) -> None:
+        for _ in range(200):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    def step(self) -> None:
+        self.run(self.live._perform(self.control.of(self.core.step())))
+
+    def go_on(self) -> None:
+        """What a rollout waits for may have come."""
+        self._go = self.waiting
+        self.settle()
+
+    def close(self) -> None:
+        self.actor.rollouts.supersede()
+        self.run(self.actor.settle())
+        self.loop.close()
+
+    # --- what stands for Redis, agents and the clock ------------------------------------------------------------------
+
+    @property
+    def seen(self):
+        return self.shell.seen
+
+    @property
+    def keys(self):
+        return seen_keys()
+
+    def now_s(self) -> float:
+        return self.shell.now_s
+
+    monotonic_s = now_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.waiting = True
+        while not self._go and not self.rollouts._left:
+            await asyncio.sleep(0)
+        self.waiting = self._go = False
+
+    async def refresh_nodes(self) -> None:
+        self.shell._look()
+
+    async def write(self, writes) -> None:
+        """One dispatcher, which drains for as long as the simulation's does."""
+        for plan in (w.obj for w in writes if isinstance(getattr(w, "obj", None), Plan)):
+            gone = sorted({t.slice for route in plan.routes for t in route.targets if t.draining})
+            if gone and self.shell.rollouts.published != plan:
+                now_s = self.now_s() + EPSILON_S
+                self.shell._drained_s = now_s + self.shell.plant.drained_s(gone)
+                loads = tuple(SliceLoad(key, in_flight=1) for key in gone)
+                self.seen.inputs.acks = (TableAck("simulated", 0, plan.revision, loads),)
+
+    async def apply(self, status, plan) -> bool:
+        return True
+
+    async def fresh(self, nodes):
+        return self.shell.plant.nodes()
+
+
+def seen_keys():
+    from trefoil.runtime.keys import Keys
+
+    return Keys("simulated")
+
+
+class Twinned(Shell):
+    """A simulation whose every step its live twin takes first."""
+
+    def __init__(self, inputs, folder: Path) -> None:
+        self.twin: Twin | None = None
+        self.control, self.rolled = Noted(), Noted()
+        self._begins = False
+        super().__init__(inputs)
+        self.twin = Twin(self, folder)
+        step, begin = self.core.step, self.rollouts.begin
+
+        def stepped():
+            self.twin.step()
+            return self.control.of(step())
+
+        self.core.step = stepped
+        note = self.meter.note
+        self.meter.note = lambda now_s: (note(now_s), self.twin.meter.note(now_s))
+        self.rollouts.begin = lambda plan, view: self.rolled.of(begin(plan, view))
+
+    def _perform(self, steps) -> None:
+        super()._perform(steps if self.twin else self.control.of(steps))
+
+    def _roll(self, plan) -> None:
+        self._begins = True
+        super()._roll(plan)
+        self._begins = False
+
+    def _roll_on(self) -> None:
+        if not self._begins and self._rolling is not None:
+            self.twin.go_on()
+        super()._roll_on()
+
+
+def effects(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mode: str, folder: Path):
+    """What live and simulated shell were asked for: by control, and by rollouts, which live interleave with it."""
+    wanted = Wanted(mode=mode, slo_ms=slo_ms, below_best_pct=2.0, hard_below_best_pct=10.0, lambda_weight=0.1,
+                    base_intensity_g_per_kwh=250.0)  # fmt: skip
+    served = Served(name="digits", repository=REPOSITORY, arrivals=Arrivals(rate_per_s=rate), objective=wanted)
+    scenario = Scenario(
+        duration_s=80.0,
+        warmup_s=20.0,
+        seed=seed,
+        nodes=(Node(devices=(A100, A100)),),
+        families=(served,),
+        carbon=Carbon(speedup=480.0),
+        noise=Noise(latency=noise, energy=noise),
+        policy=PolicyChoice(name=policy),
+    )
+    shell = Twinned(prepare(scenario), folder)
+    assert shell.twin is not None
+    shell.run(shell.end_s)
+    live = list(shell.twin.control), list(shell.twin.rolled)
+    shell.twin.close()
+    return live, (list(shell.control), list(shell.rolled))
+
+
+@given(
+    policy=st.sampled_from(POLICIES),
+    rate=st.floats(15.0, 90.0),
+    slo_ms=st.floats(60.0, 150.0),
+    noise=st.floats(0.0, 0.3),
+    seed=st.integers(0, 2**31),
+    mode=st.sampled_from(["instant", "budget", "lambda"]),
+)
+@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate])
+@example("exact", 40.0, 75.0, 0.05, 1, "budget")
+@example("clover", 40.0, 75.0, 0.05, 1, "lambda")
+@pytest.mark.slow
+def test_equal_events_give_equal_effects(tmp_path_factory, policy, rate, slo_ms, noise, seed, mode) -> None:
+    live, simulated = effects(policy, rate, slo_ms, noise, seed, mode, tmp_path_factory.mktemp("twin"))
+    kinds = {name for part in simulated for name, *_ in part}
+    assert {"Viewed", "Think", "Recorded", "Roll", "FindWay", "Publish", "Command", "Look"} <= kinds
+    for one, other in zip(live, simulated, strict=True):
+        for number, (effect, same) in enumerate(zip(one, other, strict=False)):
+            assert effect == same, f"effect {number}"
+        assert len(one) == len(other)
