@@ -31,8 +31,7 @@ from carbon_feed.providers.base import Provider
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, CarbonScores
 from trefoil.runtime.keys import Keys
-from trefoil.runtime.state import Delete, Put, Write
-from trefoil.runtime.store import Store
+from trefoil.runtime.state import Delete, Put, State, Write
 from trefoil.runtime.telemetry import Metrics
 
 REFRESH_MIN_S: Final = 0.25  # a replay may say something new every few milliseconds
@@ -170,7 +169,7 @@ class ZoneOutlook:
         for one in [scores] if isinstance(scores, CarbonScores) else scores or ():
             self._scores[one.model] = one
 
-    async def follow(self, state: Store, now_s: float) -> None:
+    async def follow(self, state: State, now_s: float) -> None:
         """Read what the zone's leader wrote, and adopt it.
 
         Raises:

@@ -19,7 +19,7 @@ from power_agent.verbs import Verbs
 from trefoil.core.demand import TableAck
 from trefoil.core.errors import StateUnavailable, TrefoilError, Unavailable
 from trefoil.core.fleet import SERVING, SliceKey, SliceState
-from trefoil.runtime.store import ACK_TTL_S
+from trefoil.runtime.state import ACK_TTL_S
 
 STABLE_S: Final = 20.0  # healthy for so long: the next failure is the first again
 CLEARED_POLLS: Final = 4  # for so many polls a good probe outweighs ejections and failing calls

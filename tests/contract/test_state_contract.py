@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.stores import START_S, MemoryStores, RedisStores, Stores
+from tests.support.stores import START_S, RedisStores, Stores, VirtualStores
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.common import Revision
@@ -14,20 +14,22 @@ from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.plan import Plan, Rollout
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.fenced import Append, Delete, Increment, Put
-from trefoil.runtime.store import Store
+from trefoil.runtime.state import State
 
 SERIES = Series("US-CAL-CISO", Method.AVERAGE, Factors.LIFECYCLE)
 
 
 @pytest.fixture(params=[pytest.param("redis", marks=pytest.mark.integration), "memory"])
 async def stores(request: pytest.FixtureRequest) -> AsyncIterator[Stores]:
-    found: Stores = RedisStores(request.getfixturevalue("shared_redis")) if request.param == "redis" else MemoryStores()
+    found: Stores = (
+        RedisStores(request.getfixturevalue("shared_redis")) if request.param == "redis" else VirtualStores()
+    )
     yield found
     await found.close()
 
 
 @pytest.fixture
-async def store(stores: Stores) -> Store:
+async def store(stores: Stores) -> State:
     return await stores.connect()
 
 

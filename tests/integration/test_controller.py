@@ -21,7 +21,7 @@ from trefoil.core.policies import policy
 from trefoil.runtime import codec, service
 from trefoil.runtime.acks import GLANCE_S
 from trefoil.runtime.repository import load_catalog
-from trefoil.runtime.store import ACK_TTL_S
+from trefoil.runtime.state import ACK_TTL_S
 
 pytestmark = pytest.mark.integration
 BY_CARBON = "tests.support.planners:ByCarbon"

@@ -27,7 +27,7 @@ from tests.unit.dispatcher.worlds import node, plan, route, status, target
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.errors import SettingError, StaleRevision
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.store import ACK_TTL_S
+from trefoil.runtime.state import ACK_TTL_S
 
 pytestmark = pytest.mark.integration
 HERE = peers.__file__.rpartition("/dispatcher/")[0] + "/tests/support"

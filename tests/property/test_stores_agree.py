@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.redis_server import RedisServer
-from tests.support.stores import MemoryStores, RedisStores, Stores
+from tests.support.stores import RedisStores, Stores, VirtualStores
 from trefoil.core import errors
 from trefoil.core.common import Lease
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.plan import Plan
 from trefoil.runtime.fenced import Append, Delete, Increment, Put
-from trefoil.runtime.store import Store
+from trefoil.runtime.state import State
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +43,7 @@ class World:
 
     def __init__(self, stores: Stores) -> None:
         self.stores = stores
-        self.clients: list[Store] = []
+        self.clients: list[State] = []
         self.leases: dict[tuple[int, str], Lease] = {}
         self.appended = 0
 
@@ -75,7 +75,7 @@ class World:
         except errors.TrefoilError as error:
             return type(error).__name__, str(error).replace(store.called, "the store")
 
-    def _write(self, store: Store, write: tuple[str, Any, Any]) -> Any:
+    def _write(self, store: State, write: tuple[str, Any, Any]) -> Any:
         kind, what, value = write
         match kind:
             case "put":
@@ -119,7 +119,7 @@ class World:
 @given(commands=st.lists(st.tuples(st.sampled_from(CLIENTS), COMMANDS), max_size=20))
 def test_redis_and_memory_agree(shared_redis: RedisServer, commands: list[tuple[int, tuple[str, Any, Any]]]) -> None:
     async def both() -> None:
-        worlds = [World(RedisStores(shared_redis)), World(MemoryStores())]
+        worlds = [World(RedisStores(shared_redis)), World(VirtualStores())]
         for world in worlds:
             world.clients = [await world.stores.connect() for _ in CLIENTS]
         try:

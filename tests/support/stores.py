@@ -1,4 +1,4 @@
-"""The two stores behind one face, so that one suite of tests holds both to the same behaviour."""
+"""Redis, and Redis in this process, behind one face: one suite of tests holds both to the same behaviour."""
 
 import asyncio
 import itertools
@@ -6,10 +6,10 @@ import math
 from typing import Protocol
 
 from tests.support.redis_server import RedisServer
-from trefoil.runtime.clock import Clock, ManualClock
-from trefoil.runtime.state import State
-from trefoil.runtime.store import Store
-from trefoil.simulator.memory_state import MemoryState, MemoryStore
+from tests.support.virtual.redis import Server
+from trefoil.runtime.clock import Clock, ManualClock, WallClock
+from trefoil.runtime.state import TIMEOUT_S, State
+from trefoil.runtime.telemetry import Metrics
 
 _CLUSTERS = itertools.count()
 START_S = 1_795_000_000.0
@@ -18,7 +18,7 @@ START_S = 1_795_000_000.0
 class Stores(Protocol):
     """One shared state and everything a test needs to do to it from outside."""
 
-    async def connect(self, clock: Clock | None = None) -> Store:
+    async def connect(self, clock: Clock | None = None) -> State:
         """One more client, of the same cluster."""
         ...
 
@@ -46,7 +46,7 @@ class RedisStores:
         self._server, self._cluster = server, f"contract{next(_CLUSTERS)}"
         self._clients: list[State] = []
 
-    async def connect(self, clock: Clock | None = None) -> Store:
+    async def connect(self, clock: Clock | None = None) -> State:
         self._clients.append(State.connect(self._server.url, self._cluster, clock=clock, timeout_s=30.0))
         return self._clients[-1]
 
@@ -68,24 +68,29 @@ class RedisStores:
             await client.close()
 
 
-class MemoryStores:
-    """A memory store, whose time is moved by hand. Clients have clocks of their own, as on several machines."""
+class VirtualStores:
+    """A cluster of a Redis in this process, whose time is moved by hand. Clients have clocks of their own."""
 
     def __init__(self) -> None:
         self._clock = ManualClock(START_S)
-        self._store = MemoryStore(self._clock)
+        self._server = Server(self._clock)
 
-    async def connect(self, clock: Clock | None = None) -> Store:
-        return MemoryState(self._store, "contract", clock=clock)
+    async def connect(self, clock: Clock | None = None) -> State:
+        return state_on(self._server, "contract", clock or WallClock())
 
     async def flush(self) -> None:
-        self._store.flush()
+        self._server.flush()
 
     async def ttl_s(self, key: str) -> float | None:
-        return self._store.ttl_s(key)
+        return self._server.ttl_s(key)
 
     async def pass_s(self, seconds: float) -> None:
         await self._clock.advance(seconds)
 
     async def close(self) -> None:
         pass
+
+
+def state_on(server: Server, cluster: str, clock: Clock, metrics: Metrics | None = None) -> State:
+    """A client of a Redis in this process."""
+    return State(server.client(), cluster, clock, TIMEOUT_S, metrics)

@@ -10,7 +10,7 @@ from typing import Final
 
 from trefoil.core.demand import TableAck
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.store import ACK_TTL_S, Store
+from trefoil.runtime.state import ACK_TTL_S, State
 
 GLANCE_S: Final = 1.0  # of sight that one reading is worth at most: between two, Redis may have been away
 FIRST_S: Final = 2.0  # of sight before nobody means nobody: workers write every second
@@ -25,7 +25,7 @@ class _Seen:
 class LiveAcks:
     """Read it at least every second or so. `sight_s` counts the seconds for which Redis could be read."""
 
-    def __init__(self, state: Store, clock: Clock) -> None:
+    def __init__(self, state: State, clock: Clock) -> None:
         self._state, self._clock = state, clock
         self._seen: dict[tuple[str, int], _Seen] = {}
         self._read_at_s: float | None = None

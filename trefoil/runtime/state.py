@@ -6,8 +6,8 @@ a service starts, and goes on, without it. What each key means and what happens 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import redis.asyncio as redis
 from pydantic import SecretStr
@@ -21,16 +21,6 @@ from trefoil.runtime import codec, fenced
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.fenced import Append, Delete, Increment, Put, Write
 from trefoil.runtime.keys import Keys, series_name
-from trefoil.runtime.store import (
-    ACK_TTL_S,
-    LEASE_TTL_S,
-    LOADS_MAX,
-    LOADS_TTL_S,
-    POLL_S,
-    TIMEOUT_S,
-    WRITES_MAX,
-    Store,
-)
 from trefoil.runtime.telemetry import Metrics
 
 __all__ = [
@@ -46,18 +36,32 @@ __all__ = [
     "series_name",
 ]
 
+LEASE_TTL_S: Final = 5.0
+TIMEOUT_S: Final = 1.0
+POLL_S: Final = 1.0
+WRITES_MAX: Final = 100_000
+LOADS_MAX: Final = 1_200
+LOADS_TTL_S: Final = 900.0
+ACK_TTL_S: Final = 5.0
+
 T = TypeVar("T")
 
 
-class State(Store):
-    """One connection pool; safe to share between tasks of one event loop."""
+class State:
+    """One connection pool; safe to share between tasks of one event loop.
 
-    called = "Redis"
+    It remembers its own leases and the highest epochs that it ever saw.
+    """
 
     def __init__(
         self, client: "redis.Redis", cluster: str, clock: Clock, timeout_s: float, metrics: Metrics | None = None
     ) -> None:
-        super().__init__(cluster, clock, metrics)
+        self.keys = Keys(cluster)
+        self._clock = clock
+        self._metrics = metrics
+        # By role: the epoch held and when it ends on our own monotonic clock, and the highest epoch ever seen.
+        self._held_until_s: dict[tuple[str, int], float] = {}
+        self._highest_epoch: dict[str, int] = {}
         self._client: Any = client  # its stubs allow for decoded responses, which we do not ask for
         self._timeout_s = timeout_s
         self._write_script = client.register_script(fenced.WRITE_SCRIPT)
@@ -103,7 +107,106 @@ class State(Store):
         async with self._guard():
             await self._client.ping()
 
-    # What Store asks for: the two scripts
+    # Leases
+
+    async def acquire(self, role: str, holder: str, ttl_s: float = LEASE_TTL_S, floor_epoch: int = 0) -> Lease | None:
+        """Take a role nobody holds, under a higher epoch than Redis, `floor_epoch` or this process ever saw.
+
+        None: somebody holds it (also: this process did before it crashed, until that lease expires).
+        """
+        started_s = self._clock.monotonic_s()
+        async with self._guard():
+            stored = await self._epoch(role)
+            epoch = max(int(stored or 0), floor_epoch, self._highest_epoch.get(role, 0)) + 1
+            lease = Lease(role, holder, epoch, self._clock.now_s() + ttl_s)
+            taken = await self._lease(lease, "acquire", ttl_s, stored)
+        if taken != 1:
+            return None
+        self._highest_epoch[role] = epoch
+        self._held_until_s[role, epoch] = started_s + ttl_s
+        self._show_epoch(role, epoch)
+        return lease
+
+    async def renew(self, lease: Lease, ttl_s: float = LEASE_TTL_S) -> bool:
+        """Hold on to a role. False: it is lost (overtaken, expired, or Redis was emptied); acquire it again."""
+        started_s = self._clock.monotonic_s()
+        if not self.holds(lease):
+            return False
+        renewed = Lease(lease.name, lease.holder, lease.epoch, self._clock.now_s() + ttl_s)
+        async with self._guard():
+            kept = await self._lease(renewed, "renew", ttl_s) == 1
+        if kept:
+            self._held_until_s[lease.name, lease.epoch] = started_s + ttl_s
+        else:
+            self._lose(lease)
+        return kept
+
+    async def release(self, lease: Lease) -> None:
+        """Give a role back at once, if it is still ours."""
+        self._lose(lease)
+        async with self._guard():
+            await self._lease(lease, "release", LEASE_TTL_S)
+
+    def holds(self, lease: Lease) -> bool:
+        """Whether the lease is alive on this process's own monotonic clock."""
+        return self._clock.monotonic_s() < self._held_until_s.get((lease.name, lease.epoch), float("-inf"))
+
+    async def holder(self, role: str) -> Lease | None:
+        """Who holds a role now, as Redis knows."""
+        return await self.get(self.keys.lease(role), Lease)
+
+    def _lose(self, lease: Lease) -> None:
+        self._held_until_s.pop((lease.name, lease.epoch), None)
+        self._show_epoch(lease.name, 0)
+
+    def _show_epoch(self, role: str, epoch: int) -> None:
+        if self._metrics is not None:
+            self._metrics.set("trefoil_lease_epoch", epoch, role=role)
+
+    # Fenced writes
+
+    async def write(self, lease: Lease, writes: Iterable[Write]) -> list[str]:
+        """Several writes of one role, all or nothing; returns the stream id of each Append, "" for the others.
+
+        Raises:
+            errors.Fenced: the lease ended, or another holder has overtaken it: nothing was written.
+            errors.StateUnavailable: Redis does not answer; whether it was written is not known.
+        """
+        operations = list(writes)
+        if not self.holds(lease):
+            raise errors.Fenced(
+                f"the lease of {lease.name} (epoch {lease.epoch}) is not held any more",
+                remedy="acquire the role again, then repeat",
+            )
+        done, results = await self._fenced(lease, operations)
+        if not done:
+            self._lose(lease)
+            if self._metrics is not None:
+                self._metrics.inc("trefoil_writes_fenced_total", role=lease.name)
+            stored = results[0] or "none: Redis lost its data"
+            raise errors.Fenced(
+                f"write of {lease.name} with epoch {lease.epoch} refused, stored epoch is {stored}",
+                remedy="acquire the role again, then repeat",
+            )
+        return list(results)
+
+    async def put(self, lease: Lease, key: str, obj: Any, ttl_s: float | None = None) -> None:
+        """Fenced SET; raises like `write`."""
+        await self.write(lease, [Put(key, obj, ttl_s)])
+
+    async def append(self, lease: Lease, key: str, obj: Any, maxlen: int, ttl_s: float | None = None) -> str:
+        """Fenced XADD, returns the entry's id; raises like `write`."""
+        return (await self.write(lease, [Append(key, obj, maxlen, ttl_s)]))[0]
+
+    async def delete(self, lease: Lease, key: str) -> None:
+        """Fenced DEL; raises like `write`."""
+        await self.write(lease, [Delete(key)])
+
+    async def increment(self, lease: Lease, key: str, deltas: Mapping[str, float], ttl_s: float | None = None) -> None:
+        """Fenced HINCRBYFLOAT of several fields; raises like `write`."""
+        await self.write(lease, [Increment(key, deltas, ttl_s)])
+
+    # The two scripts
 
     async def _epoch(self, role: str) -> str:
         return _text(await self._client.get(self.keys.epoch(role)) or b"")
@@ -154,6 +257,10 @@ class State(Store):
                 pipeline.delete(key)
                 pipeline.publish(self.keys.changed(), key)
             await pipeline.execute()
+
+    def _assert_unfenced(self, key: str) -> None:
+        allowed = (self.keys.load_prefix(), self.keys.ack_prefix())
+        assert key.startswith(allowed), f"{key} has a leased writer: use write() with the lease"
 
     # Reads
 

@@ -74,7 +74,7 @@ def _stop(system: System, process: Process, stopped_s: float) -> bool:
     """SIGSTOP, and SIGCONT after a time; False: it stands still already."""
     if process.stopped:
         return False
-    process.stopped = True
+    process.stop(system.loop.time())
 
     def go_on() -> None:
         if not process.dead:

@@ -167,6 +167,7 @@ class Process:
         self.name = name
         self.dead = False
         self.stopped = False
+        self.stopped_at_s = 0.0
         self.held: list[Any] = []
         self.tasks: list[asyncio.Task[Any]] = []
 
@@ -175,6 +176,10 @@ class Process:
         context = contextvars.copy_context()
         context.run(PROCESS.set, self)
         return context.run(loop.create_task, coro)
+
+    def stop(self, now_s: float) -> None:
+        """As by SIGSTOP: what it is about to do waits until `go_on`."""
+        self.stopped, self.stopped_at_s = True, now_s
 
     def go_on(self, loop: VirtualLoop) -> None:
         """After `stopped`: everything that was due meanwhile is due now, in its order."""

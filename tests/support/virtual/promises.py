@@ -8,6 +8,7 @@ from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceKey, SliceState
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, RolloutState
 from trefoil.runtime import codec
+from trefoil.runtime.acks import FIRST_S
 
 if TYPE_CHECKING:
     from tests.support.virtual.loop import Process
@@ -153,11 +154,15 @@ class Promises:
         busy = {
             worker.name: sum(pump.busy(key) for pump in worker.hub.each_pump)
             for worker in self._system.workers
-            if worker.running and worker.hub is not None
+            if worker.hub is not None and self._counts(worker.process, now_s)
         }
         waited_s = now_s - self._left_s.get(key, now_s)
         if any(busy.values()) and waited_s < DRAINS_S:
             self.broken(f"{key.name} is stopped by {revision} under requests of {busy} after {waited_s:.2f} s")
+
+    def _counts(self, process: "Process | None", now_s: float) -> bool:
+        """Whether a worker has to be waited for: one that stands still may be dead, but only after a while."""
+        return process is not None and (not process.stopped or now_s - process.stopped_at_s < FIRST_S)
 
     def look(self) -> None:
         """Again and again."""

@@ -16,6 +16,8 @@ from controller.observe import Reader
 from controller.service import explain
 from controller.settings import CarbonSettings, ControllerSettings
 from tests.support.planning import digits
+from tests.support.stores import state_on
+from tests.support.virtual.redis import Server
 from tests.unit.controller.views import PLAN
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, Quality, Rung, Series
@@ -23,7 +25,6 @@ from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import Rollout, RolloutState
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
-from trefoil.simulator.memory_state import MemoryState, MemoryStore
 
 NOW_S = 1_795_000_000.0
 HOUR_S = 3600.0
@@ -51,7 +52,7 @@ class World:
 
     def __init__(self, **carbon: object) -> None:
         self.clock = ManualClock(NOW_S)
-        self.state = MemoryState(MemoryStore(self.clock), "default", clock=self.clock)
+        self.state = state_on(Server(self.clock), "default", self.clock)
         self.settings = ControllerSettings(carbon=CarbonSettings(**carbon), demand_initial_per_s={"digits": 20.0})
         self.restart()
 

@@ -14,6 +14,8 @@ from controller.replay import replay
 from controller.settings import ControllerSettings
 from tests.support.planning import digits, fleet, row
 from tests.support.planning import view as planning_view
+from tests.support.stores import state_on
+from tests.support.virtual.redis import Server
 from tests.unit.controller.views import PLAN
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, Family, Variant
@@ -24,7 +26,6 @@ from trefoil.core.plan import DecisionRecord, Plan
 from trefoil.core.plan_check import plan_digest
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
-from trefoil.simulator.memory_state import MemoryState, MemoryStore
 
 OBJECTIVE = Objective("digits", ObjectiveMode.BUDGET, 75.0, 0.95, 0.95, number=1)
 NOW_S = 1_795_000_000.0
@@ -46,7 +47,7 @@ class World:
 
     def __init__(self, fixed: dict[str, float] | None = None) -> None:
         self.clock = ManualClock(NOW_S)
-        self.state = MemoryState(MemoryStore(self.clock), "default", clock=self.clock)
+        self.state = state_on(Server(self.clock), "default", self.clock)
         demand_fixed = {"digits": fixed} if fixed else {}
         settings = ControllerSettings(demand_initial_per_s={"digits": 20.0}, demand_fixed=demand_fixed)
         predictor = LastMax()

@@ -13,13 +13,14 @@ from controller.observe import Reader
 from controller.publish import ReceiptSeries
 from controller.report import Accountant
 from controller.settings import ControllerSettings
+from tests.support.stores import state_on
+from tests.support.virtual.redis import Server
 from tests.unit.controller.test_receipts import CATALOG, KEYS, node, sample
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.energy import EnergyMethod, ReceiptRates
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
-from trefoil.simulator.memory_state import MemoryState, MemoryStore
 
 NOW_S = 1_795_000_200.0
 
@@ -29,7 +30,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock(NOW_S)
-        self.state = MemoryState(MemoryStore(self.clock), "default", clock=self.clock)
+        self.state = state_on(Server(self.clock), "default", self.clock)
         self.settings = settings = ControllerSettings()
         receipts, predictor = Receipts(CATALOG), LastMax()
         now_s = self.clock.now_s()
