@@ -20,7 +20,7 @@ _HOMES = {"Provided": "inputs", "Result": "report", "Scenario": "scenario", "Sum
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the shell only when it is asked for: the memory store alone needs no controller."""
+    """Loads the shell only when it is asked for: a command that reads a scenario needs no controller."""
     from importlib import import_module
 
     if name not in _HOMES:
