@@ -282,23 +282,31 @@ class RequestLevel:
                 one.answered += 1
                 answered(back_s - arrived_s)
                 on_done(done, pick, OK, back_s)
-                while line.waiting and (pulled := on_credit(pick.slice, back_s)) is not None:
+                while line.waiting:
+                    pulled = on_credit(pick.slice, back_s)
+                    if pulled is None:
+                        break
                     launch(*pulled, back_s)
-                if line.waiting and next_s() is not None:
+                else:
+                    continue
+                if next_s() is not None:
                     held_s, arrived = back_s, arrived if ticket is last else ticket.id - 1 - self._arrived
                     break
-            if held_s is not None or ticket is last:
-                break
-            try:
-                seat = on_arrival(ticket, at)
-            except QueueFull:
-                books.rejected += 1
             else:
+                if ticket is last:
+                    break
+                try:
+                    seat = on_arrival(ticket, at)
+                except QueueFull:
+                    books.rejected += 1
+                    continue
                 if seat is not None:
                     launch(ticket, seat, at)
-                elif next_s() is not None:
-                    held_s, arrived = at, ticket.id - self._arrived
-                    break
+                    continue
+                if next_s() is None:
+                    continue
+                held_s, arrived = at, ticket.id - self._arrived
+            break
         self._arrived += arrived
         books.arrived += arrived
         if held_s is not None:
