@@ -249,15 +249,13 @@ class RequestLevel:
             self._queue.resume(waiting, ((one[4], one[5].slice, one[8]) for one in self._returns))
 
     def _run_bulk(self, arrivals_s: Sequence[float], until_s: float) -> int:
-        """As ticket by ticket, call for call. How many have arrived: all, unless the router wants to be called when
-        nothing happens; then it is left to the queue."""
+        """As ticket by ticket, call for call, until a router asks for a time of its own. How many have arrived."""
         router, line, books = self._queue.router, self._queue.line, self._only.books
         returns, slice_of = self._returns, self._only.slice_of
-        assert router is not None
-        assert line is not None
+        assert router is not None and line is not None  # noqa: PT018 (both are made with the first table)
         on_arrival: Callable[[Any, float], Pick | None] = router.on_arrival
         on_credit, current_on_done, next_s = router.on_credit, router.on_done, router.next_s
-        pop, push, answered, infinity = heappop, heappush, books.latency_s.append, math.inf
+        pop, push, answered = heappop, heappush, books.latency_s.append
 
         def launch(ticket: Any, pick: Pick, now_s: float) -> None:
             one = slice_of[id(pick.slice)]
@@ -267,14 +265,11 @@ class RequestLevel:
             service_s = one.times_s.pop() if one.times_s else one.more()
             one.free_s = free_s = start_s + service_s
             one.busy_s += service_s
-            back_s = free_s + one.way_s
-            push(
-                returns,
-                (back_s, ticket.id, one, ticket.arrived_s, ticket, pick, start_s, service_s, current_on_done),
-            )
+            back_s, arrived_s = free_s + one.way_s, ticket.arrived_s
+            push(returns, (back_s, ticket.id, one, arrived_s, ticket, pick, start_s, service_s, current_on_done))
 
         arrived, held_s = len(arrivals_s), None
-        last = Light(math.nextafter(until_s, -infinity), -1, 0)  # not an arrival: lets what is back before it land
+        last = Light(math.nextafter(until_s, -math.inf), -1, 0)  # not an arrival: lets what is back before it land
         for ticket in chain(map(_light, zip(arrivals_s, count(self._arrived + 1), repeat(0))), (last,)):
             at = ticket[0]
             while returns and returns[0][0] <= at:
@@ -282,23 +277,31 @@ class RequestLevel:
                 one.answered += 1
                 answered(back_s - arrived_s)
                 on_done(done, pick, OK, back_s)
-                while line.waiting and (pulled := on_credit(pick.slice, back_s)) is not None:
+                while line.waiting:
+                    pulled = on_credit(pick.slice, back_s)
+                    if pulled is None:
+                        break
                     launch(*pulled, back_s)
-                if line.waiting and next_s() is not None:
+                else:
+                    continue
+                if next_s() is not None:
                     held_s, arrived = back_s, arrived if ticket is last else ticket.id - 1 - self._arrived
                     break
-            if held_s is not None or ticket is last:
-                break
-            try:
-                seat = on_arrival(ticket, at)
-            except QueueFull:
-                books.rejected += 1
             else:
+                if ticket is last:
+                    break
+                try:
+                    seat = on_arrival(ticket, at)
+                except QueueFull:
+                    books.rejected += 1
+                    continue
                 if seat is not None:
                     launch(ticket, seat, at)
                 elif next_s() is not None:
                     held_s, arrived = at, ticket.id - self._arrived
                     break
+                continue
+            break
         self._arrived += arrived
         books.arrived += arrived
         if held_s is not None:
