@@ -26,10 +26,11 @@ from carbon_feed.providers import make_providers
 from carbon_feed.servicer import CarbonFeedServicer
 from carbon_feed.settings import CarbonFeedSettings, TraceSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
+from tests.support.stores import state_on
+from tests.support.virtual.redis import Server
+from trefoil.runtime import state as state_module
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
-from trefoil.simulator import memory_state
-from trefoil.simulator.memory_state import MemoryState, MemoryStore
 
 TICK_S: Final = 0.25
 STEP_S: Final = 1800.0
@@ -70,7 +71,7 @@ class Memory:
 def measure(readings: int, say: Callable[[str], None]) -> Memory:
     """One run. A short one has a shorter history, and its store a shorter list of writes: both are full early."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    memory_state.WRITES_MAX = min(memory_state.WRITES_MAX, readings // 10)  # type: ignore[misc]
+    state_module.WRITES_MAX = min(state_module.WRITES_MAX, readings // 10)  # type: ignore[misc]
     with tempfile.TemporaryDirectory(prefix="trefoil-bench-") as folder:
         settings = CarbonFeedSettings(
             state_dir=Path(folder),
@@ -82,7 +83,7 @@ def measure(readings: int, say: Callable[[str], None]) -> Memory:
 
 async def _measure(settings: CarbonFeedSettings, readings: int, say: Callable[[str], None]) -> Memory:
     clock, metrics, process = ManualClock(START_S), Metrics("carbon_feed"), psutil.Process()
-    state: Any = MemoryState(MemoryStore(clock), settings.cluster, clock=clock, metrics=metrics)
+    state: Any = state_on(Server(clock), settings.cluster, clock, metrics)
     [provider] = make_providers(settings, clock.now_s())
     loop = FeedLoop(settings, provider, state, clock, metrics)
     servicer = CarbonFeedServicer([loop], clock=clock)
