@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import structlog
@@ -28,7 +28,7 @@ from carbon_feed.settings import CarbonFeedSettings, TraceSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
-from trefoil.runtime import state as states
+from trefoil.runtime import state as state_module
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
 
@@ -71,7 +71,7 @@ class Memory:
 def measure(readings: int, say: Callable[[str], None]) -> Memory:
     """One run. A short one has a shorter history, and its store a shorter list of writes: both are full early."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    states.WRITES_MAX = min(states.WRITES_MAX, readings // 10)  # type: ignore[misc]
+    state_module.WRITES_MAX = min(state_module.WRITES_MAX, readings // 10)  # type: ignore[misc]
     with tempfile.TemporaryDirectory(prefix="trefoil-bench-") as folder:
         settings = CarbonFeedSettings(
             state_dir=Path(folder),
@@ -83,7 +83,7 @@ def measure(readings: int, say: Callable[[str], None]) -> Memory:
 
 async def _measure(settings: CarbonFeedSettings, readings: int, say: Callable[[str], None]) -> Memory:
     clock, metrics, process = ManualClock(START_S), Metrics("carbon_feed"), psutil.Process()
-    state = state_on(Server(clock), settings.cluster, clock, metrics)
+    state: Any = state_on(Server(clock), settings.cluster, clock, metrics)
     [provider] = make_providers(settings, clock.now_s())
     loop = FeedLoop(settings, provider, state, clock, metrics)
     servicer = CarbonFeedServicer([loop], clock=clock)

@@ -1,4 +1,4 @@
-"""Random commands to Redis and to the memory store: every answer and everything that stands there is the same."""
+"""Random commands to Redis and to Redis in this process: every answer and everything that stands there is the same."""
 
 import asyncio
 from typing import Any
@@ -73,7 +73,7 @@ class World:
                     return await store.append_unfenced(store.keys.load("d", what), LoadWindow(seq=more), maxlen=3)
             await self.stores.flush()
         except errors.TrefoilError as error:
-            return type(error).__name__, str(error).replace(store.called, "the store")
+            return type(error).__name__, str(error)
 
     def _write(self, store: State, write: tuple[str, Any, Any]) -> Any:
         kind, what, value = write
