@@ -59,7 +59,7 @@ class Run:
             shell.run(float(second))
             self.clocks_mhz.append(max(m.clock_mhz for m in shell.plant.machines.values()))
         shell.run(shell.end_s)
-        self.plan: Plan = shell.plans[-1]
+        self.plan: Plan = shell.core.plans[-1]
         self.found = result(shell)
         self.view_json = shell.records[0].view_json
         self.text = self.found.to_json()

@@ -224,11 +224,11 @@ def effects(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mo
     policy=st.sampled_from(POLICIES),
     rate=st.floats(15.0, 90.0),
     slo_ms=st.floats(60.0, 150.0),
-    noise=st.floats(0.0, 0.3),
+    noise=st.sampled_from([0.0, 0.05, 0.3]),
     seed=st.integers(0, 2**31),
     mode=st.sampled_from(["instant", "budget", "lambda"]),
 )
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.generate])
 @example("exact", 40.0, 75.0, 0.05, 1, "budget")
 @example("clover", 40.0, 75.0, 0.05, 1, "lambda")
 @pytest.mark.slow
