@@ -11,7 +11,7 @@ from tests.support.virtual.faults import KINDS, drawn, strike
 from tests.support.virtual.promises import told
 from tests.support.virtual.system import System, history
 
-FIRST, LAST = (int(part) for part in os.environ.get("SEEDS", "0:40").split(":"))
+FIRST, LAST = (int(part) for part in os.environ.get("SEEDS", "0:30").split(":"))
 BLOCK = 10
 
 

@@ -68,7 +68,7 @@ def nobody_is_known(system: System) -> None:
             system.loop.call_later(1.5, worker.process.go_on, system.loop)
         system.server.flush()
         for node in system.nodes.values():
-            node.work()
+            system.published(node)
         system.controller.start()
 
     while_a_drain_hangs(system, anew)

@@ -21,7 +21,7 @@ from trefoil.runtime.state import State
 if TYPE_CHECKING:
     from tests.support.virtual.system import System
 
-TICK_S = 0.1
+TICK_S = 0.25
 PATIENCE_S = 12.0  # of a client
 TRIES = 3
 LEAVES = 0.05  # of the clients that waited

@@ -49,6 +49,7 @@ class Node:
         self.starts_fail = False
         self._due_s: dict[SliceKey | str, float] = {}
         self._generation = 0
+        self._said: tuple[Any, ...] = ()
         self._seq = 0
         self._metered_s = system.clock.now_s()
         self._start_s = float(rng.uniform(0.3, 1.5))
@@ -118,10 +119,12 @@ class Node:
         for device in self.desired.devices if self.desired is not None else ():
             if self.devices.get(device.device, DeviceState.LOST) != DeviceState.LOST:
                 self._pursue(device, self._system.loop.time())
-        self._say()
+        if self._said != (self.slices, self.devices, self.cordons, self.applied):
+            self._say()
 
     def _say(self) -> None:
         if self.answers:
+            self._said = (dict(self.slices), dict(self.devices), dict(self.cordons), self.applied)
             self._system.published(self)
 
     def _set(self, key: SliceKey, **changes: Any) -> None:
@@ -188,6 +191,7 @@ class Node:
             self._later(key, self._start_s)
 
     def _tick(self) -> None:
+        self._said = ()  # every second, also where nothing has changed
         self.work()
         if not self.answers:
             return
