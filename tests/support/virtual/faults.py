@@ -202,15 +202,15 @@ def frozen(system: System, d: Any) -> None:
     """By an operator, and released a moment later; what he is refused he asks for again."""
     place = system.controller
     if place.service is not None and place.process is not None:
-        place.process.start(system.loop, _asked(place.service.Freeze, pb.FreezeRequest(frozen=True)))
-        system.loop.call_later(seconds(d[0]), released, system)
+        asked = place.process.start(system.loop, _asked(place.service.Freeze, pb.FreezeRequest(frozen=True)))
+        system.loop.call_later(seconds(d[0]), lambda: released(system) if _granted(asked) else None)
 
 
 def released(system: System) -> None:
     place = system.controller
 
     def over(task: "asyncio.Task[bool]") -> None:
-        if task.cancelled() or not task.result():
+        if not _granted(task):
             system.loop.call_later(1.0, released, system)
         else:
             system.promises.released_s = system.loop.time()
@@ -220,6 +220,10 @@ def released(system: System) -> None:
     else:
         asked = _asked(place.service.Freeze, pb.FreezeRequest(frozen=False))
         place.process.start(system.loop, asked).add_done_callback(over)
+
+
+def _granted(asked: "asyncio.Task[bool]") -> bool:
+    return asked.done() and not asked.cancelled() and asked.result()
 
 
 async def _asked(method: Callable[[Any, Any], Any], request: Any) -> bool:

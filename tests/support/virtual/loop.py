@@ -168,6 +168,7 @@ class Process:
         self.dead = False
         self.stopped = False
         self.stopped_at_s = 0.0
+        self.went_on_at_s = 0.0
         self.held: list[Any] = []
         self.tasks: list[asyncio.Task[Any]] = []
 
@@ -183,13 +184,15 @@ class Process:
 
     def go_on(self, loop: VirtualLoop) -> None:
         """After `stopped`: everything that was due meanwhile is due now, in its order."""
-        self.stopped = False
+        self.stopped, self.went_on_at_s = False, loop.time()
         held, self.held = self.held, []
         loop._ready.extend(held)
 
     def kill(self) -> None:
         """End it: no task of it runs its next line, but for what a cancelled task does while it unwinds."""
         self.dead, self.stopped = True, False
+        for handle in self.held:  # cancelled tasks unwind by them
+            handle._loop._ready.append(handle)
         self.held.clear()
         for task in self.tasks:
             if not task.done():

@@ -9,6 +9,7 @@ from trefoil.core.fleet import SliceKey, SliceState
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, RolloutState
 from trefoil.runtime import codec
 from trefoil.runtime.acks import FIRST_S
+from trefoil.runtime.state import ACK_TTL_S
 
 if TYPE_CHECKING:
     from tests.support.virtual.loop import Process
@@ -161,8 +162,14 @@ class Promises:
             self.broken(f"{key.name} is stopped by {revision} under requests of {busy} after {waited_s:.2f} s")
 
     def _counts(self, process: "Process | None", now_s: float) -> bool:
-        """Whether a worker has to be waited for: one that stands still may be dead, but only after a while."""
-        return process is not None and (not process.stopped or now_s - process.stopped_at_s < FIRST_S)
+        """Whether a worker has to be waited for. One that has been silent for long may be taken for dead, until it has
+        been heard again."""
+        if process is None:
+            return False
+        if process.stopped:
+            return now_s - process.stopped_at_s < FIRST_S
+        silent_s = process.went_on_at_s - process.stopped_at_s
+        return silent_s < ACK_TTL_S - 2.0 or now_s - process.went_on_at_s > 2.0
 
     def look(self) -> None:
         """Again and again."""
