@@ -107,8 +107,9 @@ test-quick: setup  ## house rules, units, properties, contracts, papers' numbers
 	$(PYTEST) $(ARGS) tests/test_tidy.py tests/unit tests/property tests/contract tests/papers tests/simulation
 
 ROUNDS ?= 10
-fuzz: setup  ## every property and state machine with other random examples (ROUNDS=10: about half an hour)
+fuzz: setup  ## every property, state machine and whole system in virtual time with other random examples (ROUNDS=10: about 40 minutes)
 	for round in $$(seq $(ROUNDS)); do $(BIN)/pytest -q -m hypothesis tests/unit tests/property tests/contract tests/papers tests/simulation $(ARGS) || exit 1; done
+	SEEDS=$$((1000 * $(ROUNDS))):$$((1000 * $(ROUNDS) + 50 * $(ROUNDS))) $(BIN)/pytest -q tests/simulation/test_whole_system.py $(ARGS)
 
 check: lint types imports  ## what pre-commit runs
 

@@ -24,9 +24,9 @@ from power_agent.core.clocks import (
     drift,
     planned_range,
 )
+from power_agent.core.governing import Governed
 from power_agent.devices.errors import DeviceLost
 from power_agent.devices.observed import PowerLimits
-from power_agent.governing import Governed
 from power_agent.memory import Override
 from power_agent.node import Device, Node
 from trefoil.core.errors import TrefoilError

@@ -19,7 +19,7 @@ from controller.core.objectives import accept
 from controller.planners.columns import effective_row, fits
 from controller.planners.stamped import stamped
 from controller.planning import constants_of, planner_of
-from power_agent.governing import Governed
+from power_agent.core.governing import Governed
 from trefoil.core import errors
 from trefoil.core.brains import Planner
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series

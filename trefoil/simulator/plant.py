@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from controller.planners.columns import Same, effective_row
 from power_agent.core.clocks import Ability, planned_range
-from power_agent.governing import Governed
+from power_agent.core.governing import Governed
 from trefoil.core import power
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import device_type, slice_type
