@@ -1,10 +1,10 @@
 """Routers of one's own and variants on trial, with the live controller in simulated time."""
 
 import pytest
-from pydantic import ValidationError
 
 from tests.simulation.test_shell import REPOSITORY, family, scenario
 from tests.support.own_group import Together
+from trefoil.core.errors import SettingError
 from trefoil.simulator import simulate
 from trefoil.simulator.scenario import Arrivals, PolicyChoice, Served, Wanted
 
@@ -29,11 +29,11 @@ def test_a_canary_is_planned_and_served_its_share():
     ("changes", "says"),
     [
         ({"policy": {"router": "nosuch"}}, "no such router"),
-        ({"policy": {"router": "p2c"}, "fidelity": "fluid"}, "a flow has no requests to give router 'p2c'"),
+        ({"policy": {"router": "p2c"}, "fidelity": "fluid"}, "router = 'p2c': a flow has no requests to give it"),
     ],
 )
 def test_a_router_that_cannot_be_used_is_refused(changes, says):
-    with pytest.raises(ValidationError, match=says):
+    with pytest.raises(SettingError, match=says):
         scenario(**changes)
 
 
