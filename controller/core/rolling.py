@@ -70,6 +70,7 @@ class Rollouts:
     ) -> None:
         self._settings, self._seen, self._spending, self._at = settings, seen, spending, at
         self.published = published
+        self._routes = published.routes if published is not None else ()  # as they were found, without the catalogue's
         self.commanded = dict(commanded or {})
         self.rollout = Rollout()
         self.under_way = False
@@ -182,8 +183,7 @@ class Rollouts:
             yield from self._publish(target, routes, RolloutState.WAITING_READY, "early")
 
     def _stands(self) -> Standing:
-        routes = self.published.routes if self.published else ()
-        return standing(self._seen.fleet(self._at.now_s), self.commanded, routes)
+        return standing(self._seen.fleet(self._at.now_s), self.commanded, self._routes)
 
     def _publish(
         self,
@@ -196,11 +196,11 @@ class Rollouts:
         """Routes under the next step of the target's revision."""
         first = self.published is None or self.published.revision < target.revision
         step = 0 if first or self.published is None else self.published.revision.step + 1
-        routes = known(routes, self._seen.catalog)
-        plan = replace(target, revision=replace(target.revision, step=step), nodes=(), routes=routes)
+        told = known(routes, self._seen.catalog)
+        plan = replace(target, revision=replace(target.revision, step=step), nodes=(), routes=told)
         self.rollout = replace(self.rollout, target=plan.revision, state=state, step=step)
         yield from self._written(Publish(plan=plan, rollout=self.rollout, drained=drained))
-        self.published = plan
+        self.published, self._routes = plan, routes
         yield Save("published", plan)
         fields = {"name": name, "revision": str(plan.revision), "of": self.rollout.steps, "state": state.name}
         yield Say("rollout step", fields)
