@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -23,6 +24,7 @@ from controller.core.effects import (
     Wake,
 )
 from controller.core.rolling import Rollouts, find_way
+from controller.core.shares import known
 from controller.disk import Disk
 from controller.observe import Reader
 from controller.perform import Signals, perform
@@ -92,7 +94,7 @@ class Actor:
         stands = self.rollouts.republished(revision)
         if stands is None:
             return
-        plan, nodes = stands
+        plan, nodes = self._told(stands[0]), stands[1]
         puts = [Put(self._keys.plan_node(n.node), n) for n in nodes]
         await self._authority.write([Put(self._keys.plan(), plan), Put(self._keys.rollout(), self.rollout), *puts])
         self._disk.save("published", plan)
@@ -114,6 +116,8 @@ class Actor:
                 return find_way(effect)
             case Say(event, fields, level):
                 (self._log.warning if level == "warning" else self._log.info)(event, **fields)
+            case Save("published", plan):
+                self._disk.save("published", self._told(plan))
             case Save(name, value):
                 self._disk.save(name, value)
             case Timed(name, seconds):
@@ -129,12 +133,16 @@ class Actor:
     def _writes(self, wanted: Publish) -> list[Write]:
         writes: list[Write] = []
         if wanted.plan is not None:
-            writes.append(Put(self._keys.plan(), wanted.plan))
+            writes.append(Put(self._keys.plan(), self._told(wanted.plan)))
         if wanted.rollout is not None:
             writes.append(Put(self._keys.rollout(), wanted.rollout))
         if wanted.node is not None:
             writes.append(Put(self._keys.plan_node(wanted.node.node), wanted.node))
         return writes
+
+    def _told(self, plan: Plan) -> Plan:
+        """The plan as dispatchers need it: its targets with what the catalogue says of them."""
+        return replace(plan, routes=known(plan.routes, self._reader.seen.catalog))
 
     async def _command(self, wanted: Command) -> bool:
         try:

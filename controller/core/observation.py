@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from operator import is_
+from operator import attrgetter, is_
 from typing import Protocol
 
 from controller.core.intensity import Held, aged, cut, held, refusal, rung_name, unread, without_bands
@@ -80,19 +80,24 @@ class Observation:
         self.forecasts: dict[str, LoadForecast] = {}
         self._known_of: frozenset[str] = frozenset()
         self._known_catalog = catalog.of(())
+        self._found: tuple[NodeStatus, ...] = ()
         self._fleet = FleetState((), ())
+        self._oldest_s = math.inf
         self._refused = frozenset(settings.carbon.rungs_refused)
         self._cut: tuple[CarbonForecast, float, float, CarbonForecast] | None = None
 
     def fleet(self, now_s: float) -> FleetState:
         """All nodes by name; stale are those whose status is older than its limit."""
-        nodes = tuple(self.inputs.nodes[name] for name in sorted(self.inputs.nodes))
-        limit_s = self._settings.node_stale_s
-        stale = tuple(n.node for n in nodes if now_s - n.observed_at_s > limit_s)
-        known = self._fleet  # of the same statuses, the object of which others know already what they ask
-        if stale != known.stale or len(nodes) != len(known.nodes) or not all(map(is_, nodes, known.nodes)):
-            self._fleet = FleetState(nodes, stale)
-        return self._fleet
+        found, limit_s = tuple(self.inputs.nodes.values()), self._settings.node_stale_s
+        if len(found) != len(self._found) or not all(map(is_, found, self._found)):
+            self._found = found
+            self._fleet = FleetState(tuple(sorted(found, key=attrgetter("node"))))
+            self._oldest_s = min((n.observed_at_s for n in found), default=math.inf)
+        if now_s - self._oldest_s > limit_s or self._fleet.stale:
+            stale = tuple(n.node for n in self._fleet.nodes if now_s - n.observed_at_s > limit_s)
+            if stale != self._fleet.stale:
+                self._fleet = FleetState(self._fleet.nodes, stale)
+        return self._fleet  # of the same statuses, the object of which others know already what they ask
 
     def carbon(self, now_s: float) -> CarbonReading:
         """The reading in force: the last one, carried when it is old, static when there never was one."""

@@ -28,7 +28,6 @@ from controller.core.effects import (
 )
 from controller.core.observation import Observation
 from controller.core.rollout import Devices, Standing, Step, Way
-from controller.core.shares import known
 from controller.core.terms import best_way, early, standing
 from controller.settings import RolloutSettings
 from trefoil.core import errors
@@ -36,7 +35,7 @@ from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceKey, SliceState, SliceStatus
 from trefoil.core.plan import NodePlan, Plan, PlannedSlice, Rollout, RolloutState, Route
-from trefoil.core.plan_check import node_digest, sealed
+from trefoil.core.plan_check import sealed
 
 FINAL: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
 
@@ -70,7 +69,6 @@ class Rollouts:
     ) -> None:
         self._settings, self._seen, self._spending, self._at = settings, seen, spending, at
         self.published = published
-        self._routes = published.routes if published is not None else ()  # as they were found, without the catalogue's
         self.commanded = dict(commanded or {})
         self.rollout = Rollout()
         self.under_way = False
@@ -183,7 +181,8 @@ class Rollouts:
             yield from self._publish(target, routes, RolloutState.WAITING_READY, "early")
 
     def _stands(self) -> Standing:
-        return standing(self._seen.fleet(self._at.now_s), self.commanded, self._routes)
+        routes = self.published.routes if self.published is not None else ()
+        return standing(self._seen.fleet(self._at.now_s), self.commanded, routes)
 
     def _publish(
         self,
@@ -196,11 +195,10 @@ class Rollouts:
         """Routes under the next step of the target's revision."""
         first = self.published is None or self.published.revision < target.revision
         step = 0 if first or self.published is None else self.published.revision.step + 1
-        told = known(routes, self._seen.catalog)
-        plan = replace(target, revision=replace(target.revision, step=step), nodes=(), routes=told)
+        plan = replace(target, revision=replace(target.revision, step=step), nodes=(), routes=routes)
         self.rollout = replace(self.rollout, target=plan.revision, state=state, step=step)
         yield from self._written(Publish(plan=plan, rollout=self.rollout, drained=drained))
-        self.published, self._routes = plan, routes
+        self.published = plan
         yield Save("published", plan)
         fields = {"name": name, "revision": str(plan.revision), "of": self.rollout.steps, "state": state.name}
         yield Say("rollout step", fields)
@@ -213,11 +211,11 @@ class Rollouts:
         for node in fleet.nodes:
             if node.node in fleet.stale:
                 continue
-            mine = tuple(devices[d.device] for d in node.devices if d.device in devices)
-            plan = sealed(NodePlan(node=node.node, devices=mine), revision)
+            mine = tuple([devices[d.device] for d in node.devices if d.device in devices])
             before = self.commanded.get(node.node)
-            if node.node in self._confirmed and before is not None and node_digest(before) == plan.digest:
+            if node.node in self._confirmed and before is not None and before.devices == mine:
                 continue
+            plan = sealed(NodePlan(node=node.node, devices=mine), revision)
             changed = yield Command(node, plan)
             self._confirmed.add(node.node)
             self.commanded[node.node] = plan

@@ -144,7 +144,7 @@ class Twin:
         """One dispatcher, which drains for as long as the simulation's does."""
         for plan in (w.obj for w in writes if isinstance(getattr(w, "obj", None), Plan)):
             gone = sorted({t.slice for route in plan.routes for t in route.targets if t.draining})
-            if gone and self.shell.rollouts.published != plan:
+            if gone and self.shell.rollouts.published.revision != plan.revision:
                 now_s = self.now_s() + EPSILON_S
                 self.shell._drained_s = now_s + self.shell.plant.drained_s(gone)
                 loads = tuple(SliceLoad(key, in_flight=1) for key in gone)

@@ -52,8 +52,8 @@ def _names(kind: type) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(kind))
 
 
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:16]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def node_digest(plan: NodePlan) -> str:
@@ -63,13 +63,19 @@ def node_digest(plan: NodePlan) -> str:
 
 @lru_cache(maxsize=1024)  # asked for again and again of the same plans, by everybody who compares two of them
 def _node_digest(devices: Same[tuple[PlannedDevice, ...]]) -> str:
-    return _devices_digest(devices.value)
+    ordered = sorted(devices.value, key=lambda d: d.device)
+    return _digest(f"[{', '.join([_known_text(Same(device)) for device in ordered])}]")
 
 
 @lru_cache(maxsize=4096)
-def _devices_digest(devices: tuple[PlannedDevice, ...]) -> str:
-    ordered = sorted(devices, key=lambda d: d.device)
-    return _hash([dataclasses.replace(d, slices=tuple(sorted(d.slices, key=lambda s: s.key))) for d in ordered])
+def _known_text(device: Same[PlannedDevice]) -> str:
+    return _text(device.value)
+
+
+@lru_cache(maxsize=4096)
+def _text(device: PlannedDevice) -> str:
+    ordered = dataclasses.replace(device, slices=tuple(sorted(device.slices, key=lambda s: s.key)))
+    return json.dumps(plain(ordered), sort_keys=True)
 
 
 def plan_digest(plan: Plan) -> str:
@@ -91,7 +97,7 @@ def _plan_digest(nodes: Same[tuple[NodePlan, ...]], routes: Same[tuple[Route, ..
         if not route.class_slo_ms:  # as digests were before routes had any
             del plain_route["class_slo_ms"]
         plains.append(plain_route)
-    return _hash([digests, plains])
+    return _digest(json.dumps([digests, plains], sort_keys=True))
 
 
 def sealed(node: NodePlan, revision: Revision) -> NodePlan:

@@ -65,6 +65,7 @@ class Machine:
     awake_s: float = -math.inf
     clock_mhz: int = 0
     slices: dict[SliceKey, Slice] = field(default_factory=dict)
+    status: DeviceStatus | None = None  # as it was reported last; None: it has changed since
     counter_j: float = 0.0
     active_j: float = 0.0
     idle_j: float = 0.0
@@ -121,16 +122,17 @@ class Plant:
 
     # --- what agents report -----------------------------------------------------------------------------------------
 
-    def _touched(self) -> None:
-        """Forget what was made of the state before."""
-        self._nodes = self._rates = self._next_s = None
+    def _touched(self, machine: Machine) -> None:
+        """Forget what was made of its state before."""
+        machine.status = self._nodes = self._rates = self._next_s = None
 
     def nodes(self) -> dict[str, NodeStatus]:
         """The status of every node; made anew only when something has changed."""
         if self._nodes is None:
             held: dict[tuple[str, str], list[DeviceStatus]] = {}
             for machine in self.machines.values():
-                held.setdefault((machine.device.node, machine.device.zone), []).append(_status(machine))
+                machine.status = machine.status or _status(machine)
+                held.setdefault((machine.device.node, machine.device.zone), []).append(machine.status)
             self._nodes = {
                 node: NodeStatus(node=node, zone=zone, devices=tuple(devices), simulated=True)
                 for (node, zone), devices in held.items()
@@ -178,10 +180,11 @@ class Plant:
     def drain(self, keys: Iterable[SliceKey], now_s: float) -> None:
         """These take no new requests; they are about to be stopped."""
         for key in keys:
-            one = self.machines[key.device].slices.get(key)
+            machine = self.machines[key.device]
+            one = machine.slices.get(key)
             if one is not None and one.state in SERVES:
                 one.state, one.since_s = SliceState.DRAINING, now_s
-        self._touched()
+                self._touched(machine)
 
     def undrain(self, keys: Container[SliceKey], now_s: float) -> None:
         """These take requests again: the plan that was to stop them was given up."""
@@ -189,7 +192,7 @@ class Plant:
             for key, one in machine.slices.items():
                 if one.state == SliceState.DRAINING and key in keys:
                     one.state, one.since_s = SliceState.READY, now_s
-                    self._touched()
+                    self._touched(machine)
 
     def command(self, devices: Mapping[str, PlannedDevice], now_s: float) -> None:
         """Make every device what it ought to be; what runs as it ought to is left alone."""
@@ -197,7 +200,7 @@ class Plant:
             machine = self.machines.get(name)
             if machine is not None:
                 self._obey(machine, wanted, now_s)
-        self._touched()
+                self._touched(machine)
 
     def _obey(self, machine: Machine, wanted: PlannedDevice, now_s: float) -> None:
         parts = {part.key: part for part in wanted.slices}
@@ -249,14 +252,15 @@ class Plant:
 
     def advance(self, now_s: float) -> bool:
         """Whether anything became ready, or runs at another clock."""
-        changed = False
         if now_s < self.next_s():
-            return changed
+            return False
+        found = False
         for machine in self.machines.values():
+            changed = False
             if machine.governed.next_s <= now_s:
                 self._next_s, before = None, machine.clock_mhz
                 machine.clock_mhz = _clock_mhz(machine, now_s)
-                changed = changed or machine.clock_mhz != before
+                changed = machine.clock_mhz != before
             if machine.state == DeviceState.WAKING and machine.awake_s <= now_s:
                 machine.state, changed = DeviceState.AWAKE, True
             for one in machine.slices.values():
@@ -265,17 +269,10 @@ class Plant:
                         one.part, one.next_hosted = replace(one.part, hosted=one.next_hosted), ()
                     one.state, one.since_s, one.ready_s = SliceState.READY, now_s, math.inf
                     changed = True
-        if changed:
-            self._touched()
-        return changed
-
-    def ready(self, wanted: Mapping[SliceKey, PlannedSlice]) -> bool:
-        """Whether all of these serve what they ought to."""
-        for key, part in wanted.items():
-            one = self.machines[key.device].slices.get(key)
-            if one is None or one.state != SliceState.READY or _variants(one.part.hosted) != _variants(part.hosted):
-                return False
-        return True
+            if changed:
+                self._touched(machine)
+                found = True
+        return found
 
     def spend(self, dt_s: float, computed: Mapping[SliceKey, tuple[str, float]]) -> list[Drawn]:
         """Book an interval without events. `computed`: family and active joules by the profile's linear law."""
@@ -370,14 +367,15 @@ def truth_of(
 
 
 def _status(machine: Machine) -> DeviceStatus:
+    slices = tuple(
+        SliceStatus(key=key, state=one.state, hosted=one.part.hosted, since_s=one.since_s, credits=one.part.credits)
+        for key, one in sorted(machine.slices.items())
+    )
     return DeviceStatus(
         device=machine.device.name,
         type=machine.device.type,
         state=machine.state,
-        slices=tuple(
-            SliceStatus(key=key, state=one.state, hosted=one.part.hosted, since_s=one.since_s, credits=one.part.credits)
-            for key, one in sorted(machine.slices.items())
-        ),
+        slices=slices,
         clock_mhz=machine.clock_mhz,
         mig_current=machine.type.kind == DeviceKind.MIG_GPU,
     )
