@@ -54,7 +54,7 @@ demo: setup  ## the main job: three runs on this machine, a table and out/demo/r
 honesty: setup  ## three controls in which the demo must find no saving, accuracy or joules (about ten minutes)
 	$(BIN)/python benchmarks/honesty.py $(ARGS)
 
-bench-simulator: setup  ## the simulator: decisions, requests/s, memory, a year, parity with live (six minutes; ARGS=--short: two)
+bench-simulator: setup  ## the simulator: decisions, requests/s, memory, a year, parity with live (eleven minutes; ARGS=--short: two)
 	$(BIN)/python -m benchmarks.simulator $(ARGS)
 
 bench-dispatcher: setup  ## the dispatcher beside nginx, HAProxy and raw grpc.aio: CPU, latency, limits (five minutes; ARGS=--short: one; needs h2load)

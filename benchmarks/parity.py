@@ -4,12 +4,14 @@
                   20 %
     carbon_only   only the carbon trigger on and the demand pinned, so that the noise of a load decides nothing: the
                   same plan digests in the same order, and the same two limits
+    clover        the same system under `clover` for four minutes: two explorations of candidates that are deployed and
+                  measured, live on Tritons; the first two limits (which candidates are tried follows what was measured)
 
 The simulation is made from the same file (trefoil/simulator/demo.py). What a machine adds is measured on the live run
 itself, by what the dispatcher and the agent report, and handed to the simulation: transport around a request
 (`overhead_ms`, `gap_ms`) and how long a Triton takes to start (`start_s`). Nothing else is taken from the live run.
 
-Run: `make bench-simulator`, or alone `python -m benchmarks.parity` (about four minutes; `--short` about one). Prints a
+Run: `make bench-simulator`, or alone `python -m benchmarks.parity` (about nine minutes; `--short` about one). Prints a
 table, writes out/bench/parity.json, and exits with 1 when a limit is missed.
 """
 
@@ -28,6 +30,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from controller.core.decide import CANDIDATE
 from controller.replay import records
 from tests.support.ports import free_offset
 from trefoil.cli.demo import commit, machine
@@ -66,6 +69,7 @@ class Case:
 
     name: str
     same_plans: bool
+    policy: str = "exact"
     settings: Mapping[str, Any] = field(default_factory=dict)
     controller: Mapping[str, Any] = field(default_factory=dict)
 
@@ -76,13 +80,21 @@ CARBON_ONLY: Final = Case(
     settings={"objective_mode": "lambda", "lambda_weight": 0.2, "load.peak_per_s": 40.0, "load.base_per_s": 26.0},
     controller={"causes": ["carbon"], "demand_fixed": {"digits": PINNED}},
 )
-CASES: Final = (Case("demo", same_plans=False), CARBON_ONLY)
+CLOVER: Final = Case(
+    "clover",
+    same_plans=False,
+    policy="clover",
+    settings={"carbon.steps": 4, "carbon.step_s": 60.0, "load.peak_per_s": 40.0, "load.base_per_s": 26.0},
+)
+CASES: Final = (Case("demo", same_plans=False), CARBON_ONLY, CLOVER)
 SHORT: Final = {"carbon.steps": 6, "carbon.step_s": 6.0, "warmup_s": 3.0, "load.ramp_s": 3.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One run, live or simulated. `plans`: digest of each plan in turn, the first one of the run before second 0."""
+    """One run, live or simulated. `plans`: digest of each plan decided on in turn, the first one of the run before
+    second 0; candidates that are deployed to be measured are none.
+    """
 
     requests: int
     answered: int
@@ -164,23 +176,21 @@ async def watch(folder: Path, watched: Watched) -> None:
             await state.close()
 
 
-async def play_live(
-    case: Case, demo: Scenario, policy: str, out: Path, console: Console
-) -> tuple[Side, Machine, Timeline]:
+async def play_live(case: Case, demo: Scenario, out: Path, console: Console) -> tuple[Side, Machine, Timeline]:
     """One run of the demo on a fresh system."""
     view = PlainView(console, every_s=math.inf)
     out.mkdir(parents=True, exist_ok=True)
     setup = Setup(demo, out, view, WallClock(), lambda: False, {"controller": case.controller})
     watched = Watched()
-    watching = asyncio.create_task(watch(out / policy / "cluster", watched))
+    watching = asyncio.create_task(watch(out / case.policy / "cluster", watched))
     try:
-        run = await play(setup, policy, SLO, 1)
+        run = await play(setup, case.policy, SLO, 1)
     finally:
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
-    found = [record for record, _ in records(out / policy / "cluster" / "controller" / "decisions")]
-    client = read_result(out / policy / "load.json")
+    found = [record for record, _ in records(out / case.policy / "cluster" / "controller" / "decisions")]
+    client = read_result(out / case.policy / "load.json")
     zero_s = client.started_at_s + demo.warmup_s
     counted = [
         r for r in found if r.at_s < zero_s + demo.duration_s
@@ -243,7 +253,7 @@ def _live_side(summary: Summary, found: Sequence[DecisionRecord]) -> Side:
         accuracy=summary.accuracy,
         idle_share=summary.idle_share,
         replans={cause: count for cause, count in summary.replans.items() if count},
-        plans=in_turn(record.versions["plan"] for record in found),
+        plans=in_turn(r.versions["plan"] for r in found if r.versions["outcome"] != CANDIDATE),
     )
 
 
@@ -281,12 +291,12 @@ def in_turn(digests: Iterable[str]) -> tuple[str, ...]:
 # --- both -------------------------------------------------------------------------------------------------------------
 
 
-async def compare(case: Case, out: Path, console: Console, policy: str = "exact", short: bool = False) -> Compared:
+async def compare(case: Case, out: Path, console: Console, short: bool = False) -> Compared:
     """Play a case live, simulate it, and hold both side by side."""
     demo = load_system(DEMO, Scenario, {**case.settings, **(SHORT if short else {})})
     demo = demo.model_copy(update={"port_offset": free_offset(len(demo.fleet.devices))})
-    live, measured, timeline = await play_live(case, demo, policy, out / case.name, console)
-    scenario, given = demo_scenario(demo, policy, SLO, measured, timeline, case.controller)
+    live, measured, timeline = await play_live(case, demo, out / case.name, console)
+    scenario, given = demo_scenario(demo, case.policy, SLO, measured, timeline, case.controller)
     simulated = simulated_side(simulate_demo(scenario, given, timeline))
     return Compared(
         case=case.name,

@@ -4,7 +4,7 @@
     engine    requests per second of CPU time through the request-level engine, 14 slices at 0.6 of their capacity
     memory    peak memory of 48 h at 500 requests/s, 14 slices (a fiftieth of it; the whole with --full)
     year      a year on ten GPUs in steps of five minutes under `exact`, as a flow (--short: a month of it)
-    parity    simulated against live, by benchmarks/parity.py: about four minutes (--short: its short case)
+    parity    simulated against live, by benchmarks/parity.py: about nine minutes (--short: its short case)
 
 Prints a table, writes out/bench/simulator.json, and exits with 1 when a limit is broken. Memory and year run in
 processes of their own. CPU time, the best of several rounds: a busy machine matters little, its clock does.

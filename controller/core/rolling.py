@@ -34,8 +34,8 @@ from trefoil.core import errors
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceKey, SliceState, SliceStatus
-from trefoil.core.plan import NodePlan, Plan, PlannedSlice, Rollout, RolloutState, Route
-from trefoil.core.plan_check import sealed
+from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Rollout, RolloutState, Route
+from trefoil.core.plan_check import node_digest, sealed
 
 FINAL: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
 
@@ -213,7 +213,7 @@ class Rollouts:
                 continue
             mine = tuple([devices[d.device] for d in node.devices if d.device in devices])
             before = self.commanded.get(node.node)
-            if node.node in self._confirmed and before is not None and before.devices == mine:
+            if node.node in self._confirmed and before is not None and _same(before, mine):
                 continue
             plan = sealed(NodePlan(node=node.node, devices=mine), revision)
             changed = yield Command(node, plan)
@@ -324,6 +324,11 @@ class Rollouts:
 def find_way(asked: FindWay) -> Way:
     """The steps to a plan, as every shell finds them."""
     return best_way(asked.view, asked.stands, asked.plan)
+
+
+def _same(before: NodePlan, devices: tuple[PlannedDevice, ...]) -> bool:
+    """Whether a node was told the same, its slices named in whatever order."""
+    return before.devices == devices or node_digest(before) == node_digest(NodePlan(devices=devices))
 
 
 def _serves(status: SliceStatus, part: PlannedSlice) -> bool:
