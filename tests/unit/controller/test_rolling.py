@@ -1,0 +1,62 @@
+"""The rollout's core, played by hand: what it commands, step by step."""
+
+from dataclasses import replace
+
+from controller.core.effects import AskAgents, Command, FindWay, Instant
+from controller.core.observation import Observation
+from controller.core.rolling import Rollouts, find_way
+from controller.forecasters.last_max import LastMax
+from controller.settings import ControllerSettings
+from tests.support.plans import CATALOG
+from tests.unit.controller.views import PLAN, running, view
+from trefoil.core.common import Revision
+from trefoil.core.fleet import NodeStatus
+from trefoil.core.plan import NodePlan, Plan, RolloutState
+from trefoil.core.plan_check import sealed
+from trefoil.runtime.keys import Keys
+
+
+class Nobody:
+    unallocated_j = 0.0
+
+
+def named_backwards(plan: Plan) -> Plan:
+    """The same plan; every device names its slices from the last to the first."""
+    nodes = tuple(replace(n, devices=tuple(replace(d, slices=d.slices[::-1]) for d in n.devices)) for n in plan.nodes)
+    return replace(plan, nodes=nodes)
+
+
+def commands(rollouts: Rollouts, plan: Plan) -> list[NodePlan]:
+    """What nodes are told on the way to a plan; agents do at once what they are told."""
+    found: list[NodePlan] = []
+    steps = rollouts.begin(plan, view)
+    answer = None
+    try:
+        while True:
+            effect = steps.send(answer)
+            answer = None
+            match effect:
+                case FindWay():
+                    answer = find_way(effect)
+                case Command(_, node):
+                    found.append(node)
+                    answer = True
+                case AskAgents():
+                    pass
+    except StopIteration:
+        assert rollouts.rollout.state == RolloutState.DONE, rollouts.rollout
+        return found
+
+
+def test_what_a_node_was_told_is_told_again_once_after_a_start_and_then_no_more() -> None:
+    status: NodeStatus = running().nodes[0]
+    seen = Observation(ControllerSettings(), Keys("test"), CATALOG, LastMax(), 1000.0)
+    seen.inputs.nodes = {status.node: status}
+    told = {n.node: sealed(n, Revision(1, 1)) for n in named_backwards(PLAN).nodes}
+    rollouts = Rollouts(ControllerSettings().rollout, seen, Nobody(), Instant(1000.0, 5.0), PLAN, told)
+
+    first = commands(rollouts, replace(PLAN, revision=Revision(1, 2)))
+    again = commands(rollouts, replace(named_backwards(PLAN), revision=Revision(1, 3)))
+
+    assert [n.node for n in first] == [status.node], "its agent may have been started anew"
+    assert again == [], "slices that are named in another order are the same slices"
