@@ -221,7 +221,7 @@ class System(Settings):
             try:
                 check_row(self.row(name), workers=self.workers)
             except NotFound as error:
-                raise ValueError(f"{error}") from error
+                raise SettingError("unknown policy", field="policy", value=name, remedy=error.remedy) from error
         return self
 
     @model_validator(mode="after")

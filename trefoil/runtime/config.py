@@ -89,14 +89,14 @@ def load(
 def explain(error: ValidationError, source: str, model: type[BaseModel] | None = None) -> errors.SettingError:
     """The first complaint of a pydantic error as one line: field, value, what is wrong, remedy."""
     complaint = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in complaint["loc"]) or "(whole)"
+    field = ".".join(str(part) for part in complaint["loc"])  # "": several fields together, which the message names
     if complaint["type"] == "extra_forbidden":
         known = ", ".join(_known(model, complaint["loc"][:-1]))
         remedy = f"remove it or use one of: {known}" if known else "remove it"
         return errors.SettingError(f"unknown setting (in {source})", field=field, remedy=remedy)
     if complaint["type"] == "missing":
         return errors.SettingError(f"missing (in {source})", field=field, remedy="give it a value")
-    value = MASK if _is_secret(model, complaint["loc"]) else complaint["input"]
+    value = None if not field else MASK if _is_secret(model, complaint["loc"]) else complaint["input"]
     message = complaint["msg"].removeprefix("Value error, ")
     more = error.error_count() - 1
     suffix = f"; {more} more complaint{'s' if more > 1 else ''} after this one" if more else ""
