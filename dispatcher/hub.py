@@ -7,7 +7,7 @@ others about it.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -77,6 +77,7 @@ class Hub:
         self.rungs: Mapping[str, str] = {}  # what is away, and what serves instead
         self._stopping = False
         self._agreed = True
+        self._built_of: tuple[Any, ...] = ()
 
     def take_plan(self, plan: Plan) -> None:
         """Route by this plan.
@@ -229,6 +230,11 @@ class Hub:
         reasons, ceilings = self.ejections.reasons(), self.health.ramps.ceilings()
         crew = self.crew
         self._agreed = crew.agrees(self.plan.revision, self.clock.monotonic_s())
+        slices = [(node.node, node.devices) for node in self.nodes.values()]
+        given = (self.plan, slices, reasons, crew.sharers, ceilings, self._agreed, self.table.held)
+        if given == self._built_of:  # a status a second and node says mostly what the one before said
+            return
+        self._built_of = given
         built = tables.build(
             self.plan, self.nodes.values(), reasons, crew.sharers, self.me, ceilings, self._agreed, self.table.held
         )

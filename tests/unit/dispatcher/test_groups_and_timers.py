@@ -279,3 +279,21 @@ async def test_a_ticket_has_its_own_objective_or_its_classs_or_its_familys():
     assert made.slo_ms("cats", Knobs()) == 200.0
     assert made.slo_ms("dogs", Knobs()) == 0.0
     await made.transport.close()
+
+
+# --- statuses, one a second and node ----------------------------------------------------------------------------------
+
+
+async def test_a_status_that_says_what_the_one_before_said_builds_no_table(monkeypatch):
+    hub, built = Hub(DispatcherSettings(), "d", ManualClock(1000.0)), []
+    build = tables.build
+    monkeypatch.setattr(tables, "build", lambda *given: built.append(given) or build(*given))
+    hub.take_nodes([node([status(0), status(1)])])
+    hub.take_plan(plan([Route("digits", "weighted", "fifo", (target(0, weight=0.5), target(1, weight=0.5)), 10)]))
+    hub.take_nodes([replace(node([status(0), status(1)]), observed_at_s=1001.0)])
+    before, table = len(built), hub.table
+    for second in range(2, 6):
+        hub.take_nodes([replace(node([status(0), status(1)]), observed_at_s=1000.0 + second)])
+    assert len(built) == before and hub.table is table
+    hub.take_nodes([node([status(0)])])
+    assert len(built) == before + 1 and [t.slice for t in hub.table.routes["digits"].targets] == [key(0)]
