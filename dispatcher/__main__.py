@@ -69,7 +69,6 @@ class InferencePart(ServerPart):
         if self._listening is not None:
             self._listening.close()
         await self._drain.bounded(self.server.stop, self._hub.settings.stop_grace_s)
-        await self._hub.mirrors.close()
         await self._hub.transport.close()
 
 

@@ -37,9 +37,7 @@ def answer(hub: Hub, request: Any) -> Any:
         arrived_s=hub.clock.monotonic_s(), deadline_s=None, min_accuracy=asked.min_accuracy, priority=priority,
         sequence_id="", sequence_start=False, sequence_end=False, length_score=None, slo_ms=hub.slo_ms(family, asked),
     )  # fmt: skip
-    standing = hub.pumps[family].standing(
-        ticket, table.planned[family], table.missing.get(family, {}), table.mirrors.get(family)
-    )
+    standing = hub.pumps[family].standing(ticket, table.planned[family], table.missing.get(family, {}))
     found = explain(standing, ticket)
     return dispatcher_pb2.ExplainRequestResponse(
         table=codec.to_proto(table.revision),

@@ -23,7 +23,6 @@ from dispatcher.core.sequences import Pin, Sequences
 from dispatcher.core.table import Endpoint, Table
 from dispatcher.knobs import Knobs
 from dispatcher.load import LoadBook
-from dispatcher.mirror import Mirrors
 from dispatcher.pump import Pump
 from dispatcher.routers import ROUTERS
 from dispatcher.sequencing import SequencePump
@@ -68,7 +67,6 @@ class Hub:
         self.book = LoadBook(dispatcher, settings.worker, clock.now_s(), settings.classes_max)
         self.receipts = Receipts(settings.receipts_stale_s)
         self.changed = asyncio.Event()
-        self.mirrors = Mirrors(self._busy, lambda slice_: self.transport.to(slice_).infer, self.changed.set)
         self.crew = Crew(self.me)
         self.forwarded_total: Counter[str] = Counter()  # by family: requests that another worker answered
         self.unprobed: set[SliceKey] = set()  # known from disk only: worth waiting for
@@ -304,7 +302,6 @@ class Hub:
         total: Counter[SliceKey] = Counter()
         for pump in self.each_pump:
             total.update(pump.in_flight)
-        total.update(self.mirrors.in_flight)
         return total
 
     def loads(self) -> tuple[SliceLoad, ...]:
@@ -356,9 +353,6 @@ class Hub:
         for pump in self.sequences.values():
             total.update(pump.open_on)
         return total
-
-    def _busy(self, slice_: SliceKey) -> int:
-        return sum(pump.busy(slice_) for pump in self.each_pump)
 
     def _endpoint(self, slice_: SliceKey) -> Endpoint | None:
         return self.table.endpoints.get(slice_)

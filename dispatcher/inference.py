@@ -334,8 +334,6 @@ class Inference:
                 self.end(request, "CANCELLED", executed=True)  # a bug: the credit must come back whatever happens
                 raise
             variant = self.answered(request, _parse_answer(data).model_version)
-            if (mirror := self._hub.table.mirrors.get(request.ticket.family)) is not None:
-                self._hub.mirrors.offer(mirror, request.ticket, request.payload, data, variant)
             return Answer(data + self.suffix(request, variant), trailers, variant, pick.slice)
 
     def upstream(self, request: Request) -> tuple[bytes, float | None]:

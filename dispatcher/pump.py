@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dispatcher.core.explain import Standing
 from dispatcher.core.family_queue import GIVEN_UP, Effect, FamilyQueue, Idle, Moved, Refused
 from dispatcher.core.floors import Reach
-from dispatcher.core.trials import Mirror
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceKey
@@ -99,15 +98,13 @@ class Pump:
         other._moved[family] = self
         other._arm()
 
-    def standing(
-        self, ticket: Ticket, planned: Route, missing: Mapping[SliceKey, str], mirror: Mirror | None
-    ) -> Standing:
+    def standing(self, ticket: Ticket, planned: Route, missing: Mapping[SliceKey, str]) -> Standing:
         """How things stand for a ticket that is only asked about."""
         queue, family = self._queue, ticket.family
         told = getattr(queue.router, "scores", None)
         scores = told(ticket) if told is not None else None
         route, reach = queue.route(family), queue.reach(family)
-        return Standing(planned, route, missing, self.in_flight, self.waiting_of(family)[0], reach, scores, mirror)
+        return Standing(planned, route, missing, self.in_flight, self.waiting_of(family)[0], reach, scores)
 
     def submit(self, ticket: Ticket) -> "Pick | Future":
         """A pick at once, or a future of one; whoever is cancelled while awaiting it calls `abandon`.

@@ -25,7 +25,6 @@ class Gauges:
         self._retries: Counter[tuple[str, str]] = Counter()
         self._kept: Counter[tuple[str, str]] = Counter()
         self._forwarded: Counter[str] = Counter()
-        self._mirrored: Counter[tuple[str, str, str, str]] = Counter()
 
     def window(self, window: LoadWindow) -> None:
         """Add one window, and show how things stand."""
@@ -42,16 +41,7 @@ class Gauges:
             self._observe("trefoil_request_duration_seconds", cell.latency, family=family)
             self._observe("trefoil_queue_duration_seconds", cell.queue, family=family)
             self._observe("trefoil_service_duration_seconds", cell.service, family=family, variant=variant)
-        self._mirrors()
         self._state()
-
-    def _mirrors(self) -> None:
-        for key, count in self._hub.mirrors.counts.items():
-            if more := count - self._mirrored[key]:
-                family, variant, mirror, result = key
-                labels = {"family": family, "variant": variant, "mirror": mirror, "result": result}
-                self._metrics.inc("trefoil_mirror_items_total", more, **labels)
-                self._mirrored[key] = count
 
     def _observe(self, name: str, histogram: Histogram, **labels: str) -> None:
         if not histogram.total:

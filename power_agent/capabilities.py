@@ -3,7 +3,7 @@
     found = probe_devices(inventory, names, root)           # blocking
     found.have               # ("clock_lock", "energy_counter", ...): some device has it
     found.missing            # {"clock_lock gpu2": "why. Remedy: ...", "gpm": "..."}: without " gpuN" no device has it
-    found.can("clock_lock", "node0/gpu2"), found.why_not("clock_lock", "node0/gpu2")
+    found.why_not("clock_lock", "node0/gpu2")   # "": it can
 
 The agent runs with whatever is there: without `clock_lock` clocks stay as they are and a plan that wants others is
 refused with the reason; without `mig` whole GPUs are served, or nothing; without `energy_counter` power is integrated.
@@ -57,10 +57,6 @@ class Capabilities:
     def why_not(self, name: str, device: str) -> str:
         """Why a device cannot do something, and what would help; empty when it can."""
         return self.devices.get(device, {}).get(name, f"{device} was not probed")
-
-    def can(self, name: str, device: str) -> bool:
-        """Whether a device can do something."""
-        return not self.why_not(name, device)
 
 
 def effective_root(proc: Path = Path("/proc")) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
-from controller.planners import trials
 from trefoil.core.catalog import Catalog, Family
 from trefoil.core.errors import InvalidInput, NotFound, StaleRevision
 from trefoil.core.objective import Objective, ObjectiveMode
@@ -49,7 +48,6 @@ def accept(
     _numbers(filled)
     family = _family(filled, catalog)
     _reachable(filled, family, catalog)
-    trials.check(filled, family)
     if params is not None:
         for name in filled.params:
             if name not in params:

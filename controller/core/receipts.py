@@ -10,7 +10,7 @@ with fewer than `items_min` answers takes the ratio of its kind (device type, sl
 Where no profile is known the metered joules per item are the rate.
 A device that nothing meters has no rates: its energy is unknown, not 0.
 residual = receipts / metered active energy - 1, over the same samples: not 0 while ratios lag. Energy that no answer
-stands for (failed after execution, mirrored) raises the ratio of its slice, or is missed where nothing is answered.
+stands for (failed after execution) raises the ratio of its slice, or is missed where nothing is answered.
 Deviations: CONTRACTS section 4 prices at dispatch; here the answer is priced, for only then the variant is certain.
 """
 

@@ -99,7 +99,7 @@ def shares(
         now = {k: p for k, p in ready.items() if _variant(p, route.family) is not None}
         later = {**now, **{k: p for k, p in (slow or {}).items() if k in now}}
         planned = {(t.slice, t.stage): t for t in route.targets}
-        limits = _limits(route.family, later, terms) | dict.fromkeys(_mirrors(route, later), 0.0)
+        limits = _limits(route.family, later, terms)
         largest: dict[SliceKey, float] = {}
         for t in route.targets:
             largest[t.slice] = max(t.weight, largest.get(t.slice, t.weight))
@@ -128,14 +128,6 @@ def _variant(part: PlannedSlice, family: str) -> str | None:
         if hosted.family == family:
             return hosted.variant
     return None
-
-
-def _mirrors(route: Route, parts: Mapping[SliceKey, PlannedSlice]) -> list[SliceKey]:
-    """Slices that get copies and answer nobody: no share is theirs, however much must be carried."""
-    version = int(route.params.get("mirror_version", 0))
-    if not version:
-        return []
-    return [k for k, p in parts.items() if any((h.family, h.version) == (route.family, version) for h in p.hosted)]
 
 
 def known(routes: tuple[Route, ...], catalog: Catalog) -> tuple[Route, ...]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Final
 
 from controller.planners.columns import ClassKey, Column, class_of
-from controller.planners.trials import route_params
 from controller.planners.world import Device, Running, Task, World, setting
 from trefoil.core.carbon import Series
 from trefoil.core.fleet import DeviceState, Hosted
@@ -154,7 +153,6 @@ def _route(
         ),
         queue_requests_max=int(setting(task.objective, constants, "queue_requests_max")),
         queue_bytes_max=int(setting(task.objective, constants, "queue_bytes_max")),
-        params=route_params(task.objective),
     )
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
-from controller.planners.trials import trials
 from controller.planners.world import Device, Running, Task, setting
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.device_types import MEMORY_SLICES, slice_type
@@ -123,7 +122,7 @@ def columns(
     for (name, zone), count in sorted(numbers.items()):
         known = _points(Same(catalog), task.family, kinds[name], min(count, max(TIERS)), terms)
         found += [replace(c, key=c.key._replace(zone=zone)) for c in known] if zone else known
-    return competing(found, devices, (task,))
+    return undominated(found, devices)
 
 
 @lru_cache(maxsize=256)
@@ -304,19 +303,6 @@ def _column(
         load_s=variant.load_s,
         tiers=tiers,
     )
-
-
-def competing(
-    found: Sequence[Column], devices: Sequence[Device], tasks: Sequence[Task], keep_running: bool = True
-) -> tuple[Column, ...]:
-    """`undominated`, but a variant on trial competes with itself alone: its traffic is given."""
-    on_trial = {(t.family, trial.version) for t in tasks for trial in trials(t.objective)}
-    parts: dict[object, list[Column]] = {}
-    for column in found:
-        which = (column.family, column.version)
-        parts.setdefault(which if which in on_trial else None, []).append(column)
-    kept = {c.key for part in parts.values() for c in undominated(part, devices, keep_running)}
-    return tuple(c for c in found if c.key in kept) if on_trial else undominated(found, devices, keep_running)
 
 
 def undominated(found: Sequence[Column], devices: Sequence[Device], keep_running: bool = True) -> tuple[Column, ...]:

@@ -4,7 +4,7 @@ Source: ours; llm-d and Envoy have the like for their pickers.
 Data: a family's planned and live targets, why others are not live, what its router says of each, requests in flight.
 Decision: none; nothing is sent and nothing changes.
 Formulation: targets that may have the request stand in the order of the router's own score; then those that may not,
-    with the first reason that holds: draining, not live, a mirror, not accurate enough, without a share.
+    with the first reason that holds: draining, not live, not accurate enough, without a share.
 Deviations: a router of one's own need not have `scores`; its targets stand by the share of their credits that is taken.
 """
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dispatcher.core.floors import Reach
-from dispatcher.core.trials import Mirror
 from trefoil.core.brains import Ticket
 from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import SliceKey
@@ -39,7 +38,6 @@ class Standing:
     waiting: int
     reach: Reach
     scores: Scores | None
-    mirror: Mirror | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +89,6 @@ def _why_not(standing: Standing, planned: RouteTarget, live: Mapping[SliceKey, R
         return "draining"
     if planned.slice in standing.missing:
         return standing.missing[planned.slice]
-    if standing.mirror is not None and any(t.slice == planned.slice for t in standing.mirror.targets):
-        return f"mirror: gets copies of {standing.mirror.share:.1%} of the requests and answers none"
     target = live.get(planned.slice)
     if target is None:
         return "this worker has no credit of it: others serve it"

@@ -7,7 +7,7 @@ Formulation: floor <= best live: served, by a target that is accurate enough. El
     that slice, as requests wait for a family that has lost its last one. Else it is refused and told what is live.
     Targets count that get requests: with a weight, or any where none has one.
 Deviations: while a slice swaps variants it may answer with either, so it promises the lower of the two; a variant whose
-    accuracy nobody told promises none, and neither does one on trial (trials.py).
+    accuracy nobody told promises none.
 """
 
 from collections.abc import Mapping, Sequence

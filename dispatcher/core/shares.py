@@ -41,7 +41,7 @@ def classes(targets: Sequence[RouteTarget]) -> list[Class]:
 
 def serving(family: str, workers: Sequence[Worker], dealt: Sequence[Class]) -> tuple[Worker, ...]:
     """The workers that serve a family, best first."""
-    # Classes without weight do not count: a mirror's one slice must not bring the family down to one worker.
+    # Classes without weight do not count: one slice that gets no requests must not bring the family down to one worker.
     weighed = [group for group in dealt if any(target.weight > 0 for target in group)]
     totals = [sum(target.credits for target in group) for group in weighed or dealt]
     for number in range(min([len(workers), *totals]), 1, -1):

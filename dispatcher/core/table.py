@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from dispatcher.core import shares, trials
+from dispatcher.core import shares
 from dispatcher.core.crew import Worker
 from dispatcher.core.floors import Accuracies, Reach, best, honest
 from dispatcher.core.shares import Part
-from dispatcher.core.trials import Mirror
 from dispatcher.queues import QUEUES
 from dispatcher.routers import ROUTERS
 from trefoil.core.common import Revision
@@ -56,7 +55,6 @@ class Table:
     alive: Mapping[str, tuple[SliceKey, ...]] = field(default_factory=dict)
     held: Mapping[str, Part] = field(default_factory=dict)
     reach: Mapping[str, Reach] = field(default_factory=dict)
-    mirrors: Mapping[str, Mirror] = field(default_factory=dict)
     missing: Mapping[str, Mapping[SliceKey, str]] = field(default_factory=dict)
 
     def live(self, family: str) -> tuple[RouteTarget, ...]:
@@ -139,7 +137,7 @@ def build(
     elsewhere: dict[str, tuple[Worker, ...]] = {}
     alive: dict[str, tuple[SliceKey, ...]] = {}
     held: dict[str, Part] = {}
-    reach, mirrors, absent = {}, {}, {}
+    reach, absent = {}, {}
     accuracies = {(route.family, t.variant): t.accuracy for route in plan.routes for t in route.targets}
     for route in plan.routes:
         live, missing = _split(route, statuses, ejected or {}, accuracies)
@@ -151,10 +149,8 @@ def build(
         mine = shares.targets(dealt, live, held[route.family])
         if ceilings:
             mine = [replace(t, credits=min(t.credits, ceilings.get(t.slice, t.credits))) for t in mine]
-        routes[route.family] = replace(route, targets=_renormalised(trials.routed(route, mine)))
+        routes[route.family] = replace(route, targets=_renormalised(mine))
         absent[route.family], reach[route.family] = missing, _reach(route, live)
-        if (mirror := trials.mirror(route, mine)) is not None:
-            mirrors[route.family] = mirror
         why[route.family] = _explain(route, live, missing)
         alive[route.family] = tuple(target.slice for target in live)
         if live and not mine:
@@ -176,14 +172,13 @@ def build(
         held=held,
         elsewhere=elsewhere,
         reach=reach,
-        mirrors=mirrors,
         missing=absent,
     )
 
 
 def _reach(route: Route, live: Sequence[RouteTarget]) -> Reach:
     promised = [target for target in route.targets if not target.draining]
-    return Reach(best(trials.routed(route, live)), best(trials.routed(route, promised)))
+    return Reach(best(live), best(promised))
 
 
 def _split(

@@ -243,11 +243,6 @@ class Reading:
     limit_w: float | None = None
 
 
-def honoured(set_range: ClockRange, reading: Reading) -> bool:
-    """Whether a GPU that is locked to this range runs inside it, as fast as it is allowed to."""
-    return not _not_honoured(set_range, reading)
-
-
 def _not_honoured(locked: ClockRange, reading: Reading) -> str:
     held_back = sorted(HOLDS_BACK.intersection(reading.reasons))
     if held_back:

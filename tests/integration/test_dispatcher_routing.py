@@ -1,10 +1,8 @@
-"""Floors, priorities, SLOs, canary, mirror and explanations through a dispatcher that runs."""
+"""Floors, priorities, SLOs and explanations through a dispatcher that runs."""
 
 import asyncio
-import dataclasses
 from collections import Counter
 
-import grpc
 import pytest
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
@@ -29,13 +27,12 @@ class World:
         self.running, self.plane, self.small, self.large, self.client = running, plane, small, large, client
         self.number = 0
 
-    async def planned(self, targets, states=(SliceState.READY, SliceState.READY), **params):
+    async def planned(self, targets, states=(SliceState.READY, SliceState.READY)):
         slices = (self.small, self.large)
         statuses = [status(n, slices[n].target, states[n], (XS, L)[n]) for n in range(2)]
         self.number += 1
-        routed = dataclasses.replace(route(targets), params=params)
         await self.plane.node(node(statuses))
-        await self.plane.plan(plan([routed], self.number))
+        await self.plane.plan(plan([route(targets)], self.number))
         hub = self.running.hub
 
         def seen():
@@ -62,13 +59,6 @@ async def world(state, tmp_path, request):
 
 def variant(answer):
     return answer.get_response().parameters["trefoil_variant"].string_param
-
-
-def tally(running):
-    found = Counter()
-    for (_, _, _, result), items in running.hub.mirrors.counts.items():
-        found[result] += items
-    return found
 
 
 async def test_a_floor_is_kept_and_shares_hold_all_the_same(world):
@@ -147,45 +137,8 @@ async def test_the_urgent_goes_first_and_the_slo_of_a_request_is_its_own(world):
     assert within <= 2, "the first by the family's SLO, one by its own; three asked for a microsecond"
 
 
-async def test_a_canary_is_served_its_share_and_a_mirror_gets_copies_that_no_one_waits_for(world):
-    await world.planned([target(0, XS, 1.0), target(1, L, 0.0)], canary_version=4.0, canary_share=0.25)
-    await until(lambda: len(world.running.hub.table.live("digits")) == 2)
-    assert Counter([variant(await world.ask()) for _ in range(40)]) == {XS: 30, L: 10}
-    executed = world.large.executed
-    await world.planned([target(0, XS, 1.0), target(1, L, 0.0)], mirror_version=4.0, mirror_share=0.5)
-    await until(lambda: world.running.hub.table.mirrors)
-    for _ in range(40):
-        assert variant(await world.ask()) == XS
-        await until(lambda: not world.running.hub.mirrors.in_flight)  # a copy more than its credits would be skipped
-    counts = tally(world.running)
-    assert 18 <= counts["agreed"] <= 22
-    assert set(+counts) == {"agreed"}
-    assert world.large.executed - executed == counts["agreed"]
-    totals = world.running.hub.book.totals["digits"]
-    assert totals.by_variant == {XS: 70, L: 10}, "copies are no answers"
-    await until(lambda: 'mirror="digits-l",result="agreed"' in world.running.metrics.text())
-
-
-async def test_a_mirror_that_is_slow_or_broken_costs_clients_nothing(world):
-    await world.planned([target(0, XS, 1.0), target(1, L, 0.0, credits=1)], mirror_version=4.0, mirror_share=1.0)
-    await until(lambda: world.running.hub.table.mirrors)
-    world.large.gate.clear()
-    for _ in range(10):
-        await world.ask()
-    await until(lambda: tally(world.running)["skipped"] == 9)
-    assert world.running.hub.in_flight()[target(1).slice] == 1, "a drain waits for it"
-    world.large.error = (grpc.StatusCode.INTERNAL, "no")
-    world.large.gate.set()
-    await until(lambda: tally(world.running)["failed"] == 1)
-    assert world.running.hub.in_flight() == {}
-
-
 async def test_explain_tells_where_a_request_would_go_and_why_others_cannot_have_it(world):
-    await world.planned(
-        [target(0, XS, 1.0), target(1, L, 0.0)], (SliceState.READY, SliceState.READY), mirror_version=4.0,
-        mirror_share=0.5,
-    )  # fmt: skip
-    await until(lambda: world.running.hub.table.mirrors)
+    await world.planned([target(0, XS, 1.0), target(1, L, 0.0)])
     admin = DispatcherAdmin(world.running.hub, world.running.loop)
 
     async def explain(**params):
@@ -195,7 +148,7 @@ async def test_explain_tells_where_a_request_would_go_and_why_others_cannot_have
     told = await explain()
     assert [(t.target.variant, t.eligible) for t in told.targets] == [(XS, True), (L, False)]
     assert "at once" in told.why
-    assert "mirror" in told.targets[1].why
+    assert told.targets[1].why == "has no share of the traffic"
     assert told.router == "weighted"
     told = await explain(trefoil_min_accuracy="0.95", priority="1")
     assert told.why.startswith("refused:")

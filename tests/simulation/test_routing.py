@@ -1,8 +1,8 @@
-"""Routers of one's own and variants on trial, with the live controller in simulated time."""
+"""Routers of one's own, with the live controller in simulated time."""
 
 import pytest
 
-from tests.simulation.test_shell import REPOSITORY, family, scenario
+from tests.simulation.test_shell import REPOSITORY, scenario
 from tests.support.own_group import Together
 from trefoil.core.errors import SettingError
 from trefoil.simulator import simulate
@@ -17,12 +17,6 @@ def test_any_router_serves_a_simulated_fleet(router):
     served = found.summary.families["digits"]
     assert served.answered > 3000
     assert served.slo_attainment > 0.9
-
-
-def test_a_canary_is_planned_and_served_its_share():
-    params = {"canary_version": 3.0, "canary_share": 0.05}
-    found = simulate(scenario(**SHORT, families=(family(),), policy=PolicyChoice(params=params)))
-    assert found.summary.families["digits"].mix["digits-m"] == pytest.approx(0.05, abs=0.01)
 
 
 @pytest.mark.parametrize(

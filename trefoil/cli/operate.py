@@ -151,7 +151,7 @@ def objective_set(
         typer.Option(
             "--param",
             metavar="NAME=NUMBER",
-            help="A constant of the policy, e.g. canary_version=3 with canary_share=0.05; 0 takes it back.",
+            help="A constant of the policy, e.g. accuracy_margin=0.004; 0 takes it back.",
         ),
     ] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,

@@ -143,13 +143,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         ("family", "variant"),
         DISPATCHER,
     ),
-    Metric(
-        "trefoil_mirror_items_total",
-        "counter",
-        "Items copied for a variant on trial, by what became of the copy: agreed, differed, failed, skipped.",
-        ("family", "variant", "mirror", "result"),
-        DISPATCHER,
-    ),
     Metric("trefoil_items_total", "counter", "Items (rows of the batch dimension) answered.", ("family",), DISPATCHER),
     Metric(
         "trefoil_request_duration_seconds",

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from controller.planners.base import base_reference
-from controller.planners.columns import Column, competing
+from controller.planners.columns import Column, undominated
 from controller.planners.exact.frontier import (
     STEEP_J,
     Point,
@@ -125,7 +125,7 @@ def _frontier(problem: Problem, task: Task, constants: Mapping[str, float]) -> t
     groups = tuple(
         Group(g.type, g.options, (), g.hosts, g.must_stay, g.clocks, g.zone, g.number) for g in problem.groups
     )
-    bare = competing(problem.columns, problem.devices, problem.tasks, keep_running=False)
+    bare = undominated(problem.columns, problem.devices, keep_running=False)
     limits = Limits(int(constants["solver_nodes"]), constants["frontier_gap"])
     for rounded in (True, False):
         needs = tuple(_need(t, rounded) for t in problem.tasks)

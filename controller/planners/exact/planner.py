@@ -25,7 +25,6 @@ from controller.planners.exact.model import Aim, Problem, Solution, as_they_are,
 from controller.planners.exact.reuse import answer, on_grid, refitted, standing, stepped
 from controller.planners.exact.search import solve
 from controller.planners.exact.verify import BACK_OFF, ROUNDS_MAX, failing, latency_ms_p95
-from controller.planners.trials import PARAMS, trials
 from controller.planners.uniform import pue_of
 from controller.planners.world import Running, Task, World, read
 from trefoil.core.brains import Decision, PlanView
@@ -41,7 +40,6 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "frontier_solves": 6.0,
     "kernel_requests": 5000.0,
     "demand_step": 0.0,  # above 1: for long runs, plan demand rounded up to a power of it, and aims of a grid
-    **PARAMS,  # variants on trial
     "clocks": 0.0,  # 1: clocks are planned too; 0: the highest, until they are controlled live
 }
 
@@ -228,7 +226,7 @@ def _checked(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> tupl
 def stayed(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
     """What runs now, with the best shares; None when it cannot meet the aim."""
     whole = not aim.shortage_allowed and not any(g.must_stay for g in problem.groups)
-    before = standing(problem) if whole and not any(trials(t.objective) for t in problem.tasks) else None
+    before = standing(problem) if whole else None
     if before is not None:
         solution = refitted(problem, aim, before)
     else:

@@ -28,7 +28,6 @@ from typing import Final
 from controller.planners.columns import ClassKey, Column
 from controller.planners.exact.milp import Program
 from controller.planners.exact.model import Aim, Group, Problem, awake_w, layouts_of, wake_j
-from controller.planners.trials import trials
 from controller.planners.world import Task
 from trefoil.core.fleet import Configuration
 
@@ -208,24 +207,12 @@ class Builder:
             self.program.row([(self.traffic[c.key], c.accuracy - floor) for c in mine], low=0)
         least = min(max(task.objective.replicas_min, task.objective.spread_min), _slices_most(self.problem))
         if least > 1:
-            able = [c for c in mine if c.version not in {trial.version for trial in trials(task.objective)}]
-            slices = [(v, 1.0) for c in able for v, _ in self.counts[c.key]]
-            self.program.row(slices, low=least - sum(self.fixed.get(c.key, 0) for c in able))
-        self._trials(task, mine, wanted)
+            slices = [(v, 1.0) for c in mine for v, _ in self.counts[c.key]]
+            self.program.row(slices, low=least - sum(self.fixed.get(c.key, 0) for c in mine))
         if task.objective.spread_min > 1:
             spread = min(task.objective.spread_min, self.problem.number)
             spread -= sum(n for g in self.problem.groups if g.must_stay for _, n in layouts_of(g))
             self.program.row([(v, 1.0) for _, o, _, v in self.layouts if o.slices], low=spread)
-
-    def _trials(self, task: Task, mine: list[Column], wanted: float) -> None:
-        short = self.aim.shortage_allowed
-        for trial in trials(task.objective):
-            these = [c for c in mine if c.version == trial.version]
-            traffic = [(self.traffic[c.key], 1.0) for c in these]
-            self.program.row(traffic, low=0.0 if short else trial.share * wanted, high=trial.share * wanted)
-            slices = [(v, 1.0) for c in these for v, _ in self.counts[c.key]]
-            if not short:
-                self.program.row(slices, low=1 - sum(self.fixed.get(c.key, 0) for c in these))
 
     def _load_w(self, column: Column) -> float:
         """What one more slice of a model that nothing runs yet costs; `_moves` prices the others."""

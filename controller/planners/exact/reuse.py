@@ -23,7 +23,6 @@ from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Census, Group, Problem, Solution, judged, layouts_of
 from controller.planners.exact.search import solve
 from controller.planners.exact.shares import Share, fixed_w, split
-from controller.planners.trials import route_params, trials
 from controller.planners.world import Task
 from trefoil.core.demand import Demand
 from trefoil.core.objective import Objective, ObjectiveMode
@@ -49,7 +48,6 @@ class Need:
     hard_min_accuracy: float
     replicas_min: int
     spread_min: int
-    trials: tuple[tuple[str, float], ...] = ()
 
     def task(self) -> Task:
         """A task that asks for exactly this."""
@@ -58,7 +56,6 @@ class Need:
             hard_min_accuracy=self.hard_min_accuracy,
             replicas_min=self.replicas_min,
             spread_min=self.spread_min,
-            params=dict(self.trials),
         )
         return Task(objective, Demand(self.family, "", self.rate_per_s, self.rate_p90_per_s))
 
@@ -66,9 +63,7 @@ class Need:
 def need_of(task: Task) -> Need:
     """The need of a task."""
     o, d = task.objective, task.demand
-    on_trial = tuple(sorted(route_params(o).items()))
-    least = (o.hard_min_accuracy, o.replicas_min, o.spread_min)
-    return Need(task.family, task.mean_per_s, d.rate_p90_per_s, *least, on_trial)
+    return Need(task.family, task.mean_per_s, d.rate_p90_per_s, o.hard_min_accuracy, o.replicas_min, o.spread_min)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +135,6 @@ def answer(problem: Problem, aim: Aim, limits: Limits, ladder: bool = False) -> 
     if not aim.shortage_allowed and any(_beyond(problem, aim, t) for t in problem.tasks):
         return None
     few = DEVICES_MIN <= problem.number <= DEVICES_MAX and len(problem.tasks) == 1 and not aim.shortage_allowed
-    few = few and not any(trials(t.objective) for t in problem.tasks)  # `refitted` splits traffic without them
     if few and aim.moves and not any(g.must_stay for g in problem.groups):
         found = _proven(problem, aim, limits, ladder)
         if found is not None:

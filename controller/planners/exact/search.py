@@ -19,7 +19,6 @@ from controller.planners.columns import ClassKey
 from controller.planners.exact.milp import Limits, Result
 from controller.planners.exact.model import Aim, Problem, Solution, judged, judged_counts, layouts_of
 from controller.planners.exact.program import Builder, Shape
-from controller.planners.trials import trials
 
 SMALL: Final = 400  # integers up to which the whole program is solved at once
 SMALL_FEW: Final = 600  # the same with few devices, whose relaxation says little
@@ -139,10 +138,7 @@ def _caps(relaxed: Builder, bound: Result, slack_w: float) -> Counts:
     """
     caps = {}
     least = {t.family: max(t.objective.replicas_min, t.objective.spread_min) for t in relaxed.problem.tasks}
-    on_trial = {(t.family, trial.version) for t in relaxed.problem.tasks for trial in trials(t.objective)}
     for column in relaxed.columns:
-        if (column.family, column.version) in on_trial:  # they need a slice without any traffic
-            continue
         for count, _ in relaxed.counts[column.key]:
             lowest = min(rate for _, rate in column.tiers) * relaxed.problem.scale.get(column.key, 1.0)
             extra = max(0.0, bound.reduced[relaxed.traffic[column.key]]) * lowest

@@ -429,10 +429,10 @@ def test_explain_request_names_the_slice_the_scores_and_the_reasons(tmp_path: Pa
 
 
 def test_objective_set_takes_constants_of_the_policy_and_takes_them_back(tmp_path: Path, running: Running) -> None:
-    told = document(tmp_path, "objective", "set", "--param", "canary_version=3", "--param", "canary_share=0.05")
-    assert told["objective"]["params"] == {"canary_version": 3.0, "canary_share": 0.05}
-    told = document(tmp_path, "objective", "set", "--param", "canary_share=0", "--slo-ms", "80")
+    told = document(tmp_path, "objective", "set", "--param", "credits=3", "--param", "accuracy_margin=0.05")
+    assert told["objective"]["params"] == {"credits": 3.0, "accuracy_margin": 0.05}
+    told = document(tmp_path, "objective", "set", "--param", "accuracy_margin=0", "--slo-ms", "80")
     assert told["objective"]["params"] == {}
-    wrong = run(tmp_path, "objective", "set", "--param", "canary_share=much")
+    wrong = run(tmp_path, "objective", "set", "--param", "accuracy_margin=much")
     assert wrong.exit_code == 2
-    assert "canary_share" in wrong.output
+    assert "accuracy_margin" in wrong.output

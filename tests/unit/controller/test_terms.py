@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from controller.core.evaluations import refusal, refused
+from controller.core.shares import known
 from controller.core.terms import best_way, early, impossible, standing, terms
 from tests.support.planners import layout, plan_of
 from tests.unit.controller.views import view
@@ -13,7 +14,7 @@ from trefoil.core.demand import Demand
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState, NodeStatus, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
-from trefoil.core.plan import PlannedSlice
+from trefoil.core.plan import PlannedSlice, Route, RouteTarget
 from trefoil.runtime.repository import load_catalog
 
 CATALOG = load_catalog(Path("model_repository"))
@@ -155,3 +156,12 @@ def test_without_a_profile_half_of_what_serves_goes_on_serving() -> None:
     assert max(len({key.device for key in step.drained}) for step in way.steps) == 1, "one GPU after the other"
     alone = replace(seen(fleet(*LARGE), current=plan(*LARGE)), catalog=unprofiled)
     assert refusal(alone, plan(*layout((("4g.20gb", 0),), "digits-s", GPU1))) == "", "through the sleeping GPU"
+
+
+def test_what_is_published_tells_how_accurate_each_target_is():
+    routed = Route("digits", targets=tuple(RouteTarget(p.key, p.hosted[0].variant, weight=0.5) for p in HALVES))
+    (route,) = known((routed,), CATALOG)
+    large = CATALOG.family("digits").variant("digits-l")
+    assert {(t.accuracy, t.version) for t in route.targets} == {(large.accuracy, large.version)}
+    stranger = replace(routed, family="nobody")
+    assert known((stranger,), CATALOG) == (stranger,)
