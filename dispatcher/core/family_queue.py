@@ -238,6 +238,11 @@ class FamilyQueue:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
+    def unavailable(self, family: str, now_s: float) -> bool:
+        """Whether `submit` has no slice for a family, and none to wait for."""
+        served = self._served.get(family)
+        return served is None or (not served.open and self._gave_up(served, now_s))
+
     def submit(self, ticket: Ticket, now_s: float) -> Pick | None:
         """A pick at once, or None: it waits.
 
@@ -247,7 +252,7 @@ class FamilyQueue:
             Infeasible: nothing that is live or planned is as accurate as it asks.
         """
         served = self._served.get(ticket.family)
-        if (served is None or not served.open) and (served is None or self._gave_up(served, now_s)):
+        if served is None or (not served.open and self._gave_up(served, now_s)):
             raise self._no_slice(ticket.family)
         if ticket.min_accuracy:
             served.reach.check(ticket.family, ticket.min_accuracy)

@@ -26,7 +26,7 @@ from dispatcher.queues import QUEUES
 from dispatcher.queues.fifo import QueueFull
 from dispatcher.routers import ROUTERS
 from trefoil.core.brains import Outcome, Pick, Ticket
-from trefoil.core.errors import InvalidInput, Unavailable
+from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import SliceKey
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Route
@@ -332,10 +332,13 @@ class RequestLevel:
     def _arrive(self, one: _Family, at: float) -> None:
         self._arrived += 1
         one.books.arrived += 1
+        if self._queue.unavailable(one.name, at):
+            one.books.rejected += 1
+            return
         ticket = one.ticket(self._arrived, at)
         try:
             pick = self._queue.submit(ticket, at)
-        except (QueueFull, Unavailable):
+        except QueueFull:
             one.books.rejected += 1
             return
         if pick is not None:
