@@ -97,8 +97,8 @@ class Windows:
         while self._windows and self._windows[0].ends_at_s < min(oldest_s, self.hold_from_s):
             self._windows.popleft()
         for counts in self._arrivals.values():
-            for old in [i for i in counts if (i + 1) * self._settings.bin_s < oldest_s]:
-                del counts[old]
+            while counts and ((first := min(counts)) + 1) * self._settings.bin_s < oldest_s:
+                del counts[first]
         self._newest = {w: v for w, v in self._newest.items() if v.ends_at_s >= oldest_s}
 
     def arrivals(self, family: str, now_s: float) -> tuple[float, ...]:

@@ -35,6 +35,8 @@ def plain(value: Any) -> Any:
     kind = type(value)
     if kind in SCALARS:  # most of what there is
         return value
+    if kind is SliceKey:
+        return _plain_key(value)
     if dataclasses.is_dataclass(kind):
         fields = [(name, getattr(value, name)) for name in _names(kind)]
         return {name: one if type(one) in SCALARS else plain(one) for name, one in fields}
@@ -45,6 +47,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(v) for v in value]
     return value
+
+
+@lru_cache(maxsize=16_384)  # of a few slices, in every plan; never changed by who gets it
+def _plain_key(key: SliceKey) -> dict[str, Any]:
+    return {name: getattr(key, name) for name in _names(SliceKey)}
 
 
 @cache

@@ -6,6 +6,7 @@ made of them is then the same too, and is the same object, so that whoever gets 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 from trefoil.core.demand import LoadCell, LoadWindow
@@ -48,4 +49,4 @@ class Steady:
 
 def _identical(these: Sequence[object], those: Sequence[object]) -> bool:
     """Whether both hold the same objects in the same order."""
-    return len(these) == len(those) and all(a is b for a, b in zip(these, those, strict=True))
+    return len(these) == len(those) and all(map(is_, these, those))
