@@ -232,10 +232,10 @@ class Hub:
         given = (self.plan, slices, reasons, crew.sharers, ceilings, self._agreed, self.table.held)
         if given == self._built_of:  # a status a second and node says mostly what the one before said
             return
-        self._built_of = given
         built = tables.build(
             self.plan, self.nodes.values(), reasons, crew.sharers, self.me, ceilings, self._agreed, self.table.held
         )
+        self._built_of = given
         self.variants.update(built.variants)
         if built == self.table:
             return

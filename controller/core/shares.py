@@ -7,11 +7,9 @@ to capacity: a plan's accuracy may be missed for the seconds of a rollout, its S
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import Same
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Plan, PlannedSlice, Route, RouteTarget
 
@@ -132,22 +130,18 @@ def _variant(part: PlannedSlice, family: str) -> str | None:
 
 def known(routes: tuple[Route, ...], catalog: Catalog) -> tuple[Route, ...]:
     """The routes with the accuracy and version of what each target is to serve, as dispatchers need them for floors."""
-    facts = _facts(Same(catalog))
+    families = {family.name: family for family in catalog.families}
     found = []
     for route in routes:
-        told = facts.get(route.family, {})
-        targets = tuple([replace(t, **told[t.variant]) if t.variant in told else t for t in route.targets])
+        variants = {v.name: v for v in families[route.family].variants} if route.family in families else {}
+        targets = tuple(
+            replace(t, accuracy=variants[t.variant].accuracy, version=variants[t.variant].version)
+            if t.variant in variants
+            else t
+            for t in route.targets
+        )
         found.append(replace(route, targets=targets))
     return tuple(found)
-
-
-@lru_cache(maxsize=4)
-def _facts(catalog: Same[Catalog]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Accuracy and version, by family and variant."""
-    return {
-        family.name: {v.name: {"accuracy": v.accuracy, "version": v.version} for v in family.variants}
-        for family in catalog.value.families
-    }
 
 
 def _target(planned: RouteTarget, variant: str, weight: float) -> RouteTarget:

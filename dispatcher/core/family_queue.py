@@ -252,7 +252,7 @@ class FamilyQueue:
             Infeasible: nothing that is live or planned is as accurate as it asks.
         """
         served = self._served.get(ticket.family)
-        if served is None or (not served.open and self._gave_up(served, now_s)):
+        if served is None or (not served.open and self.unavailable(ticket.family, now_s)):
             raise self._no_slice(ticket.family)
         if ticket.min_accuracy:
             served.reach.check(ticket.family, ticket.min_accuracy)

@@ -71,15 +71,10 @@ def node_digest(plan: NodePlan) -> str:
 @lru_cache(maxsize=1024)  # asked for again and again of the same plans, by everybody who compares two of them
 def _node_digest(devices: Same[tuple[PlannedDevice, ...]]) -> str:
     ordered = sorted(devices.value, key=lambda d: d.device)
-    return _digest(f"[{', '.join([_known_text(Same(device)) for device in ordered])}]")
+    return _digest(f"[{', '.join([_text(device) for device in ordered])}]")
 
 
-@lru_cache(maxsize=4096)
-def _known_text(device: Same[PlannedDevice]) -> str:
-    return _text(device.value)
-
-
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # most devices are told what they were told before
 def _text(device: PlannedDevice) -> str:
     ordered = dataclasses.replace(device, slices=tuple(sorted(device.slices, key=lambda s: s.key)))
     return json.dumps(plain(ordered), sort_keys=True)

@@ -367,15 +367,14 @@ def truth_of(
 
 
 def _status(machine: Machine) -> DeviceStatus:
-    slices = tuple(
-        SliceStatus(key=key, state=one.state, hosted=one.part.hosted, since_s=one.since_s, credits=one.part.credits)
-        for key, one in sorted(machine.slices.items())
-    )
     return DeviceStatus(
         device=machine.device.name,
         type=machine.device.type,
         state=machine.state,
-        slices=slices,
+        slices=tuple(
+            SliceStatus(key=key, state=one.state, hosted=one.part.hosted, since_s=one.since_s, credits=one.part.credits)
+            for key, one in sorted(machine.slices.items())
+        ),
         clock_mhz=machine.clock_mhz,
         mig_current=machine.type.kind == DeviceKind.MIG_GPU,
     )

@@ -10,7 +10,7 @@ Formulation (watts, weighed with the carbon of their zone): min baseline and sle
   n_t b[k, t] <= x[k, t] <= (n_t+1 - 1) b[k, t]; sum_t b[k, t] <= 1; r_k <= sum_t rate_kt * x[k, t]
   sum_k r_k = demand per family at its high quantile (energy and accuracy count at the mean)
   sum (accuracy_k - hard minimum) r_k >= 0; where asked: sum (accuracy_k - target) r_k >= 0, or >= -lack at a price
-  sum x >= replicas, sum y >= spread; variants on trial: `controller/planners/trials.py`
+  sum x >= replicas, sum y >= spread
   moves: slices started, models loaded, devices woken beyond what runs now, each with its joules.
 `value` is the price of accuracy [J per request and unit of accuracy]: intensity multiplies every joule alike, so all
 modes reduce to it: budget: price / intensity; instant: 0 with a target; lambda: CLOVER Eq. 3 (`value_lambda`).

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from controller.core.effects import AskAgents, Command, FindWay, Instant
+from controller.core.effects import Command, FindWay, Instant
 from controller.core.observation import Observation
 from controller.core.rolling import Rollouts, find_way
 from controller.forecasters.last_max import LastMax
@@ -41,8 +41,6 @@ def commands(rollouts: Rollouts, plan: Plan) -> list[NodePlan]:
                 case Command(_, node):
                     found.append(node)
                     answer = True
-                case AskAgents():
-                    pass
     except StopIteration:
         assert rollouts.rollout.state == RolloutState.DONE, rollouts.rollout
         return found
