@@ -33,10 +33,9 @@ from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import ServiceTime
-from trefoil.simulator.arrivals import Source
+from trefoil.simulator.arrivals import ArrivalSource, ArrivalStream, Rate
 from trefoil.simulator.request_level import RequestLevel, SliceService
 from trefoil.simulator.serving import Flow, RequestEngine
-from trefoil.simulator.workload import Rate, Stream
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DATA: Final = Path(os.environ.get("TREFOIL_DATA", ROOT / ".." / "shared" / "data"))
@@ -151,7 +150,7 @@ def _serve(name: str, classes: int, bulk: bool) -> float:
     table = route(name, classes, 2)
     made = RequestLevel({"bench": table}, {"bench": services(table)}, np.random.default_rng(SEED), bulk=bulk)
     rate = LOAD * SLICES / SERVICE.mean_ms * 1e3
-    source = Stream(Rate(np.zeros(1), np.full(1, rate)), 1.0, np.random.default_rng(SEED))
+    source = ArrivalStream(Rate(np.zeros(1), np.full(1, rate)), 1.0, np.random.default_rng(SEED))
     best, until_s = 0.0, 0.0
     for _ in range(ROUNDS):
         until_s += REQUESTS / rate
@@ -176,7 +175,8 @@ def memory(size: Size) -> list[Row]:
 
 def _memory(size: Size) -> dict[str, float]:
     table = route("weighted", 2, 2)
-    source: Source = Stream(Rate(np.zeros(1), np.full(1, RATE_PER_S)), 1.0, np.random.default_rng(SEED))
+    rate = Rate(np.zeros(1), np.full(1, RATE_PER_S))
+    source: ArrivalSource = ArrivalStream(rate, 1.0, np.random.default_rng(SEED))
     made = RequestEngine({"bench": Flow(source, 100.0)}, np.random.default_rng(SEED), 2.0, 0.0)
     made.retable(0.0, {"bench": table}, {"bench": services(table)})
     end_s = DAYS_S if size.full else DAYS_S / PART

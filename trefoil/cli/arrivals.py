@@ -1,16 +1,12 @@
-"""When requests arrive and what they carry: decided completely before the first is sent, from a seed.
+"""Load of a live run, decided completely before the first request is sent, from a seed: when, and which images.
 
-Arrivals come from a rate profile (a Poisson process whose rate is piecewise linear) or from a trace file:
-
-    second,requests      so many arrivals in each second, at uniform times inside it
-    minute,requests      the same per minute (any name for the second column)
-    arrival_s,...        the times themselves
+Arrivals come from a rate profile (a Poisson process whose rate is piecewise linear) or from a trace file, by the
+generator and the reader of trefoil/simulator/arrivals.py.
 
 Images are drawn in shuffled full passes over the held-out set, so that after every pass each image was sent equally
 often and the measured accuracy is that of the set, not of a lucky sample.
 """
 
-import csv
 import hashlib
 import itertools
 import math
@@ -23,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trefoil.core.errors import InvalidInput, TraceError
+from trefoil.simulator.arrivals import BINS_S, TIMES, ArrivalStream, Rate, draw_counted, read_trace
 
-UNITS_S: Final = {"second": 1.0, "minute": 60.0}
-TIMES: Final = "arrival_s"
 ARRIVALS_MAX: Final = 10_000_000
 TIMES_STREAM, IMAGES_STREAM, SIZES_STREAM, LABELS_STREAM = range(4)  # one random stream each: none disturbs another
 
@@ -54,26 +49,8 @@ class RateProfile:
 
     @classmethod
     def constant(cls, rate_per_s: float, duration_s: float) -> "RateProfile":
-        """The same rate all the time."""
+        """Profile of the same rate all the time."""
         return cls(((0.0, rate_per_s), (duration_s, rate_per_s)))
-
-    @classmethod
-    def surge(
-        cls, base_per_s: float, peak_per_s: float, *, starts_s: float, ramp_s: float, hold_s: float, duration_s: float
-    ) -> "RateProfile":
-        """A base rate that climbs once to a peak, stays there and returns."""
-        top_s = starts_s + ramp_s
-        back_s = top_s + hold_s
-        return cls(
-            (
-                (0.0, base_per_s),
-                (starts_s, base_per_s),
-                (top_s, peak_per_s),
-                (back_s, peak_per_s),
-                (back_s + ramp_s, base_per_s),
-                (duration_s, base_per_s),
-            )
-        )
 
     @property
     def duration_s(self) -> float:
@@ -83,32 +60,21 @@ class RateProfile:
     @property
     def expected(self) -> float:
         """Mean number of arrivals: the integral of the rate."""
-        return float(sum((t1 - t0) * (r0 + r1) / 2 for (t0, r0), (t1, r1) in self._segments()))
+        times, rates = self._arrays()
+        return float(np.trapezoid(rates, times))
 
     def rate_per_s(self, at_s: float) -> float:
-        """The rate at a time; 0 outside the profile."""
-        times, rates = zip(*self.points, strict=True)
-        return float(np.interp(at_s, times, rates)) if 0 <= at_s <= self.duration_s else 0.0
-
-    def _segments(self) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-        return list(itertools.pairwise(self.points))
+        """Rate at a time [1/s]; 0 outside the profile."""
+        return Rate(*self._arrays()).at(at_s) if 0 <= at_s <= self.duration_s else 0.0
 
     def times_s(self, seed: int) -> Floats:
-        """One sample of the Poisson process: unit arrivals sent through the inverse of the integrated rate."""
-        chance = np.random.default_rng([seed, TIMES_STREAM])
-        total, unit = self.expected, np.empty(0)
-        while len(unit) == 0 or unit[-1] < total:
-            gaps = chance.exponential(size=int(total + 6 * math.sqrt(total)) + 64)
-            unit = np.concatenate([unit, np.cumsum(gaps) + (unit[-1] if len(unit) else 0.0)])
-        unit, done, pieces = unit[unit < total], 0.0, []
-        for (t0, r0), (t1, r1) in self._segments():
-            area = (t1 - t0) * (r0 + r1) / 2
-            inside = unit[(unit >= done) & (unit < done + area)] - done
-            slope = (r1 - r0) / (t1 - t0)
-            # The root of r0 x + slope x^2 / 2 = y in the form that is exact for slope = 0.
-            pieces.append(t0 + 2 * inside / (r0 + np.sqrt(np.maximum(r0 * r0 + 2 * slope * inside, 0.0))))
-            done += area
-        return np.concatenate(pieces)
+        """Arrival times of one sample of the Poisson process [s], ascending."""
+        stream = ArrivalStream(Rate(*self._arrays()), 1.0, np.random.default_rng([seed, TIMES_STREAM]))
+        return stream.until(self.duration_s)
+
+    def _arrays(self) -> tuple[Floats, Floats]:
+        times, rates = np.array(self.points, dtype=np.float64).T
+        return times, rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,96 +92,31 @@ class ArrivalTrace:
                 raise InvalidInput("must be above 0", field=field, value=getattr(self, field))
 
     def times_s(self, seed: int) -> Floats:
-        """The arrivals in played time.
+        """Arrival times as they are played [s], ascending; counts are met exactly, bin by bin.
 
         Raises:
             TraceError: naming file, line and value of what is wrong with it.
         """
         unit, numbers = read_trace(self.path)
-        chance = np.random.default_rng([seed, TIMES_STREAM])
+        rng = np.random.default_rng([seed, TIMES_STREAM])
         if unit == TIMES:
-            times = self._thinned(np.asarray(numbers), chance)
+            times = self._thinned(numbers, rng)
         else:
             # A scaled count is rounded up or down by chance, so that its mean is right.
-            counts = np.floor(np.asarray(numbers) * self.rate_scale + chance.random(len(numbers))).astype(np.int64)
+            counts = np.floor(numbers * self.rate_scale + rng.random(len(numbers)))
             self._refuse_too_many(int(counts.sum()))
-            starts = np.repeat(np.arange(len(counts)), counts)
-            times = (starts + chance.random(len(starts))) * UNITS_S[unit]
-        times = np.sort(times) / self.speedup
+            times = draw_counted(counts, BINS_S[unit], rng)
+        times = times / self.speedup
         return times[times < self.limit_s]
 
-    def _thinned(self, times: Floats, chance: np.random.Generator) -> Floats:
+    def _thinned(self, times: Floats, rng: np.random.Generator) -> Floats:
         self._refuse_too_many(int(len(times) * self.rate_scale))
-        copies = np.floor(self.rate_scale + chance.random(len(times))).astype(np.int64)
+        copies = np.floor(self.rate_scale + rng.random(len(times))).astype(np.int64)
         return times if self.rate_scale == 1.0 else np.repeat(times, copies)
 
     def _refuse_too_many(self, arrivals: int) -> None:
         if arrivals > ARRIVALS_MAX:
             raise TraceError(f"{self.path}: {arrivals:,} arrivals, at most {ARRIVALS_MAX:,}", remedy="lower rate_scale")
-
-
-def read_trace(path: Path) -> tuple[str, list[float]]:
-    """The unit (`second`, `minute` or `arrival_s`) and the counts, or the times.
-
-    Raises:
-        TraceError: an unknown header, a gap, a repeated or unordered row, a value that is no count; with its line.
-    """
-    try:
-        with path.open(newline="") as file:
-            rows = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path} cannot be read: {error}", field="trace", value=str(path)) from error
-    unit = rows[0][0].strip() if rows and rows[0] else ""
-    if unit != TIMES and (unit not in UNITS_S or len(rows[0]) < 2):
-        raise TraceError(
-            f"{path} line 1: unknown header {','.join(rows[0]) if rows else ''!r}",
-            remedy="begin with `second,requests`, `minute,requests` or `arrival_s`",
-        )
-    if len(rows) < 2:
-        raise TraceError(f"{path}: no rows after the header", field="trace", value=str(path))
-    body = [(number, row) for number, row in enumerate(rows[1:], 2) if row]
-    return unit, _read_times(path, body) if unit == TIMES else _read_counts(path, unit, body)
-
-
-def _read_counts(path: Path, unit: str, body: Sequence[tuple[int, list[str]]]) -> list[float]:
-    counts: list[float] = []
-    first = _number(path, body[0][0], unit, body[0][1][0])
-    for number, row in body:
-        at, count = _number(path, number, unit, row[0]), _number(path, number, "count", row[1] if len(row) > 1 else "")
-        if at != first + len(counts):
-            raise TraceError(
-                f"{path} line {number}: {unit} {at:g} follows {first + len(counts) - 1:g}: a gap or a repetition",
-                field=unit,
-                value=row[0],
-                remedy="write every interval once, with 0 where nothing arrived",
-            )
-        if count < 0 or count != int(count):
-            raise TraceError(f"{path} line {number}: no count", field="requests", value=row[1], remedy="0, 1, 2, ...")
-        counts.append(count)
-    return counts
-
-
-def _read_times(path: Path, body: Sequence[tuple[int, list[str]]]) -> list[float]:
-    times: list[float] = []
-    for number, row in body:
-        at_s = _number(path, number, TIMES, row[0])
-        if at_s < 0 or (times and at_s < times[-1]):
-            raise TraceError(
-                f"{path} line {number}: negative or earlier than the row before", field=TIMES, value=row[0],
-                remedy="sort the trace; times count from 0",
-            )  # fmt: skip
-        times.append(at_s)
-    return times
-
-
-def _number(path: Path, line: int, field: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise TraceError(f"{path} line {line}: no number", field=field, value=text, remedy="mend that line")
-    return value
 
 
 @dataclass(frozen=True, slots=True)

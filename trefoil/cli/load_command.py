@@ -27,7 +27,7 @@ def load(
         str, typer.Option(help="Instead of --rate: points second:rate, linear between, e.g. 0:26,30:26,36:52,60:52.")
     ] = "",
     trace: Annotated[
-        Path | None, typer.Option(help="Instead of --rate: a CSV of counts per second or minute, or of times.")
+        Path | None, typer.Option(help="Instead of --rate: a CSV of counts per second, minute or hour, or of times.")
     ] = None,
     trace_scale: Annotated[float, typer.Option(help="Multiply the load of --trace.", min=1e-6)] = 1.0,
     seed: Annotated[int, typer.Option(help="Same seed, same arrivals with the same images.", min=0)] = 1,

@@ -30,7 +30,14 @@ from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.parts import Kind
 from trefoil.core.policies import Policy
 from trefoil.runtime.repository import load_family
-from trefoil.simulator.arrivals import Given, Source, stream
+from trefoil.simulator.arrivals import (
+    ArrivalSource,
+    ArrivalStream,
+    Rate,
+    RecordedArrivals,
+    counts_as_rate,
+    read_counts,
+)
 from trefoil.simulator.scenario import Carbon, Scenario, Served, Zone
 from trefoil.simulator.truth import Estimate, Truth, pair
 
@@ -103,7 +110,7 @@ class Inputs:
     estimate: Estimate
     objectives: Mapping[str, Objective]
     items: Mapping[str, float]
-    arrivals: Mapping[str, Source]
+    arrivals: Mapping[str, ArrivalSource]
     carbon: Mapping[str, Intensity]
     policy: Policy
     planner: Planner
@@ -257,11 +264,18 @@ def _at_items(catalog: Catalog, family: Family, items: float) -> Catalog:
     return Catalog((family,), tuple(rows))
 
 
-def _arrivals(served: Served, scenario: Scenario, index: int, given: Provided) -> Source:
+def _arrivals(served: Served, scenario: Scenario, index: int, given: Provided) -> ArrivalSource:
     if served.name in given.arrivals:
-        return Given(np.asarray(given.arrivals[served.name], dtype=np.float64))
-    rng = np.random.default_rng([scenario.seed, 0xA221, index])
-    return stream(served.arrivals, rng, -scenario.warmup_s)
+        return RecordedArrivals(np.asarray(given.arrivals[served.name], dtype=np.float64))
+    settings, rng = served.arrivals, np.random.default_rng([scenario.seed, 0xA221, index])
+    if settings.trace is not None:
+        counts, bin_s = read_counts(settings.trace, settings.column, settings.bin_s)
+        rate = counts_as_rate(counts, bin_s, settings.rate_per_s)
+    else:
+        points = settings.points or ((0.0, settings.rate_per_s),)
+        times, rates = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
+        rate = Rate(times, rates)
+    return ArrivalStream(rate, settings.gap_scv, rng, -scenario.warmup_s)
 
 
 def _intensity(zone: str, carbon: Carbon, given: Provided) -> Intensity:

@@ -17,7 +17,7 @@ from trefoil.core.demand import LoadCell, LoadKey
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE, Histogram
 from trefoil.core.plan import Route
-from trefoil.simulator.arrivals import Source
+from trefoil.simulator.arrivals import ArrivalSource
 from trefoil.simulator.request_level import RequestLevel, Services, SliceService, Window
 
 Counts = npt.NDArray[np.float64]
@@ -98,7 +98,7 @@ class Engine(Protocol):
 class Flow:
     """What an engine must know of a family: when its requests come, and when they are late."""
 
-    source: Source
+    source: ArrivalSource
     slo_ms: float
 
 

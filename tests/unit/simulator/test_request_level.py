@@ -15,8 +15,8 @@ from dispatcher.routers.fifo import Fifo
 from tests.unit.dispatcher.worlds import key, route, target
 from trefoil.core.errors import InvalidInput, SettingError
 from trefoil.core.queueing import ServerClass, ServiceTime, arrivals_s, erlang_c, serve_shared, serve_weighted
+from trefoil.simulator.arrivals import ArrivalStream, Rate
 from trefoil.simulator.request_level import RequestLevel, SliceService
-from trefoil.simulator.workload import Rate, Stream
 
 VARIANTS = ("digits-xs", "digits-m", "digits-l")
 
@@ -175,7 +175,7 @@ def test_of_what_was_served_nothing_is_kept(router):
     targets = [target(n, VARIANTS[n % 2], 0.25, 2) for n in range(4)]
     services = {t.slice: service(t.variant) for t in targets}
     made = Level(route(targets, router, 20), services, np.random.default_rng(2))
-    source = Stream(Rate(np.zeros(1), np.full(1, 250.0)), 1.0, np.random.default_rng(3))  # 5/4 of what they can
+    source = ArrivalStream(Rate(np.zeros(1), np.full(1, 250.0)), 1.0, np.random.default_rng(3))  # 5/4 of what they can
     sizes = []
     tracemalloc.start()
     for block in range(1, 25):

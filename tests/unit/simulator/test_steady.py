@@ -6,11 +6,11 @@ import pytest
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import ServiceTime
+from trefoil.simulator.arrivals import ArrivalStream, Rate
 from trefoil.simulator.fluid import FluidEngine
 from trefoil.simulator.request_level import SliceService
 from trefoil.simulator.serving import Flow, Interval
 from trefoil.simulator.steady import Steady
-from trefoil.simulator.workload import Rate, Stream
 
 KEYS = [SliceKey("n/gpu0", "1g.5gb", n, 1) for n in range(3)]
 STEP_S = 300.0
@@ -19,7 +19,7 @@ STEP_S = 300.0
 def engine() -> FluidEngine:
     """Three equal slices at 60 % in the first hour of every two, at 30 % in the other."""
     rate = Rate(np.array([0.0, 3600.0]), np.array([90.0, 45.0]), 7200.0, steps=True)
-    made = FluidEngine("f", Flow(Stream(rate, 1.0, np.random.default_rng(1)), 75.0), 2.0, 0.0)
+    made = FluidEngine("f", Flow(ArrivalStream(rate, 1.0, np.random.default_rng(1)), 75.0), 2.0, 0.0)
     targets = tuple(RouteTarget(key, "m", 0, 1 / 3, 2) for key in KEYS)
     service = SliceService(ServiceTime(20.0, 0.1), 0.9, 1.5, "m", "f", 2.0)
     made.retable(0.0, {"f": Route("f", "weighted", "fifo", targets, 100, 0)}, {"f": dict.fromkeys(KEYS, service)})

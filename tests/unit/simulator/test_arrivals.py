@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trefoil.core.errors import SettingError, TraceError
-from trefoil.simulator.workload import Given, Rate, Stream, counts_as_rate, read_counts, read_times
+from trefoil.simulator.arrivals import ArrivalStream, Rate, RecordedArrivals, counts_as_rate, read_counts, read_trace
 
 DATA = Path(os.environ.get("TREFOIL_DATA", Path(__file__).parents[3] / ".." / "shared" / "data")) / "requests"
 
@@ -36,8 +36,8 @@ RATES = {
 )
 @settings(max_examples=60, deadline=None)
 def test_in_whatever_steps_it_is_read_a_stream_is_the_same_bytes(name, gap_scv, cuts, seed):
-    whole = Stream(RATES[name](), gap_scv, np.random.default_rng(seed)).until(150.0)
-    stepwise = Stream(RATES[name](), gap_scv, np.random.default_rng(seed))
+    whole = ArrivalStream(RATES[name](), gap_scv, np.random.default_rng(seed)).until(150.0)
+    stepwise = ArrivalStream(RATES[name](), gap_scv, np.random.default_rng(seed))
     parts = [stepwise.until(cut) for cut in [*sorted(cuts), 150.0]]
     assert np.concatenate(parts).tobytes() == whole.tobytes()
     assert np.all(np.diff(whole) >= 0)
@@ -52,7 +52,7 @@ def test_as_many_come_as_the_rate_says_wherever_it_bends(name):
     edges = np.linspace(0.0, 160.0, 17)
     mean = np.array([rate.mean_per_s(a, b) for a, b in pairwise(edges)]) * np.diff(edges)
     found = sum(
-        np.histogram(Stream(rate, 1.0, np.random.default_rng(seed)).until(160.0), edges)[0] for seed in range(40)
+        np.histogram(ArrivalStream(rate, 1.0, np.random.default_rng(seed)).until(160.0), edges)[0] for seed in range(40)
     )
     assert np.all(np.abs(found - 40 * mean) <= 4.5 * np.sqrt(40 * mean) + 1e-9)
 
@@ -69,16 +69,16 @@ def test_inverse_and_cumulative_rate_agree(name):
 
 @pytest.mark.parametrize("gap_scv", [0.0, 0.3, 1.0, 3.0])
 def test_gaps_vary_as_they_were_asked_to(gap_scv):
-    gaps = np.diff(Stream(points((0.0, 50.0)), gap_scv, np.random.default_rng(2)).until(1200.0))
+    gaps = np.diff(ArrivalStream(points((0.0, 50.0)), gap_scv, np.random.default_rng(2)).until(1200.0))
     assert np.mean(gaps) == pytest.approx(0.02, rel=0.03)
     assert np.var(gaps) / np.mean(gaps) ** 2 == pytest.approx(gap_scv, rel=0.08, abs=1e-6)
 
 
 def test_a_rate_that_ends_at_zero_stops_and_one_that_begins_late_is_constant_before():
-    assert Stream(points((0.0, 10.0), (20.0, 0.0)), 1.0, np.random.default_rng(1)).until(1e6).size == pytest.approx(
-        100, abs=35
-    )
-    begun = Stream(RATES["late"](), 0.0, np.random.default_rng(1), now_s=10.0)
+    assert ArrivalStream(points((0.0, 10.0), (20.0, 0.0)), 1.0, np.random.default_rng(1)).until(
+        1e6
+    ).size == pytest.approx(100, abs=35)
+    begun = ArrivalStream(RATES["late"](), 0.0, np.random.default_rng(1), now_s=10.0)
     assert begun.until(40.0).size == pytest.approx(6000, abs=1)
 
 
@@ -95,7 +95,7 @@ def test_a_trace_of_counts_repeats_and_is_scaled_to_a_mean(tmp_path):
 def test_given_times_are_handed_out_once(tmp_path):
     path = tmp_path / "times.csv"
     path.write_text("arrival_s,tokens\n0.0,3\n0.5,3\n0.5,3\n2.0,3\n", encoding="utf-8")
-    source = Given(read_times(path))
+    source = RecordedArrivals(read_trace(path)[1])
     assert source.until(0.5).tolist() == [0.0]
     assert source.until(2.0).tolist() == [0.5, 0.5]
     assert source.until(9.0).tolist() == [2.0]
@@ -107,11 +107,11 @@ def test_given_times_are_handed_out_once(tmp_path):
     [
         ("", "is empty"),
         ("minute,requests\n", "is empty"),
-        ("minute,requests\n0,5\n1,-2\n", "row 3.*>= 0"),
-        ("minute,requests\n0,5\n1,many\n", "row 3.*no number"),
-        ("minute,requests\n0,5\n1\n", "row 3.*no number"),
+        ("minute,requests\n0,5\n1,-2\n", "line 3.*>= 0"),
+        ("minute,requests\n0,5\n1,many\n", "line 3.*no number"),
+        ("minute,requests\n0,5\n1\n", "line 3.*no number"),
         ("minute,requests\n0,0\n1,0\n", "no request"),
-        ("minute,requests\n0,nan\n", "row 2"),
+        ("minute,requests\n0,nan\n", "line 2"),
         ("moment,requests\n0,5\n", "how long a bin is"),
     ],
 )
@@ -130,10 +130,10 @@ def test_missing_files_columns_and_order_are_named(tmp_path):
     with pytest.raises(TraceError, match=r"jobs.*one of \['minute', 'requests'\]"):
         read_counts(path, "jobs")
     path.write_text("arrival_s\n1.0\n0.5\n", encoding="utf-8")
-    with pytest.raises(TraceError, match="row 3: earlier"):
-        read_times(path)
+    with pytest.raises(TraceError, match="line 3: negative or earlier"):
+        read_trace(path)[1]
     with pytest.raises(TraceError, match="ascend"):
-        Given(np.array([2.0, -1.0]))
+        RecordedArrivals(np.array([2.0, -1.0]))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_missing_files_columns_and_order_are_named(tmp_path):
         lambda: points((0.0, -1.0)),
         lambda: points((0.0, 0.0)),
         lambda: points((1.0, 1.0), (0.0, 2.0)),
-        lambda: Stream(points((0.0, 1.0)), -0.5, np.random.default_rng(1)),
+        lambda: ArrivalStream(points((0.0, 1.0)), -0.5, np.random.default_rng(1)),
         lambda: counts_as_rate(np.array([1.0]), 0.0),
         lambda: Rate(np.empty(0), np.empty(0)),
     ],
@@ -157,8 +157,8 @@ def test_the_recorded_traces_are_read_as_they_are():
         pytest.skip(f"no {DATA}: set TREFOIL_DATA to the evaluation data")
     for path in sorted(DATA.glob("*_per_*.csv")):
         counts, bin_s = read_counts(path)
-        found = Stream(counts_as_rate(counts, bin_s), 1.0, np.random.default_rng(1)).until(counts.size * bin_s)
+        found = ArrivalStream(counts_as_rate(counts, bin_s), 1.0, np.random.default_rng(1)).until(counts.size * bin_s)
         assert found.size == pytest.approx(counts.sum(), abs=5 * np.sqrt(counts.sum())), path.name
     for path in sorted(DATA.glob("*_requests.csv")):
-        times = read_times(path)
-        assert Given(times).until(np.inf).size == times.size > 1000, path.name
+        times = read_trace(path)[1]
+        assert RecordedArrivals(times).until(np.inf).size == times.size > 1000, path.name
