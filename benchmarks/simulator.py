@@ -34,8 +34,8 @@ from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import ServiceTime
 from trefoil.simulator.arrivals import ArrivalSource, ArrivalStream, Rate
-from trefoil.simulator.request_level import RequestLevel, SliceService
-from trefoil.simulator.serving import Flow, RequestEngine
+from trefoil.simulator.engine import Flow, RequestEngine, SliceService
+from trefoil.simulator.request_level import RequestEngine, RequestLevel
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DATA: Final = Path(os.environ.get("TREFOIL_DATA", ROOT / ".." / "shared" / "data"))
@@ -178,7 +178,7 @@ def _memory(size: Size) -> dict[str, float]:
     rate = Rate(np.zeros(1), np.full(1, RATE_PER_S))
     source: ArrivalSource = ArrivalStream(rate, 1.0, np.random.default_rng(SEED))
     made = RequestEngine({"bench": Flow(source, 100.0)}, np.random.default_rng(SEED), 2.0, 0.0)
-    made.retable(0.0, {"bench": table}, {"bench": services(table)})
+    made.set_routes(0.0, {"bench": table}, {"bench": services(table)})
     end_s = DAYS_S if size.full else DAYS_S / PART
     edges = np.append(np.arange(BLOCK_S, end_s, BLOCK_S), end_s).tolist()
     peaks, started_s = [_peak_mib()], time.thread_time()

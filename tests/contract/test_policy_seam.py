@@ -16,10 +16,10 @@ from trefoil.core.plan import Plan
 from trefoil.core.policies import chosen, policy
 from trefoil.runtime import codec
 from trefoil.simulator.inputs import prepare
-from trefoil.simulator.parts import check_row
+from trefoil.simulator.policy_check import check_policy
 from trefoil.simulator.report import result
 from trefoil.simulator.scenario import Scenario
-from trefoil.simulator.shell import Shell
+from trefoil.simulator.simulation import Simulation
 
 NAME = "tests.support.seam:ROW"
 SHIPPED = {"planner": "base", "forecaster": "last_max", "router": "least_loaded", "queue": "fifo", "governor": "fixed"}
@@ -53,11 +53,11 @@ class Run:
     """What of a run can be seen: clocks by the second, the plan, its decisions, latencies."""
 
     def __init__(self, **choice: object) -> None:
-        shell = Shell(prepare(scenario(**choice)), keep_records=True)
+        shell = Simulation(prepare(scenario(**choice)), keep_records=True)
         self.clocks_mhz = []
         for second in range(-4, 21):
             shell.run(float(second))
-            self.clocks_mhz.append(max(m.clock_mhz for m in shell.plant.machines.values()))
+            self.clocks_mhz.append(max(m.clock_mhz for m in shell.hardware.devices.values()))
         shell.run(shell.end_s)
         self.plan: Plan = shell.core.plans[-1]
         self.found = result(shell)
@@ -141,11 +141,11 @@ def test_what_cannot_be_is_refused_before_anything_runs(choice: str) -> None:
 
 def test_traits_that_do_not_fit_are_refused_by_field_value_and_remedy() -> None:
     with pytest.raises(SettingError, match=r"router = '.*Holding': a flow has no requests.*set fidelity to request"):
-        check_row(ROW, fluid=True)
+        check_policy(ROW, fluid=True)
     grouped = replace(policy(NAME), router="tests.contract.test_policy_seam:Grouped")
-    check_row(grouped, workers=1)
+    check_policy(grouped, workers=1)
     with pytest.raises(SettingError, match=r"router = '.*Grouped': .*2 workers.*set workers to 1"):
-        check_row(grouped, workers=2)
+        check_policy(grouped, workers=2)
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -18,7 +18,7 @@ from tests.unit.dispatcher.worlds import OK, route, target, ticket
 from trefoil.core.brains import Ticket
 from trefoil.core.errors import SettingError
 from trefoil.core.parts import Kind, find
-from trefoil.simulator.request_level import Light
+from trefoil.simulator.request_level import LightTicket
 
 NAMES = [*sorted(QUEUES), *own("queue")]
 LANES = st.sampled_from([0, "b", ("c", "1g.5gb", 1)])  # any hashable value
@@ -161,9 +161,9 @@ def test_a_queue_by_arrival_serves_equals_in_order_of_arrival(name):
 def test_a_light_queue_reads_no_more_than_a_light_ticket_holds(name):
     queue = queue_of(name)
     for n in range(3):
-        queue.check(Light(float(n), n, 10))
-        queue.push(0, Light(float(n), n, 10))
-    assert queue.remove(Light(1.0, 1, 10))
+        queue.check(LightTicket(float(n), n, 10))
+        queue.push(0, LightTicket(float(n), n, 10))
+    assert queue.remove(LightTicket(1.0, 1, 10))
     assert [each.id for each in queue.tickets()] == [0, 2]
     assert queue.pop_first([0]).id == 0
 

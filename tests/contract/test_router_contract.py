@@ -19,7 +19,7 @@ from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
 from trefoil.core.brains import Outcome
 from trefoil.core.errors import SettingError
 from trefoil.core.parts import Kind, find
-from trefoil.simulator.request_level import Light
+from trefoil.simulator.request_level import LightTicket
 
 NAMES = [*sorted(ROUTERS), *own("router")]
 PARTS = {name: find(Kind.ROUTER, name, ROUTERS) for name in NAMES}
@@ -297,7 +297,7 @@ def test_a_light_router_reads_no_more_than_a_light_ticket_holds(name):
             flying += [pulled] if pulled is not None else []
         return order
 
-    assert served(lambda n: Light(float(n), n, 64), [NOTHING, NOTHING]) == served(ticket, [OK, NOTHING])
+    assert served(lambda n: LightTicket(float(n), n, 64), [NOTHING, NOTHING]) == served(ticket, [OK, NOTHING])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if PARTS[name].traits.flow])

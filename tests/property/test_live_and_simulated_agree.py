@@ -33,9 +33,9 @@ from trefoil.core.objective import ActMode
 from trefoil.core.plan import Plan
 from trefoil.runtime.telemetry import Metrics
 from trefoil.simulator.inputs import planner_for, prepare
-from trefoil.simulator.metered import Metered
+from trefoil.simulator.ledger import SimulatedMeter
 from trefoil.simulator.scenario import Arrivals, Carbon, Node, Noise, PolicyChoice, Scenario, Served, Wanted
-from trefoil.simulator.shell import EPOCH, EPSILON_S, Shell
+from trefoil.simulator.simulation import EPOCH, EPSILON_S, Simulation
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 A100 = "A100-SXM4-40GB"
@@ -75,11 +75,11 @@ class Twin:
     def __init__(self, shell: "Twinned", folder: Path) -> None:
         self.shell, self.loop = shell, asyncio.new_event_loop()
         self.control, self.rolled, self.waiting, self._go = Noted(), Noted(), False, False
-        config, seen, at = shell.settings, shell.seen, shell.at
+        config, seen, at = shell.settings, shell.observation, shell.at
         metrics, disk, signals = Metrics("controller"), Disk(folder, 10_000), Signals()
         row = shell.core.policy
         thinker = Thinker(planner_for(shell.scenario), row.planner, disk, self, 1e6)
-        self.meter = Metered(shell.books, shell.plant, config.measure_s)
+        self.meter = SimulatedMeter(shell.ledger, shell.hardware, config.measure_s)
         self.rollouts = Rollouts(config.rollout, seen, self.meter, at)
         begin = self.rollouts.begin
         self.rollouts.begin = lambda plan, view: self.rolled.of(begin(plan, view))
@@ -120,7 +120,7 @@ class Twin:
 
     @property
     def seen(self):
-        return self.shell.seen
+        return self.shell.observation
 
     @property
     def keys(self):
@@ -138,7 +138,7 @@ class Twin:
         self.waiting = self._go = False
 
     async def refresh_nodes(self) -> None:
-        self.shell._look()
+        self.shell._observe()
 
     async def write(self, writes) -> None:
         """One dispatcher, which drains for as long as the simulation's does."""
@@ -146,7 +146,7 @@ class Twin:
             gone = sorted({t.slice for route in plan.routes for t in route.targets if t.draining})
             if gone and self.shell.rollouts.published.revision != plan.revision:
                 now_s = self.now_s() + EPSILON_S
-                self.shell._drained_s = now_s + self.shell.plant.drained_s(gone)
+                self.shell._drained_s = now_s + self.shell.hardware.drained_s(gone)
                 loads = tuple(SliceLoad(key, in_flight=1) for key in gone)
                 self.seen.inputs.acks = (TableAck("simulated", 0, plan.revision, loads),)
 
@@ -154,7 +154,7 @@ class Twin:
         return True
 
     async def fresh(self, nodes):
-        return self.shell.plant.nodes()
+        return self.shell.hardware.nodes()
 
 
 def seen_keys():
@@ -163,7 +163,7 @@ def seen_keys():
     return Keys("simulated")
 
 
-class Twinned(Shell):
+class Twinned(Simulation):
     """A simulation whose every step its live twin takes first."""
 
     def __init__(self, inputs, folder: Path) -> None:

@@ -12,11 +12,11 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import Hosted
 from trefoil.simulator import Provided, Scenario
+from trefoil.simulator.hardware import true_service
 from trefoil.simulator.inputs import prepare
-from trefoil.simulator.plant import truth_of
 from trefoil.simulator.report import result
 from trefoil.simulator.scenario import Arrivals, Carbon, Node, Noise, PolicyChoice, Served, Wanted, Zone
-from trefoil.simulator.shell import Shell
+from trefoil.simulator.simulation import Simulation
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 FAMILY, BATCH, RATE = "efficientnet", 8, 2.0
@@ -39,7 +39,7 @@ def scenario(clocks: float, slo_ms: float) -> Scenario:
 def run(clocks: float, slo_ms: float = 1500.0):
     asked = scenario(clocks, slo_ms)
     times = np.arange(-60.0, asked.duration_s, 1 / RATE)  # whenever the planner looks, it sees this rate
-    shell = Shell(prepare(asked, Provided(arrivals={FAMILY: times})))
+    shell = Simulation(prepare(asked, Provided(arrivals={FAMILY: times})))
     shell.run(shell.end_s)
     return shell, result(shell).summary
 
@@ -54,8 +54,8 @@ def fast():
     return run(0.0)
 
 
-def clock_of(shell: Shell) -> int:
-    (clock,) = {m.clock_mhz for m in shell.plant.machines.values() if m.slices}
+def clock_of(shell: Simulation) -> int:
+    (clock,) = {m.clock_mhz for m in shell.hardware.devices.values() if m.slices}
     return clock
 
 
@@ -74,7 +74,7 @@ def test_a_lower_clock_is_slower_and_cheaper(slow, fast):
     assert 0 < clock_of(slow[0]) < max(A100_40GB.clocks_mhz)
     assert clock_of(fast[0]) == 0
     assert slow[1].p50_ms > 1.1 * fast[1].p50_ms
-    active = [sum(m.active_j for m in shell.plant.machines.values()) for shell, _ in (slow, fast)]
+    active = [sum(m.active_j for m in shell.hardware.devices.values()) for shell, _ in (slow, fast)]
     assert active[0] < 0.95 * active[1]
     assert slow[1].joules_per_request < fast[1].joules_per_request
 
@@ -89,7 +89,7 @@ def test_the_simulator_and_the_simulated_driver_have_one_law(clock_mhz, slow):
         loaded = driver.loaded(shape, at)
         for variant in catalog.family(FAMILY).variants:
             hosted = Hosted(FAMILY, variant.name, variant.version, 0, 1, 1, BATCH)
-            truth = truth_of(catalog, A100_40GB, shape, hosted, BATCH, 0.0, clock_mhz)
+            truth = true_service(catalog, A100_40GB, shape, hosted, BATCH, 0.0, clock_mhz)
             (point,) = loaded[family_crc32(FAMILY), variant.version].operations
             assert truth.service.mean_ms == pytest.approx(point.service_ms_mean)
             full_w = power.active_w(A100_40GB, shape, at, point.density)

@@ -1,4 +1,4 @@
-"""Forecasts in simulated time: what they may know, and what they buy beside none and a perfect one."""
+"""ForecastFeed in simulated time: what they may know, and what they buy beside none and a perfect one."""
 
 import json
 import math
@@ -12,12 +12,12 @@ from carbon_feed.core.trace import Playback
 from tests.simulation.test_shell import A100, REPOSITORY
 from trefoil.core.carbon import Series
 from trefoil.simulator import Provided, Scenario, simulate
-from trefoil.simulator.bought import MODELS, compare
-from trefoil.simulator.forecasts import Forecasts
+from trefoil.simulator.carbon import ForecastFeed
+from trefoil.simulator.forecast_value import MODELS, compare_forecasts
 from trefoil.simulator.inputs import Intensity, planner_for, prepare
 from trefoil.simulator.report import result
 from trefoil.simulator.scenario import Arrivals, Carbon, Node, Served, Wanted, Zone
-from trefoil.simulator.shell import Shell
+from trefoil.simulator.simulation import Simulation
 
 HOUR_S = 3600.0
 OWN = ("persistence", "climatology", "blend")
@@ -59,8 +59,8 @@ def test_a_model_knows_nothing_after_its_origin(name, speedup):
         now_s = hour * HOUR_S / speedup
         blind = values.copy()
         blind[lead + math.floor(hour) + 1 :] = math.nan
-        seen = Forecasts(name, intensity(values, lead, speedup=speedup)).at(now_s)
-        again = Forecasts(name, intensity(blind, lead, speedup=speedup)).at(now_s)
+        seen = ForecastFeed(name, intensity(values, lead, speedup=speedup)).at(now_s)
+        again = ForecastFeed(name, intensity(blind, lead, speedup=speedup)).at(now_s)
         assert seen == again
         assert seen is not None
         assert seen.model == name
@@ -71,10 +71,10 @@ def test_a_model_knows_nothing_after_its_origin(name, speedup):
 def test_asked_hour_by_hour_it_says_nearly_what_it_says_when_asked_once():
     """Nearly: the errors that it corrects by are looked at once a day, at another hour."""
     values = duck(12)
-    going = Forecasts("blend", intensity(values, 120))
+    going = ForecastFeed("blend", intensity(values, 120))
     for hour in range(40):
         found = going.at(hour * HOUR_S)
-    once = Forecasts("blend", intensity(values, 120)).at(39 * HOUR_S)
+    once = ForecastFeed("blend", intensity(values, 120)).at(39 * HOUR_S)
     assert found is not None
     assert once is not None
     assert [b.starts_at_s for b in found.bands] == [b.starts_at_s for b in once.bands]
@@ -82,7 +82,7 @@ def test_asked_hour_by_hour_it_says_nearly_what_it_says_when_asked_once():
 
 
 def test_without_a_past_there_is_none_and_it_says_why():
-    found = Forecasts("blend", intensity(duck(3), 0)).at(5 * HOUR_S)
+    found = ForecastFeed("blend", intensity(duck(3), 0)).at(5 * HOUR_S)
     assert found is not None
     assert found.bands == ()
     assert found.fallback_reason == "6 h of the last 7 days are known, a forecast needs 24 h"
@@ -90,7 +90,7 @@ def test_without_a_past_there_is_none_and_it_says_why():
 
 def test_a_perfect_forecast_is_the_trace():
     values = duck(6)
-    found = Forecasts("perfect", intensity(values, 24)).at(2.5 * HOUR_S)
+    found = ForecastFeed("perfect", intensity(values, 24)).at(2.5 * HOUR_S)
     assert found is not None
     assert [b.p50_g_per_kwh for b in found.bands[:50]] == values[26:76].tolist()
     assert all(b.p10_g_per_kwh == b.p50_g_per_kwh == b.p90_g_per_kwh for b in found.bands)
@@ -105,9 +105,9 @@ def test_a_run_until_an_hour_knows_nothing_of_what_comes_after_it():
     def decided(found: np.ndarray) -> list[object]:
         inputs = prepare(scenario(24.0, "blend"))
         inputs.carbon[inputs.zone].played = Playback(tuple(found[:lead]), tuple(found[lead:]), HOUR_S, 0.0, 0.0)
-        shell = Shell(inputs)
+        shell = Simulation(inputs)
         shell.run(until * HOUR_S - 901.0)
-        return [*shell.books.decisions, shell.books.cost]
+        return [*shell.ledger.decisions, shell.ledger.cost]
 
     seen = decided(values)
     assert seen == decided(blind)
@@ -137,7 +137,7 @@ def test_a_model_that_cannot_know_buys_nothing():
 
 def test_the_comparison_is_of_equals_and_one_document():
     given = Provided(carbon={"grid": (HOUR_S, [400.0] * 3 + [100.0] * 3)})
-    found = compare(scenario(6.0), given)
+    found = compare_forecasts(scenario(6.0), given)
     assert tuple(row.forecast for row in found.rows) == MODELS
     assert len({row.answered for row in found.rows}) == 1
     assert found.rows[0].saving_ratio == 0.0
@@ -149,16 +149,16 @@ def test_the_comparison_is_of_equals_and_one_document():
 
 
 def test_an_interrupted_run_goes_on_with_its_forecasts():
-    def begun() -> Shell:
+    def begun() -> Simulation:
         inputs = prepare(wanted)
         inputs.carbon[inputs.zone].played = Playback(tuple(duck(6)[:96]), tuple(duck(6)[96:]), HOUR_S, 0.0, 0.0)
-        return Shell(inputs)
+        return Simulation(inputs)
 
     wanted = scenario(5.0, "blend")
     whole, first = begun(), begun()
     whole.run(whole.end_s)
     first.run(3.3 * HOUR_S)
-    again: Shell = pickle.loads(pickle.dumps(first))
+    again: Simulation = pickle.loads(pickle.dumps(first))
     again.resume(planner_for(wanted))
     again.run(again.end_s)
     assert result(again).to_json() == result(whole).to_json()

@@ -16,7 +16,7 @@ from trefoil.runtime import codec
 from trefoil.simulator import Provided, Scenario, simulate
 from trefoil.simulator.inputs import prepare
 from trefoil.simulator.report import result
-from trefoil.simulator.run import CHECKPOINT, _save, simulate_to
+from trefoil.simulator.run import CHECKPOINT, save_checkpoint, simulate_to
 from trefoil.simulator.scenario import (
     Arrivals,
     Carbon,
@@ -29,7 +29,7 @@ from trefoil.simulator.scenario import (
     Wanted,
     Zone,
 )
-from trefoil.simulator.shell import Shell
+from trefoil.simulator.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = ROOT / "model_repository"
@@ -68,9 +68,9 @@ def test_same_scenario_and_seed_same_bytes(exact):
 
 
 def test_energy_is_conserved_and_grams_are_counter_times_intensity(exact):
-    shell = Shell(prepare(scenario(carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)}))))
+    shell = Simulation(prepare(scenario(carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)}))))
     shell.run(shell.end_s)
-    for machine in shell.plant.machines.values():
+    for machine in shell.hardware.devices.values():
         parts = machine.active_j + machine.idle_j + machine.unallocated_j
         assert parts == pytest.approx(machine.counter_j, rel=1e-9)
         assert min(machine.active_j, machine.idle_j, machine.unallocated_j) >= 0
@@ -108,20 +108,20 @@ def test_exact_saves_against_base_under_the_same_arrivals(exact):
 def test_base_draws_what_the_power_law_says():
     quiet = scenario(policy=PolicyChoice(name="base"), noise=Noise(), costs=Costs(pue=1.0))
     s = simulate(quiet).summary
-    shell = Shell(prepare(quiet))
+    shell = Simulation(prepare(quiet))
     rows = shell.inputs.truth.catalog.rows
     row = next(r for r in rows if (r.slice_type, r.variant, r.batch) == ("7g.40gb", "digits-l", 1))
     assert s.joules_per_request == pytest.approx(row.energy_active_j_per_batch + 2 * 55.0 / 40.0, rel=0.04)
 
 
 def test_rollout_takes_time_and_capacity():
-    shell = Shell(prepare(scenario(warmup_s=0.0)))
+    shell = Simulation(prepare(scenario(warmup_s=0.0)))
     shell.run(1.0)
     assert shell.rolling
-    assert not shell.plant.services("digits")  # a Triton starts, a model loads
+    assert not shell.hardware.services("digits")  # a Triton starts, a model loads
     shell.run(10.0)
     assert not shell.rolling
-    assert shell.plant.services("digits")
+    assert shell.hardware.services("digits")
 
 
 def test_fluid_agrees_with_request_by_request():
@@ -152,7 +152,7 @@ def test_zones_are_billed_by_their_own_intensity():
 def test_planner_sees_the_readings_of_all_zones():
     zones = {"clean": Zone(constant_g_per_kwh=20.0), "dirty": Zone(constant_g_per_kwh=600.0)}
     nodes = (Node(name="a", zone="clean", devices=(A100,)), Node(name="b", zone="dirty", devices=(A100,)))
-    view = Shell(prepare(scenario(nodes=nodes, carbon=Carbon(zones=zones)))).view()
+    view = Simulation(prepare(scenario(nodes=nodes, carbon=Carbon(zones=zones)))).view()
     assert view.carbon.series.zone == "clean"
     assert [(z.series.zone, z.intensity_g_per_kwh) for z in view.zones] == [("dirty", 600.0)]
 
@@ -179,9 +179,9 @@ def test_given_arrivals_and_intensities_are_played():
 
 
 def test_interrupted_run_goes_on_to_the_same_bytes(tmp_path, exact):
-    shell = Shell(prepare(scenario()))
+    shell = Simulation(prepare(scenario()))
     shell.run(100.0)
-    _save(tmp_path / CHECKPOINT, shell)
+    save_checkpoint(tmp_path / CHECKPOINT, shell)
     found = simulate_to(scenario(), tmp_path, resume=True)
     assert found.to_json() == exact.to_json()
     assert (tmp_path / "result.json").read_text() == exact.to_json()
@@ -198,8 +198,8 @@ def test_what_was_decided_on_an_equal_view_is_recalled():
     """A steady flow under one intensity: the planner's own tick asks again and again for the same decision."""
     still = Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)})
     flow = scenario(families=(family(mode="instant"),), fidelity="fluid", step_s=300.0, hours=3.0, duration_s=0.0)
-    shell = Shell(prepare(flow.model_copy(update={"carbon": still, "control": ControlSettings(history_max=1)})))
+    shell = Simulation(prepare(flow.model_copy(update={"carbon": still, "control": ControlSettings(history_max=1)})))
     shell.run(shell.end_s)
-    assert shell.recall is not None
-    assert shell.recall.asked > 20
-    assert len(shell.recall.known) < shell.recall.asked / 2
+    assert shell.decision_cache is not None
+    assert shell.decision_cache.lookups > 20
+    assert len(shell.decision_cache.decisions) < shell.decision_cache.lookups / 2

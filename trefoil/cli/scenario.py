@@ -215,11 +215,11 @@ class System(Settings):
 
     @model_validator(mode="after")
     def _parts_exist(self) -> Self:
-        from trefoil.simulator.parts import check_row
+        from trefoil.simulator.policy_check import check_policy
 
         for name in self.plays:
             try:
-                check_row(self.row(name), workers=self.workers)
+                check_policy(self.row(name), workers=self.workers)
             except NotFound as error:
                 raise SettingError("unknown policy", field="policy", value=name, remedy=error.remedy) from error
         return self

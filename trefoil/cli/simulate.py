@@ -59,13 +59,13 @@ def simulate(
 
 def _compare(wanted: "Scenario", out: Path | None, resume: bool, as_json: bool) -> None:
     """What forecasts of carbon intensity buy in this scenario."""
-    from trefoil.simulator.bought import compare
-    from trefoil.simulator.run import shown
+    from trefoil.simulator.forecast_value import compare_forecasts
+    from trefoil.simulator.run import progress_bar
 
     if resume:
         raise SettingError("a comparison has no checkpoint", field="--resume", remedy="leave out --resume")
-    with shown(wanted.name, not as_json and sys.stderr.isatty()) as progress:
-        found = compare(wanted, progress=progress)
+    with progress_bar(wanted.name, not as_json and sys.stderr.isatty()) as progress:
+        found = compare_forecasts(wanted, progress=progress)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "forecasts.json").write_text(found.to_json(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A shell without hardware: the live brains in simulated time.
+"""Simulator: the live brains in simulated time, on simulated hardware.
 
 from trefoil.simulator import Scenario, simulate
 
@@ -20,7 +20,7 @@ _HOMES = {"Provided": "inputs", "Result": "report", "Scenario": "scenario", "Sum
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the shell only when it is asked for: a command that reads a scenario needs no controller."""
+    """Attribute, imported only when it is asked for: a command that reads a scenario needs no controller."""
     from importlib import import_module
 
     if name not in _HOMES:

@@ -24,7 +24,7 @@ from trefoil.cli.scenario import Slo
 from trefoil.simulator.inputs import Provided, prepare
 from trefoil.simulator.report import Result, result
 from trefoil.simulator.scenario import Scenario
-from trefoil.simulator.shell import Shell
+from trefoil.simulator.simulation import Simulation
 
 OBJECTIVE_LEAD_S: Final = 1.0  # as trefoil.cli.play: the objective is set again just before second 0
 FEED_LEAD_S: Final = 2.0  # by then the feed that was started anew, to begin its trace at second 0, is up
@@ -32,7 +32,7 @@ FEED_LEAD_S: Final = 2.0  # by then the feed that was started anew, to begin its
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the processes of the live system add, on the machine at hand."""
+    """Delays that the processes of the live system add, on the machine at hand."""
 
     overhead_ms: float = 2.0
     """Client to dispatcher and back."""
@@ -46,7 +46,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When a live system was started, before second 0. Its first decisions depend on it, and what follows on those."""
+    """Times at which a live system was started, before second 0; all that it decides depends on them."""
 
     first_plan_s: float = -12.0
     feed_s: float = -17.0
@@ -61,7 +61,7 @@ def demo_scenario(
     timeline: Timeline | None = None,
     controller: Mapping[str, Any] | None = None,
 ) -> tuple[Scenario, Provided]:
-    """The scenario and the arrivals that correspond to one run of the demo.
+    """Scenario and arrivals that correspond to one run of the demo.
 
     `controller`: settings of the live controller that differ from its defaults.
     """
@@ -132,7 +132,7 @@ def _control(demo: Demo, live: ControllerSettings) -> dict[str, Any]:
 
 
 def arrivals_s(demo: Demo) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """When the demo's requests are sent [s]; the warm-up lies before second 0."""
+    """Arrival times of the demo's requests [s]; the warm-up lies before second 0."""
     points = demo.load.points(demo.duration_s)
     if demo.warmup_s > 0:
         points = ((0.0, points[0][1]), *((at_s + demo.warmup_s, rate) for at_s, rate in points))
@@ -140,16 +140,16 @@ def arrivals_s(demo: Demo) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def simulate_demo(scenario: Scenario, given: Provided, timeline: Timeline | None = None) -> Result:
-    """One run: as live, the feed and the objective begin anew just before what counts."""
+    """Simulate one run of the demo: as live, the feed and the objective begin anew just before what counts."""
     timeline, inputs = timeline or Timeline(), prepare(scenario, given)
     intensity = inputs.carbon[inputs.zone]
     played = intensity.played
     intensity.played = replace(played, starts_at_s=math.inf, created_at_s=timeline.feed_s)
-    shell = Shell(inputs, keep_records=True)
-    shell.run(-FEED_LEAD_S)
+    simulation = Simulation(inputs, keep_records=True)
+    simulation.run(-FEED_LEAD_S)
     intensity.played = played
-    shell.restart_feed()
-    shell.run(-OBJECTIVE_LEAD_S)
-    shell.renew_objectives()
-    shell.run(shell.end_s)
-    return result(shell)
+    simulation.restart_feed()
+    simulation.run(-OBJECTIVE_LEAD_S)
+    simulation.renew_objectives()
+    simulation.run(simulation.end_s)
+    return result(simulation)

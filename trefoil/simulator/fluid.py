@@ -24,8 +24,7 @@ from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Route
 from trefoil.core.queueing import UTILISATIONS, ServiceTime, within, within_all
-from trefoil.simulator.request_level import Services, SliceService
-from trefoil.simulator.serving import Counts, Flow, Interval, live
+from trefoil.simulator.engine import Counts, Flow, Interval, Services, SliceService, dispatchable
 
 QUEUE_MAX: Final = 1024.0  # as dispatcher.queues.fifo.REQUESTS_MAX, where the route names no bound
 NO_SLICE_WAIT_S: Final = 20.0
@@ -57,19 +56,19 @@ class Pool:
         self.alike = [(indices[0], indices) for indices in found.values()]
 
     def occupied(self, index: int) -> ServiceTime:
-        """How long a request takes a slice: with one credit, also while it is on its way."""
+        """Service time for which a request takes a slice: with one credit, also while it is on its way."""
         one = self.services[index]
         gap_ms = one.gap_ms if self.credits[index] < 2 else 0.0
         mean_ms = one.service.mean_ms + gap_ms
         return ServiceTime(mean_ms, one.service.cv * one.service.mean_ms / mean_ms)
 
     def hidden_ms(self, index: int) -> float:
-        """Of the way there and back, what does not take the slice."""
+        """Time of the way there and back that does not take the slice [ms]."""
         return self.services[index].gap_ms if self.credits[index] >= 2 else 0.0
 
 
 class FluidEngine:
-    """One family as a flow."""
+    """Fluid engine of one family."""
 
     def __init__(
         self,
@@ -87,23 +86,23 @@ class FluidEngine:
         self._pools: list[Pool] = []
         self._queue_max = QUEUE_MAX
         self._waiting = 0.0  # while no slice serves
-        self._steady: dict[tuple[float, float], Interval] = {}  # by rate and length, under the present route
-        self._without_s = 0.0
-        self._known: tuple[Route, list[SliceService]] | None = None
+        self._steady_intervals: dict[tuple[float, float], Interval] = {}  # by rate and length, under the present route
+        self._unserved_s = 0.0
+        self._installed: tuple[Route, list[SliceService]] | None = None
 
-    def retable(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
-        """Serve by this from now on; who waits is shared out anew."""
-        self._retable(live(routes[self._family], services[self._family], self._router), services[self._family])
+    def set_routes(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
+        """Set route and services from now on; who waits is shared out anew."""
+        self._install(dispatchable(routes[self._family], services[self._family], self._router), services[self._family])
 
     def on_carbon(self, ratio: float | None, now_s: float) -> None:
-        """A flow has no router to tell."""
+        """Ignore the carbon ratio: a flow has no router to tell."""
 
-    def _retable(self, wanted: Route, services: Services) -> None:
+    def _install(self, wanted: Route, services: Services) -> None:
         waiting = sum(p.queued for p in self._pools) + self._waiting
         known = [services[t.slice] for t in wanted.targets]
-        if waiting == 0.0 and (wanted, known) == self._known:
+        if waiting == 0.0 and (wanted, known) == self._installed:
             return  # what is served as before has its laws already
-        self._known = wanted, known
+        self._installed = wanted, known
         shares = find(Kind.ROUTER, wanted.router, ROUTERS).traits.flow == "shares"
         total = sum(t.weight for t in wanted.targets)
         groups = [list(wanted.targets)] if wanted.targets else []
@@ -117,15 +116,15 @@ class FluidEngine:
             credits = [t.credits for t in group]
             pools.append(Pool(share if shares else 1.0, keys, [services[key] for key in keys], credits))
         self._pools = pools
-        self._steady = {}
+        self._steady_intervals = {}
         for pool in self._pools:
             pool.queued = waiting * pool.share
         self._waiting = 0.0 if self._pools else waiting
-        self._without_s = self._without_s if not self._pools else 0.0
+        self._unserved_s = self._unserved_s if not self._pools else 0.0
         self._queue_max = float(wanted.queue_requests_max or QUEUE_MAX)
 
     def serve(self, until_s: float) -> dict[str, Interval]:
-        """One step, or the part of one up to an event."""
+        """Serve one step, or the part of one up to an event."""
         return {self._family: self._step(until_s)}
 
     def _step(self, until_s: float) -> Interval:
@@ -136,29 +135,29 @@ class FluidEngine:
         rate = round(self._source.mean_per_s(self._now_s, until_s), 9)  # equal flows shall be equal
         found.arrived = rate * dt_s
         if not self._pools:
-            self._nobody(found, dt_s)
-        known = self._steady.get((rate, dt_s)) if not any(p.queued for p in self._pools) else None
+            self._hold_unserved(found, dt_s)
+        known = self._steady_intervals.get((rate, dt_s)) if not any(p.queued for p in self._pools) else None
         if known is not None:
             self._now_s = until_s
             return known.at(found.starts_s, until_s)
         steady = bool(self._pools) and not any(p.queued for p in self._pools)
         for pool in self._pools:
-            self._pool(pool, rate * pool.share, dt_s, found)
+            self._serve_pool(pool, rate * pool.share, dt_s, found)
         found.queued = sum(p.queued for p in self._pools) + self._waiting
         if steady and found.queued == 0:
-            self._steady[rate, dt_s] = found
+            self._steady_intervals[rate, dt_s] = found
         self._now_s = until_s
         return found
 
-    def _nobody(self, found: Interval, dt_s: float) -> None:
-        """No slice: requests wait for a while, then they fail."""
-        self._without_s += dt_s
+    def _hold_unserved(self, found: Interval, dt_s: float) -> None:
+        """Queue requests while no slice serves; after a while they fail."""
+        self._unserved_s += dt_s
         self._waiting += found.arrived
-        limit = 0.0 if self._without_s > NO_SLICE_WAIT_S else self._queue_max
+        limit = 0.0 if self._unserved_s > NO_SLICE_WAIT_S else self._queue_max
         found.rejected = max(0.0, self._waiting - limit)
         self._waiting -= found.rejected
 
-    def _pool(self, pool: Pool, rate: float, dt_s: float, found: Interval) -> None:
+    def _serve_pool(self, pool: Pool, rate: float, dt_s: float, found: Interval) -> None:
         limits, capacity = pool.limits, pool.capacity
         queued, work = pool.queued, rate * dt_s
         served = min(queued + work, capacity * dt_s)
@@ -171,10 +170,10 @@ class FluidEngine:
             return
         each = answered / dt_s
         even = pool.equal and each < capacity * (1 - 1e-9)
-        flows = [each / limits.size] * limits.size if even else _flows(limits, each).tolist()
+        flows = [each / limits.size] * limits.size if even else _rate_per_slice(limits, each).tolist()
         overloaded = left > 1e-6 * max(1.0, work)
         late = 1.0 if overloaded else min(1.0, queued / answered)  # share of the answers that had to queue up
-        utilisation = _rounded(min(answered / dt_s / capacity, UTILISATIONS[-1]))
+        utilisation = _rounded_utilisation(min(answered / dt_s / capacity, UTILISATIONS[-1]))
         mean = ServiceTime(1e3 * len(limits) / capacity, pool.occupied(0).cv)
         counts = [flow * dt_s for flow in flows]
         for key, count, service in zip(pool.keys, counts, pool.services, strict=True):
@@ -190,16 +189,18 @@ class FluidEngine:
             law = mean if len(pool.alike) > 1 else occupied
             shift_ms = extra_ms + occupied.mean_ms - law.mean_ms
             if late < 1:
-                spread = _seen(law, utilisation, len(limits), self._gap_scv, shift_ms, self._slo_ms)
-                _count(found, spread, count * (1 - late))
+                spread = _client_latency(law, utilisation, len(limits), self._gap_scv, shift_ms, self._slo_ms)
+                _add_answers(found, spread, count * (1 - late))
             if late > 0:
                 waits_s = (queued + LATE * (left - queued if overloaded else -queued)) / capacity
                 latency_ms = np.maximum(0.0, waits_s) * 1e3 + occupied.mean_ms + extra_ms
-                _count(found, _spread(latency_ms, np.full(LATE.size, 1 / LATE.size), self._slo_ms), count * late)
+                _add_answers(
+                    found, _answers_at(latency_ms, np.full(LATE.size, 1 / LATE.size), self._slo_ms), count * late
+                )
 
 
-class _Spread(NamedTuple):
-    """How the answers of one request in the mean lie: by bucket, within the SLO, their mean and the latest of them."""
+class _Answers(NamedTuple):
+    """Distribution of the answers to one request in the mean: by bucket, within the SLO, their mean and the latest."""
 
     buckets: Counts
     within_slo: float
@@ -207,22 +208,22 @@ class _Spread(NamedTuple):
     max_ms: float
 
 
-def _spread(at_ms: Counts, shares: Counts, slo_ms: float) -> _Spread:
+def _answers_at(at_ms: Counts, shares: Counts, slo_ms: float) -> _Answers:
     latency_ms = np.maximum(FLOOR_MS, at_ms)
     index = np.minimum((np.log2(latency_ms / FLOOR_MS) * PER_OCTAVE).astype(np.int64), BUCKETS - 1)
     buckets = np.asarray(np.bincount(index, weights=shares, minlength=BUCKETS), dtype=np.float64)
     within = float(shares[latency_ms <= slo_ms].sum())
-    return _Spread(buckets, within, float(np.dot(latency_ms, shares)), float(latency_ms[-1]))
+    return _Answers(buckets, within, float(np.dot(latency_ms, shares)), float(latency_ms[-1]))
 
 
-def _count(found: Interval, spread: _Spread, count: float) -> None:
+def _add_answers(found: Interval, spread: _Answers, count: float) -> None:
     found.latency += spread.buckets * count
     found.within_slo += count * spread.within_slo
     found.sum_ms += count * spread.mean_ms
     found.max_ms = max(found.max_ms, spread.max_ms)
 
 
-def _flows(limits: Counts, rate: float) -> Counts:
+def _rate_per_slice(limits: Counts, rate: float) -> Counts:
     """What each slice of a pool answers [1/s]; equal slices answer alike."""
     total = float(limits.sum())
     if rate >= total * (1 - 1e-9):
@@ -239,22 +240,22 @@ def _flows(limits: Counts, rate: float) -> Counts:
     return np.asarray(found * rate / found.sum())
 
 
-def _rounded(utilisation: float) -> float:
+def _rounded_utilisation(utilisation: float) -> float:
     step = 0.01 if utilisation < 0.9 else 0.001
     return min(max(UTILISATIONS[0], round(utilisation / step) * step), UTILISATIONS[-1])
 
 
 @lru_cache(maxsize=8192)
-def _seen(
+def _client_latency(
     service: ServiceTime, utilisation: float, servers: int, gap_scv: float, shift_ms: float, slo_ms: float
-) -> _Spread:
-    """What clients see of a pool: its law, and what does not take the slice."""
-    at_ms, shares = _law(service, utilisation, servers, gap_scv)
-    return _spread(at_ms + shift_ms, shares, slo_ms)
+) -> _Answers:
+    """Latency that clients see of a pool: its law, and what does not take the slice."""
+    at_ms, shares = _latency_law(service, utilisation, servers, gap_scv)
+    return _answers_at(at_ms + shift_ms, shares, slo_ms)
 
 
 @lru_cache(maxsize=8192)
-def _law(service: ServiceTime, utilisation: float, servers: int, gap_scv: float) -> tuple[Counts, Counts]:
+def _latency_law(service: ServiceTime, utilisation: float, servers: int, gap_scv: float) -> tuple[Counts, Counts]:
     """Latencies [ms], ascending, and the share of requests at each."""
     low = max(0.0, service.mean_ms * (1 - 4 * service.cv))
     top = service.mean_ms * 1.5

@@ -1,28 +1,25 @@
-"""From a scenario to what a run needs: truth and estimate, objectives, arrivals, intensities. Refuses by name.
+"""From a scenario to what a run needs: truth and estimate, objectives, arrivals, settings. Refuses by name.
 
 Everything may also be given from Python, in memory: a catalogue, a truth, arrival times, intensities, a planner.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from carbon_feed.core.trace import Playback, bin_fits, playback
-from carbon_feed.providers.trace import load_trace
-from carbon_feed.settings import DEFAULT_TRACE, TraceSettings
 from controller.core.decide import as_live
 from controller.core.objectives import accept
+from controller.core.windows import WindowSettings
 from controller.planners.columns import effective_row, fits
 from controller.planners.stamped import stamped
 from controller.planning import constants_of, planner_of
+from controller.settings import CarbonSettings, ControllerSettings, RolloutSettings
 from power_agent.core.governing import Governed
 from trefoil.core import errors
 from trefoil.core.brains import Planner
-from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.catalog import Catalog, Family, ProfileRow
 from trefoil.core.device_types import device_type
 from trefoil.core.fleet import DeviceKind
@@ -38,15 +35,16 @@ from trefoil.simulator.arrivals import (
     counts_as_rate,
     read_counts,
 )
-from trefoil.simulator.scenario import Carbon, Scenario, Served, Zone
+from trefoil.simulator.carbon import Intensity, intensity_of
+from trefoil.simulator.scenario import Scenario, Served
 from trefoil.simulator.truth import Estimate, Truth, pair
 
-HOUR_S: Final = 3600.0
+NEVER_STALE_S: Final = 1e18
 
 
 @dataclass(frozen=True, slots=True)
 class Provided:
-    """What is handed over from Python instead of read from files.
+    """Values handed over from Python instead of read from files.
 
     catalog  what the planner is told (families and rows); truth: what holds before noise, if that is another
     arrivals family -> arrival times [s], ascending, from -warmup_s on
@@ -63,7 +61,7 @@ class Provided:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of the fleet."""
+    """Device of the fleet."""
 
     name: str
     node: str
@@ -71,38 +69,9 @@ class Device:
     type: str
 
 
-@dataclass(slots=True)
-class Intensity:
-    """Intensities of one zone over simulated time."""
-
-    series: Series
-    played: Playback
-    source: str
-
-    def reading(self, at_s: float, step: int = 0) -> CarbonReading:
-        """The reading in force, or the one `step` intervals later."""
-        held = self.played.at(at_s + step * self.played.wall_s)
-        assert held is not None, "a looping playback never ends"
-        return self._reading(held.starts_at_s, held.ends_at_s, held.intensity_g_per_kwh)
-
-    def history(self, at_s: float, count: int) -> list[CarbonReading]:
-        """Readings that have begun, oldest first."""
-        bins = self.played.history(at_s, count)
-        return [self._reading(b.starts_at_s, b.ends_at_s, b.intensity_g_per_kwh) for b in bins]
-
-    def next_s(self, at_s: float) -> float:
-        """When the next reading comes."""
-        return self.reading(at_s).ends_at_s
-
-    def _reading(self, starts_s: float, ends_s: float, value: float) -> CarbonReading:
-        return CarbonReading(
-            self.series, starts_s, ends_s, value, Quality.MEASURED, self.source, observed_at_s=starts_s, simulated=True
-        )
-
-
 @dataclass
 class Inputs:
-    """All that a run is made of."""
+    """Inputs of a run: all that it is made of."""
 
     scenario: Scenario
     devices: tuple[Device, ...]
@@ -117,11 +86,11 @@ class Inputs:
 
     @property
     def zone(self) -> str:
-        """The zone that triggers: of the first node."""
+        """Zone whose carbon triggers: that of the first node."""
         return self.devices[0].zone
 
     def governed(self) -> Governed:
-        """The governor of one device."""
+        """Governor of one device."""
         chosen = self.scenario.policy
         return Governed(chosen.governor, chosen.runs.settings.get(Kind.GOVERNOR, {}))
 
@@ -131,7 +100,7 @@ class Inputs:
 
 
 def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
-    """Read and check everything.
+    """Prepare a run: read and check everything that its scenario names.
 
     Raises:
         errors.TrefoilError: names field, value and remedy.
@@ -161,14 +130,14 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         objectives={s.name: _objective(s, scenario, fleet_rows, params) for s in scenario.families},
         items={s.name: s.items for s in scenario.families},
         arrivals=arrivals,
-        carbon={zone: _intensity(zone, scenario.carbon, given) for zone in sorted({d.zone for d in devices})},
+        carbon={z: intensity_of(z, scenario.carbon, given.carbon.get(z)) for z in sorted({d.zone for d in devices})},
         policy=policy,
         planner=planner,
     )
 
 
 def planner_for(scenario: Scenario) -> Planner:
-    """The planner that a scenario names.
+    """Planner that a scenario names.
 
     Raises:
         errors.SettingError: a planner of one's own that cannot be used.
@@ -278,24 +247,51 @@ def _arrivals(served: Served, scenario: Scenario, index: int, given: Provided) -
     return ArrivalStream(rate, settings.gap_scv, rng, -scenario.warmup_s)
 
 
-def _intensity(zone: str, carbon: Carbon, given: Provided) -> Intensity:
-    series = Series(zone, Method[carbon.method.upper()], Factors[carbon.factors.upper()])
-    if zone in given.carbon:
-        step_s, values = given.carbon[zone]
-        return Intensity(series, Playback((), tuple(map(float, values)), step_s, 0.0, 0.0), "given")
-    wanted: Zone = carbon.zones[zone]
-    if wanted.constant_g_per_kwh is not None:
-        return Intensity(series, Playback((), (wanted.constant_g_per_kwh,), HOUR_S, 0.0, 0.0), "constant")
-    options: dict[str, Any] = {"path": wanted.trace or DEFAULT_TRACE, "value_column": wanted.column}
-    trace = load_trace(Path(options["path"]), TraceSettings(**options), series.factors)
-    trace = replace(trace, lead_in_s=trace.lead_in_s + wanted.offset_h * HOUR_S)
-    step_s = carbon.step_h * HOUR_S or trace.step_s
-    if not bin_fits(trace, step_s):
-        raise errors.TraceError(
-            f"only {trace.body_s / HOUR_S:g} h are left of {trace.source}",
-            field=f"carbon.zones.{zone}.offset_h, carbon.step_h",
-            value=(wanted.offset_h, carbon.step_h),
-            remedy="begin earlier, or use a smaller step or a longer trace",
-        )
-    played = playback(trace, bin_s=step_s, speedup=carbon.speedup, starts_at_s=0.0, created_at_s=0.0, loop=True)
-    return Intensity(series, played, trace.source)
+class SimulatedSettings(ControllerSettings):
+    """Settings of the simulated controller; load windows are as wide as the tick."""
+
+    bin_s: float = 0.5
+    keep_s: float = 60.0
+
+    @property
+    def windows(self) -> WindowSettings:
+        """Settings of the load windows."""
+        return WindowSettings(self.bin_s, self.keep_s, self.measure_s, max(2.0, 4 * self.bin_s))
+
+
+def settings_of(inputs: Inputs) -> SimulatedSettings:
+    """Settings of the controller as a scenario asks for them."""
+    scenario, control = inputs.scenario, inputs.scenario.control
+    tick = scenario.tick_s
+    measure_s = control.measure_s or max(10.0, tick)
+    initial = {
+        family: max(source.mean_per_s(-scenario.warmup_s, max(600.0, tick)), 1e-6)
+        for family, source in inputs.arrivals.items()
+    }
+    return SimulatedSettings(
+        policy=inputs.policy.name,
+        bin_s=tick,
+        keep_s=max(60.0 if tick <= 1 else 0.0, 3 * tick, measure_s),
+        tick_s=tick,
+        tick_min_s=control.tick_min_s,
+        seed=scenario.seed,
+        pue=scenario.costs.pue,
+        smooth_s=control.smooth_s or max(4.0, tick),
+        lookback_s=control.lookback_s or max(6.0, tick),
+        slope_s=control.slope_s or max(5.0, 3 * tick),
+        measure_s=measure_s,
+        move_horizon_s=control.move_horizon_s,
+        node_stale_s=NEVER_STALE_S,
+        carbon_stale_intervals=NEVER_STALE_S,
+        demand_initial_per_s=initial | control.demand_initial_per_s,
+        demand_initial_hold_s=control.demand_initial_hold_s,
+        demand_fixed=control.demand_fixed,
+        start_s=scenario.costs.start_s if control.start_s is None else control.start_s,
+        slo_boost_ratio=control.slo_boost_ratio,
+        slo_boost_max=control.slo_boost_max,
+        slo_boost_wear_s=control.slo_boost_wear_s,
+        triggers=control.triggers,
+        explore=scenario.explore,
+        carbon=CarbonSettings(zone=inputs.zone, method=scenario.carbon.method, factors=scenario.carbon.factors),
+        rollout=RolloutSettings(retry_s=control.retry_s),
+    )

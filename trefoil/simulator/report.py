@@ -15,8 +15,8 @@ import numpy.typing as npt
 from rich.table import Table
 
 from trefoil.core.plan import DecisionRecord
-from trefoil.simulator.serving import Interval, quantile_ms
-from trefoil.simulator.shell import Shell
+from trefoil.simulator.engine import Interval, quantile_ms
+from trefoil.simulator.simulation import Simulation
 
 DIGITS = 9  # significant, in JSON
 
@@ -92,17 +92,17 @@ class Result:
     records: Sequence[DecisionRecord] = field(default=())
 
     def to_json(self) -> str:
-        """The same bytes for the same scenario and seed."""
+        """JSON document: the same bytes for the same scenario and seed."""
         document = {
             "summary": dataclasses.asdict(self.summary),
             "decisions": list(self.decisions),
             "evaluations": list(self.evaluations),
             "series": {name: values.tolist() for name, values in self.series.items()},
         }
-        return json.dumps(plain(document), indent=1, sort_keys=True, allow_nan=False) + "\n"
+        return json.dumps(json_safe(document), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def write(self, folder: Path) -> None:
-        """summary.json and series.csv."""
+        """Write result.json and series.csv."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "result.json").write_text(self.to_json(), encoding="utf-8")
         out = io.StringIO()
@@ -112,7 +112,7 @@ class Result:
         (folder / "series.csv").write_text(out.getvalue(), encoding="utf-8")
 
     def table(self) -> Table:
-        """For people."""
+        """Table for people."""
         s = self.summary
         table = Table(
             title=f"{s.scenario}: {s.policy}, {s.fidelity}, {s.duration_s / 3600:g} h simulated, seed {s.seed}"
@@ -134,25 +134,24 @@ class Result:
         return table
 
 
-def result(shell: Shell) -> Result:
-    """Of a run that is over."""
-    shell.books.flush()
-    rows = shell.books.series
-    names = list(rows[0]) if rows else []
-    series = {name: np.array([row[name] for row in rows]) for name in names}
-    return Result(
-        _summary(shell), series, tuple(shell.books.decisions), tuple(shell.books.evaluations), tuple(shell.records)
-    )
+def result(simulation: Simulation) -> Result:
+    """Result of a run that is over."""
+    ledger = simulation.ledger
+    ledger.flush()
+    names = list(ledger.series[0]) if ledger.series else []
+    series = {name: np.array([row[name] for row in ledger.series]) for name in names}
+    decisions, evaluations = tuple(ledger.decisions), tuple(ledger.evaluations)
+    return Result(_summary(simulation), series, decisions, evaluations, tuple(simulation.records))
 
 
-def _summary(shell: Shell) -> Summary:
-    books, inputs, scenario = shell.books, shell.inputs, shell.scenario
+def _summary(simulation: Simulation) -> Summary:
+    ledger, inputs, scenario = simulation.ledger, simulation.inputs, simulation.scenario
     whole = Interval(0.0, 0.0)
-    for one in books.total.values():
+    for one in ledger.total.values():
         whole.add(one)
-    joules, co2 = sum(c.joules for c in books.by_zone.values()), sum(c.grams for c in books.by_zone.values())
+    joules, co2 = sum(c.joules for c in ledger.by_zone.values()), sum(c.grams for c in ledger.by_zone.values())
     ended = whole.answered + whole.rejected
-    explored = shell.core.explorer.totals
+    explored = simulation.core.explorer.totals
     return Summary(
         scenario=scenario.name,
         policy=scenario.policy.name,
@@ -168,29 +167,29 @@ def _summary(shell: Shell) -> Summary:
         joules=joules,
         grams_per_request=_per(co2, whole.answered),
         joules_per_request=_per(joules, whole.answered),
-        idle_share=_per(joules - books.active_j, joules),
+        idle_share=_per(joules - ledger.active_j, joules),
         **_quantiles(whole),
         slo_attainment=_per(whole.within_slo, ended),
         accuracy=_per(whole.accuracy_sum, whole.answered),
         power_w=joules / scenario.span_s,
-        decisions=shell.core.decided,
-        replans=sum(shell.core.causes.values()),
-        reconfigurations=sum(shell.core.reconfigurations.values()),
-        halted=books.halted,
-        rollout_s=books.rolling_s,
-        rollout_j=books.rolling_j,
+        decisions=simulation.core.decided,
+        replans=sum(simulation.core.causes.values()),
+        reconfigurations=sum(simulation.core.reconfigurations.values()),
+        halted=ledger.halted,
+        rollout_s=ledger.rolling_s,
+        rollout_j=ledger.rolling_j,
         evaluations=explored.evaluations,
         exploration_s=explored.spent_s,
         exploration_j=explored.spent_j,
         exploration_violations=explored.violations,
-        causes=dict(sorted(shell.core.causes.items())),
-        families={f: _family(shell, f) for f in sorted(books.total)},
-        zones={z: {"joules": c.joules, "grams": c.grams} for z, c in sorted(books.by_zone.items())},
+        causes=dict(sorted(simulation.core.causes.items())),
+        families={f: _family(simulation, f) for f in sorted(ledger.total)},
+        zones={z: {"joules": c.joules, "grams": c.grams} for z, c in sorted(ledger.by_zone.items())},
     )
 
 
-def _family(shell: Shell, family: str) -> FamilySummary:
-    one, cost = shell.books.total[family], shell.books.cost[family]
+def _family(simulation: Simulation, family: str) -> FamilySummary:
+    one, cost = simulation.ledger.total[family], simulation.ledger.cost[family]
     return FamilySummary(
         arrived=round(one.arrived),
         answered=round(one.answered),
@@ -198,7 +197,7 @@ def _family(shell: Shell, family: str) -> FamilySummary:
         grams_per_request=_per(cost.grams, one.answered),
         joules_per_request=_per(cost.joules, one.answered),
         **_quantiles(one),
-        slo_ms=shell.core.objectives[family].slo_ms,
+        slo_ms=simulation.core.objectives[family].slo_ms,
         slo_attainment=_per(one.within_slo, one.answered + one.rejected),
         accuracy=_per(one.accuracy_sum, one.answered),
         mix={v: _per(n, one.answered) for v, n in sorted(one.by_variant.items())},
@@ -217,12 +216,12 @@ def _short(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def plain(value: Any) -> Any:
-    """Floats by significant digits; what is no number is null."""
+def json_safe(value: Any) -> Any:
+    """Value for JSON: floats by significant digits; NaN and infinities are None."""
     if isinstance(value, float):
         return _short(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): json_safe(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [json_safe(v) for v in value]
     return value

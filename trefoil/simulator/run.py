@@ -22,11 +22,11 @@ from trefoil.runtime.clock import WallClock
 from trefoil.simulator.inputs import Provided, planner_for, prepare
 from trefoil.simulator.report import Result, result
 from trefoil.simulator.scenario import Scenario
-from trefoil.simulator.shell import Shell
+from trefoil.simulator.simulation import Simulation
 
 HOUR_S = 3600.0
 CHECKPOINT = "checkpoint"
-COLLECTIONS = (20_000, 20, 50)  # a run makes frozen values by the million, and no cycles among them
+GC_THRESHOLDS = (20_000, 20, 50)  # a run makes frozen values by the million, and no cycles among them
 CHECKPOINT_EVERY_S = 10.0  # of wall time, at the end of a simulated hour
 
 
@@ -42,7 +42,7 @@ def simulate(
     Raises:
         errors.TrefoilError: the scenario cannot be run; names field, value and remedy.
     """
-    return _finish(Shell(prepare(scenario, provided), keep_records), progress)
+    return _run_to_end(Simulation(prepare(scenario, provided), keep_records), progress)
 
 
 def simulate_to(scenario: Scenario, out: Path | None, *, resume: bool = False, bar: bool = False) -> Result:
@@ -52,18 +52,22 @@ def simulate_to(scenario: Scenario, out: Path | None, *, resume: bool = False, b
         errors.TrefoilError: the scenario cannot be run, or the checkpoint is of another one.
     """
     saved = out / CHECKPOINT if out is not None else None
-    shell = _load(saved, scenario) if resume and saved is not None and saved.exists() else Shell(prepare(scenario))
+    simulation = (
+        load_checkpoint(saved, scenario)
+        if resume and saved is not None and saved.exists()
+        else Simulation(prepare(scenario))
+    )
     clock = WallClock()
     last_s = clock.monotonic_s()
 
     def checkpoint() -> None:
         nonlocal last_s
         if saved is not None and clock.monotonic_s() - last_s >= CHECKPOINT_EVERY_S:
-            _save(saved, shell)
+            save_checkpoint(saved, simulation)
             last_s = clock.monotonic_s()
 
-    with shown(scenario.name, bar) as progress:
-        found = _finish(shell, progress, checkpoint)
+    with progress_bar(scenario.name, bar) as progress:
+        found = _run_to_end(simulation, progress, checkpoint)
     if out is not None:
         found.write(out)
         if saved is not None:
@@ -72,28 +76,28 @@ def simulate_to(scenario: Scenario, out: Path | None, *, resume: bool = False, b
 
 
 @contextmanager
-def shown(name: str, bar: bool) -> Iterator[Callable[[float], None]]:
-    """A progress bar on standard error, to be told the share that is done."""
+def progress_bar(name: str, bar: bool) -> Iterator[Callable[[float], None]]:
+    """Progress bar on standard error, to be told the share that is done."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not bar) as painted:
         task = painted.add_task(name, total=1.0)
         yield lambda share: painted.update(task, completed=share)
 
 
-def _finish(
-    shell: Shell, progress: Callable[[float], None] | None, checkpoint: Callable[[], None] | None = None
+def _run_to_end(
+    simulation: Simulation, progress: Callable[[float], None] | None, checkpoint: Callable[[], None] | None = None
 ) -> Result:
     before = gc.get_threshold()
-    gc.set_threshold(*COLLECTIONS)
+    gc.set_threshold(*GC_THRESHOLDS)
     try:
-        while shell.now_s < shell.end_s - 1e-9:
-            hour = max(0.0, shell.now_s) // HOUR_S + 1
-            shell.run(min(hour * HOUR_S, max(0.0, shell.now_s) + max(1.0, shell.end_s / 200)))
+        while simulation.now_s < simulation.end_s - 1e-9:
+            hour = max(0.0, simulation.now_s) // HOUR_S + 1
+            simulation.run(min(hour * HOUR_S, max(0.0, simulation.now_s) + max(1.0, simulation.end_s / 200)))
             if progress is not None:
-                progress(max(0.0, shell.now_s) / shell.end_s)
-            if checkpoint is not None and shell.now_s < shell.end_s - 1e-9:
+                progress(max(0.0, simulation.now_s) / simulation.end_s)
+            if checkpoint is not None and simulation.now_s < simulation.end_s - 1e-9:
                 checkpoint()
-        return result(shell)
+        return result(simulation)
     finally:
         gc.set_threshold(*before)
 
@@ -102,17 +106,22 @@ def _stamp(scenario: Scenario) -> bytes:
     return hashlib.sha256(f"{version('trefoil')} {scenario.model_dump_json()}".encode()).digest()
 
 
-def _save(path: Path, shell: Shell) -> None:
+def save_checkpoint(path: Path, simulation: Simulation) -> None:
+    """Write a checkpoint, after any rollout that is under way; the file is replaced whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    shell.rest()
-    body = pickle.dumps(shell, protocol=pickle.HIGHEST_PROTOCOL)
+    simulation.rest()
+    body = pickle.dumps(simulation, protocol=pickle.HIGHEST_PROTOCOL)
     partial = path.with_suffix(".partial")
-    partial.write_bytes(_stamp(shell.scenario) + hashlib.sha256(body).digest() + body)
+    partial.write_bytes(_stamp(simulation.scenario) + hashlib.sha256(body).digest() + body)
     os.replace(partial, path)
 
 
-def _load(path: Path, scenario: Scenario) -> Shell:
-    """Raises SettingError when the checkpoint is damaged or not of this scenario."""
+def load_checkpoint(path: Path, scenario: Scenario) -> Simulation:
+    """Simulation of a checkpoint, ready to go on.
+
+    Raises:
+        errors.SettingError: the checkpoint is damaged or not of this scenario.
+    """
     raw = path.read_bytes()
     stamp, digest, body = raw[:32], raw[32:64], raw[64:]
     if stamp != _stamp(scenario):
@@ -120,9 +129,9 @@ def _load(path: Path, scenario: Scenario) -> Shell:
     elif digest != hashlib.sha256(body).digest():
         why = "is damaged"
     else:
-        shell: Shell = pickle.loads(body)
-        shell.resume(planner_for(scenario))
-        return shell
+        simulation: Simulation = pickle.loads(body)
+        simulation.resume(planner_for(scenario))
+        return simulation
     raise errors.SettingError(
         f"the checkpoint {why}", field="--resume", value=str(path), remedy="run the same scenario, or without --resume"
     )

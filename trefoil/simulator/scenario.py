@@ -18,7 +18,7 @@ from trefoil.core.errors import NotFound
 from trefoil.core.parts import Kind, Value
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
-from trefoil.simulator.parts import check_row
+from trefoil.simulator.policy_check import check_policy
 
 
 class Node(Settings):
@@ -40,12 +40,12 @@ class Node(Settings):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of every node."""
+        """Names of all nodes."""
         return (self.name,) if self.count == 1 else tuple(f"{self.name}{i}" for i in range(self.count))
 
 
 class Arrivals(Settings):
-    """Requests of one family. One of `rate_per_s`, `points` and `trace` gives the rate; `gap_scv` its burstiness.
+    """Arrivals of one family. One of `rate_per_s`, `points` and `trace` gives the rate; `gap_scv` its burstiness.
 
     `points` are (simulated second, requests per second), straight lines between them, constant beyond. A `trace` is a
     CSV with one number of requests per `bin_s`, scaled to a mean of `rate_per_s` (0: as it is), repeated when it ends.
@@ -73,7 +73,7 @@ class Arrivals(Settings):
 
 
 class Wanted(Settings):
-    """The objective of a family; accuracies may be given relative to the best variant."""
+    """Objective of a family; accuracies may be given relative to the best variant."""
 
     mode: Literal["budget", "instant", "lambda"] = "budget"
     slo_ms: float = Field(default=0.0, ge=0)
@@ -93,7 +93,7 @@ class Wanted(Settings):
 
 
 class Served(Settings):
-    """One family: whose profile, how much is asked of it, what is wanted."""
+    """Family that is served: whose profile, how much is asked of it, what is wanted."""
 
     name: str
     repository: Path = Path("model_repository")
@@ -108,7 +108,7 @@ class Served(Settings):
 
 
 class Zone(Settings):
-    """Where a zone's intensity comes from: a CSV trace, one value, or (neither) the synthetic duck curve that ships."""
+    """Source of a zone's intensity: a CSV trace, one value, or (neither) the synthetic duck curve that ships."""
 
     trace: Path | None = None
     column: str = ""
@@ -124,7 +124,7 @@ class Zone(Settings):
 
 
 class Carbon(Settings):
-    """Zones by name. The first zone of the fleet is the one that triggers."""
+    """Carbon of zones by name. The first zone of the fleet is the one that triggers."""
 
     zones: dict[str, Zone] = Field(default_factory=lambda: {"demo": Zone()})
     method: Literal["average", "marginal"] = "average"
@@ -137,7 +137,7 @@ class Carbon(Settings):
 
 
 class PolicyChoice(Settings):
-    """Which policy, with which constants. Parts instead of the policy's own: names of their tables, or module:Class."""
+    """Policy, with which constants. Parts instead of the policy's own: names of their tables, or module:Class."""
 
     name: str = "exact"
     """A row of the table, or one's own as module:ROW."""
@@ -167,14 +167,14 @@ class PolicyChoice(Settings):
 
     @property
     def row(self) -> policies.Policy:
-        """The policy's row as plans bear it. As in a live system, plans know nothing of another router, queue or
+        """Row of the policy as plans bear it. As in a live system, plans know nothing of another router, queue or
         governor that is put in its place.
         """
         return self._chosen(Kind.PLANNER, Kind.FORECASTER)
 
     @property
     def runs(self) -> policies.Policy:
-        """The row as it is run."""
+        """Row of the policy as it is run."""
         return self._chosen(*Kind)
 
     def _chosen(self, *kinds: Kind) -> policies.Policy:
@@ -184,7 +184,7 @@ class PolicyChoice(Settings):
 
 
 class ControlSettings(Settings):
-    """The controller, by the names of its own settings; 0: what suits the tick."""
+    """Settings of the controller, by the names of its own settings; 0: what suits the tick."""
 
     tick_s: float = Field(default=0.0, ge=0)
     """0: 1 s request by request, `step_s` in fluid."""
@@ -210,7 +210,7 @@ class ControlSettings(Settings):
 
 
 class Noise(Settings):
-    """By how much the truth differs from what the planner is told: sigmas of log-normal factors of median 1."""
+    """Noise by which the truth differs from what the planner is told: sigmas of log-normal factors of median 1."""
 
     latency: float = Field(default=0.0, ge=0, le=1)
     """One factor per device type, slice type and variant."""
@@ -227,7 +227,7 @@ class Noise(Settings):
 
 
 class Costs(Settings):
-    """What things cost beside serving. Defaults: the live system on one machine (docs/policies.md)."""
+    """Costs beside serving. Defaults: the live system on one machine (docs/policies.md)."""
 
     pue: float = Field(default=1.2, ge=1)
     boundary: Literal["gpu", "node"] = "gpu"
@@ -249,7 +249,7 @@ class Costs(Settings):
 
 
 class Scenario(Settings):
-    """One run."""
+    """Scenario of one run."""
 
     name: str = "scenario"
     seed: int = Field(default=20261121, ge=0)
@@ -275,7 +275,7 @@ class Scenario(Settings):
     def _whole(self) -> Self:
         if (self.hours > 0) == (self.duration_s > 0):
             raise ValueError("set hours or duration_s, one of them, above 0")
-        check_row(self.policy.runs, fluid=self.fidelity == "fluid")
+        check_policy(self.policy.runs, fluid=self.fidelity == "fluid")
         names = [name for node in self.nodes for name in node.names]
         if len(set(names)) < len(names):
             raise ValueError(f"two nodes have one name: {sorted(n for n in names if names.count(n) > 1)}")
@@ -302,12 +302,12 @@ class Scenario(Settings):
 
     @property
     def span_s(self) -> float:
-        """What is counted [s]."""
+        """Span that is counted [s]."""
         return self.duration_s or self.hours * 3600.0
 
     @property
     def tick_s(self) -> float:
-        """The controller's period, and the width of load windows."""
+        """Period of the controller [s], and the width of load windows."""
         return self.control.tick_s or (1.0 if self.fidelity == "request" else self.step_s)
 
     @property

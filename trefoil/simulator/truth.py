@@ -19,7 +19,7 @@ from trefoil.simulator.scenario import Noise
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the planner may know."""
+    """Estimate: what the planner may know."""
 
     catalog: Catalog
     hash: str
@@ -27,7 +27,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What happens. `power` is the factor of each device on all that it draws."""
+    """Truth: what happens. `power` is the factor of each device on all that it draws."""
 
     catalog: Catalog
     power: Mapping[str, float]
@@ -37,7 +37,7 @@ class Truth:
 def pair(
     known: Catalog, devices: Sequence[str], noise: Noise, seed: int, actual: Catalog | None = None, blind: bool = False
 ) -> tuple[Truth, Estimate]:
-    """Truth and estimate from what is known of the families; `actual` is the truth before noise, if it is another."""
+    """Pair of truth and estimate from what is known of the families; `actual`: the truth before noise, if another."""
     rng = np.random.default_rng([seed if noise.seed is None else noise.seed, 0x7241])
     source = actual or known
     points = sorted({(r.device_type, r.slice_type, r.family, r.variant) for r in source.rows})

@@ -23,7 +23,8 @@ from trefoil.core.plan import Route
 from trefoil.core.queueing import ServiceTime
 from trefoil.runtime import config
 from trefoil.runtime.clock import ManualClock, WallClock
-from trefoil.simulator.request_level import RequestLevel, SliceService
+from trefoil.simulator.engine import SliceService
+from trefoil.simulator.request_level import RequestLevel
 
 TOGETHER = "tests.support.own_group:Together"
 PATIENT = "tests.support.own_group:Patient"
@@ -219,7 +220,7 @@ def test_a_simulated_group_is_served_as_one():
     assert found["dogs"].latency_ms == pytest.approx([190.0])
     assert found["dogs"].answered_by == {key(0): 1}
     assert found["cats"].busy_s[key(0)] == pytest.approx(0.2)
-    made.retable(1.0, {"dogs": of("dogs", [])}, {"dogs": {}})
+    made.set_routes(1.0, {"dogs": of("dogs", [])}, {"dogs": {}})
     found = made.serve({"cats": np.array([1.5]), "dogs": np.array([1.6])}, 30.0)
     assert (found["cats"].answered, found["dogs"].rejected) == (1, 1)
 

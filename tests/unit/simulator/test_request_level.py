@@ -16,7 +16,8 @@ from tests.unit.dispatcher.worlds import key, route, target
 from trefoil.core.errors import InvalidInput, SettingError
 from trefoil.core.queueing import ServerClass, ServiceTime, arrivals_s, erlang_c, serve_shared, serve_weighted
 from trefoil.simulator.arrivals import ArrivalStream, Rate
-from trefoil.simulator.request_level import RequestLevel, SliceService
+from trefoil.simulator.engine import SliceService
+from trefoil.simulator.request_level import RequestLevel
 
 VARIANTS = ("digits-xs", "digits-m", "digits-l")
 
@@ -27,8 +28,8 @@ class Level:
     def __init__(self, table, services, *given, **named):
         self.whole = RequestLevel({"digits": table}, {"digits": services}, *given, **named)
 
-    def retable(self, now_s, table, services):
-        self.whole.retable(now_s, {"digits": table}, {"digits": services})
+    def set_routes(self, now_s, table, services):
+        self.whole.set_routes(now_s, {"digits": table}, {"digits": services})
 
     def serve(self, arrivals_s, until_s):
         return self.whole.serve({"digits": arrivals_s}, until_s)["digits"]
@@ -109,7 +110,7 @@ def test_in_bulk_and_ticket_by_ticket_every_number_is_the_same(steps, seed, latt
                 t.slice: service(t.variant, 10.0 * (1 + VARIANTS.index(t.variant)), cv, gap_ms) for t in targets
             }
             for each in engines:
-                each.retable(now_s, route(targets, router, bound), services)
+                each.set_routes(now_s, route(targets, router, bound), services)
         at = np.sort(now_s + length_s * chance.random(count))
         if lattice:  # arrivals and answers at the same instants
             at = np.floor(at * 200) / 200
@@ -132,7 +133,7 @@ def test_in_bulk_and_ticket_by_ticket_every_number_is_the_same(steps, seed, latt
     targets = [target(9, "digits-xs", 1.0, 1)]
     last = []
     for each in engines:
-        each.retable(now_s, route(targets, "fifo", 10**6), {key(9): service("digits-xs", 1.0)})
+        each.set_routes(now_s, route(targets, "fifo", 10**6), {key(9): service("digits-xs", 1.0)})
         last.append(each.serve(np.empty(0), now_s + 1000.0))
     assert last[0].latency_ms.tolist() == last[1].latency_ms.tolist()
     assert ended + last[0].answered + last[0].rejected == arrived
@@ -282,7 +283,7 @@ def test_a_slice_that_drains_finishes_what_it_holds_and_who_waits_goes_elsewhere
     made.serve(np.array([0.0, 0.01, 0.02]), 0.05)
     fast = service("digits-xs", 10.0, 0.0)
     both = [target(0, credits=1, draining=True), target(1, "digits-xs", credits=1)]
-    made.retable(0.05, route(both, "weighted"), {key(0): service(mean_ms=100.0, cv=0.0), key(1): fast})
+    made.set_routes(0.05, route(both, "weighted"), {key(0): service(mean_ms=100.0, cv=0.0), key(1): fast})
     window = made.serve(np.empty(0), 1.0)
     assert window.answered_by == {key(0): 1, key(1): 2}
     assert sorted(window.latency_ms) == pytest.approx([50.0, 50.0, 100.0])
@@ -290,7 +291,7 @@ def test_a_slice_that_drains_finishes_what_it_holds_and_who_waits_goes_elsewhere
 
 def test_a_family_that_lost_its_last_slice_waits_for_a_while_and_then_fails():
     made = Level(route([target(0)]), {key(0): service()}, np.random.default_rng(1), no_slice_wait_s=5.0)
-    made.retable(1.0, route([]), {})
+    made.set_routes(1.0, route([]), {})
     assert made.serve(np.array([2.0, 3.0]), 5.9).queued == 2
     late = made.serve(np.array([6.5]), 7.0)
     assert (late.rejected, late.queued) == (3, 0)

@@ -7,10 +7,8 @@ from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import ServiceTime
 from trefoil.simulator.arrivals import ArrivalStream, Rate
+from trefoil.simulator.engine import Flow, Interval, LoadReports, SliceService
 from trefoil.simulator.fluid import FluidEngine
-from trefoil.simulator.request_level import SliceService
-from trefoil.simulator.serving import Flow, Interval
-from trefoil.simulator.steady import Steady
 
 KEYS = [SliceKey("n/gpu0", "1g.5gb", n, 1) for n in range(3)]
 STEP_S = 300.0
@@ -22,7 +20,7 @@ def engine() -> FluidEngine:
     made = FluidEngine("f", Flow(ArrivalStream(rate, 1.0, np.random.default_rng(1)), 75.0), 2.0, 0.0)
     targets = tuple(RouteTarget(key, "m", 0, 1 / 3, 2) for key in KEYS)
     service = SliceService(ServiceTime(20.0, 0.1), 0.9, 1.5, "m", "f", 2.0)
-    made.retable(0.0, {"f": Route("f", "weighted", "fifo", targets, 100, 0)}, {"f": dict.fromkeys(KEYS, service)})
+    made.set_routes(0.0, {"f": Route("f", "weighted", "fifo", targets, 100, 0)}, {"f": dict.fromkeys(KEYS, service)})
     return made
 
 
@@ -42,7 +40,7 @@ def test_equal_steps_share_what_they_count_and_come_back_to_it():
 
 
 def test_what_is_made_of_equal_steps_is_one_object_until_they_differ():
-    steady, works, windows = Steady({"f": []}), [], []
+    steady, works, windows = LoadReports({"f": []}), [], []
     for number, one in enumerate(steps(14), 1):
         steady.add({"f": one})
         works.append(steady.work({"f": one}))
@@ -57,7 +55,7 @@ def test_what_is_made_of_equal_steps_is_one_object_until_they_differ():
 
 
 def test_a_window_of_several_steps_adds_them_and_leaves_them_as_they_are():
-    steady, found = Steady({"f": []}), steps(3)
+    steady, found = LoadReports({"f": []}), steps(3)
     before = found[0].latency.copy()
     for one in found:
         steady.add({"f": one})

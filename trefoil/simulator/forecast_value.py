@@ -1,4 +1,4 @@
-"""What a forecast buys: one scenario with no forecast, with the feed's own models, and with a perfect one.
+"""Value of carbon forecasts: one scenario with no forecast, with the feed's own models, and with a perfect one.
 
 Everything else is equal: load, fleet, truth, seed, objective, accuracy floor. The floor binds a mean over a window, so
 that runs end at slightly different accuracies; to compare grams all the same, the scenario is run once more without a
@@ -15,7 +15,7 @@ from typing import Final
 from rich.table import Table
 
 from trefoil.simulator.inputs import Provided, prepare
-from trefoil.simulator.report import Summary, plain
+from trefoil.simulator.report import Summary, json_safe
 from trefoil.simulator.run import simulate
 from trefoil.simulator.scenario import Scenario, Served, Wanted
 
@@ -25,10 +25,11 @@ SAVING_MIN: Final = 5e-4  # of a perfect forecast: shares of less are noise
 
 
 @dataclass(frozen=True, slots=True)
-class Bought:
-    """One run. Grams of all that was drawn, in all and per answer; `equal_grams_per_request`: at `none`'s accuracy.
+class ForecastRun:
+    """Outcome of one run. Grams of all that was drawn, in all and per answer.
 
-    `saving_ratio` is of the latter against `none`; `above_floor` is the least of any family: accuracy less its floor.
+    `equal_grams_per_request`: at `none`'s accuracy; `saving_ratio`: of that against `none`; `above_floor`: the least of
+    any family, accuracy less its floor.
     """
 
     forecast: str
@@ -46,28 +47,28 @@ class Bought:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All runs of one scenario, `none` first. `price_g`: grams per request of one unit of accuracy; None: unknown."""
+    """Comparison of runs, `none` first. `price_g`: grams per request of one unit of accuracy; None: not known."""
 
     scenario: str
     seed: int
     duration_s: float
     floors: Mapping[str, float]
     price_g: float | None
-    rows: tuple[Bought, ...]
+    rows: tuple[ForecastRun, ...]
 
     @property
     def captured(self) -> Mapping[str, float | None]:
-        """By forecast, the share of a perfect one's saving; None where a perfect one saves (next to) nothing."""
+        """Share by forecast of a perfect one's saving; None where a perfect one saves (next to) nothing."""
         best = self.rows[-1].saving_ratio
         return {row.forecast: row.saving_ratio / best if best > SAVING_MIN else None for row in self.rows}
 
     def to_json(self) -> str:
-        """The same bytes for the same scenario and seed."""
-        document = plain({**dataclasses.asdict(self), "captured": self.captured})
+        """JSON document: the same bytes for the same scenario and seed."""
+        document = json_safe({**dataclasses.asdict(self), "captured": self.captured})
         return json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def table(self) -> Table:
-        """For people."""
+        """Table for people."""
         floors = ", ".join(f"{family} >= {floor:.4f}" for family, floor in self.floors.items())
         table = Table(
             title=f"{self.scenario}: what a forecast buys, {self.duration_s / 3600:g} h simulated, seed {self.seed}, "
@@ -91,39 +92,39 @@ class Comparison:
         return table
 
 
-def compare(
+def compare_forecasts(
     scenario: Scenario, provided: Provided | None = None, progress: Callable[[float], None] | None = None
 ) -> Comparison:
-    """Six runs. `progress` is told the share that is done.
+    """Compare forecasts of one scenario in six runs. `progress` is told the share that is done.
 
     Raises:
         errors.TrefoilError: the scenario cannot be run; names field, value and remedy.
     """
-    wanted = [with_forecast(scenario, name) for name in MODELS]
-    wanted.append(with_forecast(higher(scenario), MODELS[0]))
-    found: list[Summary] = []
-    for done, one in enumerate(wanted):
-        told = None if progress is None else _part(progress, done, len(wanted))
-        found.append(simulate(one, provided, progress=told).summary)
-    none, dearer = found[0], found.pop()
+    scenarios = [with_forecast(scenario, name) for name in MODELS]
+    scenarios.append(with_forecast(with_higher_floors(scenario), MODELS[0]))
+    summaries: list[Summary] = []
+    for done, one in enumerate(scenarios):
+        share = None if progress is None else _share_of(progress, done, len(scenarios))
+        summaries.append(simulate(one, provided, progress=share).summary)
+    none, dearer = summaries[0], summaries.pop()
     gained = dearer.accuracy - none.accuracy
     price = (dearer.grams_per_request - none.grams_per_request) / gained if gained > FLOOR_STEP / 4 else None
     floors = _floors(scenario, provided)
-    rows = tuple(_row(name, one, none, price or 0.0, floors) for name, one in zip(MODELS, found, strict=True))
+    rows = tuple(_row(name, one, none, price or 0.0, floors) for name, one in zip(MODELS, summaries, strict=True))
     return Comparison(scenario.name, scenario.seed, scenario.span_s, floors, price, rows)
 
 
 def with_forecast(scenario: Scenario, name: str) -> Scenario:
-    """The same scenario with another forecast."""
+    """Scenario with another forecast."""
     return scenario.model_copy(update={"carbon": scenario.carbon.model_copy(update={"forecast": name})})
 
 
-def higher(scenario: Scenario) -> Scenario:
-    """The same scenario with floors that are `FLOOR_STEP` higher."""
-    return scenario.model_copy(update={"families": tuple(_higher(served) for served in scenario.families)})
+def with_higher_floors(scenario: Scenario) -> Scenario:
+    """Scenario with floors that are `FLOOR_STEP` higher."""
+    return scenario.model_copy(update={"families": tuple(_with_higher_floor(served) for served in scenario.families)})
 
 
-def _higher(served: Served) -> Served:
+def _with_higher_floor(served: Served) -> Served:
     wanted: Wanted = served.objective
     if wanted.below_best_pct is not None:
         change = {"below_best_pct": max(0.0, wanted.below_best_pct - 100 * FLOOR_STEP)}
@@ -136,9 +137,9 @@ def _floors(scenario: Scenario, provided: Provided | None) -> dict[str, float]:
     return {family: o.min_accuracy for family, o in sorted(prepare(scenario, provided).objectives.items())}
 
 
-def _row(name: str, one: Summary, none: Summary, price: float, floors: Mapping[str, float]) -> Bought:
+def _row(name: str, one: Summary, none: Summary, price: float, floors: Mapping[str, float]) -> ForecastRun:
     equal = one.grams_per_request - price * (one.accuracy - none.accuracy)
-    return Bought(
+    return ForecastRun(
         forecast=name,
         grams=one.grams,
         grams_per_request=one.grams_per_request,
@@ -153,5 +154,5 @@ def _row(name: str, one: Summary, none: Summary, price: float, floors: Mapping[s
     )
 
 
-def _part(progress: Callable[[float], None], done: int, parts: int) -> Callable[[float], None]:
+def _share_of(progress: Callable[[float], None], done: int, parts: int) -> Callable[[float], None]:
     return lambda share: progress((done + share) / parts)

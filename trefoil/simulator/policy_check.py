@@ -1,4 +1,4 @@
-"""All tables of parts in one place: whether a policy's row can be run, before anything is.
+"""Check of a policy: whether the parts that its row names can be run, before anything is.
 
 What starts a system and what simulates one ask here; a service looks up its own parts only.
 """
@@ -24,8 +24,8 @@ TABLES: Final[Mapping[Kind, Parts[Any]]] = {
 }
 
 
-def check_row(row: Policy, *, workers: int = 1, fluid: bool = False) -> Mapping[Kind, Part[Any]]:
-    """The parts that a row names, each of which can be made with the settings that the row gives it.
+def check_policy(row: Policy, *, workers: int = 1, fluid: bool = False) -> Mapping[Kind, Part[Any]]:
+    """Check a policy's row; the parts that it names, each of which can be made with the settings that the row gives it.
 
     Args:
         workers: processes of one dispatcher.

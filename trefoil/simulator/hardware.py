@@ -32,8 +32,8 @@ from trefoil.core.fleet import (
 )
 from trefoil.core.plan import PlannedDevice, PlannedSlice
 from trefoil.core.queueing import service_time
+from trefoil.simulator.engine import SliceService
 from trefoil.simulator.inputs import Device
-from trefoil.simulator.request_level import SliceService
 from trefoil.simulator.scenario import Costs
 from trefoil.simulator.truth import Truth
 
@@ -43,7 +43,7 @@ SERVES: Final = (SliceState.READY, SliceState.SWAPPING, SliceState.DRAINING)
 
 @dataclass(slots=True)
 class Slice:
-    """One slice. `next_hosted` loads while it is SWAPPING; `ready_s`: when STARTING or SWAPPING ends."""
+    """Slice of a device. `next_hosted` loads while it is SWAPPING; `ready_s`: when STARTING or SWAPPING ends."""
 
     part: PlannedSlice
     state: SliceState
@@ -53,8 +53,8 @@ class Slice:
 
 
 @dataclass(slots=True)
-class Machine:
-    """One device and its books [J]. `wanted`: what it was last told to be."""
+class SimulatedDevice:
+    """Device and what it has drawn so far [J]. `wanted`: what it was last told to be."""
 
     device: Device
     type: DeviceType
@@ -77,8 +77,8 @@ class Machine:
         return any(s.state in SERVES for s in self.slices.values())
 
 
-class Drawn(NamedTuple):
-    """What one device drew in an interval [J]."""
+class DeviceEnergy(NamedTuple):
+    """Energy that one device drew in an interval [J]."""
 
     device: str
     zone: str
@@ -88,18 +88,18 @@ class Drawn(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Spent:
-    """What an interval drew; one that is as long, of the same work in the same state, draws the same."""
+class _BookedInterval:
+    """Energy of an interval; one that is as long, of the same work in the same state, draws the same."""
 
     dt_s: float
     computed: Mapping[SliceKey, tuple[str, float]]
     rates: Mapping[str, tuple[float, float, bool]]
-    booked: tuple[tuple[Machine, Drawn, float, float], ...]  # with idle and unallocated joules
-    drawn: list[Drawn]
+    booked: tuple[tuple[SimulatedDevice, DeviceEnergy, float, float], ...]  # with idle and unallocated joules
+    drawn: list[DeviceEnergy]
 
 
-class Plant:
-    """All devices."""
+class Hardware:
+    """Devices of the whole fleet."""
 
     def __init__(
         self,
@@ -110,27 +110,27 @@ class Plant:
         governed: Callable[[], Governed],
     ) -> None:
         self._truth, self._items, self._costs = truth, items, costs
-        self.machines = {d.name: Machine(d, device_type(d.type), truth.power[d.name], governed()) for d in devices}
-        self.host_j = 0.0
+        self.devices = {
+            d.name: SimulatedDevice(d, device_type(d.type), truth.power[d.name], governed()) for d in devices
+        }
         self._loads = {(f.name, v.name): v.load_s for f in truth.catalog.families for v in f.variants}
         self._services: dict[tuple[str, str, str, str, int], SliceService] = {}
         self._nodes: dict[str, NodeStatus] | None = None
-        self._rates: dict[str, tuple[float, float, bool]] | None = None
+        self._powers: dict[str, tuple[float, float, bool]] | None = None
         self._next_s: float | None = None
-        self._spent: _Spent | None = None
-        self.moves = 0
+        self._booked: _BookedInterval | None = None
 
     # --- what agents report -----------------------------------------------------------------------------------------
 
-    def _touched(self, machine: Machine) -> None:
+    def _invalidate(self, machine: SimulatedDevice) -> None:
         """Forget what was made of its state before."""
-        machine.status = self._nodes = self._rates = self._next_s = None
+        machine.status = self._nodes = self._powers = self._next_s = None
 
     def nodes(self) -> dict[str, NodeStatus]:
         """The status of every node; made anew only when something has changed."""
         if self._nodes is None:
             held: dict[tuple[str, str], list[DeviceStatus]] = {}
-            for machine in self.machines.values():
+            for machine in self.devices.values():
                 machine.status = machine.status or _status(machine)
                 held.setdefault((machine.device.node, machine.device.zone), []).append(machine.status)
             self._nodes = {
@@ -142,7 +142,7 @@ class Plant:
     def services(self, family: str) -> dict[SliceKey, SliceService]:
         """What serves a family now, by what really is on each slice."""
         found = {}
-        for machine in self.machines.values():
+        for machine in self.devices.values():
             for key, one in machine.slices.items():
                 if one.state in SERVES:
                     for hosted in one.part.hosted:
@@ -150,7 +150,7 @@ class Plant:
                             found[key] = self.service(machine, key, hosted)
         return found
 
-    def service(self, machine: Machine, key: SliceKey, hosted: Hosted) -> SliceService:
+    def service(self, machine: SimulatedDevice, key: SliceKey, hosted: Hosted) -> SliceService:
         """The truth about a variant on a slice.
 
         Raises:
@@ -160,7 +160,7 @@ class Plant:
         if index not in self._services:
             items, gap_ms = self._items[hosted.family], self._costs.gap_ms
             catalog = self._truth.catalog
-            self._services[index] = truth_of(
+            self._services[index] = true_service(
                 catalog, machine.type, key.slice_type, hosted, items, gap_ms, machine.clock_mhz
             )
         return self._services[index]
@@ -169,7 +169,7 @@ class Plant:
         """How long until these are idle: every dispatcher knows, and what was in flight is answered."""
         times_ms = [0.0]
         for key in keys:
-            machine = self.machines[key.device]
+            machine = self.devices[key.device]
             one = machine.slices.get(key)
             hosted = one.part.hosted if one is not None else ()
             times_ms += [self.service(machine, key, h).service.mean_ms for h in hosted]
@@ -178,36 +178,35 @@ class Plant:
     # --- commands ---------------------------------------------------------------------------------------------------
 
     def drain(self, keys: Iterable[SliceKey], now_s: float) -> None:
-        """These take no new requests; they are about to be stopped."""
+        """Drain slices: they take no new requests and are about to be stopped."""
         for key in keys:
-            machine = self.machines[key.device]
+            machine = self.devices[key.device]
             one = machine.slices.get(key)
             if one is not None and one.state in SERVES:
                 one.state, one.since_s = SliceState.DRAINING, now_s
-                self._touched(machine)
+                self._invalidate(machine)
 
     def undrain(self, keys: Container[SliceKey], now_s: float) -> None:
-        """These take requests again: the plan that was to stop them was given up."""
-        for machine in self.machines.values():
+        """Let draining slices take requests again: the plan that was to stop them was given up."""
+        for machine in self.devices.values():
             for key, one in machine.slices.items():
                 if one.state == SliceState.DRAINING and key in keys:
                     one.state, one.since_s = SliceState.READY, now_s
-                    self._touched(machine)
+                    self._invalidate(machine)
 
     def command(self, devices: Mapping[str, PlannedDevice], now_s: float) -> None:
-        """Make every device what it ought to be; what runs as it ought to is left alone."""
+        """Command every device to be what its plan says; what runs as it ought to is left alone."""
         for name, wanted in devices.items():
-            machine = self.machines.get(name)
+            machine = self.devices.get(name)
             if machine is not None:
-                self._obey(machine, wanted, now_s)
-                self._touched(machine)
+                self._apply_plan(machine, wanted, now_s)
+                self._invalidate(machine)
 
-    def _obey(self, machine: Machine, wanted: PlannedDevice, now_s: float) -> None:
+    def _apply_plan(self, machine: SimulatedDevice, wanted: PlannedDevice, now_s: float) -> None:
         parts = {part.key: part for part in wanted.slices}
         gone = [key for key in machine.slices if key not in parts]
         for key in gone:
             del machine.slices[key]
-        self.moves += len(gone)
         machine.wanted = wanted
         machine.clock_mhz = _clock_mhz(machine, now_s)
         if parts and machine.state == DeviceState.ASLEEP:
@@ -224,7 +223,6 @@ class Plant:
             if one is None:
                 ready_s = begin_s + (self._costs.mig_s if mig else 0.0) + self._costs.start_s + load_s
                 machine.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
-                self.moves += 1
             elif _variants(one.next_hosted or one.part.hosted) == _variants(part.hosted):
                 if one.state == SliceState.DRAINING:
                     one.state, one.since_s = SliceState.READY, now_s
@@ -233,29 +231,27 @@ class Plant:
             elif one.state == SliceState.DRAINING or one.state == SliceState.STARTING:
                 ready_s = begin_s + self._costs.stop_s + self._costs.start_s + load_s
                 machine.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
-                self.moves += 1
             else:
                 one.state, one.since_s, one.ready_s = SliceState.SWAPPING, now_s, begin_s + load_s
                 one.next_hosted = part.hosted
-                self.moves += 1
 
     # --- time -------------------------------------------------------------------------------------------------------
 
     def next_s(self) -> float:
-        """When the next slice or device is ready, or a governor wants to be asked."""
+        """Time at which the next slice or device is ready, or a governor wants to be asked [s]."""
         if self._next_s is None:
-            waking = [m.awake_s for m in self.machines.values() if m.state == DeviceState.WAKING]
-            slices = [s.ready_s for m in self.machines.values() for s in m.slices.values()]
-            governed = [m.governed.next_s for m in self.machines.values()]
+            waking = [m.awake_s for m in self.devices.values() if m.state == DeviceState.WAKING]
+            slices = [s.ready_s for m in self.devices.values() for s in m.slices.values()]
+            governed = [m.governed.next_s for m in self.devices.values()]
             self._next_s = min(min(waking, default=math.inf), min(slices, default=math.inf), min(governed))
         return self._next_s
 
     def advance(self, now_s: float) -> bool:
-        """Whether anything became ready, or runs at another clock."""
+        """Advance to a time; True if anything became ready, or runs at another clock."""
         if now_s < self.next_s():
             return False
         found = False
-        for machine in self.machines.values():
+        for machine in self.devices.values():
             changed = False
             if machine.governed.next_s <= now_s:
                 self._next_s, before = None, machine.clock_mhz
@@ -270,42 +266,43 @@ class Plant:
                     one.state, one.since_s, one.ready_s = SliceState.READY, now_s, math.inf
                     changed = True
             if changed:
-                self._touched(machine)
+                self._invalidate(machine)
                 found = True
         return found
 
-    def spend(self, dt_s: float, computed: Mapping[SliceKey, tuple[str, float]]) -> list[Drawn]:
-        """Book an interval without events. `computed`: family and active joules by the profile's linear law."""
-        if self._rates is None:  # what a device draws whatever it computes changes when its state does
-            self._rates = {name: self._rate(machine) for name, machine in self.machines.items()}
-        spent = self._spent
-        if spent is None or spent.computed is not computed or spent.rates is not self._rates or spent.dt_s != dt_s:
-            spent = self._spent = self._drawn(dt_s, computed, self._rates)
+    def book_energy(self, dt_s: float, computed: Mapping[SliceKey, tuple[str, float]]) -> list[DeviceEnergy]:
+        """Book the energy of an interval without events.
+
+        `computed`: family and active joules of each slice, by the profile's linear law.
+        """
+        if self._powers is None:  # what a device draws whatever it computes changes when its state does
+            self._powers = {name: self._power_of(machine) for name, machine in self.devices.items()}
+        spent = self._booked
+        if spent is None or spent.computed is not computed or spent.rates is not self._powers or spent.dt_s != dt_s:
+            spent = self._booked = self._energy_of(dt_s, computed, self._powers)
         for machine, drawn, idle_j, unallocated_j in spent.booked:
             machine.active_j += drawn.active_j
             machine.idle_j += idle_j
             machine.unallocated_j += unallocated_j
             machine.counter_j += drawn.counter_j
-        if self._costs.boundary == "node":
-            self.host_j += dt_s * self._costs.host_w * len(self.nodes())
         return spent.drawn
 
-    def _rate(self, machine: Machine) -> tuple[float, float, bool]:
+    def _power_of(self, machine: SimulatedDevice) -> tuple[float, float, bool]:
         """What a device draws before it computes [W], what starting slices draw [W], and whether anything serves."""
         idle_w = power.idle_w(machine.type, machine.state, machine.clock_mhz)
         return idle_w, self._starting_w(machine), machine.serves
 
-    def _drawn(
+    def _energy_of(
         self,
         dt_s: float,
         computed: Mapping[SliceKey, tuple[str, float]],
         rates: Mapping[str, tuple[float, float, bool]],
-    ) -> _Spent:
+    ) -> _BookedInterval:
         by_device: dict[str, list[tuple[str, float]]] = {}
         for key, work in computed.items():
             by_device.setdefault(key.device, []).append(work)
         booked = []
-        for name, machine in self.machines.items():
+        for name, machine in self.devices.items():
             idle_w, starting_w, serves = rates[name]
             work_here = by_device.get(name, ())
             baseline_j = machine.factor * dt_s * idle_w
@@ -318,12 +315,12 @@ class Plant:
             for family, joules in work_here:
                 families[family] = families.get(family, 0.0) + active_j * joules / linear_j if linear_j else 0.0
             counter_j = baseline_j + active_j + starting_j
-            drawn = Drawn(name, machine.device.zone, counter_j, active_j, families)
+            drawn = DeviceEnergy(name, machine.device.zone, counter_j, active_j, families)
             idle_j, other_j = (baseline_j, starting_j) if serves else (0.0, baseline_j + starting_j)
             booked.append((machine, drawn, idle_j, other_j))
-        return _Spent(dt_s, computed, rates, tuple(booked), [drawn for _, drawn, _, _ in booked])
+        return _BookedInterval(dt_s, computed, rates, tuple(booked), [drawn for _, drawn, _, _ in booked])
 
-    def _starting_w(self, machine: Machine) -> float:
+    def _starting_w(self, machine: SimulatedDevice) -> float:
         if not self._costs.start_activity:
             return 0.0
         return sum(
@@ -333,7 +330,7 @@ class Plant:
         )
 
 
-def truth_of(
+def true_service(
     catalog: Catalog,
     kind: DeviceType,
     shape: str,
@@ -366,7 +363,7 @@ def truth_of(
     )
 
 
-def _status(machine: Machine) -> DeviceStatus:
+def _status(machine: SimulatedDevice) -> DeviceStatus:
     return DeviceStatus(
         device=machine.device.name,
         type=machine.device.type,
@@ -380,7 +377,7 @@ def _status(machine: Machine) -> DeviceStatus:
     )
 
 
-def _clock_mhz(machine: Machine, now_s: float) -> int:
+def _clock_mhz(machine: SimulatedDevice, now_s: float) -> int:
     """What the device runs at under load: the plan's clock, where its governor does not want a lower one."""
     wanted, kind = machine.wanted, machine.type
     ability = Ability(machine.device.name, kind.name, tuple(sorted(kind.clocks_mhz)))

@@ -1,4 +1,4 @@
-"""The controller's cores in simulated time: their effects are carried out at once, on a plant and engines.
+"""Simulation: the controller's cores in simulated time; their effects are carried out at once.
 
 Time moves from event to event: ticks, changes of an intensity, slices that become ready, ends of what a rollout waits
 for. Nothing is decided here. What differs from live: deciding takes no time, nothing fails, the meter is never late.
@@ -8,6 +8,8 @@ import json
 import math
 from dataclasses import replace
 from typing import Any, Final
+
+import numpy as np
 
 from controller.core.control import ControlCore, Kept
 from controller.core.decide import CANDIDATE, Control, as_live, ask, think
@@ -38,49 +40,50 @@ from controller.core.rollout import Way
 from controller.planners.table import PLANNERS
 from controller.planning import forecaster_of
 from controller.records import record_of
+from dispatcher.routers import ROUTERS
 from trefoil.core.brains import Planner, PlanView
 from trefoil.core.demand import LoadCell, SliceLoad, TableAck
 from trefoil.core.objective import ActMode, ObjectiveMode
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import DecisionRecord, Plan, RolloutState, Route
 from trefoil.runtime.keys import Keys
-from trefoil.simulator.books import Books
-from trefoil.simulator.engines import engines_for
-from trefoil.simulator.forecasts import Forecasts
-from trefoil.simulator.inputs import Inputs
-from trefoil.simulator.metered import Metered
-from trefoil.simulator.plant import Plant
-from trefoil.simulator.recall import Known, Recall
-from trefoil.simulator.serving import Engine
-from trefoil.simulator.settings import settings_of
-from trefoil.simulator.steady import Steady
+from trefoil.simulator.carbon import ForecastFeed
+from trefoil.simulator.decision_cache import CachedDecision, DecisionCache
+from trefoil.simulator.engine import Engine, Flow, LoadReports
+from trefoil.simulator.fluid import FluidEngine
+from trefoil.simulator.hardware import Hardware
+from trefoil.simulator.inputs import Inputs, settings_of
+from trefoil.simulator.ledger import Ledger, SimulatedMeter
+from trefoil.simulator.request_level import RequestEngine
 
 EPSILON_S: Final = 1e-9
 EXPLORING_TICK_S: Final = 5.0  # at most, while candidates are measured
 EPOCH: Final = 1
 
 
-class Shell:
-    """One simulation: all of its state."""
+class Simulation:
+    """Simulation of one scenario: all of its state."""
 
     def __init__(self, inputs: Inputs, keep_records: bool = False) -> None:
         scenario = inputs.scenario
         self.inputs, self.scenario, self.settings = inputs, scenario, settings_of(inputs)
         self.now_s = -scenario.warmup_s
         self.at = Instant(self.now_s, self.now_s)
-        self.plant = Plant(inputs.devices, inputs.truth, inputs.items, scenario.costs, inputs.governed)
-        self.books = Books(inputs, self.now_s)
-        self.meter = Metered(self.books, self.plant, self.settings.measure_s)
+        self.hardware = Hardware(inputs.devices, inputs.truth, inputs.items, scenario.costs, inputs.governed)
+        self.ledger = Ledger(inputs, self.now_s)
+        self.meter = SimulatedMeter(self.ledger, self.hardware, self.settings.measure_s)
         predictor = forecaster_of(self.settings, inputs.policy)
-        self.seen = Observation(self.settings, Keys("simulated"), inputs.estimate.catalog, predictor, self.now_s)
-        self.seen.inputs.carbon_history = type(self.seen.inputs.carbon_history)(maxlen=scenario.control.history_max)
-        self.rollouts = Rollouts(self.settings.rollout, self.seen, self.meter, self.at)
+        self.observation = Observation(self.settings, Keys("simulated"), inputs.estimate.catalog, predictor, self.now_s)
+        self.observation.inputs.carbon_history = type(self.observation.inputs.carbon_history)(
+            maxlen=scenario.control.history_max
+        )
+        self.rollouts = Rollouts(self.settings.rollout, self.observation, self.meter, self.at)
         triggers = scenario.policy.triggers
         row = inputs.policy if triggers is None else replace(inputs.policy, triggers=triggers)
         live, traits = as_live(inputs.planner), find(Kind.PLANNER, row.planner, PLANNERS).traits
         kept = Kept(dict(inputs.objectives), [], Control(ActMode.ACT), Totals())
         self.core = ControlCore(
-            self.settings, row, traits.tick_grace_s, live, self.seen, self.meter, self.rollouts, self.at, kept
+            self.settings, row, traits.tick_grace_s, live, self.observation, self.meter, self.rollouts, self.at, kept
         )
         self.routes = {f: Route(f, "fifo", "fifo") for f in inputs.objectives}
         self.engines: tuple[Engine, ...] = engines_for(inputs, self.now_s)
@@ -93,31 +96,31 @@ class Shell:
         self._woken = False
         self._tick_at_s = self.now_s
         self._carbon_at_s = -math.inf
-        self.steady = Steady({f: [] for f in inputs.objectives})
+        self.load_reports = LoadReports({f: [] for f in inputs.objectives})
         self._seq = 0
         self._viewed: PlanView | None = None
         stateless = scenario.fidelity == "fluid" and live is None
         stateless = stateless and all(o.mode != ObjectiveMode.BUDGET for o in inputs.objectives.values())
-        self.recall = Recall(self.settings.seed) if stateless else None
-        self._told: PlanView | None = None
-        self._recalled: Known | None = None
-        self._still = 0
-        self._last_seen: tuple[Any, ...] = ()
-        self.forecasts = Forecasts(scenario.carbon.forecast, inputs.carbon[inputs.zone])
+        self.decision_cache = DecisionCache(self.settings.seed) if stateless else None
+        self._relative_view: PlanView | None = None
+        self._cached: CachedDecision | None = None
+        self._quiet_ticks = 0
+        self._last_state: tuple[Any, ...] = ()
+        self.forecasts = ForecastFeed(scenario.carbon.forecast, inputs.carbon[inputs.zone])
         self._read_carbon()
-        self._offer()
-        self._perform(self.core.enter(EPOCH))
+        self._set_routes()
+        self._run_steps(self.core.enter(EPOCH))
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the planner, which is made anew: what it remembers goes along."""
         assert self._rolling is None, "a rollout under way cannot be saved: rest first"
         live = as_live(self.inputs.planner)
         memory = live.memory() if live is not None else None
-        recall = Recall(self.settings.seed) if self.recall is not None else None
-        return {**self.__dict__, "recall": recall, "_remembered": memory}
+        cache = DecisionCache(self.settings.seed) if self.decision_cache is not None else None
+        return {**self.__dict__, "decision_cache": cache, "_remembered": memory}
 
     def resume(self, planner: Planner) -> None:
-        """Go on with a planner like the one of before."""
+        """Resume with a planner like the one of before."""
         memory = self.__dict__.pop("_remembered")
         live = as_live(planner)
         if live is not None and memory is not None:
@@ -125,15 +128,15 @@ class Shell:
         self.inputs.planner, self.core.explorer.live = planner, live
 
     def rest(self) -> None:
-        """Go on until no rollout is under way."""
+        """Run until no rollout is under way."""
         while self._rolling is not None and self.now_s < self.end_s - EPSILON_S:
-            self._event()
+            self._next_event()
 
     # --- time -------------------------------------------------------------------------------------------------------
 
     @property
     def end_s(self) -> float:
-        """When the run is over."""
+        """Time at which the run is over [s]."""
         return self.scenario.span_s
 
     @property
@@ -142,18 +145,18 @@ class Shell:
         return self._rolling is not None
 
     def run(self, until_s: float) -> None:
-        """Go on to the first event at or after a time: where a caller pauses changes nothing."""
+        """Run to the first event at or after a time: where a caller pauses changes nothing."""
         until_s = min(until_s, self.end_s)
         while self.now_s < until_s - EPSILON_S:
-            self._event()
+            self._next_event()
 
-    def _event(self) -> None:
-        self._forward(min(self.end_s, self._next_s()))
-        if self.plant.advance(self.now_s + EPSILON_S):
-            self._offer()
-            self._roll_on()
+    def _next_event(self) -> None:
+        self._serve_until(min(self.end_s, self._next_s()))
+        if self.hardware.advance(self.now_s + EPSILON_S):
+            self._set_routes()
+            self._continue_rollout()
         elif self.now_s >= self._rolling_due_s - EPSILON_S:
-            self._roll_on()
+            self._continue_rollout()
         if self.now_s >= self._carbon_at_s - EPSILON_S:
             self._read_carbon()
         if self.now_s >= self._tick_at_s - EPSILON_S:
@@ -161,26 +164,26 @@ class Shell:
 
     def _next_s(self) -> float:
         zero = 0.0 if self.now_s < -EPSILON_S else math.inf  # what is counted begins there
-        found = min(self._tick_at_s, self._carbon_at_s, self.plant.next_s(), self._rolling_due_s, zero)
+        found = min(self._tick_at_s, self._carbon_at_s, self.hardware.next_s(), self._rolling_due_s, zero)
         return max(self.now_s, found)
 
-    def _forward(self, to_s: float) -> None:
+    def _serve_until(self, to_s: float) -> None:
         """Serve and draw until then; nothing else happens on the way."""
         dt_s = to_s - self.now_s
         if dt_s > 0:
             found = {family: one for engine in self.engines for family, one in engine.serve(to_s).items()}
-            drawn = self.plant.spend(dt_s, self.steady.work(found))
-            self.books.add(self.now_s, to_s, found, drawn, self.rolling)
-            self.steady.add(found)
+            drawn = self.hardware.book_energy(dt_s, self.load_reports.work(found))
+            self.ledger.add(self.now_s, to_s, found, drawn, self.rolling)
+            self.load_reports.add(found)
         self.now_s = self.at.now_s = self.at.monotonic_s = to_s
 
     def _read_carbon(self) -> None:
         """Readings of all zones; the next change is an event."""
         carbon = self.inputs.carbon
         readings = {zone: one.reading(self.now_s) for zone, one in carbon.items()}
-        self.books.intensity = {zone: r.intensity_g_per_kwh for zone, r in readings.items()}
+        self.ledger.intensity = {zone: r.intensity_g_per_kwh for zone, r in readings.items()}
         main = self.inputs.zone
-        seen = self.seen.inputs
+        seen = self.observation.inputs
         if seen.carbon is None:
             seen.carbon_history.extend(carbon[main].history(self.now_s, self.scenario.control.history_max))
         elif readings[main].observed_at_s > max(seen.carbon.observed_at_s, -EPSILON_S):  # before, the first one is held
@@ -195,39 +198,39 @@ class Shell:
     def _tick(self) -> None:
         self._seq += 1
         self._viewed = None
-        window = self.steady.window(self.inputs.items, self._seq, self.now_s)
-        self.seen.windows.add(window, self.inputs.estimate.catalog)
-        self.seen.windows.forget(self.now_s)
+        window = self.load_reports.window(self.inputs.items, self._seq, self.now_s)
+        self.observation.windows.add(window, self.inputs.estimate.catalog)
+        self.observation.windows.forget(self.now_s)
         for family, objective in self.core.objectives.items():
             if objective.mode == ObjectiveMode.BUDGET:
-                self.seen.windows.open_budget(family, objective.window_s, self.now_s)
+                self.observation.windows.open_budget(family, objective.window_s, self.now_s)
         exploring = self.core.explorer
         if exploring.live is not None:
             self.meter.note(self.now_s)
-        if not self._quiet(window.cells):
+        if not self._nothing_changes(window.cells):
             self._control()
         tick_s = self.settings.tick_s  # aligned, so that changes of the hour fall on a tick
         if exploring.run is not None:
             tick_s = min(tick_s, EXPLORING_TICK_S)
         self._tick_at_s = (math.floor(self.now_s / tick_s + 1e-6) + 1) * tick_s
 
-    def _quiet(self, cells: tuple[LoadCell, ...]) -> bool:
+    def _nothing_changes(self, cells: tuple[LoadCell, ...]) -> bool:
         """Whether a step of the core changes nothing, because all that it would see is what it saw for long."""
-        seen = self.seen.inputs
-        state = (cells, self.plant.nodes(), seen.zones, seen.carbon)
-        self._still = self._still + 1 if state == self._last_seen else 0
-        self._last_seen = state
-        return self.core.rests(self._still * self.settings.tick_s, self.settings.keep_s)
+        seen = self.observation.inputs
+        state = (cells, self.hardware.nodes(), seen.zones, seen.carbon)
+        self._quiet_ticks = self._quiet_ticks + 1 if state == self._last_state else 0
+        self._last_state = state
+        return self.core.rests(self._quiet_ticks * self.settings.tick_s, self.settings.keep_s)
 
     def _control(self) -> None:
-        self.seen.inputs.nodes = self.plant.nodes()
-        self._perform(self.core.step())
+        self.observation.inputs.nodes = self.hardware.nodes()
+        self._run_steps(self.core.step())
         while self._woken and self.core.explorer.run is not None:  # the next candidate, at the same time
-            self._perform(self.core.step())
+            self._run_steps(self.core.step())
 
     def restart_feed(self) -> None:
         """Read intensities and their history anew: what they are played from has changed."""
-        self.seen.inputs.carbon = None
+        self.observation.inputs.carbon = None
         self._read_carbon()
 
     def renew_objectives(self) -> None:
@@ -235,30 +238,30 @@ class Shell:
         known = self.core.objectives
         self.core.objectives = {f: replace(o, number=o.number + 1) for f, o in known.items()}
         for family in known:
-            self.seen.windows.restart_budget(family)
+            self.observation.windows.restart_budget(family)
         self._viewed = None
 
     def view(self) -> PlanView:
-        """What the planner may know now."""
-        self.seen.inputs.nodes = self.plant.nodes()
+        """View of the planner: what it may know now."""
+        self.observation.inputs.nodes = self.hardware.nodes()
         return self.core.view()
 
     def _view_of_rollout(self) -> PlanView:
         """A view as far as a rollout reads it: of fleet and plan. What requests say is counted once a tick."""
         known = self._viewed or self.core.view()
-        self.seen.inputs.nodes = self.plant.nodes()
-        return replace(known, now_s=self.now_s, fleet=self.seen.fleet(self.now_s), current=self.core.current)
+        self.observation.inputs.nodes = self.hardware.nodes()
+        return replace(known, now_s=self.now_s, fleet=self.observation.fleet(self.now_s), current=self.core.current)
 
     # --- effects of control -----------------------------------------------------------------------------------------
 
-    def _perform(self, steps: Steps[None]) -> None:
+    def _run_steps(self, steps: Steps[None]) -> None:
         self._woken = False
         answer = None
         try:
             while True:
                 answer = self._carry_out(steps.send(answer))
         except StopIteration:
-            self._told = self._recalled = None
+            self._relative_view = self._cached = None
 
     def _carry_out(self, effect: Any) -> Any:
         match effect:
@@ -273,11 +276,11 @@ class Shell:
             case Recorded():
                 self._record(effect)
             case Evaluated():
-                self.books.evaluation(effect)
+                self.ledger.evaluation(effect)
             case Roll(plan):
-                self._roll(plan)
+                self._begin_rollout(plan)
             case Settle():
-                self._settle()
+                self._end_rollout()
             case OpenRecords():
                 return 0
             case Wake():
@@ -288,36 +291,36 @@ class Shell:
         planner = self.inputs.planner
         if asks:
             return Thought(ask(view, planner, seed), seed, asked=True)
-        if self.recall is None:
+        if self.decision_cache is None:
             return Thought(think(view, planner, seed), seed)
-        self._told, known = self.recall.think(view, planner)
-        self._recalled = known if self._rolling is None else None
+        self._relative_view, known = self.decision_cache.think(view, planner)
+        self._cached = known if self._rolling is None else None
         return Thought(replace(known.decision, next_tick_at_s=known.decision.next_tick_at_s + self.now_s), known.seed)
 
     def _record(self, kept: Recorded) -> None:
         explored = kept.versions.get("exploration")
         if kept.verdict.outcome != CANDIDATE:
-            self.books.decision(kept, json.loads(explored) if explored is not None else None)
+            self.ledger.decision(kept, json.loads(explored) if explored is not None else None)
         if self.keep_records:
             name = self.scenario.policy.planner or self.inputs.policy.planner
-            record = record_of(replace(kept, view=self._told or kept.view), name, self.inputs.policy.name)
+            record = record_of(replace(kept, view=self._relative_view or kept.view), name, self.inputs.policy.name)
             self.records.append(replace(record, at_s=kept.view.now_s))
 
     # --- effects of a rollout ---------------------------------------------------------------------------------------
 
-    def _roll(self, plan: Plan) -> None:
-        self._settle()
+    def _begin_rollout(self, plan: Plan) -> None:
+        self._end_rollout()
         self._rolling = self.rollouts.begin(plan, self._view_of_rollout)
-        self._roll_on()
+        self._continue_rollout()
 
-    def _settle(self) -> None:
+    def _end_rollout(self) -> None:
         """End the rollout under way where that is safe: at once, since nothing here has to be waited for to leave."""
         if self._rolling is not None:
             self.rollouts.supersede()
-            self._roll_on()
+            self._continue_rollout()
         assert self._rolling is None
 
-    def _roll_on(self) -> None:
+    def _continue_rollout(self) -> None:
         """Take every step of the rollout that can be taken now."""
         answer: Any = None
         steps, moved = self._rolling, False
@@ -331,7 +334,7 @@ class Shell:
                 answer = None
                 match effect:
                     case Look():
-                        self._look()
+                        self._observe()
                     case Wait(until_s):
                         drained_s = self._drained_s if self.now_s < self._drained_s - EPSILON_S else math.inf
                         self._rolling_due_s = min(until_s, drained_s)
@@ -341,21 +344,21 @@ class Shell:
                         self._publish(effect, now_s)
                     case Command(_, node):
                         moved = answer = True
-                        self.plant.command({device.device: device for device in node.devices}, now_s)
+                        self.hardware.command({device.device: device for device in node.devices}, now_s)
                     case AskAgents():
-                        self._look()
+                        self._observe()
                     case FindWay():
                         answer = self._find_way(effect)
         except StopIteration:
             self._rolling = None
-            self.books.halted += self.rollouts.rollout.state == RolloutState.HALTED
+            self.ledger.halted += self.rollouts.rollout.state == RolloutState.HALTED
         if moved:
-            self._offer()
+            self._set_routes()
 
-    def _look(self) -> None:
+    def _observe(self) -> None:
         """Nodes as they are; one dispatcher, which has each table at once, and drains as long as the plant says."""
-        inputs = self.seen.inputs
-        inputs.nodes = self.plant.nodes()
+        inputs = self.observation.inputs
+        inputs.nodes = self.hardware.nodes()
         if self.now_s >= self._drained_s - EPSILON_S:
             inputs.acks = ()
 
@@ -364,24 +367,49 @@ class Shell:
         if plan is None:
             return
         self._published = plan.routes
-        self.plant.undrain({t.slice for r in plan.routes for t in r.targets if not t.draining}, now_s)
-        self._offer()
+        self.hardware.undrain({t.slice for r in plan.routes for t in r.targets if not t.draining}, now_s)
+        self._set_routes()
         if wanted.drained:
-            self.plant.drain(wanted.drained, now_s)
-            self._drained_s = now_s + self.plant.drained_s(wanted.drained)
+            self.hardware.drain(wanted.drained, now_s)
+            self._drained_s = now_s + self.hardware.drained_s(wanted.drained)
             loads = tuple(SliceLoad(key, in_flight=1) for key in sorted(wanted.drained))
-            self.seen.inputs.acks = (TableAck("simulated", 0, plan.revision, loads),)
+            self.observation.inputs.acks = (TableAck("simulated", 0, plan.revision, loads),)
 
     def _find_way(self, asked: FindWay) -> Way:
-        known = self._recalled
+        known = self._cached
         way = known.way if known is not None and known.way is not None else find_way(asked)
         if known is not None:
             known.way = way
         return way
 
-    def _offer(self) -> None:
+    def _set_routes(self) -> None:
         """Give every engine its routes and what serves."""
         routes = {route.family: route for route in self._published}
         for engine in self.engines:
             wanted = {family: routes.get(family, self.routes[family]) for family in engine.families}
-            engine.retable(self.now_s, wanted, {family: self.plant.services(family) for family in engine.families})
+            engine.set_routes(
+                self.now_s, wanted, {family: self.hardware.services(family) for family in engine.families}
+            )
+
+
+def engines_for(inputs: Inputs, now_s: float) -> tuple[Engine, ...]:
+    """Engines of all families, which stand in order; their draws depend on the seed and their place alone."""
+    scenario = inputs.scenario
+    chosen, queue, overhead_ms = scenario.policy.router, scenario.policy.queue, scenario.costs.overhead_ms
+    flows = {
+        family: Flow(inputs.arrivals[family], inputs.objectives[family].slo_ms) for family in sorted(inputs.objectives)
+    }
+    if scenario.fidelity == "fluid":
+        gap_scv = {served.name: served.arrivals.gap_scv for served in scenario.families}
+        return tuple(FluidEngine(f, flow, overhead_ms, now_s, gap_scv[f], chosen) for f, flow in flows.items())
+    router = chosen or inputs.policy.router
+    if find(Kind.ROUTER, router, ROUTERS).traits.group:
+        return (RequestEngine(flows, _engine_rng(inputs, 0), overhead_ms, now_s, router, queue),)
+    return tuple(
+        RequestEngine({family: flow}, _engine_rng(inputs, place), overhead_ms, now_s, chosen, queue)
+        for place, (family, flow) in enumerate(flows.items())
+    )
+
+
+def _engine_rng(inputs: Inputs, place: int) -> np.random.Generator:
+    return np.random.default_rng([inputs.scenario.seed, 0x5E21, place])

@@ -1,4 +1,4 @@
-"""What a run is counted by: requests, latency, accuracy, joules, grams, decisions; as totals and as series.
+"""Ledger of a run: requests, latency, accuracy, energy, grams, decisions, in totals and series; and the meter.
 
 Grams: every interval's counter x the intensity of the device's zone then x PUE, from time zero on; idle, sleep and
 moves included. A device's energy belongs to the families that computed on it in the interval, in proportion; where none
@@ -6,56 +6,59 @@ did, to all alike (core/accounting.by_family).
 """
 
 import math
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from controller.core import measuring
 from controller.core.effects import Evaluated, Recorded
 from trefoil.core.units import grams
+from trefoil.simulator.engine import Interval, quantile_ms
+from trefoil.simulator.hardware import DeviceEnergy, Hardware
 from trefoil.simulator.inputs import Inputs
-from trefoil.simulator.plant import Drawn
-from trefoil.simulator.serving import Interval, quantile_ms
+
+Marks = dict[str, tuple[float, float]]
 
 
 @dataclass(slots=True)
 class Cost:
-    """Joules and grams."""
+    """Cost in joules and grams."""
 
     joules: float = 0.0
     grams: float = 0.0
 
     def add(self, joules: float, co2: float) -> None:
+        """Add joules and grams."""
         self.joules += joules
         self.grams += co2
 
 
 @dataclass(slots=True)
 class Bin:
-    """One bin of the series."""
+    """Bin of the series."""
 
     starts_s: float
     intensity: float
     cost: Cost = field(default_factory=Cost)
     families: dict[str, Interval] = field(default_factory=dict)
-    accuracy: float = 0.0
 
 
 @dataclass(slots=True)
-class _Priced:
-    """What an interval cost; one that drew the same at the same intensities costs the same."""
+class _IntervalCost:
+    """Cost of an interval; one that drew the same at the same intensities costs the same."""
 
-    drawn: Sequence[Drawn]
+    drawn: Sequence[DeviceEnergy]
     intensity: Mapping[str, float]
     by_family: dict[str, Cost]
     total: Cost = field(default_factory=Cost)
     by_zone: dict[str, Cost] = field(default_factory=dict)
     active_j: float = 0.0
-    host_j: float = 0.0
 
 
-class Books:
-    """Totals since time zero."""
+class Ledger:
+    """Totals of a run since time zero, its series, decisions and evaluations."""
 
     def __init__(self, inputs: Inputs, now_s: float) -> None:
         self._inputs, self._pue = inputs, inputs.scenario.costs.pue
@@ -64,29 +67,29 @@ class Books:
         self.total = {f: Interval(0.0, 0.0) for f in self._families}
         self.cost = {f: Cost() for f in self._families}
         self.by_zone = {zone: Cost() for zone in inputs.carbon}
-        self.counter_j = self.active_j = self.rolling_j = self.rolling_s = self.host_j = 0.0
+        self.active_j = self.rolling_j = self.rolling_s = 0.0
         self.halted = 0
         self.decisions: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
-        self._ever = {f: Cost() for f in self._families}
+        self._since_start = {f: Cost() for f in self._families}
         self.series: list[dict[str, float]] = []
-        self._recent: dict[str, deque[tuple[float, float, float, float]]] = {f: deque() for f in self._families}
+        self._recent: dict[str, deque[tuple[float, float, float]]] = {f: deque() for f in self._families}
         self._bin: Bin | None = None
-        self._priced: _Priced | None = None
+        self._last_cost: _IntervalCost | None = None
 
     def add(
-        self, from_s: float, to_s: float, found: Mapping[str, Interval], drawn: Sequence[Drawn], rolling: bool
+        self, from_s: float, to_s: float, found: Mapping[str, Interval], drawn: Sequence[DeviceEnergy], rolling: bool
     ) -> None:
         """Book an interval in which no intensity changed."""
         counted = from_s >= -1e-9
-        priced = self._priced
+        priced = self._last_cost
         if priced is None or priced.drawn is not drawn or priced.intensity is not self.intensity:
-            priced = self._priced = self._price(to_s - from_s, drawn)
+            priced = self._last_cost = self._cost_of(to_s - from_s, drawn)
         total = priced.total
         for family, mine in priced.by_family.items():
-            self._ever[family].add(mine.joules, mine.grams)
+            self._since_start[family].add(mine.joules, mine.grams)
             recent = self._recent[family]
-            recent.append((to_s, mine.joules, mine.grams, found[family].answered))
+            recent.append((to_s, mine.grams, found[family].answered))
             while recent[0][0] < to_s - 3600.0 or len(recent) > 4096:
                 recent.popleft()
         if not counted:
@@ -94,8 +97,6 @@ class Books:
         for zone, here in priced.by_zone.items():
             self.by_zone[zone].add(here.joules, here.grams)
         self.active_j += priced.active_j
-        self.host_j += priced.host_j
-        self.counter_j += total.joules
         if rolling:
             self.rolling_j += total.joules
             self.rolling_s += to_s - from_s
@@ -104,9 +105,9 @@ class Books:
             self.cost[family].add(mine.joules, mine.grams)
         self._record(from_s, found, total)
 
-    def _price(self, dt_s: float, drawn: Sequence[Drawn]) -> _Priced:
-        """What devices drew as costs, by family and zone."""
-        priced = _Priced(drawn, self.intensity, {family: Cost() for family in self._families})
+    def _cost_of(self, dt_s: float, drawn: Sequence[DeviceEnergy]) -> _IntervalCost:
+        """Cost of what devices drew, by family and zone."""
+        priced = _IntervalCost(drawn, self.intensity, {family: Cost() for family in self._families})
         alike = dict.fromkeys(self._families, 1.0)
         for one in drawn:
             joules = one.counter_j
@@ -118,11 +119,11 @@ class Books:
                 priced.by_family[family].add(joules * share / whole, co2 * share / whole)
             priced.by_zone.setdefault(one.zone, Cost()).add(joules, co2)
             priced.active_j += one.active_j
-        self._host(dt_s, priced)
+        self._add_hosts(dt_s, priced)
         return priced
 
-    def _host(self, dt_s: float, priced: _Priced) -> None:
-        """Nodes beside their devices, where the boundary is the node."""
+    def _add_hosts(self, dt_s: float, priced: _IntervalCost) -> None:
+        """Add what nodes draw beside their devices, where the boundary is the node."""
         costs = self._inputs.scenario.costs
         if costs.boundary != "node" or not costs.host_w:
             return
@@ -133,24 +134,19 @@ class Books:
             priced.total.add(joules, co2)
             for one in priced.by_family.values():
                 one.add(joules / len(priced.by_family), co2 / len(priced.by_family))
-            priced.host_j += joules
             priced.by_zone.setdefault(zone, Cost()).add(joules, co2)
 
     def marks(self) -> dict[str, tuple[float, float]]:
         """Joules and grams of each family since the very beginning."""
-        return {family: (cost.joules, cost.grams) for family, cost in self._ever.items()}
-
-    def spent(self) -> tuple[float, float]:
-        """The same of all families."""
-        return sum(c.joules for c in self._ever.values()), sum(c.grams for c in self._ever.values())
+        return {family: (cost.joules, cost.grams) for family, cost in self._since_start.items()}
 
     def grams_per_request(self, span_s: float) -> dict[str, float | None]:
-        """Over the last seconds, as the live accountant tells the planner."""
+        """Grams per request over the last seconds, as the live accountant tells the planner."""
         found: dict[str, float | None] = {}
         for family, recent in self._recent.items():
             last_s = recent[-1][0] if recent else 0.0
             co2 = answered = 0.0
-            for ends_s, _, g, n in reversed(recent):
+            for ends_s, g, n in reversed(recent):
                 if ends_s <= last_s - span_s:
                     break
                 co2, answered = co2 + g, answered + n
@@ -232,3 +228,54 @@ class Books:
             row[f"{family}.accuracy"] = one.accuracy_sum / one.answered if one.answered else math.nan
         self.series.append(row)
         self._bin = None
+
+
+class SimulatedMeter:
+    """Energy meter of the simulated controller: the ledger, at once and without error.
+
+    Between `hold` of a time and of inf it keeps what was noted since; else the last note.
+    """
+
+    def __init__(self, ledger: Ledger, hardware: Hardware, measure_s: float) -> None:
+        self._ledger, self._hardware, self._measure_s = ledger, hardware, measure_s
+        self._at_s: list[float] = []
+        self._marks: list[Marks] = []
+        self._from_s = math.inf
+
+    @property
+    def unallocated_j(self) -> float:
+        """Energy that moves, sleep and devices without any serving slice have drawn [J]."""
+        return sum(machine.unallocated_j for machine in self._hardware.devices.values())
+
+    def grams_per_request(self, families: Iterable[str], now_s: float) -> dict[str, float | None]:
+        """Grams per request over the last `measure_s`."""
+        return self._ledger.grams_per_request(self._measure_s)
+
+    def metered_until_s(self, devices: Sequence[str]) -> float:
+        """Time until which energy is metered: all of it is known."""
+        return math.inf
+
+    def note(self, now_s: float) -> None:
+        """Note what everything has cost until now."""
+        self._at_s.append(now_s)
+        self._marks.append(self._ledger.marks())
+        self._forget()
+
+    def hold(self, from_s: float) -> None:
+        """Keep what is needed to tell the cost from a time on; inf: nothing."""
+        self._from_s = from_s
+        self._forget()
+
+    def _forget(self) -> None:
+        older = max(0, bisect_right(self._at_s, self._from_s) - 1)
+        del self._at_s[:older], self._marks[:older]
+
+    def cost(self, families: Sequence[str], starts_s: float, ends_s: float, pue: float) -> measuring.Cost:
+        """Cost of what all devices drew between two times that were noted."""
+        first, last = self._mark(starts_s), self._mark(ends_s)
+        joules = {family: last[family][0] - first[family][0] for family in families}
+        return measuring.Cost(joules, {family: last[family][1] - first[family][1] for family in families})
+
+    def _mark(self, at_s: float) -> Marks:
+        """Note of a time, or the last one before it."""
+        return self._marks[max(0, bisect_right(self._at_s, at_s) - 1)]

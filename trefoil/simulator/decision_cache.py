@@ -1,4 +1,4 @@
-"""Decisions of long flows: what was decided before on an equal view is not computed again.
+"""Cache of decisions for long fluid runs: what was decided before on an equal view is not computed again.
 
 A planner is a pure function of view and seed. In fluid runs it is shown time relative to now, and the seed comes from
 the view itself: then days that repeat each other ask for equal decisions, and the second time the answer is known. Not
@@ -18,12 +18,12 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.common import Revision
 from trefoil.core.fleet import FleetState
 
-KEPT: Final = 4096
+DECISIONS_MAX: Final = 4096
 NO_CATALOG: Final = Catalog((), ())  # it never changes in a run
 
 
 @dataclass(slots=True)
-class Known:
+class CachedDecision:
     """A decision in relative time; `way` of the rollout that it led to, if it began at once."""
 
     decision: Decision
@@ -32,30 +32,30 @@ class Known:
 
 
 @dataclass(slots=True)
-class Recall:
-    """The last decisions by what they were decided on."""
+class DecisionCache:
+    """Cache of decisions by the view that they were decided on; the least recently used are forgotten."""
 
     seed: int
-    known: OrderedDict[str, Known] = field(default_factory=OrderedDict)
-    asked: int = 0
+    decisions: OrderedDict[str, CachedDecision] = field(default_factory=OrderedDict)
+    lookups: int = 0
 
-    def think(self, view: PlanView, planner: Planner) -> tuple[PlanView, Known]:
-        """The view in relative time, and what is decided on it."""
-        self.asked += 1
-        told = relative(view)
-        key = repr(replace(told, catalog=NO_CATALOG))
-        found = self.known.get(key)
+    def think(self, view: PlanView, planner: Planner) -> tuple[PlanView, CachedDecision]:
+        """View in relative time, and the decision on it: from the cache, else of the planner."""
+        self.lookups += 1
+        relative_view = relative(view)
+        key = repr(replace(relative_view, catalog=NO_CATALOG))
+        found = self.decisions.get(key)
         if found is None:
             seed = self.seed * 1_000_003 + crc32(key.encode())
-            found = self.known[key] = Known(think(told, planner, seed), seed)
-            if len(self.known) > KEPT:
-                self.known.popitem(last=False)
-        self.known.move_to_end(key)
-        return told, found
+            found = self.decisions[key] = CachedDecision(think(relative_view, planner, seed), seed)
+            if len(self.decisions) > DECISIONS_MAX:
+                self.decisions.popitem(last=False)
+        self.decisions.move_to_end(key)
+        return relative_view, found
 
 
 def relative(view: PlanView) -> PlanView:
-    """The same view at time zero, without what tells one day from another: numbers, reasons, since when."""
+    """View as of time zero, without what tells one day from another: numbers, reasons, since when."""
     now = view.now_s
     current = view.current
     if current is not None:
