@@ -34,7 +34,7 @@ from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import ServiceTime
 from trefoil.simulator.arrivals import ArrivalSource, ArrivalStream, Rate
-from trefoil.simulator.engine import Flow, RequestEngine, SliceService
+from trefoil.simulator.engine import Flow, SliceService
 from trefoil.simulator.request_level import RequestEngine, RequestLevel
 
 ROOT: Final = Path(__file__).resolve().parents[1]

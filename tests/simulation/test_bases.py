@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from trefoil.reproduce.clover import Options, Study
-from trefoil.reproduce.runs import catalogs, play, scenario_of
-from trefoil.reproduce.setting import capacity_per_s, reference_spec
+from trefoil.reproduce.experiment import capacity_per_s, reference_spec
+from trefoil.reproduce.runs import catalogs, run_spec, scenario_of
 from trefoil.reproduce.sweeps import bases
 from trefoil.simulator import simulate
 from trefoil.simulator.inputs import Provided
@@ -19,7 +19,7 @@ SEED = 1
 def found(tmp_path_factory):
     said = []
     study = Study(Options((FAMILY,), (SEED,), 1.0, 1.0, 1.0, 1, False), tmp_path_factory.mktemp("bases"), said.append)
-    study.refer()
+    study.run_references()
     return bases(study, FAMILY)
 
 
@@ -46,4 +46,4 @@ def test_outside_mig_base_is_the_best_variant_on_whole_gpus():
     row = next(r for r in told.rows if (r.variant, r.batch, r.clock_mhz) == ("efficientnet-b7", 8, 1410))
     expected = row.energy_active_j_per_batch + 2 * 55.0 / spec.rate_per_s
     assert run.summary.joules_per_request == pytest.approx(expected, rel=0.06)
-    assert play(spec)["joules_per_request"] == pytest.approx(run.summary.joules_per_request)
+    assert run_spec(spec)["joules_per_request"] == pytest.approx(run.summary.joules_per_request)

@@ -8,7 +8,7 @@ from controller.settings import FixedDemand, TriggerSettings
 from tests.simulation.test_shell import A100, REPOSITORY
 from trefoil.core.brains import Candidate
 from trefoil.core.policies import policy
-from trefoil.reproduce.setting import ITEMS, capacity_per_s
+from trefoil.reproduce.experiment import ITEMS, capacity_per_s
 from trefoil.runtime.repository import load_family
 from trefoil.simulator import Provided, Scenario, simulate
 from trefoil.simulator.scenario import Arrivals, Carbon, ControlSettings, Node, Noise, PolicyChoice, Served, Wanted

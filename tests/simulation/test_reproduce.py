@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 from trefoil.cli.main import app
 from trefoil.core.units import grams
-from trefoil.reproduce import sweep_figures, sweeps
+from trefoil.reproduce import sweeps
 from trefoil.reproduce.clover import Options, Study, traces
-from trefoil.reproduce.figures import all_figures
-from trefoil.reproduce.judge import curve, finite, mean_objective
+from trefoil.reproduce.experiment import BASE_INTENSITY
+from trefoil.reproduce.figures import all_figures, sweep_figures
 from trefoil.reproduce.opportunities import partitions
-from trefoil.reproduce.runs import PUE, Played
-from trefoil.reproduce.setting import BASE_INTENSITY
+from trefoil.reproduce.runs import PUE, RunResult
+from trefoil.reproduce.scores import json_finite, mean_objective, objective_curve
 
 SMALL = Options(("efficientnet",), (1,), 9.0, 9.0, 18.0, 1, False)
 
@@ -80,7 +80,7 @@ def test_an_unknown_application_is_refused_by_name():
 
 def study_of(played):
     study = Study(SMALL, played[0], lambda _: None)
-    study.refer()
+    study.run_references()
     return study
 
 
@@ -132,7 +132,7 @@ def test_sweeps_leave_a_table_and_a_picture_each(played, monkeypatch, tmp_path):
     monkeypatch.setattr(sweeps, "TURNS", {"nothing turned": {}, "faster": {"latency": (("1g.5gb", 0.7),)}})
     study = study_of(played)
     study.options = replace(SMALL, side_hours=1.0)
-    found = sweep_figures.sweep_figures(study, tmp_path, {"efficientnet": 0.83})
+    found = sweep_figures(study, tmp_path, {"efficientnet": 0.83})
     for name in ("fig14", "fig15", "fig16", "bases", "ablation", "loads", "turned"):
         assert (tmp_path / f"{name}.csv").read_text().count("\n") > 2, name
         assert (tmp_path / f"{name}.png").stat().st_size > 5000, name
@@ -182,8 +182,8 @@ def test_f_of_a_whole_run_is_that_of_its_grams_and_accuracy(played):
     like_base = {"grams_per_request": base_g, "accuracy": reference.accuracy}
     half = {"grams_per_request": base_g / 2, "accuracy": 0.98 * reference.accuracy}
     spec = next(iter(study.runs))
-    assert mean_objective(Played(spec, like_base, {}), reference) == pytest.approx(0.0)
-    assert mean_objective(Played(spec, half, {}), reference) == pytest.approx(0.1 * 50 - 0.9 * 2)
+    assert mean_objective(RunResult(spec, like_base, {}), reference) == pytest.approx(0.0)
+    assert mean_objective(RunResult(spec, half, {}), reference) == pytest.approx(0.1 * 50 - 0.9 * 2)
 
 
 def test_who_misses_its_accuracy_is_not_compared_by_grams():
@@ -197,10 +197,10 @@ def test_what_answered_nothing_has_no_curve_and_no_number(played):
     study = study_of(played)
     run = next(iter(study.runs.values()))
     silent = dict(run.series) | {"efficientnet.rate_per_s": [0.0] * len(run.series["at_s"])}
-    mute = Played(run.spec, run.summary, silent)
+    mute = RunResult(run.spec, run.summary, silent)
     reference = study.reference("efficientnet", 1)
-    assert curve(mute, reference).objective == ()
+    assert objective_curve(mute, reference).objective == ()
     share, lost = sweeps.settled(mute, reference)
     assert math.isnan(share)
     assert math.isnan(lost)
-    assert finite({"a": [math.nan, 1.0], "b": (math.inf, "x", None)}) == {"a": [None, 1.0], "b": [None, "x", None]}
+    assert json_finite({"a": [math.nan, 1.0], "b": (math.inf, "x", None)}) == {"a": [None, 1.0], "b": [None, "x", None]}

@@ -32,9 +32,9 @@ def clover(
     """CLOVER (SC 23): ten A100s, three applications, 48 h of carbon. Runs kept in --out are not played again."""
     from trefoil.cli.demo import commit, machine
     from trefoil.reproduce.clover import FAMILIES, QUICK, Options, Study
+    from trefoil.reproduce.experiment import data_folder
     from trefoil.reproduce.figures import all_figures
-    from trefoil.reproduce.judge import finite
-    from trefoil.reproduce.setting import data_folder
+    from trefoil.reproduce.scores import json_finite
 
     unknown = sorted(set(family or ()) - set(FAMILIES))
     if unknown:
@@ -52,9 +52,11 @@ def clover(
     }  # fmt: skip
     found |= all_figures(Study(options, out, say), out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "summary.json").write_text(json.dumps(finite(found), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (out / "summary.json").write_text(
+        json.dumps(json_finite(found), indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
     if as_json:
-        print_json(finite(found))
+        print_json(json_finite(found))
         return
     for name in options.families:
         said.print(_table(name, found["equal"][name]))

@@ -19,7 +19,7 @@ CONSERVATION_TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What an interval cost. None where nothing measured it; `unknown_s` is device time without any sample."""
+    """Account of what an interval cost. None where nothing measured it; `unknown_s`: device time without any sample."""
 
     counter_j: float | None
     active_j: float | None
@@ -47,7 +47,7 @@ def check_conservation(sample: EnergySample) -> None:
 
 
 def reading_at(readings: Sequence[CarbonReading], at_s: float) -> CarbonReading:
-    """The reading in force at a time; readings ordered by `observed_at_s`, the first one reaches back.
+    """Reading in force at a time; readings ordered by `observed_at_s`, the first one reaches back.
 
     Raises:
         SeriesMismatch: the readings are not of one series.
@@ -61,12 +61,12 @@ def reading_at(readings: Sequence[CarbonReading], at_s: float) -> CarbonReading:
 
 
 def intensity_at(readings: Sequence[CarbonReading], at_s: float) -> float:
-    """The intensity in force at a time [g/kWh]; raises like `reading_at`."""
+    """Intensity in force at a time [g/kWh]; raises like `reading_at`."""
     return reading_at(readings, at_s).intensity_g_per_kwh
 
 
 def same_series(readings: Sequence[CarbonReading]) -> Series:
-    """The one series of all readings.
+    """Series that all readings share.
 
     Raises:
         SeriesMismatch: naming two that differ.
@@ -119,7 +119,7 @@ def account(
 
 
 def by_family(sample: EnergySample, families: Sequence[str]) -> dict[str, float]:
-    """Who a sample's whole energy belongs to [J]: active energy to what ran, the rest in proportion to it.
+    """Energy of a sample by family [J]: active energy to what ran, the rest in proportion to it.
 
     Where nothing was active the rest is split evenly over `families`; it never disappears unless there are none.
     """
@@ -134,7 +134,7 @@ def by_family(sample: EnergySample, families: Sequence[str]) -> dict[str, float]
 
 
 def fold(samples: Sequence[EnergySample]) -> EnergySample:
-    """Several samples of one device as one: energies add, the last state stands, the worst method names itself."""
+    """Fold samples of one device into one: energies add, the last state stands, the worst method names itself."""
     first, last = samples[0], samples[-1]
     assert all(s.device == first.device for s in samples)
     parts: dict[tuple[SliceKey, int], dict[tuple[str, str], HostedEnergy]] = {}
@@ -166,5 +166,5 @@ def fold(samples: Sequence[EnergySample]) -> EnergySample:
 
 
 def per_request(total: float | None, answered: int) -> float | None:
-    """A total per answered request; None when it was not measured or nothing was answered."""
+    """Total per answered request; None when it was not measured or nothing was answered."""
     return None if total is None or answered == 0 else total / answered

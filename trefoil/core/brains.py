@@ -1,4 +1,4 @@
-"""The boundary between brains and shells: what a brain is given, and what it answers.
+"""Protocols and values between brains and shells: what a brain is given, and what it answers.
 
 A brain is pure and synchronous: values in, a decision and its reason out. Time enters as `now_s`, chance as a
 `numpy.random.Generator`. The canonical JSON of a `PlanView` is what `DecisionRecord.view_json` holds.
@@ -20,7 +20,7 @@ from trefoil.core.plan import Plan, Route
 
 @dataclass(frozen=True, slots=True)
 class BudgetState:
-    """What a family's accuracy window has served so far. `accuracy_sum` adds each answer's variant accuracy."""
+    """Accuracy budget: what a family's window has served so far. `accuracy_sum` adds each answer's variant accuracy."""
 
     family: str
     window_s: float
@@ -31,7 +31,7 @@ class BudgetState:
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """All that a planner may know. `carbon_history` is oldest first: the empirical distribution of intensity.
+    """View of a planner: all that it may know. `carbon_history`, oldest first, is the distribution of intensity.
 
     `carbon` is the reading of every zone that has none of its own in `zones` (one per zone, by `series.zone`).
     """
@@ -55,7 +55,7 @@ class PlanView:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`plan` None keeps the current one. `degraded` names the rung and the limit that cannot be met, "" = none."""
+    """Decision of a planner. `plan` None keeps the current one; `degraded`: rung and limit not met, "" = none."""
 
     plan: Plan | None
     why: str
@@ -65,7 +65,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan that a live planner wants measured: for at least `requests_min` requests, at most `measure_s` seconds."""
+    """Candidate that a live planner wants measured for at least `requests_min` requests, at most `measure_s`."""
 
     plan: Plan
     why: str
@@ -75,7 +75,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What measuring a candidate told, and what it cost."""
+    """Measurement of a candidate, and what it cost."""
 
     measured: tuple[Measured, ...]
     spent_s: float
@@ -85,7 +85,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One request as a router sees it: never its payload.
+    """Ticket of one request, as a router sees it: never its payload.
 
     `min_accuracy` is what its client asked for, 0.0 = nothing; `slo_ms` what it asked for, else the objective of its
     class, else its family's, 0.0 = none is known; `priority` is Triton's: 1 comes first, 0 is the default.
@@ -110,7 +110,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Where a request goes, and why."""
+    """Pick of a router: where a request goes, and why."""
 
     slice: SliceKey
     variant: str
@@ -120,7 +120,7 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a picked request ended. `executed` is False when the slice certainly never ran it."""
+    """Outcome of a picked request. `executed` is False when the slice certainly never ran it."""
 
     code: str
     latency_ms: float
@@ -131,7 +131,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class GovernedStage:
-    """One stage that a clock governs."""
+    """Stage that a clock governs."""
 
     family: str
     stage: int
@@ -143,7 +143,7 @@ class GovernedStage:
 
 @dataclass(frozen=True, slots=True)
 class GovernorView:
-    """All that a governor may know of its device."""
+    """View of a governor: all that it may know of its device."""
 
     now_s: float
     device: str
@@ -157,7 +157,7 @@ class GovernorView:
 
 @dataclass(frozen=True, slots=True)
 class ClockDecision:
-    """The clock until `next_tick_at_s`; `scale_out` asks the controller for capacity."""
+    """Decision of a governor: the clock until `next_tick_at_s`; `scale_out` asks the controller for capacity."""
 
     clock_mhz: int
     why: str
@@ -166,13 +166,13 @@ class ClockDecision:
 
 
 class Planner(Protocol):
-    """Plans the fleet from a view."""
+    """Planner of the fleet: a pure function of its view."""
 
     def plan(self, view: PlanView, rng: Generator) -> Decision: ...
 
 
 class LivePlanner(Planner, Protocol):
-    """Plans by measuring candidates on the running system (or a simulator of it).
+    """Planner that measures candidates on the running system (or a simulator of it).
 
     While `asks(view)` is true the shell calls `ask`, deploys the candidate, measures it, calls `tell`, and asks again
     until a `Decision` comes: its plan is the best one found, complete (None: keep what runs). Otherwise, where there
@@ -193,7 +193,7 @@ class LivePlanner(Planner, Protocol):
 
 
 class Queue(Protocol):
-    """Who waits, in lanes of the router's choice; all lanes of one queue share a bound in requests and bytes.
+    """Queue of waiting requests, in lanes of the router's choice; all lanes share a bound in requests and bytes.
 
     `waiting` and `bytes` are what it holds. A lane is any hashable value. `check` raises
     `dispatcher.queues.fifo.QueueFull` (a `TrefoilError`) where one more ticket would exceed the bound; `push` never
@@ -215,7 +215,7 @@ class Queue(Protocol):
 
 
 class Router(Protocol):
-    """Routes one family, or a group of them, in one worker. A pure state machine; called in order.
+    """Router of one family, or a group of them, in one worker. A pure state machine; called in order.
 
     `on_table` brings the route of one family (`route.family`); one without targets takes its slices away. `on_carbon`
     comes first of all, and whenever the ratio changes; None = not known, or old. At `next_s` the shell offers every
@@ -234,13 +234,13 @@ class Router(Protocol):
 
 
 class Governor(Protocol):
-    """Clocks one device."""
+    """Governor of one device's clocks."""
 
     def step(self, view: GovernorView) -> ClockDecision: ...
 
 
 class Forecaster(Protocol):
-    """Predicts the rate of a family `lead_s` ahead from its arrivals in bins of `bin_s`, oldest first."""
+    """Forecaster of a family's rate `lead_s` ahead, from its arrivals in bins of `bin_s`, oldest first."""
 
     def forecast(
         self, family: str, arrivals: Sequence[float], bin_s: float, now_s: float, lead_s: float

@@ -7,7 +7,7 @@ from trefoil.core.common import Provenance
 
 
 class Method(IntEnum):
-    """How intensity is accounted."""
+    """Accounting method of an intensity."""
 
     UNSPECIFIED = 0
     AVERAGE = 1
@@ -15,7 +15,7 @@ class Method(IntEnum):
 
 
 class Factors(IntEnum):
-    """Which emissions count."""
+    """Emission factors: which emissions count."""
 
     UNSPECIFIED = 0
     DIRECT = 1
@@ -23,7 +23,7 @@ class Factors(IntEnum):
 
 
 class Quality(IntEnum):
-    """How good a reading is, best first."""
+    """Quality of a reading, best first."""
 
     UNSPECIFIED = 0
     MEASURED = 1
@@ -35,7 +35,7 @@ class Quality(IntEnum):
 
 
 class Rung(IntEnum):
-    """What a reading rests on, best first. A reader may refuse those that it does not plan by."""
+    """Rung of the fallback ladder that a reading rests on, best first; readers may refuse some."""
 
     NORMAL = 0
     """The zone's provider."""
@@ -53,7 +53,7 @@ class Rung(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One comparable series of intensities. Joining two different ones raises `SeriesMismatch`."""
+    """Series of comparable intensities. Joining two different ones raises `SeriesMismatch`."""
 
     zone: str = ""
     method: Method = Method.UNSPECIFIED
@@ -62,7 +62,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class CarbonReading:
-    """One intensity [gCO2/kWh] valid in [starts_at_s, ends_at_s); rung 0 = normal."""
+    """Reading of one intensity [gCO2/kWh] valid in [starts_at_s, ends_at_s); rung 0 = normal."""
 
     series: Series = Series()
     starts_at_s: float = 0.0
@@ -94,7 +94,7 @@ class CarbonBand:
 
 @dataclass(frozen=True, slots=True)
 class CarbonForecast:
-    """Bands in time order, as issued at `issued_at_s`."""
+    """Forecast: bands in time order, as issued at `issued_at_s`."""
 
     series: Series = Series()
     model: str = ""
@@ -106,7 +106,7 @@ class CarbonForecast:
 
 @dataclass(frozen=True, slots=True)
 class CarbonRatio:
-    """CARBONDIS: current intensity over its trailing mean."""
+    """Carbon intensity ratio (CARBONDIS): current intensity over its trailing mean."""
 
     series: Series = Series()
     aci_g_per_kwh: float = 0.0
@@ -118,7 +118,7 @@ class CarbonRatio:
 
 @dataclass(frozen=True, slots=True)
 class CarbonScore:
-    """What one lead time of a model was worth; errors are forecast (p50) minus actual. A mean of no samples is unset.
+    """Score of one lead time of a model; errors are forecast (p50) minus actual. A mean of no samples is unset.
 
     `mape_ratio` leaves out actuals below 1 g/kWh, where a percentage says nothing; `coverage_ratio` is the share of
     actuals inside the 10..90 % band.
@@ -136,7 +136,7 @@ class CarbonScore:
 
 @dataclass(frozen=True, slots=True)
 class CarbonScores:
-    """Archived forecasts of one model against what was known of their intervals at `observed_at_s`."""
+    """Scores of a model: archived forecasts against what was known of their intervals at `observed_at_s`."""
 
     series: Series = Series()
     model: str = ""
@@ -149,7 +149,7 @@ class CarbonScores:
 
 @dataclass(frozen=True, slots=True)
 class ZoneHealth:
-    """How the feed of one zone stands, as the process that answers sees it."""
+    """Health of one zone's feed, as the process that answers sees it."""
 
     series: Series = Series()
     provider: str = ""

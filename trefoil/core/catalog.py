@@ -1,4 +1,4 @@
-"""What can be served: families, their variants, and what each operating point costs."""
+"""Catalogue of what can be served: families, their variants, and what each operating point costs."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from trefoil.core.errors import NotFound, ProfileMissing
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One model of a family; `version` is its integer at the Triton edge, fixed for life."""
+    """Variant: one model of a family; `version` is its integer at the Triton edge, fixed for life."""
 
     name: str
     version: int
@@ -23,7 +23,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Variants that agree on inputs and outputs. `classes` maps an slo_class to (slo_ms, slo_quantile)."""
+    """Family: variants that agree on inputs and outputs. `classes` maps an slo_class to (slo_ms, slo_quantile)."""
 
     name: str
     metric: str
@@ -33,7 +33,7 @@ class Family:
     sequence: bool = False
 
     def variant(self, name: str) -> Variant:
-        """The variant of that name.
+        """Variant of a name.
 
         Raises:
             NotFound: naming those that exist.
@@ -44,18 +44,18 @@ class Family:
         raise NotFound(f"family {self.name} has no variant {name}", remedy=f"one of {[v.name for v in self.variants]}")
 
     def by_accuracy(self) -> tuple[Variant, ...]:
-        """Cheapest first; the order is by accuracy, never by version."""
+        """Variants by accuracy, cheapest first; never by version."""
         return tuple(sorted(self.variants, key=lambda v: (v.accuracy, v.name)))
 
     @property
     def best(self) -> Variant:
-        """The most accurate variant: BASE's."""
+        """Variant of the highest accuracy: BASE's."""
         return self.by_accuracy()[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """One operating point. Latency is of a whole executed batch; `energy_active_j_per_batch` excludes idle power."""
+    """Profile of one operating point. Latency is of a whole executed batch; energy per batch excludes idle power."""
 
     device_type: str
     slice_type: str
@@ -77,13 +77,13 @@ class ProfileRow:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Everything that is known of the families."""
+    """Catalogue of families and of their profile rows."""
 
     families: tuple[Family, ...]
     rows: tuple[ProfileRow, ...]
 
     def family(self, name: str) -> Family:
-        """The family of that name.
+        """Family of a name.
 
         Raises:
             NotFound: naming those that exist.
@@ -94,7 +94,7 @@ class Catalog:
         raise NotFound(f"no family {name!r} in the catalogue", remedy=f"one of {[f.name for f in self.families]}")
 
     def of(self, families: Collection[str]) -> "Catalog":
-        """What is known of these families alone; names that it does not know are left out."""
+        """Catalogue of these families alone; names that it does not know are left out."""
         return Catalog(
             tuple(f for f in self.families if f.name in families), tuple(r for r in self.rows if r.family in families)
         )
@@ -110,7 +110,7 @@ class Catalog:
         batch: int = 1,
         stage: int = 0,
     ) -> ProfileRow:
-        """The row of an operating point.
+        """Row of an operating point.
 
         Raises:
             ProfileMissing: naming all keys.

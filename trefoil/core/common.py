@@ -1,4 +1,4 @@
-"""Words that every module shares: revisions, leases, provenance."""
+"""Common values of every module: revisions, leases, provenance."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Same(Generic[T]):
-    """A value as the key of a memo, by its identity: it is never changed, and too long to compare.
+    """Memo key by the identity of a value, which is never changed and too long to compare.
 
     A memo that holds the key holds the value, so that nothing else can have its address.
     """
@@ -25,7 +25,7 @@ class Same(Generic[T]):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Revision:
-    """Totally ordered: a newer epoch beats any number; step = position inside one rollout."""
+    """Revision, totally ordered: a newer epoch beats any number; step = position inside one rollout."""
 
     epoch: int = 0
     number: int = 0
@@ -37,7 +37,7 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A role held for a bounded time; `epoch` is its fencing token."""
+    """Lease of a role for a bounded time; `epoch` is its fencing token."""
 
     name: str = ""
     holder: str = ""
@@ -46,7 +46,7 @@ class Lease:
 
 
 class Basis(IntEnum):
-    """Where a number comes from; never mixed in silence."""
+    """Basis of a number; never mixed in silence."""
 
     UNSPECIFIED = 0
     MEASURED = 1
@@ -58,7 +58,7 @@ class Basis(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a number rests on."""
+    """Provenance: what a number rests on."""
 
     basis: Basis = Basis.UNSPECIFIED
     source: str = ""

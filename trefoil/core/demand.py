@@ -1,4 +1,4 @@
-"""What arrived, how it was answered, what is in flight."""
+"""Demand: what arrived, how it was answered, what is in flight."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from trefoil.core.latency import Histogram
 
 @dataclass(frozen=True, slots=True)
 class LoadKey:
-    """What a cell counts. An unset slice: never dispatched."""
+    """Key of what a cell counts. An unset slice: never dispatched."""
 
     family: str = ""
     variant: str = ""
@@ -42,7 +42,7 @@ class LoadCell:
 
 @dataclass(frozen=True, slots=True)
 class LoadWindow:
-    """What one dispatcher worker saw in one interval."""
+    """Load that one dispatcher worker saw in one interval."""
 
     dispatcher: str = ""
     worker: int = 0
@@ -55,7 +55,7 @@ class LoadWindow:
 
 @dataclass(frozen=True, slots=True)
 class SliceLoad:
-    """What a worker has in flight on a slice."""
+    """Load of a worker in flight on a slice."""
 
     slice: SliceKey = SliceKey()
     in_flight: int = 0
@@ -65,7 +65,7 @@ class SliceLoad:
 
 @dataclass(frozen=True, slots=True)
 class TableAck:
-    """Which table a worker routes by, what it has in flight, and who shares credits as it counts them."""
+    """Acknowledgement of a worker's table, with what it has in flight and who shares credits as it counts them."""
 
     dispatcher: str = ""
     worker: int = 0
@@ -80,7 +80,7 @@ class TableAck:
 
 @dataclass(frozen=True, slots=True)
 class LoadForecast:
-    """Demand expected over a horizon."""
+    """Forecast of demand over a horizon."""
 
     family: str = ""
     model: str = ""
@@ -94,7 +94,7 @@ class LoadForecast:
 
 @dataclass(frozen=True, slots=True)
 class ScaleSignal:
-    """A governor at the top of its range asks for capacity."""
+    """Signal of a governor at the top of its range that it wants capacity."""
 
     node: str = ""
     device: str = ""
@@ -105,7 +105,7 @@ class ScaleSignal:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a family is asked for. `gap_scv`: squared coefficient of variation of inter-arrival times (Poisson: 1)."""
+    """Demand of a family. `gap_scv`: squared coefficient of variation of inter-arrival times (Poisson: 1)."""
 
     family: str
     slo_class: str
@@ -118,7 +118,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a family got over the last `window_s`. Accuracy is that of the variants that answered.
+    """Service of a family measured over the last `window_s`. Accuracy is that of the variants that answered.
 
     Joules and grams are all that its devices drew, idle power included, per answer; None where nothing metered.
     """

@@ -167,7 +167,7 @@ _QUOTA_SLICE: Final = re.compile(r"quota:(0|[1-9]\d{0,3})\.(\d)")
 
 
 def device_type(name: str) -> DeviceType:
-    """The device type of that name; `cpu:<cores>` are the CPUs of a node.
+    """Device type of a name; `cpu:<cores>` are the CPUs of a node.
 
     Raises:
         NotFound: naming those that are known.
@@ -202,7 +202,7 @@ def _core_range(width: int, cores: int) -> SliceType:
 
 
 def slice_type(device: DeviceType, name: str) -> SliceType:
-    """The slice type of that name on a device type.
+    """Slice type of a name on a device type.
 
     Raises:
         NotFound: naming those that exist.
@@ -221,7 +221,7 @@ def slice_type(device: DeviceType, name: str) -> SliceType:
 
 
 def device_share(device: DeviceType, name: str) -> float:
-    """A slice's share of its device's compute: of its SMs, or of its cores.
+    """Share of its device's compute that a slice has: of its SMs, or of its cores.
 
     Raises:
         NotFound: the device has no such slice type.
@@ -249,7 +249,7 @@ Placement = tuple[tuple[str, int, int], ...]  # ((slice_type, start, size), ...)
 
 @cache
 def placements(device: DeviceType) -> tuple[Placement, ...]:
-    """Every maximal position-aware set of slices (19 on an A100: CLOVER Fig. 1); not for CPUs, which are a knapsack."""
+    """Placements: every maximal position-aware set of slices (19 on an A100: CLOVER Fig. 1); not for CPUs."""
     assert device.kind != DeviceKind.CPU, device.name
     options = [(s.name, start, s.memory_slices, s.compute_slices) for s in device.slice_types for start in s.starts]
     found: list[Placement] = []
@@ -284,7 +284,7 @@ def configurations(device: DeviceType) -> tuple[Configuration, ...]:
 
 @cache
 def placements_of(device: DeviceType, configuration: Configuration) -> tuple[Placement, ...]:
-    """The position-aware placements of one multiset."""
+    """Placements, position-aware, of one multiset."""
     return tuple(
         p for p in placements(device) if tuple(sorted(Counter(n for n, _, _ in p).items())) == configuration.slices
     )

@@ -1,4 +1,4 @@
-"""What was consumed, and how it was attributed."""
+"""Energy: what was consumed, and how it was attributed."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -9,7 +9,7 @@ from trefoil.core.fleet import DeviceState, SliceKey
 
 
 class EnergyMethod(IntEnum):
-    """How joules were read. NONE makes joules and grams null, never 0."""
+    """Method of reading joules. NONE makes joules and grams null, never 0."""
 
     UNSPECIFIED = 0
     NVML_COUNTER = 1
@@ -19,7 +19,7 @@ class EnergyMethod(IntEnum):
 
 
 class AttributionMethod(IntEnum):
-    """How active energy was split between slices."""
+    """Method by which active energy was split between slices."""
 
     UNSPECIFIED = 0
     SOLE = 1
@@ -51,7 +51,7 @@ class SliceEnergy:
 
 @dataclass(frozen=True, slots=True)
 class EnergySample:
-    """counter_j = sum of active_j + idle_j + unallocated_j, of one device over one interval."""
+    """Energy of one device over one interval [J]: counter_j = sum of active_j + idle_j + unallocated_j."""
 
     node: str = ""
     device: str = ""
@@ -73,7 +73,7 @@ class EnergySample:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one request is estimated to have cost."""
+    """Receipt of one request: what it is estimated to have cost."""
 
     family: str = ""
     variant: str = ""
@@ -88,7 +88,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptRate:
-    """What an answer of a variant on a slice costs: request_j + item_j x items, active energy only.
+    """Rate of an answer of a variant on a slice: request_j + item_j x items, active energy only.
 
     `ratio` is measured over estimated energy and contained in both; `window_s` is what it was found over, 0 = the
     profile alone.
@@ -104,13 +104,13 @@ class ReceiptRate:
     window_s: float = 0.0
 
     def energy_j(self, items: int) -> float:
-        """Of one answer with so many items."""
+        """Active energy of one answer with so many items [J]."""
         return self.request_j + self.item_j * items
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptRates:
-    """All rates, and what turns joules into grams. What has no rate has no receipt: unknown energy is not 0."""
+    """Rates of all receipts, and what turns joules into grams. Without a rate there is no receipt: unknown is not 0."""
 
     rates: tuple[ReceiptRate, ...] = ()
     observed_at_s: float = 0.0

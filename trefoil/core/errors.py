@@ -21,7 +21,7 @@ TrefoilError                  one clear line: field, value, remedy
 
 
 class TrefoilError(Exception):
-    """One clear line. `field` and `value` name what is wrong, `remedy` what to do."""
+    """Error in one clear line. `field` and `value` name what is wrong, `remedy` what to do."""
 
     def __init__(self, message: str, *, field: str = "", value: object = None, remedy: str = "") -> None:
         self.field, self.value, self.remedy = field, value, remedy
@@ -36,64 +36,64 @@ class TrefoilError(Exception):
 
 
 class InvalidInput(TrefoilError):
-    """A value that somebody gave and that cannot be used."""
+    """Input that somebody gave and that cannot be used."""
 
 
 class SettingError(InvalidInput):
-    """A setting, scenario field or flag."""
+    """Invalid setting, scenario field or flag."""
 
 
 class CatalogError(InvalidInput):
-    """family.toml or profile.csv."""
+    """Invalid family.toml or profile.csv."""
 
 
 class ProfileMissing(CatalogError):
-    """No profile row for an operating point; the message names all of its keys."""
+    """Missing profile row of an operating point; the message names all of its keys."""
 
 
 class TraceError(InvalidInput):
-    """A carbon or arrival trace; the message names file and line."""
+    """Invalid carbon or arrival trace; the message names file and line."""
 
 
 class PlanError(InvalidInput):
-    """A plan that breaks a rule of `Plan.check`."""
+    """Invalid plan: it breaks a rule of `Plan.check`."""
 
 
 class SeriesMismatch(InvalidInput):
-    """Two intensities of different zone, method or factors."""
+    """Mismatch of two intensities: of different zone, method or factors."""
 
 
 class Infeasible(TrefoilError):
-    """Nothing in the fleet and catalogue can meet the objective; the message says what is closest."""
+    """Infeasible objective: nothing in fleet and catalogue can meet it; the message says what is closest."""
 
 
 class Fenced(TrefoilError):
-    """A write by a holder whose epoch has been overtaken; the message names both epochs."""
+    """Fenced write, by a holder whose epoch has been overtaken; the message names both epochs."""
 
 
 class StaleRevision(Fenced):
-    """A command older than one already obeyed."""
+    """Stale command, older than one already obeyed."""
 
 
 class NotFound(TrefoilError):
-    """A family, zone or node that nobody serves; the message names those that are served."""
+    """Unknown family, zone or node; the message names those that are served."""
 
 
 class Unavailable(TrefoilError):
-    """A service that ought to answer does not."""
+    """Unavailable service that ought to answer."""
 
 
 class StateUnavailable(Unavailable):
-    """Redis does not answer."""
+    """Unavailable Redis."""
 
 
 class StartError(TrefoilError):
-    """A part cannot start on this machine."""
+    """Failed start of a part on this machine."""
 
 
 class PortInUse(StartError):
-    """Somebody else listens there."""
+    """Port on which somebody else listens."""
 
 
 class BinaryMissing(StartError):
-    """An executable or shared library is not on this machine."""
+    """Missing executable or shared library."""

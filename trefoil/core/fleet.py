@@ -1,4 +1,4 @@
-"""What hardware there is, and what state it is in."""
+"""Fleet: what hardware there is, and what state it is in."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from trefoil.core.common import Provenance, Revision
 
 
 class DeviceKind(IntEnum):
-    """What a device is."""
+    """Kind of a device."""
 
     UNSPECIFIED = 0
     MIG_GPU = 1
@@ -29,7 +29,7 @@ class DeviceState(IntEnum):
 
 
 class SliceState(IntEnum):
-    """Life of a slice. SWAPPING serves the old variant while the new one loads."""
+    """State of a slice in its life. SWAPPING serves the old variant while the new one loads."""
 
     UNSPECIFIED = 0
     PENDING = 1
@@ -43,7 +43,7 @@ class SliceState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SliceType:
-    """A MIG profile, a whole GPU or a core range; `starts` are legal memory-slice starts."""
+    """Slice type: a MIG profile, a whole GPU or a core range; `starts` are legal memory-slice starts."""
 
     name: str = ""
     compute_slices: int = 0
@@ -56,7 +56,7 @@ class SliceType:
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
-    """What a type of device can do and draws [W]; `sleep_w` defaults to idle on real hardware."""
+    """Device type: what it can do and draws [W]; `sleep_w` defaults to idle on real hardware."""
 
     name: str = ""
     kind: DeviceKind = DeviceKind.UNSPECIFIED
@@ -108,11 +108,11 @@ class SliceKey(_Hashed):
 
     @property
     def name(self) -> str:
-        """Path-safe and readable: `node0-gpu0-3g.20gb-4`."""
+        """Name, path-safe and readable: `node0-gpu0-3g.20gb-4`."""
         return f"{self.device.replace('/', '-')}-{self.slice_type.replace('+', '_').replace(':', '-')}-{self.start}"
 
     def overlaps(self, other: "SliceKey") -> bool:
-        """Whether both want the same place of the same device; CPUs are cut one way at a time, in cores or by quota."""
+        """True if both want the same place of one device; CPUs are cut one way at a time, in cores or by quota."""
         if self.device != other.device:
             return False
         if self.slice_type.partition(":")[0] != other.slice_type.partition(":")[0] and ":" in self.slice_type:
@@ -122,7 +122,7 @@ class SliceKey(_Hashed):
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """One family on a slice."""
+    """Model hosted on a slice: one family's variant."""
 
     family: str = ""
     variant: str = ""
@@ -135,7 +135,7 @@ class Hosted:
 
 @dataclass(frozen=True, slots=True)
 class ClockLease:
-    """A clock range held for a bounded time; the hardware has no getter for it."""
+    """Lease of a clock range for a bounded time; the hardware has no getter for it."""
 
     device: str = ""
     min_mhz: int = 0
@@ -147,7 +147,7 @@ class ClockLease:
 
 @dataclass(frozen=True, slots=True)
 class SliceStatus:
-    """What the agent observes of one slice; `mig_uuid` and `generation` are never in a plan."""
+    """Status of one slice as its agent observes it; `mig_uuid` and `generation` are never in a plan."""
 
     key: SliceKey = SliceKey()
     generation: int = 0
@@ -164,7 +164,7 @@ class SliceStatus:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """What the agent observes of one device."""
+    """Status of one device as its agent observes it."""
 
     device: str = ""
     type: str = ""
@@ -183,13 +183,13 @@ class DeviceStatus:
 
     @property
     def usable(self) -> bool:
-        """Whether a plan may put slices on it."""
+        """True if a plan may put slices on it."""
         return self.state != DeviceState.LOST and not self.cordon
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """What the agent publishes of its node, every second and on change."""
+    """Status of a node, published by its agent every second and on change."""
 
     node: str = ""
     zone: str = ""
@@ -209,13 +209,13 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """All nodes by their last status; `stale` names those whose status is older than its limit."""
+    """State of the fleet: nodes by their last status; `stale` names those whose status is older than its limit."""
 
     nodes: tuple[NodeStatus, ...]
     stale: tuple[str, ...] = ()
 
     def device(self, device: str) -> DeviceStatus:
-        """The status of one device.
+        """Status of one device.
 
         Raises:
             KeyError: no node reports it.
@@ -229,7 +229,7 @@ class FleetState:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A multiset of slice types that fit one device together: ((slice_type, count), ...), sorted by name."""
+    """Configuration: slice types that fit one device together, ((slice_type, count), ...), sorted by name."""
 
     device_type: str
     slices: tuple[tuple[str, int], ...]
@@ -250,7 +250,7 @@ SERVING: Final = frozenset({SliceState.READY, SliceState.SWAPPING})
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What reconciliation does to one slice; also what the agent's journal writes (protos/power_agent/v1 Step)."""
+    """Step of reconciliation on one slice; also what the agent's journal writes (protos/power_agent/v1 Step)."""
 
     slice: SliceKey
     verb: str

@@ -18,7 +18,7 @@ PER_OCTAVE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Sparse, mergeable; `index` ascends and pairs with `count`."""
+    """Histogram of latencies, sparse and mergeable; `index` ascends and pairs with `count`."""
 
     scheme: int = 0
     index: tuple[int, ...] = ()
@@ -36,19 +36,19 @@ EMPTY: Final = Histogram()
 
 
 def bucket(value_ms: float) -> int:
-    """The bucket of a latency; values outside the range go to the first or last bucket."""
+    """Bucket of a latency; values outside the range go to the first or last bucket."""
     if value_ms < FLOOR_MS:
         return 0
     return min(BUCKETS - 1, int(math.log2(value_ms / FLOOR_MS) * PER_OCTAVE))
 
 
 def bucket_middle_ms(index: int) -> float:
-    """The geometric middle of a bucket [ms]."""
+    """Geometric middle of a bucket [ms]."""
     return float(FLOOR_MS * 2 ** ((index + 0.5) / PER_OCTAVE))
 
 
 def of(values_ms: Iterable[float]) -> Histogram:
-    """The histogram of some latencies [ms]."""
+    """Histogram of some latencies [ms]."""
     counts: Counter[int] = Counter()
     total, largest = 0.0, 0.0
     for value in values_ms:
@@ -59,7 +59,7 @@ def of(values_ms: Iterable[float]) -> Histogram:
 
 
 def from_counts(counts: Counter[int], sum_ms: float, max_ms: float) -> Histogram:
-    """Freeze a running count per bucket."""
+    """Histogram of a running count per bucket."""
     ordered = sorted((i, n) for i, n in counts.items() if n)
     return Histogram(SCHEME, tuple(i for i, _ in ordered), tuple(n for _, n in ordered), sum_ms, max_ms)
 
@@ -86,7 +86,7 @@ def merge(histograms: Iterable[Histogram]) -> Histogram:
 
 
 def quantile_ms(histogram: Histogram, q: float) -> float:
-    """The q-quantile [ms], 0 < q <= 1; 0.0 for an empty histogram; never above `max_ms`."""
+    """Quantile of a histogram [ms], 0 < q <= 1; 0.0 for an empty one; never above `max_ms`."""
     assert 0 < q <= 1
     rank = math.ceil(q * histogram.total)
     seen = 0

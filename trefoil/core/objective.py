@@ -1,4 +1,4 @@
-"""What the operator wants."""
+"""Objective: what the operator wants."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ObjectiveMode(IntEnum):
-    """BUDGET: mean accuracy over a window. INSTANT: at every instant. LAMBDA: CLOVER Eq. 3."""
+    """Mode. BUDGET: mean accuracy over a window. INSTANT: at every instant. LAMBDA: CLOVER Eq. 3."""
 
     UNSPECIFIED = 0
     BUDGET = 1
@@ -15,7 +15,7 @@ class ObjectiveMode(IntEnum):
 
 
 class ActMode(IntEnum):
-    """How far the controller may go."""
+    """Mode of acting: how far the controller may go."""
 
     UNSPECIFIED = 0
     OBSERVE = 1
@@ -25,7 +25,7 @@ class ActMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What the operator wants of one family. Accuracies are absolute fractions; `slo_quantile` in (0, 1)."""
+    """Objective of one family. Accuracies are absolute fractions; `slo_quantile` in (0, 1)."""
 
     family: str = ""
     mode: ObjectiveMode = ObjectiveMode.UNSPECIFIED

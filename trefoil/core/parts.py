@@ -1,4 +1,4 @@
-"""The parts that a policy is made of, and what is said of each once: how it is made, what can be set, its traits.
+"""Parts that a policy is made of, and what is said of each once: how it is made, what can be set, its traits.
 
 A part is a brain behind a name: a planner, router, queue, governor or forecaster. Its service keeps a table of parts by
 name; shells read a part's traits and never its name. `module:Class` names a user's own brain: a class with the methods
@@ -23,7 +23,7 @@ Value = float | int | str | bool
 
 
 class Kind(StrEnum):
-    """The columns of a policy that name a part."""
+    """Kind of part: a column of a policy."""
 
     PLANNER = "planner"
     FORECASTER = "forecaster"
@@ -48,14 +48,14 @@ LIVE: Final = ("asks", "ask", "tell", "memory", "recall")
 
 
 class PartSettings(BaseModel):
-    """Base of a part's typed settings: frozen, and an unknown name is refused."""
+    """Settings of a part, typed base: frozen, and an unknown name is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a shell must know of a part before it runs it. Each is read of the kinds that it names; others leave it."""
+    """Traits that a shell must know of a part before it runs it. Each is read of the kinds that it names."""
 
     order: str = ""
     """Queue: whose turn is next ("arrival": the longest waiting of a priority)."""
@@ -77,8 +77,8 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[Brain]):
-    """One brain's specification. `constants` are numbers that `Objective.params` may override by name; None: a user's
-    own planner that checks them itself.
+    """Specification of one brain. `constants` are numbers that `Objective.params` may override by name; None: a
+    user's own planner that checks them itself.
 
     `make` takes what its kind is made of, or as much of it as it names: planner (constants, settings, refuses),
     forecaster (settings), router (family, queue), queue (name), governor (settings).
@@ -96,7 +96,7 @@ class Part(Generic[Brain]):
     """Of its lines in charts, as #rrggbb; "": one by its name."""
 
     def made(self, **given: Any) -> Brain:
-        """One instance, made of what its constructor names of what is given.
+        """Make one instance, of what its constructor names of what is given.
 
         Raises:
             SettingError: the constructor wants something else.
@@ -115,7 +115,7 @@ class Part(Generic[Brain]):
         return self.make(**named)
 
     def settings_of(self, values: Mapping[str, Value]) -> PartSettings:
-        """The part's settings with these values over its defaults.
+        """Settings of the part with these values over its defaults.
 
         Raises:
             SettingError: an unknown name, or a value of another type or out of bounds.
@@ -139,7 +139,7 @@ Parts = Mapping[str, Part[Brain]]
 
 
 def find(kind: Kind, name: str, table: Parts[Brain]) -> Part[Brain]:
-    """The part of that name: of the table, or a user's own as module:Class.
+    """Find the part of a name: in the table, or a user's own as module:Class.
 
     Raises:
         SettingError: naming field, value and what there is.
@@ -154,7 +154,7 @@ def find(kind: Kind, name: str, table: Parts[Brain]) -> Part[Brain]:
 
 
 def own(kind: Kind, path: str) -> Part[Any]:
-    """The specification of a user's own brain, module:Class.
+    """Part of a user's own brain, module:Class.
 
     Raises:
         SettingError: naming what is missing.
@@ -197,7 +197,7 @@ def _said(made: type, kind: Kind, path: str) -> dict[str, Any]:
 
 
 def loaded(field_name: str, path: str) -> Any:
-    """What module:name stands for.
+    """Load what module:name stands for.
 
     Raises:
         SettingError: it cannot be imported, or is not there.

@@ -1,4 +1,4 @@
-"""What ought to run, where requests go, and why."""
+"""Plan: what ought to run, where requests go, and why."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from trefoil.core.objective import Objective
 
 @dataclass(frozen=True, slots=True)
 class PlannedSlice:
-    """A slice that ought to exist and what it ought to serve."""
+    """Slice that ought to exist, and what it ought to serve."""
 
     key: SliceKey = SliceKey()
     hosted: tuple[Hosted, ...] = ()
@@ -20,7 +20,7 @@ class PlannedSlice:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """A device as it ought to be."""
+    """Device as it ought to be."""
 
     device: str = ""
     target: DeviceState = DeviceState.UNSPECIFIED
@@ -33,7 +33,7 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """Always a complete desired state of one node, also inside a rollout."""
+    """Plan of one node: always its complete desired state, also inside a rollout."""
 
     revision: Revision = Revision()
     node: str = ""
@@ -43,7 +43,7 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class RouteTarget:
-    """One slice's share of a family's traffic; weights sum to 1 over the live targets of a stage.
+    """Target of a route: a slice's share of a family's traffic; weights sum to 1 over the live targets of a stage.
 
     `accuracy` and `version` are the variant's, filled in from the catalogue when a plan is published; 0 = not known.
     """
@@ -61,7 +61,7 @@ class RouteTarget:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where requests of one family go. `class_slo_ms`: of the classes whose objective is not the family's."""
+    """Route of one family's requests. `class_slo_ms`: of the classes whose objective is not the family's."""
 
     family: str = ""
     router: str = ""
@@ -75,7 +75,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the planner predicts of a family; compared with what is measured."""
+    """Prediction of the planner for a family; compared with what is measured."""
 
     grams_per_request: float = 0.0
     joules_per_request: float = 0.0
@@ -88,7 +88,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class InputStamp:
-    """What a plan was decided on."""
+    """Stamp of an input that a plan was decided on."""
 
     key: str = ""
     observed_at_s: float = 0.0
@@ -97,7 +97,7 @@ class InputStamp:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A complete desired state of the fleet and its routes, with the reason."""
+    """Plan: a complete desired state of the fleet and its routes, with the reason."""
 
     revision: Revision = Revision()
     policy: str = ""
@@ -116,7 +116,7 @@ class Plan:
 
 
 class RolloutState(IntEnum):
-    """Where a rollout stands."""
+    """State of a rollout."""
 
     UNSPECIFIED = 0
     APPLYING = 1
@@ -131,7 +131,7 @@ class RolloutState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """The way from what runs to a target plan."""
+    """Rollout: the way from what runs to a target plan."""
 
     target: Revision = Revision()
     state: RolloutState = RolloutState.UNSPECIFIED
@@ -146,7 +146,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """All that is needed to take a decision again: `trefoil replay`."""
+    """Record of a decision: all that is needed to take it again (`trefoil replay`)."""
 
     id: str = ""
     revision: Revision = Revision()

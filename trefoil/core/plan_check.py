@@ -1,4 +1,4 @@
-"""What makes a plan legal, and what makes two plans the same. `Plan.check` of the contracts lives here.
+"""Checks and digests of plans: what makes a plan legal, and what makes two the same.
 
 Refused: overlapping or illegal placements; a CPU cut both in cores and by quota; a slice on an ASLEEP or LOST device;
 memory of cohosted variants above the slice's; a route to a slice or variant that is not planned; weights that do not
@@ -31,7 +31,7 @@ CONTEXT_MIB: Final = 400  # overhead of one Triton with a CUDA context; an assum
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, tuples and enums as JSON-ready values, in a canonical form."""
+    """Value with dataclasses, tuples and enums as JSON-ready values, in a canonical form."""
     kind = type(value)
     if kind in SCALARS:  # most of what there is
         return value
@@ -64,7 +64,7 @@ def _digest(text: str) -> str:
 
 
 def node_digest(plan: NodePlan) -> str:
-    """Equal for equal desired states, whatever their revision."""
+    """Digest of a node plan: equal for equal desired states, whatever their revision."""
     return _node_digest(Same(plan.devices))
 
 
@@ -81,7 +81,7 @@ def _text(device: PlannedDevice) -> str:
 
 
 def plan_digest(plan: Plan) -> str:
-    """Equal for equal desired states and routes, whatever their revision, reason or age."""
+    """Digest of a plan: equal for equal desired states and routes, whatever their revision, reason or age."""
     return _plan_digest(Same(plan.nodes), Same(plan.routes))
 
 
@@ -103,7 +103,7 @@ def _plan_digest(nodes: Same[tuple[NodePlan, ...]], routes: Same[tuple[Route, ..
 
 
 def sealed(node: NodePlan, revision: Revision) -> NodePlan:
-    """The node plan with its revision and digest filled in."""
+    """Node plan with its revision and digest filled in."""
     return dataclasses.replace(node, revision=revision, digest=node_digest(node))
 
 
@@ -145,7 +145,7 @@ def check(
 
 
 def observations(fleet: FleetState) -> dict[str, DeviceStatus]:
-    """Devices by name; of two reports the first."""
+    """Status of devices by name; of two reports the first."""
     found: dict[str, DeviceStatus] = {}
     for node in fleet.nodes:
         for status in node.devices:
@@ -156,7 +156,7 @@ def observations(fleet: FleetState) -> dict[str, DeviceStatus]:
 def check_node(
     node: NodePlan, fleet: FleetState, catalog: Catalog, observed: Mapping[str, DeviceStatus] | None = None
 ) -> None:
-    """The rules that need one node only; agents call this before they touch anything.
+    """Check the rules that need one node only; agents call this before they touch anything.
 
     `observed`: the fleet's `observations`, for a caller that checks many nodes.
 

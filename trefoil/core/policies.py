@@ -1,4 +1,4 @@
-"""The one table of policies. A row is added when its parts work; unknown names are refused by naming these.
+"""Table of policies. A row is added when its parts work; unknown names are refused by naming these.
 
 A row of one's own is named as module:ROW: its columns may name parts of the tables or, as module:Class, one's own.
 Sources: base, co2opt, clover, blover, oracle: CLOVER. static_mix, exact: docs/policies.md.
@@ -14,8 +14,8 @@ from trefoil.core.parts import Kind, Value, loaded
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Which parts decide. `constants` are the planner's, and `Objective.params` overrides them by name; `settings` are
-    those of the parts, by kind.
+    """Policy: which parts decide. `constants` are the planner's, and `Objective.params` overrides them by name;
+    `settings` are those of the parts, by kind.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Policy:
     settings: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
 
     def part(self, kind: Kind) -> str:
-        """The name of its part of a kind."""
+        """Name of its part of a kind."""
         name: str = getattr(self, kind.value)
         return name
 
@@ -73,7 +73,7 @@ PRESETS: Final[Mapping[str, Mapping[str, float]]] = {
 
 
 def policy(name: str) -> Policy:
-    """The row of that name; one of a user's own is called as it was named, module:ROW.
+    """Policy of a name; one of a user's own is called as it was named, module:ROW.
 
     Raises:
         NotFound: naming the rows that exist.
@@ -92,7 +92,7 @@ def policy(name: str) -> Policy:
 
 
 def chosen(row: Policy, parts: Mapping[str, str], settings: Mapping[str, Mapping[str, Value]]) -> Policy:
-    """The row with other parts, by kind ("": its own), and with other settings of its parts.
+    """Policy with other parts, by kind ("": its own), and with other settings of its parts.
 
     What the row sets of a part that is replaced goes with it.
     """

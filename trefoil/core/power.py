@@ -1,4 +1,4 @@
-"""One power law, for the simulated driver's truth and for every estimate made from profiles.
+"""Power law of a device, for the simulated driver's truth and for every estimate made from profiles.
 
 P = idle_w(state, clock) + sum over slices of busy * density * sm_share * dynamic_w * clock_law(clock).
 
@@ -52,55 +52,55 @@ WHOLE: Final = "whole"
 
 
 def dynamic_w(device: DeviceType) -> float:
-    """Span between idle and every SM busy with inference at the highest clock."""
+    """Dynamic power: the span between idle and every SM busy with inference at the highest clock [W]."""
     return DYNAMIC_W.get(device.name, device.max_w - device.idle_w)
 
 
 def clock_ratio(device: DeviceType, clock_mhz: int) -> float:
-    """Clock over the highest clock; 1 where the device has no clock list."""
+    """Ratio of a clock to the highest clock; 1 where the device has no clock list."""
     return clock_mhz / max(device.clocks_mhz) if device.clocks_mhz and clock_mhz else 1.0
 
 
 def clock_law(device: DeviceType, clock_mhz: int) -> float:
-    """Active power at this clock over active power at the highest."""
+    """Ratio of active power at this clock to that at the highest."""
     ratio = clock_ratio(device, clock_mhz)
     return CLOCK_LINEAR * ratio + CLOCK_CUBIC * ratio**3
 
 
 def idle_w(device: DeviceType, state: DeviceState, clock_mhz: int) -> float:
-    """Baseline of a device on which nothing computes. A lost device is counted as asleep: nobody can know better."""
+    """Idle power of a device on which nothing computes [W]. A lost device counts as asleep: nobody can know better."""
     if state in (DeviceState.ASLEEP, DeviceState.LOST):
         return device.sleep_w
     return device.idle_w * (1.0 - IDLE_CLOCK_SHARE * (1.0 - clock_ratio(device, clock_mhz)))
 
 
 def sm_share(device: DeviceType, slice_type_name: str) -> float:
-    """SMs of a slice over those of the device in MIG mode; a whole GPU is 1."""
+    """Share of the device's SMs that a slice has in MIG mode; a whole GPU is 1."""
     if slice_type_name == WHOLE:
         return 1.0
     return slice_type(device, slice_type_name).sm_count / max(s.sm_count for s in device.slice_types)
 
 
 def active_w(device: DeviceType, slice_type_name: str, clock_mhz: int, density: float = 1.0) -> float:
-    """Power above idle of one slice that computes without pause."""
+    """Active power, above idle, of one slice that computes without pause [W]."""
     return density * sm_share(device, slice_type_name) * dynamic_w(device) * clock_law(device, clock_mhz)
 
 
 def density(
     device: DeviceType, slice_type_name: str, clock_mhz: int, service_s: float, energy_active_j: float
 ) -> float:
-    """The density that makes a batch of this service time cost this energy: inverse of `active_w`."""
+    """Density that makes a batch of this service time cost this energy: inverse of `active_w`."""
     assert service_s > 0
     return energy_active_j / (service_s * active_w(device, slice_type_name, clock_mhz))
 
 
 def stretch(row_clock_mhz: int, clock_mhz: int) -> float:
-    """Service time at a clock over that at the clock of a profile row; 1 where either is not known (0)."""
+    """Stretch of service time at a clock over that at the clock of a profile row; 1 where either is not known (0)."""
     return row_clock_mhz / clock_mhz if row_clock_mhz and clock_mhz else 1.0
 
 
 def at_clock(device: DeviceType, row: ProfileRow, clock_mhz: int) -> ProfileRow:
-    """A profile row as it is taken to be at another clock; 0 = as it is."""
+    """Profile row as it is taken to be at another clock; 0 = as it is."""
     if not clock_mhz or clock_mhz == row.clock_mhz:
         return row
     longer = stretch(row.clock_mhz, clock_mhz)
@@ -118,6 +118,6 @@ def at_clock(device: DeviceType, row: ProfileRow, clock_mhz: int) -> ProfileRow:
 
 
 def saturated_w(device: DeviceType, linear_w: float) -> float:
-    """What the slices together draw above idle, from the sum of their linear shares. Equal at 0 and at full load."""
+    """Power that slices together draw above idle [W], from the sum of their linear shares. Equal at 0 and full load."""
     span_w = dynamic_w(device)
     return linear_w * (1.0 + CONCAVITY * (1.0 - linear_w / span_w)) if linear_w < span_w else linear_w

@@ -1,4 +1,4 @@
-"""Pooled capacity under a latency objective, and the request-level kernel that checks it.
+"""Queueing laws: pooled capacity under a latency objective, and the request-level kernel that checks it.
 
 Source: M/D/c: Franx, "A simple solution for the M/D/c waiting time distribution" (OR Letters 2001) on the embedded
 chain of Crommelin (1932); M/M/c: Erlang C; between them the two-moment interpolation of waiting-time percentiles of
@@ -44,7 +44,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 
 @dataclass(frozen=True, slots=True)
 class ServiceTime:
-    """Gamma-distributed time of one executed batch."""
+    """Service time of one executed batch, gamma-distributed."""
 
     mean_ms: float
     cv: float
@@ -52,7 +52,7 @@ class ServiceTime:
 
 @dataclass(frozen=True, slots=True)
 class ServerClass:
-    """Equal servers that share one queue; `weight` is the share of the traffic that is sent to them."""
+    """Class of equal servers that share one queue; `weight` is the share of the traffic that is sent to them."""
 
     servers: int
     service: ServiceTime
@@ -61,7 +61,7 @@ class ServerClass:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the kernel saw, per request after warm-up: latency and the index of the class that served it."""
+    """Result of the kernel, per request after warm-up: latency and the index of the class that served it."""
 
     latency_ms: Floats
     chosen: Ints
@@ -72,7 +72,7 @@ class Served:
         return float(np.mean(latency <= slo_ms)) if latency.size else 1.0
 
     def quantile_ms(self, q: float) -> float:
-        """The q-quantile of latency over all classes."""
+        """Quantile of latency over all classes [ms]."""
         return float(np.quantile(self.latency_ms, q)) if self.latency_ms.size else 0.0
 
 
@@ -94,14 +94,14 @@ def _fit(p50_ms: float, p95_ms: float, p99_ms: float) -> ServiceTime:
 
 
 def rate_max(row: ProfileRow, slo_ms: float, quantile: float, gap_scv: float, slices: int) -> float:
-    """The largest rate of executed batches [1/s] that a pool of `slices` equal slices answers within the SLO."""
+    """Largest rate of executed batches [1/s] that a pool of `slices` equal slices answers within the SLO."""
     service = service_time(row)
     return slices / service.mean_ms * MS_PER_S * utilisation_max(service, slo_ms, quantile, gap_scv, slices)
 
 
 @lru_cache(maxsize=65536)
 def utilisation_max(service: ServiceTime, slo_ms: float, quantile: float, gap_scv: float, servers: int) -> float:
-    """The largest utilisation at which `quantile` of the requests take at most slo_ms; 0 if none."""
+    """Largest utilisation at which `quantile` of the requests take at most slo_ms; 0 if none."""
     assert 0 < quantile < 1
     assert gap_scv >= 0
     limit = 1 - quantile
@@ -124,12 +124,12 @@ def utilisation_max(service: ServiceTime, slo_ms: float, quantile: float, gap_sc
 
 
 def within(service: ServiceTime, limit_ms: float, utilisation: float, gap_scv: float, servers: int) -> float:
-    """P(wait + service <= limit_ms) in a pool of equal servers at a utilisation below 1."""
+    """Probability of wait + service <= limit_ms in a pool of equal servers at a utilisation below 1."""
     return 1 - _missed(utilisation, service.cv, limit_ms / service.mean_ms, gap_scv, servers)
 
 
 def within_all(service: ServiceTime, limits_ms: Floats, utilisation: float, gap_scv: float, servers: int) -> Floats:
-    """`within` for many limits at once, shape (n,): a whole law costs little more than one point of it."""
+    """Probabilities as `within`, of many limits, shape (n,): a whole law costs little more than one point of it."""
     scv, slacks = service.cv * service.cv, limits_ms / service.mean_ms
     within = np.array([_gamma_cdf(slack, scv) for slack in slacks.tolist()])
     waits, delayed = _waits(utilisation, scv, gap_scv, servers)
@@ -302,14 +302,14 @@ def arrivals_s(rate_per_s: float, gap_scv: float, requests: int, rng: Generator)
 
 
 def split_weighted(weights: Sequence[float], requests: int, rng: Generator) -> Ints:
-    """The class of each request, drawn independently: no router that keeps the weights is less regular."""
+    """Class of each request, drawn independently: no router that keeps the weights is less regular."""
     shares = np.cumsum(np.asarray(weights, dtype=np.float64))
     assert shares[-1] > 0
     return np.searchsorted(shares / shares[-1], rng.random(requests), side="right").astype(np.int64)
 
 
 def serve_weighted(classes: Sequence[ServerClass], at_s: Floats, rng: Generator, warm_up: float = 0.1) -> Served:
-    """Every class pulls its own FIFO; the first `warm_up` share of the requests is served but not reported."""
+    """Serve with a FIFO per class; the first `warm_up` share of the requests is served but not reported."""
     chosen = split_weighted([c.weight for c in classes], at_s.size, rng)
     latency_ms = np.zeros(at_s.size)
     for index, one in enumerate(classes):
@@ -320,7 +320,7 @@ def serve_weighted(classes: Sequence[ServerClass], at_s: Floats, rng: Generator,
 
 
 def serve_shared(classes: Sequence[ServerClass], at_s: Floats, rng: Generator, warm_up: float = 0.1) -> Served:
-    """One FIFO for all: a request goes to the server that has been idle longest, or frees first."""
+    """Serve with one FIFO for all: a request goes to the server that has been idle longest, or frees first."""
     draws = [draw_s(c.service, at_s.size, rng).tolist() for c in classes]
     free = [(0.0, n, index) for n, index in enumerate(i for i, c in enumerate(classes) for _ in range(c.servers))]
     heapq.heapify(free)

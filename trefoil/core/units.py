@@ -1,4 +1,4 @@
-"""The one place where units are converted. Names elsewhere end in their unit."""
+"""Units and their conversion, in one place. Names elsewhere end in their unit."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ G_PER_LB: Final = 453.59237
 
 
 def kwh(energy_j: float) -> float:
-    """Joules to kilowatt hours."""
+    """Kilowatt hours of joules."""
     return energy_j / J_PER_KWH
 
 
@@ -19,15 +19,15 @@ def grams(energy_j: float, intensity_g_per_kwh: float, pue: float) -> float:
 
 
 def ms(seconds: float) -> float:
-    """Seconds to milliseconds."""
+    """Milliseconds of seconds."""
     return seconds * MS_PER_S
 
 
 def seconds(milliseconds: float) -> float:
-    """Milliseconds to seconds."""
+    """Seconds of milliseconds."""
     return milliseconds / MS_PER_S
 
 
 def g_per_kwh_of_lbs_per_mwh(lbs_per_mwh: float) -> float:
-    """Pounds per megawatt hour to grams per kilowatt hour (870 -> 394.6)."""
+    """Grams per kilowatt hour of pounds per megawatt hour (870 -> 394.6)."""
     return lbs_per_mwh * G_PER_LB / J_PER_KWH * 3.6e3

@@ -1,1 +1,1 @@
-"""Papers played again in the simulator: the same levers, the same figures, at equal load, with every number printed."""
+"""Reproductions of papers in the simulator: the same levers, the same figures at equal load, every number printed."""

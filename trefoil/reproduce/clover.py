@@ -9,9 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from trefoil.reproduce.judge import Curve, curve, over, row_of, saving_pct
-from trefoil.reproduce.runs import Played, Spec, play_all
-from trefoil.reproduce.setting import (
+from trefoil.reproduce.experiment import (
     GPUS,
     LOAD,
     PAPER_LOAD_RATIO,
@@ -22,6 +20,8 @@ from trefoil.reproduce.setting import (
     spec_of,
     trace_of,
 )
+from trefoil.reproduce.runs import RunResult, Spec, run_all
+from trefoil.reproduce.scores import Curve, objective_curve, over_seeds, saving_pct, scheme_row
 
 FAMILIES: Final = ("yolo", "albert", "efficientnet")
 MAIN_TRACE: Final = "ciso-march"
@@ -32,7 +32,7 @@ LARGEST: Final = "7g.40gb"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How much to play. `quick` is a first look: one application, one seed, few hours, no sweeps."""
+    """Options of a study: how much to run. `quick` is a first look: one application, one seed, few hours, no sweeps."""
 
     families: tuple[str, ...] = FAMILIES
     seeds: tuple[int, ...] = SEEDS
@@ -48,31 +48,31 @@ QUICK: Final = Options(("efficientnet",), (1,), 12.0, 12.0, 4.0, 0, False)
 
 @dataclass(slots=True)
 class Study:
-    """Everything played so far."""
+    """Study of one paper: everything that was run so far."""
 
     options: Options
     folder: Path
     say: Callable[[str], None]
     references: dict[tuple[str, int], Reference] = field(default_factory=dict)
-    runs: dict[Spec, Played] = field(default_factory=dict)
+    runs: dict[Spec, RunResult] = field(default_factory=dict)
 
-    def play(self, specs: Sequence[Spec]) -> list[Played]:
-        """Play what is not there yet."""
-        self.runs.update(play_all(specs, self.folder / "runs", self.options.jobs, self.say))
+    def run(self, specs: Sequence[Spec]) -> list[RunResult]:
+        """Run what is not there yet; results in the order of `specs`."""
+        self.runs.update(run_all(specs, self.folder / "runs", self.options.jobs, self.say))
         return [self.runs[spec] for spec in specs]
 
     def reference(self, family: str, seed: int) -> Reference:
-        """BASE at the load of the experiment."""
+        """Reference of a family and seed: BASE at the load of the experiment."""
         return self.references[family, seed]
 
-    def refer(self) -> None:
-        """BASE first: SLO and C_base."""
+    def run_references(self) -> None:
+        """Run BASE first: it gives SLO and C_base."""
         specs = [reference_spec(f, s) for f in self.options.families for s in self.options.seeds]
-        for played in self.play(specs):
+        for played in self.run(specs):
             self.references[played.spec.family, played.spec.seed] = reference_of(played)
 
     def specs(self, family: str, label: str, policy: str, **changes: Any) -> list[Spec]:
-        """One scheme on the main trace, every seed."""
+        """Specs of one scheme on the main trace, every seed."""
         trace = trace_of(MAIN_TRACE)
         return [
             spec_of(
@@ -88,7 +88,7 @@ class Study:
 
 
 def schemes_of(study: Study, family: str) -> dict[str, list[Spec]]:
-    """The schemes at equal load, SLO, fleet and lambda.
+    """Specs of the schemes at equal load, SLO, fleet and lambda.
 
     Those that plan by a profile have taken it on the very hardware, as ORACLE has; `exact` once more with the modelled
     profile, whose errors it does not know.
@@ -106,7 +106,7 @@ def schemes_of(study: Study, family: str) -> dict[str, list[Spec]]:
 
 
 def floored_of(study: Study, family: str, accuracy: Mapping[int, float]) -> dict[str, list[Spec]]:
-    """Plans that are held to CLOVER's own mean accuracy, seed by seed."""
+    """Specs of plans that are held to CLOVER's own mean accuracy, seed by seed."""
 
     def held(label: str, policy: str, **changes: Any) -> list[Spec]:
         specs = study.specs(family, label, policy, mode="budget", knows_truth=True, **changes)
@@ -120,19 +120,19 @@ def floored_of(study: Study, family: str, accuracy: Mapping[int, float]) -> dict
 
 
 def headline(study: Study) -> dict[str, Any]:
-    """Equal load, fleet, SLO: every scheme, every application, every seed. Figs. 9 to 13 come from these runs."""
+    """Headline at equal load, fleet, SLO: every scheme, application and seed. Figs. 9 to 13 come from these runs."""
     first = {f: schemes_of(study, f) for f in study.options.families}
-    study.play([spec for by in first.values() for specs in by.values() for spec in specs])
+    study.run([spec for by in first.values() for specs in by.values() for spec in specs])
     found: dict[str, Any] = {}
     second: dict[str, dict[str, list[Spec]]] = {}
     for family, by in first.items():
         accuracy = {spec.seed: study.runs[spec]["accuracy"] for spec in by["clover"]}
         second[family] = floored_of(study, family, accuracy)
-    study.play([spec for by in second.values() for specs in by.values() for spec in specs])
+    study.run([spec for by in second.values() for specs in by.values() for spec in specs])
     for family in study.options.families:
         references = {s: study.reference(family, s) for s in study.options.seeds}
         rows = {
-            label: row_of([study.runs[s] for s in specs], references)
+            label: scheme_row([study.runs[s] for s in specs], references)
             for label, specs in (first[family] | second[family]).items()
         }
         found[family] = {
@@ -146,7 +146,7 @@ def headline(study: Study) -> dict[str, Any]:
 
 
 def claims(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures that the paper stands for, seed by seed: what came out, whichever way."""
+    """Claims that the paper stands for, seed by seed: what came out, whichever way."""
 
     def each(label: str, name: str) -> tuple[float, ...]:
         return tuple(rows[label][name]["all"])
@@ -178,9 +178,9 @@ def claims(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def paper_method(study: Study) -> dict[str, Any]:
-    """BASE at a fifth of the load of the others, as the public code divides: labelled, never a headline."""
+    """Comparison by the public code's method, BASE at a fifth of the others' load: labelled, never a headline."""
     specs = [reference_spec(f, s, LOAD * PAPER_LOAD_RATIO) for f in study.options.families for s in study.options.seeds]
-    slow = {(p.spec.family, p.spec.seed): p for p in study.play(specs)}
+    slow = {(p.spec.family, p.spec.seed): p for p in study.run(specs)}
     found = {}
     for family in study.options.families:
         clover = [study.runs[s] for s in schemes_of(study, family)["clover"]]
@@ -190,25 +190,25 @@ def paper_method(study: Study) -> dict[str, Any]:
             ratios.append(saving_pct(run["joules_per_request"], mine["joules_per_request"]))
             alone.append(saving_pct(reference.joules, mine["joules_per_request"]))
         found[family] = {
-            "saving_pct": over(ratios).all,
-            "of_which_base_alone_by_its_load_pct": over(alone).all,
+            "saving_pct": over_seeds(ratios).all,
+            "of_which_base_alone_by_its_load_pct": over_seeds(alone).all,
             "note": "BASE at one fifth of the load of CLOVER, joules per request: the public code's comparison",
         }
     return found
 
 
 def curves(study: Study, family: str, seed: int) -> dict[str, Curve]:
-    """Fig. 11: the objective over time, one seed."""
+    """Curves of Fig. 11: the objective over time, one seed."""
     reference = study.reference(family, seed)
     found = {}
     for label, specs in schemes_of(study, family).items():
         spec = next(s for s in specs if s.seed == seed)
-        found[label] = curve(study.runs[spec], reference)
+        found[label] = objective_curve(study.runs[spec], reference)
     return found
 
 
 def traces(study: Study) -> dict[str, Any]:
-    """Fig. 16: seasons and regions; one seed. Without the real traces only the synthetic curve, by that name."""
+    """Traces of Fig. 16: seasons and regions; one seed. Without the real ones the synthetic curve, by that name."""
     seed = study.options.seeds[0]
     files = {name: file for name in TRACES if (file := trace_of(name))} or {"synthetic": ""}
     wanted: dict[tuple[str, str, str], Spec] = {}
@@ -225,7 +225,7 @@ def traces(study: Study) -> dict[str, Any]:
                     speedup=study.options.speedup,
                     knows_truth=policy == "exact",
                 )
-    study.play(list(wanted.values()))
+    study.run(list(wanted.values()))
     return {
         family: {
             name: {

@@ -9,13 +9,12 @@ from carbon_feed.providers.trace import load_trace
 from carbon_feed.settings import TraceSettings
 from trefoil.core.carbon import Factors
 from trefoil.core.units import grams
-from trefoil.reproduce import opportunities, plots
-from trefoil.reproduce.clover import Study, curves, headline, paper_method, schemes_of
-from trefoil.reproduce.judge import explored, over, saving_pct
+from trefoil.reproduce import opportunities, plots, sweeps
+from trefoil.reproduce.clover import Study, curves, headline, paper_method, schemes_of, traces
+from trefoil.reproduce.experiment import BASE_INTENSITY, data_folder
+from trefoil.reproduce.plots import write_csv
 from trefoil.reproduce.runs import HOUR_S, PUE
-from trefoil.reproduce.setting import BASE_INTENSITY, data_folder
-from trefoil.reproduce.sweep_figures import sweep_figures
-from trefoil.reproduce.tables import table
+from trefoil.reproduce.scores import evaluations_of, over_seeds, saving_pct
 
 WINDOW_H: Final = 8.0
 FIG13_FAMILY: Final = "efficientnet"  # the paper's image classification
@@ -26,12 +25,14 @@ FIG4: Final = {  # CLOVER's fortnights themselves are not public: the same grids
     "GB, March 2021": ("em_GB_2021_hourly.csv", 59 * 24),
     "GB, September 2021": ("em_GB_2021_hourly.csv", 243 * 24),
 }
+LOOSE_SLO: Final = 2.0  # times BASE's p95: where levers other than the variant have room
+CASES: Final = ("case", "scheme")
 LCA: Final = "Carbon Intensity gCO₂eq/kWh (LCA)"
 
 
 def all_figures(study: Study, folder: Path) -> dict[str, Any]:
-    """Play everything and draw it; the summary."""
-    study.refer()
+    """Figures of the whole paper, each played and drawn; the summary."""
+    study.run_references()
     equal = headline(study)
     found: dict[str, Any] = {"equal": equal, "paper_method": _paper_method(study, equal, folder)}
     figures: dict[str, Any] = {"fig02": _fig02(study, folder), "fig03": _fig03(study, folder)}
@@ -48,14 +49,14 @@ def all_figures(study: Study, folder: Path) -> dict[str, Any]:
 
 def _fig02(study: Study, folder: Path) -> Any:
     rows = {f: opportunities.mixes(f) for f in study.options.families}
-    table(folder, "fig02", [{"family": f, **row} for f, found in rows.items() for row in found])
+    write_csv(folder, "fig02", [{"family": f, **row} for f, found in rows.items() for row in found])
     plots.scatter(rows, folder, "fig02")
     return rows
 
 
 def _fig03(study: Study, folder: Path) -> Any:
     rows = {f: opportunities.partitions(f) for f in study.options.families}
-    table(folder, "fig03", [{"family": f, **row} for f, found in rows.items() for row in found])
+    write_csv(folder, "fig03", [{"family": f, **row} for f, found in rows.items() for row in found])
     shown = {
         "saving at one load, %": "carbon_saving_pct",
         "p95 at one load": "p95_over_c1",
@@ -84,11 +85,11 @@ def _paper_method(study: Study, equal: Mapping[str, Any], folder: Path) -> Any:
         for f, one in found.items()
         for n, seed in enumerate(study.options.seeds)
     ]
-    table(folder, "paper_method", rows)
+    write_csv(folder, "paper_method", rows)
     names = list(rows[0])[2:]
     plots.grouped(
         {"CLOVER against BASE, joules (grams at equal load)":
-         {f: {name: over([r[name] for r in rows if r["family"] == f]).mean for name in names} for f in found}},
+         {f: {name: over_seeds([r[name] for r in rows if r["family"] == f]).mean for name in names} for f in found}},
         folder, "paper_method", ("saving, %",),
     )  # fmt: skip
     return found
@@ -113,7 +114,7 @@ def _fig04(folder: Path) -> Any:
         }
         lines[name] = ([h / 24 for h in range(len(values))], values)
         rows += [{"trace": name, "hour": h, "g_per_kwh": v} for h, v in enumerate(values)]
-    table(folder, "fig04", rows)
+    write_csv(folder, "fig04", rows)
     plots.lines({"intensity": lines}, folder, "fig04", "day", "g/kWh")
     return found
 
@@ -125,7 +126,7 @@ def _fig09_to_11(study: Study, equal: Mapping[str, Any], folder: Path) -> dict[s
         base = rows["base"]["grams_per_request"]["all"]
         for label, row in rows.items():
             mine = row["grams_per_request"]["all"]
-            saved = over([saving_pct(m, b) for m, b in zip(mine, base, strict=True)])
+            saved = over_seeds([saving_pct(m, b) for m, b in zip(mine, base, strict=True)])
             line = {
                 "family": family, "scheme": label, "saving_pct": saved.mean, "saving_low": saved.low,
                 "saving_high": saved.high, "accuracy_loss_pct": row["accuracy_loss_pct"]["mean"],
@@ -136,8 +137,8 @@ def _fig09_to_11(study: Study, equal: Mapping[str, Any], folder: Path) -> dict[s
             ten.append(line)
             if label in ("base", "clover"):
                 nine.append(line)
-    table(folder, "fig09", nine)
-    table(folder, "fig10", ten)
+    write_csv(folder, "fig09", nine)
+    write_csv(folder, "fig10", ten)
     shown: dict[str, Callable[[Mapping[str, Any]], float]] = {
         "accuracy over BASE, %": lambda r: 100 - r["accuracy_loss_pct"],
         "carbon over BASE, %": lambda r: 100 - r["saving_pct"],
@@ -159,7 +160,7 @@ def _fig09_to_11(study: Study, equal: Mapping[str, Any], folder: Path) -> dict[s
         for at, ci, c, a, value in zip(
             one.at_s, one.intensity, one.carbon, one.accuracy, one.objective, strict=True)
     ]  # fmt: skip
-    table(folder, "fig11", lines)
+    write_csv(folder, "fig11", lines)
     return {"fig09": nine, "fig10": ten, "fig11": {"seed": seed, "see": "fig11.csv"}}
 
 
@@ -174,24 +175,24 @@ def _fig12(study: Study, folder: Path) -> Any:
             runs = [study.runs[s] for s in schemes_of(study, family)[scheme]]
             time_pct, inside, count = [0.0] * len(widths_s), 0, 0
             for run in runs:
-                for e in explored(run, study.reference(family, run.spec.seed).slo_ms):
+                for e in evaluations_of(run, study.reference(family, run.spec.seed).slo_ms):
                     at = min(len(widths_s) - 1, max(0, int(e["at_s"] * speedup // (WINDOW_H * HOUR_S))))
                     time_pct[at] += 100 * e["spent_s"] / widths_s[at] / len(runs)
                     inside, count = inside + e["within_slo"], count + 1
             spent = [run["exploration_s"] for run in runs]
             found[family][scheme] = {
                 "time_pct_by_window": time_pct,
-                "time_pct": over([100 * s / runs[0].spec.span_s for s in spent]).mean,
+                "time_pct": over_seeds([100 * s / runs[0].spec.span_s for s in spent]).mean,
                 "evaluations": count / len(runs),
                 "evaluations_within_slo": inside / len(runs),
                 "within_slo_pct": 100 * inside / count if count else None,
             }
     plots.windows(found, folder, "fig12")
-    table(folder, "fig12", [
+    write_csv(folder, "fig12", [
         {"family": f, "scheme": s, "window": n, "time_pct": t}
         for f, by in found.items() for s, one in by.items() for n, t in enumerate(one["time_pct_by_window"], 1)
     ])  # fmt: skip
-    table(folder, "fig12b", [
+    write_csv(folder, "fig12b", [
         {"family": f, "scheme": s, **{name: value for name, value in one.items() if name != "time_pct_by_window"}}
         for f, by in found.items() for s, one in by.items()
     ])  # fmt: skip
@@ -209,7 +210,7 @@ def _fig13(study: Study, folder: Path) -> Any:
     reference = study.reference(family, seed)
     base_g = grams(reference.joules, BASE_INTENSITY, PUE)
     rounds: dict[int, list[dict[str, Any]]] = {}
-    for e in explored(run, reference.slo_ms):
+    for e in evaluations_of(run, reference.slo_ms):
         measured = e["joules"] is not None and e["accuracy"] is not None
         point = {
             "saving_pct": 100 * (1 - grams(e["joules"], e["intensity"], PUE) / base_g) if measured else None,
@@ -221,7 +222,114 @@ def _fig13(study: Study, folder: Path) -> Any:
     chosen = dict.fromkeys([*range(min(2, len(searches))), max(0, len(searches) - 1)]) if searches else {}
     shown = {f"{family}: search {n + 1} of {len(searches)}": searches[n] for n in chosen}
     plots.evaluated(shown, folder, "fig13")
-    table(folder, "fig13", [
+    write_csv(folder, "fig13", [
         {"search": name, "number": n, **p} for name, points in shown.items() for n, p in enumerate(points, 1)
     ])  # fmt: skip
     return shown
+
+
+def sweep_figures(study: Study, folder: Path, floor: Mapping[str, float]) -> dict[str, Any]:
+    """Figures of the sweeps, each played and drawn. `floor`: CLOVER's mean accuracy by application.
+
+    The summary's parts `ablation`, `ablation_loose_slo`, `loads` and `turned_by_30_pct`, and its `figures`.
+    """
+    families = study.options.families
+    figures = {
+        "fig14": _fig14(study, folder),
+        "fig15": _fig15(study, folder),
+        "fig16": _fig16(study, folder),
+        "bases": _bases(study, folder),
+    }
+    found: dict[str, Any] = {
+        "ablation": {f: sweeps.ablation(study, f, floor[f]) for f in families},
+        "ablation_loose_slo": {f: sweeps.ablation(study, f, floor[f], LOOSE_SLO) for f in families},
+        "loads": {f: sweeps.loads(study, f) for f in families},
+        "turned_by_30_pct": {f: sweeps.turned(study, f) for f in families},
+        "figures": figures,
+    }
+    _ablation(found, folder)
+    _loads(found["loads"], folder)
+    _turned(found["turned_by_30_pct"], folder)
+    return found
+
+
+def _flat(found: Mapping[str, Any], names: tuple[str, str] = CASES) -> list[dict[str, Any]]:
+    """Application, then two levels of names, then numbers: one row each."""
+    return [
+        {"family": f, names[0]: outer, names[1]: inner, **one}
+        for f, by in found.items()
+        for outer, ones in by.items()
+        for inner, one in ones.items()
+    ]
+
+
+def _fig14(study: Study, folder: Path) -> Any:
+    found = {f: sweeps.weights(study, f) for f in study.options.families}
+    write_csv(folder, "fig14", _flat(found, ("sweep", "value")))
+    plots.weights(found, folder, "fig14")
+    return found
+
+
+def _fig15(study: Study, folder: Path) -> Any:
+    found = {f: sweeps.fleets(study, f) for f in study.options.families}
+    write_csv(folder, "fig15", _flat(found))
+    plots.grouped(
+        {f: {f"{n} GPUs": {p: one["p95_over_slo"] for p, one in by.items()} for n, by in cases.items()}
+         for f, cases in found.items()},
+        folder, "fig15", ("p95 of what was answered, over that of BASE on ten",), log=True, line=1.0,
+    )  # fmt: skip
+    return found
+
+
+def _fig16(study: Study, folder: Path) -> Any:
+    found = traces(study)
+    write_csv(folder, "fig16", _flat(found))
+    plots.grouped(
+        {f: {t: {p: one["saving_pct"] for p, one in by.items() if p != "base"} for t, by in cases.items()}
+         for f, cases in found.items()},
+        folder, "fig16", ("carbon saving, %",),
+    )  # fmt: skip
+    return found
+
+
+def _bases(study: Study, folder: Path) -> Any:
+    found = {f: sweeps.bases(study, f) for f in study.options.families}
+    write_csv(folder, "bases", [{"family": f, "base": b, **one} for f, by in found.items() for b, one in by.items()])
+    plots.bars(
+        {f: {name: one["joules_over_7g_pct"] for name, one in by.items()} for f, by in found.items()},
+        folder, "bases", "joules per request over 7g, %",
+    )  # fmt: skip
+    return found
+
+
+def _ablation(found: Mapping[str, Any], folder: Path) -> None:
+    by_slo = {"BASE's p95": found["ablation"], f"{LOOSE_SLO:g} x BASE's p95": found["ablation_loose_slo"]}
+    write_csv(folder, "ablation", [
+        {"family": f, "slo": slo, "levers": levers, **one}
+        for slo, by_family in by_slo.items() for f, by in by_family.items() for levers, one in by.items()
+    ])  # fmt: skip
+    plots.dots(
+        {f: {levers: {slo: by[f][levers]["saving_pct"] for slo, by in by_slo.items()} for levers in ones}
+         for f, ones in found["ablation"].items()},
+        folder, "ablation", "saving against BASE, %",
+    )  # fmt: skip
+
+
+def _loads(found: Mapping[str, Any], folder: Path) -> None:
+    """The picture leaves out who does not serve or misses its accuracy: its grams are no saving."""
+    write_csv(folder, "loads", _flat(found, ("load", "scheme")))
+    drawn: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+    for family, by in found.items():
+        drawn[family] = {}
+        for scheme in sweeps.LOADED[1:]:
+            kept = {load: ones[scheme] for load, ones in by.items() if sweeps.held(ones[scheme])}
+            drawn[family][scheme] = ([float(load) for load in kept], [one["saving_pct"] for one in kept.values()])
+    plots.lines(drawn, folder, "loads", "load over BASE's capacity", "saving against BASE, %", marked=True)
+
+
+def _turned(found: Mapping[str, Any], folder: Path) -> None:
+    runs = {f: one["runs"] for f, one in found.items()}
+    write_csv(folder, "turned", _flat(runs))
+    for name, key, label in (("turned", "saving_pct", "saving against BASE, %"), ("turned_f", "objective", "f, %")):
+        cases = {f: {t: {p: one[key] for p, one in by.items()} for t, by in turns.items()} for f, turns in runs.items()}
+        plots.dots(cases, folder, name, label)

@@ -11,8 +11,8 @@ from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.queueing import ServerClass, arrivals_s, serve_shared, service_time
 from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.clover import LARGEST
+from trefoil.reproduce.experiment import DEVICE, ITEMS, LOAD, capacity_per_s
 from trefoil.reproduce.runs import REPOSITORY
-from trefoil.reproduce.setting import DEVICE, ITEMS, LOAD, capacity_per_s
 from trefoil.runtime.repository import load_family
 
 KERNEL_REQUESTS: Final = 20_000
@@ -24,7 +24,7 @@ LAYOUTS: Final = {
 
 
 def mixes(family: str) -> list[dict[str, Any]]:
-    """Fig. 2: every mix of variants on four unpartitioned GPUs, grams and accuracy over those of the best variant."""
+    """Mixes of Fig. 2: all mixes of variants on four whole GPUs, grams and accuracy over those of the best variant."""
     rate = LOAD * capacity_per_s(family, 4)
     found, catalog = load_family(REPOSITORY / family), _catalog(family)
     names = [v.name for v in found[0].by_accuracy()]
@@ -41,7 +41,7 @@ def mixes(family: str) -> list[dict[str, Any]]:
 
 
 def partitions(family: str) -> list[dict[str, Any]]:
-    """Fig. 3: the smallest variant on C1 = 7g, C2 = 4g + 2g + 1g, C3 = 7 x 1g, twice.
+    """Partitions of Fig. 3: the smallest variant on C1 = 7g, C2 = 4g + 2g + 1g, C3 = 7 x 1g, twice.
 
     At one load an awake GPU draws its idle power whatever it is cut into, and C1 waits where C3 does not. Kept busy (as
     who sends "the same number of requests" as fast as they are answered), idle power is shared by all that is answered

@@ -1,5 +1,6 @@
-"""One picture per figure, drawn from the same numbers that the JSON holds."""
+"""Pictures and tables of figures, of the same numbers that the JSON holds."""
 
+import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from trefoil.reproduce.judge import Curve
+from trefoil.reproduce.scores import Curve
 
 WIDTH: Final = 12.0
 HEIGHT: Final = 3.8
@@ -38,8 +39,17 @@ WITHIN: Final = "tab:green"
 BROKE: Final = "tab:red"
 
 
+def write_csv(folder: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write numbers of a figure as CSV, with the columns of the first row."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else ["empty"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def save(figure: Figure, folder: Path, name: str) -> None:
-    """As PNG."""
+    """Save a figure as PNG."""
     folder.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
     figure.savefig(folder / f"{name}.png", dpi=110, bbox_inches="tight")

@@ -1,4 +1,4 @@
-"""One run of a reproduction as a value, and many of them side by side on all cores.
+"""Runs of a reproduction as values, and many of them side by side on all cores.
 
 A `Spec` says everything that a run depends on, so that its result can be kept on disk under a hash of it: what was
 interrupted goes on where it was. Runs are simulations (trefoil.simulator); their truth differs from what planners are
@@ -43,7 +43,7 @@ REPOSITORY: Final = Path("model_repository")
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One run. `trace` is a file, or "" with a `constant_g_per_kwh`; neither: the synthetic curve that ships.
+    """Spec of one run. `trace` is a file, or "" with a `constant_g_per_kwh`; neither: the synthetic curve that ships.
 
     hours             of the trace; `speedup` of them pass in one simulated hour (load and moves run in simulated time)
     variants, shapes  what the planner may use; empty: all
@@ -85,19 +85,19 @@ class Spec:
 
     @property
     def span_s(self) -> float:
-        """Simulated seconds."""
+        """Span of the run in simulated time [s]."""
         return self.hours * HOUR_S / self.speedup
 
     @property
     def key(self) -> str:
-        """Names the run, whatever process computes it."""
+        """Key of the run, whatever process computes it."""
         text = json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """What a run left, plain enough for JSON. `evaluations`: candidates in the order in which they were measured."""
+class RunResult:
+    """Result of a run, plain enough for JSON. `evaluations`: candidates in the order in which they were measured."""
 
     spec: Spec
     summary: Mapping[str, Any]
@@ -110,7 +110,7 @@ class Played:
 
 
 def scenario_of(spec: Spec) -> Scenario:
-    """The simulator's scenario of a spec."""
+    """Scenario of a spec."""
     zone = Zone(trace=Path(spec.trace) if spec.trace else None, constant_g_per_kwh=spec.constant_g_per_kwh)
     wanted = Wanted(
         mode=spec.mode,  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ def scenario_of(spec: Spec) -> Scenario:
 
 
 def catalogs(spec: Spec) -> tuple[Catalog, Catalog]:
-    """(what the planner is told, what is true before noise): the profile with the spec's limits and factors."""
+    """Catalogs (told to the planner, true before noise): the profile with the spec's limits and factors."""
     family, rows = load_family(REPOSITORY / spec.family)
     energy, latency = dict(spec.energy), dict(spec.latency)
     changed = []
@@ -186,8 +186,8 @@ def catalogs(spec: Spec) -> tuple[Catalog, Catalog]:
     return told, truth
 
 
-def play(spec: Spec) -> Played:
-    """Simulate one run.
+def run_spec(spec: Spec) -> RunResult:
+    """Simulate the run of a spec.
 
     Raises:
         errors.TrefoilError: the spec cannot be run.
@@ -199,42 +199,42 @@ def play(spec: Spec) -> Played:
         actual, _ = pair(told, names, scenario.noise, scenario.seed, truth)
         told = actual.catalog
     plain = json.loads(simulate(scenario, Provided(catalog=told, truth=truth)).to_json())
-    return Played(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
+    return RunResult(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
 
 
-def play_all(
+def run_all(
     specs: Iterable[Spec], folder: Path | None, jobs: int = 0, say: Callable[[str], None] = lambda _text: None
-) -> dict[Spec, Played]:
-    """All runs, those that are kept in `folder` from there. `jobs` 0: one process per core."""
+) -> dict[Spec, RunResult]:
+    """Results of all runs, those that are kept in `folder` from there. `jobs` 0: one process per core."""
     wanted = list(dict.fromkeys(specs))
-    found = {spec: kept for spec in wanted if (kept := _kept(folder, spec)) is not None}
+    found = {spec: kept for spec in wanted if (kept := _load_result(folder, spec)) is not None}
     left = [spec for spec in wanted if spec not in found]
     if not left:
         return found
     workers = jobs or len(os.sched_getaffinity(0))
     if workers == 1 or len(left) == 1:
         for n, spec in enumerate(left, 1):
-            found[spec] = _keep(folder, play(spec))
+            found[spec] = _save_result(folder, run_spec(spec))
             say(f"{n}/{len(left)} {spec.family} {spec.label} seed {spec.seed}")
         return found
     with ProcessPoolExecutor(workers) as pool:
-        running = {pool.submit(play, spec): spec for spec in sorted(left, key=lambda s: -s.rate_per_s * s.hours)}
+        running = {pool.submit(run_spec, spec): spec for spec in sorted(left, key=lambda s: -s.rate_per_s * s.hours)}
         for n, future in enumerate(as_completed(running), 1):
             spec = running[future]
-            found[spec] = _keep(folder, future.result())
+            found[spec] = _save_result(folder, future.result())
             say(f"{n}/{len(left)} {spec.family} {spec.label} seed {spec.seed}")
     return found
 
 
-def _kept(folder: Path | None, spec: Spec) -> Played | None:
+def _load_result(folder: Path | None, spec: Spec) -> RunResult | None:
     path = folder / f"{spec.key}.json" if folder is not None else None
     if path is None or not path.exists():
         return None
     plain = json.loads(path.read_text(encoding="utf-8"))
-    return Played(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
+    return RunResult(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
 
 
-def _keep(folder: Path | None, played: Played) -> Played:
+def _save_result(folder: Path | None, played: RunResult) -> RunResult:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"{played.spec.key}.partial"

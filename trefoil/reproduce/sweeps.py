@@ -1,4 +1,4 @@
-"""Beside the headline: levers one by one, loads, lambdas, thresholds, fewer GPUs, and every assumption turned by 30 %.
+"""Sweeps: levers one by one, loads, lambdas, thresholds, fewer GPUs, and every assumption turned by 30 %.
 
 One seed. Levers, loads and turned assumptions are fluid runs (no single requests): they rank and show shapes; the other
 sweeps are request by request, as the headline is.
@@ -13,9 +13,7 @@ from typing import Any, Final
 from trefoil.core.device_types import A100_40GB_WHOLE, device_type
 from trefoil.core.power import SWEEP_IDLE_W
 from trefoil.reproduce.clover import LARGEST, MAIN_TRACE, Study
-from trefoil.reproduce.judge import curve, mean_objective, over, saving_pct
-from trefoil.reproduce.runs import HOUR_S, REPOSITORY, Played, Spec
-from trefoil.reproduce.setting import (
+from trefoil.reproduce.experiment import (
     CONSTANT_G,
     DEVICE,
     GPUS,
@@ -26,6 +24,8 @@ from trefoil.reproduce.setting import (
     spec_of,
     trace_of,
 )
+from trefoil.reproduce.runs import HOUR_S, REPOSITORY, RunResult, Spec
+from trefoil.reproduce.scores import mean_objective, objective_curve, over_seeds, saving_pct
 from trefoil.runtime.repository import load_family
 
 LOADS: Final = (0.1, 0.3, 0.5, 0.6, 0.7, 0.9)
@@ -65,13 +65,13 @@ def _fluid(spec: Spec) -> Spec:
 
 
 def fluid_reference(study: Study, family: str, load: float = LOAD, **changes: Any) -> Reference:
-    """BASE in the fluid model: SLO and C_base of what is compared in it."""
+    """Reference of BASE in the fluid model: SLO and C_base of what is compared in it."""
     spec = replace(_fluid(reference_spec(family, study.options.seeds[0], load)), **changes)
-    return reference_of(study.play([spec])[0])
+    return reference_of(study.run([spec])[0])
 
 
 def ablation(study: Study, family: str, floor: float, slo_ratio: float = 1.0) -> dict[str, Any]:
-    """Each lever alone, all but each, and all of them, at one accuracy floor: what `exact` makes of it.
+    """Ablation: each lever alone, all but each, and all of them, at one accuracy floor: what `exact` makes of it.
 
     At an SLO that is BASE's own p95 nothing moves while the best variant has to answer everything: `slo_ratio` loosens
     it.
@@ -100,13 +100,13 @@ def ablation(study: Study, family: str, floor: float, slo_ratio: float = 1.0) ->
     wanted = {"none (BASE)": set[str]()} | {lever: {lever} for lever in locked}
     wanted |= {f"all but {lever}": every - {lever} for lever in locked} | {"all": every}
     specs = {label: spec(label, levers) for label, levers in wanted.items()}
-    study.play(list(specs.values()))
+    study.run(list(specs.values()))
     base = study.runs[specs["none (BASE)"]]["grams_per_request"]
     return {label: _short(study.runs[s], base) for label, s in specs.items()}
 
 
 def loads(study: Study, family: str) -> dict[str, Any]:
-    """The same from a nearly idle to a nearly full fleet; plans are held to CLOVER's accuracy at that load."""
+    """Loads: the schemes from a nearly idle to a nearly full fleet; plans keep CLOVER's accuracy at that load."""
     found: dict[str, Any] = {}
     fixed = fluid_reference(study, family)
     for load in LOADS:
@@ -120,8 +120,8 @@ def loads(study: Study, family: str) -> dict[str, Any]:
 
 def beside_clover(
     study: Study, reference: Reference, policies: Sequence[str], case: str, **changes: Any
-) -> dict[str, Played]:
-    """Schemes in the flow; those that plan for an accuracy are held to what CLOVER reached in this very case."""
+) -> dict[str, RunResult]:
+    """Runs of schemes as flows; those that plan for an accuracy are held to what CLOVER reached in this very case."""
 
     def spec(policy: str, **more: Any) -> Spec:
         plain = spec_of(reference, policy, policy, study.options.side_hours, trace_of(MAIN_TRACE), **more)
@@ -129,10 +129,10 @@ def beside_clover(
 
     more = {"oracle": {"knows_truth": True}}
     specs = {p: spec(p, **more.get(p, {})) for p in policies if p not in HELD}
-    study.play(list(specs.values()))
+    study.run(list(specs.values()))
     floor = round(study.runs[specs["clover"]]["accuracy"], 6)
     specs |= {p: spec(p, mode="budget", min_accuracy=floor) for p in policies if p in HELD}
-    study.play(list(specs.values()))
+    study.run(list(specs.values()))
     return {p: study.runs[specs[p]] for p in policies}
 
 
@@ -146,7 +146,7 @@ def held(row: Mapping[str, float]) -> bool:
     return served(row) and row["accuracy"] >= row["min_accuracy"] - ACCURACY_SLACK
 
 
-def _short(run: Played, base_g: float) -> dict[str, float]:
+def _short(run: RunResult, base_g: float) -> dict[str, float]:
     return {
         "grams_per_request": run["grams_per_request"],
         "saving_pct": saving_pct(run["grams_per_request"], base_g),
@@ -158,7 +158,7 @@ def _short(run: Played, base_g: float) -> dict[str, float]:
 
 
 def turned(study: Study, family: str) -> dict[str, Any]:
-    """The ranking under +-30 % on each assumption, by grams and by f.
+    """Ranking under +-30 % on each assumption, by grams and by f.
 
     `static_mix` and `exact` are held to CLOVER's accuracy in the same case; ORACLE and CO2OPT lose what they lose: f
     weighs it. Who keeps the SLO for less than `SERVED_MIN` of the requests is not ranked, who misses its accuracy not
@@ -187,7 +187,7 @@ def turned(study: Study, family: str) -> dict[str, Any]:
 
 
 def ranking(scores: Mapping[str, Mapping[str, float]], tie: float) -> dict[str, Any]:
-    """The order of the first case, best first, and which pairs another case puts the other way round.
+    """Order of the first case, best first, and which pairs another case puts the other way round.
 
     Pairs that are no further apart than `tie` in either case are level: no order, and no flip.
     """
@@ -208,7 +208,7 @@ def ranking(scores: Mapping[str, Mapping[str, float]], tie: float) -> dict[str, 
 
 
 def weights(study: Study, family: str) -> dict[str, Any]:
-    """Fig. 14 at 100 g/kWh: (a) lambda from 0.1 to 0.9, (b) a threshold on the accuracy that may be lost; every seed.
+    """Weights of Fig. 14 at 100 g/kWh, every seed: (a) lambda from 0.1 to 0.9, (b) a threshold on the accuracy lost.
 
     CLOVER cuts and fills every GPU alike, so that between BASE and the cheapest step down it has nothing that keeps
     BASE's own p95; thresholds below that step leave it BASE. `exact`, held to the same accuracy, mixes across GPUs.
@@ -231,7 +231,7 @@ def weights(study: Study, family: str) -> dict[str, Any]:
             by_floor = spec(f"exact, loss <= {loss:g} %", "exact", knows_truth=True, mode="instant", min_accuracy=floor)
             wanted.setdefault(("threshold_pct", f"{loss:g}"), []).append((by_loss, base))
             wanted.setdefault(("threshold_pct_exact", f"{loss:g}"), []).append((by_floor, base))
-    study.play([spec for pairs in wanted.values() for pair in pairs for spec in pair])
+    study.run([spec for pairs in wanted.values() for pair in pairs for spec in pair])
     found: dict[str, Any] = {}
     for (sweep, value), pairs in wanted.items():
         found.setdefault(sweep, {})[value] = _ended(study, pairs)
@@ -239,30 +239,30 @@ def weights(study: Study, family: str) -> dict[str, Any]:
 
 
 def _ended(study: Study, pairs: Sequence[tuple[Spec, Spec]]) -> dict[str, float]:
-    """What runs ended in, each against BASE of its seed: means, and the range of what was saved."""
+    """State that runs ended in, each against BASE of its seed: means, and the range of what was saved."""
     savings, losses, runs = [], [], [study.runs[spec] for spec, _ in pairs]
     for run, (_, base) in zip(runs, pairs, strict=True):
         reference = study.reference(run.spec.family, run.spec.seed)
         (share, lost), (base_share, _) = settled(run, reference), settled(study.runs[base], reference)
         savings.append(saving_pct(share, base_share))
         losses.append(lost)
-    saved = over(savings)
+    saved = over_seeds(savings)
     return {
         "saving_pct": saved.mean,
         "saving_low": saved.low,
         "saving_high": saved.high,
-        "accuracy_loss_pct": over(losses).mean,
-        "evaluations": over([run["evaluations"] for run in runs]).mean,
-        "slo_attainment": over([run["slo_attainment"] for run in runs]).mean,
+        "accuracy_loss_pct": over_seeds(losses).mean,
+        "evaluations": over_seeds([run["evaluations"] for run in runs]).mean,
+        "slo_attainment": over_seeds([run["slo_attainment"] for run in runs]).mean,
     }
 
 
-def settled(played: Played, reference: Reference) -> tuple[float, float]:
-    """(grams per request in units of C_base, accuracy lost [%]) of the last hour: what the search ended in.
+def settled(played: RunResult, reference: Reference) -> tuple[float, float]:
+    """State that a search ended in: (grams per request over C_base, accuracy lost [%]) of the last hour.
 
     NaN where nothing was answered then.
     """
-    found = curve(played, reference)
+    found = objective_curve(played, reference)
     at = [i for i, at_s in enumerate(found.at_s) if at_s >= (played.spec.hours - 1) * HOUR_S]
     if not at:
         return math.nan, math.nan
@@ -270,7 +270,7 @@ def settled(played: Played, reference: Reference) -> tuple[float, float]:
 
 
 def fleets(study: Study, family: str) -> dict[str, Any]:
-    """Fig. 15: the load of ten GPUs on ten, four and two; p95 and grams of what was answered over those of BASE on ten.
+    """Fleets of Fig. 15: the load of ten GPUs on ten, four, two; p95 and grams of answers over those of BASE on ten.
 
     Rejected ones waited in vain: where there are many, p95 is what the queue allows and not what that fleet takes.
     """
@@ -282,7 +282,7 @@ def fleets(study: Study, family: str) -> dict[str, Any]:
         for n in FLEETS
         for policy in ("base", "clover", "exact")
     }
-    study.play(list(specs.values()))
+    study.run(list(specs.values()))
     full_g = study.runs[specs["base", GPUS]]["grams_per_request"]
     return {
         str(n): {
@@ -300,7 +300,7 @@ def fleets(study: Study, family: str) -> dict[str, Any]:
 
 
 def bases(study: Study, family: str) -> dict[str, Any]:
-    """What BASE may mean on an A100: one 7g slice, section 5.2.1's 4g + 3g, or MIG off. The load is 0.6 of ten 7g's.
+    """Variants of BASE on an A100: one 7g slice, section 5.2.1's 4g + 3g, or MIG off. The load is 0.6 of ten 7g's.
 
     Without noise: that of two operating points is drawn apart and is as large as what lies between them.
     """
@@ -312,7 +312,7 @@ def bases(study: Study, family: str) -> dict[str, Any]:
         )
         for name, changes in BASES.items()
     }  # fmt: skip
-    study.play(list(specs.values()))
+    study.run(list(specs.values()))
     seven = study.runs[specs["7g"]]["joules_per_request"]
     return {
         name: {

@@ -1,4 +1,4 @@
-"""Which dispatcher workers may still send to a slice: their acknowledgements, kept over a loss of Redis' data.
+"""Acknowledgements of dispatcher workers that may still send to a slice, kept over a loss of Redis' data.
 
 An acknowledgement lives ACK_TTL_S after it was written; a worker without one is dead. But an emptied Redis has none of
 the living either, and one that stood still has let them expire: who stopped a slice on that would stop it under its
@@ -23,7 +23,7 @@ class _Seen:
 
 
 class LiveAcks:
-    """Read it at least every second or so. `sight_s` counts the seconds for which Redis could be read."""
+    """Acknowledgements of live workers, to be read every second or so. `sight_s`: for how long Redis was read."""
 
     def __init__(self, state: State, clock: Clock) -> None:
         self._state, self._clock = state, clock
@@ -33,13 +33,13 @@ class LiveAcks:
 
     @property
     def blind(self) -> str:
-        """Why the absence of acknowledgements proves nothing yet, "" when it does."""
+        """Reason why the absence of acknowledgements proves nothing yet, "" when it does."""
         if self.sight_s >= FIRST_S:
             return ""
         return f"acknowledgements have been read for {self.sight_s:.1f} s only, of {FIRST_S:g} s"
 
     async def read(self) -> tuple[TableAck, ...]:
-        """The last acknowledgement of every worker that may be alive.
+        """Read the last acknowledgement of every worker that may be alive.
 
         Raises:
             StateUnavailable: Redis does not answer; nothing ages meanwhile.

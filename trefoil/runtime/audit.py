@@ -1,4 +1,4 @@
-"""Who commanded what: one line of JSON before and one after each call that changes something.
+"""Audit log of commands: one line of JSON before and one after each call that changes something.
 
 The line before the call is on disk before anything happens, so that a crash in mid-call leaves a trace. Two files of
 bounded size: `audit.jsonl` and, before it, `audit.1.jsonl`. Requests are kept whole up to `REQUEST_CHARS_MAX`.
@@ -20,7 +20,7 @@ REQUEST_CHARS_MAX: Final = 2000
 
 
 class AuditLog:
-    """Append-only; safe on one event loop."""
+    """Audit log, append-only; safe on one event loop."""
 
     def __init__(self, directory: Path, clock: Clock, bytes_max: int = FILE_BYTES_MAX) -> None:
         self._path = directory / "audit.jsonl"
@@ -40,7 +40,7 @@ class AuditLog:
         self._write({"call": call, "code": code, "why": why, "took_ms": round(took_ms, 1)})
 
     def close(self) -> None:
-        """Release the file; a later entry opens it again."""
+        """Close the file; a later entry opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None

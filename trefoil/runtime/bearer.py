@@ -1,4 +1,4 @@
-"""Adds a token to each call of a gRPC channel."""
+"""Bearer token, added to each call of a gRPC channel."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def _with_token(details: grpc.aio.ClientCallDetails, token: str) -> grpc.aio.Cli
 
 
 class UnaryToken(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
-    """To calls with one answer."""
+    """Interceptor that adds the token to calls with one answer."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -21,7 +21,7 @@ class UnaryToken(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
 
 
 class StreamToken(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
-    """To calls with a stream of answers."""
+    """Interceptor that adds the token to calls with a stream of answers."""
 
     def __init__(self, token: str) -> None:
         self._token = token

@@ -1,4 +1,4 @@
-"""The only place that reads time. Shells take a `Clock`; brains take `now_s` as a number.
+"""Clocks, the only place that reads time. Shells take a `Clock`; brains take `now_s` as a number.
 
 `now_s` is for humans and for values that cross machines; durations and leases are counted on `monotonic_s`.
 """
@@ -11,23 +11,23 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A source of time."""
+    """Clock: a source of time."""
 
     def now_s(self) -> float:
-        """UTC seconds since the epoch."""
+        """Time in UTC seconds since the epoch."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds that never jump; comparable only inside one process."""
+        """Time in seconds that never jump; comparable only inside one process."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return after that many seconds of this clock."""
+        """Sleep that many seconds of this clock."""
         ...
 
 
 class WallClock:
-    """Real time."""
+    """Clock of real time."""
 
     def now_s(self) -> float:
         return time.time()
@@ -44,7 +44,7 @@ class WallClock:
 
 
 class ManualClock:
-    """Time that moves only when told to: `await clock.advance(s)` also runs whoever was sleeping, in order."""
+    """Clock that moves only when told to: `await clock.advance(s)` also runs whoever was sleeping, in order."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s

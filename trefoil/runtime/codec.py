@@ -1,4 +1,4 @@
-"""The only converter between `trefoil.core` dataclasses, protobuf messages, bytes and canonical JSON.
+"""Codec, the only converter between `trefoil.core` dataclasses, protobuf messages, bytes and canonical JSON.
 
 Reflective: the table below pairs classes, the fields pair by name. Proto field `x_at` (Timestamp) is dataclass field
 `x_at_s` (UTC seconds; 0.0 = unset); a sub-message is a dataclass, or when unset None (the empty dataclass where
@@ -80,13 +80,13 @@ Field = Any  # google.protobuf has two FieldDescriptors, of which the type stubs
 
 
 def core_field_name(field: Field) -> str:
-    """The dataclass field that mirrors a proto field."""
+    """Name of the dataclass field that mirrors a proto field."""
     is_time = field.message_type is not None and field.message_type.full_name == TIMESTAMP
     return f"{field.name}_s" if is_time else str(field.name)
 
 
 def to_proto(obj: Any) -> Any:
-    """The protobuf message of a core dataclass."""
+    """Convert a core dataclass to its protobuf message."""
     message = _message_class(type(obj))()
     cls: Any = type(obj)
     for copy in _writers(cls):
@@ -95,7 +95,7 @@ def to_proto(obj: Any) -> Any:
 
 
 def from_proto(message: Message) -> Any:
-    """The core dataclass of a protobuf message.
+    """Convert a protobuf message to its core dataclass.
 
     Raises:
         errors.InvalidInput: an enum value that this version does not know.
@@ -105,12 +105,12 @@ def from_proto(message: Message) -> Any:
 
 
 def encode(obj: Any) -> bytes:
-    """Binary protobuf, the same bytes for equal objects within one version of the library."""
+    """Encode as binary protobuf, the same bytes for equal objects within one version of the library."""
     return typing.cast(bytes, to_proto(obj).SerializeToString(deterministic=True))
 
 
 def decode(cls: type[T], data: bytes) -> T:
-    """The inverse of `encode`.
+    """Decode binary protobuf: the inverse of `encode`.
 
     Raises:
         errors.InvalidInput: bytes that are not this message.
@@ -126,12 +126,12 @@ def decode(cls: type[T], data: bytes) -> T:
 
 
 def to_json(obj: Any) -> str:
-    """Canonical JSON of any core dataclass, also those without a message: sorted keys, enums by name, exact floats."""
+    """Encode any core dataclass as canonical JSON, also without a message: sorted keys, enum names, exact floats."""
     return json.dumps(to_plain(obj), sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
 def from_json(cls: type[T], text: str) -> T:
-    """The inverse of `to_json`, which needs the class.
+    """Decode canonical JSON: the inverse of `to_json`, which needs the class.
 
     Raises:
         errors.InvalidInput: not JSON, an unknown field, or a value of the wrong type.
@@ -144,7 +144,7 @@ def from_json(cls: type[T], text: str) -> T:
 
 
 def to_plain(obj: Any) -> Any:
-    """Nested dicts and lists of JSON types. Infinities are written as strings, which JSON cannot otherwise hold."""
+    """Convert to nested dicts and lists of JSON types. Infinities become strings: JSON cannot otherwise hold them."""
     if dataclasses.is_dataclass(obj):
         return {field.name: to_plain(getattr(obj, field.name)) for field in dataclasses.fields(obj)}
     if isinstance(obj, IntEnum):

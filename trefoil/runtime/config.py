@@ -19,13 +19,13 @@ MASK = "***"
 
 
 class Settings(BaseModel):
-    """Base of every settings model. Lists are tuples, so that nothing in it can change."""
+    """Settings model, base of every one. Lists are tuples, so that nothing in it can change."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
 
 class ServiceSettings(Settings):
-    """What every service needs. Services subclass it and give their own default addresses."""
+    """Settings that every service needs. Services subclass it and give their own default addresses."""
 
     cluster: str = "default"
     """Prefix of every Redis key; two clusters may share a Redis."""
@@ -62,7 +62,7 @@ def load(
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> SettingsT:
-    """Merge the four layers and validate.
+    """Load settings: merge the four layers and validate.
 
     `env_prefix` ends with an underscore; empty = do not read the environment. Keys of `overrides` may be dotted.
 
@@ -87,7 +87,7 @@ def load(
 
 
 def explain(error: ValidationError, source: str, model: type[BaseModel] | None = None) -> errors.SettingError:
-    """The first complaint of a pydantic error as one line: field, value, what is wrong, remedy."""
+    """Explain the first complaint of a pydantic error in one line: field, value, what is wrong, remedy."""
     complaint = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in complaint["loc"])  # "": several fields together, which the message names
     if complaint["type"] == "extra_forbidden":
@@ -106,7 +106,7 @@ def explain(error: ValidationError, source: str, model: type[BaseModel] | None =
 
 
 def masked(settings: BaseModel) -> dict[str, Any]:
-    """All values in JSON types, secrets replaced: what a process prints at start."""
+    """Settings as JSON types, secrets replaced: what a process prints at start."""
     result: dict[str, Any] = _mask(settings.model_dump(mode="python"))
     return result
 

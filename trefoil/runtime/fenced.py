@@ -1,4 +1,4 @@
-"""The two Lua scripts that every leased role writes through, and the operations that they know. Redis <= 6.2."""
+"""Fenced writes: the two Lua scripts that every leased role writes through, and their operations. Redis <= 6.2."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """SET; `ttl_s` None = never expires."""
+    """Operation SET; `ttl_s` None = never expires."""
 
     key: str
     obj: Any
@@ -72,7 +72,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """XADD to a stream of at most `maxlen` entries."""
+    """Operation XADD to a stream of at most `maxlen` entries."""
 
     key: str
     obj: Any
@@ -82,14 +82,14 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """DEL."""
+    """Operation DEL of a key."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Increment:
-    """HINCRBYFLOAT of several fields of a hash."""
+    """Operation HINCRBYFLOAT of several fields of a hash."""
 
     key: str
     deltas: Mapping[str, float]
@@ -114,5 +114,5 @@ def arguments(write: Write) -> tuple[str, Sequence[Any]]:
 
 
 def milliseconds(seconds: float | None) -> int:
-    """A duration or time for Redis; None = 0 = never."""
+    """Milliseconds of a duration or time for Redis; None = 0 = never."""
     return 0 if seconds is None else max(1, round(seconds * 1000))

@@ -1,4 +1,4 @@
-"""Every metric of every service, declared once, in base units."""
+"""Metrics of every service, declared once, in base units."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -19,7 +19,7 @@ STEP_BUCKETS_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 6
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One declaration. Names of counters end in _total, units stand before that."""
+    """Metric declaration. Names of counters end in _total, units stand before that."""
 
     name: str
     kind: Kind

@@ -1,4 +1,4 @@
-"""What a family's folder holds for Triton: its tensor contract (config.pbtxt) and the files of each version.
+"""Model files of a family for Triton: its tensor contract (config.pbtxt) and the files of each version.
 
     <family>/config.pbtxt              name, max_batch_size, input, output: what all variants share; the backend
              <version>/model.onnx      backend onnxruntime (or none named): the graph, and external data beside it
@@ -38,7 +38,7 @@ def read_contract(path: Path) -> model_config_pb2.ModelConfig:
 
 
 def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
-    """The family's tensor contract: names, types, shapes and largest batch that all of its variants share.
+    """Tensor contract of a family: names, types, shapes and largest batch that all of its variants share.
 
     Raises:
         CatalogError: the file is missing or is no model configuration.
@@ -74,7 +74,7 @@ def alone(request: Any, config: model_config_pb2.ModelConfig) -> None:
 
 
 def backend_of(config: model_config_pb2.ModelConfig) -> str:
-    """What the model's files are made for; "" when the configuration does not say."""
+    """Backend that the model's files are made for; "" when the configuration does not say."""
     return str(config.backend) or PLATFORMS.get(str(config.platform), str(config.platform))
 
 
@@ -91,7 +91,7 @@ def expected_files(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
 
 
 def version_files(source: Path, family: str, expected: tuple[str, ...]) -> dict[int, tuple[Path, ...]]:
-    """The files of each complete version, resolved, those beside the model included (external data)."""
+    """Files of each complete version, resolved, those beside the model included (external data)."""
     found: dict[int, tuple[Path, ...]] = {}
     for folder in (source / family).glob("[0-9]*"):
         if folder.name.isdigit() and all((folder / name).is_file() for name in expected):
@@ -101,7 +101,7 @@ def version_files(source: Path, family: str, expected: tuple[str, ...]) -> dict[
 
 
 def how_to_make(source: Path, family: str) -> str:
-    """What to do about a family without model files."""
+    """Remedy for a family without model files."""
     folder = source / family
     maker = next((folder / name for name in MAKERS if (folder / name).is_file()), None)
     if maker is None:

@@ -26,24 +26,24 @@ EXEC_POLL_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`start_ticks`: clock ticks between boot and start; they survive an exec."""
+    """Identity of a process. `start_ticks`: clock ticks between boot and start; they survive an exec."""
 
     pid: int
     start_ticks: int
 
     @classmethod
     def of(cls, pid: int) -> "Identity":
-        """Who has this number now; nobody that ever ran where it is free."""
+        """Identity of who has this number now; of nobody that ever ran where it is free."""
         stat = read_stat(pid)
         return cls(pid, -1) if stat is None else stat.identity
 
     def exists(self) -> bool:
-        """Whether it runs, or has ended and was not waited for."""
+        """True if it runs, or has ended and was not waited for."""
         stat = read_stat(self.pid)
         return stat is not None and stat.start_ticks == self.start_ticks
 
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True if it runs."""
         stat = read_stat(self.pid)
         return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in ENDED
 
@@ -59,7 +59,7 @@ class Identity:
             return True
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ended within that time."""
+        """Wait until it ends; False if it did not within that time."""
         with self._opened() as fd:
             if fd is None:
                 return True
@@ -82,7 +82,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """The part of /proc/<pid>/stat that identifies a process."""
+    """Part of /proc/<pid>/stat that identifies a process."""
 
     pid: int
     state: str
@@ -91,12 +91,12 @@ class Stat:
 
     @property
     def identity(self) -> Identity:
-        """For signals."""
+        """Identity of the process, for signals."""
         return Identity(self.pid, self.start_ticks)
 
 
 def read_stat(pid: int) -> Stat | None:
-    """None when there is no such process."""
+    """Read what identifies a process; None when there is no such process."""
     fields = _fields(pid)
     return None if fields is None else Stat(pid, fields[0].decode(), int(fields[3]), int(fields[19]))
 
@@ -110,7 +110,7 @@ def _fields(pid: int) -> list[bytes] | None:
 
 
 def belongings(identity: Identity, mark: str, also: Sequence[int] = ()) -> tuple[Identity, ...]:
-    """All living processes that belong to one that leads a session and carries `mark` in its environment.
+    """Processes alive that belong to one that leads a session and carries `mark` in its environment.
 
     Those of its session, while its number surely is its own; those that inherited the mark, wherever they went; and
     those of `also` (the pids of its cgroups).
@@ -125,7 +125,7 @@ def belongings(identity: Identity, mark: str, also: Sequence[int] = ()) -> tuple
 
 
 def living() -> Iterator[Stat]:
-    """Every process of this host that runs."""
+    """Processes of this host that run."""
     for name in os.listdir(PROC):
         stat = read_stat(int(name)) if name.isdigit() else None
         if stat is not None and stat.state not in ENDED:
@@ -133,12 +133,12 @@ def living() -> Iterator[Stat]:
 
 
 def marked(pid: int, mark: str) -> bool:
-    """Whether it has `mark` ("NAME=value") in its environment."""
+    """True if it has `mark` ("NAME=value") in its environment."""
     return mark.encode() in shown(pid, "environ").split(b"\0")
 
 
 def shown(pid: int, what: Literal["cmdline", "environ"]) -> bytes:
-    """The words or the variables that a process was started with; nothing where it is gone or of another user.
+    """Words or variables that a process was started with; none where it is gone or of another user.
 
     In the middle of an exec the kernel shows neither: the new memory is there and not yet filled. Popen returns before
     it is. So what is empty is read again, for a second or so, unless it is empty for good. While the kernel copies the

@@ -80,8 +80,9 @@ KEY_COLUMNS: Final = ("device_type", "slice_type", "variant", "stage", "batch", 
 
 
 def load_family(folder: Path, profile: Path | None = None) -> tuple[Family, tuple[ProfileRow, ...]]:
-    """One family; `profile` replaces the folder's own profile.csv. Without either it has no rows: planners that measure
-    on the running system can serve it, those that predict cannot.
+    """Load one family; `profile` replaces the folder's own profile.csv.
+
+    Without either it has no rows: planners that measure on the running system can serve it, those that predict cannot.
 
     Raises:
         errors.CatalogError: names file, field, value and remedy.
@@ -102,7 +103,7 @@ def load_family(folder: Path, profile: Path | None = None) -> tuple[Family, tupl
 
 
 def load_catalog(root: Path, profile_overrides: Mapping[str, Path] | None = None) -> Catalog:
-    """Every folder of `root` that holds a family.toml; `profile_overrides` maps a family to another profile.csv.
+    """Load every folder of `root` that holds a family.toml; `profile_overrides`: family -> another profile.csv.
 
     Raises:
         errors.CatalogError: names file, field, value and remedy.

@@ -48,7 +48,7 @@ ServiceEntry = tuple[Callable[[Any, Any], None], Any, str]
 
 @dataclass(slots=True)
 class RpcServer:
-    """A bound server. `port` is the real one when the address asked for port 0."""
+    """Server, bound. `port` is the real one when the address asked for port 0."""
 
     server: grpc.aio.Server
     health: health.aio.HealthServicer
@@ -84,6 +84,7 @@ class RpcServer:
 
     async def wait_for_termination(self) -> None:
         # Shielded: a cancelled waiter would cancel the future inside grpc.aio that stop() waits for.
+        """Wait until the server has stopped."""
         await asyncio.shield(asyncio.ensure_future(self.server.wait_for_termination()))
 
     async def serving(self, full_name: str, yes: bool) -> None:
@@ -186,7 +187,7 @@ def check_listener(
 
 
 def check_certificates(settings: ServiceSettings, client_ca: Path | None = None) -> None:
-    """gRPC itself says no more of files that it cannot use than that it failed to bind.
+    """Check certificate files: gRPC itself says no more of unusable ones than that it failed to bind.
 
     Raises:
         errors.SettingError: one cannot be read, is no PEM, or certificate and key are not a pair.
@@ -206,7 +207,7 @@ def check_certificates(settings: ServiceSettings, client_ca: Path | None = None)
 
 
 def check_port(address: str) -> None:
-    """Raises `errors.PortInUse` when somebody listens at host:port; port 0 and Unix sockets always pass."""
+    """Check that nobody listens at host:port (errors.PortInUse); port 0 and Unix sockets always pass."""
     if address.startswith("unix:"):
         return
     host, port = split_address(address)
@@ -228,7 +229,7 @@ def check_port(address: str) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """("127.0.0.1", 8001) of "127.0.0.1:8001"; IPv6 hosts stand in brackets."""
+    """Split an address: ("127.0.0.1", 8001) of "127.0.0.1:8001"; IPv6 hosts stand in brackets."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise errors.SettingError("not host:port", field="address", value=address, remedy="write e.g. 127.0.0.1:8101")
@@ -236,7 +237,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches the address. An unknown host name counts as reachable."""
+    """True if only this machine reaches the address. An unknown host name counts as reachable."""
     if address.startswith("unix:"):
         return True
     host, _ = split_address(address)
@@ -247,7 +248,7 @@ def is_loopback(address: str) -> bool:
 
 
 def channel(target: str, *, ca: bytes | None = None, token: str | None = None) -> grpc.aio.Channel:
-    """A channel without retries, message limits or proxies, that reconnects quickly. `ca` (PEM) turns TLS on."""
+    """Channel without retries, message limits or proxies, that reconnects quickly. `ca` (PEM) turns TLS on."""
     options = [
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
@@ -282,7 +283,7 @@ _BY_NAME: Final[Mapping[str, type[errors.TrefoilError]]] = {
 
 
 def error_of(error: grpc.aio.AioRpcError) -> errors.TrefoilError:
-    """The operating error behind a failed call."""
+    """Operating error behind a failed call."""
     name = str(dict(error.trailing_metadata() or ()).get(ERROR_TRAILER, ""))
     cls = _BY_NAME.get(name)
     if cls is None:
@@ -293,7 +294,7 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.TrefoilError:
 
 
 def status_of(error: errors.TrefoilError) -> grpc.StatusCode:
-    """The status code of an operating error."""
+    """Status code of an operating error."""
     return next(code for cls, code in STATUS if isinstance(error, cls))
 
 

@@ -1,4 +1,4 @@
-"""The life of a process: all parts are initialised in order, then run together, and shut down in reverse order.
+"""Life of a process: all parts are initialised in order, then run together, and shut down in reverse order.
 
 `main(build)` is all that a `__main__.py` calls. SIGTERM and SIGINT end it with exit code 0; an operating error prints
 one line and ends it with 2; a bug prints its traceback and ends it with 1. A part that takes its time on purpose (it
@@ -27,7 +27,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Part(Protocol):
-    """One piece of a service. All three are awaited in one event loop."""
+    """Part of a service. All three methods are awaited in one event loop."""
 
     async def init(self) -> None:
         """Acquire what running needs; raise to stop the start. Nothing that others see, before all parts have this."""
@@ -44,20 +44,20 @@ class Part(Protocol):
 
 @runtime_checkable
 class Patient(Protocol):
-    """A part that takes its time to shut down."""
+    """Part that takes its time to shut down."""
 
     @property
     def patience_s(self) -> float:
-        """How long its shutdown may take beyond what every part has."""
+        """Time its shutdown may take beyond what every part has [s]."""
         ...
 
     def hurry(self) -> None:
-        """A second signal: be quick from now on."""
+        """Hurry from now on: there was a second signal."""
         ...
 
 
 async def run(parts: Sequence[Part], clock: Clock, stop: asyncio.Event | None = None) -> None:
-    """Live until a signal, until `stop` is set, or until a part fails; then shut down in reverse order and re-raise."""
+    """Run until a signal, until `stop` is set, or until a part fails; then shut down in reverse order and re-raise."""
     stopping = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     ready: list[Part] = []
@@ -97,7 +97,7 @@ def main(
     argv: Sequence[str] | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> int:
-    """Wire, run, and return the exit code: `raise SystemExit(main(build))`. No `loop_factory`: asyncio's own loop.
+    """Main of a service: wire, run, and return the exit code. `raise SystemExit(main(build))`; asyncio's own loop.
 
     A crash in native code (gRPC, uvloop) writes where every thread was to stderr.
     """
@@ -158,7 +158,7 @@ async def _unwind(ready: Sequence[Part], tasks: Sequence[asyncio.Task[None]], cl
 
 
 class ServerPart:
-    """A gRPC server. `make` is called inside the event loop: `ServerPart(lambda: rpc.make_server(...))`."""
+    """Part of a gRPC server. `make` is called inside the event loop: `ServerPart(lambda: rpc.make_server(...))`."""
 
     def __init__(self, make: Callable[[], rpc.RpcServer], grace_s: float = 1.0) -> None:
         self._make = make
@@ -179,7 +179,7 @@ class ServerPart:
 
 
 class MetricsPart:
-    """The Prometheus endpoint; an empty address means none."""
+    """Part of the Prometheus endpoint; an empty address means none."""
 
     def __init__(self, metrics: Metrics, address: str) -> None:
         self._metrics = metrics
@@ -200,7 +200,7 @@ class MetricsPart:
 
 
 class StatePart:
-    """Closes the connections to Redis at the end; list it first, so that it is shut down last."""
+    """Part that closes the connections to Redis at the end; list it first, so that it is shut down last."""
 
     def __init__(self, state: State) -> None:
         self._state = state

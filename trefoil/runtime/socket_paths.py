@@ -1,4 +1,4 @@
-"""Where Unix sockets go: the kernel's path of one is short, a state directory's may be long."""
+"""Paths of Unix sockets: the kernel's are short, a state directory's may be long."""
 
 import hashlib
 import os
@@ -10,12 +10,11 @@ SOCKET_PATH_MAX: Final = 100  # sun_path holds 107 bytes; a little is left for s
 
 
 def socket_folder(inside: Path, name: str, of: Path) -> Path:
-    """`inside`, where the path of a socket `name` in it is short enough; else a folder under the temporary one that
-    belongs to `of` alone. It is not made."""
+    """Folder for a socket `name`: `inside` if its path is short enough there, else the temporary one of `of`."""
     return inside if len(os.fsencode(inside / name)) <= SOCKET_PATH_MAX else temporary_folder(of)
 
 
 def temporary_folder(of: Path) -> Path:
-    """The folder of this user's under the temporary one that belongs to `of` alone."""
+    """Folder of this user's under the temporary one that belongs to `of` alone."""
     digest = hashlib.sha256(os.fsencode(of)).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"trefoil-{os.getuid()}-{digest}"

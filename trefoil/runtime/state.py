@@ -1,4 +1,4 @@
-"""Redis: every read, every write. One writer per key; a leased role's writes go through one script that fences them.
+"""State in Redis: every read, every write. One writer per key; a role's writes go through one script that fences them.
 
 All calls answer within `timeout_s` or raise `StateUnavailable`: serving never waits for Redis. Connecting is lazy, so
 a service starts, and goes on, without it. What each key means and what happens when it is lost: docs/state.md.
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class State:
-    """One connection pool; safe to share between tasks of one event loop.
+    """State in Redis, one connection pool; safe to share between tasks of one event loop.
 
     It remembers its own leases and the highest epochs that it ever saw.
     """
@@ -77,7 +77,7 @@ class State:
         timeout_s: float = TIMEOUT_S,
         metrics: Metrics | None = None,
     ) -> "State":
-        """Lazy: nothing is sent before the first call. `metrics` count leases, refusals and silences."""
+        """Connect, lazily: nothing is sent before the first call. `metrics` count leases, refusals and silences."""
         plain = url.get_secret_value() if isinstance(url, SecretStr) else url
         try:
             client = redis.Redis.from_url(
@@ -103,14 +103,14 @@ class State:
         await self._client.aclose()
 
     async def ping(self) -> None:
-        """Raises `StateUnavailable` unless Redis answers."""
+        """Check that Redis answers; raises `StateUnavailable`."""
         async with self._guard():
             await self._client.ping()
 
     # Leases
 
     async def acquire(self, role: str, holder: str, ttl_s: float = LEASE_TTL_S, floor_epoch: int = 0) -> Lease | None:
-        """Take a role nobody holds, under a higher epoch than Redis, `floor_epoch` or this process ever saw.
+        """Acquire a role nobody holds, under a higher epoch than Redis, `floor_epoch` or this process ever saw.
 
         None: somebody holds it (also: this process did before it crashed, until that lease expires).
         """
@@ -128,7 +128,7 @@ class State:
         return lease
 
     async def renew(self, lease: Lease, ttl_s: float = LEASE_TTL_S) -> bool:
-        """Hold on to a role. False: it is lost (overtaken, expired, or Redis was emptied); acquire it again."""
+        """Renew a role. False: it is lost (overtaken, expired, or Redis was emptied); acquire it again."""
         started_s = self._clock.monotonic_s()
         if not self.holds(lease):
             return False
@@ -142,17 +142,17 @@ class State:
         return kept
 
     async def release(self, lease: Lease) -> None:
-        """Give a role back at once, if it is still ours."""
+        """Release a role at once, if it is still ours."""
         self._lose(lease)
         async with self._guard():
             await self._lease(lease, "release", LEASE_TTL_S)
 
     def holds(self, lease: Lease) -> bool:
-        """Whether the lease is alive on this process's own monotonic clock."""
+        """True if the lease is alive on this process's own monotonic clock."""
         return self._clock.monotonic_s() < self._held_until_s.get((lease.name, lease.epoch), float("-inf"))
 
     async def holder(self, role: str) -> Lease | None:
-        """Who holds a role now, as Redis knows."""
+        """Holder of a role now, as Redis knows."""
         return await self.get(self.keys.lease(role), Lease)
 
     def _lose(self, lease: Lease) -> None:
@@ -166,7 +166,7 @@ class State:
     # Fenced writes
 
     async def write(self, lease: Lease, writes: Iterable[Write]) -> list[str]:
-        """Several writes of one role, all or nothing; returns the stream id of each Append, "" for the others.
+        """Write operations of one role, all or nothing; returns the stream id of each Append, "" for the others.
 
         Raises:
             errors.Fenced: the lease ended, or another holder has overtaken it: nothing was written.
@@ -191,19 +191,19 @@ class State:
         return list(results)
 
     async def put(self, lease: Lease, key: str, obj: Any, ttl_s: float | None = None) -> None:
-        """Fenced SET; raises like `write`."""
+        """Put by fenced SET; raises like `write`."""
         await self.write(lease, [Put(key, obj, ttl_s)])
 
     async def append(self, lease: Lease, key: str, obj: Any, maxlen: int, ttl_s: float | None = None) -> str:
-        """Fenced XADD, returns the entry's id; raises like `write`."""
+        """Append by fenced XADD, returns the entry's id; raises like `write`."""
         return (await self.write(lease, [Append(key, obj, maxlen, ttl_s)]))[0]
 
     async def delete(self, lease: Lease, key: str) -> None:
-        """Fenced DEL; raises like `write`."""
+        """Delete by fenced DEL; raises like `write`."""
         await self.write(lease, [Delete(key)])
 
     async def increment(self, lease: Lease, key: str, deltas: Mapping[str, float], ttl_s: float | None = None) -> None:
-        """Fenced HINCRBYFLOAT of several fields; raises like `write`."""
+        """Increment several fields by fenced HINCRBYFLOAT; raises like `write`."""
         await self.write(lease, [Increment(key, deltas, ttl_s)])
 
     # The two scripts
@@ -230,7 +230,7 @@ class State:
     # Unfenced writes: `load:*` and `ack:*` only, whose writer's id is new at each process start
 
     async def put_unfenced(self, key: str, obj: Any, ttl_s: float = ACK_TTL_S) -> None:
-        """SET of a key that only this process can own."""
+        """Put by SET a key that only this process can own."""
         self._assert_unfenced(key)
         async with self._guard(), self._client.pipeline(transaction=False) as pipeline:
             pipeline.set(key, codec.encode(obj), px=fenced.milliseconds(ttl_s))
@@ -240,7 +240,7 @@ class State:
     async def append_unfenced(
         self, key: str, obj: Any, maxlen: int = LOADS_MAX, ttl_s: float | None = LOADS_TTL_S
     ) -> None:
-        """XADD to a stream that only this process can own."""
+        """Append by XADD to a stream that only this process can own."""
         self._assert_unfenced(key)
         async with self._guard(), self._client.pipeline(transaction=False) as pipeline:
             pipeline.xadd(key, {"d": codec.encode(obj)}, maxlen=maxlen, approximate=False)
@@ -249,7 +249,7 @@ class State:
             await pipeline.execute()
 
     async def delete_unfenced(self, *keys: str) -> None:
-        """DEL of keys that only this process can own, when it ends."""
+        """Delete by DEL keys that only this process can own, when it ends."""
         for key in keys:
             self._assert_unfenced(key)
         async with self._guard(), self._client.pipeline(transaction=False) as pipeline:
@@ -265,19 +265,19 @@ class State:
     # Reads
 
     async def get(self, key: str, cls: type[T]) -> T | None:
-        """The value of a key, None when there is none."""
+        """Get the value of a key, None when there is none."""
         async with self._guard():
             data = await self._client.get(key)
         return None if data is None else codec.decode(cls, data)
 
     async def names(self, prefix: str) -> list[str]:
-        """All keys that begin so, sorted."""
+        """List all keys that begin so, sorted."""
         pattern = "".join(f"[{c}]" if c in "*?[" else "\\\\" if c == "\\" else c for c in prefix) + "*"
         async with self._guard():
             return sorted({_text(key) async for key in self._client.scan_iter(match=pattern, count=1000)})
 
     async def scan(self, prefix: str, cls: type[T]) -> dict[str, T]:
-        """All values whose key begins so, by full key."""
+        """Scan all values whose key begins so, by full key."""
         keys = await self.names(prefix)
         if not keys:
             return {}
@@ -286,25 +286,25 @@ class State:
         return {key: codec.decode(cls, data) for key, data in zip(keys, values, strict=True) if data is not None}
 
     async def stream(self, key: str, cls: type[T], after_id: str = "0", count: int = 1000) -> list[tuple[str, T]]:
-        """At most `count` entries after an id, oldest first."""
+        """Read at most `count` entries of a stream after an id, oldest first."""
         async with self._guard():
             entries = await self._client.xrange(key, min=f"({after_id}", max="+", count=count)
         return _entries(cls, entries)
 
     async def tail(self, key: str, cls: type[T], count: int = 1) -> list[tuple[str, T]]:
-        """The newest `count` entries, oldest first."""
+        """Read the newest `count` entries of a stream, oldest first."""
         async with self._guard():
             entries = await self._client.xrevrange(key, count=count)
         return _entries(cls, entries[::-1])
 
     async def totals(self, key: str) -> dict[str, float]:
-        """The fields of a hash of totals."""
+        """Read the fields of a hash of totals."""
         async with self._guard():
             fields = await self._client.hgetall(key)
         return {_text(name): float(value) for name, value in fields.items()}
 
     async def raw(self, key: str, count: int) -> Any:
-        """A key of any type as text, for people; of a stream the newest `count` entries."""
+        """Read a key of any type as text, for people; of a stream the newest `count` entries."""
         async with self._guard():
             kind = _text(await self._client.type(key))
             if kind == "string":
@@ -317,7 +317,7 @@ class State:
         return f"({kind})"
 
     async def changes(self, poll_s: float = POLL_S) -> AsyncIterator[str | None]:
-        """Full key names as they change, and None at least every `poll_s`: hints may be lost, so readers also poll.
+        """Watch full key names as they change, and None at least every `poll_s`: hints may be lost, readers also poll.
 
         Never raises for trouble with Redis: it ticks on and subscribes again.
         """

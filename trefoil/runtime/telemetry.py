@@ -22,7 +22,7 @@ from trefoil.runtime.metrics import ALL, METRICS, Metric
 
 
 class Metrics(Collector):
-    """The metrics of one process. `simulated` is true as soon as anything it reports rests on simulated devices."""
+    """Metrics of one process. `simulated` is true as soon as anything it reports rests on simulated devices."""
 
     def __init__(self, service: str, simulated: bool = False) -> None:
         assert service in ALL, f"{service} is not one of {ALL}"
@@ -45,8 +45,11 @@ class Metrics(Collector):
         self.bind(name, **labels).observe(value)
 
     def observe_times(self, child: Any, value: float, count: int) -> None:
-        """The same observation `count` times, of a bound histogram, at the price of one: prometheus_client has no such
-        call, so its own counters are added to (a test holds this to what single observations give)."""
+        """Add an observation `count` times to a bound histogram, at the price of one.
+
+        prometheus_client has no such call, so its own counters are added to (a test holds this to what single
+        observations give).
+        """
         child._sum.inc(value * count)
         child._buckets[bisect_left(child._upper_bounds, value)].inc(count)
 
@@ -56,27 +59,27 @@ class Metrics(Collector):
             self.set(name, float(choice == chosen), **{label: choice}, **labels)
 
     def bind(self, name: str, **labels: str) -> Any:
-        """The prometheus child itself, for hot paths to keep."""
+        """Bind labels: the prometheus child itself, for hot paths to keep."""
         metric = self._by_name[name]
         return metric.labels(**labels) if labels else metric
 
     def drop(self, name: str, *values: str) -> None:
-        """Forget one labelled child, e.g. of a slice that is gone; label values in declared order."""
+        """Drop one labelled child, e.g. of a slice that is gone; label values in declared order."""
         self._by_name[name].remove(*values)
 
     def collect(self) -> Iterator[Samples]:
-        """All samples with the label `simulated` (the custom collector of `serve`)."""
+        """Collect all samples with the label `simulated` (the custom collector of `serve`)."""
         extra = {"simulated": "true" if self.simulated else "false"}
         for family in self._registry.collect():
             family.samples = [sample._replace(labels={**sample.labels, **extra}) for sample in family.samples]
             yield family
 
     def text(self) -> str:
-        """What the endpoint serves."""
+        """Text that the endpoint serves."""
         return prometheus.generate_latest(self._outer()).decode()
 
     def serve(self, host: str, port: int) -> Callable[[], None]:
-        """Serve in a thread; returns what stops it.
+        """Serve metrics in a thread; returns what stops it.
 
         Raises:
             errors.PortInUse: somebody else listens there.
@@ -113,7 +116,7 @@ def _make(metric: Metric, registry: CollectorRegistry) -> Any:
 
 
 def setup_logging(service: str, level: str = "info", json: bool | None = None) -> None:
-    """Structured logs to stderr: pretty on a terminal, JSON otherwise. Every line carries the service's name."""
+    """Set up structured logs to stderr: pretty on a terminal, JSON otherwise. Every line carries the service's name."""
     as_json = not sys.stderr.isatty() if json is None else json
     structlog.configure(
         processors=[
@@ -137,13 +140,13 @@ def _add(_: Any, __: str, event: dict[str, Any], *, service: str) -> dict[str, A
 
 
 def serve_metrics(address: str, metrics: Metrics) -> Callable[[], None]:
-    """Serve at host:port; returns what stops it. Services list a `service.MetricsPart` instead."""
+    """Serve metrics at host:port; returns what stops it. Services list a `service.MetricsPart` instead."""
     host, _, port = address.rpartition(":")
     return metrics.serve(host.strip("[]"), int(port))
 
 
 def markdown() -> str:
-    """docs/metrics.md."""
+    """Markdown of docs/metrics.md."""
     lines = [
         "# Metrics",
         "",

@@ -1,4 +1,4 @@
-"""How runs are judged: CLOVER's objective over time (Eq. 1 to 3), and means over seeds that show their spread."""
+"""Scores of runs: CLOVER's objective over time (Eq. 1 to 3), and means over seeds that show their spread."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -8,15 +8,15 @@ from typing import Any
 
 from controller.planners.clover.objective import delta_accuracy, delta_carbon, weighted
 from trefoil.core.units import grams
-from trefoil.reproduce.runs import PUE, Played
-from trefoil.reproduce.setting import BASE_INTENSITY, LAMBDA, Reference
+from trefoil.reproduce.experiment import BASE_INTENSITY, LAMBDA, Reference
+from trefoil.reproduce.runs import PUE, RunResult
 
 SETTLED_S = 8 * 3600.0  # CLOVER's first window
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
-    """One figure over several seeds."""
+class SeedStatistics:
+    """Statistics of one figure over several seeds."""
 
     mean: float
     low: float
@@ -27,16 +27,16 @@ class Over:
         return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
 
 
-def over(values: Sequence[float]) -> Over:
+def over_seeds(values: Sequence[float]) -> SeedStatistics:
     """Mean and range; NaN where there is nothing."""
     if not values:
-        return Over(math.nan, math.nan, math.nan, ())
-    return Over(sum(values) / len(values), min(values), max(values), tuple(values))
+        return SeedStatistics(math.nan, math.nan, math.nan, ())
+    return SeedStatistics(sum(values) / len(values), min(values), max(values), tuple(values))
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One run bin by bin (`at_s` in trace time): intensity, dC, dA, f [%], p95; bins without answers are left out."""
+    """Curve of one run bin by bin (`at_s` in trace time): intensity, dC, dA, f [%], p95; empty bins left out."""
 
     at_s: tuple[float, ...]
     intensity: tuple[float, ...]
@@ -46,13 +46,13 @@ class Curve:
     p95_ms: tuple[float, ...]
 
     def mean(self, from_s: float = 0.0) -> float:
-        """Of the objective, from a time on."""
+        """Mean of the objective from a time on [%]; NaN without a bin."""
         values = [f for at, f in zip(self.at_s, self.objective, strict=True) if at >= from_s]
         return sum(values) / len(values) if values else math.nan
 
 
-def curve(played: Played, reference: Reference, weight: float = LAMBDA) -> Curve:
-    """Eq. 3 of every bin, from what was really drawn and answered in it."""
+def objective_curve(played: RunResult, reference: Reference, weight: float = LAMBDA) -> Curve:
+    """Objective (Eq. 3) of every bin, from what was really drawn and answered in it."""
     family, series = played.spec.family, played.series
     width_s = played.spec.span_s / played.spec.bins
     base_g = grams(reference.joules, BASE_INTENSITY, PUE)
@@ -74,8 +74,8 @@ def curve(played: Played, reference: Reference, weight: float = LAMBDA) -> Curve
     return Curve(*(tuple(column) for column in columns))
 
 
-def mean_objective(played: Played, reference: Reference, weight: float = LAMBDA) -> float:
-    """Eq. 3 of a whole run at a constant load: f is linear in grams and in accuracy.
+def mean_objective(played: RunResult, reference: Reference, weight: float = LAMBDA) -> float:
+    """Objective (Eq. 3) of a whole run at a constant load: f is linear in grams and in accuracy.
 
     For flows, whose steps are longer than the bins of a curve and put all of their grams into one.
     """
@@ -84,7 +84,7 @@ def mean_objective(played: Played, reference: Reference, weight: float = LAMBDA)
     return weighted(weight, delta_carbon(played["grams_per_request"], base_g), lost)
 
 
-def explored(played: Played, slo_ms: float) -> list[dict[str, Any]]:
+def evaluations_of(played: RunResult, slo_ms: float) -> list[dict[str, Any]]:
     """Evaluations with their round (those between two decisions), the intensity of then, and whether each kept the SLO.
 
     `p95_ms` None: refused or broken off.
@@ -114,13 +114,15 @@ def explored(played: Played, slo_ms: float) -> list[dict[str, Any]]:
     return found
 
 
-def row_of(runs: Sequence[Played], references: Mapping[int, Reference], weight: float = LAMBDA) -> dict[str, Any]:
-    """One scheme over all of its seeds."""
+def scheme_row(
+    runs: Sequence[RunResult], references: Mapping[int, Reference], weight: float = LAMBDA
+) -> dict[str, Any]:
+    """Row of one scheme over all of its seeds."""
 
-    def each(pick: Callable[[Played], float]) -> dict[str, Any]:
-        return asdict(over([pick(run) for run in runs]))
+    def each(pick: Callable[[RunResult], float]) -> dict[str, Any]:
+        return asdict(over_seeds([pick(run) for run in runs]))
 
-    curves = {run.spec.seed: curve(run, references[run.spec.seed], weight) for run in runs}
+    curves = {run.spec.seed: objective_curve(run, references[run.spec.seed], weight) for run in runs}
     return {
         "scheme": runs[0].spec.label,
         "seeds": [run.spec.seed for run in runs],
@@ -150,10 +152,10 @@ def saving_pct(mine: float, other: float) -> float:
     return 100.0 * (1 - mine / other) if other else math.nan
 
 
-def finite(value: Any) -> Any:
-    """The same with None for NaN and infinities, which JSON does not know."""
+def json_finite(value: Any) -> Any:
+    """Value with None for NaN and infinities, which JSON does not know."""
     if isinstance(value, Mapping):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: json_finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [json_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,7 +18,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.queueing import service_time
 from trefoil.core.units import MS_PER_S
-from trefoil.reproduce.runs import REPOSITORY, Played, Spec
+from trefoil.reproduce.runs import REPOSITORY, RunResult, Spec
 from trefoil.runtime.repository import load_family
 
 DEVICE: Final = "A100-SXM4-40GB"
@@ -39,20 +39,20 @@ CONSTANT_G: Final = 200.0
 
 
 def data_folder() -> Path | None:
-    """Where the real traces are; None: the synthetic curve has to do."""
+    """Folder of the real traces; None: the synthetic curve has to do."""
     folder = Path(os.environ.get("TREFOIL_DATA", "../shared/data"))
     return folder if (folder / "carbon").is_dir() else None
 
 
 def trace_of(name: str) -> str:
-    """The file of a trace; "" for the synthetic curve."""
+    """File of a trace; "" for the synthetic curve."""
     folder = data_folder()
     path = folder / "carbon" / TRACES[name] if folder else None
     return str(path) if path is not None and path.exists() else ""
 
 
 def capacity_per_s(family: str, gpus: int = GPUS) -> float:
-    """What BASE answers when it never waits: the best variant on one 7g slice per GPU, by the profile."""
+    """Capacity of BASE when it never waits [requests/s]: the best variant on one 7g slice per GPU, by the profile."""
     found, rows = load_family(REPOSITORY / family)
     kind = device_type(DEVICE)
     row = effective_row(Catalog((found,), rows), kind, slice_type(kind, "7g.40gb"), found, found.best, ITEMS[family])
@@ -62,7 +62,7 @@ def capacity_per_s(family: str, gpus: int = GPUS) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What BASE does at the load of an experiment: SLO and C_base of everybody else."""
+    """Reference that BASE gives at the load of an experiment: SLO and C_base of everybody else."""
 
     family: str
     seed: int
@@ -73,7 +73,7 @@ class Reference:
 
 
 def reference_spec(family: str, seed: int, load: float = LOAD) -> Spec:
-    """BASE alone, long enough for a p95, at a constant intensity."""
+    """Spec of BASE alone, long enough for a p95, at a constant intensity."""
     return Spec(
         family=family,
         label=f"reference at {load:g}",
@@ -87,8 +87,8 @@ def reference_spec(family: str, seed: int, load: float = LOAD) -> Spec:
     )
 
 
-def reference_of(played: Played) -> Reference:
-    """The reference that BASE's run gives."""
+def reference_of(played: RunResult) -> Reference:
+    """Reference that BASE's run gives."""
     spec = played.spec
     return Reference(
         spec.family, spec.seed, spec.rate_per_s, played["p95_ms"], played["joules_per_request"], played["accuracy"]
@@ -96,7 +96,7 @@ def reference_of(played: Played) -> Reference:
 
 
 def spec_of(reference: Reference, label: str, policy: str, hours: float, trace: str, **changes: object) -> Spec:
-    """A scheme at equal everything."""
+    """Spec of a scheme at load, SLO, fleet and C_base of the reference."""
     spec = Spec(
         family=reference.family,
         label=label,
