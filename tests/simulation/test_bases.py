@@ -7,7 +7,7 @@ import pytest
 from trefoil.reproduce.clover import Options, Study
 from trefoil.reproduce.experiment import capacity_per_s, reference_spec
 from trefoil.reproduce.runs import catalogs, run_spec, scenario_of
-from trefoil.reproduce.sweeps import bases
+from trefoil.reproduce.sweeps import base_variants
 from trefoil.simulator import simulate
 from trefoil.simulator.inputs import Provided
 
@@ -20,7 +20,7 @@ def found(tmp_path_factory):
     said = []
     study = Study(Options((FAMILY,), (SEED,), 1.0, 1.0, 1.0, 1, False), tmp_path_factory.mktemp("bases"), said.append)
     study.run_references()
-    return bases(study, FAMILY)
+    return base_variants(study, FAMILY)
 
 
 def test_they_differ_as_their_slices_do(found):

@@ -87,7 +87,7 @@ def study_of(played):
 def test_a_threshold_is_judged_by_the_last_hour_of_runs_that_begin_at_different_times(played, monkeypatch):
     monkeypatch.setattr(sweeps, "LAMBDAS", (0.1,))
     monkeypatch.setattr(sweeps, "LOSSES_PCT", (0.4,))
-    found = sweeps.weights(study_of(played), "efficientnet")
+    found = sweeps.lambda_sweep(study_of(played), "efficientnet")
     assert found["threshold_pct"]["0.4"]["accuracy_loss_pct"] <= 0.4 + 1e-6
     assert found["threshold_pct_exact"]["0.4"]["accuracy_loss_pct"] <= 0.4 + 0.05
     assert found["threshold_pct_exact"]["0.4"]["saving_pct"] > 5  # mixes across GPUs what CLOVER has on none
@@ -96,9 +96,9 @@ def test_a_threshold_is_judged_by_the_last_hour_of_runs_that_begin_at_different_
 
 
 def test_who_fails_the_slo_is_not_ranked_and_plans_are_held_to_clovers_accuracy_of_the_case(played, monkeypatch):
-    monkeypatch.setattr(sweeps, "TURNS", {"nothing turned": {}, "faster": {"latency": (("1g.5gb", 0.7),)}})
+    monkeypatch.setattr(sweeps, "ASSUMPTIONS", {"nothing turned": {}, "faster": {"latency": (("1g.5gb", 0.7),)}})
     monkeypatch.setattr(sweeps, "SERVED_MIN", 0.96)  # BASE keeps its own p95 for 0.94 of the requests
-    found = sweeps.turned(study_of(played), "efficientnet")
+    found = sweeps.sensitivity(study_of(played), "efficientnet")
     for name, rows in found["runs"].items():
         assert "base" in found["not_ranked"][name]
         assert rows["exact"]["accuracy"] >= rows["clover"]["accuracy"] - 0.002
@@ -129,7 +129,7 @@ def test_sweeps_leave_a_table_and_a_picture_each(played, monkeypatch, tmp_path):
     monkeypatch.setattr(sweeps, "LOADS", (0.6,))
     monkeypatch.setattr(sweeps, "FLEETS", (10, 2))
     monkeypatch.setattr(sweeps, "SHORT_H", 1.0)
-    monkeypatch.setattr(sweeps, "TURNS", {"nothing turned": {}, "faster": {"latency": (("1g.5gb", 0.7),)}})
+    monkeypatch.setattr(sweeps, "ASSUMPTIONS", {"nothing turned": {}, "faster": {"latency": (("1g.5gb", 0.7),)}})
     study = study_of(played)
     study.options = replace(SMALL, side_hours=1.0)
     found = sweep_figures(study, tmp_path, {"efficientnet": 0.83})
@@ -188,9 +188,9 @@ def test_f_of_a_whole_run_is_that_of_its_grams_and_accuracy(played):
 
 def test_who_misses_its_accuracy_is_not_compared_by_grams():
     row = {"slo_attainment": 0.97, "accuracy": 0.507, "min_accuracy": 0.55}
-    assert sweeps.served(row)
-    assert not sweeps.held(row)
-    assert sweeps.held(row | {"accuracy": 0.549})
+    assert sweeps.meets_slo(row)
+    assert not sweeps.meets_accuracy(row)
+    assert sweeps.meets_accuracy(row | {"accuracy": 0.549})
 
 
 def test_what_answered_nothing_has_no_curve_and_no_number(played):
@@ -200,7 +200,7 @@ def test_what_answered_nothing_has_no_curve_and_no_number(played):
     mute = RunResult(run.spec, run.summary, silent)
     reference = study.reference("efficientnet", 1)
     assert objective_curve(mute, reference).objective == ()
-    share, lost = sweeps.settled(mute, reference)
+    share, lost = sweeps.end_state(mute, reference)
     assert math.isnan(share)
     assert math.isnan(lost)
     assert json_finite({"a": [math.nan, 1.0], "b": (math.inf, "x", None)}) == {"a": [None, 1.0], "b": [None, "x", None]}

@@ -54,7 +54,7 @@ class RateProfile:
 
     @property
     def duration_s(self) -> float:
-        """When the load ends."""
+        """Time at which the load ends [s]."""
         return self.points[-1][0]
 
     @property
@@ -79,7 +79,7 @@ class RateProfile:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalTrace:
-    """A trace file. `rate_scale` multiplies the load, `speedup` divides its times; the first `limit_s` are played."""
+    """Trace file to play. `rate_scale` multiplies the load, `speedup` divides its times; `limit_s` ends it."""
 
     path: Path
     rate_scale: float = 1.0
@@ -121,7 +121,7 @@ class ArrivalTrace:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Everything that will be sent: request i leaves at times_s[i] with images[starts[i] : starts[i + 1]]."""
+    """Schedule of all that will be sent: request i leaves at times_s[i] with images[starts[i] : starts[i + 1]]."""
 
     times_s: Floats
     starts: Ints
@@ -165,7 +165,7 @@ class HeldOut:
     labels: Ints
 
     def permuted(self, seed: int) -> "HeldOut":
-        """The same images with each other's labels: a control; the accuracy must fall to chance."""
+        """Images with each other's labels: a control; the accuracy must fall to chance."""
         return HeldOut(self.images, np.random.default_rng([seed, LABELS_STREAM]).permutation(self.labels))
 
 

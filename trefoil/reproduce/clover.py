@@ -68,8 +68,8 @@ class Study:
     def run_references(self) -> None:
         """Run BASE first: it gives SLO and C_base."""
         specs = [reference_spec(f, s) for f in self.options.families for s in self.options.seeds]
-        for played in self.run(specs):
-            self.references[played.spec.family, played.spec.seed] = reference_of(played)
+        for result in self.run(specs):
+            self.references[result.spec.family, result.spec.seed] = reference_of(result)
 
     def specs(self, family: str, label: str, policy: str, **changes: Any) -> list[Spec]:
         """Specs of one scheme on the main trace, every seed."""

@@ -87,11 +87,11 @@ def reference_spec(family: str, seed: int, load: float = LOAD) -> Spec:
     )
 
 
-def reference_of(played: RunResult) -> Reference:
+def reference_of(result: RunResult) -> Reference:
     """Reference that BASE's run gives."""
-    spec = played.spec
+    spec = result.spec
     return Reference(
-        spec.family, spec.seed, spec.rate_per_s, played["p95_ms"], played["joules_per_request"], played["accuracy"]
+        spec.family, spec.seed, spec.rate_per_s, result["p95_ms"], result["joules_per_request"], result["accuracy"]
     )
 
 

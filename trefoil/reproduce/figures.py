@@ -31,7 +31,7 @@ LCA: Final = "Carbon Intensity gCO₂eq/kWh (LCA)"
 
 
 def all_figures(study: Study, folder: Path) -> dict[str, Any]:
-    """Figures of the whole paper, each played and drawn; the summary."""
+    """Figures of the whole paper, each run and drawn; the summary."""
     study.run_references()
     equal = headline(study)
     found: dict[str, Any] = {"equal": equal, "paper_method": _paper_method(study, equal, folder)}
@@ -229,7 +229,7 @@ def _fig13(study: Study, folder: Path) -> Any:
 
 
 def sweep_figures(study: Study, folder: Path, floor: Mapping[str, float]) -> dict[str, Any]:
-    """Figures of the sweeps, each played and drawn. `floor`: CLOVER's mean accuracy by application.
+    """Figures of the sweeps, each run and drawn. `floor`: CLOVER's mean accuracy by application.
 
     The summary's parts `ablation`, `ablation_loose_slo`, `loads` and `turned_by_30_pct`, and its `figures`.
     """
@@ -243,13 +243,13 @@ def sweep_figures(study: Study, folder: Path, floor: Mapping[str, float]) -> dic
     found: dict[str, Any] = {
         "ablation": {f: sweeps.ablation(study, f, floor[f]) for f in families},
         "ablation_loose_slo": {f: sweeps.ablation(study, f, floor[f], LOOSE_SLO) for f in families},
-        "loads": {f: sweeps.loads(study, f) for f in families},
-        "turned_by_30_pct": {f: sweeps.turned(study, f) for f in families},
+        "loads": {f: sweeps.load_sweep(study, f) for f in families},
+        "turned_by_30_pct": {f: sweeps.sensitivity(study, f) for f in families},
         "figures": figures,
     }
     _ablation(found, folder)
     _loads(found["loads"], folder)
-    _turned(found["turned_by_30_pct"], folder)
+    _sensitivity(found["turned_by_30_pct"], folder)
     return found
 
 
@@ -264,14 +264,14 @@ def _flat(found: Mapping[str, Any], names: tuple[str, str] = CASES) -> list[dict
 
 
 def _fig14(study: Study, folder: Path) -> Any:
-    found = {f: sweeps.weights(study, f) for f in study.options.families}
+    found = {f: sweeps.lambda_sweep(study, f) for f in study.options.families}
     write_csv(folder, "fig14", _flat(found, ("sweep", "value")))
     plots.weights(found, folder, "fig14")
     return found
 
 
 def _fig15(study: Study, folder: Path) -> Any:
-    found = {f: sweeps.fleets(study, f) for f in study.options.families}
+    found = {f: sweeps.fleet_sweep(study, f) for f in study.options.families}
     write_csv(folder, "fig15", _flat(found))
     plots.grouped(
         {f: {f"{n} GPUs": {p: one["p95_over_slo"] for p, one in by.items()} for n, by in cases.items()}
@@ -293,7 +293,7 @@ def _fig16(study: Study, folder: Path) -> Any:
 
 
 def _bases(study: Study, folder: Path) -> Any:
-    found = {f: sweeps.bases(study, f) for f in study.options.families}
+    found = {f: sweeps.base_variants(study, f) for f in study.options.families}
     write_csv(folder, "bases", [{"family": f, "base": b, **one} for f, by in found.items() for b, one in by.items()])
     plots.bars(
         {f: {name: one["joules_over_7g_pct"] for name, one in by.items()} for f, by in found.items()},
@@ -322,12 +322,12 @@ def _loads(found: Mapping[str, Any], folder: Path) -> None:
     for family, by in found.items():
         drawn[family] = {}
         for scheme in sweeps.LOADED[1:]:
-            kept = {load: ones[scheme] for load, ones in by.items() if sweeps.held(ones[scheme])}
+            kept = {load: ones[scheme] for load, ones in by.items() if sweeps.meets_accuracy(ones[scheme])}
             drawn[family][scheme] = ([float(load) for load in kept], [one["saving_pct"] for one in kept.values()])
     plots.lines(drawn, folder, "loads", "load over BASE's capacity", "saving against BASE, %", marked=True)
 
 
-def _turned(found: Mapping[str, Any], folder: Path) -> None:
+def _sensitivity(found: Mapping[str, Any], folder: Path) -> None:
     runs = {f: one["runs"] for f, one in found.items()}
     write_csv(folder, "turned", _flat(runs))
     for name, key, label in (("turned", "saving_pct", "saving against BASE, %"), ("turned_f", "objective", "f, %")):

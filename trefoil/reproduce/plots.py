@@ -79,7 +79,7 @@ def scatter(rows: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path, name:
 
 
 def bars(groups: Mapping[str, Mapping[str, float]], folder: Path, name: str, label: str) -> None:
-    """One group of bars per application."""
+    """Plot one group of bars per application."""
     figure, (axes,) = _axes(len(groups))
     for axis, (title, values) in zip(axes, groups.items(), strict=True):
         axis.bar(range(len(values)), list(values.values()), color="tab:green")
@@ -112,7 +112,7 @@ def grouped(panels: Mapping[str, Mapping[str, Mapping[str, float]]], folder: Pat
 
 
 def dots(panels: Mapping[str, Mapping[str, Mapping[str, float]]], folder: Path, name: str, label: str) -> None:
-    """One line per case with a mark of every scheme: where marks change places, a ranking does."""
+    """Plot one line per case with a mark of every scheme: where marks change places, a ranking does."""
     figure, (axes,) = _axes(len(panels))
     for n, (axis, (title, cases)) in enumerate(zip(axes, panels.items(), strict=True)):
         schemes = list(dict.fromkeys(s for by in cases.values() for s in by))
@@ -128,7 +128,7 @@ def dots(panels: Mapping[str, Mapping[str, Mapping[str, float]]], folder: Path, 
 
 def lines(panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]], folder: Path, name: str,
           x_label: str, y_label: str, marked: bool = False) -> None:  # fmt: skip
-    """Lines by name in one panel per application; `marked`: few points, each of which was played."""
+    """Lines by name in one panel per application; `marked`: few points, each of which was run."""
     figure, (axes,) = _axes(len(panels))
     for axis, (title, by_name) in zip(axes, panels.items(), strict=True):
         for label, (x, y) in by_name.items():

@@ -179,11 +179,11 @@ def catalogs(spec: Spec) -> tuple[Catalog, Catalog]:
         )
     truth = Catalog((family,), tuple(changed))
     names = spec.variants or tuple(v.name for v in family.variants)
-    told = Catalog(
+    known = Catalog(
         (replace(family, variants=tuple(v for v in family.variants if v.name in names)),),
         tuple(r for r in changed if r.variant in names and (not spec.shapes or r.slice_type in spec.shapes)),
     )
-    return told, truth
+    return known, truth
 
 
 def run_spec(spec: Spec) -> RunResult:
@@ -192,13 +192,13 @@ def run_spec(spec: Spec) -> RunResult:
     Raises:
         errors.TrefoilError: the spec cannot be run.
     """
-    told, truth = catalogs(spec)
+    known, truth = catalogs(spec)
     scenario = scenario_of(spec)
     if spec.knows_truth:
         names = [f"{node}/gpu{i}" for n in scenario.nodes for node in n.names for i in range(len(n.devices))]
-        actual, _ = pair(told, names, scenario.noise, scenario.seed, truth)
-        told = actual.catalog
-    plain = json.loads(simulate(scenario, Provided(catalog=told, truth=truth)).to_json())
+        actual, _ = pair(known, names, scenario.noise, scenario.seed, truth)
+        known = actual.catalog
+    plain = json.loads(simulate(scenario, Provided(catalog=known, truth=truth)).to_json())
     return RunResult(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
 
 
@@ -234,10 +234,10 @@ def _load_result(folder: Path | None, spec: Spec) -> RunResult | None:
     return RunResult(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
 
 
-def _save_result(folder: Path | None, played: RunResult) -> RunResult:
+def _save_result(folder: Path | None, result: RunResult) -> RunResult:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{played.spec.key}.partial"
-        partial.write_text(json.dumps(asdict(played), allow_nan=True), encoding="utf-8")
-        os.replace(partial, folder / f"{played.spec.key}.json")
-    return played
+        partial = folder / f"{result.spec.key}.partial"
+        partial.write_text(json.dumps(asdict(result), allow_nan=True), encoding="utf-8")
+        os.replace(partial, folder / f"{result.spec.key}.json")
+    return result

@@ -51,10 +51,10 @@ class Curve:
         return sum(values) / len(values) if values else math.nan
 
 
-def objective_curve(played: RunResult, reference: Reference, weight: float = LAMBDA) -> Curve:
+def objective_curve(result: RunResult, reference: Reference, weight: float = LAMBDA) -> Curve:
     """Objective (Eq. 3) of every bin, from what was really drawn and answered in it."""
-    family, series = played.spec.family, played.series
-    width_s = played.spec.span_s / played.spec.bins
+    family, series = result.spec.family, result.series
+    width_s = result.spec.span_s / result.spec.bins
     base_g = grams(reference.joules, BASE_INTENSITY, PUE)
     rows = []
     for at, ci, co2, rate, accuracy, p95 in zip(
@@ -69,31 +69,31 @@ def objective_curve(played: RunResult, reference: Reference, weight: float = LAM
         if rate <= 0 or accuracy is None:
             continue
         c, a = delta_carbon(co2 / (rate * width_s), base_g), delta_accuracy(accuracy, reference.accuracy)
-        rows.append((at * played.spec.speedup, ci, c, a, weighted(weight, c, a), p95))
+        rows.append((at * result.spec.speedup, ci, c, a, weighted(weight, c, a), p95))
     columns = zip(*rows, strict=True) if rows else [()] * 6
     return Curve(*(tuple(column) for column in columns))
 
 
-def mean_objective(played: RunResult, reference: Reference, weight: float = LAMBDA) -> float:
+def mean_objective(result: RunResult, reference: Reference, weight: float = LAMBDA) -> float:
     """Objective (Eq. 3) of a whole run at a constant load: f is linear in grams and in accuracy.
 
     For flows, whose steps are longer than the bins of a curve and put all of their grams into one.
     """
     base_g = grams(reference.joules, BASE_INTENSITY, PUE)
-    lost = delta_accuracy(played["accuracy"], reference.accuracy)
-    return weighted(weight, delta_carbon(played["grams_per_request"], base_g), lost)
+    lost = delta_accuracy(result["accuracy"], reference.accuracy)
+    return weighted(weight, delta_carbon(result["grams_per_request"], base_g), lost)
 
 
-def evaluations_of(played: RunResult, slo_ms: float) -> list[dict[str, Any]]:
+def evaluations_of(result: RunResult, slo_ms: float) -> list[dict[str, Any]]:
     """Evaluations with their round (those between two decisions), the intensity of then, and whether each kept the SLO.
 
     `p95_ms` None: refused or broken off.
     """
-    decided = [d["at_s"] for d in played.decisions]
-    series = played.series
+    decided = [d["at_s"] for d in result.decisions]
+    series = result.series
     found = []
-    for e in played.evaluations:
-        mine = e["measured"].get(played.spec.family, {})
+    for e in result.evaluations:
+        mine = e["measured"].get(result.spec.family, {})
         p95_ms = mine.get("p95_ms")
         at = max(0, bisect_right(series["at_s"], e["at_s"]) - 1)
         found.append(

@@ -41,7 +41,7 @@ BASES_H: Final = 1.0
 SHORT_H: Final = 6.0
 FIG14_G: Final = 100.0
 SWEEP_RATIO: Final = device_type(DEVICE).idle_w / SWEEP_IDLE_W[DEVICE][0]  # less idle, or more active: one ratio ranks
-TURNS: Final[Mapping[str, Mapping[str, Any]]] = {
+ASSUMPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "nothing turned": {},
     "active joules x 1.3 (idle / 1.3)": {"energy": (("", 1.3),)},
     "active joules x 0.7 (idle / 0.7)": {"energy": (("", 0.7),)},
@@ -102,10 +102,10 @@ def ablation(study: Study, family: str, floor: float, slo_ratio: float = 1.0) ->
     specs = {label: spec(label, levers) for label, levers in wanted.items()}
     study.run(list(specs.values()))
     base = study.runs[specs["none (BASE)"]]["grams_per_request"]
-    return {label: _short(study.runs[s], base) for label, s in specs.items()}
+    return {label: _outcome(study.runs[s], base) for label, s in specs.items()}
 
 
-def loads(study: Study, family: str) -> dict[str, Any]:
+def load_sweep(study: Study, family: str) -> dict[str, Any]:
     """Loads: the schemes from a nearly idle to a nearly full fleet; plans keep CLOVER's accuracy at that load."""
     found: dict[str, Any] = {}
     fixed = fluid_reference(study, family)
@@ -114,7 +114,7 @@ def loads(study: Study, family: str) -> dict[str, Any]:
         reference = replace(own, slo_ms=fixed.slo_ms)  # the SLO is fixed once, at 0.6
         runs = beside_clover(study, reference, LOADED, f"at {load:g}")
         base_g = runs["base"]["grams_per_request"]
-        found[f"{load:g}"] = {name: _short(run, base_g) for name, run in runs.items()}
+        found[f"{load:g}"] = {name: _outcome(run, base_g) for name, run in runs.items()}
     return found
 
 
@@ -136,17 +136,17 @@ def beside_clover(
     return {p: study.runs[specs[p]] for p in policies}
 
 
-def served(row: Mapping[str, float]) -> bool:
-    """Whether a scheme kept the SLO often enough for its grams to be compared with anybody's."""
+def meets_slo(row: Mapping[str, float]) -> bool:
+    """True if a scheme kept the SLO often enough for its grams to be compared with anybody's."""
     return row["slo_attainment"] >= SERVED_MIN
 
 
-def held(row: Mapping[str, float]) -> bool:
-    """Whether a scheme serves and reached the accuracy that it was held to: none may exist that keeps the SLO."""
-    return served(row) and row["accuracy"] >= row["min_accuracy"] - ACCURACY_SLACK
+def meets_accuracy(row: Mapping[str, float]) -> bool:
+    """True if a scheme serves and reached the accuracy that it was held to: none may exist that keeps the SLO."""
+    return meets_slo(row) and row["accuracy"] >= row["min_accuracy"] - ACCURACY_SLACK
 
 
-def _short(run: RunResult, base_g: float) -> dict[str, float]:
+def _outcome(run: RunResult, base_g: float) -> dict[str, float]:
     return {
         "grams_per_request": run["grams_per_request"],
         "saving_pct": saving_pct(run["grams_per_request"], base_g),
@@ -157,7 +157,7 @@ def _short(run: RunResult, base_g: float) -> dict[str, float]:
     }
 
 
-def turned(study: Study, family: str) -> dict[str, Any]:
+def sensitivity(study: Study, family: str) -> dict[str, Any]:
     """Ranking under +-30 % on each assumption, by grams and by f.
 
     `static_mix` and `exact` are held to CLOVER's accuracy in the same case; ORACLE and CO2OPT lose what they lose: f
@@ -167,15 +167,15 @@ def turned(study: Study, family: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     grams: dict[str, dict[str, float]] = {}
     objectives: dict[str, dict[str, float]] = {}
-    for name, factors in TURNS.items():
+    for name, factors in ASSUMPTIONS.items():
         reference = fluid_reference(study, family, **factors)
         runs = beside_clover(study, reference, RANKED, f"with {name}", **factors)
         base_g = runs["base"]["grams_per_request"]
         found[name] = {
-            p: _short(run, base_g) | {"objective": mean_objective(run, reference)} for p, run in runs.items()
+            p: _outcome(run, base_g) | {"objective": mean_objective(run, reference)} for p, run in runs.items()
         }
-        ranked = {p: row for p, row in found[name].items() if served(row)}
-        grams[name] = {p: row["saving_pct"] for p, row in ranked.items() if held(row)}
+        ranked = {p: row for p, row in found[name].items() if meets_slo(row)}
+        grams[name] = {p: row["saving_pct"] for p, row in ranked.items() if meets_accuracy(row)}
         objectives[name] = {p: row["objective"] for p, row in ranked.items()}
     late = {name: [p for p in RANKED if p not in by] for name, by in grams.items()}
     return {
@@ -207,7 +207,7 @@ def ranking(scores: Mapping[str, Mapping[str, float]], tie: float) -> dict[str, 
     }
 
 
-def weights(study: Study, family: str) -> dict[str, Any]:
+def lambda_sweep(study: Study, family: str) -> dict[str, Any]:
     """Weights of Fig. 14 at 100 g/kWh, every seed: (a) lambda from 0.1 to 0.9, (b) a threshold on the accuracy lost.
 
     CLOVER cuts and fills every GPU alike, so that between BASE and the cheapest step down it has nothing that keeps
@@ -234,16 +234,16 @@ def weights(study: Study, family: str) -> dict[str, Any]:
     study.run([spec for pairs in wanted.values() for pair in pairs for spec in pair])
     found: dict[str, Any] = {}
     for (sweep, value), pairs in wanted.items():
-        found.setdefault(sweep, {})[value] = _ended(study, pairs)
+        found.setdefault(sweep, {})[value] = _end_states(study, pairs)
     return found
 
 
-def _ended(study: Study, pairs: Sequence[tuple[Spec, Spec]]) -> dict[str, float]:
+def _end_states(study: Study, pairs: Sequence[tuple[Spec, Spec]]) -> dict[str, float]:
     """State that runs ended in, each against BASE of its seed: means, and the range of what was saved."""
     savings, losses, runs = [], [], [study.runs[spec] for spec, _ in pairs]
     for run, (_, base) in zip(runs, pairs, strict=True):
         reference = study.reference(run.spec.family, run.spec.seed)
-        (share, lost), (base_share, _) = settled(run, reference), settled(study.runs[base], reference)
+        (share, lost), (base_share, _) = end_state(run, reference), end_state(study.runs[base], reference)
         savings.append(saving_pct(share, base_share))
         losses.append(lost)
     saved = over_seeds(savings)
@@ -257,19 +257,19 @@ def _ended(study: Study, pairs: Sequence[tuple[Spec, Spec]]) -> dict[str, float]
     }
 
 
-def settled(played: RunResult, reference: Reference) -> tuple[float, float]:
+def end_state(result: RunResult, reference: Reference) -> tuple[float, float]:
     """State that a search ended in: (grams per request over C_base, accuracy lost [%]) of the last hour.
 
     NaN where nothing was answered then.
     """
-    found = objective_curve(played, reference)
-    at = [i for i, at_s in enumerate(found.at_s) if at_s >= (played.spec.hours - 1) * HOUR_S]
+    found = objective_curve(result, reference)
+    at = [i for i, at_s in enumerate(found.at_s) if at_s >= (result.spec.hours - 1) * HOUR_S]
     if not at:
         return math.nan, math.nan
     return 1.0 - sum(found.carbon[i] for i in at) / len(at) / 100.0, -sum(found.accuracy[i] for i in at) / len(at)
 
 
-def fleets(study: Study, family: str) -> dict[str, Any]:
+def fleet_sweep(study: Study, family: str) -> dict[str, Any]:
     """Fleets of Fig. 15: the load of ten GPUs on ten, four, two; p95 and grams of answers over those of BASE on ten.
 
     Rejected ones waited in vain: where there are many, p95 is what the queue allows and not what that fleet takes.
@@ -299,7 +299,7 @@ def fleets(study: Study, family: str) -> dict[str, Any]:
     }
 
 
-def bases(study: Study, family: str) -> dict[str, Any]:
+def base_variants(study: Study, family: str) -> dict[str, Any]:
     """Variants of BASE on an A100: one 7g slice, section 5.2.1's 4g + 3g, or MIG off. The load is 0.6 of ten 7g's.
 
     Without noise: that of two operating points is drawn apart and is as large as what lies between them.

@@ -151,7 +151,7 @@ class ArrivalStream:
         return self.rate.mean_per_s(from_s, until_s)
 
     def until(self, until_s: float) -> Floats:
-        """All arrivals in [last until, until_s), ascending [s]."""
+        """Take all arrivals in [last until, until_s), ascending [s]."""
         blocks = []
         while not self._ahead.size or self._ahead[-1] < until_s:
             blocks.append(self._ahead)
@@ -203,7 +203,7 @@ class RecordedArrivals:
         return float(high - low) / (until_s - from_s)
 
     def until(self, until_s: float) -> Floats:
-        """All arrivals in [last until, until_s), ascending [s]."""
+        """Take all arrivals in [last until, until_s), ascending [s]."""
         end = int(np.searchsorted(self.times_s, until_s))
         found = self.times_s[self._taken : end]
         self._taken = max(end, self._taken)

@@ -24,7 +24,7 @@ NO_CATALOG: Final = Catalog((), ())  # it never changes in a run
 
 @dataclass(slots=True)
 class CachedDecision:
-    """A decision in relative time; `way` of the rollout that it led to, if it began at once."""
+    """Decision in relative time; `way` of the rollout that it led to, if it began at once."""
 
     decision: Decision
     seed: int

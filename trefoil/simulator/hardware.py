@@ -56,7 +56,7 @@ class Slice:
 class SimulatedDevice:
     """Device and what it has drawn so far [J]. `wanted`: what it was last told to be."""
 
-    device: Device
+    place: Device
     type: DeviceType
     factor: float
     governed: Governed
@@ -73,7 +73,7 @@ class SimulatedDevice:
 
     @property
     def serves(self) -> bool:
-        """Whether any slice is READY, SWAPPING or DRAINING."""
+        """True if any slice is READY, SWAPPING or DRAINING."""
         return any(s.state in SERVES for s in self.slices.values())
 
 
@@ -122,17 +122,17 @@ class Hardware:
 
     # --- what agents report -----------------------------------------------------------------------------------------
 
-    def _invalidate(self, machine: SimulatedDevice) -> None:
+    def _invalidate(self, device: SimulatedDevice) -> None:
         """Forget what was made of its state before."""
-        machine.status = self._nodes = self._powers = self._next_s = None
+        device.status = self._nodes = self._powers = self._next_s = None
 
     def nodes(self) -> dict[str, NodeStatus]:
-        """The status of every node; made anew only when something has changed."""
+        """Status of every node; made anew only when something has changed."""
         if self._nodes is None:
             held: dict[tuple[str, str], list[DeviceStatus]] = {}
-            for machine in self.devices.values():
-                machine.status = machine.status or _status(machine)
-                held.setdefault((machine.device.node, machine.device.zone), []).append(machine.status)
+            for device in self.devices.values():
+                device.status = device.status or _status(device)
+                held.setdefault((device.place.node, device.place.zone), []).append(device.status)
             self._nodes = {
                 node: NodeStatus(node=node, zone=zone, devices=tuple(devices), simulated=True)
                 for (node, zone), devices in held.items()
@@ -140,39 +140,39 @@ class Hardware:
         return self._nodes
 
     def services(self, family: str) -> dict[SliceKey, SliceService]:
-        """What serves a family now, by what really is on each slice."""
+        """Services of a family now, by what really is on each slice."""
         found = {}
-        for machine in self.devices.values():
-            for key, one in machine.slices.items():
+        for device in self.devices.values():
+            for key, one in device.slices.items():
                 if one.state in SERVES:
                     for hosted in one.part.hosted:
                         if hosted.family == family:
-                            found[key] = self.service(machine, key, hosted)
+                            found[key] = self.service(device, key, hosted)
         return found
 
-    def service(self, machine: SimulatedDevice, key: SliceKey, hosted: Hosted) -> SliceService:
-        """The truth about a variant on a slice.
+    def service(self, device: SimulatedDevice, key: SliceKey, hosted: Hosted) -> SliceService:
+        """True service of a variant on a slice.
 
         Raises:
             ProfileMissing: nobody knows.
         """
-        index = (machine.type.name, key.slice_type, hosted.family, hosted.variant, machine.clock_mhz)
+        index = (device.type.name, key.slice_type, hosted.family, hosted.variant, device.clock_mhz)
         if index not in self._services:
             items, gap_ms = self._items[hosted.family], self._costs.gap_ms
             catalog = self._truth.catalog
             self._services[index] = true_service(
-                catalog, machine.type, key.slice_type, hosted, items, gap_ms, machine.clock_mhz
+                catalog, device.type, key.slice_type, hosted, items, gap_ms, device.clock_mhz
             )
         return self._services[index]
 
     def drained_s(self, keys: Iterable[SliceKey]) -> float:
-        """How long until these are idle: every dispatcher knows, and what was in flight is answered."""
+        """Time until these slices are idle [s]: every dispatcher knows, and what was in flight is answered."""
         times_ms = [0.0]
         for key in keys:
-            machine = self.devices[key.device]
-            one = machine.slices.get(key)
+            device = self.devices[key.device]
+            one = device.slices.get(key)
             hosted = one.part.hosted if one is not None else ()
-            times_ms += [self.service(machine, key, h).service.mean_ms for h in hosted]
+            times_ms += [self.service(device, key, h).service.mean_ms for h in hosted]
         return self._costs.ack_s + DRAIN_SERVICES * max(times_ms) / 1e3
 
     # --- commands ---------------------------------------------------------------------------------------------------
@@ -180,49 +180,49 @@ class Hardware:
     def drain(self, keys: Iterable[SliceKey], now_s: float) -> None:
         """Drain slices: they take no new requests and are about to be stopped."""
         for key in keys:
-            machine = self.devices[key.device]
-            one = machine.slices.get(key)
+            device = self.devices[key.device]
+            one = device.slices.get(key)
             if one is not None and one.state in SERVES:
                 one.state, one.since_s = SliceState.DRAINING, now_s
-                self._invalidate(machine)
+                self._invalidate(device)
 
     def undrain(self, keys: Container[SliceKey], now_s: float) -> None:
         """Let draining slices take requests again: the plan that was to stop them was given up."""
-        for machine in self.devices.values():
-            for key, one in machine.slices.items():
+        for device in self.devices.values():
+            for key, one in device.slices.items():
                 if one.state == SliceState.DRAINING and key in keys:
                     one.state, one.since_s = SliceState.READY, now_s
-                    self._invalidate(machine)
+                    self._invalidate(device)
 
     def command(self, devices: Mapping[str, PlannedDevice], now_s: float) -> None:
         """Command every device to be what its plan says; what runs as it ought to is left alone."""
         for name, wanted in devices.items():
-            machine = self.devices.get(name)
-            if machine is not None:
-                self._apply_plan(machine, wanted, now_s)
-                self._invalidate(machine)
+            device = self.devices.get(name)
+            if device is not None:
+                self._apply_plan(device, wanted, now_s)
+                self._invalidate(device)
 
-    def _apply_plan(self, machine: SimulatedDevice, wanted: PlannedDevice, now_s: float) -> None:
+    def _apply_plan(self, device: SimulatedDevice, wanted: PlannedDevice, now_s: float) -> None:
         parts = {part.key: part for part in wanted.slices}
-        gone = [key for key in machine.slices if key not in parts]
+        gone = [key for key in device.slices if key not in parts]
         for key in gone:
-            del machine.slices[key]
-        machine.wanted = wanted
-        machine.clock_mhz = _clock_mhz(machine, now_s)
-        if parts and machine.state == DeviceState.ASLEEP:
-            machine.state, machine.awake_s = DeviceState.WAKING, now_s + machine.type.wake_s
+            del device.slices[key]
+        device.wanted = wanted
+        device.clock_mhz = _clock_mhz(device, now_s)
+        if parts and device.state == DeviceState.ASLEEP:
+            device.state, device.awake_s = DeviceState.WAKING, now_s + device.type.wake_s
         elif not parts and wanted.target == DeviceState.ASLEEP:
-            machine.state = DeviceState.ASLEEP
-        elif machine.state == DeviceState.ASLEEP and wanted.target == DeviceState.AWAKE:
-            machine.state, machine.awake_s = DeviceState.WAKING, now_s + machine.type.wake_s
-        begin_s = max(now_s, machine.awake_s) + (self._costs.stop_s if gone else 0.0)
-        mig = machine.type.kind == DeviceKind.MIG_GPU
+            device.state = DeviceState.ASLEEP
+        elif device.state == DeviceState.ASLEEP and wanted.target == DeviceState.AWAKE:
+            device.state, device.awake_s = DeviceState.WAKING, now_s + device.type.wake_s
+        begin_s = max(now_s, device.awake_s) + (self._costs.stop_s if gone else 0.0)
+        mig = device.type.kind == DeviceKind.MIG_GPU
         for key, part in parts.items():
-            one = machine.slices.get(key)
+            one = device.slices.get(key)
             load_s = max((self._loads.get((h.family, h.variant), 0.0) for h in part.hosted), default=0.0)
             if one is None:
                 ready_s = begin_s + (self._costs.mig_s if mig else 0.0) + self._costs.start_s + load_s
-                machine.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
+                device.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
             elif _variants(one.next_hosted or one.part.hosted) == _variants(part.hosted):
                 if one.state == SliceState.DRAINING:
                     one.state, one.since_s = SliceState.READY, now_s
@@ -230,7 +230,7 @@ class Hardware:
                     one.part = replace(one.part, credits=part.credits)
             elif one.state == SliceState.DRAINING or one.state == SliceState.STARTING:
                 ready_s = begin_s + self._costs.stop_s + self._costs.start_s + load_s
-                machine.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
+                device.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
             else:
                 one.state, one.since_s, one.ready_s = SliceState.SWAPPING, now_s, begin_s + load_s
                 one.next_hosted = part.hosted
@@ -251,22 +251,22 @@ class Hardware:
         if now_s < self.next_s():
             return False
         found = False
-        for machine in self.devices.values():
+        for device in self.devices.values():
             changed = False
-            if machine.governed.next_s <= now_s:
-                self._next_s, before = None, machine.clock_mhz
-                machine.clock_mhz = _clock_mhz(machine, now_s)
-                changed = machine.clock_mhz != before
-            if machine.state == DeviceState.WAKING and machine.awake_s <= now_s:
-                machine.state, changed = DeviceState.AWAKE, True
-            for one in machine.slices.values():
+            if device.governed.next_s <= now_s:
+                self._next_s, before = None, device.clock_mhz
+                device.clock_mhz = _clock_mhz(device, now_s)
+                changed = device.clock_mhz != before
+            if device.state == DeviceState.WAKING and device.awake_s <= now_s:
+                device.state, changed = DeviceState.AWAKE, True
+            for one in device.slices.values():
                 if one.ready_s <= now_s:
                     if one.next_hosted:
                         one.part, one.next_hosted = replace(one.part, hosted=one.next_hosted), ()
                     one.state, one.since_s, one.ready_s = SliceState.READY, now_s, math.inf
                     changed = True
             if changed:
-                self._invalidate(machine)
+                self._invalidate(device)
                 found = True
         return found
 
@@ -276,21 +276,21 @@ class Hardware:
         `computed`: family and active joules of each slice, by the profile's linear law.
         """
         if self._powers is None:  # what a device draws whatever it computes changes when its state does
-            self._powers = {name: self._power_of(machine) for name, machine in self.devices.items()}
+            self._powers = {name: self._power_of(device) for name, device in self.devices.items()}
         spent = self._booked
         if spent is None or spent.computed is not computed or spent.rates is not self._powers or spent.dt_s != dt_s:
             spent = self._booked = self._energy_of(dt_s, computed, self._powers)
-        for machine, drawn, idle_j, unallocated_j in spent.booked:
-            machine.active_j += drawn.active_j
-            machine.idle_j += idle_j
-            machine.unallocated_j += unallocated_j
-            machine.counter_j += drawn.counter_j
+        for device, drawn, idle_j, unallocated_j in spent.booked:
+            device.active_j += drawn.active_j
+            device.idle_j += idle_j
+            device.unallocated_j += unallocated_j
+            device.counter_j += drawn.counter_j
         return spent.drawn
 
-    def _power_of(self, machine: SimulatedDevice) -> tuple[float, float, bool]:
+    def _power_of(self, device: SimulatedDevice) -> tuple[float, float, bool]:
         """What a device draws before it computes [W], what starting slices draw [W], and whether anything serves."""
-        idle_w = power.idle_w(machine.type, machine.state, machine.clock_mhz)
-        return idle_w, self._starting_w(machine), machine.serves
+        idle_w = power.idle_w(device.type, device.state, device.clock_mhz)
+        return idle_w, self._starting_w(device), device.serves
 
     def _energy_of(
         self,
@@ -302,31 +302,31 @@ class Hardware:
         for key, work in computed.items():
             by_device.setdefault(key.device, []).append(work)
         booked = []
-        for name, machine in self.devices.items():
+        for name, device in self.devices.items():
             idle_w, starting_w, serves = rates[name]
             work_here = by_device.get(name, ())
-            baseline_j = machine.factor * dt_s * idle_w
+            baseline_j = device.factor * dt_s * idle_w
             linear_j = sum([joules for _, joules in work_here])
             active_j = 0.0
             if linear_j > 0:
-                active_j = machine.factor * dt_s * power.saturated_w(machine.type, linear_j / dt_s)
-            starting_j = machine.factor * dt_s * starting_w
+                active_j = device.factor * dt_s * power.saturated_w(device.type, linear_j / dt_s)
+            starting_j = device.factor * dt_s * starting_w
             families: dict[str, float] = {}
             for family, joules in work_here:
                 families[family] = families.get(family, 0.0) + active_j * joules / linear_j if linear_j else 0.0
             counter_j = baseline_j + active_j + starting_j
-            drawn = DeviceEnergy(name, machine.device.zone, counter_j, active_j, families)
+            drawn = DeviceEnergy(name, device.place.zone, counter_j, active_j, families)
             idle_j, other_j = (baseline_j, starting_j) if serves else (0.0, baseline_j + starting_j)
-            booked.append((machine, drawn, idle_j, other_j))
+            booked.append((device, drawn, idle_j, other_j))
         return _BookedInterval(dt_s, computed, rates, tuple(booked), [drawn for _, drawn, _, _ in booked])
 
-    def _starting_w(self, machine: SimulatedDevice) -> float:
+    def _starting_w(self, device: SimulatedDevice) -> float:
         if not self._costs.start_activity:
             return 0.0
         return sum(
-            self._costs.start_activity * power.active_w(machine.type, key.slice_type, machine.clock_mhz)
-            for key, one in machine.slices.items()
-            if one.ready_s < math.inf and machine.type.kind != DeviceKind.CPU
+            self._costs.start_activity * power.active_w(device.type, key.slice_type, device.clock_mhz)
+            for key, one in device.slices.items()
+            if one.ready_s < math.inf and device.type.kind != DeviceKind.CPU
         )
 
 
@@ -363,25 +363,25 @@ def true_service(
     )
 
 
-def _status(machine: SimulatedDevice) -> DeviceStatus:
+def _status(device: SimulatedDevice) -> DeviceStatus:
     return DeviceStatus(
-        device=machine.device.name,
-        type=machine.device.type,
-        state=machine.state,
+        device=device.place.name,
+        type=device.place.type,
+        state=device.state,
         slices=tuple(
             SliceStatus(key=key, state=one.state, hosted=one.part.hosted, since_s=one.since_s, credits=one.part.credits)
-            for key, one in sorted(machine.slices.items())
+            for key, one in sorted(device.slices.items())
         ),
-        clock_mhz=machine.clock_mhz,
-        mig_current=machine.type.kind == DeviceKind.MIG_GPU,
+        clock_mhz=device.clock_mhz,
+        mig_current=device.type.kind == DeviceKind.MIG_GPU,
     )
 
 
-def _clock_mhz(machine: SimulatedDevice, now_s: float) -> int:
+def _clock_mhz(device: SimulatedDevice, now_s: float) -> int:
     """What the device runs at under load: the plan's clock, where its governor does not want a lower one."""
-    wanted, kind = machine.wanted, machine.type
-    ability = Ability(machine.device.name, kind.name, tuple(sorted(kind.clocks_mhz)))
-    found = machine.governed.range(wanted, ability, machine.clock_mhz, True, now_s)
+    wanted, kind = device.wanted, device.type
+    ability = Ability(device.place.name, kind.name, tuple(sorted(kind.clocks_mhz)))
+    found = device.governed.range(wanted, ability, device.clock_mhz, True, now_s)
     if found is None or found == planned_range(wanted, ability.supported_mhz):
         return wanted.clock_max_mhz
     return found.max_mhz

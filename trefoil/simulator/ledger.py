@@ -82,11 +82,11 @@ class Ledger:
     ) -> None:
         """Book an interval in which no intensity changed."""
         counted = from_s >= -1e-9
-        priced = self._last_cost
-        if priced is None or priced.drawn is not drawn or priced.intensity is not self.intensity:
-            priced = self._last_cost = self._cost_of(to_s - from_s, drawn)
-        total = priced.total
-        for family, mine in priced.by_family.items():
+        cost = self._last_cost
+        if cost is None or cost.drawn is not drawn or cost.intensity is not self.intensity:
+            cost = self._last_cost = self._cost_of(to_s - from_s, drawn)
+        total = cost.total
+        for family, mine in cost.by_family.items():
             self._since_start[family].add(mine.joules, mine.grams)
             recent = self._recent[family]
             recent.append((to_s, mine.grams, found[family].answered))
@@ -94,35 +94,35 @@ class Ledger:
                 recent.popleft()
         if not counted:
             return
-        for zone, here in priced.by_zone.items():
+        for zone, here in cost.by_zone.items():
             self.by_zone[zone].add(here.joules, here.grams)
-        self.active_j += priced.active_j
+        self.active_j += cost.active_j
         if rolling:
             self.rolling_j += total.joules
             self.rolling_s += to_s - from_s
-        for family, mine in priced.by_family.items():
+        for family, mine in cost.by_family.items():
             self.total[family].add(found[family])
             self.cost[family].add(mine.joules, mine.grams)
         self._record(from_s, found, total)
 
     def _cost_of(self, dt_s: float, drawn: Sequence[DeviceEnergy]) -> _IntervalCost:
         """Cost of what devices drew, by family and zone."""
-        priced = _IntervalCost(drawn, self.intensity, {family: Cost() for family in self._families})
+        cost = _IntervalCost(drawn, self.intensity, {family: Cost() for family in self._families})
         alike = dict.fromkeys(self._families, 1.0)
         for one in drawn:
             joules = one.counter_j
             co2 = grams(joules, self.intensity[one.zone], self._pue)
-            priced.total.add(joules, co2)
+            cost.total.add(joules, co2)
             shares = one.by_family if one.active_j > 0 else alike
             whole = sum(shares.values())
             for family, share in shares.items():
-                priced.by_family[family].add(joules * share / whole, co2 * share / whole)
-            priced.by_zone.setdefault(one.zone, Cost()).add(joules, co2)
-            priced.active_j += one.active_j
-        self._add_hosts(dt_s, priced)
-        return priced
+                cost.by_family[family].add(joules * share / whole, co2 * share / whole)
+            cost.by_zone.setdefault(one.zone, Cost()).add(joules, co2)
+            cost.active_j += one.active_j
+        self._add_hosts(dt_s, cost)
+        return cost
 
-    def _add_hosts(self, dt_s: float, priced: _IntervalCost) -> None:
+    def _add_hosts(self, dt_s: float, cost: _IntervalCost) -> None:
         """Add what nodes draw beside their devices, where the boundary is the node."""
         costs = self._inputs.scenario.costs
         if costs.boundary != "node" or not costs.host_w:
@@ -131,10 +131,10 @@ class Ledger:
         for zone in zones.values():
             joules = costs.host_w * dt_s
             co2 = grams(joules, self.intensity[zone], self._pue)
-            priced.total.add(joules, co2)
-            for one in priced.by_family.values():
-                one.add(joules / len(priced.by_family), co2 / len(priced.by_family))
-            priced.by_zone.setdefault(zone, Cost()).add(joules, co2)
+            cost.total.add(joules, co2)
+            for one in cost.by_family.values():
+                one.add(joules / len(cost.by_family), co2 / len(cost.by_family))
+            cost.by_zone.setdefault(zone, Cost()).add(joules, co2)
 
     def marks(self) -> dict[str, tuple[float, float]]:
         """Joules and grams of each family since the very beginning."""
@@ -245,7 +245,7 @@ class SimulatedMeter:
     @property
     def unallocated_j(self) -> float:
         """Energy that moves, sleep and devices without any serving slice have drawn [J]."""
-        return sum(machine.unallocated_j for machine in self._hardware.devices.values())
+        return sum(device.unallocated_j for device in self._hardware.devices.values())
 
     def grams_per_request(self, families: Iterable[str], now_s: float) -> dict[str, float | None]:
         """Grams per request over the last `measure_s`."""

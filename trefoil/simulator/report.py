@@ -23,7 +23,7 @@ DIGITS = 9  # significant, in JSON
 
 @dataclass(frozen=True, slots=True)
 class FamilySummary:
-    """One family since time zero. Joules and grams: its part of all that was drawn, per answer. Rejected are misses."""
+    """Summary of a family since time zero. Joules and grams: its part of all drawn, per answer. Rejected are misses."""
 
     arrived: int
     answered: int
@@ -42,7 +42,7 @@ class FamilySummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run. Joules are of all devices (and hosts, where the boundary is the node); grams with PUE."""
+    """Summary of a run. Joules are of all devices (and hosts, where the boundary is the node); grams with PUE."""
 
     scenario: str
     policy: str

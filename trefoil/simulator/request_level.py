@@ -50,7 +50,7 @@ class _LightFields(NamedTuple):
 
 
 class LightTicket(_LightFields):
-    """What is left of a ticket where nobody reads more. Simulated clients ask for nothing of their own."""
+    """Ticket without what nobody reads in bulk. Simulated clients ask for nothing of their own."""
 
     __slots__ = ()
     min_accuracy: ClassVar[float] = 0.0

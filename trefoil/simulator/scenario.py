@@ -222,7 +222,7 @@ class Noise(Settings):
 
     @property
     def any(self) -> bool:
-        """Whether truth and estimate differ at all."""
+        """True if truth and estimate differ at all."""
         return max(self.latency, self.energy, self.device_power) > 0
 
 

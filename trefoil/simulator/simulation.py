@@ -141,7 +141,7 @@ class Simulation:
 
     @property
     def rolling(self) -> bool:
-        """Whether a rollout is under way."""
+        """True while a rollout is under way."""
         return self._rolling is not None
 
     def run(self, until_s: float) -> None:

@@ -46,10 +46,10 @@ def pair(
     rows = tuple(
         _changed(r, *map(float, factors[r.device_type, r.slice_type, r.family, r.variant])) for r in source.rows
     )
-    told = Catalog(known.families, () if blind else tuple(known.rows))
+    estimated = Catalog(known.families, () if blind else tuple(known.rows))
     catalog = Catalog(source.families, rows)
     truth = Truth(catalog, power, _hash([_rows(catalog), power]))
-    estimate = Estimate(told, _hash([_rows(told), dict.fromkeys(devices, 1.0)]))
+    estimate = Estimate(estimated, _hash([_rows(estimated), dict.fromkeys(devices, 1.0)]))
     assert truth.catalog is not estimate.catalog, "the planner must never hold the truth"
     assert not noise.any or truth.hash != estimate.hash, "noise was asked for and truth equals estimate"
     return truth, estimate

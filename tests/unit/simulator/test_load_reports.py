@@ -40,11 +40,11 @@ def test_equal_steps_share_what_they_count_and_come_back_to_it():
 
 
 def test_what_is_made_of_equal_steps_is_one_object_until_they_differ():
-    steady, works, windows = LoadReports({"f": []}), [], []
+    reports, works, windows = LoadReports({"f": []}), [], []
     for number, one in enumerate(steps(14), 1):
-        steady.add({"f": one})
-        works.append(steady.work({"f": one}))
-        windows.append(steady.window({"f": 1.0}, number, one.ends_s))
+        reports.add({"f": one})
+        works.append(reports.work({"f": one}))
+        windows.append(reports.window({"f": 1.0}, number, one.ends_s))
     assert all(work is works[0] for work in works[:12])
     assert works[12] is not works[0]
     assert all(window.cells is windows[0].cells for window in windows[:12])
@@ -55,11 +55,11 @@ def test_what_is_made_of_equal_steps_is_one_object_until_they_differ():
 
 
 def test_a_window_of_several_steps_adds_them_and_leaves_them_as_they_are():
-    steady, found = LoadReports({"f": []}), steps(3)
+    reports, found = LoadReports({"f": []}), steps(3)
     before = found[0].latency.copy()
     for one in found:
-        steady.add({"f": one})
-    window = steady.window({"f": 1.0}, 1, found[-1].ends_s)
+        reports.add({"f": one})
+    window = reports.window({"f": 1.0}, 1, found[-1].ends_s)
     assert sum(cell.arrived for cell in window.cells) == 3 * 90 * 300
     assert (found[0].latency == before).all()
-    assert steady.window({"f": 1.0}, 2, found[-1].ends_s).cells[0].arrived == 0  # nothing since
+    assert reports.window({"f": 1.0}, 2, found[-1].ends_s).cells[0].arrived == 0  # nothing since
