@@ -1,26 +1,14 @@
-"""What engines are given and what they give, whatever the fidelity; and what is reported of it.
+"""Engines of either fidelity: what they are given and what they do; their intervals are in simulator/intervals."""
 
-`Interval` is one interval of one family: what came, what was answered how fast, and what computed. Latencies are counts
-in the buckets of core/latency from the start, so that a long run needs no more memory than a short one.
-"""
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from operator import is_
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
-
-from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.fleet import SliceKey
-from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE, Histogram
 from trefoil.core.plan import Route
 from trefoil.core.queueing import ServiceTime
 from trefoil.simulator.arrivals import ArrivalSource
-
-Counts = npt.NDArray[np.float64]
+from trefoil.simulator.intervals import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,68 +24,6 @@ class SliceService:
 
 
 Services = Mapping[SliceKey, SliceService]
-Work = dict[SliceKey, tuple[str, float]]
-
-
-@dataclass(slots=True)
-class Interval:
-    """Counts of a family in [starts_s, ends_s). Fluid counts may be fractions.
-
-    `joules` are active, by the profile's linear law; `by_variant` counts answers, `accuracy_sum` adds theirs.
-    """
-
-    starts_s: float
-    ends_s: float
-    arrived: float = 0.0
-    answered: float = 0.0
-    rejected: float = 0.0
-    within_slo: float = 0.0
-    accuracy_sum: float = 0.0
-    latency: Counts = field(default_factory=lambda: np.zeros(BUCKETS))
-    sum_ms: float = 0.0
-    max_ms: float = 0.0
-    joules: dict[SliceKey, float] = field(default_factory=dict)
-    by_variant: dict[str, float] = field(default_factory=dict)
-    queued: float = 0.0
-
-    def add(self, other: "Interval") -> None:
-        """Add the interval that follows. `joules` stay those of the first: they are booked by interval."""
-        self.ends_s, self.queued = other.ends_s, other.queued
-        self.arrived += other.arrived
-        self.answered += other.answered
-        self.rejected += other.rejected
-        self.within_slo += other.within_slo
-        self.accuracy_sum += other.accuracy_sum
-        self.latency += other.latency
-        self.sum_ms += other.sum_ms
-        self.max_ms = max(self.max_ms, other.max_ms)
-        for variant, count in other.by_variant.items():
-            self.by_variant[variant] = self.by_variant.get(variant, 0.0) + count
-
-    def at(self, starts_s: float, ends_s: float) -> "Interval":
-        """Copy at another time; counts are shared: neither is to be added to."""
-        return Interval(
-            starts_s,
-            ends_s,
-            self.arrived,
-            self.answered,
-            self.rejected,
-            self.within_slo,
-            self.accuracy_sum,
-            self.latency,
-            self.sum_ms,
-            self.max_ms,
-            self.joules,
-            self.by_variant,
-            self.queued,
-        )
-
-    @property
-    def histogram(self) -> Histogram:
-        """Latency histogram in whole counts, as core/latency has it."""
-        whole = np.rint(self.latency).astype(np.int64)
-        index = np.flatnonzero(whole)
-        return Histogram(1, tuple(index.tolist()), tuple(whole[index].tolist()), self.sum_ms, self.max_ms)
 
 
 class Engine(Protocol):
@@ -118,91 +44,7 @@ class Flow:
     slo_ms: float
 
 
-def joined(parts: Sequence[Interval], now_s: float) -> Interval:
-    """Intervals joined to one; what happened while there was none is nothing."""
-    if len(parts) == 1:
-        return parts[0]
-    whole = Interval(now_s, now_s) if not parts else Interval(parts[0].starts_s, now_s)
-    for part in parts:
-        whole.add(part)
-    return whole
-
-
-def load_cells(found: Mapping[str, Interval], items: Mapping[str, float]) -> tuple[LoadCell, ...]:
-    """Load cells as a dispatcher would report them of these intervals, in whole requests."""
-    cells: list[LoadCell] = []
-    for family, one in sorted(found.items()):
-        failed = {"RESOURCE_EXHAUSTED": round(one.rejected)} if one.rejected else {}
-        within, latency = round(one.within_slo), one.histogram
-        cells.append(
-            LoadCell(
-                LoadKey(family), round(one.arrived), failed_by_code=failed, within_slo=within, latency=latency
-            )
-        )  # fmt: skip
-        for variant, count in sorted(one.by_variant.items()):
-            whole = round(count)
-            cells.append(LoadCell(LoadKey(family, variant), answered=whole, items=round(whole * items[family])))
-    return tuple(cells)
-
-
 def dispatchable(route: Route, services: Services, router: str = "", queue: str = "") -> Route:
     """Route of a dispatcher: targets that serve and do not drain; `router` and `queue` instead of the route's."""
     targets = tuple(t for t in route.targets if not t.draining and t.slice in services)
     return replace(route, targets=targets, router=router or route.router, queue=queue or route.queue)
-
-
-def quantile_ms(counts: Counts, q: float, max_ms: float = math.inf) -> float:
-    """Quantile of counts in latency buckets [ms]; 0.0 for none."""
-    total = float(counts.sum())
-    if total <= 0:
-        return 0.0
-    bucket = int(np.searchsorted(np.cumsum(counts), q * total - 1e-9))
-    return min(float(FLOOR_MS * 2 ** ((min(bucket, BUCKETS - 1) + 0.5) / PER_OCTAVE)), max_ms)
-
-
-def histogram_of(latency_ms: npt.NDArray[np.float64]) -> Counts:
-    """Histogram of latencies [ms] by bucket."""
-    if not latency_ms.size:
-        return np.zeros(BUCKETS)
-    index = (np.log2(np.maximum(latency_ms, FLOOR_MS) / FLOOR_MS) * PER_OCTAVE).astype(np.int64)
-    return np.bincount(np.minimum(index, BUCKETS - 1), minlength=BUCKETS).astype(np.float64)
-
-
-@dataclass(slots=True)
-class LoadReports:
-    """Load windows and work of the intervals since the last window; what is made of the same objects is made once.
-
-    An engine that answers a step from memory gives an interval with the counts of the one before (`Interval.at`). What
-    is made of them is then the same object too, so that whoever gets it can tell without comparing.
-    """
-
-    _intervals: dict[str, list[Interval]]
-    _last_work: tuple[list[Any], Work] = field(default_factory=lambda: ([], {}))
-    _last_cells: tuple[list[Any], tuple[LoadCell, ...]] = ([], ())
-
-    def work(self, found: Mapping[str, Interval]) -> Work:
-        """Work of every slice: family and active joules."""
-        parts = [one.joules for one in found.values()]
-        if not _identical(parts, self._last_work[0]):
-            self._last_work = parts, {k: (f, joules) for f, one in found.items() for k, joules in one.joules.items()}
-        return self._last_work[1]
-
-    def add(self, found: Mapping[str, Interval]) -> None:
-        """Add an interval of each family to the window that is open."""
-        for family, one in found.items():
-            self._intervals[family].append(one)
-
-    def window(self, items: Mapping[str, float], seq: int, now_s: float) -> LoadWindow:
-        """Load window of the intervals since the last one."""
-        found = {family: joined(parts, now_s) for family, parts in self._intervals.items()}
-        self._intervals = {family: [] for family in found}
-        parts = [one.latency for one in found.values()]
-        if not _identical(parts, self._last_cells[0]):
-            self._last_cells = parts, load_cells(found, items)
-        starts_s = min((one.starts_s for one in found.values()), default=now_s)
-        return LoadWindow("simulated", 0, seq, starts_s, now_s, cells=self._last_cells[1])
-
-
-def _identical(these: Sequence[object], those: Sequence[object]) -> bool:
-    """Whether both hold the same objects in the same order."""
-    return len(these) == len(those) and all(map(is_, these, those))

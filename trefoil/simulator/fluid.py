@@ -24,7 +24,8 @@ from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Route
 from trefoil.core.queueing import UTILISATIONS, ServiceTime, within, within_all
-from trefoil.simulator.engine import Counts, Flow, Interval, Services, SliceService, dispatchable
+from trefoil.simulator.engine import Flow, Services, SliceService, dispatchable
+from trefoil.simulator.intervals import Counts, Interval
 
 QUEUE_MAX: Final = 1024.0  # as dispatcher.queues.fifo.REQUESTS_MAX, where the route names no bound
 NO_SLICE_WAIT_S: Final = 20.0

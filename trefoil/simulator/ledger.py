@@ -15,9 +15,9 @@ from typing import Any
 from controller.core import measuring
 from controller.core.effects import Evaluated, Recorded
 from trefoil.core.units import grams
-from trefoil.simulator.engine import Interval, quantile_ms
 from trefoil.simulator.hardware import DeviceEnergy, Hardware
 from trefoil.simulator.inputs import Inputs
+from trefoil.simulator.intervals import Interval, quantile_ms
 
 Marks = dict[str, tuple[float, float]]
 

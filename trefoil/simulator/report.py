@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rich.table import Table
 
 from trefoil.core.plan import DecisionRecord
-from trefoil.simulator.engine import Interval, quantile_ms
+from trefoil.simulator.intervals import Interval, quantile_ms
 from trefoil.simulator.simulation import Simulation
 
 DIGITS = 9  # significant, in JSON

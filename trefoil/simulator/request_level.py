@@ -36,7 +36,8 @@ from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Route
 from trefoil.core.queueing import draw_s
 from trefoil.core.units import MS_PER_S
-from trefoil.simulator.engine import Counts, Flow, Interval, Services, SliceService, dispatchable, histogram_of
+from trefoil.simulator.engine import Flow, Services, SliceService, dispatchable
+from trefoil.simulator.intervals import Counts, Interval, histogram_of
 
 NO_SLICE_WAIT_S: Final = 20.0  # as dispatcher.settings.no_slice_wait_s
 DRAWS: Final = 512  # service times drawn at once

@@ -49,10 +49,11 @@ from trefoil.core.plan import DecisionRecord, Plan, RolloutState, Route
 from trefoil.runtime.keys import Keys
 from trefoil.simulator.carbon import ForecastFeed
 from trefoil.simulator.decision_cache import CachedDecision, DecisionCache
-from trefoil.simulator.engine import Engine, Flow, LoadReports
+from trefoil.simulator.engine import Engine, Flow
 from trefoil.simulator.fluid import FluidEngine
 from trefoil.simulator.hardware import Hardware
 from trefoil.simulator.inputs import Inputs, settings_of
+from trefoil.simulator.intervals import LoadReports
 from trefoil.simulator.ledger import Ledger, SimulatedMeter
 from trefoil.simulator.request_level import RequestEngine
 

@@ -7,8 +7,9 @@ from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import ServiceTime
 from trefoil.simulator.arrivals import ArrivalStream, Rate
-from trefoil.simulator.engine import Flow, Interval, LoadReports, SliceService
+from trefoil.simulator.engine import Flow, SliceService
 from trefoil.simulator.fluid import FluidEngine
+from trefoil.simulator.intervals import Interval, LoadReports
 
 KEYS = [SliceKey("n/gpu0", "1g.5gb", n, 1) for n in range(3)]
 STEP_S = 300.0
