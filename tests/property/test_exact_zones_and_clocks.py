@@ -13,9 +13,8 @@ from controller.planners.exact import ExactPlanner, search
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of, weights_of
 from controller.planners.exact.planner import CONSTANTS
-from controller.planners.exact.reuse import answer, on_grid, refitted
+from controller.planners.exact.reuse import Share, answer, on_grid, refitted, split
 from controller.planners.exact.search import solve
-from controller.planners.exact.shares import Share, split
 from controller.planners.world import read
 from tests.property.test_exact_is_optimal import LARGE, small_catalog
 from tests.support.planning import fleet, objective, reading, view

@@ -34,7 +34,6 @@ from controller.planners.clover.measure import profiled
 from controller.planners.clover.objective import Goal, Outcome
 from controller.planners.clover.pods import Pod, assembled, pods_of, without
 from controller.planners.clover.space import Setup
-from controller.planners.clover.words import said
 from controller.planners.columns import class_column
 from controller.planners.world import World, read, setting
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
@@ -387,4 +386,22 @@ def goal_of(world: World, pod: Pod, known: Mapping[str, Outcome], constants: Map
         quantile=objective.slo_quantile,
         accuracy_min=floor,
         literal=constants["literal"] > 0,
+    )
+
+
+def layout(setup: Setup) -> str:
+    """`4xb3 on 1g.5gb + 3xb1 on 2g.10gb`."""
+    return " + ".join(f"{n}x{variant} on {shape}" for (variant, _, shape), n in setup.graph.weights)
+
+
+def said(pod: Pod, search: Search, goal: Goal, setup: Setup, known: Mapping[str, Outcome]) -> str:
+    """What was found, after how much looking, and why it stopped."""
+    outcome = known[setup.key]
+    carbon, accuracy = goal.gains(outcome)
+    each = f" per device ({pod.space.devices} devices)" if pod.space.standardised else ""
+    return (
+        f"{pod.family}: {layout(setup)}{each}: f {goal.value(outcome):.3f} at lambda {goal.weight:g} and "
+        f"{goal.intensity:.0f} g/kWh (carbon {carbon:+.1f} % less than BASE, accuracy {accuracy:+.2f} %), "
+        f"{outcome.joules:.2f} J a request, p95 {outcome.p95_ms:.0f} ms; {search.evaluated} evaluations, "
+        f"{search.measured} measured, {search.violating} against the objective; stopped: {search.stopped}"
     )

@@ -6,24 +6,28 @@ keep those that they stand on, whatever comes or goes: a pod that changed hands 
 Formulation: standardised, the centre is the graph of one device whose copies are nearest to what runs (graph edit
 distance), so that devices that join or leave change the number of copies only. On the fleet graph, devices that stand
 in a legal configuration bring their edges, and every other device those of the most common one among them.
+Placement of a setup (CLOVER leaves it open): per device type a min-cost flow from classes of like devices to
+configurations, an arc costs the slices that it does not keep; per device the legal placement that keeps most; per slice
+type, variants first where they run. Each of the three is exact, not all of them together.
 Deviations: devices of a silent node stay as they are and are no part of a pod.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import networkx as nx
+
 from controller.planners.assemble import plan_of
 from controller.planners.clover.graph import Edge, Graph
 from controller.planners.clover.objective import Outcome
-from controller.planners.clover.placing import hosting
 from controller.planners.clover.space import Setup, Space, distances, usable
 from controller.planners.columns import Column, class_column
 from controller.planners.world import Device, Running, Task, World
-from trefoil.core.device_types import configurations
+from trefoil.core.device_types import Placement, configurations, placements_of
 from trefoil.core.errors import Infeasible
-from trefoil.core.fleet import Configuration
+from trefoil.core.fleet import Configuration, DeviceType, SliceKey
 from trefoil.core.plan import Expected, Plan
 from trefoil.core.units import grams
 
@@ -245,3 +249,69 @@ def expectation(world: World, task: Task, outcome: Outcome) -> Expected:
         accuracy=outcome.accuracy,
         capacity_per_s=max(task.demand.rate_per_s, task.demand.rate_p90_per_s),
     )
+
+
+def hosting(devices: Sequence[Device], setup: Setup, family: str) -> dict[str, tuple[Running, ...]]:
+    """What every device of the pod ought to host."""
+    slots: list[tuple[Device, SliceKey]] = []
+    for name in dict.fromkeys(d.type.name for d in devices):
+        mine = [d for d in devices if d.type.name == name]
+        wanted = [(c, n) for c, n in setup.layouts if c.device_type == name]
+        for device, configuration in zip(mine, _assigned(mine, wanted), strict=True):
+            slots += [(device, key) for key in _slices(device, configuration)]
+    left = Counter(setup.graph.counter)
+    runs = {r.key: r for d in devices for r in d.running if r.family == family}
+    hosted: dict[str, list[Running]] = {d.name: [] for d in devices}
+    free = defaultdict(list)
+    for device, key in slots:
+        mine_now = runs.get(key)
+        edge = (mine_now.variant, device.type.name, key.slice_type) if mine_now else None
+        if mine_now and edge and left[edge] > 0:
+            left[edge] -= 1
+            hosted[device.name].append(mine_now)
+        else:
+            free[(device.type.name, key.slice_type)].append((device, key))
+    for edge in sorted(left):
+        for _ in range(left[edge]):
+            device, key = free[edge[1:]].pop(0)
+            hosted[device.name].append(Running(key, family, edge[0]))
+    return {name: tuple(sorted(parts, key=lambda r: r.key)) for name, parts in hosted.items()}
+
+
+def _assigned(devices: Sequence[Device], wanted: Sequence[tuple[Configuration, int]]) -> list[Configuration]:
+    """One configuration per device, in the order of the devices."""
+    if len(wanted) == 1:
+        return [wanted[0][0]] * len(devices)
+    classes: dict[tuple[tuple[str, int, int], ...], list[int]] = defaultdict(list)
+    for index, device in enumerate(devices):
+        classes[device.layout].append(index)
+    graph = nx.DiGraph()
+    for i, (layout, members) in enumerate(classes.items()):
+        graph.add_node(("class", i), demand=-len(members))
+        for j, (configuration, _) in enumerate(wanted):
+            lost = len(layout) - _kept(layout, _best(devices[members[0]].type, layout, configuration))
+            graph.add_edge(("class", i), ("option", j), weight=lost, capacity=len(members))
+    for j, (_, number) in enumerate(wanted):
+        graph.add_node(("option", j), demand=number)
+    flow: Mapping[object, Mapping[object, int]] = nx.min_cost_flow(graph)
+    chosen: dict[int, Configuration] = {}
+    for i, members in enumerate(classes.values()):
+        waiting = iter(members)
+        for j, (configuration, _) in enumerate(wanted):
+            for _ in range(flow[("class", i)][("option", j)]):
+                chosen[next(waiting)] = configuration
+    return [chosen[index] for index in range(len(devices))]
+
+
+def _slices(device: Device, configuration: Configuration) -> list[SliceKey]:
+    placement = _best(device.type, device.layout, configuration)
+    return [SliceKey(device.name, name, start, size) for name, start, size in placement]
+
+
+def _best(kind: DeviceType, layout: Placement, configuration: Configuration) -> Placement:
+    """Of the legal placements of a multiset the one that keeps most of what stands; the first of equals."""
+    return max(placements_of(kind, configuration), key=lambda p: _kept(layout, p))
+
+
+def _kept(layout: Placement, placement: Placement) -> int:
+    return len(set(layout) & set(placement))

@@ -1,35 +1,40 @@
 """The default planner, `exact`.
 
-Source: DESIGN section 4; docs/policies.md. The program is `model.py`, its aim `aims.py` and `frontier.py`, its check
-`verify.py`, the way to devices `mapping.py`, what happens when nothing fits `rescue.py`, the words `words.py`.
+Source: DESIGN section 4; docs/policies.md. The program is `model.py`, its aim `aims.py` and `frontier.py`, the way to
+devices `mapping.py`, what happens when nothing fits `relaxation.py`.
 Data: a `PlanView`. Decision: variants, MIG configurations, sleeping devices and shares, in one program.
 Formulation: aim -> solve -> check with the request-level kernel (a class that fails is scaled by 0.95, at most 4
 rounds) -> map to devices -> keep what runs, if the real price of moving exceeds what the move gains -> check that the
-rollout is possible, else solve again with configurations pinned.
+rollout is possible, else solve again with configurations pinned. The kernel serves every class on its own: the split
+by weight makes classes independent, and a small class would see too few requests of a common stream to judge a tail.
 Deviations: none. Pure: equal views give equal plans; the kernel draws from a seed of its own.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
 
-from numpy.random import Generator
+from numpy.random import Generator, default_rng
 
 from controller.planners.assemble import DEFAULTS, capacity_per_s, plan_of
-from controller.planners.columns import ClassKey, Column, columns
-from controller.planners.exact import rescue, together, words
+from controller.planners.columns import ClassKey, Column, columns, gap_scv
 from controller.planners.exact.aims import Wish, aim_of
 from controller.planners.exact.mapping import Moves, moves, place_clocked
 from controller.planners.exact.milp import Limits, WallLimitHit
 from controller.planners.exact.model import Aim, Problem, Solution, as_they_are, groups_of, pinned, weights_of
+from controller.planners.exact.relaxation import better_than_current, hard_minima, joint_targets, relaxed
 from controller.planners.exact.reuse import answer, on_grid, refitted, standing, stepped
 from controller.planners.exact.search import solve
-from controller.planners.exact.verify import BACK_OFF, ROUNDS_MAX, failing, latency_ms_p95
 from controller.planners.uniform import pue_of
-from controller.planners.world import Running, Task, World, read
+from controller.planners.world import Running, Task, World, read, setting
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Expected, Plan
+from trefoil.core.queueing import ServerClass, ServiceTime, arrivals_s, serve_weighted
 from trefoil.core.units import grams
 
 CONSTANTS: Final[Mapping[str, float]] = {
@@ -42,6 +47,12 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "demand_step": 0.0,  # above 1: for long runs, plan demand rounded up to a power of it, and aims of a grid
     "clocks": 0.0,  # 1: clocks are planned too; 0: the highest, until they are controlled live
 }
+TOLERANCE: Final = 0.25  # of the allowed misses: what a sample of the kernel's size can say
+BACK_OFF: Final = 0.95
+ROUNDS_MAX: Final = 4
+SEED: Final = 20231112  # any: the kernel's sample has to be one sample
+SHARE_STEP: Final = 0.01  # of a family's traffic
+RATE_STEP: Final = 1.02
 
 Refusal = Callable[[PlanView, Plan], str]
 
@@ -106,12 +117,12 @@ class ExactPlanner:
         if draft is None:
             problem, aim, wishes = _posed(world, constants)
             draft = self._draft(world, problem, aim, constants)
-        if draft is None and (eased := together.reachable(world, problem, aim, wishes, constants)):
+        if draft is None and (eased := joint_targets(world, problem, aim, wishes, constants)):
             aim, wishes = eased
             draft = self._draft(world, problem, aim, constants)
         if draft is None:
-            problem, aim, degraded = rescue.relaxed(world, problem, together.needed(world, aim), constants)
-            if not rescue.better_than_current(world, problem, aim, constants):
+            problem, aim, degraded = relaxed(world, problem, hard_minima(world, aim), constants)
+            if not better_than_current(world, problem, aim, constants):
                 why = f"{self.name}: {degraded}; keeps the plan"
                 return Decision(None, why, next_at_s, f"kept_last_plan: {degraded}")
             draft = self._draft(world, problem, aim, constants)
@@ -176,7 +187,7 @@ class ExactPlanner:
         degraded: str,
     ) -> Plan:
         expected = {t.family: _expected(world, draft, t, constants) for t in world.tasks}
-        why = words.why(self.name, world, draft.solution, draft.moves, wishes, expected, degraded, draft.note)
+        why = explanation(self.name, world, draft.solution, draft.moves, wishes, expected, degraded, draft.note)
         return plan_of(
             world,
             self.name,
@@ -286,3 +297,145 @@ def _next_tick_s(view: PlanView, constants: Mapping[str, float]) -> float:
     later = view.now_s + constants["tick_s"]
     ends = view.carbon.ends_at_s
     return min(later, ends) if ends > view.now_s else later
+
+
+def explanation(
+    planner: str,
+    world: World,
+    solution: Solution,
+    moved: Moves,
+    wishes: Mapping[str, Wish],
+    expected: Mapping[str, Expected],
+    degraded: str,
+    note: str,
+) -> str:
+    """Reason of a decision in words and numbers: carbon, demand, the mix, its cost against now, price, moves."""
+    carbon = world.view.carbon
+    awake = sum(n for _, _, n in solution.layouts)
+    parts = [f"{planner} ({world.view.trigger}): {carbon.intensity_g_per_kwh:.0f} g/kWh"]
+    for task in world.tasks:
+        e, wish = expected[task.family], wishes[task.family]
+        parts.append(
+            f"{task.family}: {task.mean_per_s:.1f}/s (plan for {task.demand.rate_p90_per_s:.1f}/s): "
+            f"{_mix(solution, task.family)}; accuracy {e.accuracy:.4f}, p95 {e.latency_ms_p95:.0f} ms of "
+            f"{task.objective.slo_ms:.0f} ms, {e.joules_per_request:.2f} J and {e.grams_per_request * 1e3:.3f} mg a "
+            f"request{_against(world, task.family, e)}"
+        )
+        if wish.why:
+            parts.append(wish.why)
+    parts.append(f"{awake} of {len(world.devices)} GPUs awake{_lost(world)}")
+    parts.append(_moves(moved, world.view.move_horizon_s) + note)
+    if degraded:
+        parts.append(f"degraded: {degraded}")
+    return "; ".join(parts)
+
+
+def _mix(solution: Solution, family: str) -> str:
+    total = sum(r for k, r in solution.traffic.items() if k[0] == family)
+    shares: dict[str, float] = defaultdict(float)
+    where: dict[str, list[str]] = defaultdict(list)
+    for key in sorted(solution.traffic):
+        if key[0] == family and total > 0:
+            shares[key[3]] += solution.traffic[key] / total
+            where[key[3]].append(f"{solution.slices[key]}x{key[2]}")
+    return ", ".join(f"{v} {shares[v]:.1%} on {'+'.join(where[v])}" for v in sorted(shares, key=lambda v: -shares[v]))
+
+
+def _against(world: World, family: str, e: Expected) -> str:
+    measured = next((m for m in world.view.measured if m.family == family), None)
+    if measured is not None and measured.grams_per_request:
+        return f" (measured now {measured.grams_per_request * 1e3:.3f} mg)"
+    current = world.view.current.expected.get(family) if world.view.current else None
+    if current is not None and current.joules_per_request > 0:
+        change = e.joules_per_request / current.joules_per_request - 1
+        return f" ({change:+.1%} joules against the plan in force)"
+    return ""
+
+
+def _lost(world: World) -> str:
+    stale = f", silent: {', '.join(world.view.fleet.stale)}" if world.view.fleet.stale else ""
+    lost = f", {len(world.lost)} lost or out of service" if world.lost else ""
+    left = f", left out: {'; '.join(f'{name} ({why})' for name, why in world.left)}" if world.left else ""
+    return lost + left + stale
+
+
+def _moves(moved: Moves, horizon_s: float) -> str:
+    if not moved.any:
+        return "nothing moves, only shares" if horizon_s >= 0 else ""
+    words = [
+        f"{number} {name if number == 1 else name + 's'}"
+        for number, name in (
+            (moved.starts, "slice start"),
+            (moved.loads, "model load"),
+            (moved.wakes, "wake-up"),
+            (moved.sleeps, "sleep"),
+        )
+        if number
+    ]
+    return f"moves: {', '.join(words)} for {moved.energy_j:.0f} J, to pay back in {horizon_s:.0f} s"
+
+
+def failing(
+    solution: Solution,
+    columns: Sequence[Column],
+    tasks: Sequence[Task],
+    constants: Mapping[str, float],
+    scale: Mapping[ClassKey, float] = MappingProxyType({}),
+) -> dict[ClassKey, float]:
+    """Classes that miss the SLO too often, with their attainment.
+
+    A pool is tried at its capacity first: what it keeps there it keeps at any rate below, and the answer is known from
+    the last decision with a pool of that size.
+    """
+    found = {}
+    requests = int(constants["kernel_requests"])
+    for task in tasks:
+        limit_ms = task.objective.slo_ms - setting(task.objective, constants, "overhead_ms")
+        allowed = (1 - task.objective.slo_quantile) * (1 + TOLERANCE)
+        for column in columns:
+            rate = solution.traffic.get(column.key, 0.0)
+            if column.family != task.family or rate <= 0:
+                continue
+            number = solution.slices[column.key]
+            full = column.rate_per_slice(number) * number * scale.get(column.key, 1.0)
+            trial = (number, column.service, gap_scv(task), requests, limit_ms)
+            if full >= rate and 1 - _attained(full, *trial) <= allowed:
+                continue
+            attained = _attained(rate, *trial)
+            if 1 - attained > allowed:
+                found[column.key] = attained
+    return found
+
+
+@lru_cache(maxsize=8192)
+def _attained(rate: float, number: int, service: ServiceTime, scv: float, requests: int, limit_ms: float) -> float:
+    """Attainment of one pool: the same draws for the same question, so that it has one answer."""
+    rng = default_rng(SEED)
+    return serve_weighted((ServerClass(number, service),), arrivals_s(rate, scv, requests, rng), rng).attainment(
+        limit_ms
+    )
+
+
+def latency_ms_p95(solution: Solution, columns: Sequence[Column], task: Task, constants: Mapping[str, float]) -> float:
+    """What clients will see at the mean rate, transport included. Shares and rates in steps that no sample resolves."""
+    mine = [c for c in columns if c.family == task.family and solution.traffic.get(c.key, 0.0) > 0]
+    if not mine:
+        return 0.0
+    total = sum(solution.traffic[c.key] for c in mine)
+    pools = tuple(
+        ServerClass(solution.slices[c.key], c.service, max(SHARE_STEP, _step(solution.traffic[c.key] / total)))
+        for c in mine
+    )
+    rate = RATE_STEP ** round(math.log(task.mean_per_s, RATE_STEP))
+    seen_ms = _seen_ms(pools, rate, gap_scv(task), int(constants["kernel_requests"]))
+    return seen_ms + setting(task.objective, constants, "overhead_ms")
+
+
+def _step(share: float) -> float:
+    return round(share / SHARE_STEP) * SHARE_STEP
+
+
+@lru_cache(maxsize=8192)
+def _seen_ms(pools: tuple[ServerClass, ...], rate: float, scv: float, requests: int) -> float:
+    rng = default_rng(SEED)
+    return serve_weighted(pools, arrivals_s(rate, scv, requests, rng), rng).quantile_ms(0.95)

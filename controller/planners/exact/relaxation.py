@@ -1,6 +1,13 @@
-"""When no plan meets an objective: what cannot be met, what comes closest, and whether it beats what runs.
+"""Relaxation of objectives that no plan meets: joint targets first, then a ladder of what gives.
 
-The ladder, first match wins; its names are what `Decision.degraded` starts with:
+Joint targets (mode budget): a window's accuracy is owed over the window, and its price says what is worth paying now.
+Every family's target (`aims.py`) comes from its own frontier, on which the others have no more than their hard minimum;
+two families that want the most of it in the same clean hour may ask for more than the fleet has. Then the program is
+solved with a price on what lacks of a target instead of the target, as high as the price of accuracy itself. What that
+plan reaches are the targets; what lacks, the window's budget owes later. Hard minima and floors of other modes stay.
+Source: DESIGN section 4, mode budget.
+
+The ladder where those cannot be met, first match wins; its names are what `Decision.degraded` starts with:
   slo_out_of_reach        nothing in the fleet is fast enough even when idle: the fastest is aimed at instead
   accuracy_out_of_reach   nothing that meets the SLO is accurate enough: the most accurate is aimed at instead
   short_of_capacity       the fleet cannot serve this demand within SLO and floor: as much as it can serve
@@ -10,19 +17,23 @@ plan that serves more. With nothing running, the closest plan is taken.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from controller.planners.columns import columns, latency_best_ms
+from controller.planners.exact.aims import Wish, mode_of
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, as_they_are
 from controller.planners.exact.search import solve
 from controller.planners.world import Task, World
+from trefoil.core.objective import ObjectiveMode
 
-EASE = 1.25  # the SLO grows by this until the fleet can serve something
-SERVED_GAIN = 1.01  # a plan that serves less than this more is not worth a change
+SLACK: Final = 1e-6  # of accuracy: below what the solver's tolerance moves
+EASE: Final = 1.25  # the SLO grows by this until the fleet can serve something
+SERVED_GAIN: Final = 1.01  # a plan that serves less than this more is not worth a change
 
 
 def relaxed(world: World, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> tuple[Problem, Aim, str]:
-    """A problem that has a solution, its aim, and what had to give."""
+    """Relaxed problem that has a solution, its aim, and what had to give."""
     reasons, tasks, target = [], [], dict(aim.target)
     for task in world.tasks:
         eased, reason = _eased(world, problem, task, constants)
@@ -91,3 +102,45 @@ def better_than_current(world: World, problem: Problem, aim: Aim, constants: Map
     if best is None or still is None:
         return best is not None
     return wanted - best.shortage_per_s > SERVED_GAIN * (wanted - still.shortage_per_s)
+
+
+def windowed_families(world: World, aim: Aim) -> frozenset[str]:
+    """Families whose target is more than their hard minimum and owed over a window, not at this instant."""
+    return frozenset(
+        t.family
+        for t in world.tasks
+        if mode_of(t.objective) == ObjectiveMode.BUDGET
+        and aim.target.get(t.family, 0.0) > t.objective.hard_min_accuracy
+    )
+
+
+def joint_targets(
+    world: World, problem: Problem, aim: Aim, wishes: Mapping[str, Wish], constants: Mapping[str, float]
+) -> tuple[Aim, dict[str, Wish]] | None:
+    """Targets that families can reach together: the aim with them, and why; None: not even hard minima can be met.
+
+    Raises:
+        WallLimitHit: see `Program.solve`.
+    """
+    families = windowed_families(world, aim)
+    if not families:
+        return None
+    priced = replace(aim, lack_j={f: aim.value_j.get(f, 0.0) for f in families})
+    found = solve(problem, priced, Limits(int(constants["solver_nodes"]), constants["solver_gap"]))
+    if found is None:
+        return None
+    targets, said = dict(aim.target), dict(wishes)
+    for family in sorted(families):
+        reached = found.accuracy[family] - SLACK
+        if reached < targets[family]:
+            targets[family] = reached
+            said[family] = replace(
+                wishes[family], target=reached, why=f"{wishes[family].why}; the fleet has {reached:.4f} for it"
+            )
+    return replace(aim, target=targets), said
+
+
+def hard_minima(world: World, aim: Aim) -> Aim:
+    """Aim without the targets of windows: to serve comes before what a window is owed."""
+    families = windowed_families(world, aim)
+    return replace(aim, target={f: target for f, target in aim.target.items() if f not in families})
