@@ -15,7 +15,7 @@ from controller.core.observation import Observation
 from controller.core.receipts import Receipts
 from controller.core.rolling import Rollouts
 from controller.disk import Disk
-from controller.loop import Loop, kept
+from controller.loop import Loop, Thinker, kept
 from controller.observe import Reader
 from controller.perform import Signals
 from controller.planners.table import PLANNERS
@@ -23,7 +23,6 @@ from controller.planning import constants_of, forecaster_of, planner_of, row_of
 from controller.report import Accountant
 from controller.service import FULL_NAME, ControllerService
 from controller.settings import ControllerSettings
-from controller.thinker import Thinker
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import SettingError, TrefoilError

@@ -10,7 +10,6 @@ import structlog
 from controller.agents import Agents
 from controller.authority import Authority
 from controller.core.effects import (
-    Announce,
     AskAgents,
     Command,
     FindWay,
@@ -18,16 +17,13 @@ from controller.core.effects import (
     Look,
     Publish,
     Save,
-    Say,
-    Timed,
     Wait,
-    Wake,
 )
 from controller.core.rolling import Rollouts, find_way
 from controller.core.shares import known
 from controller.disk import Disk
 from controller.observe import Reader
-from controller.perform import Signals, perform
+from controller.perform import Signals, carry_out_common, perform
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
@@ -114,20 +110,10 @@ class Actor:
                 self._reader.seen.inputs.nodes |= await self._agents.fresh(nodes)
             case FindWay():
                 return find_way(effect)
-            case Say(event, fields, level):
-                (self._log.warning if level == "warning" else self._log.info)(event, **fields)
             case Save("published", plan):
                 self._disk.save("published", self._told(plan))
-            case Save(name, value):
-                self._disk.save(name, value)
-            case Timed(name, seconds):
-                self._metrics.observe(name, seconds)
-            case Announce():
-                self._signals.announce()
-            case Wake():
-                self._signals.wake()
             case _:
-                raise AssertionError(f"no rollout wants {effect}")
+                carry_out_common(effect, self._disk, self._metrics, self._signals)
         return None
 
     def _writes(self, wanted: Publish) -> list[Write]:

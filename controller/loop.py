@@ -5,34 +5,30 @@ alone; an old reading is carried; a planner that fails, or takes too long, leave
 """
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
-from controller import publish
 from controller.act import Actor
 from controller.authority import Authority
-from controller.core.control import ControlCore, Kept
-from controller.core.decide import Control
+from controller.core.control import RETRY_S, ControlCore, Kept
+from controller.core.decide import Control, as_live, ask, think
 from controller.core.effects import (
-    Announce,
-    Count,
     Evaluated,
     OpenRecords,
     Recorded,
     Remember,
     Republish,
     Roll,
-    Save,
-    Say,
     Settle,
     Steps,
     Tell,
     Think,
+    Thought,
     Viewed,
-    Wake,
     WriteObjectives,
 )
 from controller.core.evaluations import Totals
@@ -40,14 +36,13 @@ from controller.core.exploration import TOTALS
 from controller.core.observation import Observation
 from controller.core.triggers import Trigger
 from controller.disk import Disk
-from controller.observe import Reader
-from controller.perform import Signals, T, perform
+from controller.observe import DemandSeries, Reader, gauge
+from controller.perform import Signals, T, carry_out_common, perform
 from controller.records import Records
-from controller.report import Accountant
+from controller.report import Accountant, ReceiptSeries
 from controller.settings import ControllerSettings
-from controller.thinker import Thinker
 from trefoil.core import errors
-from trefoil.core.brains import PlanView
+from trefoil.core.brains import Candidate, Decision, Measurement, Planner, PlanView
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, Plan
 from trefoil.runtime.clock import Clock
@@ -74,6 +69,65 @@ def kept(disk: Disk, settings: ControllerSettings, objectives: Mapping[str, Obje
     )
 
 
+class Thinker:
+    """One planner. What a planner remembers is saved on the controller's disk and recalled after a restart."""
+
+    def __init__(self, planner: Planner, name: str, disk: Disk, clock: Clock, timeout_s: float) -> None:
+        self.planner, self.live, self.name = planner, as_live(planner), name
+        self._disk, self._clock, self._timeout_s = disk, clock, timeout_s
+        self._abandoned: asyncio.Future[Candidate | Decision] | None = None
+        self._before = ""
+        self._log = structlog.get_logger()
+        saved = disk.load_plain(MEMORY)
+        if self.live is not None and saved.get("planner") == name:
+            self._recall(saved.get("memory", {}))
+
+    async def think(self, view: PlanView, seed: int, ask_it: bool = False) -> Thought:
+        """One call. A planner that takes too long is abandoned: the answer is then to keep what runs."""
+        if self._abandoned is not None:
+            if not self._abandoned.done():
+                return self._hit(view, seed, "the planner is still busy with an abandoned decision")
+            self._abandoned = None
+            if self._before:  # what it did after it was abandoned is in no record
+                self._recall(json.loads(self._before))
+        self._before = self._memory()
+        started_s = self._clock.monotonic_s()
+        call = ask if ask_it else think
+        future = asyncio.get_running_loop().run_in_executor(None, call, view, self.planner, seed)
+        done, _ = await asyncio.wait((future,), timeout=self._timeout_s)
+        solve_ms = (self._clock.monotonic_s() - started_s) * 1e3
+        if done:
+            return Thought(future.result(), seed, solve_ms, False, self._before, ask_it)
+        self._abandoned = future
+        return self._hit(view, seed, f"the planner took more than solve_timeout_s = {self._timeout_s:g} s", solve_ms)
+
+    def tell(self, candidate: Candidate, measurement: Measurement) -> None:
+        """Tell a planner that measures what came of its candidate, and save what it remembers."""
+        assert self.live is not None
+        self.live.tell(candidate, measurement)
+        self.save()
+
+    def save(self) -> None:
+        """What the planner remembers now."""
+        if self.live is not None:
+            self._disk.save(MEMORY, {"planner": self.name, "memory": self.live.memory()})
+
+    def _hit(self, view: PlanView, seed: int, why: str, solve_ms: float = 0.0) -> Thought:
+        return Thought(Decision(None, why, view.now_s + RETRY_S, why), seed, solve_ms, True, self._before)
+
+    def _memory(self) -> str:
+        if self.live is None:
+            return ""
+        return json.dumps(self.live.memory(), sort_keys=True, ensure_ascii=False)
+
+    def _recall(self, memory: Mapping[str, Any]) -> None:
+        assert self.live is not None
+        try:
+            self.live.recall(memory)
+        except UNREADABLE as error:
+            self._log.warning("the planner cannot recall what was saved; it begins anew", error=str(error))
+
+
 class Loop:
     """The core's shell on one event loop: every step, and every change by an operator, ends before the next begins."""
 
@@ -98,8 +152,8 @@ class Loop:
         self._log = structlog.get_logger()
         budgets = self.seen.windows.dump_budgets
         self.records = Records(settings, core.policy, state.keys, authority, disk, metrics, budgets)
-        self._demand = publish.DemandSeries(state.keys, self.seen, authority, clock)
-        self._receipts = publish.ReceiptSeries(settings, state.keys, accountant.receipts, authority, clock)
+        self._demand = DemandSeries(state.keys, self.seen, authority, clock)
+        self._receipts = ReceiptSeries(settings, state.keys, accountant.receipts, authority, clock)
         self._lock = asyncio.Lock()
         self.seen.windows.load_budgets(disk.load_plain("budgets"), clock.now_s())
         disk.save_all("objectives", core.objectives.values())
@@ -175,7 +229,7 @@ class Loop:
         match effect:
             case Viewed(view):
                 refused = self.seen.held(view.now_s).rung
-                publish.gauge(self._metrics, view, self.core.control, self.actor.rollout, self.core.last, refused)
+                gauge(self._metrics, view, self.core.control, self.actor.rollout, self.core.last, refused)
             case Think(view, seed, asks):
                 return await self.thinker.think(view, seed, asks)
             case Tell(candidate, measurement):
@@ -194,22 +248,12 @@ class Loop:
                 await self.actor.settle()
             case Republish(revision):
                 await self.actor.republish(revision)
-            case Save(name, value):
-                self._disk.save(name, value)
-            case Count(name, amount, labels, gauge):
-                (self._metrics.set if gauge else self._metrics.inc)(name, amount, **labels)
-            case Say(event, fields, level):
-                (self._log.warning if level == "warning" else self._log.info)(event, **fields)
             case Evaluated():
                 told = effect.told
                 spent = {"spent_s": round(told.spent_s, 1), "spent_j": round(told.spent_j, 1)}
                 self._log.info("evaluation", text=effect.text, **spent)
-            case Wake():
-                self._signals.wake()
-            case Announce():
-                self._signals.announce()
             case _:
-                raise AssertionError(f"control wants {effect}, which nobody carries out")
+                carry_out_common(effect, self._disk, self._metrics, self._signals)
         return None
 
     # --- what operators change (called by the service) ---------------------------------------------------------------
@@ -235,3 +279,7 @@ class Loop:
         async with self._lock:
             view = await self._perform(self.core.set_objective(objective))
         return await self._perform(self.core.foresee(view))
+
+
+MEMORY: Final = "planner_memory"
+UNREADABLE: Final = (errors.TrefoilError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)

@@ -1,16 +1,26 @@
 """Reads Redis into an observation. On trouble the last values stand, and the observation says why."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
+from controller.authority import Authority
+from controller.core.decide import RUNG_DEGRADED, RUNG_KEPT, Control, Verdict
+from controller.core.intensity import REFUSABLE
 from controller.core.observation import Observation
 from controller.settings import CarbonSettings
 from trefoil.core import errors
+from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonForecast, CarbonReading
-from trefoil.core.demand import LoadWindow
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.fleet import NodeStatus
+from trefoil.core.objective import ActMode
+from trefoil.core.plan import Rollout, RolloutState
 from trefoil.runtime.acks import LiveAcks
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.state import State
+from trefoil.runtime.fenced import Append, Put, Write
+from trefoil.runtime.state import Keys, State
+from trefoil.runtime.telemetry import Metrics
 
 
 class Reader:
@@ -75,3 +85,74 @@ class Reader:
             if reading is not None:
                 held[zone] = reading
         inputs.zones = tuple(held[zone] for zone in sorted(held))
+
+
+DEMAND_MAX: Final = 86_400  # 24 h of seconds
+MODES: Final = tuple(m.name.lower() for m in ActMode if m)
+STATES: Final = tuple(s.name.lower() for s in RolloutState if s)
+FORECASTS: Final = ("used", "refused", "none")
+RUNGS: Final[Mapping[int, str]] = {RUNG_DEGRADED: "degraded", RUNG_KEPT: "kept"}
+
+
+class DemandSeries:
+    """Arrivals per second and forecast of each family, written once a second."""
+
+    def __init__(self, keys: Keys, seen: Observation, authority: Authority, clock: Clock) -> None:
+        self._keys, self._seen, self._authority, self._clock = keys, seen, authority, clock
+        self._at_s = 0.0
+
+    async def publish(self) -> None:
+        """Write when a second has passed."""
+        now_s = self._clock.now_s()
+        if now_s - self._at_s >= 1.0:
+            self._at_s = now_s
+            writes = demand(self._keys, self._seen, now_s)
+            if writes:
+                await self._authority.write(writes)
+
+
+def demand(keys: Keys, seen: Observation, now_s: float) -> list[Write]:
+    """Arrivals of the last second and the forecast, of each family."""
+    bins = round(1 / seen.windows.bin_s)
+    writes: list[Write] = []
+    for family, forecast in sorted(seen.forecasts.items()):
+        arrived = round(sum(seen.windows.arrivals(family, now_s)[-bins:]))
+        cell = LoadCell(LoadKey(family), arrived=arrived, arrived_per_s=(arrived,))
+        window = LoadWindow(starts_at_s=now_s - 1, ends_at_s=now_s, cells=(cell,))
+        writes.append(Append(keys.demand(family), window, DEMAND_MAX, ttl_s=float(DEMAND_MAX)))
+        writes.append(Put(keys.forecast_load(family), forecast))
+    return writes
+
+
+def gauge(
+    metrics: Metrics, view: PlanView, control: Control, rollout: Rollout, last: Verdict | None, refused: str = ""
+) -> None:
+    """The state of control as metrics. `refused`: the rung in force, where it is not planned by."""
+    metrics.set_one_of("trefoil_carbon_refused", "rung", refused, REFUSABLE)
+    forecast = view.carbon_forecast
+    used = "none" if forecast is None else "used" if forecast.bands else "refused"
+    metrics.set_one_of("trefoil_carbon_forecast", "state", used, FORECASTS)
+    metrics.simulated = any(n.simulated for n in view.fleet.nodes)
+    metrics.set("trefoil_nodes_stale", len(view.fleet.stale))
+    metrics.set_one_of("trefoil_act_mode", "mode", control.mode.name.lower(), MODES)
+    metrics.set_one_of("trefoil_rollout_state", "state", rollout.state.name.lower(), STATES)
+    rung = RUNGS.get(last.rung, "") if last else ""
+    metrics.set_one_of("trefoil_plan_degraded", "rung", rung, tuple(RUNGS.values()))
+    for wanted in view.demand:
+        name = "trefoil_demand_requests_per_second"
+        metrics.set(name, wanted.rate_per_s, family=wanted.family, quantile="mean")
+        metrics.set(name, wanted.rate_p90_per_s, family=wanted.family, quantile="0.9")
+    for measured in view.measured:
+        family = measured.family
+        metrics.set("trefoil_slo_attainment_ratio", measured.slo_attainment, family=family)
+        metrics.set("trefoil_accuracy_ratio", measured.accuracy, family=family)
+        metrics.set("trefoil_latency_seconds", measured.latency_ms_p95 / 1e3, family=family, quantile="0.95")
+        metrics.set("trefoil_latency_seconds", measured.latency_ms_p99 / 1e3, family=family, quantile="0.99")
+        if measured.grams_per_request is not None:
+            metrics.set("trefoil_grams_per_request", measured.grams_per_request, family=family)
+    if view.current is not None:
+        metrics.set("trefoil_plan_revision_epoch", view.current.revision.epoch)
+        metrics.set("trefoil_plan_revision_number", view.current.revision.number)
+        metrics.set("trefoil_optimality_gap_ratio", view.current.optimality_gap)
+        for family, expected in view.current.expected.items():
+            metrics.set("trefoil_capacity_requests_per_second", expected.capacity_per_s, family=family)

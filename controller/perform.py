@@ -1,18 +1,54 @@
-"""Carries the effects of a core out on an asyncio loop: one at a time, each outcome sent back with the time of then."""
+"""Runner of effects on an asyncio loop: one at a time, each outcome sent back to the core with the time of then."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from controller.core.effects import Instant, Steps
+import structlog
+
+from controller.core.effects import Announce, Count, Instant, Save, Say, Steps, Timed, Wake
+from controller.disk import Disk
 from trefoil.core import errors
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.telemetry import Metrics
 
 T = TypeVar("T")
 
 
+class Signals:
+    """Wake-ups of the control loop, and notices to those who watch plan, rollout and mode."""
+
+    def __init__(self) -> None:
+        self._wake = asyncio.Event()
+        self.changed = asyncio.Condition()
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def wake(self) -> None:
+        """Wake the control loop: it ticks now instead of at the next period."""
+        self._wake.set()
+
+    async def woken(self, timeout_s: float) -> None:
+        """Wait until woken, or until the period is over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass  # the period is over: tick
+        self._wake.clear()
+
+    def announce(self) -> None:
+        """Notify watchers that plan, rollout or mode has changed."""
+        task = asyncio.get_running_loop().create_task(self._notify())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _notify(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+
 async def perform(steps: Steps[T], carry_out: Callable[[Any], Awaitable[Any]], at: Instant, clock: Clock) -> T:
-    """Play a core's step to its end. `carry_out` answers an effect, or raises an `errors.TrefoilError` for the core."""
+    """Run a core's step to its end. `carry_out` answers an effect, or raises an `errors.TrefoilError` for the core."""
     answer: Any = None
     error: errors.TrefoilError | None = None
     while True:
@@ -28,33 +64,25 @@ async def perform(steps: Steps[T], carry_out: Callable[[Any], Awaitable[Any]], a
             error = raised
 
 
-class Signals:
-    """What the parts of a controller tell each other: look again now, and watchers: something has changed."""
+def carry_out_common(effect: Any, disk: Disk, metrics: Metrics, signals: Signals) -> None:
+    """Carry out an effect that control and rollouts have in common.
 
-    def __init__(self) -> None:
-        self._wake = asyncio.Event()
-        self.changed = asyncio.Condition()
-        self._telling: set[asyncio.Task[None]] = set()
-
-    def wake(self) -> None:
-        """Tick now instead of at the next period."""
-        self._wake.set()
-
-    async def woken(self, timeout_s: float) -> None:
-        """Wait until woken, or until the period is over."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._wake.wait()
-        except TimeoutError:
-            pass  # the period is over: tick
-        self._wake.clear()
-
-    def announce(self) -> None:
-        """Tell watchers that plan, rollout or mode has changed."""
-        task = asyncio.get_running_loop().create_task(self._notify())
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
-
-    async def _notify(self) -> None:
-        async with self.changed:
-            self.changed.notify_all()
+    Raises:
+        AssertionError: an effect that no shell knows.
+    """
+    match effect:
+        case Save(name, value):
+            disk.save(name, value)
+        case Say(event, fields, level):
+            log = structlog.get_logger()
+            (log.warning if level == "warning" else log.info)(event, **fields)
+        case Count(name, amount, labels, gauge):
+            (metrics.set if gauge else metrics.inc)(name, amount, **labels)
+        case Timed(name, seconds):
+            metrics.observe(name, seconds)
+        case Announce():
+            signals.announce()
+        case Wake():
+            signals.wake()
+        case _:
+            raise AssertionError(f"nobody carries out {effect}")

@@ -1,15 +1,22 @@
 """Which planner and forecaster decide: those of the policy's row, or other ones by name or as module:Class."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, cast
+
+from numpy.random import Generator
 
 from controller.core.terms import impossible
 from controller.forecasters.table import FORECASTERS
-from controller.planners.stamped import refusal, stamped
 from controller.planners.table import PLANNERS
 from controller.settings import ControllerSettings
-from trefoil.core.brains import Forecaster, Planner
-from trefoil.core.parts import Kind, find
+from trefoil.core.brains import Candidate, Decision, Forecaster, LivePlanner, Measurement, Planner, PlanView
+from trefoil.core.catalog import Catalog
+from trefoil.core.common import Same
+from trefoil.core.parts import LIVE, Kind, find
+from trefoil.core.plan import NodePlan, Plan, Route
+from trefoil.core.plan_check import sealed
 from trefoil.core.policies import PRESETS, Policy, chosen, policy
 
 
@@ -57,3 +64,96 @@ def constants_of(override: str, row: Policy) -> Mapping[str, float] | None:
     """The constants that an objective's `params` may override; None: a planner of one's own checks them itself."""
     known = find(Kind.PLANNER, override or row.planner, PLANNERS).constants
     return None if known is None else {**known, **row.constants}
+
+
+Refusal = Callable[[PlanView, Plan], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """A planner whose plans bear the columns of its row."""
+
+    planner: Planner
+    row: Policy
+
+    def plan(self, view: PlanView, rng: Generator) -> Decision:
+        """As the planner decides."""
+        return _decision(self.planner.plan(view, rng), view, self.row)
+
+
+class Measuring:
+    """The same of a planner that measures: it is told of the candidate that it asked for, as it asked for it."""
+
+    def __init__(self, planner: LivePlanner, row: Policy) -> None:
+        self.planner, self.row = planner, row
+        self._asked: tuple[Candidate, Candidate] | None = None  # as it was stamped, as the planner made it
+
+    def plan(self, view: PlanView, rng: Generator) -> Decision:
+        """As the planner decides."""
+        return _decision(self.planner.plan(view, rng), view, self.row)
+
+    def asks(self, view: PlanView) -> bool:
+        """Whether it wants to measure."""
+        return self.planner.asks(view)
+
+    def ask(self, view: PlanView, rng: Generator) -> Candidate | Decision:
+        """The next candidate, or the decision."""
+        step = self.planner.ask(view, rng)
+        if isinstance(step, Decision):
+            return _decision(step, view, self.row)
+        found = replace(step, plan=stamp(step.plan, view.catalog, self.row))
+        self._asked = found, step
+        return found
+
+    def tell(self, candidate: Candidate, measurement: Measurement) -> None:
+        """What measuring the candidate told."""
+        known = self._asked is not None and self._asked[0] is candidate
+        self.planner.tell(self._asked[1] if self._asked and known else candidate, measurement)
+
+    def memory(self) -> Mapping[str, Any]:
+        """The planner's."""
+        return self.planner.memory()
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """Go on from a memory."""
+        self.planner.recall(memory)
+
+
+def stamped(planner: Planner, row: Policy) -> Planner:
+    """The planner, its plans stamped; it measures where the planner does."""
+    if all(callable(getattr(planner, name, None)) for name in LIVE):
+        return Measuring(cast(LivePlanner, planner), row)
+    return Stamped(planner, row)
+
+
+def refusal(refuses: Refusal, row: Policy) -> Refusal:
+    """A rollout check that sees plans as they will be."""
+    return lambda view, plan: refuses(view, stamp(plan, view.catalog, row))
+
+
+def _decision(decision: Decision, view: PlanView, row: Policy) -> Decision:
+    return decision if decision.plan is None else replace(decision, plan=stamp(decision.plan, view.catalog, row))
+
+
+def stamp(plan: Plan, catalog: Catalog, row: Policy) -> Plan:
+    """The plan with router and queue of the row on every route, and its governor on every device that is planned."""
+    return _stamped(Same(plan), Same(catalog), row.router, row.queue, row.governor)
+
+
+@lru_cache(maxsize=16)  # of a plan that is checked by the planner and then decided on
+def _stamped(plan: Same[Plan], catalog: Same[Catalog], router: str, queue: str, governor: str) -> Plan:
+    nodes = tuple(_node(node, governor) for node in plan.value.nodes)
+    routes = tuple(_route(route, catalog.value, router, queue) for route in plan.value.routes)
+    return replace(plan.value, nodes=nodes, routes=routes)
+
+
+@lru_cache(maxsize=4096)  # most nodes are planned as they were
+def _node(node: NodePlan, governor: str) -> NodePlan:
+    governed = tuple(replace(device, governor=governor) for device in node.devices)
+    return sealed(replace(node, devices=governed), node.revision)
+
+
+def _route(route: Route, catalog: Catalog, router: str, queue: str) -> Route:
+    classes = next((family.classes for family in catalog.families if family.name == route.family), {})
+    slo_ms = {name: latency_ms for name, (latency_ms, _) in classes.items() if name}
+    return replace(route, router=router, queue=queue, class_slo_ms=slo_ms)

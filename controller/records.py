@@ -1,20 +1,26 @@
 """What is kept of every decision: its record on disk and in Redis, how often what was its cause, its metrics."""
 
 import asyncio
+import difflib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from types import MappingProxyType
 
 import structlog
 
-from controller import publish
 from controller.authority import Authority
-from controller.core.decide import ADVISED, NEW
+from controller.core.decide import ADVISED, NEW, Verdict, as_live, ask, think
 from controller.core.effects import Recorded
 from controller.disk import Disk
 from controller.settings import ControllerSettings
+from trefoil.core import errors
+from trefoil.core.brains import Planner, PlanView
 from trefoil.core.common import Revision
-from trefoil.core.plan import DecisionRecord
+from trefoil.core.plan import DecisionRecord, Plan
+from trefoil.core.plan_check import plan_digest
 from trefoil.core.policies import Policy
 from trefoil.runtime import codec
 from trefoil.runtime.fenced import Append
@@ -35,7 +41,7 @@ def record_of(
         seed=kept.thought.seed,
         why=kept.verdict.why,
         versions={
-            **publish.versions(planner, kept.verdict, kept.effect),
+            **versions(planner, kept.verdict, kept.effect),
             **given,
             **kept.thought.versions,
             **kept.versions,
@@ -95,3 +101,89 @@ class Records:
             effect=kept.effect, rung=verdict.rung, solve_ms=round(record.solve_ms, 1), why=verdict.why,
         )  # fmt: skip
         await self._authority.write([Append(self._keys.decisions(), record, self._settings.decisions_max)])
+
+
+def versions(planner: str, verdict: Verdict, effect: str) -> dict[str, str]:
+    """What a decision rests on and what came of it. `plan`: digest of the planner's plan, which a replay must meet.
+
+    `effect`: reconfigure (slices, variants, sleep or clocks change), reroute (shares alone), or the outcome.
+    """
+    return {
+        "trefoil": version("trefoil"),
+        "planner": planner,
+        "numpy": version("numpy"),
+        "highspy": version("highspy"),
+        "plan": verdict.digest,
+        "outcome": verdict.outcome,
+        "effect": effect,
+    }
+
+
+DIFF_LINES_MAX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Whether a decision came out the same; `diff` shows where not, line by line."""
+
+    id: str
+    trigger: str
+    equal: bool
+    recorded: str
+    again: str
+    why: str
+    diff: tuple[str, ...] = ()
+
+
+def replay(record: DecisionRecord, planner: Planner, made: Plan | None = None) -> Replayed:
+    """Decide again on the recorded view and compare.
+
+    Raises:
+        errors.InvalidInput: the record's view is not one that this version can read.
+    """
+    recorded = record.versions.get("plan", "")
+    if record.wall_limit_hit:
+        why = "the live decision ran into the wall limit and kept the last plan: nothing to compare"
+        return Replayed(record.id, record.trigger, True, recorded, "", why)
+    live, memory = as_live(planner), record.versions.get("memory")
+    if live is not None and memory:
+        live.recall(json.loads(memory))
+    call = ask if record.versions.get("call") == "ask" else think
+    step = call(codec.from_json(PlanView, record.view_json), planner, record.seed)
+    again = plan_digest(step.plan) if step.plan else ""
+    if again == recorded:
+        return Replayed(record.id, record.trigger, True, recorded, again, step.why)
+    diff = tuple(_diff(made, step.plan)) if made is not None else ()
+    return Replayed(record.id, record.trigger, False, recorded, again, step.why, diff)
+
+
+def stored_decisions(folder: Path) -> Iterator[tuple[DecisionRecord, Plan | None]]:
+    """All decisions of a controller's `decisions` folder, oldest first.
+
+    Raises:
+        errors.InvalidInput: no such folder, or a file that is not a decision.
+    """
+    if not folder.is_dir():
+        raise errors.InvalidInput(
+            "no such folder", field="decisions", value=str(folder), remedy="name <state>/decisions of a controller"
+        )
+    for path in sorted(p for p in folder.glob("*.json") if not p.name.endswith(".plan.json")):
+        record = codec.from_json(DecisionRecord, path.read_text(encoding="utf-8"))
+        beside = path.with_name(path.name.removesuffix(".json") + ".plan.json")
+        made = codec.from_json(Plan, beside.read_text(encoding="utf-8")) if beside.exists() else None
+        yield record, made
+
+
+def _diff(recorded: Plan, again: Plan | None) -> Iterator[str]:
+    """Unified difference of the two plans as JSON."""
+    after = _lines(again) if again else []
+    found = difflib.unified_diff(_lines(recorded), after, "recorded", "replayed", lineterm="", n=1)
+    for count, line in enumerate(found):
+        if count == DIFF_LINES_MAX:
+            yield "... (more differences)"
+            return
+        yield line
+
+
+def _lines(plan: Plan) -> list[str]:
+    return json.dumps(codec.to_plain(plan), indent=1, sort_keys=True).splitlines()

@@ -16,17 +16,19 @@ import structlog
 from controller.authority import Authority
 from controller.core import measuring
 from controller.core.observation import Observation
-from controller.core.receipts import Joined, Receipts, summed
+from controller.core.receipts import Joined, Key, Receipts, moved, summed
 from controller.disk import Disk
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.accounting import by_family, fold, reading_at
 from trefoil.core.carbon import CarbonReading
-from trefoil.core.energy import EnergyMethod, EnergySample
+from trefoil.core.common import Revision
+from trefoil.core.energy import EnergyMethod, EnergySample, ReceiptRates
+from trefoil.core.plan import Plan
 from trefoil.core.units import grams
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.fenced import Append, Increment, Write
-from trefoil.runtime.state import State
+from trefoil.runtime.fenced import Append, Increment, Put, Write
+from trefoil.runtime.state import Keys, State
 from trefoil.runtime.telemetry import Metrics
 
 TOTALS_TTL_S = 90 * 86_400.0
@@ -217,3 +219,31 @@ class Accountant:
 
     def _of(self, family: str) -> _Recent:
         return self._recent.setdefault(family, _Recent())
+
+
+class ReceiptSeries:
+    """What answers cost, for the dispatchers: written when a rate has moved, and again before they call it old."""
+
+    def __init__(
+        self, settings: ControllerSettings, keys: Keys, receipts: Receipts, authority: Authority, clock: Clock
+    ) -> None:
+        self._settings, self._keys, self._receipts = settings, keys, receipts
+        self._authority, self._clock = authority, clock
+        self._told: dict[Key, float] = {}
+        self._at_s = -math.inf
+        self._told_at_s = -math.inf
+
+    async def publish(self, plan: Plan | None) -> None:
+        """Write if it is time to."""
+        now_s, settings = self._clock.now_s(), self._settings.receipts
+        if now_s - self._at_s < settings.publish_s:
+            return
+        self._at_s = now_s
+        rates = self._receipts.rates(plan)
+        if now_s - self._told_at_s < settings.repeat_s and not moved(self._told, rates, settings.publish_ratio):
+            return
+        revision = plan.revision if plan is not None else Revision()
+        told = ReceiptRates(rates, now_s, self._settings.carbon.series, self._settings.pue, revision)
+        await self._authority.write([Put(self._keys.receipts(), told)])
+        self._told_at_s = now_s
+        self._told = {(rate.slice, rate.family, rate.variant): rate.ratio for rate in rates}

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from controller.core.boosts import Boosts
 from controller.core.decide import CANDIDATE, DEGRADED, FAILED, Control, Verdict, judge, moves
 from controller.core.effects import (
     Announce,
@@ -74,6 +73,34 @@ class Kept:
     totals: Totals
     causes: Counter[str] = field(default_factory=Counter)
     reconfigurations: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Boosts:
+    """By how much the p90 demand of each family is raised."""
+
+    step: float
+    limit: float
+    wear_s: float = 60.0
+    by_family: dict[str, float] = field(default_factory=dict)
+    _worn_at_s: float | None = None
+
+    def breach(self, view: PlanView) -> None:
+        """Raise the boost of every family that misses its SLO now."""
+        quantiles = {o.family: o.slo_quantile for o in view.objectives}
+        for measured in view.measured:
+            if measured.slo_attainment < quantiles.get(measured.family, 0.0):
+                self.by_family[measured.family] = min(self.limit, self.by_family.get(measured.family, 0.0) + self.step)
+
+    def wear(self, view: PlanView) -> None:
+        """Lower the boost of every family that meets its SLO, by the time since the last call."""
+        passed_s = view.now_s - self._worn_at_s if self._worn_at_s is not None else 0.0
+        self._worn_at_s = view.now_s
+        quantiles = {o.family: o.slo_quantile for o in view.objectives}
+        for measured in view.measured:
+            boost = self.by_family.get(measured.family, 0.0)
+            if boost and measured.slo_attainment >= quantiles.get(measured.family, 1.0):
+                self.by_family[measured.family] = max(0.0, boost - self.limit * max(0.0, passed_s) / self.wear_s)
 
 
 class ControlCore:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from controller.core.usable import out_of_service
+from controller.core.usable import out_of_service, usable_devices
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Same
 from trefoil.core.demand import Demand
@@ -103,17 +103,6 @@ def made_for(view: PlanView, plan: Plan, next_tick_at_s: float) -> MadeFor:
         lost=frozenset(_lost(view, plan)),
         next_tick_at_s=next_tick_at_s,
     )
-
-
-def usable_devices(fleet: FleetState) -> frozenset[str]:
-    """Devices that a plan may use: not lost, in service, on a node that reports."""
-    return _usable(Same(fleet))
-
-
-@lru_cache(maxsize=64)
-def _usable(fleet: Same[FleetState]) -> frozenset[str]:
-    known = fleet.value
-    return frozenset(d.device for node in known.nodes if node.node not in known.stale for d in node.devices if d.usable)
 
 
 def evaluate(

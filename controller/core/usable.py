@@ -7,7 +7,7 @@ from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import Same
 from trefoil.core.device_types import DEVICE_TYPES, device_type
 from trefoil.core.errors import NotFound
-from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus
+from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, FleetState
 
 
 def profiled(catalog: Catalog) -> frozenset[str]:
@@ -47,3 +47,14 @@ def mig_off(status: DeviceStatus) -> bool:
     """Whether a GPU that has to be cut cannot be cut now."""
     known = DEVICE_TYPES.get(status.type)
     return known is not None and known.kind == DeviceKind.MIG_GPU and not status.mig_current
+
+
+def usable_devices(fleet: FleetState) -> frozenset[str]:
+    """Devices that a plan may use: not lost, in service, on a node that reports."""
+    return _usable(Same(fleet))
+
+
+@lru_cache(maxsize=64)
+def _usable(fleet: Same[FleetState]) -> frozenset[str]:
+    known = fleet.value
+    return frozenset(d.device for node in known.nodes if node.node not in known.stale for d in node.devices if d.usable)

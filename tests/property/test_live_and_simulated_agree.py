@@ -22,11 +22,10 @@ from controller.core.evaluations import Totals
 from controller.core.receipts import Receipts
 from controller.core.rolling import Rollouts
 from controller.disk import Disk
-from controller.loop import Loop
+from controller.loop import Loop, Thinker
 from controller.perform import Signals
 from controller.planners.table import PLANNERS
 from controller.report import Accountant
-from controller.thinker import Thinker
 from trefoil.core import errors
 from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.objective import ActMode

@@ -17,8 +17,7 @@ from carbon_feed.settings import DEFAULT_TRACE, TraceSettings
 from controller.core.decide import as_live
 from controller.core.objectives import accept
 from controller.planners.columns import effective_row, fits
-from controller.planners.stamped import stamped
-from controller.planning import constants_of, planner_of
+from controller.planning import constants_of, planner_of, stamped
 from power_agent.core.governing import Governed
 from trefoil.core import errors
 from trefoil.core.brains import Planner

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.core.boosts import Boosts
+from controller.core.control import Boosts
 from controller.core.decide import ADVISED, DEGRADED, FAILED, NEW, UNCHANGED, Control, judge, saving, think
 from controller.core.triggers import Trigger
-from controller.replay import replay
+from controller.records import replay
 from tests.support.plans import plan_of, planned
 from tests.unit.controller.views import PLAN, view
 from trefoil.core.brains import Decision

@@ -11,10 +11,10 @@ from controller.core.exploration import Explorer
 from controller.core.measuring import Cost, cost, metered_until_s
 from controller.core.triggers import Trigger
 from controller.core.windows import Windows, WindowSettings
+from controller.loop import Thinker
 from controller.perform import perform
-from controller.replay import replay
+from controller.records import replay
 from controller.settings import ExploreSettings
-from controller.thinker import Thinker
 from tests.support.plans import CATALOG, SMALL, plan_of, planned
 from tests.unit.controller import views
 from trefoil.core.brains import Candidate, Decision

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller import publish
+from controller import observe
 from controller.core.decide import Control
 from controller.core.intensity import REFUSABLE, aged, held, refusal, rung_name
 from controller.core.observation import Observation
@@ -157,7 +157,7 @@ async def test_operators_see_what_is_refused():
     text = explain(view, PLAN, OBJECTIVE, RolloutState.DONE, "")
     assert "carbon: 200 g/kWh in demo, rung 0: rung static in force" in text
     assert "forecast: blend, issued 0 s ago, 24 intervals ahead" in text
-    publish.gauge(metrics, view, Control(), Rollout(), None, world.seen.held(world.clock.now_s()).rung)
+    observe.gauge(metrics, view, Control(), Rollout(), None, world.seen.held(world.clock.now_s()).rung)
     shown = {s.name: s for family in metrics.collect() for s in family.samples if s.value == 1.0}
     assert shown["trefoil_carbon_refused"].labels["rung"] == "static"
     assert shown["trefoil_carbon_forecast"].labels["state"] == "used"

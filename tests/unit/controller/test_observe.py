@@ -10,7 +10,7 @@ from controller.core.observation import Observation
 from controller.forecasters.last_max import LastMax
 from controller.observe import Reader
 from controller.planners.exact.planner import ExactPlanner
-from controller.replay import replay
+from controller.records import replay
 from controller.settings import ControllerSettings
 from tests.support.planning import digits, fleet, row
 from tests.support.planning import view as planning_view

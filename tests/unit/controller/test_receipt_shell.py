@@ -10,8 +10,7 @@ from controller.core.receipts import Receipts
 from controller.disk import Disk
 from controller.forecasters.last_max import LastMax
 from controller.observe import Reader
-from controller.publish import ReceiptSeries
-from controller.report import Accountant
+from controller.report import Accountant, ReceiptSeries
 from controller.settings import ControllerSettings
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
