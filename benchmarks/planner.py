@@ -34,7 +34,7 @@ from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of
 from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.search import solve
-from controller.planners.world import World, read
+from controller.planners.world import PlanningInput, read
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
@@ -164,7 +164,7 @@ def view_of(case: Case, gpus: int, load: float) -> PlanView:
     return replace(bare, demand=tuple(demand))
 
 
-def problem_of(case: Case, world: World) -> tuple[Problem, Aim]:
+def problem_of(case: Case, world: PlanningInput) -> tuple[Problem, Aim]:
     """The program of a view, with the price of accuracy and the floors of its case."""
     found = tuple(c for t in world.tasks for c in columns(world.view.catalog, t, world.devices, SETTINGS))
     problem = Problem(groups_of(world.devices, found), found, world.tasks, HORIZON_S if case.moving else 0.0)
@@ -172,7 +172,7 @@ def problem_of(case: Case, world: World) -> tuple[Problem, Aim]:
     return problem, Aim(dict.fromkeys(floors, case.value_j), floors)
 
 
-def assembled(world: World, problem: Problem, aim: Aim) -> Plan:
+def assembled(world: PlanningInput, problem: Problem, aim: Aim) -> Plan:
     """A whole plan, for the next view to start from."""
     solution = solve(problem, aim, Limits(int(SETTINGS["solver_nodes"]), SETTINGS["solver_gap"]))
     assert solution is not None

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 
 import structlog
 
-from controller.act import Actor
-from controller.agents import Agents
-from controller.authority import Authority
+from controller.act import RolloutRunner
+from controller.agents import AgentClients
+from controller.authority import Leadership
 from controller.core.control import ControlCore
-from controller.core.effects import Instant
+from controller.core.effects import CoreTime
 from controller.core.objectives import accept
 from controller.core.observation import Observation
 from controller.core.receipts import Receipts
-from controller.core.rolling import Rollouts
-from controller.disk import Disk
-from controller.loop import Loop, Thinker, kept
-from controller.observe import Reader
+from controller.core.rolling import RolloutExecutor
+from controller.disk import DiskStore
+from controller.loop import ControlLoop, PlannerRunner, kept
+from controller.observe import ObservationReader
 from controller.perform import Signals
 from controller.planners.table import PLANNERS
 from controller.planning import constants_of, forecaster_of, planner_of, row_of
@@ -42,7 +42,12 @@ class ControlPart:
     """The lease keeper and the loop. It gives the role back at the end, so that a successor need not wait."""
 
     def __init__(
-        self, loop: Loop, reader: Reader, authority: Authority, agents: Agents, accountant: Accountant
+        self,
+        loop: ControlLoop,
+        reader: ObservationReader,
+        authority: Leadership,
+        agents: AgentClients,
+        accountant: Accountant,
     ) -> None:
         self._loop, self._reader, self._authority = loop, reader, authority
         self._agents, self._accountant = agents, accountant
@@ -68,29 +73,31 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     catalog = load_catalog(settings.model_repository, settings.profile_overrides)
     planner, traits = planner_of("", row), find(Kind.PLANNER, row.planner, PLANNERS).traits
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
-    metrics, disk, signals = Metrics("controller"), Disk(settings.state_dir, settings.decisions_max), Signals()
-    at = Instant(clock.now_s(), clock.monotonic_s())
+    metrics, disk, signals = Metrics("controller"), DiskStore(settings.state_dir, settings.decisions_max), Signals()
+    at = CoreTime(clock.now_s(), clock.monotonic_s())
     receipts = Receipts(catalog, settings.receipts.memory_s, settings.receipts.items_min)
     seen = Observation(settings, state.keys, catalog, forecaster_of(settings, row), at.now_s, receipts.window)
-    reader = Reader(seen, state, settings.carbon, clock)
+    reader = ObservationReader(seen, state, settings.carbon, clock)
 
     def highest_seen() -> int:
         return max((n.highest_epoch_seen for n in seen.inputs.nodes.values()), default=0)
 
-    authority = Authority(state, disk, clock, metrics, highest_seen)
+    authority = Leadership(state, disk, clock, metrics, highest_seen)
     token = settings.token.get_secret_value() if settings.token else None
-    agents = Agents(clock, settings.rollout.apply_timeout_s, settings.rollout.apply_tries, token)
+    agents = AgentClients(clock, settings.rollout.apply_timeout_s, settings.rollout.apply_tries, token)
     accountant = Accountant(settings, state, authority, seen, receipts, disk, metrics, clock)
     commanded = {n.node: n for n in disk.load_all("commanded", NodePlan)}
-    rollouts = Rollouts(settings.rollout, seen, accountant, at, disk.load("published", Plan), commanded)
-    actor = Actor(
+    rollouts = RolloutExecutor(settings.rollout, seen, accountant, at, disk.load("published", Plan), commanded)
+    actor = RolloutRunner(
         rollouts, settings.rollout.poll_s, state.keys, authority, agents, reader, disk, metrics, signals, at, clock
     )
     stored = {o.family: o for o in disk.load_all("objectives", Objective)}
     left = kept(disk, settings, starting_objectives(settings, stored, catalog))
-    thinker = Thinker(planner, row.planner, disk, clock, settings.solve_timeout_s)
+    thinker = PlannerRunner(planner, row.planner, disk, clock, settings.solve_timeout_s)
     core = ControlCore(settings, row, traits.tick_grace_s, thinker.live, seen, accountant, rollouts, at, left)
-    loop = Loop(core, settings, state, authority, reader, actor, accountant, thinker, disk, metrics, signals, clock)
+    loop = ControlLoop(
+        core, settings, state, authority, reader, actor, accountant, thinker, disk, metrics, signals, clock
+    )
     servicer = ControllerService(loop, catalog, constants_of("", row), disk)
     add = controller_pb2_grpc.add_ControllerServicer_to_server
     return (

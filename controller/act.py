@@ -7,23 +7,23 @@ from typing import Any
 
 import structlog
 
-from controller.agents import Agents
-from controller.authority import Authority
+from controller.agents import AgentClients
+from controller.authority import Leadership
 from controller.core.effects import (
-    AskAgents,
-    Command,
-    FindWay,
-    Instant,
-    Look,
+    CommandNode,
+    CoreTime,
+    FindPath,
     Publish,
+    QueryAgents,
+    RefreshStatuses,
     Save,
     Wait,
 )
-from controller.core.rolling import Rollouts, find_way
+from controller.core.rolling import RolloutExecutor, find_path
 from controller.core.shares import known
-from controller.disk import Disk
-from controller.observe import Reader
-from controller.perform import Signals, carry_out_common, perform
+from controller.disk import DiskStore
+from controller.observe import ObservationReader
+from controller.perform import Signals, carry_out_common, run_effects
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
@@ -34,21 +34,21 @@ from trefoil.runtime.state import Keys
 from trefoil.runtime.telemetry import Metrics
 
 
-class Actor:
+class RolloutRunner:
     """The task of the rollout under way."""
 
     def __init__(
         self,
-        rollouts: Rollouts,
+        rollouts: RolloutExecutor,
         poll_s: float,
         keys: Keys,
-        authority: Authority,
-        agents: Agents,
-        reader: Reader,
-        disk: Disk,
+        authority: Leadership,
+        agents: AgentClients,
+        reader: ObservationReader,
+        disk: DiskStore,
         metrics: Metrics,
         signals: Signals,
-        at: Instant,
+        at: CoreTime,
         clock: Clock,
     ) -> None:
         self.rollouts, self._poll_s, self._keys = rollouts, poll_s, keys
@@ -79,7 +79,7 @@ class Actor:
         await self.settle()
         self._log.info("roll out", revision=str(plan.revision), why=why)
         steps = self.rollouts.begin(plan, view)
-        self._task = asyncio.create_task(perform(steps, self._carry_out, self._at, self._clock), name="rollout")
+        self._task = asyncio.create_task(run_effects(steps, self._carry_out, self._at, self._clock), name="rollout")
 
     async def republish(self, revision: Revision) -> None:
         """Write again what readers of Redis need, under a new revision; nothing is commanded.
@@ -98,18 +98,18 @@ class Actor:
 
     async def _carry_out(self, effect: Any) -> Any:
         match effect:
-            case Look():
+            case RefreshStatuses():
                 await self._reader.refresh_nodes()
             case Wait():
                 await self._clock.sleep(self._poll_s)
             case Publish():
                 await self._authority.write(self._writes(effect))
-            case Command():
+            case CommandNode():
                 return await self._command(effect)
-            case AskAgents(nodes):
+            case QueryAgents(nodes):
                 self._reader.seen.inputs.nodes |= await self._agents.fresh(nodes)
-            case FindWay():
-                return find_way(effect)
+            case FindPath():
+                return find_path(effect)
             case Save("published", plan):
                 self._disk.save("published", self._told(plan))
             case _:
@@ -130,7 +130,7 @@ class Actor:
         """The plan as dispatchers need it: its targets with what the catalogue says of them."""
         return replace(plan, routes=known(plan.routes, self._reader.seen.catalog))
 
-    async def _command(self, wanted: Command) -> bool:
+    async def _command(self, wanted: CommandNode) -> bool:
         try:
             return await self._agents.apply(wanted.status, wanted.plan)
         except errors.Fenced as error:

@@ -15,7 +15,7 @@ from trefoil.runtime.clock import Clock
 FIRST_PAUSE_S = 0.2
 
 
-class Agents:
+class AgentClients:
     """One channel per agent, made when it is first needed; an agent that moves gets a new one."""
 
     def __init__(self, clock: Clock, timeout_s: float, tries: int, token: str | None = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from controller.disk import Disk
+from controller.disk import DiskStore
 from trefoil.core import errors
 from trefoil.core.common import Lease
 from trefoil.runtime.clock import Clock
@@ -18,11 +18,11 @@ ROLE = "controller"
 RENEWALS_PER_TTL = 4
 
 
-class Authority:
+class Leadership:
     """Holds the role `controller` while it can. A new epoch is above Redis', this disk's and every agent's."""
 
     def __init__(
-        self, state: State, disk: Disk, clock: Clock, metrics: Metrics, highest_seen: Callable[[], int]
+        self, state: State, disk: DiskStore, clock: Clock, metrics: Metrics, highest_seen: Callable[[], int]
     ) -> None:
         self._state, self._disk, self._clock, self._metrics = state, disk, clock, metrics
         self._highest_seen = highest_seen

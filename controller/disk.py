@@ -15,7 +15,7 @@ from trefoil.runtime import codec
 T = TypeVar("T")
 
 
-class Disk:
+class DiskStore:
     """The controller's folder."""
 
     def __init__(self, root: Path, decisions_max: int) -> None:

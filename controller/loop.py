@@ -12,34 +12,34 @@ from typing import Any, Final
 
 import structlog
 
-from controller.act import Actor
-from controller.authority import Authority
-from controller.core.control import RETRY_S, ControlCore, Kept
-from controller.core.decide import Control, as_live, ask, think
+from controller.act import RolloutRunner
+from controller.authority import Leadership
+from controller.core.control import RETRY_S, ControlCore, SavedState
+from controller.core.decide import ControlState, as_live, ask, think
 from controller.core.effects import (
-    Evaluated,
+    CallPlanner,
+    CandidateEvaluated,
     OpenRecords,
-    Recorded,
-    Remember,
+    PlannerAnswer,
+    RecordDecision,
     Republish,
-    Roll,
-    Settle,
+    SavePlannerMemory,
+    StartRollout,
     Steps,
-    Tell,
-    Think,
-    Thought,
+    StopRollout,
+    TellPlanner,
     Viewed,
     WriteObjectives,
 )
-from controller.core.evaluations import Totals
+from controller.core.evaluations import ExplorationTotals
 from controller.core.exploration import TOTALS
 from controller.core.observation import Observation
 from controller.core.triggers import Trigger
-from controller.disk import Disk
-from controller.observe import DemandSeries, Reader, gauge
-from controller.perform import Signals, T, carry_out_common, perform
-from controller.records import Records
-from controller.report import Accountant, ReceiptSeries
+from controller.disk import DiskStore
+from controller.observe import DemandPublisher, ObservationReader, set_view_metrics
+from controller.perform import Signals, T, carry_out_common, run_effects
+from controller.records import DecisionRecords
+from controller.report import Accountant, ReceiptPublisher
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.brains import Candidate, Decision, Measurement, Planner, PlanView
@@ -51,28 +51,28 @@ from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
 
-def kept(disk: Disk, settings: ControllerSettings, objectives: Mapping[str, Objective]) -> Kept:
+def kept(disk: DiskStore, settings: ControllerSettings, objectives: Mapping[str, Objective]) -> SavedState:
     """What the last controller on this disk has left; `objectives` are those to begin with."""
     saved, counts = disk.load_plain("control"), disk.load_plain("counts")
-    control = Control(
+    control = ControlState(
         ActMode[saved.get("mode", settings.act_mode.name)],
         bool(saved.get("frozen", False)),
         bool(saved.get("pinned", False)),
     )
-    return Kept(
+    return SavedState(
         dict(objectives),
         list(disk.load_all("plans", Plan)),
         control,
-        Totals(**disk.load_plain(TOTALS)),
+        ExplorationTotals(**disk.load_plain(TOTALS)),
         Counter(counts.get("replans", {})),
         Counter(counts.get("reconfigurations", {})),
     )
 
 
-class Thinker:
+class PlannerRunner:
     """One planner. What a planner remembers is saved on the controller's disk and recalled after a restart."""
 
-    def __init__(self, planner: Planner, name: str, disk: Disk, clock: Clock, timeout_s: float) -> None:
+    def __init__(self, planner: Planner, name: str, disk: DiskStore, clock: Clock, timeout_s: float) -> None:
         self.planner, self.live, self.name = planner, as_live(planner), name
         self._disk, self._clock, self._timeout_s = disk, clock, timeout_s
         self._abandoned: asyncio.Future[Candidate | Decision] | None = None
@@ -82,7 +82,7 @@ class Thinker:
         if self.live is not None and saved.get("planner") == name:
             self._recall(saved.get("memory", {}))
 
-    async def think(self, view: PlanView, seed: int, ask_it: bool = False) -> Thought:
+    async def think(self, view: PlanView, seed: int, ask_it: bool = False) -> PlannerAnswer:
         """One call. A planner that takes too long is abandoned: the answer is then to keep what runs."""
         if self._abandoned is not None:
             if not self._abandoned.done():
@@ -97,7 +97,7 @@ class Thinker:
         done, _ = await asyncio.wait((future,), timeout=self._timeout_s)
         solve_ms = (self._clock.monotonic_s() - started_s) * 1e3
         if done:
-            return Thought(future.result(), seed, solve_ms, False, self._before, ask_it)
+            return PlannerAnswer(future.result(), seed, solve_ms, False, self._before, ask_it)
         self._abandoned = future
         return self._hit(view, seed, f"the planner took more than solve_timeout_s = {self._timeout_s:g} s", solve_ms)
 
@@ -112,8 +112,8 @@ class Thinker:
         if self.live is not None:
             self._disk.save(MEMORY, {"planner": self.name, "memory": self.live.memory()})
 
-    def _hit(self, view: PlanView, seed: int, why: str, solve_ms: float = 0.0) -> Thought:
-        return Thought(Decision(None, why, view.now_s + RETRY_S, why), seed, solve_ms, True, self._before)
+    def _hit(self, view: PlanView, seed: int, why: str, solve_ms: float = 0.0) -> PlannerAnswer:
+        return PlannerAnswer(Decision(None, why, view.now_s + RETRY_S, why), seed, solve_ms, True, self._before)
 
     def _memory(self) -> str:
         if self.live is None:
@@ -128,7 +128,7 @@ class Thinker:
             self._log.warning("the planner cannot recall what was saved; it begins anew", error=str(error))
 
 
-class Loop:
+class ControlLoop:
     """The core's shell on one event loop: every step, and every change by an operator, ends before the next begins."""
 
     def __init__(
@@ -136,12 +136,12 @@ class Loop:
         core: ControlCore,
         settings: ControllerSettings,
         state: State,
-        authority: Authority,
-        reader: Reader,
-        actor: Actor,
+        authority: Leadership,
+        reader: ObservationReader,
+        actor: RolloutRunner,
         accountant: Accountant,
-        thinker: Thinker,
-        disk: Disk,
+        thinker: PlannerRunner,
+        disk: DiskStore,
         metrics: Metrics,
         signals: Signals,
         clock: Clock,
@@ -151,9 +151,9 @@ class Loop:
         self._disk, self._metrics, self._clock, self._signals = disk, metrics, clock, signals
         self._log = structlog.get_logger()
         budgets = self.seen.windows.dump_budgets
-        self.records = Records(settings, core.policy, state.keys, authority, disk, metrics, budgets)
-        self._demand = DemandSeries(state.keys, self.seen, authority, clock)
-        self._receipts = ReceiptSeries(settings, state.keys, accountant.receipts, authority, clock)
+        self.records = DecisionRecords(settings, core.policy, state.keys, authority, disk, metrics, budgets)
+        self._demand = DemandPublisher(state.keys, self.seen, authority, clock)
+        self._receipts = ReceiptPublisher(settings, state.keys, accountant.receipts, authority, clock)
         self._lock = asyncio.Lock()
         self.seen.windows.load_budgets(disk.load_plain("budgets"), clock.now_s())
         disk.save_all("objectives", core.objectives.values())
@@ -223,32 +223,32 @@ class Loop:
     # --- carrying out -------------------------------------------------------------------------------------------------
 
     async def _perform(self, steps: Steps[T]) -> T:
-        return await perform(steps, self._carry_out, self.core.at, self._clock)
+        return await run_effects(steps, self._carry_out, self.core.at, self._clock)
 
     async def _carry_out(self, effect: Any) -> Any:
         match effect:
             case Viewed(view):
                 refused = self.seen.held(view.now_s).rung
-                gauge(self._metrics, view, self.core.control, self.actor.rollout, self.core.last, refused)
-            case Think(view, seed, asks):
+                set_view_metrics(self._metrics, view, self.core.control, self.actor.rollout, self.core.last, refused)
+            case CallPlanner(view, seed, asks):
                 return await self.thinker.think(view, seed, asks)
-            case Tell(candidate, measurement):
+            case TellPlanner(candidate, measurement):
                 self.thinker.tell(candidate, measurement)
-            case Remember():
+            case SavePlannerMemory():
                 self.thinker.save()
             case OpenRecords(epoch):
                 return self.records.newest(epoch)
-            case Recorded():
+            case RecordDecision():
                 await self.records.write(effect)
             case WriteObjectives(objectives):
                 await self._authority.write([Put(self._state.keys.objective(o.family), o) for o in objectives])
-            case Roll(plan, why):
+            case StartRollout(plan, why):
                 await self.actor.begin(plan, why, self.view)
-            case Settle():
+            case StopRollout():
                 await self.actor.settle()
             case Republish(revision):
                 await self.actor.republish(revision)
-            case Evaluated():
+            case CandidateEvaluated():
                 told = effect.told
                 spent = {"spent_s": round(told.spent_s, 1), "spent_j": round(told.spent_j, 1)}
                 self._log.info("evaluation", text=effect.text, **spent)
@@ -258,7 +258,7 @@ class Loop:
 
     # --- what operators change (called by the service) ---------------------------------------------------------------
 
-    async def operate(self, control: Control, plan: Plan | None = None, why: str = "") -> None:
+    async def operate(self, control: ControlState, plan: Plan | None = None, why: str = "") -> None:
         """Change mode, freeze or pin; `plan` is rolled out all the same. What is released is planned afresh."""
         async with self._lock:
             self._authority.demand()

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from controller.authority import Authority
-from controller.core.decide import RUNG_DEGRADED, RUNG_KEPT, Control, Verdict
+from controller.authority import Leadership
+from controller.core.decide import RUNG_DEGRADED, RUNG_KEPT, ControlState, Verdict
 from controller.core.intensity import REFUSABLE
 from controller.core.observation import Observation
 from controller.settings import CarbonSettings
@@ -23,7 +23,7 @@ from trefoil.runtime.state import Keys, State
 from trefoil.runtime.telemetry import Metrics
 
 
-class Reader:
+class ObservationReader:
     """Remembers how far each stream has been read."""
 
     def __init__(self, seen: Observation, state: State, carbon: CarbonSettings, clock: Clock) -> None:
@@ -94,10 +94,10 @@ FORECASTS: Final = ("used", "refused", "none")
 RUNGS: Final[Mapping[int, str]] = {RUNG_DEGRADED: "degraded", RUNG_KEPT: "kept"}
 
 
-class DemandSeries:
+class DemandPublisher:
     """Arrivals per second and forecast of each family, written once a second."""
 
-    def __init__(self, keys: Keys, seen: Observation, authority: Authority, clock: Clock) -> None:
+    def __init__(self, keys: Keys, seen: Observation, authority: Leadership, clock: Clock) -> None:
         self._keys, self._seen, self._authority, self._clock = keys, seen, authority, clock
         self._at_s = 0.0
 
@@ -124,8 +124,8 @@ def demand(keys: Keys, seen: Observation, now_s: float) -> list[Write]:
     return writes
 
 
-def gauge(
-    metrics: Metrics, view: PlanView, control: Control, rollout: Rollout, last: Verdict | None, refused: str = ""
+def set_view_metrics(
+    metrics: Metrics, view: PlanView, control: ControlState, rollout: Rollout, last: Verdict | None, refused: str = ""
 ) -> None:
     """The state of control as metrics. `refused`: the rung in force, where it is not planned by."""
     metrics.set_one_of("trefoil_carbon_refused", "rung", refused, REFUSABLE)

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from controller.core.effects import Announce, Count, Instant, Save, Say, Steps, Timed, Wake
-from controller.disk import Disk
+from controller.core.effects import AddMetric, CoreTime, Log, NotifyWatchers, Save, Steps, TimeMetric, WakeLoop
+from controller.disk import DiskStore
 from trefoil.core import errors
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.telemetry import Metrics
@@ -47,7 +47,7 @@ class Signals:
             self.changed.notify_all()
 
 
-async def perform(steps: Steps[T], carry_out: Callable[[Any], Awaitable[Any]], at: Instant, clock: Clock) -> T:
+async def run_effects(steps: Steps[T], carry_out: Callable[[Any], Awaitable[Any]], at: CoreTime, clock: Clock) -> T:
     """Run a core's step to its end. `carry_out` answers an effect, or raises an `errors.TrefoilError` for the core."""
     answer: Any = None
     error: errors.TrefoilError | None = None
@@ -64,7 +64,7 @@ async def perform(steps: Steps[T], carry_out: Callable[[Any], Awaitable[Any]], a
             error = raised
 
 
-def carry_out_common(effect: Any, disk: Disk, metrics: Metrics, signals: Signals) -> None:
+def carry_out_common(effect: Any, disk: DiskStore, metrics: Metrics, signals: Signals) -> None:
     """Carry out an effect that control and rollouts have in common.
 
     Raises:
@@ -73,16 +73,16 @@ def carry_out_common(effect: Any, disk: Disk, metrics: Metrics, signals: Signals
     match effect:
         case Save(name, value):
             disk.save(name, value)
-        case Say(event, fields, level):
+        case Log(event, fields, level):
             log = structlog.get_logger()
             (log.warning if level == "warning" else log.info)(event, **fields)
-        case Count(name, amount, labels, gauge):
+        case AddMetric(name, amount, labels, gauge):
             (metrics.set if gauge else metrics.inc)(name, amount, **labels)
-        case Timed(name, seconds):
+        case TimeMetric(name, seconds):
             metrics.observe(name, seconds)
-        case Announce():
+        case NotifyWatchers():
             signals.announce()
-        case Wake():
+        case WakeLoop():
             signals.wake()
         case _:
             raise AssertionError(f"nobody carries out {effect}")

@@ -70,7 +70,7 @@ Refusal = Callable[[PlanView, Plan], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Stamped:
+class PolicyPlanner:
     """A planner whose plans bear the columns of its row."""
 
     planner: Planner
@@ -81,7 +81,7 @@ class Stamped:
         return _decision(self.planner.plan(view, rng), view, self.row)
 
 
-class Measuring:
+class PolicyLivePlanner:
     """The same of a planner that measures: it is told of the candidate that it asked for, as it asked for it."""
 
     def __init__(self, planner: LivePlanner, row: Policy) -> None:
@@ -122,8 +122,8 @@ class Measuring:
 def stamped(planner: Planner, row: Policy) -> Planner:
     """The planner, its plans stamped; it measures where the planner does."""
     if all(callable(getattr(planner, name, None)) for name in LIVE):
-        return Measuring(cast(LivePlanner, planner), row)
-    return Stamped(planner, row)
+        return PolicyLivePlanner(cast(LivePlanner, planner), row)
+    return PolicyPlanner(planner, row)
 
 
 def refusal(refuses: Refusal, row: Policy) -> Refusal:

@@ -11,10 +11,10 @@ from types import MappingProxyType
 
 import structlog
 
-from controller.authority import Authority
+from controller.authority import Leadership
 from controller.core.decide import ADVISED, NEW, Verdict, as_live, ask, think
-from controller.core.effects import Recorded
-from controller.disk import Disk
+from controller.core.effects import RecordDecision
+from controller.disk import DiskStore
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.brains import Planner, PlanView
@@ -28,8 +28,8 @@ from trefoil.runtime.state import Keys
 from trefoil.runtime.telemetry import Metrics
 
 
-def record_of(
-    kept: Recorded, planner: str, policy: str, given: Mapping[str, str] = MappingProxyType({})
+def decision_record(
+    kept: RecordDecision, planner: str, policy: str, given: Mapping[str, str] = MappingProxyType({})
 ) -> DecisionRecord:
     """All that is needed to take a decision again. `given`: what was set of the planner, by name."""
     return DecisionRecord(
@@ -52,7 +52,7 @@ def record_of(
     )
 
 
-class Records:
+class DecisionRecords:
     """Writes them."""
 
     def __init__(
@@ -60,8 +60,8 @@ class Records:
         settings: ControllerSettings,
         policy: Policy,
         keys: Keys,
-        authority: Authority,
-        disk: Disk,
+        authority: Leadership,
+        disk: DiskStore,
         metrics: Metrics,
         budgets: Callable[[], Mapping[str, object]],
     ) -> None:
@@ -80,7 +80,7 @@ class Records:
         given = {"preset": self._settings.preset, "parts": json.dumps(parts, sort_keys=True) if parts else ""}
         return {name: value for name, value in given.items() if value}
 
-    async def write(self, kept: Recorded) -> None:
+    async def write(self, kept: RecordDecision) -> None:
         """Keep a decision.
 
         Raises:
@@ -88,7 +88,7 @@ class Records:
             errors.Fenced: the role was lost.
         """
         planner = self._settings.planner or self._policy.planner
-        record = self.last = record_of(kept, planner, self._policy.name, self._given())
+        record = self.last = decision_record(kept, planner, self._policy.name, self._given())
         await asyncio.to_thread(self._disk.save_decision, record, kept.thought.step.plan)
         self._disk.save("budgets", self._budgets())
         self._disk.save("counts", {"replans": kept.causes, "reconfigurations": kept.reconfigurations})

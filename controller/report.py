@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from controller.authority import Authority
+from controller.authority import Leadership
 from controller.core import measuring
 from controller.core.observation import Observation
-from controller.core.receipts import Joined, Key, Receipts, moved, summed
-from controller.disk import Disk
+from controller.core.receipts import JoinedSample, Key, Receipts, moved, summed
+from controller.disk import DiskStore
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.accounting import by_family, fold, reading_at
@@ -54,16 +54,16 @@ class Accountant:
         self,
         settings: ControllerSettings,
         state: State,
-        authority: Authority,
+        authority: Leadership,
         seen: Observation,
         receipts: Receipts,
-        disk: Disk,
+        disk: DiskStore,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         self._settings, self._state, self._authority, self._seen = settings, state, authority, seen
         self.receipts, self._disk, self._metrics, self._clock = receipts, disk, metrics, clock
-        self._joined: deque[Joined] = deque()
+        self._joined: deque[JoinedSample] = deque()
         self._ids: dict[str, str] = {str(k): str(v) for k, v in disk.load_plain("energy_ids").items()}
         self._recent: dict[str, _Recent] = {}
         self._pending: dict[str, dict[str, float]] = {}
@@ -221,11 +221,11 @@ class Accountant:
         return self._recent.setdefault(family, _Recent())
 
 
-class ReceiptSeries:
+class ReceiptPublisher:
     """What answers cost, for the dispatchers: written when a rate has moved, and again before they call it old."""
 
     def __init__(
-        self, settings: ControllerSettings, keys: Keys, receipts: Receipts, authority: Authority, clock: Clock
+        self, settings: ControllerSettings, keys: Keys, receipts: Receipts, authority: Leadership, clock: Clock
     ) -> None:
         self._settings, self._keys, self._receipts = settings, keys, receipts
         self._authority, self._clock = authority, clock

@@ -10,8 +10,8 @@ from controller.core.exploration import Explorer
 from controller.core.objectives import accept
 from controller.core.rolling import FINAL
 from controller.core.triggers import CAUSES, OPERATOR, Trigger
-from controller.disk import Disk
-from controller.loop import Loop
+from controller.disk import DiskStore
+from controller.loop import ControlLoop
 from protos.controller.v1 import controller_pb2 as pb
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core import errors
@@ -29,7 +29,9 @@ FULL_NAME = "trefoil.controller.v1.Controller"
 class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore[misc]
     """Thin: checks what it is given, then asks the loop."""
 
-    def __init__(self, loop: Loop, catalog: Catalog, constants: Mapping[str, float] | None, disk: Disk) -> None:
+    def __init__(
+        self, loop: ControlLoop, catalog: Catalog, constants: Mapping[str, float] | None, disk: DiskStore
+    ) -> None:
         self._loop, self._catalog, self._constants, self._disk = loop, catalog, constants, disk
 
     async def GetPlan(self, request: Any, context: Any) -> Any:

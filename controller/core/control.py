@@ -2,7 +2,7 @@
 
 Source: DESIGN section 1 (the control loop is a brain), section 5 (modes of operation). It goes on whatever is
 down: what cannot be recorded is not put in force and triggers again; a planner that fails leaves the last good plan.
-Data: what is observed (`Observation`), what energy cost (`Meter`), where the rollout stands (`RolloutSeen`).
+Data: what is observed (`Observation`), what energy cost (`Meter`), where the rollout stands (`RolloutStatus`).
 Decision: the effects of controller/core/effects.py, in order.
 Whoever carries them out lets one step end before the next begins.
 """
@@ -13,32 +13,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from controller.core.decide import CANDIDATE, DEGRADED, FAILED, Control, Verdict, judge, moves
+from controller.core.decide import CANDIDATE, DEGRADED, FAILED, ControlState, Verdict, judge, moves
 from controller.core.effects import (
-    Announce,
-    Conclude,
-    Count,
+    AddMetric,
+    CallPlanner,
+    ConcludeExploration,
+    CoreTime,
     Deploy,
-    Instant,
     NextSeed,
+    NotifyWatchers,
     OpenRecords,
-    Recorded,
+    PlannerAnswer,
+    RecordCandidate,
+    RecordDecision,
     Republish,
-    Roll,
     Save,
-    Settle,
+    StartRollout,
     Steps,
-    Think,
-    Thought,
-    TryOut,
+    StopRollout,
     Viewed,
-    Wake,
+    WakeLoop,
     WriteObjectives,
 )
-from controller.core.evaluations import Totals
-from controller.core.exploration import Explorer, Meter, Rolled
+from controller.core.evaluations import ExplorationTotals
+from controller.core.exploration import Explorer, Meter, RolloutOutcome
 from controller.core.observation import Observation
-from controller.core.triggers import ALWAYS, MadeFor, Memory, Trigger, evaluate, made_for
+from controller.core.triggers import ALWAYS, HoldTimers, PlanBasis, Trigger, evaluate, plan_basis
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.brains import Decision, LivePlanner, PlanView
@@ -52,11 +52,11 @@ RETRY_S: Final = 10.0  # after a decision that found no plan
 FIRST_RETRY_S: Final = 2.0  # the same while nothing is in force
 
 
-class RolloutSeen(Protocol):
+class RolloutStatus(Protocol):
     """Where the newest rollout stands."""
 
     @property
-    def rolled(self) -> Rolled: ...  # APPLYING while it is under way
+    def rolled(self) -> RolloutOutcome: ...  # APPLYING while it is under way
     @property
     def rolling(self) -> bool: ...  # it has begun and has not ended
     @property
@@ -64,19 +64,19 @@ class RolloutSeen(Protocol):
 
 
 @dataclass(slots=True)
-class Kept:
+class SavedState:
     """What outlives a controller on its disk."""
 
     objectives: dict[str, Objective]
     plans: list[Plan]
-    control: Control
-    totals: Totals
+    control: ControlState
+    totals: ExplorationTotals
     causes: Counter[str] = field(default_factory=Counter)
     reconfigurations: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
-class Boosts:
+class SloMargin:
     """By how much the p90 demand of each family is raised."""
 
     step: float
@@ -114,9 +114,9 @@ class ControlCore:
         live: LivePlanner | None,
         seen: Observation,
         meter: Meter,
-        rollouts: RolloutSeen,
-        at: Instant,
-        kept: Kept,
+        rollouts: RolloutStatus,
+        at: CoreTime,
+        kept: SavedState,
     ) -> None:
         self.settings, self.policy, self.seen, self.at = settings, policy, seen, at
         self._thresholds = replace(settings.thresholds, tick_grace_s=tick_grace_s)
@@ -127,11 +127,11 @@ class ControlCore:
         self.control = kept.control
         self.causes, self.reconfigurations = kept.causes, kept.reconfigurations
         self.explorer = Explorer(live, seen.windows, meter, settings.explore, at, kept.totals)
-        self.boosts = Boosts(settings.slo_boost_ratio, settings.slo_boost_max, settings.slo_boost_wear_s)
+        self.boosts = SloMargin(settings.slo_boost_ratio, settings.slo_boost_max, settings.slo_boost_wear_s)
         self.last: Verdict | None = None
         self.last_trigger: Trigger | None = None
-        self.made_for: MadeFor | None = None
-        self.memory = Memory()
+        self.plan_basis: PlanBasis | None = None
+        self.memory = HoldTimers()
         self.decided = 0  # within the epoch
         self.not_before_s = -math.inf
         self._forced: Trigger | None = None
@@ -161,7 +161,7 @@ class ControlCore:
             return
         self._epoch = epoch
         self.decided = yield OpenRecords(epoch)
-        yield Settle()
+        yield StopRollout()
         if self.explorer.run is not None:
             self._forced = self.explorer.run.trigger
             yield from self.explorer.drop("the role was lost")
@@ -206,7 +206,7 @@ class ControlCore:
 
     def _fires(self, view: PlanView, allowed: Sequence[str]) -> Trigger | None:
         trigger, self.memory = evaluate(
-            view, self.made_for, self.memory, self._thresholds, allowed, self._rollouts.rolling
+            view, self.plan_basis, self.memory, self._thresholds, allowed, self._rollouts.rolling
         )
         return trigger
 
@@ -232,16 +232,16 @@ class ControlCore:
 
         Load is remembered for `keep_s`: what was seen longer ago is forgotten already.
         """
-        if still_s <= keep_s or self.made_for is None or self._forced is not None:
+        if still_s <= keep_s or self.plan_basis is None or self._forced is not None:
             return False
         held = any(name.startswith((*ALWAYS, *self.policy.triggers)) for name in self.memory.since_s)
         rolling = self._rollouts.rolling or self._rollouts.rolled[0] == RolloutState.APPLYING
         if rolling or self.explorer.run or held or any(self.boosts.by_family.values()):
             return False
         settings, retry_at_s = self.settings, self._rollouts.retry_at_s
-        rested_s = self.made_for.at_s + settings.triggers.slo_rest_s + settings.tick_s
+        rested_s = self.plan_basis.at_s + settings.triggers.slo_rest_s + settings.tick_s
         held_s = self._started_at_s + settings.demand_initial_hold_s + settings.tick_s
-        due_s = min(self.made_for.next_tick_at_s, math.inf if retry_at_s is None else retry_at_s)
+        due_s = min(self.plan_basis.next_tick_at_s, math.inf if retry_at_s is None else retry_at_s)
         return max(rested_s, held_s, self.not_before_s) < self.at.now_s < due_s
 
     # --- deciding -----------------------------------------------------------------------------------------------------
@@ -255,12 +255,12 @@ class ControlCore:
         self.last_trigger = trigger
         if not self.control.held and self.explorer.wants(view):
             if self.current is not None:
-                self.made_for = made_for(view, self.current, math.inf)
+                self.plan_basis = plan_basis(view, self.current, math.inf)
             rolled = self._rollouts.rolled
             yield from self._for_explorer(self.explorer.begin(view, trigger, self.current, rolled))
             return
         view = replace(view, trigger=trigger.cause)
-        thought = yield Think(view, self._next_seed())
+        thought = yield CallPlanner(view, self._next_seed())
         yield from self._judge(view, view, trigger, thought)
 
     def _judge(
@@ -268,7 +268,7 @@ class ControlCore:
         view: PlanView,
         judged: PlanView,
         trigger: Trigger,
-        thought: Thought,
+        thought: PlannerAnswer,
         decision: Decision | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> Steps[None]:
@@ -285,21 +285,21 @@ class ControlCore:
         self._remember(view, verdict)  # not before: what could not be written has to trigger again
         if plan is not None:
             yield from self._put_in_force(plan)
-        yield Announce()
+        yield NotifyWatchers()
 
     def _recorded(
         self,
         view: PlanView,
         trigger: Trigger,
-        thought: Thought,
+        thought: PlannerAnswer,
         verdict: Verdict,
         effect: str,
         plan: Plan | None,
         versions: Mapping[str, str] | None = None,
-    ) -> Recorded:
+    ) -> RecordDecision:
         given = versions or {}
         counts = dict(self.causes), dict(self.reconfigurations)
-        return Recorded(self.decision_id, view, trigger, thought, verdict, effect, plan, given, *counts)
+        return RecordDecision(self.decision_id, view, trigger, thought, verdict, effect, plan, given, *counts)
 
     def _next_seed(self) -> int:
         """Of a new decision; `decision_id` is its id from now on."""
@@ -310,10 +310,10 @@ class ControlCore:
         """Count a plan that is put in force; returns its effect. A candidate moves things and is no replan."""
         if replans:
             self.causes[cause] += 1
-            yield Count("trefoil_replans_total", labels={"cause": cause})
+            yield AddMetric("trefoil_replans_total", labels={"cause": cause})
         if moves_:
             self.reconfigurations[cause] += 1
-            yield Count("trefoil_reconfigurations_total", labels={"cause": cause})
+            yield AddMetric("trefoil_reconfigurations_total", labels={"cause": cause})
         return "reconfigure" if moves_ else "reroute"
 
     def _numbered(self, view: PlanView, plan: Plan) -> Plan:
@@ -338,7 +338,7 @@ class ControlCore:
             next_s = min(next_s, view.now_s + RETRY_S)
         else:
             next_s = max(next_s, view.now_s + self.settings.tick_min_s) if self.settings.tick_min_s else next_s
-        self.made_for = made_for(view, plan, next_s)
+        self.plan_basis = plan_basis(view, plan, next_s)
 
     # --- exploring ----------------------------------------------------------------------------------------------------
 
@@ -358,16 +358,16 @@ class ControlCore:
                         answer = self._next_seed()
                     case Deploy(plan):
                         answer = yield from self._deploy(plan)
-                    case TryOut():
+                    case RecordCandidate():
                         answer = yield from self._try_out(effect)
-                    case Conclude():
+                    case ConcludeExploration():
                         answer = yield from self._conclude(effect)
                     case _:
                         answer = yield effect
             except errors.TrefoilError as caught:  # the exploration's to raise
                 error = caught
 
-    def _try_out(self, asked: TryOut) -> Steps[Plan]:
+    def _try_out(self, asked: RecordCandidate) -> Steps[Plan]:
         """Record a candidate; its plan, numbered. A refused one is not deployed."""
         trigger, step, refused = asked.trigger, asked.thought.step, asked.refused
         why = f"{trigger.cause}: {trigger.why}; {step.why}" + (f"; refused: {refused}" if refused else "")
@@ -385,12 +385,12 @@ class ControlCore:
         """Put a plan in force in place of the candidate before it, and begin its rollout."""
         newer = self.current is None or self.current.revision < plan.revision
         plan = plan if newer and plan.revision.epoch == self._epoch else self._renumbered(plan)
-        self.made_for = made_for(self.view(), plan, math.inf)
+        self.plan_basis = plan_basis(self.view(), plan, math.inf)
         yield from self._put_in_force(plan)
-        yield Announce()
+        yield NotifyWatchers()
         return plan
 
-    def _conclude(self, asked: Conclude) -> Steps[Plan | None]:
+    def _conclude(self, asked: ConcludeExploration) -> Steps[Plan | None]:
         """Record a decision and put in force what it has become; a candidate that is deployed is no plan yet."""
         view, decision = asked.view, asked.decision
         trial = self.current is not None and self.current.exploration
@@ -411,7 +411,7 @@ class ControlCore:
 
     def _roll(self, plan: Plan, why: str) -> Steps[None]:
         self.plans[-1] = plan
-        yield Roll(plan, why)
+        yield StartRollout(plan, why)
 
     def _renumbered(self, plan: Plan) -> Plan:
         """The same plan under the next number of this epoch; numbers never go back, also across epochs."""
@@ -420,7 +420,7 @@ class ControlCore:
 
     # --- what operators change ----------------------------------------------------------------------------------------
 
-    def operate(self, control: Control, plan: Plan | None = None, why: str = "") -> Steps[None]:
+    def operate(self, control: ControlState, plan: Plan | None = None, why: str = "") -> Steps[None]:
         """Change mode, freeze or pin; `plan` is rolled out all the same. What is released is planned afresh."""
         released = bool(self.control.held) and not control.held
         self.control = control
@@ -429,7 +429,7 @@ class ControlCore:
             view = self.view()
             yield from self.explorer.drop(why or "another plan takes over")
             numbered = replace(self._renumbered(plan), why=why or plan.why, created_at_s=view.now_s)
-            self.made_for = made_for(view, numbered, math.inf)
+            self.plan_basis = plan_basis(view, numbered, math.inf)
             yield from self._put_in_force(numbered)
         elif control.held:
             yield from self._for_explorer(self.explorer.stop(self.view(), control.held, self.current))
@@ -452,8 +452,8 @@ class ControlCore:
         """What of the objectives cannot be met, "" for nothing."""
         if not any(n.devices for n in view.fleet.nodes):
             return "not known yet: no node reports"
-        yield Wake()
+        yield WakeLoop()
         if self.explorer.wants(view):
             return ""  # what can be reached is measured next
-        decision = (yield Think(view, self.settings.seed)).decision
+        decision = (yield CallPlanner(view, self.settings.seed)).decision
         return decision.degraded or (decision.plan.degraded if decision.plan else "")

@@ -1,7 +1,7 @@
 """From a view and a trigger to what shall happen: a plan to roll out, an advice, or nothing, with the reason.
 
 Source: DESIGN section 5 (modes of operation, Freeze, Pin, Rollback); rungs ours.
-Data: the view, the trigger, how far the controller may go (`Control`), a planner.
+Data: the view, the trigger, how far the controller may go (`ControlState`), a planner.
 Decision: `Verdict`. Nothing is numbered or written here.
 Formulation: rung 0 is the planner's plan; 1 its plan, degraded by a limit that it names; 2 the last good plan, as the
 planner found none or its plan breaks a rule of `Plan.check`. OBSERVE does not plan. ADVISE, a frozen and a pinned
@@ -30,7 +30,7 @@ RUNG_KEPT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ControlState:
     """How far the controller may go. `pinned`: an operator's plan is in force until it is unpinned."""
 
     mode: ActMode = ActMode.ACT
@@ -90,7 +90,7 @@ def ask(view: PlanView, planner: Planner, seed: int) -> Candidate | Decision:
         return Decision(None, f"the planner found no plan: {error}", float("inf"), str(error))
 
 
-def judge(view: PlanView, trigger: Trigger, decision: Decision, control: Control) -> Verdict:
+def judge(view: PlanView, trigger: Trigger, decision: Decision, control: ControlState) -> Verdict:
     """What shall happen with a planner's decision."""
     why = f"{trigger.cause}: {trigger.why}; {decision.why}"
     plan = decision.plan

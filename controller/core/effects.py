@@ -2,7 +2,7 @@
 
 A core's method is a generator: it yields one effect, is given its answer, and goes on; `return` ends the step. What
 cannot be done is raised inside it (`errors.Fenced`, `errors.StateUnavailable`, `errors.Unavailable`, ...), so that a
-step that was not recorded leaves nothing behind that says it was. Time comes with each answer, in the core's `Instant`.
+step that was not recorded leaves nothing behind that says it was. Time comes with each answer, in its `CoreTime`.
 Effects are not frozen: a simulated year makes half a million, and a frozen one takes three times as long to make.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from controller.core.decide import Verdict
-from controller.core.rollout import Standing
+from controller.core.rollout import FleetSnapshot
 from controller.core.triggers import Trigger
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.common import Revision
@@ -27,7 +27,7 @@ Level = Literal["info", "warning"]
 
 
 @dataclass(slots=True)
-class Instant:
+class CoreTime:
     """The time that a core goes by; its shell sets it before each step and with each answer."""
 
     now_s: float = 0.0
@@ -37,7 +37,7 @@ class Instant:
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class PlannerAnswer:
     """What a planner answered, and all that is needed to ask it again. `memory` is JSON from before; "" = it has none.
 
     `asked`: a step of an exploration (`ask`), not a whole decision (`plan`).
@@ -74,8 +74,8 @@ class Viewed:
 
 
 @dataclass(slots=True)
-class Think:
-    """Call the planner. Answer: a `Thought`."""
+class CallPlanner:
+    """Call the planner. Answer: a `PlannerAnswer`."""
 
     view: PlanView
     seed: int
@@ -83,7 +83,7 @@ class Think:
 
 
 @dataclass(slots=True)
-class Tell:
+class TellPlanner:
     """Tell a planner that measures what came of its candidate, and keep what it remembers."""
 
     candidate: Candidate
@@ -91,7 +91,7 @@ class Tell:
 
 
 @dataclass(slots=True)
-class Remember:
+class SavePlannerMemory:
     """Keep what the planner remembers."""
 
 
@@ -103,13 +103,13 @@ class OpenRecords:
 
 
 @dataclass(slots=True)
-class Recorded:
+class RecordDecision:
     """Keep a decision. Raises Fenced, StateUnavailable: nothing may come of it."""
 
     id: str
     view: PlanView
     trigger: Trigger
-    thought: Thought
+    thought: PlannerAnswer
     verdict: Verdict
     effect: str
     """reconfigure, reroute, or the outcome."""
@@ -136,7 +136,7 @@ class Save:
 
 
 @dataclass(slots=True)
-class Roll:
+class StartRollout:
     """Roll a numbered plan out, in place of what is under way."""
 
     plan: Plan
@@ -144,7 +144,7 @@ class Roll:
 
 
 @dataclass(slots=True)
-class Settle:
+class StopRollout:
     """End the rollout under way where that is safe."""
 
 
@@ -156,17 +156,17 @@ class Republish:
 
 
 @dataclass(slots=True)
-class Wake:
+class WakeLoop:
     """Take the next step at once instead of at the next period."""
 
 
 @dataclass(slots=True)
-class Announce:
+class NotifyWatchers:
     """Tell watchers that plan, rollout or mode has changed."""
 
 
 @dataclass(slots=True)
-class Evaluated:
+class CandidateEvaluated:
     """A candidate's end: what became of it and what it cost."""
 
     at_s: float
@@ -179,7 +179,7 @@ class Evaluated:
 
 
 @dataclass(slots=True)
-class Say:
+class Log:
     """One line of the log."""
 
     event: str
@@ -188,7 +188,7 @@ class Say:
 
 
 @dataclass(slots=True)
-class Count:
+class AddMetric:
     """Move a metric: add to a counter, or set a gauge."""
 
     name: str
@@ -201,12 +201,12 @@ class Count:
 
 
 @dataclass(slots=True)
-class TryOut:
-    """Record a candidate; a refused one is not deployed. Answer: its plan, numbered. Raises as `Recorded`."""
+class RecordCandidate:
+    """Record a candidate; a refused one is not deployed. Answer: its plan, numbered. Raises as `RecordDecision`."""
 
     view: PlanView
     trigger: Trigger
-    thought: Thought
+    thought: PlannerAnswer
     refused: str
 
 
@@ -218,12 +218,14 @@ class Deploy:
 
 
 @dataclass(slots=True)
-class Conclude:
-    """Record a decision and put in force what it has become. Answer: the plan in force then. Raises as `Recorded`."""
+class ConcludeExploration:
+    """Record a decision and put in force what it has become. Answer: the plan in force then. Raises as
+    `RecordDecision`.
+    """
 
     view: PlanView
     trigger: Trigger
-    thought: Thought
+    thought: PlannerAnswer
     decision: Decision
     versions: Mapping[str, str]
 
@@ -237,23 +239,23 @@ class NextSeed:
 
 
 @dataclass(slots=True)
-class AskAgents:
+class QueryAgents:
     """See the status of these nodes as their agents have it now, not as it was last written."""
 
     nodes: Mapping[str, NodeStatus]
 
 
 @dataclass(slots=True)
-class FindWay:
-    """The way from what stands to a plan. Answer: a `Way`."""
+class FindPath:
+    """The way from what stands to a plan. Answer: a `RolloutPath`."""
 
     view: PlanView
-    stands: Standing
+    stands: FleetSnapshot
     plan: Plan
 
 
 @dataclass(slots=True)
-class Look:
+class RefreshStatuses:
     """Read what nodes and dispatchers say now. Raises StateUnavailable."""
 
 
@@ -272,7 +274,7 @@ class Publish:
 
 
 @dataclass(slots=True)
-class Command:
+class CommandNode:
     """Hand a node its desired state. Answer: whether it changes anything.
 
     Raises Fenced: the agent obeys a newer epoch; Unavailable, InvalidInput.
@@ -290,7 +292,7 @@ class Wait:
 
 
 @dataclass(slots=True)
-class Timed:
+class TimeMetric:
     """How long something took, for its histogram [s]."""
 
     name: str

@@ -55,7 +55,7 @@ class Evaluation:
 
 
 @dataclass(slots=True)
-class Totals:
+class ExplorationTotals:
     """What exploring has cost, of one exploration or of all since the controller first ran."""
 
     explorations: int = 0
@@ -92,7 +92,7 @@ class Exploration:
     phase: Phase = Phase.ASK
     deployed: Plan | None = None
     evaluations: list[Evaluation] = field(default_factory=list)
-    totals: Totals = field(default_factory=Totals)
+    totals: ExplorationTotals = field(default_factory=ExplorationTotals)
     charged_from_s: float = 0.0  # up to here time is booked,
     windows_from_s: float = 0.0  # requests (windows come later than what they tell of),
     metered_from_s: float = 0.0  # and energy

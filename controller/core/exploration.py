@@ -19,21 +19,21 @@ from typing import Any, Final, Protocol
 
 from controller.core import measuring
 from controller.core.effects import (
-    Conclude,
-    Count,
+    AddMetric,
+    CallPlanner,
+    CandidateEvaluated,
+    ConcludeExploration,
+    CoreTime,
     Deploy,
-    Evaluated,
-    Instant,
+    Log,
     NextSeed,
-    Remember,
+    PlannerAnswer,
+    RecordCandidate,
     Save,
-    Say,
+    SavePlannerMemory,
     Steps,
-    Tell,
-    Think,
-    Thought,
-    TryOut,
-    Wake,
+    TellPlanner,
+    WakeLoop,
 )
 from controller.core.evaluations import (
     BROKEN_OFF,
@@ -44,15 +44,15 @@ from controller.core.evaluations import (
     REFUSED,
     Evaluation,
     Exploration,
+    ExplorationTotals,
     Phase,
-    Totals,
     good,
     leaving,
     refused,
     text,
 )
 from controller.core.triggers import Trigger
-from controller.core.windows import Windows
+from controller.core.windows import LoadWindows
 from controller.settings import ExploreSettings
 from trefoil.core.brains import Decision, LivePlanner, Measurement, PlanView
 from trefoil.core.demand import Measured
@@ -63,7 +63,7 @@ ROLLED: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BAC
 TOTALS: Final = "explorations"
 IDLE_S: Final = 5.0  # without any arrival, before this counts as a time without load
 
-Rolled = tuple[RolloutState, str]
+RolloutOutcome = tuple[RolloutState, str]
 """Where the rollout of the plan in force stands, and why."""
 
 
@@ -82,11 +82,11 @@ class Explorer:
     def __init__(
         self,
         live: LivePlanner | None,
-        windows: Windows,
+        windows: LoadWindows,
         meter: Meter,
         settings: ExploreSettings,
-        at: Instant,
-        totals: Totals,
+        at: CoreTime,
+        totals: ExplorationTotals,
     ) -> None:
         self.live, self._windows, self._meter, self._settings, self._at = live, windows, meter, settings, at
         self.run: Exploration | None = None
@@ -104,19 +104,21 @@ class Explorer:
         """Whether the planner wants to measure on the system."""
         return self.live is not None and self.live.asks(view)
 
-    def begin(self, view: PlanView, trigger: Trigger, current: Plan | None, rolled: Rolled) -> Steps[None]:
+    def begin(self, view: PlanView, trigger: Trigger, current: Plan | None, rolled: RolloutOutcome) -> Steps[None]:
         """Start one, in place of one that may be under way. `current`: the plan in force."""
         before = current
         if self.run is not None:
             before = good(self.run, view)
             yield from self._close(INTERRUPTED, f"interrupted by {trigger.cause}: {trigger.why}")
         now_s = self._at.now_s
-        self.run = Exploration(trigger, before, now_s, Phase.ASK, None, [], Totals(), now_s, now_s, now_s, now_s)
+        self.run = Exploration(
+            trigger, before, now_s, Phase.ASK, None, [], ExplorationTotals(), now_s, now_s, now_s, now_s
+        )
         self._hold(now_s)
         self.run.totals.explorations, self.totals.explorations = 1, self.totals.explorations + 1
         yield Save(TOTALS, self.totals.plain())
-        yield Count("trefoil_exploring", 1, gauge=True)
-        yield Say("exploration", {"trigger": trigger.cause, "why": trigger.why})
+        yield AddMetric("trefoil_exploring", 1, gauge=True)
+        yield Log("exploration", {"trigger": trigger.cause, "why": trigger.why})
         yield from self.step(view, current, rolled)
 
     def drop(self, why: str) -> Steps[None]:
@@ -139,7 +141,7 @@ class Explorer:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def step(self, view: PlanView, current: Plan | None, rolled: Rolled) -> Steps[None]:
+    def step(self, view: PlanView, current: Plan | None, rolled: RolloutOutcome) -> Steps[None]:
         """One step. A longer pause between two of them begins a measurement anew."""
         run, self._current = self.run, current
         assert run is not None
@@ -171,7 +173,7 @@ class Explorer:
     def _put(self, plan: Plan) -> Steps[None]:
         self._current = yield Deploy(plan)
 
-    def _ask(self, view: PlanView, rolled: Rolled) -> Steps[None]:
+    def _ask(self, view: PlanView, rolled: RolloutOutcome) -> Steps[None]:
         run = self.run
         assert run is not None
         # A way is found from what stands: in the middle of a rollout, for long enough, that is nothing to judge by.
@@ -179,7 +181,7 @@ class Explorer:
         if patient and (rolled[0] == RolloutState.APPLYING or leaving(view)):
             return
         view = replace(view, trigger=run.trigger.cause)
-        thought = yield Think(view, (yield NextSeed()), ask=True)
+        thought = yield CallPlanner(view, (yield NextSeed()), ask=True)
         if isinstance(thought.step, Decision):
             yield from self._decided(view, thought)
             return
@@ -193,9 +195,9 @@ class Explorer:
         else:
             why, run.phase = "", Phase.DEPLOY
         run.deployed = None
-        run.deployed = yield TryOut(view, run.trigger, thought, why)
+        run.deployed = yield RecordCandidate(view, run.trigger, thought, why)
         if why:
-            yield Wake()
+            yield WakeLoop()
         else:
             yield from self._deploy()
 
@@ -207,7 +209,7 @@ class Explorer:
         run.phase, run.settled_s = Phase.ROLL, math.inf
         yield from self._put(run.deployed)
 
-    def _rolling(self, view: PlanView, rolled: Rolled) -> Steps[None]:
+    def _rolling(self, view: PlanView, rolled: RolloutOutcome) -> Steps[None]:
         state, why = rolled
         if state == RolloutState.DONE:
             self._settle(self._at.now_s)
@@ -259,7 +261,7 @@ class Explorer:
         told = measuring.measured(view, self._windows, run.found, paid)
         yield from self._tell(view, MEASURED, "", told, ends_s)
         run.phase = Phase.ASK
-        yield Wake()
+        yield WakeLoop()
 
     # --- leaving a candidate ------------------------------------------------------------------------------------------
 
@@ -284,15 +286,15 @@ class Explorer:
         run.phase = Phase.BACK
         yield from self._put(replace(back, exploration=True, why=f"back from a candidate: {why}; {back.why}"))
 
-    def _went_back(self, rolled: Rolled) -> Steps[None]:
+    def _went_back(self, rolled: RolloutOutcome) -> Steps[None]:
         assert self.run is not None
         state, why = rolled
         if state == RolloutState.DONE:
             self.run.phase = Phase.ASK
-            yield Wake()
+            yield WakeLoop()
         elif state in ROLLED:  # the loop goes on to try
             self.run.phase = Phase.ASK
-            yield Say("the way back halted", {"why": why}, "warning")
+            yield Log("the way back halted", {"why": why}, "warning")
 
     # --- booking ------------------------------------------------------------------------------------------------------
 
@@ -314,8 +316,8 @@ class Explorer:
         one = run.now
         one.outcome, one.why, one.told = outcome, why, Measurement(results, *spent)
         yield from self._count(outcome)
-        yield Tell(one.candidate, one.told)
-        yield Evaluated(self._at.now_s, run.trigger, one.candidate, outcome, why, one.told, str(one))
+        yield TellPlanner(one.candidate, one.told)
+        yield CandidateEvaluated(self._at.now_s, run.trigger, one.candidate, outcome, why, one.told, str(one))
 
     def _charge(self, view: PlanView, until_s: float) -> Steps[tuple[float, float, int]]:
         """(seconds, joules, requests out of the SLO) since the last time; what is reported later is charged later."""
@@ -328,9 +330,9 @@ class Explorer:
         spent_s = max(0.0, until_s - run.charged_from_s)
         for totals in (run.totals, self.totals):
             totals.charge(spent_s, spent_j, violations)
-        yield Count("trefoil_exploration_seconds_total", spent_s)
-        yield Count("trefoil_exploration_joules_total", spent_j)
-        yield Count("trefoil_exploration_violations_total", violations)
+        yield AddMetric("trefoil_exploration_seconds_total", spent_s)
+        yield AddMetric("trefoil_exploration_joules_total", spent_j)
+        yield AddMetric("trefoil_exploration_violations_total", violations)
         run.charged_from_s = max(run.charged_from_s, until_s)
         run.windows_from_s = max(run.windows_from_s, measuring.span(found)[1])
         run.metered_from_s = max(run.metered_from_s, metered_s)
@@ -342,12 +344,12 @@ class Explorer:
         assert self.run is not None
         for totals in (self.run.totals, self.totals):
             totals.count(outcome)
-        yield Count("trefoil_evaluations_total", labels={"outcome": outcome})
+        yield AddMetric("trefoil_evaluations_total", labels={"outcome": outcome})
 
     def _cost(self, view: PlanView, starts_s: float, ends_s: float) -> measuring.Cost:
         return self._meter.cost([o.family for o in view.objectives], starts_s, ends_s, view.pue)
 
-    def _decided(self, view: PlanView, thought: Thought) -> Steps[None]:
+    def _decided(self, view: PlanView, thought: PlannerAnswer) -> Steps[None]:
         run = self.run
         assert run is not None
         yield from self._charge(view, self._at.now_s)
@@ -358,7 +360,7 @@ class Explorer:
             decision = replace(decision, plan=replace(keeps or fallback, degraded=decision.degraded))
         yield from self._close(DECIDED, decision.why)
         totals = json.dumps(run.totals.plain())
-        self._current = yield Conclude(view, run.trigger, thought, decision, {"exploration": totals})
+        self._current = yield ConcludeExploration(view, run.trigger, thought, decision, {"exploration": totals})
         if self._on_trial and fallback is not None:  # the planner's plan was refused
             yield from self._put(replace(fallback, exploration=False, why=f"{decision.why}; {fallback.why}"))
 
@@ -376,12 +378,12 @@ class Explorer:
         self.last = text(run, f"{outcome}: {why}")
         self.run = None
         self._hold(math.inf)
-        yield Remember()
+        yield SavePlannerMemory()
         yield Save(TOTALS, self.totals.plain())
-        yield Count("trefoil_exploring", 0, gauge=True)
-        yield Count("trefoil_explorations_total", labels={"outcome": outcome})
+        yield AddMetric("trefoil_exploring", 0, gauge=True)
+        yield AddMetric("trefoil_explorations_total", labels={"outcome": outcome})
         fields: dict[str, Any] = {"outcome": outcome, "why": why, **run.totals.plain()}
-        yield Say("exploration ended", fields)
+        yield Log("exploration ended", fields)
 
     def _hold(self, from_s: float) -> None:
         self._windows.hold_from_s = from_s

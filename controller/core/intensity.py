@@ -3,7 +3,8 @@
 Source: the feed's ladder (`trefoil.core.carbon.Rung`); what is done with it ours.
 Data: the reading in force, the last one on a rung that may be planned by, the forecast in force; the settings
 `carbon.rungs_refused`, `carbon.static_g_per_kwh`, `carbon.forecast_age_share_max`.
-Decision: `Held`, the reading to plan by and why not the one in force; a forecast, or one without bands that says why.
+Decision: `PlannableReading`, the reading to plan by and why not the one in force; a forecast, or one without bands that
+says why.
 Formulation: a reading on a refused rung starts no decision, and decisions that something else starts are made on the
 last reading of an allowed rung, however old: its own value, rung and times, with the reason. Where there never was one
 the configured value stands in, as something has to serve. A forecast is refused when it is of another series, issued in
@@ -25,7 +26,7 @@ EARLY_S: Final = 5.0  # by how much the clocks of two machines may differ
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PlannableReading:
     """The reading to plan by. `rung`: the name of the refused rung in force, "" = none is; `why` in words."""
 
     reading: CarbonReading
@@ -69,11 +70,11 @@ def held(
     refused: Set[str],
     static_g_per_kwh: float,
     now_s: float,
-) -> Held:
+) -> PlannableReading:
     """The reading to plan by: the one in force, or the last one whose rung is allowed."""
     rung = rung_name(in_force.rung)
     if rung not in refused:
-        return Held(in_force)
+        return PlannableReading(in_force)
     because = f" ({in_force.fallback_reason})" if in_force.fallback_reason else ""
     why = f"rung {rung} in force{because} is refused by carbon.rungs_refused"
     if last is None:
@@ -84,7 +85,7 @@ def held(
         age_s = max(0.0, now_s - last.ends_at_s)
         since = f", which ended {age_s:.0f} s ago" if age_s > 0 else ""
         why = f"{why}; planned by the last reading on rung {rung_name(last.rung)}{since}"
-    return Held(replace(reading, fallback_reason=why), rung, why)
+    return PlannableReading(replace(reading, fallback_reason=why), rung, why)
 
 
 def refusal(forecast: CarbonForecast, series: Series, now_s: float, age_share_max: float = math.inf) -> str:

@@ -2,7 +2,7 @@
 
 Data: the load windows of all workers that began after the candidate was in place, the energy samples of all devices.
 Decision: a `Measurement`, or why a measurement has to be broken off.
-Formulation: latency, attainment and accuracy are those of `Windows.measured_in`; the interval is that from the first
+Formulation: latency, attainment and accuracy are those of `LoadWindows.measured_in`; the interval goes from the first
 window's start to the last one's end, and joules and grams are the part of every sample that lies in it, idle and sleep
 included, over the requests answered in it. backlog = arrived - ended; p95 and backlog are bounded, so that a plan that
 cannot carry the load is left long before a request is lost.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
 
-from controller.core.windows import Windows
+from controller.core.windows import LoadWindows
 from trefoil.core.accounting import by_family, reading_at
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonReading
@@ -110,7 +110,7 @@ def metered_until_s(samples: Iterable[EnergySample], devices: Iterable[str]) -> 
     return min(ends.values(), default=math.inf)
 
 
-def measured(view: PlanView, windows: Windows, found: Sequence[LoadWindow], paid: Cost) -> tuple[Measured, ...]:
+def measured(view: PlanView, windows: LoadWindows, found: Sequence[LoadWindow], paid: Cost) -> tuple[Measured, ...]:
     """What each family with an objective got in these windows."""
     starts_s, ends_s = span(found)
     results = []

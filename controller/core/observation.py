@@ -12,9 +12,9 @@ from functools import lru_cache
 from operator import attrgetter, is_
 from typing import Protocol
 
-from controller.core.intensity import Held, aged, cut, held, refusal, rung_name, unread, without_bands
+from controller.core.intensity import PlannableReading, aged, cut, held, refusal, rung_name, unread, without_bands
 from controller.core.usable import profiled, unplannable
-from controller.core.windows import Windows, nobody
+from controller.core.windows import LoadWindows, nobody
 from controller.forecasters.last_max import poisson_quantile
 from controller.settings import ControllerSettings
 from trefoil.core.brains import Forecaster, PlanView
@@ -32,7 +32,7 @@ RUNG_NORMAL, RUNG_CARRIED = int(Rung.NORMAL), int(Rung.CARRIED)
 
 
 @dataclass(slots=True)
-class Inputs:
+class LatestInputs:
     """The last value of everything read, kept when Redis or its writer is down."""
 
     nodes: dict[str, NodeStatus] = field(default_factory=dict)
@@ -72,8 +72,8 @@ class Observation:
     ) -> None:
         """Nothing is known yet. `on_window` is told each load window once."""
         self._settings, self._keys, self.catalog, self._forecaster = settings, keys, catalog, forecaster
-        self.inputs = Inputs(carbon_history=deque(maxlen=settings.carbon.history_max))
-        self.windows = Windows(settings.windows, on_window)
+        self.inputs = LatestInputs(carbon_history=deque(maxlen=settings.carbon.history_max))
+        self.windows = LoadWindows(settings.windows, on_window)
         self._started_at_s = now_s
         self._arrived: set[str] = set()
         self._demand: dict[str, Demand] = {}
@@ -106,11 +106,11 @@ class Observation:
             return unread(self._settings.carbon.series, self._settings.carbon.static_g_per_kwh, now_s)
         return aged(reading, now_s, self._settings.carbon_stale_intervals)
 
-    def held(self, now_s: float) -> Held:
+    def held(self, now_s: float) -> PlannableReading:
         """The reading to plan by, and why it is not the one in force where that stands on a refused rung."""
         in_force = self.carbon(now_s)
         if not self._refused:
-            return Held(in_force)
+            return PlannableReading(in_force)
         static = self._settings.carbon.static_g_per_kwh
         return held(in_force, self.inputs.carbon_allowed, self._refused, static, now_s)
 

@@ -42,7 +42,7 @@ Kind = tuple[str, str, str, str]  # device type, slice type, family, variant
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class EnergyLine:
     """Profile estimate of one request [J]: request_j + item_j x items."""
 
     request_j: float = 0.0
@@ -50,11 +50,11 @@ class Line:
     basis: Basis = Basis.NONE
 
 
-NO_PROFILE: Final = Line()  # its "joules" are items, its ratio joules per item
+NO_PROFILE: Final = EnergyLine()  # its "joules" are items, its ratio joules per item
 
 
 @dataclass(slots=True)
-class Ratio:
+class MeteredRatio:
     """Metered over estimated, recent answers first."""
 
     metered_j: float = 0.0
@@ -114,7 +114,7 @@ class _Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedSample:
     """What a family's slices drew for it in one sample [J], and what the receipts of the same time say."""
 
     family: str
@@ -133,12 +133,12 @@ class Receipts:
             if not row.stage and not row.cohosted:
                 kind = (row.device_type, row.slice_type, row.family, row.variant)
                 self._rows.setdefault(kind, []).append(row)
-        self._lines: dict[tuple[Kind, int], Line] = {}
+        self._lines: dict[tuple[Kind, int], EnergyLine] = {}
         self._devices: dict[str, _Device] = {}
         self._types: dict[str, DeviceStatus] = {}
         self._reported: dict[tuple[str, int], float] = {}
-        self._ratios: dict[Key, Ratio] = {}
-        self._kinds: dict[Kind, Ratio] = {}
+        self._ratios: dict[Key, MeteredRatio] = {}
+        self._kinds: dict[Kind, MeteredRatio] = {}
 
     def nodes(self, nodes: Iterable[NodeStatus]) -> None:
         """Which type every device is of, and at which clock it is held."""
@@ -162,13 +162,13 @@ class Receipts:
         device.metered, device.simulated = sample.method not in UNMEASURED, sample.simulated
         device.samples.append(sample)
 
-    def join(self, now_s: float) -> list[Joined]:
+    def join(self, now_s: float) -> list[JoinedSample]:
         """Join every sample whose answers have all been reported."""
         newest_s = max(self._reported.values(), default=-math.inf)
         self._reported = {w: s for w, s in self._reported.items() if s > newest_s - SAMPLE_WAIT_S}
         live = [at_s for at_s in self._reported.values() if at_s > newest_s - WORKER_WAIT_S]
         reported_s = min(live, default=-math.inf)
-        found: list[Joined] = []
+        found: list[JoinedSample] = []
         for device in self._devices.values():
             known_s = max(reported_s, now_s - WORKER_WAIT_S) - device.early_s
             while device.samples and device.samples[0].ends_at_s <= known_s:
@@ -187,7 +187,7 @@ class Receipts:
                     found.append(rate)
         return tuple(found)
 
-    def _join(self, device: _Device, sample: EnergySample) -> Iterator[Joined]:
+    def _join(self, device: _Device, sample: EnergySample) -> Iterator[JoinedSample]:
         for piece in device.pieces:
             piece.cut(sample.starts_at_s)  # served while nothing was metered: a gap, which is not interpolated
         taken = [piece.cut(sample.ends_at_s) for piece in device.pieces]
@@ -209,7 +209,7 @@ class Receipts:
             sums[0] += metered[key]
             sums[1] += sum(piece.receipt_j for piece in served)
         for family, (active_j, receipt_j) in sorted(families.items()):
-            yield Joined(family, sample.ends_at_s, active_j, receipt_j)
+            yield JoinedSample(family, sample.ends_at_s, active_j, receipt_j)
 
     def _learn(self, key: Key, metered_j: float, served: Iterable[_Piece], at_s: float) -> None:
         line = self._line(key)
@@ -220,7 +220,10 @@ class Receipts:
         estimated_j = line.request_j * answered + line.item_j * items
         if not metered_j and not estimated_j:
             return
-        for ratio in (self._ratios.setdefault(key, Ratio()), self._kinds.setdefault(self._kind(key), Ratio())):
+        for ratio in (
+            self._ratios.setdefault(key, MeteredRatio()),
+            self._kinds.setdefault(self._kind(key), MeteredRatio()),
+        ):
             ratio.add(metered_j, estimated_j, items, at_s, self._memory_s)
 
     def _rate(self, key: Key, device: _Device) -> ReceiptRate | None:
@@ -264,7 +267,7 @@ class Receipts:
         status = self._types.get(key[0].device)
         return (status.type if status is not None else "", key[0].slice_type, key[1], key[2])
 
-    def _line(self, key: Key) -> Line:
+    def _line(self, key: Key) -> EnergyLine:
         status = self._types.get(key[0].device)
         held = status.clock_lease.max_mhz if status is not None and status.clock_lease is not None else 0
         kind = self._kind(key)
@@ -277,7 +280,7 @@ class Receipts:
         return self._devices.setdefault(device, _Device())
 
 
-def line_of(rows: Iterable[ProfileRow], clock_mhz: int = 0) -> Line:
+def line_of(rows: Iterable[ProfileRow], clock_mhz: int = 0) -> EnergyLine:
     """Energy over items, of the rows of one variant on one slice type, at a clock (0 = the highest profiled)."""
     known = sorted(rows, key=lambda row: row.batch)
     if not known:
@@ -294,16 +297,16 @@ def line_of(rows: Iterable[ProfileRow], clock_mhz: int = 0) -> Line:
     if high.batch > low.batch:
         slope = (high.energy_active_j_per_batch - low.energy_active_j_per_batch) / (high.batch - low.batch)
         if 0.0 <= slope <= item_j:
-            return Line(low.energy_active_j_per_batch - slope * low.batch, slope, basis)
-    return Line(0.0, item_j, basis)
+            return EnergyLine(low.energy_active_j_per_batch - slope * low.batch, slope, basis)
+    return EnergyLine(0.0, item_j, basis)
 
 
-def summed(found: Iterable[Joined]) -> list[Joined]:
+def summed(found: Iterable[JoinedSample]) -> list[JoinedSample]:
     """One for each family, at the time of its last."""
-    total: dict[str, Joined] = {}
+    total: dict[str, JoinedSample] = {}
     for each in found:
-        old = total.get(each.family, Joined(each.family, each.ends_at_s, 0.0, 0.0))
-        total[each.family] = Joined(
+        old = total.get(each.family, JoinedSample(each.family, each.ends_at_s, 0.0, 0.0))
+        total[each.family] = JoinedSample(
             each.family,
             max(old.ends_at_s, each.ends_at_s),
             old.active_j + each.active_j,

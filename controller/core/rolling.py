@@ -12,22 +12,22 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from controller.core.effects import (
-    Announce,
-    AskAgents,
-    Command,
-    FindWay,
-    Instant,
-    Look,
+    CommandNode,
+    CoreTime,
+    FindPath,
+    Log,
+    NotifyWatchers,
     Publish,
+    QueryAgents,
+    RefreshStatuses,
     Save,
-    Say,
     Steps,
-    Timed,
+    TimeMetric,
     Wait,
-    Wake,
+    WakeLoop,
 )
 from controller.core.observation import Observation
-from controller.core.rollout import Devices, Standing, Step, Way
+from controller.core.rollout import Devices, FleetSnapshot, RolloutPath, Step
 from controller.core.terms import best_way, early, standing
 from controller.settings import RolloutSettings
 from trefoil.core import errors
@@ -44,26 +44,26 @@ class Superseded(Exception):
     """A newer plan is waiting; raised only where a rollout may be left."""
 
 
-class Stuck(Exception):
+class StepTimeout(Exception):
     """Something that a step waits for does not happen."""
 
 
-class Spending(Protocol):
+class MoveMeter(Protocol):
     """What moves have cost."""
 
     @property
     def unallocated_j(self) -> float: ...
 
 
-class Rollouts:
+class RolloutExecutor:
     """One rollout at a time; what the one before has published and commanded."""
 
     def __init__(
         self,
         settings: RolloutSettings,
         seen: Observation,
-        spending: Spending,
-        at: Instant,
+        spending: MoveMeter,
+        at: CoreTime,
         published: Plan | None = None,
         commanded: Mapping[str, NodePlan] | None = None,
     ) -> None:
@@ -119,14 +119,14 @@ class Rollouts:
             ended = yield from self._roll(plan, view())
         except errors.Fenced as error:
             self.under_way = False
-            yield Say("rollout ended: the role was lost", {"error": str(error)}, "warning")
+            yield Log("rollout ended: the role was lost", {"error": str(error)}, "warning")
             return
         self.under_way = False
         if ended.state == RolloutState.HALTED:
             self._retry_at_s = self._at.monotonic_s + self._settings.retry_s
         if ended.state == RolloutState.DONE:
-            yield Timed("trefoil_rollout_duration_seconds", self._at.monotonic_s - started_s)
-        yield Wake()
+            yield TimeMetric("trefoil_rollout_duration_seconds", self._at.monotonic_s - started_s)
+        yield WakeLoop()
 
     def _roll(self, target: Plan, view: PlanView) -> Steps[Rollout]:
         """One rollout; its last state. While slices start, those that are READY already help if the load needs them."""
@@ -135,7 +135,7 @@ class Rollouts:
         self.rollout = Rollout(target.revision, RolloutState.APPLYING, since_s=self._at.now_s)
         try:
             yield from self._renew_statuses()
-            way: Way = yield FindWay(view, self._stands(), target)
+            way: RolloutPath = yield FindPath(view, self._stands(), target)
             self.rollout = replace(
                 self.rollout,
                 steps=len(way.steps),
@@ -153,7 +153,7 @@ class Rollouts:
             return (yield from self._finish(RolloutState.DONE, way.why, spent_j))
         except Superseded:
             return (yield from self._finish(RolloutState.SUPERSEDED, "a newer plan takes over"))
-        except (errors.Unavailable, errors.InvalidInput, Stuck) as error:
+        except (errors.Unavailable, errors.InvalidInput, StepTimeout) as error:
             return (yield from self._finish(RolloutState.HALTED, str(error)))
 
     # --- one step -----------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Rollouts:
         if routes is not None:
             yield from self._publish(target, routes, RolloutState.WAITING_READY, "early")
 
-    def _stands(self) -> Standing:
+    def _stands(self) -> FleetSnapshot:
         routes = self.published.routes if self.published is not None else ()
         return standing(self._seen.fleet(self._at.now_s), self.commanded, routes)
 
@@ -201,8 +201,8 @@ class Rollouts:
         self.published = plan
         yield Save("published", plan)
         fields = {"name": name, "revision": str(plan.revision), "of": self.rollout.steps, "state": state.name}
-        yield Say("rollout step", fields)
-        yield Announce()
+        yield Log("rollout step", fields)
+        yield NotifyWatchers()
         return plan.revision
 
     def _command(self, devices: Devices, revision: Revision) -> Steps[None]:
@@ -216,12 +216,12 @@ class Rollouts:
             if node.node in self._confirmed and before is not None and _same(before, mine):
                 continue
             plan = sealed(NodePlan(node=node.node, devices=mine), revision)
-            changed = yield Command(node, plan)
+            changed = yield CommandNode(node, plan)
             self._confirmed.add(node.node)
             self.commanded[node.node] = plan
             yield Save("commanded", list(self.commanded.values()))
             yield from self._written(Publish(node=plan))
-            yield Say("node plan", {"node": node.node, "revision": str(revision), "changed": changed})
+            yield Log("node plan", {"node": node.node, "revision": str(revision), "changed": changed})
 
     def _until_left(self, revision: Revision, drained: frozenset[SliceKey]) -> Steps[None]:
         """Every live worker routes by this table; then nothing is in flight on what leaves."""
@@ -266,7 +266,7 @@ class Rollouts:
         why = ""
         while True:
             try:
-                yield Look()
+                yield RefreshStatuses()
                 why = missing()
                 if not why:
                     return
@@ -279,8 +279,8 @@ class Rollouts:
                 yield from beside()
             if self._at.monotonic_s >= deadline_s:
                 if give_up:
-                    raise Stuck(f"not {what} after {timeout_s:g} s: {why}")
-                yield Say("going on without", {"waited_s": timeout_s, "why": why}, "warning")
+                    raise StepTimeout(f"not {what} after {timeout_s:g} s: {why}")
+                yield Log("going on without", {"waited_s": timeout_s, "why": why}, "warning")
                 return
             yield Wait(deadline_s)
 
@@ -291,24 +291,24 @@ class Rollouts:
                 yield write
                 return
             except errors.StateUnavailable as error:
-                yield Say("rollout waits for Redis", {"error": str(error)}, "warning")
+                yield Log("rollout waits for Redis", {"error": str(error)}, "warning")
             self._leave_if_superseded()
             yield Wait()
 
     def _say(self, state: RolloutState) -> Steps[None]:
         self.rollout = replace(self.rollout, state=state)
         yield from self._written(Publish(rollout=self.rollout))
-        yield Announce()
+        yield NotifyWatchers()
 
     def _finish(self, state: RolloutState, why: str, spent_j: float = 0.0) -> Steps[Rollout]:
         self.rollout = replace(self.rollout, state=state, why=why, spent_j=spent_j)
         try:
             yield Publish(rollout=self.rollout)
         except (errors.StateUnavailable, errors.Fenced) as error:
-            yield Say("end of the rollout not written", {"error": str(error)}, "warning")
+            yield Log("end of the rollout not written", {"error": str(error)}, "warning")
         fields = {"target": str(self.rollout.target), "state": state.name, "why": why}
-        yield Say("rollout ended", fields, "warning" if state == RolloutState.HALTED else "info")
-        yield Announce()
+        yield Log("rollout ended", fields, "warning" if state == RolloutState.HALTED else "info")
+        yield NotifyWatchers()
         return self.rollout
 
     def _leave_if_superseded(self) -> None:
@@ -318,10 +318,10 @@ class Rollouts:
     def _renew_statuses(self) -> Steps[None]:
         """What agents were commanded a moment ago may not have been read yet: ask them."""
         fleet = self._seen.fleet(self._at.now_s)
-        yield AskAgents({n.node: n for n in fleet.nodes if n.node in self.commanded and n.node not in fleet.stale})
+        yield QueryAgents({n.node: n for n in fleet.nodes if n.node in self.commanded and n.node not in fleet.stale})
 
 
-def find_way(asked: FindWay) -> Way:
+def find_path(asked: FindPath) -> RolloutPath:
     """The steps to a plan, as every shell finds them."""
     return best_way(asked.view, asked.stands, asked.plan)
 

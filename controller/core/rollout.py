@@ -21,7 +21,15 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from controller.core.shares import NEED_TOLERANCE, Terms, capacity_of, draining, routed_capacity, serving, shares
+from controller.core.shares import (
+    NEED_TOLERANCE,
+    RolloutInputs,
+    capacity_of,
+    draining,
+    routed_capacity,
+    serving,
+    shares,
+)
 from trefoil.core.fleet import DeviceState, SliceKey
 from trefoil.core.plan import Plan, PlannedDevice, PlannedSlice, Route
 
@@ -31,7 +39,7 @@ UNITS_MAX: Final = 48  # a larger fleet is changed in bundles: the search for a 
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class FleetSnapshot:
     """What stands now. `ready` serves; `present` occupies its place (also starting, draining, failed).
 
     Devices in `fixed` may not be touched (lost, or their node is stale); those in `closed` take in nothing new.
@@ -57,7 +65,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class RolloutPath:
     """The steps to the target, or `halted` with the reason in `why` and no steps.
 
     `waits` says what of the target cannot be touched now: the steps lead past it, and it is to be tried again.
@@ -81,7 +89,7 @@ class Way:
         return any(step.ready or step.drained for step in self.steps) or any(s.name == "sleep" for s in self.steps)
 
 
-def way(standing: Standing, target: Plan, terms: Terms) -> Way:
+def way(standing: FleetSnapshot, target: Plan, terms: RolloutInputs) -> RolloutPath:
     """The steps from what stands to the target. Devices that the target does not name are left as they are."""
     floor = dict(terms.needs)
     planned = {d.device: d for node in target.nodes for d in node.devices}
@@ -91,26 +99,28 @@ def way(standing: Standing, target: Plan, terms: Terms) -> Way:
     moved = [name for name in sorted(goal) if _differs(standing, name, goal[name])]
     waits = _waits(standing, planned)
     if not moved:
-        (settle,) = _Path(standing, target, goal, terms).settled(waits)
+        (settle,) = _PathBuilder(standing, target, goal, terms).settled(waits)
         settle = replace(settle, devices=goal)  # alike, but for what no slice is restarted for
-        return Way((settle,), "only the shares change: nothing to start or stop", floor_per_s=floor, waits=waits)
+        return RolloutPath(
+            (settle,), "only the shares change: nothing to start or stop", floor_per_s=floor, waits=waits
+        )
     refused = ""
     for name, waypoints in _ways(standing, goal, moved, terms):
-        path = _Path(standing, target, goal, terms)
+        path = _PathBuilder(standing, target, goal, terms)
         if all(path.batches(waypoint) for waypoint in waypoints):
-            return Way(tuple(path.settled(waits)), name, floor_per_s=floor, waits=waits)
+            return RolloutPath(tuple(path.settled(waits)), name, floor_per_s=floor, waits=waits)
         refused = refused or path.refused
-    return Way((), f"no order of steps keeps the capacity that the load needs: {refused}", True, floor)
+    return RolloutPath((), f"no order of steps keeps the capacity that the load needs: {refused}", True, floor)
 
 
-def _waits(standing: Standing, planned: Devices) -> str:
+def _waits(standing: FleetSnapshot, planned: Devices) -> str:
     """Devices that the target wants otherwise than they stand, and that may not be touched now."""
     names = [n for n in sorted(planned) if n in standing.fixed and n in standing.devices]
     differ = [name for name in names if _differs(standing, name, planned[name])]
     return f"{', '.join(differ)} cannot be changed now: lost, or nothing is heard of its agent" if differ else ""
 
 
-def _underway(standing: Standing, device: PlannedDevice, planned: Devices) -> PlannedDevice:
+def _underway(standing: FleetSnapshot, device: PlannedDevice, planned: Devices) -> PlannedDevice:
     """What serves on a device, and what is on its way there and still wanted."""
     parts = {k: p for k, p in standing.ready.items() if k.device == device.device}
     if device.device in planned:
@@ -119,7 +129,7 @@ def _underway(standing: Standing, device: PlannedDevice, planned: Devices) -> Pl
     return replace(device, slices=tuple(parts[k] for k in sorted(parts)))
 
 
-def _differs(standing: Standing, name: str, goal: PlannedDevice) -> bool:
+def _differs(standing: FleetSnapshot, name: str, goal: PlannedDevice) -> bool:
     if not _alike(standing.devices[name], goal):
         return True
     wanted = {part.key: part for part in goal.slices}
@@ -141,7 +151,9 @@ def _variants(part: PlannedSlice | None) -> tuple[tuple[str, str, int], ...]:
     return tuple(sorted((h.family, h.variant, h.stage) for h in part.hosted)) if part else ()
 
 
-def _ways(standing: Standing, goal: Devices, moved: list[str], terms: Terms) -> Iterator[tuple[str, list[Devices]]]:
+def _ways(
+    standing: FleetSnapshot, goal: Devices, moved: list[str], terms: RolloutInputs
+) -> Iterator[tuple[str, list[Devices]]]:
     """Waypoints that end in the goal, cheapest first."""
     yield "in the fewest steps that keep the capacity", [goal]
     surges = list(_surges(standing, goal, moved, terms))
@@ -158,7 +170,9 @@ def _ways(standing: Standing, goal: Devices, moved: list[str], terms: Terms) -> 
         )
 
 
-def _surges(standing: Standing, goal: Devices, moved: list[str], terms: Terms) -> Iterator[tuple[str, PlannedDevice]]:
+def _surges(
+    standing: FleetSnapshot, goal: Devices, moved: list[str], terms: RolloutInputs
+) -> Iterator[tuple[str, PlannedDevice]]:
     """For a device that is rebuilt, a device that sleeps before and after, with the target's slices of the first."""
     busy = {key.device for key in standing.present} | standing.fixed | standing.closed
     spare = [name for name in sorted(goal) if name not in busy and not goal[name].slices]
@@ -172,7 +186,7 @@ def _surges(standing: Standing, goal: Devices, moved: list[str], terms: Terms) -
                 break
 
 
-def _lighter(devices: Devices, terms: Terms, fixed: frozenset[str]) -> Devices:
+def _lighter(devices: Devices, terms: RolloutInputs, fixed: frozenset[str]) -> Devices:
     """The same slices with their fastest variants."""
     return {
         name: device if name in fixed else replace(device, slices=tuple(terms.fastest(part) for part in device.slices))
@@ -248,10 +262,10 @@ class _Change(NamedTuple):
     slower: set[SliceKey]
 
 
-class _Path:
+class _PathBuilder:
     """Steps taken so far, and what would stand after them."""
 
-    def __init__(self, standing: Standing, target: Plan, goal: Devices, terms: Terms) -> None:
+    def __init__(self, standing: FleetSnapshot, target: Plan, goal: Devices, terms: RolloutInputs) -> None:
         self._target, self._terms = target, terms
         self._devices: dict[str, PlannedDevice] = dict(standing.devices)
         self._ready: dict[SliceKey, PlannedSlice] = dict(standing.ready)

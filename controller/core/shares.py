@@ -17,7 +17,7 @@ NEED_TOLERANCE: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RolloutInputs:
     """What a rollout has to respect, as functions so that it knows no profile.
 
     `capacity(family, device, slice_type, variant, count)` is the rate of a pool of equal slices [1/s];
@@ -33,7 +33,7 @@ class Terms:
 
 
 def routed_capacity(
-    routes: tuple[Route, ...], ready: Mapping[SliceKey, PlannedSlice], terms: Terms
+    routes: tuple[Route, ...], ready: Mapping[SliceKey, PlannedSlice], terms: RolloutInputs
 ) -> dict[str, float]:
     """Capacity of what is routed to and ready, per family [1/s]."""
     found: dict[str, float] = {}
@@ -43,7 +43,7 @@ def routed_capacity(
     return found
 
 
-def capacity_of(family: str, live: Iterable[PlannedSlice], terms: Terms) -> float:
+def capacity_of(family: str, live: Iterable[PlannedSlice], terms: RolloutInputs) -> float:
     pools: dict[tuple[str, str], int] = {}
     example: dict[tuple[str, str], str] = {}
     for part in live:
@@ -83,7 +83,7 @@ def draining(route: Route, leaving: Mapping[SliceKey, PlannedSlice]) -> Route:
 def shares(
     target: Plan,
     ready: Mapping[SliceKey, PlannedSlice],
-    terms: Terms,
+    terms: RolloutInputs,
     standing: tuple[Route, ...],
     slow: Mapping[SliceKey, PlannedSlice] | None = None,
 ) -> tuple[Route, ...]:
@@ -151,7 +151,7 @@ def _target(planned: RouteTarget, variant: str, weight: float) -> RouteTarget:
     return replace(planned, variant=variant, weight=weight, draining=False)
 
 
-def _limits(family: str, parts: Mapping[SliceKey, PlannedSlice], terms: Terms) -> dict[SliceKey, float]:
+def _limits(family: str, parts: Mapping[SliceKey, PlannedSlice], terms: RolloutInputs) -> dict[SliceKey, float]:
     """Each slice's part of its pool's capacity [1/s]."""
     pools: dict[tuple[str, str], list[SliceKey]] = {}
     for key, part in parts.items():
@@ -168,7 +168,7 @@ def _carries(
     weights: Mapping[SliceKey, float],
     limits: Mapping[SliceKey, float],
     parts: Mapping[SliceKey, PlannedSlice],
-    terms: Terms,
+    terms: RolloutInputs,
 ) -> bool:
     """Whether these shares of the need overload no class."""
     total = sum(weights.values())

@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from controller.core.rollout import Standing, Way, way
-from controller.core.shares import Terms, draining, routed_capacity, shares
+from controller.core.rollout import FleetSnapshot, RolloutPath, way
+from controller.core.shares import RolloutInputs, draining, routed_capacity, shares
 from controller.core.usable import mig_off
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, ProfileRow
@@ -32,7 +32,7 @@ Rows = dict[tuple[str, str, str, str], ProfileRow]
 AWAKE_STATES: Final = (DeviceState.AWAKE, DeviceState.WAKING)
 
 
-def terms(view: PlanView, relaxed: bool = False) -> Terms:
+def terms(view: PlanView, relaxed: bool = False) -> RolloutInputs:
     """The terms of a rollout decided on this view."""
     types = {d.device: d.type for node in view.fleet.nodes for d in node.devices}
     objectives = {o.family: o for o in view.objectives}
@@ -63,7 +63,7 @@ def terms(view: PlanView, relaxed: bool = False) -> Terms:
             routed = [t.slice for t in route.targets if not t.draining]
             whole = sum(_compute_slices(types.get(key.device, ""), key.slice_type) for key in routed)
             needs[route.family] = UNPROFILED_SHARE * whole
-    return Terms(
+    return RolloutInputs(
         needs=needs,
         capacity=capacity,
         swappable=lambda old, new: _fits(view.catalog, types, old, new),
@@ -123,7 +123,7 @@ def _fits(catalog: Catalog, types: dict[str, str], old: PlannedSlice, new: Plann
     return CONTEXT_MIB + sum(catalog.family(f).variant(v).memory_mib for f, v in names) <= memory_mib
 
 
-def standing(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple[Route, ...]) -> Standing:
+def standing(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple[Route, ...]) -> FleetSnapshot:
     """What stands, by what the agents report; `commanded` only fills in what they cannot report (clocks, limits)."""
     devices: dict[str, PlannedDevice] = {}
     ready: dict[SliceKey, PlannedSlice] = {}
@@ -147,7 +147,7 @@ def standing(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple
                 devices[status.device] = base
             if status.slices and status.state != DeviceState.LOST:
                 _slices(status, base, ready, present)
-    return Standing(devices, ready, frozenset(present), routes, frozenset(fixed), frozenset(closed))
+    return FleetSnapshot(devices, ready, frozenset(present), routes, frozenset(fixed), frozenset(closed))
 
 
 @lru_cache(maxsize=1024)
@@ -177,7 +177,7 @@ def impossible(view: PlanView, plan: Plan) -> str:
     return found.why if found.halted else ""
 
 
-def early(view: PlanView, stands: Standing, plan: Plan) -> tuple[Route, ...] | None:
+def early(view: PlanView, stands: FleetSnapshot, plan: Plan) -> tuple[Route, ...] | None:
     """Routes that take in what is READY already, when what is routed now does not carry the load; else None."""
     rules = terms(view)
     now = routed_capacity(stands.routes, stands.ready, rules)
@@ -194,12 +194,12 @@ def early(view: PlanView, stands: Standing, plan: Plan) -> tuple[Route, ...] | N
     return tuple(draining(route, gone) for route in routes)
 
 
-class _Asked:
+class _PathKey:
     """What a way depends on, as the key of a memo: plans are asked for once before they are decided, and once after."""
 
     __slots__ = ("_hash", "key", "plan", "stands", "view")
 
-    def __init__(self, view: PlanView, stands: Standing, plan: Plan) -> None:
+    def __init__(self, view: PlanView, stands: FleetSnapshot, plan: Plan) -> None:
         self.view, self.stands, self.plan = view, stands, plan
         demand = tuple((d.family, d.rate_per_s, d.gap_scv) for d in view.demand)
         wanted = tuple((o.family, o.slo_ms, o.slo_quantile, o.hard_min_accuracy) for o in view.objectives)
@@ -214,16 +214,16 @@ class _Asked:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and self.view.catalog is other.view.catalog and self.key == other.key
+        return isinstance(other, _PathKey) and self.view.catalog is other.view.catalog and self.key == other.key
 
 
-def best_way(view: PlanView, stands: Standing, plan: Plan) -> Way:
+def best_way(view: PlanView, stands: FleetSnapshot, plan: Plan) -> RolloutPath:
     """The way under the SLO's capacities, else one on which requests at least do not pile up."""
-    return _best_way(_Asked(view, stands, plan))
+    return _best_way(_PathKey(view, stands, plan))
 
 
 @lru_cache(maxsize=64)
-def _best_way(asked: _Asked) -> Way:
+def _best_way(asked: _PathKey) -> RolloutPath:
     view, stands, plan = asked.view, asked.stands, asked.plan
     strict = way(stands, plan, terms(view))
     if not strict.halted:

@@ -63,7 +63,7 @@ class Thresholds:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeFor:
+class PlanBasis:
     """What the plan in force was decided on."""
 
     at_s: float
@@ -77,7 +77,7 @@ class MadeFor:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class HoldTimers:
     """Since when each patient condition holds, by its name; a condition that stops holding is forgotten."""
 
     since_s: Mapping[str, float] = field(default_factory=dict)
@@ -91,9 +91,9 @@ class Trigger:
     why: str
 
 
-def made_for(view: PlanView, plan: Plan, next_tick_at_s: float) -> MadeFor:
+def plan_basis(view: PlanView, plan: Plan, next_tick_at_s: float) -> PlanBasis:
     """What a plan decided on this view was made for."""
-    return MadeFor(
+    return PlanBasis(
         at_s=view.now_s,
         intensity_g_per_kwh=view.carbon.intensity_g_per_kwh,
         demand={d.family: d for d in view.demand},
@@ -107,15 +107,15 @@ def made_for(view: PlanView, plan: Plan, next_tick_at_s: float) -> MadeFor:
 
 def evaluate(
     view: PlanView,
-    last: MadeFor | None,
-    memory: Memory,
+    last: PlanBasis | None,
+    memory: HoldTimers,
     thresholds: Thresholds,
     allowed: Iterable[str],
     rolling: bool = False,
-) -> tuple[Trigger | None, Memory]:
+) -> tuple[Trigger | None, HoldTimers]:
     """The most urgent trigger, and the memory for the next call. `rolling`: a rollout is under way."""
     if last is None or view.current is None:
-        return Trigger("start", "no plan is in force"), Memory()
+        return Trigger("start", "no plan is in force"), HoldTimers()
     causes = ALWAYS | set(allowed)
     found: list[Trigger] = []
     holding: dict[str, tuple[float, Trigger]] = {}
@@ -134,7 +134,7 @@ def evaluate(
     since = {name: memory.since_s.get(name, view.now_s) for name in holding}
     found += [t for name, (hold_s, t) in holding.items() if view.now_s - since[name] >= hold_s]
     found = sorted((t for t in found if t.cause in causes), key=lambda t: CAUSES.index(t.cause))
-    return (found[0] if found else None), Memory(since)
+    return (found[0] if found else None), HoldTimers(since)
 
 
 def _lost(view: PlanView, plan: Plan) -> Mapping[SliceKey, SliceState]:
@@ -150,7 +150,7 @@ def _lost_of(fleet: Same[FleetState], nodes: Same[tuple[NodePlan, ...]]) -> Mapp
     return {key: states.get(key, SliceState.GONE) for key in wanted if states.get(key, SliceState.GONE) in bad}
 
 
-def _losses(view: PlanView, plan: Plan, last: MadeFor, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
+def _losses(view: PlanView, plan: Plan, last: PlanBasis, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
     hold_s = thresholds.loss_hold_s
     return {
         f"loss:{key.name}": (hold_s, Trigger("loss", f"slice {key.name} of the plan is {state.name} for {hold_s:g} s"))
@@ -159,7 +159,7 @@ def _losses(view: PlanView, plan: Plan, last: MadeFor, thresholds: Thresholds) -
     }
 
 
-def _devices(view: PlanView, last: MadeFor) -> list[Trigger]:
+def _devices(view: PlanView, last: PlanBasis) -> list[Trigger]:
     now = usable_devices(view.fleet)
     gone, back = sorted(last.devices - now), sorted(now - last.devices)
     if gone:
@@ -168,7 +168,7 @@ def _devices(view: PlanView, last: MadeFor) -> list[Trigger]:
     return [Trigger("loss", f"{', '.join(back)}: can be used (again)")] if back else []
 
 
-def _objectives(view: PlanView, last: MadeFor) -> list[Trigger]:
+def _objectives(view: PlanView, last: PlanBasis) -> list[Trigger]:
     return [
         Trigger(
             "objective",
@@ -179,7 +179,7 @@ def _objectives(view: PlanView, last: MadeFor) -> list[Trigger]:
     ]
 
 
-def _load_at_once(demand: Demand, last: MadeFor, thresholds: Thresholds) -> list[Trigger]:
+def _load_at_once(demand: Demand, last: PlanBasis, thresholds: Thresholds) -> list[Trigger]:
     planned = last.demand.get(demand.family)
     if planned is None:
         return [Trigger("load", f"{demand.family} is asked for and was not planned for")]
@@ -209,7 +209,7 @@ def _error(rate_per_s: float, thresholds: Thresholds) -> float:
     return math.sqrt(max(rate_per_s, 1.0) / thresholds.rate_span_s)
 
 
-def _load_patient(demand: Demand, last: MadeFor, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
+def _load_patient(demand: Demand, last: PlanBasis, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
     planned = last.demand.get(demand.family)
     if planned is None:
         return {}
@@ -247,7 +247,7 @@ def _broken(view: PlanView, thresholds: Thresholds) -> dict[str, tuple[float, Tr
     return found
 
 
-def _carbon(view: PlanView, last: MadeFor, thresholds: Thresholds) -> list[Trigger]:
+def _carbon(view: PlanView, last: PlanBasis, thresholds: Thresholds) -> list[Trigger]:
     now, planned = view.carbon.intensity_g_per_kwh, last.intensity_g_per_kwh
     base = thresholds.carbon_base_g_per_kwh or planned
     if abs(now - planned) <= thresholds.carbon_ratio * base:

@@ -53,7 +53,7 @@ def nobody(_window: LoadWindow) -> None:
     """Who is told of windows where nobody asked: a function with a name, so that a simulation can be saved."""
 
 
-class Windows:
+class LoadWindows:
     """The recent load windows of all workers, and the accuracy budgets that they spent."""
 
     def __init__(self, settings: WindowSettings, on_window: Callable[[LoadWindow], None] = nobody) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from controller.planners.columns import ClassKey, Column, class_of
-from controller.planners.world import Device, Running, Task, World, setting
+from controller.planners.world import Device, HostedSlice, PlanningInput, Task, setting
 from trefoil.core.carbon import Series
 from trefoil.core.fleet import DeviceState, Hosted
 from trefoil.core.plan import Expected, InputStamp, NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
@@ -29,9 +29,9 @@ DEFAULTS: Final[Mapping[str, float]] = {
 
 
 def plan_of(
-    world: World,
+    world: PlanningInput,
     planner: str,
-    hosted: Mapping[str, Sequence[Running]],
+    hosted: Mapping[str, Sequence[HostedSlice]],
     traffic: Mapping[ClassKey, float],
     columns: Sequence[Column],
     constants: Mapping[str, float],
@@ -77,8 +77,8 @@ def _series(series: Series) -> str:
 
 
 def _nodes(
-    world: World,
-    hosted: Mapping[str, Sequence[Running]],
+    world: PlanningInput,
+    hosted: Mapping[str, Sequence[HostedSlice]],
     columns: Mapping[ClassKey, Column],
     constants: Mapping[str, float],
 ) -> tuple[NodePlan, ...]:
@@ -94,9 +94,9 @@ def _nodes(
 
 
 def _slice(
-    world: World,
+    world: PlanningInput,
     device: Device,
-    running: Running,
+    running: HostedSlice,
     columns: Mapping[ClassKey, Column],
     constants: Mapping[str, float],
 ) -> PlannedSlice:
@@ -119,9 +119,9 @@ def _credits(column: Column | None, task: Task, constants: Mapping[str, float]) 
 
 
 def _route(
-    world: World,
+    world: PlanningInput,
     task: Task,
-    hosted: Mapping[str, Sequence[Running]],
+    hosted: Mapping[str, Sequence[HostedSlice]],
     traffic: Mapping[ClassKey, float],
     columns: Mapping[ClassKey, Column],
     constants: Mapping[str, float],

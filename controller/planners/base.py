@@ -16,7 +16,7 @@ from controller.planners.assemble import DEFAULTS
 from controller.planners.clover.space import numbered
 from controller.planners.columns import class_column
 from controller.planners.uniform import Uniform, decide
-from controller.planners.world import Device, Task, World, read
+from controller.planners.world import Device, PlanningInput, Task, read
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import Placement, placements, placements_of
@@ -28,7 +28,7 @@ def largest_layout(device: Device) -> Placement:
     return min(placements(device.type), key=lambda p: (len(p), p))
 
 
-def best_variant(world: World, task: Task, _device: Device, _slice_type: str) -> Variant:
+def best_variant(world: PlanningInput, task: Task, _device: Device, _slice_type: str) -> Variant:
     """The most accurate variant of the family."""
     return world.view.catalog.family(task.family).best
 
@@ -72,7 +72,7 @@ class Reference:
     accuracy: float
 
 
-def base_reference(world: World, task: Task, constants: Mapping[str, float]) -> Reference:
+def base_reference(world: PlanningInput, task: Task, constants: Mapping[str, float]) -> Reference:
     """`base_j_per_request` where the objective leaves it at 0."""
     best = world.view.catalog.family(task.family).best
     rate = task.mean_per_s

@@ -15,7 +15,7 @@ from controller.planners.assemble import DEFAULTS
 from controller.planners.base import layout_of
 from controller.planners.columns import class_column
 from controller.planners.uniform import Uniform, decide
-from controller.planners.world import Device, Task, World, read
+from controller.planners.world import Device, PlanningInput, Task, read
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import Placement, placements
@@ -37,7 +37,7 @@ class Co2OptPlanner:
         constants = {**DEFAULTS, **self.constants}
         world = read(view, constants["rate_floor_per_s"])
 
-        def leanest(world: World, task: Task, device: Device, slice_type: str) -> Variant:
+        def leanest(world: PlanningInput, task: Task, device: Device, slice_type: str) -> Variant:
             family = world.view.catalog.family(task.family)
             found = []
             for variant in family.by_accuracy():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
-from controller.planners.world import Device, Running, Task, setting
+from controller.planners.world import Device, HostedSlice, Task, setting
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.device_types import MEMORY_SLICES, slice_type
 from trefoil.core.fleet import DeviceType, SliceType
@@ -39,7 +39,7 @@ class ClassKey(NamedTuple):
         return self._replace(clock_mhz=0)
 
 
-def class_of(device: Device, running: Running) -> ClassKey:
+def class_of(device: Device, running: HostedSlice) -> ClassKey:
     """The class of a slice that stands or is planned on a device."""
     return ClassKey(
         running.family, device.type.name, running.key.slice_type, running.variant, device.clock_mhz, device.zone
@@ -91,7 +91,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class _Terms:
+class _SloInputs:
     """What the operating points of a family depend on beside its profile."""
 
     slo_ms: float
@@ -107,7 +107,7 @@ def columns(
     catalog: Catalog, task: Task, devices: Sequence[Device], constants: Mapping[str, float]
 ) -> tuple[Column, ...]:
     """Every useful class of one family on the device types, zones and (constant `clocks`) clocks at hand, in order."""
-    terms = _Terms(
+    terms = _SloInputs(
         task.objective.slo_ms - setting(task.objective, constants, "overhead_ms"),
         task.objective.slo_quantile,
         gap_scv(task),
@@ -120,13 +120,15 @@ def columns(
     numbers = Counter((d.type.name, d.zone) for d in devices)
     found: list[Column] = []
     for (name, zone), count in sorted(numbers.items()):
-        known = _points(Same(catalog), task.family, kinds[name], min(count, max(TIERS)), terms)
+        known = _points(CatalogKey(catalog), task.family, kinds[name], min(count, max(TIERS)), terms)
         found += [replace(c, key=c.key._replace(zone=zone)) for c in known] if zone else known
     return undominated(found, devices)
 
 
 @lru_cache(maxsize=256)
-def _points(same: "Same", family_name: str, kind: DeviceType, count: int, terms: _Terms) -> tuple[Column, ...]:
+def _points(
+    same: "CatalogKey", family_name: str, kind: DeviceType, count: int, terms: _SloInputs
+) -> tuple[Column, ...]:
     """Columns of one family on that many devices of one type: pure, and needed at every decision."""
     catalog, family = same.catalog, same.catalog.family(family_name)
     found = []
@@ -190,7 +192,7 @@ def effective_row(
 
     `batch` of the result is the largest batch in the profile. None: not profiled.
     """
-    rows = Same(catalog).rows(kind.name, shape.name, family.name, variant.name, clock_mhz)
+    rows = CatalogKey(catalog).rows(kind.name, shape.name, family.name, variant.name, clock_mhz)
     if not rows:
         return None
     largest = rows[-1].batch
@@ -204,7 +206,7 @@ def effective_row(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Same:
+class CatalogKey:
     """A catalogue as the key of a memo: it is never changed, and too long to compare."""
 
     catalog: Catalog
@@ -214,7 +216,7 @@ class Same:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Same)
+            isinstance(other, CatalogKey)
             and other.catalog.rows is self.catalog.rows
             and other.catalog.families is self.catalog.families
         )
@@ -238,7 +240,7 @@ class Same:
 
 
 @lru_cache(maxsize=16)
-def _index(same: Same) -> dict[tuple[str, str, str, str], dict[int, tuple[ProfileRow, ...]]]:
+def _index(same: CatalogKey) -> dict[tuple[str, str, str, str], dict[int, tuple[ProfileRow, ...]]]:
     found: dict[tuple[str, str, str, str], dict[int, list[ProfileRow]]] = {}
     for row in same.catalog.rows:
         if row.stage == 0 and not row.cohosted:

@@ -17,7 +17,7 @@ from numpy.random import Generator
 
 from controller.planners.clover.anneal import Search, nearest
 from controller.planners.clover.graph import Graph
-from controller.planners.clover.measure import Profiled, profiled
+from controller.planners.clover.measure import ProfileEstimator, profiled
 from controller.planners.clover.objective import Goal, Outcome
 from controller.planners.clover.planner import CONSTANTS, decided, goal_of
 from controller.planners.clover.pods import Pod, pods_of
@@ -35,7 +35,7 @@ class OraclePlanner:
     constants: Mapping[str, float] = field(default_factory=dict)
     refuses: Callable[[PlanView, Plan], str] = field(default=lambda _view, _plan: "")
     given: Mapping[str, Mapping[str, Outcome]] = field(default_factory=dict)
-    _served: dict[str, tuple[Profiled, dict[str, Outcome]]] = field(default_factory=dict)
+    _served: dict[str, tuple[ProfileEstimator, dict[str, Outcome]]] = field(default_factory=dict)
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """The best plan for this intensity.

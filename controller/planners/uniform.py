@@ -8,7 +8,7 @@ from numpy.random import Generator
 
 from controller.planners.assemble import capacity_per_s, plan_of
 from controller.planners.columns import ClassKey, Column, class_column, class_of
-from controller.planners.world import Device, Running, Task, World, setting
+from controller.planners.world import Device, HostedSlice, PlanningInput, Task, setting
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import Placement
@@ -26,25 +26,27 @@ class Uniform:
     """Which devices host what. Several families take the devices in turn."""
 
     layout: Callable[[Device], Placement]
-    variant: Callable[[World, Task, Device, str], Variant]
+    variant: Callable[[PlanningInput, Task, Device, str], Variant]
 
-    def host(self, world: World) -> dict[str, tuple[Running, ...]]:
+    def host(self, world: PlanningInput) -> dict[str, tuple[HostedSlice, ...]]:
         """What every device ought to host."""
-        hosted: dict[str, tuple[Running, ...]] = {}
+        hosted: dict[str, tuple[HostedSlice, ...]] = {}
         for index, device in enumerate(world.devices):
             if device.frozen or not world.tasks:
                 hosted[device.name] = device.running
                 continue
             task = world.tasks[index % len(world.tasks)]
             hosted[device.name] = tuple(
-                Running(SliceKey(device.name, n, start, size), task.family, self.variant(world, task, device, n).name)
+                HostedSlice(
+                    SliceKey(device.name, n, start, size), task.family, self.variant(world, task, device, n).name
+                )
                 for n, start, size in self.layout(device)
             )
         return hosted
 
 
 def columns_of(
-    world: World, hosted: Mapping[str, tuple[Running, ...]], constants: Mapping[str, float]
+    world: PlanningInput, hosted: Mapping[str, tuple[HostedSlice, ...]], constants: Mapping[str, float]
 ) -> tuple[dict[ClassKey, Column], Counter[ClassKey]]:
     """The operating point and the number of slices of every class that is hosted.
 
@@ -68,9 +70,9 @@ def columns_of(
 
 
 def decide(
-    world: World,
+    world: PlanningInput,
     planner: str,
-    hosted: Mapping[str, tuple[Running, ...]],
+    hosted: Mapping[str, tuple[HostedSlice, ...]],
     constants: Mapping[str, float],
     rng: Generator,
 ) -> Decision:
@@ -108,7 +110,7 @@ def decide(
 
 
 def expectation(
-    world: World,
+    world: PlanningInput,
     task: Task,
     traffic: Mapping[ClassKey, float],
     counts: Mapping[ClassKey, int],

@@ -21,7 +21,7 @@ AWAKE = frozenset({DeviceState.AWAKE, DeviceState.WAKING})
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class HostedSlice:
     """A slice that stands and what it serves, or is about to."""
 
     key: SliceKey
@@ -40,7 +40,7 @@ class Device:
     node: str
     type: DeviceType
     awake: bool
-    running: tuple[Running, ...]
+    running: tuple[HostedSlice, ...]
     frozen: bool = False
     zone: str = ""
     clock_mhz: int = 0
@@ -72,7 +72,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class PlanningInput:
     """A view, read. `lost` devices (or those out of service) are planned asleep until they may be used again; those
     `left` out, with the reason, planners can do nothing with."""
 
@@ -96,7 +96,7 @@ class World:
         return found.intensity_g_per_kwh
 
 
-def read(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofiled: bool = False) -> World:
+def read(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofiled: bool = False) -> PlanningInput:
     """Read a view. Families without an objective are not planned; without demand, `rate_floor_per_s` is assumed.
 
     Without `clocks` every device is taken to run at its highest clock. `unprofiled`: devices of types without any
@@ -126,16 +126,16 @@ def read(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofil
         Task(_filled(o, view), _floored(demand.get(o.family) or Demand(o.family, "", 0.0, 0.0), rate_floor_per_s))
         for o in sorted(view.objectives, key=lambda o: o.family)
     )
-    return World(view, tuple(devices), tuple(lost), tasks, tuple(left))
+    return PlanningInput(view, tuple(devices), tuple(lost), tasks, tuple(left))
 
 
-def _running(status: DeviceStatus, planned: Mapping[SliceKey, object]) -> list[Running]:
+def _running(status: DeviceStatus, planned: Mapping[SliceKey, object]) -> list[HostedSlice]:
     found = []
     for part in status.slices:
         if part.state not in STANDING:
             continue
         hosted = getattr(planned.get(part.key), "hosted", ()) or part.hosted
-        found += [Running(part.key, h.family, h.variant) for h in hosted[:1]]
+        found += [HostedSlice(part.key, h.family, h.variant) for h in hosted[:1]]
     return found
 
 

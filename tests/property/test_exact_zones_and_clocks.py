@@ -13,7 +13,7 @@ from controller.planners.exact import ExactPlanner, search
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of, weights_of
 from controller.planners.exact.planner import CONSTANTS
-from controller.planners.exact.reuse import Share, answer, on_grid, refitted, split
+from controller.planners.exact.reuse import ClassShare, answer, on_grid, refitted, split
 from controller.planners.exact.search import solve
 from controller.planners.world import read
 from tests.property.test_exact_is_optimal import LARGE, small_catalog
@@ -234,7 +234,7 @@ def test_a_remembered_answer_is_as_good_as_it_says(service_ms, accuracies, rate,
 )
 @settings(max_examples=100, deadline=None)
 def test_the_split_serves_all_at_the_floor_and_no_pair_trades_better(classes, demand, floor):
-    shares = [Share(str(i), *c) for i, c in enumerate(classes)]  # type: ignore[arg-type]
+    shares = [ClassShare(str(i), *c) for i, c in enumerate(classes)]  # type: ignore[arg-type]
     rates = split(shares, demand, floor)
     if rates is None:
         best = sorted(shares, key=lambda c: -c.accuracy)

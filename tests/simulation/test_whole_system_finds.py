@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from controller.core.control import ControlCore
-from controller.core.rolling import Rollouts
+from controller.core.rolling import RolloutExecutor
 from dispatcher.pump import Pump
 from tests.support.virtual.faults import strike
 from tests.support.virtual.promises import told
@@ -113,7 +113,7 @@ CASES: list[tuple[str, type, str, str, str, Callable[[System], None], str]] = [
     ),
     (
         "a controller that has seen nobody takes it that nobody is there (3d95a6f)",
-        Rollouts,
+        RolloutExecutor,
         "_not_acked",
         "if late else self._seen.inputs.blind",
         'if late else ""',

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.core.effects import Evaluated, Recorded
+from controller.core.effects import CandidateEvaluated, RecordDecision
 from trefoil.core.units import grams
 from trefoil.simulator.inputs import Inputs
 from trefoil.simulator.plant import Drawn
@@ -157,7 +157,7 @@ class Books:
             found[family] = co2 / answered if answered else None
         return found
 
-    def decision(self, kept: Recorded, explored: dict[str, Any] | None = None) -> None:
+    def decision(self, kept: RecordDecision, explored: dict[str, Any] | None = None) -> None:
         """Note a decision; `explored`: what the exploration that led to it has cost."""
         verdict = kept.verdict
         expected = verdict.decision.plan.expected if verdict.decision and verdict.decision.plan else {}
@@ -175,7 +175,7 @@ class Books:
             }
         )
 
-    def evaluation(self, one: Evaluated) -> None:
+    def evaluation(self, one: CandidateEvaluated) -> None:
         """Note what became of a candidate."""
         told = one.told
         self.evaluations.append(

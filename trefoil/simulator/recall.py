@@ -11,7 +11,7 @@ from typing import Final
 from zlib import crc32
 
 from controller.core.decide import think
-from controller.core.rollout import Way
+from controller.core.rollout import RolloutPath
 from trefoil.core.brains import Decision, Planner, PlanView
 from trefoil.core.carbon import CarbonForecast, CarbonReading
 from trefoil.core.catalog import Catalog
@@ -28,7 +28,7 @@ class Known:
 
     decision: Decision
     seed: int
-    way: Way | None = None
+    way: RolloutPath | None = None
 
 
 @dataclass(slots=True)

@@ -9,35 +9,35 @@ import math
 from dataclasses import replace
 from typing import Any, Final
 
-from controller.core.control import ControlCore, Kept
-from controller.core.decide import CANDIDATE, Control, as_live, ask, think
+from controller.core.control import ControlCore, SavedState
+from controller.core.decide import CANDIDATE, ControlState, as_live, ask, think
 from controller.core.effects import (
-    AskAgents,
-    Command,
-    Evaluated,
-    FindWay,
-    Instant,
-    Look,
+    CallPlanner,
+    CandidateEvaluated,
+    CommandNode,
+    CoreTime,
+    FindPath,
     OpenRecords,
+    PlannerAnswer,
     Publish,
-    Recorded,
-    Roll,
-    Settle,
+    QueryAgents,
+    RecordDecision,
+    RefreshStatuses,
+    StartRollout,
     Steps,
-    Tell,
-    Think,
-    Thought,
+    StopRollout,
+    TellPlanner,
     Viewed,
     Wait,
-    Wake,
+    WakeLoop,
 )
-from controller.core.evaluations import Totals
+from controller.core.evaluations import ExplorationTotals
 from controller.core.observation import Observation
-from controller.core.rolling import Rollouts, find_way
-from controller.core.rollout import Way
+from controller.core.rolling import RolloutExecutor, find_path
+from controller.core.rollout import RolloutPath
 from controller.planners.table import PLANNERS
 from controller.planning import forecaster_of
-from controller.records import record_of
+from controller.records import decision_record
 from trefoil.core.brains import Planner, PlanView
 from trefoil.core.demand import LoadCell, SliceLoad, TableAck
 from trefoil.core.objective import ActMode, ObjectiveMode
@@ -67,18 +67,18 @@ class Shell:
         scenario = inputs.scenario
         self.inputs, self.scenario, self.settings = inputs, scenario, settings_of(inputs)
         self.now_s = -scenario.warmup_s
-        self.at = Instant(self.now_s, self.now_s)
+        self.at = CoreTime(self.now_s, self.now_s)
         self.plant = Plant(inputs.devices, inputs.truth, inputs.items, scenario.costs, inputs.governed)
         self.books = Books(inputs, self.now_s)
         self.meter = Metered(self.books, self.plant, self.settings.measure_s)
         predictor = forecaster_of(self.settings, inputs.policy)
         self.seen = Observation(self.settings, Keys("simulated"), inputs.estimate.catalog, predictor, self.now_s)
         self.seen.inputs.carbon_history = type(self.seen.inputs.carbon_history)(maxlen=scenario.control.history_max)
-        self.rollouts = Rollouts(self.settings.rollout, self.seen, self.meter, self.at)
+        self.rollouts = RolloutExecutor(self.settings.rollout, self.seen, self.meter, self.at)
         triggers = scenario.policy.triggers
         row = inputs.policy if triggers is None else replace(inputs.policy, triggers=triggers)
         live, traits = as_live(inputs.planner), find(Kind.PLANNER, row.planner, PLANNERS).traits
-        kept = Kept(dict(inputs.objectives), [], Control(ActMode.ACT), Totals())
+        kept = SavedState(dict(inputs.objectives), [], ControlState(ActMode.ACT), ExplorationTotals())
         self.core = ControlCore(
             self.settings, row, traits.tick_grace_s, live, self.seen, self.meter, self.rollouts, self.at, kept
         )
@@ -264,43 +264,45 @@ class Shell:
         match effect:
             case Viewed(view):
                 self._viewed = view
-            case Think(view, seed, asks):
+            case CallPlanner(view, seed, asks):
                 return self._think(view, seed, asks)
-            case Tell(candidate, measurement):
+            case TellPlanner(candidate, measurement):
                 live = self.core.explorer.live
                 assert live is not None
                 live.tell(candidate, measurement)
-            case Recorded():
+            case RecordDecision():
                 self._record(effect)
-            case Evaluated():
+            case CandidateEvaluated():
                 self.books.evaluation(effect)
-            case Roll(plan):
+            case StartRollout(plan):
                 self._roll(plan)
-            case Settle():
+            case StopRollout():
                 self._settle()
             case OpenRecords():
                 return 0
-            case Wake():
+            case WakeLoop():
                 self._woken = True
         return None  # the rest is for logs, metrics, disks and Redis, which nobody has here
 
-    def _think(self, view: PlanView, seed: int, asks: bool) -> Thought:
+    def _think(self, view: PlanView, seed: int, asks: bool) -> PlannerAnswer:
         planner = self.inputs.planner
         if asks:
-            return Thought(ask(view, planner, seed), seed, asked=True)
+            return PlannerAnswer(ask(view, planner, seed), seed, asked=True)
         if self.recall is None:
-            return Thought(think(view, planner, seed), seed)
+            return PlannerAnswer(think(view, planner, seed), seed)
         self._told, known = self.recall.think(view, planner)
         self._recalled = known if self._rolling is None else None
-        return Thought(replace(known.decision, next_tick_at_s=known.decision.next_tick_at_s + self.now_s), known.seed)
+        return PlannerAnswer(
+            replace(known.decision, next_tick_at_s=known.decision.next_tick_at_s + self.now_s), known.seed
+        )
 
-    def _record(self, kept: Recorded) -> None:
+    def _record(self, kept: RecordDecision) -> None:
         explored = kept.versions.get("exploration")
         if kept.verdict.outcome != CANDIDATE:
             self.books.decision(kept, json.loads(explored) if explored is not None else None)
         if self.keep_records:
             name = self.scenario.policy.planner or self.inputs.policy.planner
-            record = record_of(replace(kept, view=self._told or kept.view), name, self.inputs.policy.name)
+            record = decision_record(replace(kept, view=self._told or kept.view), name, self.inputs.policy.name)
             self.records.append(replace(record, at_s=kept.view.now_s))
 
     # --- effects of a rollout ---------------------------------------------------------------------------------------
@@ -330,7 +332,7 @@ class Shell:
                 effect = steps.send(answer)
                 answer = None
                 match effect:
-                    case Look():
+                    case RefreshStatuses():
                         self._look()
                     case Wait(until_s):
                         drained_s = self._drained_s if self.now_s < self._drained_s - EPSILON_S else math.inf
@@ -339,12 +341,12 @@ class Shell:
                     case Publish():
                         moved = True
                         self._publish(effect, now_s)
-                    case Command(_, node):
+                    case CommandNode(_, node):
                         moved = answer = True
                         self.plant.command({device.device: device for device in node.devices}, now_s)
-                    case AskAgents():
+                    case QueryAgents():
                         self._look()
-                    case FindWay():
+                    case FindPath():
                         answer = self._find_way(effect)
         except StopIteration:
             self._rolling = None
@@ -372,9 +374,9 @@ class Shell:
             loads = tuple(SliceLoad(key, in_flight=1) for key in sorted(wanted.drained))
             self.seen.inputs.acks = (TableAck("simulated", 0, plan.revision, loads),)
 
-    def _find_way(self, asked: FindWay) -> Way:
+    def _find_way(self, asked: FindPath) -> RolloutPath:
         known = self._recalled
-        way = known.way if known is not None and known.way is not None else find_way(asked)
+        way = known.way if known is not None and known.way is not None else find_path(asked)
         if known is not None:
             known.way = way
         return way

@@ -19,7 +19,7 @@ from typing import Any, Final
 from numpy.random import Generator
 
 from controller.planners.clover.graph import Graph
-from controller.planners.clover.hunch import Hunch
+from controller.planners.clover.hunch import Surrogate
 from controller.planners.clover.objective import Goal, Outcome, accepts
 from controller.planners.clover.space import TRIES, Setup, Space
 from trefoil.core.fleet import Configuration
@@ -73,7 +73,7 @@ class Search:
                 self.centre = found[2]
 
     def propose(
-        self, space: Space, rules: Rules, kept: Mapping[Graph, bool], rng: Generator, hunch: Hunch | None = None
+        self, space: Space, rules: Rules, kept: Mapping[Graph, bool], rng: Generator, hunch: Surrogate | None = None
     ) -> Setup | None:
         """What to look at next; None: the round is over, `stopped` says why. `kept`, `hunch`: see `Space.neighbour`."""
         if self.pending is not None:

@@ -35,7 +35,7 @@ BUSY_SPREAD: Final = 0.05
 
 
 @dataclass(frozen=True)
-class Hunch:
+class Surrogate:
     """Weights for neighbours; of no opinion while nothing has been measured. `idle_w`: all devices of the pod."""
 
     space: Space

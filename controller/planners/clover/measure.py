@@ -48,7 +48,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Profiled:
+class ProfileEstimator:
     """Estimates one family on one pod. `points` by edge."""
 
     space: Space
@@ -97,7 +97,7 @@ class Profiled:
         return Outcome(joules, accuracy, p95_ms, p99_ms, 1.0, self.rate_per_s)
 
 
-def profiled(catalog: Catalog, task: Task, space: Space, constants: Mapping[str, float]) -> Profiled:
+def profiled(catalog: Catalog, task: Task, space: Space, constants: Mapping[str, float]) -> ProfileEstimator:
     """An estimator for one family on one pod.
 
     Raises:
@@ -115,7 +115,7 @@ def profiled(catalog: Catalog, task: Task, space: Space, constants: Mapping[str,
                         remedy="profile this class, or let the policy measure on the system (measure_on = 1)",
                     )
                 points[(name, kind.name, shape)] = Point(column.service, column.energy_j, column.accuracy)
-    return Profiled(
+    return ProfileEstimator(
         space,
         points,
         task.demand.rate_per_s,

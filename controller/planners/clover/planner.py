@@ -29,13 +29,13 @@ from controller.planners.clover.anneal import (
     search_of,
 )
 from controller.planners.clover.graph import Graph
-from controller.planners.clover.hunch import Hunch
+from controller.planners.clover.hunch import Surrogate
 from controller.planners.clover.measure import profiled
 from controller.planners.clover.objective import Goal, Outcome
 from controller.planners.clover.pods import Pod, assembled, pods_of, without
 from controller.planners.clover.space import Setup
 from controller.planners.columns import class_column
-from controller.planners.world import World, read, setting
+from controller.planners.world import PlanningInput, read, setting
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.demand import Measured
 from trefoil.core.objective import ObjectiveMode
@@ -192,7 +192,7 @@ class CloverPlanner:
             self.random,
         )
 
-    def _pods(self, world: World, constants: Mapping[str, float]) -> tuple[Pod, ...]:
+    def _pods(self, world: PlanningInput, constants: Mapping[str, float]) -> tuple[Pod, ...]:
         return pods_of(world, constants["standardised"] > 0, constants["artifact"] > 0)
 
     def _valid(self, pod: Pod, rate_per_s: float, constants: Mapping[str, float]) -> dict[str, Outcome]:
@@ -204,7 +204,9 @@ class CloverPlanner:
             if key.startswith(prefix) and abs(outcome.rate_per_s - rate_per_s) <= tolerance
         }
 
-    def _resumed(self, world: World, pod: Pod, constants: Mapping[str, float]) -> tuple[Search, dict[str, Outcome]]:
+    def _resumed(
+        self, world: PlanningInput, pod: Pod, constants: Mapping[str, float]
+    ) -> tuple[Search, dict[str, Outcome]]:
         """The round under way, or a new one, and what is known; also a new one where the pod has changed size."""
         size_key, search = self._searches.get(pod.family, ("", None))
         if search is not None and size_key == pod.space.size_key:
@@ -254,7 +256,7 @@ class CloverPlanner:
 
     def _candidate(
         self,
-        world: World,
+        world: PlanningInput,
         chosen: Sequence[tuple[Pod, Search]],
         constants: Mapping[str, float],
     ) -> Candidate:
@@ -272,7 +274,7 @@ class CloverPlanner:
 
 
 def decided(
-    world: World,
+    world: PlanningInput,
     name: str,
     chosen: Sequence[tuple[Pod, Search, Goal, Mapping[str, Outcome]]],
     constants: Mapping[str, float],
@@ -336,8 +338,8 @@ def outcome_from(measured: Measured | None, rate_per_s: float, at_s: float, idle
     )
 
 
-def _hunch(pod: Pod, goal: Goal, known: Mapping[Graph, Outcome]) -> Hunch:
-    return Hunch(pod.space, goal, _idle_w(pod), pod.task.mean_per_s, known)
+def _hunch(pod: Pod, goal: Goal, known: Mapping[Graph, Outcome]) -> Surrogate:
+    return Surrogate(pod.space, goal, _idle_w(pod), pod.task.mean_per_s, known)
 
 
 def _idle_w(pod: Pod) -> float:
@@ -345,7 +347,9 @@ def _idle_w(pod: Pod) -> float:
     return sum(kind.idle_w * n for kind, n in pod.space.kinds)
 
 
-def base_joules(world: World, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]) -> float | None:
+def base_joules(
+    world: PlanningInput, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]
+) -> float | None:
     """Joules per request of BASE at this demand: as the objective says, by its profile, or as measured."""
     given = pod.task.objective.base_j_per_request
     if given > 0:
@@ -362,7 +366,9 @@ def base_joules(world: World, pod: Pod, known: Mapping[str, Outcome], constants:
     return _idle_w(pod) / pod.task.mean_per_s + active
 
 
-def goal_of(world: World, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]) -> Goal | None:
+def goal_of(
+    world: PlanningInput, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]
+) -> Goal | None:
     """What is optimised now; None when C_base is not known (yet)."""
     objective = pod.task.objective
     base_j = base_joules(world, pod, known, constants)

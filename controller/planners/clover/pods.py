@@ -1,8 +1,8 @@
 """Pods: which devices serve which family, what stands on them as a configuration, and from setups to a plan.
 
 Source: CLOVER section 5.1 (separate pods of servers, each serving one application), 4.2 (additivity).
-Data: a `World`. Decision: none; families take the devices in turn, as BASE does, or as many as `pod_devices` says, and
-keep those that they stand on, whatever comes or goes: a pod that changed hands would load every model anew.
+Data: a `PlanningInput`. Decision: none; families take the devices in turn, as BASE does, or as many as `pod_devices`
+says, and keep those that they stand on, whatever comes or goes: a pod that changed hands would load every model anew.
 Formulation: standardised, the centre is the graph of one device whose copies are nearest to what runs (graph edit
 distance), so that devices that join or leave change the number of copies only. On the fleet graph, devices that stand
 in a legal configuration bring their edges, and every other device those of the most common one among them.
@@ -24,7 +24,7 @@ from controller.planners.clover.graph import Edge, Graph
 from controller.planners.clover.objective import Outcome
 from controller.planners.clover.space import Setup, Space, distances, usable
 from controller.planners.columns import Column, class_column
-from controller.planners.world import Device, Running, Task, World
+from controller.planners.world import Device, HostedSlice, PlanningInput, Task
 from trefoil.core.device_types import Placement, configurations, placements_of
 from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import Configuration, DeviceType, SliceKey
@@ -119,7 +119,7 @@ def _edges(device: Device, family: str) -> list[Edge]:
     return [(r.variant, device.type.name, r.key.slice_type) for r in device.running if r.family == family]
 
 
-def pods_of(world: World, standardised: bool, artifact: bool) -> tuple[Pod, ...]:
+def pods_of(world: PlanningInput, standardised: bool, artifact: bool) -> tuple[Pod, ...]:
     """One pod per family that has an objective and at least one device."""
     taken = _divided([d for d in world.devices if not d.frozen], world.tasks)
     found = []
@@ -133,7 +133,7 @@ def pods_of(world: World, standardised: bool, artifact: bool) -> tuple[Pod, ...]
     return tuple(found)
 
 
-def without(world: World, pods: Sequence[Pod]) -> str:
+def without(world: PlanningInput, pods: Sequence[Pod]) -> str:
     """Which families have no device, in words; "" where there is nothing to serve, or all can."""
     served = {pod.family for pod in pods}
     bare = [task.family for task in world.tasks if task.family not in served]
@@ -194,7 +194,7 @@ def _wanted(number: int, tasks: Sequence[Task], standing: Mapping[str, int]) -> 
 
 
 def assembled(
-    world: World,
+    world: PlanningInput,
     planner: str,
     chosen: Sequence[tuple[Pod, Setup, Outcome | None]],
     constants: Mapping[str, float],
@@ -203,7 +203,7 @@ def assembled(
     exploration: bool = False,
 ) -> Plan:
     """A complete plan: every slice of every pod, routes by pull; frozen devices as they are."""
-    hosted: dict[str, tuple[Running, ...]] = {d.name: (d.running if d.frozen else ()) for d in world.devices}
+    hosted: dict[str, tuple[HostedSlice, ...]] = {d.name: (d.running if d.frozen else ()) for d in world.devices}
     expected = {}
     for pod, setup, outcome in chosen:
         hosted |= hosting(pod.devices, pod.space.deployed(setup), pod.family)
@@ -225,7 +225,7 @@ def assembled(
 
 
 def _columns(
-    world: World, chosen: Sequence[tuple[Pod, Setup, Outcome | None]], constants: Mapping[str, float]
+    world: PlanningInput, chosen: Sequence[tuple[Pod, Setup, Outcome | None]], constants: Mapping[str, float]
 ) -> tuple[Column, ...]:
     """Operating points of what is hosted, as far as it is profiled: the largest batch that a slice accepts."""
     found = [
@@ -238,7 +238,7 @@ def _columns(
     return tuple(c for c in found if c is not None)
 
 
-def expectation(world: World, task: Task, outcome: Outcome) -> Expected:
+def expectation(world: PlanningInput, task: Task, outcome: Outcome) -> Expected:
     """What was measured (or estimated) of the plan. Capacity: the demand that it was measured for."""
     pue = task.objective.pue or world.view.pue or 1.0
     joules = outcome.joules or 0.0
@@ -251,7 +251,7 @@ def expectation(world: World, task: Task, outcome: Outcome) -> Expected:
     )
 
 
-def hosting(devices: Sequence[Device], setup: Setup, family: str) -> dict[str, tuple[Running, ...]]:
+def hosting(devices: Sequence[Device], setup: Setup, family: str) -> dict[str, tuple[HostedSlice, ...]]:
     """What every device of the pod ought to host."""
     slots: list[tuple[Device, SliceKey]] = []
     for name in dict.fromkeys(d.type.name for d in devices):
@@ -261,7 +261,7 @@ def hosting(devices: Sequence[Device], setup: Setup, family: str) -> dict[str, t
             slots += [(device, key) for key in _slices(device, configuration)]
     left = Counter(setup.graph.counter)
     runs = {r.key: r for d in devices for r in d.running if r.family == family}
-    hosted: dict[str, list[Running]] = {d.name: [] for d in devices}
+    hosted: dict[str, list[HostedSlice]] = {d.name: [] for d in devices}
     free = defaultdict(list)
     for device, key in slots:
         mine_now = runs.get(key)
@@ -274,7 +274,7 @@ def hosting(devices: Sequence[Device], setup: Setup, family: str) -> dict[str, t
     for edge in sorted(left):
         for _ in range(left[edge]):
             device, key = free[edge[1:]].pop(0)
-            hosted[device.name].append(Running(key, family, edge[0]))
+            hosted[device.name].append(HostedSlice(key, family, edge[0]))
     return {name: tuple(sorted(parts, key=lambda r: r.key)) for name, parts in hosted.items()}
 
 

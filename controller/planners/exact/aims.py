@@ -23,7 +23,7 @@ from controller.planners.exact.frontier import (
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Group, Problem, value_lambda, weights_of
 from controller.planners.exact.reuse import Need, need_of
-from controller.planners.world import Task, World, setting
+from controller.planners.world import PlanningInput, Task, setting
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.units import J_PER_KWH
@@ -34,7 +34,7 @@ DEMAND_STEP: Final = 1.08  # the frontier is that of the demand rounded up to su
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class FamilyAim:
     """What one family adds to the aim."""
 
     value_j: float
@@ -42,7 +42,7 @@ class Wish:
     why: str
 
 
-def aim_of(world: World, problem: Problem, constants: Mapping[str, float]) -> tuple[Aim, dict[str, Wish]]:
+def aim_of(world: PlanningInput, problem: Problem, constants: Mapping[str, float]) -> tuple[Aim, dict[str, FamilyAim]]:
     """The aim of all families together."""
     wishes = {t.family: _wish(world, problem, t, constants) for t in world.tasks}
     return (
@@ -61,11 +61,11 @@ def floor_of(task: Task, constants: Mapping[str, float]) -> float:
     return task.objective.min_accuracy + setting(task.objective, constants, "accuracy_margin")
 
 
-def _wish(world: World, problem: Problem, task: Task, constants: Mapping[str, float]) -> Wish:
+def _wish(world: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> FamilyAim:
     mode = mode_of(task.objective)
     if mode == ObjectiveMode.INSTANT:
         floor = floor_of(task, constants)
-        return Wish(0.0, floor, f"instant: accuracy >= {floor:.4f} at every instant, whatever the carbon")
+        return FamilyAim(0.0, floor, f"instant: accuracy >= {floor:.4f} at every instant, whatever the carbon")
     if mode == ObjectiveMode.LAMBDA:
         return _lambda(world, task, constants)
     if mode == ObjectiveMode.BUDGET:
@@ -73,7 +73,7 @@ def _wish(world: World, problem: Problem, task: Task, constants: Mapping[str, fl
     raise InvalidInput("no such mode", field="objective.mode", value=int(mode), remedy="one of budget, instant, lambda")
 
 
-def _lambda(world: World, task: Task, constants: Mapping[str, float]) -> Wish:
+def _lambda(world: PlanningInput, task: Task, constants: Mapping[str, float]) -> FamilyAim:
     objective = task.objective
     reference = base_reference(world, task, constants)
     base_j = objective.base_j_per_request or reference.joules_per_request
@@ -81,7 +81,7 @@ def _lambda(world: World, task: Task, constants: Mapping[str, float]) -> Wish:
     intensity = max(weights_of(world)[1], INTENSITY_MIN)
     value = min(STEEP_J, value_lambda(task, intensity, base_j, reference.accuracy, base_intensity))
     where = "given" if objective.base_j_per_request else "BASE at this demand"
-    return Wish(
+    return FamilyAim(
         value,
         objective.hard_min_accuracy,
         f"lambda {objective.lambda_weight:g} against {base_j:.2f} J ({where}) at {base_intensity:.0f} g/kWh: "
@@ -89,7 +89,7 @@ def _lambda(world: World, task: Task, constants: Mapping[str, float]) -> Wish:
     )
 
 
-def _budget(world: World, problem: Problem, task: Task, constants: Mapping[str, float]) -> Wish:
+def _budget(world: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> FamilyAim:
     objective, view = task.objective, world.view
     budget = next((b for b in view.budgets if b.family == task.family), None)
     rate = task.mean_per_s
@@ -98,7 +98,7 @@ def _budget(world: World, problem: Problem, task: Task, constants: Mapping[str, 
     required, left_s = required_mean(floor, budget, rate, objective.window_s, reaction_s)
     hull, hull_rate = _frontier(problem, task, constants)
     if not hull:
-        return Wish(0.0, objective.hard_min_accuracy, "")
+        return FamilyAim(0.0, objective.hard_min_accuracy, "")
     intervals, source = distribution(view, left_s, reaction_s)
     intensity, ratio = _of_the_dirtiest(world)
     intervals = [(w, ci * ratio) for w, ci in intervals]
@@ -111,10 +111,10 @@ def _budget(world: World, problem: Problem, task: Task, constants: Mapping[str, 
         f"over the window{short}; price {found.grams * 1e3:.3f} mg per request and unit of accuracy ({source}), so "
         f">= {target:.4f} now"
     )
-    return Wish(value, target, why)
+    return FamilyAim(value, target, why)
 
 
-def _of_the_dirtiest(world: World) -> tuple[float, float]:
+def _of_the_dirtiest(world: PlanningInput) -> tuple[float, float]:
     """The intensity that watts are weighed with [g/kWh], over that of `carbon`: zones are taken to move together."""
     most, here = weights_of(world)[1], world.view.carbon.intensity_g_per_kwh
     return (here, 1.0) if most == here else (most, most / max(here, INTENSITY_MIN))

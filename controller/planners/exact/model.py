@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Final
 
 from controller.planners.columns import ClassKey, Column, class_of
-from controller.planners.world import Device, Task, World
+from controller.planners.world import Device, PlanningInput, Task
 from trefoil.core.device_types import configurations
 from trefoil.core.fleet import Configuration, DeviceState, DeviceType
 from trefoil.core.power import idle_w
@@ -140,7 +140,7 @@ class Solution:
             yield group, option, clock, number
 
 
-def weights_of(world: World) -> tuple[dict[str, float], float]:
+def weights_of(world: PlanningInput) -> tuple[dict[str, float], float]:
     """Per zone its intensity over the highest one, and that one [g/kWh]."""
     found = {zone: max(0.0, world.intensity(zone)) for zone in {d.zone for d in world.devices} or {""}}
     most = max(found.values())

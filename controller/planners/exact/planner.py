@@ -22,7 +22,7 @@ from numpy.random import Generator, default_rng
 
 from controller.planners.assemble import DEFAULTS, capacity_per_s, plan_of
 from controller.planners.columns import ClassKey, Column, columns, gap_scv
-from controller.planners.exact.aims import Wish, aim_of
+from controller.planners.exact.aims import FamilyAim, aim_of
 from controller.planners.exact.mapping import Moves, moves, place_clocked
 from controller.planners.exact.milp import Limits, WallLimitHit
 from controller.planners.exact.model import Aim, Problem, Solution, as_they_are, groups_of, pinned, weights_of
@@ -30,7 +30,7 @@ from controller.planners.exact.relaxation import better_than_current, hard_minim
 from controller.planners.exact.reuse import answer, on_grid, refitted, standing, stepped
 from controller.planners.exact.search import solve
 from controller.planners.uniform import pue_of
-from controller.planners.world import Running, Task, World, read, setting
+from controller.planners.world import HostedSlice, PlanningInput, Task, read, setting
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Expected, Plan
@@ -68,7 +68,7 @@ class Draft:
 
     problem: Problem
     solution: Solution
-    hosted: Mapping[str, tuple[Running, ...]]
+    hosted: Mapping[str, tuple[HostedSlice, ...]]
     moves: Moves
     clocks: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
@@ -103,7 +103,7 @@ class ExactPlanner:
                 "wall_limit",
             )
 
-    def _decide(self, world: World, constants: Mapping[str, float], next_at_s: float) -> Decision:
+    def _decide(self, world: PlanningInput, constants: Mapping[str, float], next_at_s: float) -> Decision:
         draft, degraded = None, ""
         if constants["demand_step"] > 1:
             coarse = replace(world, tasks=stepped(world.tasks, constants["demand_step"]))
@@ -135,7 +135,7 @@ class ExactPlanner:
             return Decision(None, why, next_at_s, f"no_rollout: {refusal}")
         return Decision(plan, plan.why, next_at_s, degraded)
 
-    def _draft(self, world: World, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
+    def _draft(self, world: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
         """Solve, check and map; keep what runs where moving does not pay."""
         solution, problem, note = _checked(problem, aim, constants)
         if solution is None:
@@ -151,10 +151,10 @@ class ExactPlanner:
 
     def _possible(
         self,
-        world: World,
+        world: PlanningInput,
         draft: Draft,
         aim: Aim,
-        wishes: Mapping[str, Wish],
+        wishes: Mapping[str, FamilyAim],
         constants: Mapping[str, float],
         degraded: str,
     ) -> tuple[Plan | None, str]:
@@ -180,9 +180,9 @@ class ExactPlanner:
 
     def _assembled(
         self,
-        world: World,
+        world: PlanningInput,
         draft: Draft,
-        wishes: Mapping[str, Wish],
+        wishes: Mapping[str, FamilyAim],
         constants: Mapping[str, float],
         degraded: str,
     ) -> Plan:
@@ -203,7 +203,7 @@ class ExactPlanner:
         )
 
 
-def _posed(world: World, constants: Mapping[str, float]) -> tuple[Problem, Aim, dict[str, Wish]]:
+def _posed(world: PlanningInput, constants: Mapping[str, float]) -> tuple[Problem, Aim, dict[str, FamilyAim]]:
     """The program of a view and its aim."""
     found = tuple(c for t in world.tasks for c in columns(world.view.catalog, t, world.devices, constants))
     groups, (weights, _) = groups_of(world.devices, found), weights_of(world)
@@ -260,7 +260,7 @@ def _score(draft: Draft, aim: Aim) -> float:
     return draft.solution.weighed_w - gained + (draft.moves.weighed_j / horizon if horizon > 0 else 0.0)
 
 
-def _expected(world: World, draft: Draft, task: Task, constants: Mapping[str, float]) -> Expected:
+def _expected(world: PlanningInput, draft: Draft, task: Task, constants: Mapping[str, float]) -> Expected:
     solution, mine = draft.solution, [c for c in draft.problem.columns if c.family == task.family]
     rate = task.mean_per_s
     scaled = tuple(_slowed(c, draft.problem.scale.get(c.key, 1.0)) for c in mine)
@@ -301,10 +301,10 @@ def _next_tick_s(view: PlanView, constants: Mapping[str, float]) -> float:
 
 def explanation(
     planner: str,
-    world: World,
+    world: PlanningInput,
     solution: Solution,
     moved: Moves,
-    wishes: Mapping[str, Wish],
+    wishes: Mapping[str, FamilyAim],
     expected: Mapping[str, Expected],
     degraded: str,
     note: str,
@@ -341,7 +341,7 @@ def _mix(solution: Solution, family: str) -> str:
     return ", ".join(f"{v} {shares[v]:.1%} on {'+'.join(where[v])}" for v in sorted(shares, key=lambda v: -shares[v]))
 
 
-def _against(world: World, family: str, e: Expected) -> str:
+def _against(world: PlanningInput, family: str, e: Expected) -> str:
     measured = next((m for m in world.view.measured if m.family == family), None)
     if measured is not None and measured.grams_per_request:
         return f" (measured now {measured.grams_per_request * 1e3:.3f} mg)"
@@ -352,7 +352,7 @@ def _against(world: World, family: str, e: Expected) -> str:
     return ""
 
 
-def _lost(world: World) -> str:
+def _lost(world: PlanningInput) -> str:
     stale = f", silent: {', '.join(world.view.fleet.stale)}" if world.view.fleet.stale else ""
     lost = f", {len(world.lost)} lost or out of service" if world.lost else ""
     left = f", left out: {'; '.join(f'{name} ({why})' for name, why in world.left)}" if world.left else ""

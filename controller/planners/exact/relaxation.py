@@ -20,11 +20,11 @@ from dataclasses import replace
 from typing import Final
 
 from controller.planners.columns import columns, latency_best_ms
-from controller.planners.exact.aims import Wish, mode_of
+from controller.planners.exact.aims import FamilyAim, mode_of
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, as_they_are
 from controller.planners.exact.search import solve
-from controller.planners.world import Task, World
+from controller.planners.world import PlanningInput, Task
 from trefoil.core.objective import ObjectiveMode
 
 SLACK: Final = 1e-6  # of accuracy: below what the solver's tolerance moves
@@ -32,7 +32,9 @@ EASE: Final = 1.25  # the SLO grows by this until the fleet can serve something
 SERVED_GAIN: Final = 1.01  # a plan that serves less than this more is not worth a change
 
 
-def relaxed(world: World, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> tuple[Problem, Aim, str]:
+def relaxed(
+    world: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]
+) -> tuple[Problem, Aim, str]:
     """Relaxed problem that has a solution, its aim, and what had to give."""
     reasons, tasks, target = [], [], dict(aim.target)
     for task in world.tasks:
@@ -71,7 +73,7 @@ def relaxed(world: World, problem: Problem, aim: Aim, constants: Mapping[str, fl
     return problem, aim, "; ".join(reasons)
 
 
-def _eased(world: World, problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[Task, str]:
+def _eased(world: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[Task, str]:
     if any(c.family == task.family for c in problem.columns):
         return task, ""
     best = latency_best_ms(world.view.catalog, task, world.devices, constants)
@@ -89,7 +91,7 @@ def _eased(world: World, problem: Problem, task: Task, constants: Mapping[str, f
     )
 
 
-def better_than_current(world: World, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> bool:
+def better_than_current(world: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> bool:
     """Whether the relaxed plan should replace what runs."""
     if world.nothing_runs:
         return True
@@ -104,7 +106,7 @@ def better_than_current(world: World, problem: Problem, aim: Aim, constants: Map
     return wanted - best.shortage_per_s > SERVED_GAIN * (wanted - still.shortage_per_s)
 
 
-def windowed_families(world: World, aim: Aim) -> frozenset[str]:
+def windowed_families(world: PlanningInput, aim: Aim) -> frozenset[str]:
     """Families whose target is more than their hard minimum and owed over a window, not at this instant."""
     return frozenset(
         t.family
@@ -115,8 +117,8 @@ def windowed_families(world: World, aim: Aim) -> frozenset[str]:
 
 
 def joint_targets(
-    world: World, problem: Problem, aim: Aim, wishes: Mapping[str, Wish], constants: Mapping[str, float]
-) -> tuple[Aim, dict[str, Wish]] | None:
+    world: PlanningInput, problem: Problem, aim: Aim, wishes: Mapping[str, FamilyAim], constants: Mapping[str, float]
+) -> tuple[Aim, dict[str, FamilyAim]] | None:
     """Targets that families can reach together: the aim with them, and why; None: not even hard minima can be met.
 
     Raises:
@@ -140,7 +142,7 @@ def joint_targets(
     return replace(aim, target=targets), said
 
 
-def hard_minima(world: World, aim: Aim) -> Aim:
+def hard_minima(world: PlanningInput, aim: Aim) -> Aim:
     """Aim without the targets of windows: to serve comes before what a window is owed."""
     families = windowed_families(world, aim)
     return replace(aim, target={f: target for f, target in aim.target.items() if f not in families})

@@ -73,7 +73,7 @@ def need_of(task: Task) -> Need:
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
+class _ProblemValue:
     """A `Problem` by value, without the names of its devices; groups with what stands on them."""
 
     groups: tuple[tuple[Group, tuple[tuple[object, ...], ...]], ...]
@@ -84,7 +84,7 @@ class _Key:
     weights: tuple[tuple[str, float], ...]
 
 
-class _Asked:
+class _ProblemKey:
     """A problem under its key: what a memo is asked with."""
 
     __slots__ = ("_hash", "key", "problem")
@@ -97,7 +97,7 @@ class _Asked:
                 object.__setattr__(bare, "census", g.census)
             groups.append(bare)
         self.problem = replace(problem, groups=tuple(groups), horizon_s=problem.horizon_s if moves else 0.0)
-        self.key = _Key(
+        self.key = _ProblemValue(
             tuple((g, _counted(g.census)) for g in groups),
             problem.columns,
             tuple(need_of(t) for t in problem.tasks),
@@ -111,7 +111,7 @@ class _Asked:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and (self is other or self.key == other.key)
+        return isinstance(other, _ProblemKey) and (self is other or self.key == other.key)
 
 
 def _counted(census: Census) -> tuple[tuple[object, ...], ...]:
@@ -121,7 +121,7 @@ def _counted(census: Census) -> tuple[tuple[object, ...], ...]:
 
 @lru_cache(maxsize=4096)
 def _solved(
-    asked: _Asked,
+    asked: _ProblemKey,
     values: tuple[tuple[str, float], ...],
     targets: tuple[tuple[str, float], ...],
     shortage: bool,
@@ -148,7 +148,7 @@ def answer(problem: Problem, aim: Aim, limits: Limits, ladder: bool = False) -> 
     values, targets = tuple(sorted(aim.value_j.items())), tuple(sorted(aim.target.items()))
     if not aim.moves:
         return solve(problem, aim, limits)
-    return _solved(_Asked(problem, True), values, targets, aim.shortage_allowed, limits)
+    return _solved(_ProblemKey(problem, True), values, targets, aim.shortage_allowed, limits)
 
 
 def _beyond(problem: Problem, aim: Aim, task: Task) -> bool:
@@ -161,7 +161,7 @@ def _proven(problem: Problem, aim: Aim, limits: Limits, ladder: bool) -> Solutio
     """The best plan of the grid points around an aim, or what stands, if it is proven to be good enough."""
     family = problem.tasks[0].family
     v, t = aim.value_j.get(family, 0.0), aim.target.get(family, 0.0)
-    asked, tight = _Asked(problem, False), Limits(limits.nodes, limits.gap / 2)
+    asked, tight = _ProblemKey(problem, False), Limits(limits.nodes, limits.gap / 2)
     prices, (low, high) = _around(v), _between(t)
     part = (v - prices[0]) / (prices[1] - prices[0]) if prices[1] > prices[0] else 0.0
     best: Solution | None = None
@@ -181,7 +181,7 @@ def _proven(problem: Problem, aim: Aim, limits: Limits, ladder: bool) -> Solutio
     return None
 
 
-def _ladder(asked: _Asked, family: str, value: float, target: float, limits: Limits) -> Iterator[float]:
+def _ladder(asked: _ProblemKey, family: str, value: float, target: float, limits: Limits) -> Iterator[float]:
     """Lower targets, then the target itself, while none of their plans is an answer.
 
     The best plan for a target often reaches more, and is then the best for every target up to there: where many targets
@@ -201,7 +201,7 @@ def _ladder(asked: _Asked, family: str, value: float, target: float, limits: Lim
 def _candidates(
     problem: Problem,
     lows: Sequence[Solution | None],
-    asked: _Asked,
+    asked: _ProblemKey,
     family: str,
     prices: Sequence[float],
     target: float,
@@ -289,7 +289,7 @@ def refitted(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
         best = max(c.accuracy for c in problem.columns if c.family == task.family)
         value, mean = aim.value_j.get(task.family, 0.0), problem.mean_share(task.family)
         classes = [
-            Share(
+            ClassShare(
                 c.key,
                 (c.energy_j * problem.weight(c.key.zone) + value * (best - c.accuracy)) * mean,
                 c.accuracy,
@@ -306,7 +306,7 @@ def refitted(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
     return judged(problem, replace(counts, traffic=traffic, objective=objective, gap=0.0))
 
 
-class Share(NamedTuple):
+class ClassShare(NamedTuple):
     """A class as the split sees it: cost of one request, accuracy, and the most that it serves [1/s]."""
 
     key: ClassKey
@@ -315,7 +315,7 @@ class Share(NamedTuple):
     capacity_per_s: float
 
 
-def split(classes: Sequence[Share], demand_per_s: float, floor: float) -> dict[ClassKey, float] | None:
+def split(classes: Sequence[ClassShare], demand_per_s: float, floor: float) -> dict[ClassKey, float] | None:
     """The cheapest rates [1/s] that serve the demand at a mean accuracy of at least the floor; None: there are none."""
     if sum(c.capacity_per_s for c in classes) < demand_per_s * (1 - FEASIBLE):
         return None
@@ -338,7 +338,7 @@ def split(classes: Sequence[Share], demand_per_s: float, floor: float) -> dict[C
 
 
 def _filled(
-    classes: Sequence[Share], demand_per_s: float, floor: float, price: float, sign: int
+    classes: Sequence[ClassShare], demand_per_s: float, floor: float, price: float, sign: int
 ) -> tuple[dict[ClassKey, float], float]:
     """Classes filled in the order of cost less price; of equals the more (-1) or less (+1) accurate first."""
     left, slack, rates = demand_per_s, 0.0, {}

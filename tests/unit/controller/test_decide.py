@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.core.control import Boosts
-from controller.core.decide import ADVISED, DEGRADED, FAILED, NEW, UNCHANGED, Control, judge, saving, think
+from controller.core.control import SloMargin
+from controller.core.decide import ADVISED, DEGRADED, FAILED, NEW, UNCHANGED, ControlState, judge, saving, think
 from controller.core.triggers import Trigger
 from controller.records import replay
 from tests.support.plans import plan_of, planned
@@ -22,7 +22,7 @@ TRIGGER = Trigger("carbon", "300 -> 400")
 OTHER = replace(
     plan_of(planned("7g.40gb")), expected={"toy": Expected(0.0005, 2.5, 50.0, 0.96, 60.0)}, why="one large slice"
 )
-ACT = Control()
+ACT = ControlState()
 
 
 def decision(plan=OTHER, degraded=""):
@@ -41,7 +41,8 @@ def test_the_same_plan_is_left_alone():
 
 
 @pytest.mark.parametrize(
-    "control", [Control(ActMode.ADVISE), Control(frozen=True), Control(pinned=True), Control(ActMode.OBSERVE)]
+    "control",
+    [ControlState(ActMode.ADVISE), ControlState(frozen=True), ControlState(pinned=True), ControlState(ActMode.OBSERVE)],
 )
 def test_a_held_controller_touches_nothing_and_predicts_the_saving(control):
     verdict = judge(view(grams=0.001), TRIGGER, decision(), control)
@@ -116,7 +117,7 @@ def test_a_replay_that_differs_shows_where():
 
 
 def test_a_breach_raises_the_demand_planned_for_and_it_wears_off():
-    boosts = Boosts(0.15, 0.6)
+    boosts = SloMargin(0.15, 0.6)
     boosts.wear(view())
     for _ in range(10):
         boosts.breach(view(attainment=0.5))

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller import observe
-from controller.core.decide import Control
+from controller.core.decide import ControlState
 from controller.core.intensity import REFUSABLE, aged, held, refusal, rung_name
 from controller.core.observation import Observation
-from controller.core.triggers import Memory, Thresholds, evaluate, made_for
+from controller.core.triggers import HoldTimers, Thresholds, evaluate, plan_basis
 from controller.forecasters.last_max import LastMax
-from controller.observe import Reader
+from controller.observe import ObservationReader
 from controller.service import explain
 from controller.settings import CarbonSettings, ControllerSettings
 from tests.support.planning import digits
@@ -59,7 +59,7 @@ class World:
     def restart(self) -> None:
         made = LastMax()
         self.seen = Observation(self.settings, self.state.keys, digits(), made, self.clock.now_s())
-        self.reader = Reader(self.seen, self.state, self.settings.carbon, self.clock)
+        self.reader = ObservationReader(self.seen, self.state, self.settings.carbon, self.clock)
 
     async def say(self, now: CarbonReading, ahead: CarbonForecast | None = None) -> None:
         keys = self.state.keys
@@ -81,7 +81,7 @@ class World:
 async def test_a_refused_rung_triggers_nothing_and_other_triggers_plan_with_the_last_allowed_reading():
     world = World(rungs_refused=STAND_INS)
     await world.say(reading(200.0))
-    last = made_for(await world.view(), PLAN, NOW_S + 1e9)
+    last = plan_basis(await world.view(), PLAN, NOW_S + 1e9)
     await world.clock.advance(60.0)
     await world.say(reading(900.0, Rung.STATIC, world.clock.now_s()))
     view = await world.view()
@@ -90,7 +90,7 @@ async def test_a_refused_rung_triggers_nothing_and_other_triggers_plan_with_the_
     assert "the last reading on rung normal" in view.carbon.fallback_reason
     assert world.seen.allowed(("carbon", "load"), world.clock.now_s()) == ["load"]
     triggers = world.seen.allowed(("carbon",), world.clock.now_s())
-    assert evaluate(view, last, Memory(), Thresholds(), triggers)[0] is None
+    assert evaluate(view, last, HoldTimers(), Thresholds(), triggers)[0] is None
     assert next(s for s in world.seen.stamps(world.clock.now_s()) if "carbon:now" in s.key).observed_at_s == NOW_S
     assert world.seen.carbon(world.clock.now_s()).intensity_g_per_kwh == 900.0, (
         "what is metered is weighed with what is in force"
@@ -100,13 +100,13 @@ async def test_a_refused_rung_triggers_nothing_and_other_triggers_plan_with_the_
 async def test_an_allowed_rung_is_acted_on_again():
     world = World(rungs_refused=("static",))
     await world.say(reading(200.0))
-    last = made_for(await world.view(), PLAN, NOW_S + 1e9)
+    last = plan_basis(await world.view(), PLAN, NOW_S + 1e9)
     await world.say(reading(900.0, Rung.STATIC))
     await world.view()
     await world.say(reading(300.0, Rung.PROFILE))
     view = await world.view()
     assert view.carbon == reading(300.0, Rung.PROFILE)
-    trigger, _ = evaluate(view, last, Memory(), Thresholds(), world.seen.allowed(("carbon",), world.clock.now_s()))
+    trigger, _ = evaluate(view, last, HoldTimers(), Thresholds(), world.seen.allowed(("carbon",), world.clock.now_s()))
     assert trigger is not None
     assert trigger.cause == "carbon"
 
@@ -157,7 +157,7 @@ async def test_operators_see_what_is_refused():
     text = explain(view, PLAN, OBJECTIVE, RolloutState.DONE, "")
     assert "carbon: 200 g/kWh in demo, rung 0: rung static in force" in text
     assert "forecast: blend, issued 0 s ago, 24 intervals ahead" in text
-    observe.gauge(metrics, view, Control(), Rollout(), None, world.seen.held(world.clock.now_s()).rung)
+    observe.set_view_metrics(metrics, view, ControlState(), Rollout(), None, world.seen.held(world.clock.now_s()).rung)
     shown = {s.name: s for family in metrics.collect() for s in family.samples if s.value == 1.0}
     assert shown["trefoil_carbon_refused"].labels["rung"] == "static"
     assert shown["trefoil_carbon_forecast"].labels["state"] == "used"

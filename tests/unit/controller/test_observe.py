@@ -8,7 +8,7 @@ import pytest
 from controller.core.decide import NEW, think
 from controller.core.observation import Observation
 from controller.forecasters.last_max import LastMax
-from controller.observe import Reader
+from controller.observe import ObservationReader
 from controller.planners.exact.planner import ExactPlanner
 from controller.records import replay
 from controller.settings import ControllerSettings
@@ -52,7 +52,7 @@ class World:
         settings = ControllerSettings(demand_initial_per_s={"digits": 20.0}, demand_fixed=demand_fixed)
         predictor = LastMax()
         self.seen = Observation(settings, self.state.keys, several(), predictor, self.clock.now_s())
-        self.reader = Reader(self.seen, self.state, settings.carbon, self.clock)
+        self.reader = ObservationReader(self.seen, self.state, settings.carbon, self.clock)
 
     async def view(self, current: Plan | None = None) -> PlanView:
         await self.reader.refresh()

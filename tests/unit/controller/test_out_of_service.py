@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from controller.core.terms import best_way, impossible, standing
-from controller.core.triggers import CAUSES, Memory, Thresholds, evaluate, made_for
+from controller.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate, plan_basis
 from controller.core.usable import profiled, unplannable
 from controller.planners.exact.planner import ExactPlanner
 from tests.support.planners import layout, plan_of
@@ -76,9 +76,9 @@ def test_a_cordon_and_its_end_fire_like_a_loss_and_name_the_reason():
     whole = replace(view(), fleet=fleet(2), current=plan)
     cordoned = replace(whole, fleet=changed(fleet(2), GPU0, cordon="a fan is broken"))
     limits = Thresholds()
-    fired, _ = evaluate(cordoned, made_for(whole, plan, float("inf")), Memory(), limits, CAUSES)
+    fired, _ = evaluate(cordoned, plan_basis(whole, plan, float("inf")), HoldTimers(), limits, CAUSES)
     assert (fired.cause, fired.why) == ("loss", f"{GPU0}: out of service (a fan is broken)")
-    fired, _ = evaluate(whole, made_for(cordoned, plan, float("inf")), Memory(), limits, CAUSES)
+    fired, _ = evaluate(whole, plan_basis(cordoned, plan, float("inf")), HoldTimers(), limits, CAUSES)
     assert (fired.cause, GPU0 in fired.why) == ("loss", True)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.core.receipts import Line, Receipts, line_of, moved, summed
+from controller.core.receipts import EnergyLine, Receipts, line_of, moved, summed
 from dispatcher.core.receipts import Receipts as Prices
 from dispatcher.load import LoadBook
 from trefoil.core.carbon import CarbonReading, Quality, Series
@@ -157,7 +157,7 @@ def test_a_line_goes_through_the_smallest_and_the_largest_batch():
     line = line_of([row("l", batch) for batch in (1, 2, 8)])
     assert (line.request_j, line.item_j) == (pytest.approx(0.5), pytest.approx(1.5))
     assert line.basis == Basis.SYNTHETIC
-    assert line_of([row("l", 1)]) == Line(0.0, 2.0, Basis.SYNTHETIC)
+    assert line_of([row("l", 1)]) == EnergyLine(0.0, 2.0, Basis.SYNTHETIC)
     measured = replace(row("l", 1), provenance=Provenance(Basis.MEASURED))
     assert line_of([measured]).basis == Basis.MODELLED, "measured elsewhere: of this slice it is a model"
     slower = line_of([row("l", 1)], clock_mhz=705)

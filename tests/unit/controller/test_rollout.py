@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.rollout import Standing, Step, Way, way
-from controller.core.shares import Terms, capacity_of, routed_capacity
+from controller.core.rollout import FleetSnapshot, RolloutPath, Step, way
+from controller.core.shares import RolloutInputs, capacity_of, routed_capacity
 from tests.support.plans import LARGE, SMALL, key, planned
 from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB, placements, slice_type
@@ -22,11 +22,11 @@ def capacity(family: str, device: str, kind: str, variant: str, count: int) -> f
     return slice_type(A100_40GB, kind).sm_count * PER_SM[variant] * count * (1 - 0.5 / (1 + count))
 
 
-def terms(need: float, swappable: bool = True) -> Terms:
+def terms(need: float, swappable: bool = True) -> RolloutInputs:
     def fastest(part: PlannedSlice) -> PlannedSlice:
         return replace(part, hosted=(Hosted("toy", SMALL.name, SMALL.version, 0, 1, 1, 8),))
 
-    return Terms({"toy": need}, capacity, lambda *_: swappable, fastest, lambda *_: True)
+    return RolloutInputs({"toy": need}, capacity, lambda *_: swappable, fastest, lambda *_: True)
 
 
 def device_of(name: str, parts: tuple[PlannedSlice, ...]) -> PlannedDevice:
@@ -40,10 +40,10 @@ def plan_of(layout: dict[str, tuple[PlannedSlice, ...]]) -> Plan:
     return Plan(Revision(1, 2), nodes=(node,), routes=(Route("toy", "weighted", "fifo", targets, 100),))
 
 
-def standing_of(layout: dict[str, tuple[PlannedSlice, ...]], dead: frozenset[SliceKey] = frozenset()) -> Standing:
+def standing_of(layout: dict[str, tuple[PlannedSlice, ...]], dead: frozenset[SliceKey] = frozenset()) -> FleetSnapshot:
     plan = plan_of(layout)
     parts = {p.key: p for parts in layout.values() for p in parts}
-    return Standing(
+    return FleetSnapshot(
         {d.device: d for d in plan.nodes[0].devices},
         {k: p for k, p in parts.items() if k not in dead},
         frozenset(parts),
@@ -66,7 +66,7 @@ def device_layouts(draw: st.DrawFn, name: str) -> tuple[PlannedSlice, ...]:
 
 
 @st.composite
-def rollouts(draw: st.DrawFn) -> tuple[Standing, Plan, Terms]:
+def rollouts(draw: st.DrawFn) -> tuple[FleetSnapshot, Plan, RolloutInputs]:
     names = [f"node0/gpu{i}" for i in range(draw(st.integers(1, 3)))]
     now = {name: draw(device_layouts(name)) for name in names}
     then = {name: draw(device_layouts(name)) for name in names}
@@ -80,7 +80,7 @@ def rollouts(draw: st.DrawFn) -> tuple[Standing, Plan, Terms]:
 class Agents:
     """What the nodes do with a step, and what must hold before, during and after it."""
 
-    def __init__(self, standing: Standing, terms: Terms, target: Plan) -> None:
+    def __init__(self, standing: FleetSnapshot, terms: RolloutInputs, target: Plan) -> None:
         self.ready, self.present = dict(standing.ready), set(standing.present)
         self.terms = terms
         wanted = [p for d in target.nodes[0].devices for p in d.slices]
@@ -152,7 +152,7 @@ def test_a_newer_plan_in_the_middle_is_as_safe(case, data):
     newer = {name: data.draw(device_layouts(name)) for name in names}
     if not any(newer.values()):
         newer[names[0]] = (planned("7g.40gb", 0, SMALL, names[0]),)
-    middle = Standing(dict(taken[-1].devices), agents.ready, frozenset(agents.present), taken[-1].routes)
+    middle = FleetSnapshot(dict(taken[-1].devices), agents.ready, frozenset(agents.present), taken[-1].routes)
     again = way(middle, plan_of(newer), rules)
     second = Agents(middle, rules, plan_of(newer))
     for step in again.steps:
@@ -160,7 +160,7 @@ def test_a_newer_plan_in_the_middle_is_as_safe(case, data):
     assert again.halted or second.ready == {p.key: p for parts in newer.values() for p in parts}
 
 
-def steps_of(now, then, need, swappable=True) -> Way:
+def steps_of(now, then, need, swappable=True) -> RolloutPath:
     return way(standing_of(now), plan_of(then), terms(need, swappable))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from controller.planners.blover import blover
 from controller.planners.clover import CloverPlanner
-from controller.planners.clover.measure import Profiled, profiled
+from controller.planners.clover.measure import ProfileEstimator, profiled
 from controller.planners.clover.planner import CONSTANTS
 from controller.planners.clover.pods import pods_of
 from controller.planners.clover.space import Space
@@ -311,7 +311,9 @@ def test_many_mixes_at_once_are_served_as_one_by_one_and_as_the_shared_kernel():
 def test_a_large_pod_is_served_at_ten_devices_and_errs_on_the_safe_side():
     one = lambda_view()
     small, large = (
-        Profiled(Space(((A100_40GB, n),), digits().families[0].by_accuracy()), {}, 10.0 * n, 10.0 * n, 1.0, 0.0, 3000)
+        ProfileEstimator(
+            Space(((A100_40GB, n),), digits().families[0].by_accuracy()), {}, 10.0 * n, 10.0 * n, 1.0, 0.0, 3000
+        )
         for n in (10, 40)
     )
     points = profiled(one.catalog, pods_of(read(one, 1.0), True, False)[0].task, small.space, CONSTANTS).points

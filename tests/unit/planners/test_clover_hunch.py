@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from controller.planners.clover.graph import Graph
-from controller.planners.clover.hunch import Hunch
+from controller.planners.clover.hunch import Surrogate
 from controller.planners.clover.objective import Goal, Outcome
 from controller.planners.clover.planner import outcome_from
 from controller.planners.clover.space import Space, units
@@ -42,16 +42,16 @@ def truth(graph: Graph) -> Outcome:
 
 def test_nothing_measured_no_opinion():
     graphs = [unit.graph for unit in SPACE.units(A100_40GB)[:5]]
-    assert list(Hunch(SPACE, GOAL, IDLE_W, RATE_PER_S, {})(graphs)) == [1.0] * 5
+    assert list(Surrogate(SPACE, GOAL, IDLE_W, RATE_PER_S, {})(graphs)) == [1.0] * 5
     failed = {graphs[0]: Outcome(None, 0.0, float("inf"), float("inf"), 0.0, RATE_PER_S)}
-    assert list(Hunch(SPACE, GOAL, IDLE_W, RATE_PER_S, failed)(graphs)) == [1.0] * 5
+    assert list(Surrogate(SPACE, GOAL, IDLE_W, RATE_PER_S, failed)(graphs)) == [1.0] * 5
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_few_measurements_tell_which_neighbours_are_good(seed):
     rng = np.random.default_rng(seed)
     some = [units(A100_40GB, VARIANTS)[int(i)].graph for i in rng.integers(0, 1282, 8)]
-    hunch = Hunch(SPACE, GOAL, IDLE_W, RATE_PER_S, {graph: truth(graph) for graph in some})
+    hunch = Surrogate(SPACE, GOAL, IDLE_W, RATE_PER_S, {graph: truth(graph) for graph in some})
     near = SPACE.neighbourhood(units(A100_40GB, VARIANTS)[int(rng.integers(0, 1282))])
     chance = hunch([s.graph for s in near])
     assert ((chance > 0) & (chance <= 1)).all()
@@ -64,7 +64,9 @@ def test_a_few_measurements_tell_which_neighbours_are_good(seed):
 def test_variants_without_macs_are_told_apart_by_nothing_but_slices():
     space = Space(((A100_40GB, 1),), tuple(replace(v, macs=0) for v in VARIANTS))
     graphs = [unit.graph for unit in space.units(A100_40GB)[:50]]
-    chance = Hunch(space, GOAL, IDLE_W, RATE_PER_S, {graphs[0]: Outcome(50.0, 0.9, 200.0, 250.0, 1.0, 20.0)})(graphs)
+    chance = Surrogate(space, GOAL, IDLE_W, RATE_PER_S, {graphs[0]: Outcome(50.0, 0.9, 200.0, 250.0, 1.0, 20.0)})(
+        graphs
+    )
     assert ((chance > 0) & (chance <= 1)).all()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from controller.planners.columns import columns
 from controller.planners.exact import ExactPlanner
-from controller.planners.exact.aims import Wish
+from controller.planners.exact.aims import FamilyAim
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of
 from controller.planners.exact.planner import CONSTANTS
@@ -44,7 +44,7 @@ def posed(one):
 
 
 def wishes_of(targets):
-    return {f: Wish(3000.0, t, "as asked") for f, t in targets.items()}
+    return {f: FamilyAim(3000.0, t, "as asked") for f, t in targets.items()}
 
 
 def test_a_clean_hour_for_two_families_is_no_shortage():
