@@ -20,7 +20,7 @@ from controller.core.effects import (
     Wait,
 )
 from controller.core.rolling import RolloutExecutor, find_path
-from controller.core.shares import known
+from controller.core.shares import with_catalog_facts
 from controller.disk import DiskStore
 from controller.observe import ObservationReader
 from controller.perform import Signals, carry_out_common, run_effects
@@ -42,18 +42,18 @@ class RolloutRunner:
         rollouts: RolloutExecutor,
         poll_s: float,
         keys: Keys,
-        authority: Leadership,
+        leadership: Leadership,
         agents: AgentClients,
         reader: ObservationReader,
         disk: DiskStore,
         metrics: Metrics,
         signals: Signals,
-        at: CoreTime,
+        time: CoreTime,
         clock: Clock,
     ) -> None:
         self.rollouts, self._poll_s, self._keys = rollouts, poll_s, keys
-        self._authority, self._agents, self._reader, self._disk = authority, agents, reader, disk
-        self._metrics, self._signals, self._at, self._clock = metrics, signals, at, clock
+        self._leadership, self._agents, self._reader, self._disk = leadership, agents, reader, disk
+        self._metrics, self._signals, self._time, self._clock = metrics, signals, time, clock
         self._task: asyncio.Task[None] | None = None
         self._log = structlog.get_logger()
 
@@ -79,7 +79,7 @@ class RolloutRunner:
         await self.settle()
         self._log.info("roll out", revision=str(plan.revision), why=why)
         steps = self.rollouts.begin(plan, view)
-        self._task = asyncio.create_task(run_effects(steps, self._carry_out, self._at, self._clock), name="rollout")
+        self._task = asyncio.create_task(run_effects(steps, self._carry_out, self._time, self._clock), name="rollout")
 
     async def republish(self, revision: Revision) -> None:
         """Write again what readers of Redis need, under a new revision; nothing is commanded.
@@ -90,9 +90,9 @@ class RolloutRunner:
         stands = self.rollouts.republished(revision)
         if stands is None:
             return
-        plan, nodes = self._told(stands[0]), stands[1]
+        plan, nodes = self._with_catalog_facts(stands[0]), stands[1]
         puts = [Put(self._keys.plan_node(n.node), n) for n in nodes]
-        await self._authority.write([Put(self._keys.plan(), plan), Put(self._keys.rollout(), self.rollout), *puts])
+        await self._leadership.write([Put(self._keys.plan(), plan), Put(self._keys.rollout(), self.rollout), *puts])
         self._disk.save("published", plan)
         self._signals.announce()
 
@@ -103,15 +103,15 @@ class RolloutRunner:
             case Wait():
                 await self._clock.sleep(self._poll_s)
             case Publish():
-                await self._authority.write(self._writes(effect))
+                await self._leadership.write(self._writes(effect))
             case CommandNode():
                 return await self._command(effect)
             case QueryAgents(nodes):
-                self._reader.seen.inputs.nodes |= await self._agents.fresh(nodes)
+                self._reader.observation.inputs.nodes |= await self._agents.fresh(nodes)
             case FindPath():
                 return find_path(effect)
             case Save("published", plan):
-                self._disk.save("published", self._told(plan))
+                self._disk.save("published", self._with_catalog_facts(plan))
             case _:
                 carry_out_common(effect, self._disk, self._metrics, self._signals)
         return None
@@ -119,20 +119,20 @@ class RolloutRunner:
     def _writes(self, wanted: Publish) -> list[Write]:
         writes: list[Write] = []
         if wanted.plan is not None:
-            writes.append(Put(self._keys.plan(), self._told(wanted.plan)))
+            writes.append(Put(self._keys.plan(), self._with_catalog_facts(wanted.plan)))
         if wanted.rollout is not None:
             writes.append(Put(self._keys.rollout(), wanted.rollout))
         if wanted.node is not None:
             writes.append(Put(self._keys.plan_node(wanted.node.node), wanted.node))
         return writes
 
-    def _told(self, plan: Plan) -> Plan:
+    def _with_catalog_facts(self, plan: Plan) -> Plan:
         """The plan as dispatchers need it: its targets with what the catalogue says of them."""
-        return replace(plan, routes=known(plan.routes, self._reader.seen.catalog))
+        return replace(plan, routes=with_catalog_facts(plan.routes, self._reader.observation.catalog))
 
     async def _command(self, wanted: CommandNode) -> bool:
         try:
             return await self._agents.apply(wanted.status, wanted.plan)
         except errors.Fenced as error:
-            await self._authority.overtake(max(wanted.status.highest_epoch_seen, wanted.plan.revision.epoch))
+            await self._leadership.cede_to(max(wanted.status.highest_epoch_seen, wanted.plan.revision.epoch))
             raise errors.Fenced(str(error)) from error

@@ -36,18 +36,18 @@ class Leadership:
         """The epoch held, 0 when none is."""
         return self._lease.epoch if self._lease is not None and self._state.holds(self._lease) else 0
 
-    def demand(self) -> None:
+    def require(self) -> None:
         """Raises `errors.Unavailable` unless the role is held."""
         if not self.epoch:
             raise errors.Unavailable(f"this controller is not in charge: {self.why}")
 
-    async def keep(self) -> None:
+    async def maintain(self) -> None:
         """Acquire and renew for ever; `epoch` changes when the role was lost in between."""
         while True:
             try:
                 await self._step()
             except errors.StateUnavailable as error:
-                self._say(f"Redis is down: {error}")
+                self._log_reason(f"Redis is down: {error}")
             self._metrics.set("trefoil_lease_epoch", self.epoch, role=ROLE)
             await self._clock.sleep(LEASE_TTL_S / RENEWALS_PER_TTL if self.epoch else 0.5)
 
@@ -61,18 +61,18 @@ class Leadership:
         lease = await self._state.acquire(ROLE, self._holder, floor_epoch=floor)
         if lease is None:
             holder = await self._state.holder(ROLE)
-            self._say(f"standing by: {holder.holder if holder else 'somebody'} holds the role")
+            self._log_reason(f"standing by: {holder.holder if holder else 'somebody'} holds the role")
             return
         self._disk.save("epoch", {"epoch": lease.epoch})
         self._lease, self.why = lease, ""
         self._log.info("lease acquired", role=ROLE, epoch=lease.epoch)
 
-    def _say(self, why: str) -> None:
+    def _log_reason(self, why: str) -> None:
         if why != self.why:
             self.why = why
             self._log.warning("no authority", role=ROLE, why=why)
 
-    async def overtake(self, epoch: int) -> None:
+    async def cede_to(self, epoch: int) -> None:
         """An agent obeys a higher epoch (Redis lost ours): give up this one and take a higher one next."""
         self._disk.save("epoch", {"epoch": max(epoch, int(self._disk.load_plain("epoch").get("epoch", 0)))})
         if self._lease is not None:

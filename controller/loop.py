@@ -15,7 +15,7 @@ import structlog
 from controller.act import RolloutRunner
 from controller.authority import Leadership
 from controller.core.control import RETRY_S, ControlCore, SavedState
-from controller.core.decide import ControlState, as_live, ask, think
+from controller.core.decide import ControlState, as_live_planner, ask_planner, run_planner
 from controller.core.effects import (
     CallPlanner,
     CandidateEvaluated,
@@ -51,7 +51,7 @@ from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
 
-def kept(disk: DiskStore, settings: ControllerSettings, objectives: Mapping[str, Objective]) -> SavedState:
+def load_saved_state(disk: DiskStore, settings: ControllerSettings, objectives: Mapping[str, Objective]) -> SavedState:
     """What the last controller on this disk has left; `objectives` are those to begin with."""
     saved, counts = disk.load_plain("control"), disk.load_plain("counts")
     control = ControlState(
@@ -73,7 +73,7 @@ class PlannerRunner:
     """One planner. What a planner remembers is saved on the controller's disk and recalled after a restart."""
 
     def __init__(self, planner: Planner, name: str, disk: DiskStore, clock: Clock, timeout_s: float) -> None:
-        self.planner, self.live, self.name = planner, as_live(planner), name
+        self.planner, self.live, self.name = planner, as_live_planner(planner), name
         self._disk, self._clock, self._timeout_s = disk, clock, timeout_s
         self._abandoned: asyncio.Future[Candidate | Decision] | None = None
         self._before = ""
@@ -82,24 +82,26 @@ class PlannerRunner:
         if self.live is not None and saved.get("planner") == name:
             self._recall(saved.get("memory", {}))
 
-    async def think(self, view: PlanView, seed: int, ask_it: bool = False) -> PlannerAnswer:
+    async def call(self, view: PlanView, seed: int, asks: bool = False) -> PlannerAnswer:
         """One call. A planner that takes too long is abandoned: the answer is then to keep what runs."""
         if self._abandoned is not None:
             if not self._abandoned.done():
-                return self._hit(view, seed, "the planner is still busy with an abandoned decision")
+                return self._limit_hit(view, seed, "the planner is still busy with an abandoned decision")
             self._abandoned = None
             if self._before:  # what it did after it was abandoned is in no record
                 self._recall(json.loads(self._before))
         self._before = self._memory()
         started_s = self._clock.monotonic_s()
-        call = ask if ask_it else think
-        future = asyncio.get_running_loop().run_in_executor(None, call, view, self.planner, seed)
+        function = ask_planner if asks else run_planner
+        future = asyncio.get_running_loop().run_in_executor(None, function, view, self.planner, seed)
         done, _ = await asyncio.wait((future,), timeout=self._timeout_s)
         solve_ms = (self._clock.monotonic_s() - started_s) * 1e3
         if done:
-            return PlannerAnswer(future.result(), seed, solve_ms, False, self._before, ask_it)
+            return PlannerAnswer(future.result(), seed, solve_ms, False, self._before, asks)
         self._abandoned = future
-        return self._hit(view, seed, f"the planner took more than solve_timeout_s = {self._timeout_s:g} s", solve_ms)
+        return self._limit_hit(
+            view, seed, f"the planner took more than solve_timeout_s = {self._timeout_s:g} s", solve_ms
+        )
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
         """Tell a planner that measures what came of its candidate, and save what it remembers."""
@@ -112,7 +114,7 @@ class PlannerRunner:
         if self.live is not None:
             self._disk.save(MEMORY, {"planner": self.name, "memory": self.live.memory()})
 
-    def _hit(self, view: PlanView, seed: int, why: str, solve_ms: float = 0.0) -> PlannerAnswer:
+    def _limit_hit(self, view: PlanView, seed: int, why: str, solve_ms: float = 0.0) -> PlannerAnswer:
         return PlannerAnswer(Decision(None, why, view.now_s + RETRY_S, why), seed, solve_ms, True, self._before)
 
     def _memory(self) -> str:
@@ -136,32 +138,37 @@ class ControlLoop:
         core: ControlCore,
         settings: ControllerSettings,
         state: State,
-        authority: Leadership,
+        leadership: Leadership,
         reader: ObservationReader,
-        actor: RolloutRunner,
+        rollout_runner: RolloutRunner,
         accountant: Accountant,
-        thinker: PlannerRunner,
+        planner_runner: PlannerRunner,
         disk: DiskStore,
         metrics: Metrics,
         signals: Signals,
         clock: Clock,
     ) -> None:
-        self.core, self.settings, self.actor, self.thinker = core, settings, actor, thinker
-        self._state, self._authority, self._reader, self._accountant = state, authority, reader, accountant
+        self.core, self.settings, self.rollout_runner, self.planner_runner = (
+            core,
+            settings,
+            rollout_runner,
+            planner_runner,
+        )
+        self._state, self._leadership, self._reader, self._accountant = state, leadership, reader, accountant
         self._disk, self._metrics, self._clock, self._signals = disk, metrics, clock, signals
         self._log = structlog.get_logger()
-        budgets = self.seen.windows.dump_budgets
-        self.records = DecisionRecords(settings, core.policy, state.keys, authority, disk, metrics, budgets)
-        self._demand = DemandPublisher(state.keys, self.seen, authority, clock)
-        self._receipts = ReceiptPublisher(settings, state.keys, accountant.receipts, authority, clock)
+        budgets = self.observation.windows.dump_budgets
+        self.records = DecisionRecords(settings, core.policy, state.keys, leadership, disk, metrics, budgets)
+        self._demand = DemandPublisher(state.keys, self.observation, leadership, clock)
+        self._receipts = ReceiptPublisher(settings, state.keys, accountant.receipts, leadership, clock)
         self._lock = asyncio.Lock()
-        self.seen.windows.load_budgets(disk.load_plain("budgets"), clock.now_s())
+        self.observation.windows.load_budgets(disk.load_plain("budgets"), clock.now_s())
         disk.save_all("objectives", core.objectives.values())
 
     @property
-    def seen(self) -> Observation:
+    def observation(self) -> Observation:
         """What is observed."""
-        return self.core.seen
+        return self.core.observation
 
     @property
     def changed(self) -> asyncio.Condition:
@@ -175,7 +182,7 @@ class ControlLoop:
 
     def view(self) -> PlanView:
         """The view of this moment."""
-        self.core.at.now_s, self.core.at.monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
+        self.core.time.now_s, self.core.time.monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
         return self.core.view()
 
     # --- the loop -----------------------------------------------------------------------------------------------------
@@ -188,8 +195,8 @@ class ControlLoop:
 
     async def tick(self) -> None:
         """One round. Public so that tests can drive it."""
-        self.actor.check()
-        inputs = self.seen.inputs
+        self.rollout_runner.check()
+        inputs = self.observation.inputs
         was_down = inputs.down
         await self._reader.refresh()
         if inputs.down:
@@ -199,8 +206,8 @@ class ControlLoop:
         await self._accountant.refresh(sorted(self.core.objectives))
         for family, objective in self.core.objectives.items():
             if objective.mode == ObjectiveMode.BUDGET:
-                self.seen.windows.open_budget(family, objective.window_s, self._clock.now_s())
-        if not self._authority.epoch:
+                self.observation.windows.open_budget(family, objective.window_s, self._clock.now_s())
+        if not self._leadership.epoch:
             return
         async with self._lock:
             try:
@@ -211,46 +218,48 @@ class ControlLoop:
                 self._log.warning("no decision: Redis is down", error=str(error))
 
     async def _control(self) -> None:
-        await self._perform(self.core.enter(self._authority.epoch))
+        await self._perform(self.core.enter_epoch(self._leadership.epoch))
         await self._demand.publish()
         await self._receipts.publish(self.core.current)
         await self._perform(self.core.step())
 
     async def stop(self) -> None:
         """End the rollout under way at a safe point; what it had begun goes on from there at the next start."""
-        await self.actor.settle()
+        await self.rollout_runner.settle()
 
     # --- carrying out -------------------------------------------------------------------------------------------------
 
     async def _perform(self, steps: Steps[T]) -> T:
-        return await run_effects(steps, self._carry_out, self.core.at, self._clock)
+        return await run_effects(steps, self._carry_out, self.core.time, self._clock)
 
     async def _carry_out(self, effect: Any) -> Any:
         match effect:
             case Viewed(view):
-                refused = self.seen.held(view.now_s).rung
-                set_view_metrics(self._metrics, view, self.core.control, self.actor.rollout, self.core.last, refused)
+                refused = self.observation.plannable_carbon(view.now_s).rung
+                set_view_metrics(
+                    self._metrics, view, self.core.control, self.rollout_runner.rollout, self.core.last_verdict, refused
+                )
             case CallPlanner(view, seed, asks):
-                return await self.thinker.think(view, seed, asks)
+                return await self.planner_runner.call(view, seed, asks)
             case TellPlanner(candidate, measurement):
-                self.thinker.tell(candidate, measurement)
+                self.planner_runner.tell(candidate, measurement)
             case SavePlannerMemory():
-                self.thinker.save()
+                self.planner_runner.save()
             case OpenRecords(epoch):
                 return self.records.newest(epoch)
             case RecordDecision():
                 await self.records.write(effect)
             case WriteObjectives(objectives):
-                await self._authority.write([Put(self._state.keys.objective(o.family), o) for o in objectives])
+                await self._leadership.write([Put(self._state.keys.objective(o.family), o) for o in objectives])
             case StartRollout(plan, why):
-                await self.actor.begin(plan, why, self.view)
+                await self.rollout_runner.begin(plan, why, self.view)
             case StopRollout():
-                await self.actor.settle()
+                await self.rollout_runner.settle()
             case Republish(revision):
-                await self.actor.republish(revision)
+                await self.rollout_runner.republish(revision)
             case CandidateEvaluated():
-                told = effect.told
-                spent = {"spent_s": round(told.spent_s, 1), "spent_j": round(told.spent_j, 1)}
+                measurement = effect.measurement
+                spent = {"spent_s": round(measurement.spent_s, 1), "spent_j": round(measurement.spent_j, 1)}
                 self._log.info("evaluation", text=effect.text, **spent)
             case _:
                 carry_out_common(effect, self._disk, self._metrics, self._signals)
@@ -261,7 +270,7 @@ class ControlLoop:
     async def operate(self, control: ControlState, plan: Plan | None = None, why: str = "") -> None:
         """Change mode, freeze or pin; `plan` is rolled out all the same. What is released is planned afresh."""
         async with self._lock:
-            self._authority.demand()
+            self._leadership.require()
             await self._perform(self.core.operate(control, plan, why))
         self._signals.announce()
         self._signals.wake()
@@ -269,7 +278,7 @@ class ControlLoop:
     async def replan(self, trigger: Trigger) -> DecisionRecord:
         """Decide now, whatever the triggers say."""
         async with self._lock:
-            self._authority.demand()
+            self._leadership.require()
             await self._perform(self.core.replan(trigger))
             assert self.records.last is not None, "every decision is recorded"
             return self.records.last
@@ -278,7 +287,7 @@ class ControlLoop:
         """Put an accepted objective in force; returns what of it cannot be met, "" for nothing."""
         async with self._lock:
             view = await self._perform(self.core.set_objective(objective))
-        return await self._perform(self.core.foresee(view))
+        return await self._perform(self.core.unmet_objectives(view))
 
 
 MEMORY: Final = "planner_memory"

@@ -26,8 +26,8 @@ from trefoil.runtime.telemetry import Metrics
 class ObservationReader:
     """Remembers how far each stream has been read."""
 
-    def __init__(self, seen: Observation, state: State, carbon: CarbonSettings, clock: Clock) -> None:
-        self.seen = seen
+    def __init__(self, observation: Observation, state: State, carbon: CarbonSettings, clock: Clock) -> None:
+        self.observation = observation
         self._state, self._carbon, self._clock = state, carbon, clock
         self._live = LiveAcks(state, clock)
         self._load_ids: dict[str, str] = {}
@@ -35,7 +35,7 @@ class ObservationReader:
 
     async def refresh(self) -> None:
         """Read everything once; on trouble keep the last values and say in `inputs.down` why."""
-        inputs = self.seen.inputs
+        inputs = self.observation.inputs
         try:
             await self._refresh()
             inputs.down = ""
@@ -43,7 +43,7 @@ class ObservationReader:
             inputs.down = str(error)
         except errors.InvalidInput as error:
             inputs.down = f"Redis holds what this version cannot read: {error}"
-        self.seen.windows.forget(self._clock.now_s())
+        self.observation.windows.forget(self._clock.now_s())
 
     async def refresh_nodes(self) -> None:
         """Read node statuses and acks only: what a rollout waits for.
@@ -51,13 +51,13 @@ class ObservationReader:
         Raises:
             errors.StateUnavailable: Redis does not answer.
         """
-        keys, inputs = self._state.keys, self.seen.inputs
+        keys, inputs = self._state.keys, self.observation.inputs
         inputs.nodes |= {n.node: n for n in (await self._state.scan(keys.node_prefix(), NodeStatus)).values()}
         inputs.acks = await self._live.read()
         inputs.blind = self._live.blind
 
     async def _refresh(self) -> None:
-        keys, series, inputs = self._state.keys, self._carbon.series, self.seen.inputs
+        keys, series, inputs = self._state.keys, self._carbon.series, self.observation.inputs
         await self.refresh_nodes()
         inputs.carbon = await self._state.get(keys.carbon_now(series), CarbonReading) or inputs.carbon
         inputs.carbon_forecast = await self._state.get(keys.carbon_forecast(series), CarbonForecast)
@@ -69,16 +69,16 @@ class ObservationReader:
         for entry_id, reading in entries:
             self._history_id = entry_id
             inputs.carbon_history.append(reading)
-        await self._zones()
-        self.seen.note_carbon()
+        await self._refresh_other_zones()
+        self.observation.note_carbon()
         for key in await self._state.names(keys.load_prefix()):
             for entry_id, window in await self._state.stream(key, LoadWindow, self._load_ids.get(key, "0")):
                 self._load_ids[key] = entry_id
-                self.seen.windows.add(window, self.seen.catalog)
+                self.observation.windows.add(window, self.observation.catalog)
 
-    async def _zones(self) -> None:
+    async def _refresh_other_zones(self) -> None:
         """Readings of the other zones that nodes lie in."""
-        series, inputs = self._carbon.series, self.seen.inputs
+        series, inputs = self._carbon.series, self.observation.inputs
         held = {reading.series.zone: reading for reading in inputs.zones}
         for zone in sorted({node.zone for node in inputs.nodes.values()} - {series.zone, ""}):
             reading = await self._state.get(self._state.keys.carbon_now(replace(series, zone=zone)), CarbonReading)
@@ -97,8 +97,8 @@ RUNGS: Final[Mapping[int, str]] = {RUNG_DEGRADED: "degraded", RUNG_KEPT: "kept"}
 class DemandPublisher:
     """Arrivals per second and forecast of each family, written once a second."""
 
-    def __init__(self, keys: Keys, seen: Observation, authority: Leadership, clock: Clock) -> None:
-        self._keys, self._seen, self._authority, self._clock = keys, seen, authority, clock
+    def __init__(self, keys: Keys, observation: Observation, leadership: Leadership, clock: Clock) -> None:
+        self._keys, self._observation, self._leadership, self._clock = keys, observation, leadership, clock
         self._at_s = 0.0
 
     async def publish(self) -> None:
@@ -106,17 +106,17 @@ class DemandPublisher:
         now_s = self._clock.now_s()
         if now_s - self._at_s >= 1.0:
             self._at_s = now_s
-            writes = demand(self._keys, self._seen, now_s)
+            writes = demand_writes(self._keys, self._observation, now_s)
             if writes:
-                await self._authority.write(writes)
+                await self._leadership.write(writes)
 
 
-def demand(keys: Keys, seen: Observation, now_s: float) -> list[Write]:
+def demand_writes(keys: Keys, observation: Observation, now_s: float) -> list[Write]:
     """Arrivals of the last second and the forecast, of each family."""
-    bins = round(1 / seen.windows.bin_s)
+    bins = round(1 / observation.windows.bin_s)
     writes: list[Write] = []
-    for family, forecast in sorted(seen.forecasts.items()):
-        arrived = round(sum(seen.windows.arrivals(family, now_s)[-bins:]))
+    for family, forecast in sorted(observation.forecasts.items()):
+        arrived = round(sum(observation.windows.arrivals(family, now_s)[-bins:]))
         cell = LoadCell(LoadKey(family), arrived=arrived, arrived_per_s=(arrived,))
         window = LoadWindow(starts_at_s=now_s - 1, ends_at_s=now_s, cells=(cell,))
         writes.append(Append(keys.demand(family), window, DEMAND_MAX, ttl_s=float(DEMAND_MAX)))
@@ -127,7 +127,7 @@ def demand(keys: Keys, seen: Observation, now_s: float) -> list[Write]:
 def set_view_metrics(
     metrics: Metrics, view: PlanView, control: ControlState, rollout: Rollout, last: Verdict | None, refused: str = ""
 ) -> None:
-    """The state of control as metrics. `refused`: the rung in force, where it is not planned by."""
+    """Metrics of a view and of the state of control. `refused`: the rung in force, where it is not planned by."""
     metrics.set_one_of("trefoil_carbon_refused", "rung", refused, REFUSABLE)
     forecast = view.carbon_forecast
     used = "none" if forecast is None else "used" if forecast.bands else "refused"

@@ -47,12 +47,12 @@ class Signals:
             self.changed.notify_all()
 
 
-async def run_effects(steps: Steps[T], carry_out: Callable[[Any], Awaitable[Any]], at: CoreTime, clock: Clock) -> T:
+async def run_effects(steps: Steps[T], carry_out: Callable[[Any], Awaitable[Any]], time: CoreTime, clock: Clock) -> T:
     """Run a core's step to its end. `carry_out` answers an effect, or raises an `errors.TrefoilError` for the core."""
     answer: Any = None
     error: errors.TrefoilError | None = None
     while True:
-        at.now_s, at.monotonic_s = clock.now_s(), clock.monotonic_s()
+        time.now_s, time.monotonic_s = clock.now_s(), clock.monotonic_s()
         try:
             effect = steps.send(answer) if error is None else steps.throw(error)
         except StopIteration as end:

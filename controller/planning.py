@@ -3,18 +3,19 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from numpy.random import Generator
 
-from controller.core.terms import impossible
+from controller.core.decide import as_live_planner
+from controller.core.terms import rollout_refusal
 from controller.forecasters.table import FORECASTERS
 from controller.planners.table import PLANNERS
 from controller.settings import ControllerSettings
 from trefoil.core.brains import Candidate, Decision, Forecaster, LivePlanner, Measurement, Planner, PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import Same
-from trefoil.core.parts import LIVE, Kind, find
+from trefoil.core.parts import Kind, find
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.core.plan_check import sealed
 from trefoil.core.policies import PRESETS, Policy, chosen, policy
@@ -29,7 +30,9 @@ def planner_of(override: str, row: Policy) -> Planner:
     row = chosen(row, {Kind.PLANNER: override}, {})
     part = find(Kind.PLANNER, row.planner, PLANNERS)
     settings = part.settings_of(row.settings.get(Kind.PLANNER, {}))
-    return stamped(part.made(constants=row.constants, settings=settings, refuses=refusal(impossible, row)), row)
+    return with_policy_parts(
+        part.made(constants=row.constants, settings=settings, refuses=policy_refusal(rollout_refusal, row)), row
+    )
 
 
 def forecaster_of(settings: ControllerSettings, row: Policy) -> Forecaster:
@@ -101,7 +104,7 @@ class PolicyLivePlanner:
         step = self.planner.ask(view, rng)
         if isinstance(step, Decision):
             return _decision(step, view, self.row)
-        found = replace(step, plan=stamp(step.plan, view.catalog, self.row))
+        found = replace(step, plan=apply_policy_parts(step.plan, view.catalog, self.row))
         self._asked = found, step
         return found
 
@@ -119,29 +122,32 @@ class PolicyLivePlanner:
         self.planner.recall(memory)
 
 
-def stamped(planner: Planner, row: Policy) -> Planner:
+def with_policy_parts(planner: Planner, row: Policy) -> Planner:
     """The planner, its plans stamped; it measures where the planner does."""
-    if all(callable(getattr(planner, name, None)) for name in LIVE):
-        return PolicyLivePlanner(cast(LivePlanner, planner), row)
-    return PolicyPlanner(planner, row)
+    live = as_live_planner(planner)
+    return PolicyPlanner(planner, row) if live is None else PolicyLivePlanner(live, row)
 
 
-def refusal(refuses: Refusal, row: Policy) -> Refusal:
+def policy_refusal(refuses: Refusal, row: Policy) -> Refusal:
     """A rollout check that sees plans as they will be."""
-    return lambda view, plan: refuses(view, stamp(plan, view.catalog, row))
+    return lambda view, plan: refuses(view, apply_policy_parts(plan, view.catalog, row))
 
 
 def _decision(decision: Decision, view: PlanView, row: Policy) -> Decision:
-    return decision if decision.plan is None else replace(decision, plan=stamp(decision.plan, view.catalog, row))
+    return (
+        decision
+        if decision.plan is None
+        else replace(decision, plan=apply_policy_parts(decision.plan, view.catalog, row))
+    )
 
 
-def stamp(plan: Plan, catalog: Catalog, row: Policy) -> Plan:
+def apply_policy_parts(plan: Plan, catalog: Catalog, row: Policy) -> Plan:
     """The plan with router and queue of the row on every route, and its governor on every device that is planned."""
-    return _stamped(Same(plan), Same(catalog), row.router, row.queue, row.governor)
+    return _with_parts(Same(plan), Same(catalog), row.router, row.queue, row.governor)
 
 
 @lru_cache(maxsize=16)  # of a plan that is checked by the planner and then decided on
-def _stamped(plan: Same[Plan], catalog: Same[Catalog], router: str, queue: str, governor: str) -> Plan:
+def _with_parts(plan: Same[Plan], catalog: Same[Catalog], router: str, queue: str, governor: str) -> Plan:
     nodes = tuple(_node(node, governor) for node in plan.value.nodes)
     routes = tuple(_route(route, catalog.value, router, queue) for route in plan.value.routes)
     return replace(plan.value, nodes=nodes, routes=routes)

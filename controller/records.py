@@ -12,7 +12,7 @@ from types import MappingProxyType
 import structlog
 
 from controller.authority import Leadership
-from controller.core.decide import ADVISED, NEW, Verdict, as_live, ask, think
+from controller.core.decide import ADVISED, NEW, Verdict, as_live_planner, ask_planner, run_planner
 from controller.core.effects import RecordDecision
 from controller.disk import DiskStore
 from controller.settings import ControllerSettings
@@ -60,12 +60,12 @@ class DecisionRecords:
         settings: ControllerSettings,
         policy: Policy,
         keys: Keys,
-        authority: Leadership,
+        leadership: Leadership,
         disk: DiskStore,
         metrics: Metrics,
         budgets: Callable[[], Mapping[str, object]],
     ) -> None:
-        self._settings, self._policy, self._keys, self._authority = settings, policy, keys, authority
+        self._settings, self._policy, self._keys, self._leadership = settings, policy, keys, leadership
         self._disk, self._metrics, self._budgets = disk, metrics, budgets
         self._log = structlog.get_logger()
         self.last: DecisionRecord | None = None
@@ -100,7 +100,7 @@ class DecisionRecords:
             "decision", id=record.id, trigger=record.trigger, outcome=verdict.outcome,
             effect=kept.effect, rung=verdict.rung, solve_ms=round(record.solve_ms, 1), why=verdict.why,
         )  # fmt: skip
-        await self._authority.write([Append(self._keys.decisions(), record, self._settings.decisions_max)])
+        await self._leadership.write([Append(self._keys.decisions(), record, self._settings.decisions_max)])
 
 
 def versions(planner: str, verdict: Verdict, effect: str) -> dict[str, str]:
@@ -145,10 +145,10 @@ def replay(record: DecisionRecord, planner: Planner, made: Plan | None = None) -
     if record.wall_limit_hit:
         why = "the live decision ran into the wall limit and kept the last plan: nothing to compare"
         return Replayed(record.id, record.trigger, True, recorded, "", why)
-    live, memory = as_live(planner), record.versions.get("memory")
+    live, memory = as_live_planner(planner), record.versions.get("memory")
     if live is not None and memory:
         live.recall(json.loads(memory))
-    call = ask if record.versions.get("call") == "ask" else think
+    call = ask_planner if record.versions.get("call") == "ask" else run_planner
     step = call(codec.from_json(PlanView, record.view_json), planner, record.seed)
     again = plan_digest(step.plan) if step.plan else ""
     if again == recorded:

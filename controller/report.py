@@ -16,7 +16,7 @@ import structlog
 from controller.authority import Leadership
 from controller.core import measuring
 from controller.core.observation import Observation
-from controller.core.receipts import JoinedSample, Key, Receipts, moved, summed
+from controller.core.receipts import JoinedSample, Key, Receipts, rates_changed, sum_by_family
 from controller.disk import DiskStore
 from controller.settings import ControllerSettings
 from trefoil.core import errors
@@ -54,19 +54,19 @@ class Accountant:
         self,
         settings: ControllerSettings,
         state: State,
-        authority: Leadership,
-        seen: Observation,
+        leadership: Leadership,
+        observation: Observation,
         receipts: Receipts,
         disk: DiskStore,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        self._settings, self._state, self._authority, self._seen = settings, state, authority, seen
+        self._settings, self._state, self._leadership, self._observation = settings, state, leadership, observation
         self.receipts, self._disk, self._metrics, self._clock = receipts, disk, metrics, clock
-        self._joined: deque[JoinedSample] = deque()
+        self._joined_samples: deque[JoinedSample] = deque()
         self._ids: dict[str, str] = {str(k): str(v) for k, v in disk.load_plain("energy_ids").items()}
         self._recent: dict[str, _Recent] = {}
-        self._pending: dict[str, dict[str, float]] = {}
+        self._unwritten: dict[str, dict[str, float]] = {}
         self._minute: dict[str, list[EnergySample]] = {}
         self._folded: list[tuple[str, EnergySample]] = []
         self._last: dict[str, EnergySample] = {}
@@ -81,7 +81,7 @@ class Accountant:
     async def refresh(self, families: Sequence[str]) -> None:
         """Read new samples of all nodes and book them; every few seconds write the totals."""
         readings = self.readings()
-        for node in sorted(self._seen.inputs.nodes):
+        for node in sorted(self._observation.inputs.nodes):
             key = self._state.keys.energy(node)
             try:
                 entries = await self._state.stream(key, EnergySample, self._ids.get(key, "0"))
@@ -90,7 +90,7 @@ class Accountant:
             for entry_id, sample in entries:
                 self._ids[key] = entry_id
                 self._book(node, sample, readings, families)
-        self._served()
+        self._book_answers()
         self._reconcile()
         if self._clock.now_s() - self._flushed_at_s >= FLUSH_S:
             await self.flush()
@@ -114,7 +114,7 @@ class Accountant:
             return None
         while recent.grams and recent.grams[0][0] < since_s:
             recent.grams.popleft()
-        answered = self._seen.windows.answered_since(family, since_s)
+        answered = self._observation.windows.answered_since(family, since_s)
         return sum(g for _, g in recent.grams) / answered if answered and recent.grams else None
 
     async def flush(self) -> None:
@@ -123,7 +123,7 @@ class Accountant:
         keys = self._state.keys
         writes: list[Write] = [
             Increment(keys.totals(family, hour), dict(deltas), TOTALS_TTL_S)
-            for family, deltas in sorted(self._pending.items())
+            for family, deltas in sorted(self._unwritten.items())
             if deltas
         ]
         writes += [Append(keys.energy_minutes(node), sample, MINUTES_MAX) for node, sample in self._folded]
@@ -131,11 +131,11 @@ class Accountant:
         if not writes:
             return
         try:
-            await self._authority.write(writes)
+            await self._leadership.write(writes)
         except (errors.Fenced, errors.StateUnavailable) as error:
             self._log.info("totals wait", error=str(error))
             return
-        self._pending, self._folded = {}, []
+        self._unwritten, self._folded = {}, []
         self._disk.save("energy_ids", self._ids)
 
     def hold(self, from_s: float) -> None:
@@ -145,8 +145,8 @@ class Accountant:
 
     def readings(self) -> tuple[CarbonReading, ...]:
         """The readings of one series, oldest first, the one planned by last."""
-        now = self._seen.carbon(self._clock.now_s())
-        known = [r for r in self._seen.inputs.carbon_history if r.series == now.series]
+        now = self._observation.carbon(self._clock.now_s())
+        known = [r for r in self._observation.inputs.carbon_history if r.series == now.series]
         return tuple(sorted([*known, now], key=lambda r: r.observed_at_s))
 
     def _book(
@@ -166,14 +166,14 @@ class Accountant:
             self.held.append(sample)
         if sample.method in UNMEASURED:
             for family in families:
-                self._of(family).unmeasured_until_s = sample.ends_at_s
+                self._family(family).unmeasured_until_s = sample.ends_at_s
                 self._add(family, "unmeasured_s", sample.ends_at_s - sample.starts_at_s)
             return
         self.unallocated_j += sample.unallocated_j
         reading = reading_at(readings, (sample.starts_at_s + sample.ends_at_s) / 2)
         for family, joules in by_family(sample, families).items():
             co2 = grams(joules, reading.intensity_g_per_kwh, self._settings.pue)
-            self._of(family).grams.append((sample.ends_at_s, co2))
+            self._family(family).grams.append((sample.ends_at_s, co2))
             self._add(family, "joules", joules)
             self._add(family, "grams", co2)
             self._add(family, f"grams:{reading.quality.name.lower()}", co2)
@@ -182,23 +182,23 @@ class Accountant:
     def _reconcile(self) -> None:
         """Compare what receipts say with what was metered over the same time."""
         now_s, settings = self._clock.now_s(), self._settings.receipts
-        self.receipts.nodes(self._seen.inputs.nodes.values())
-        for joined in summed(self.receipts.join(now_s)):
-            self._joined.append(joined)
+        self.receipts.nodes(self._observation.inputs.nodes.values())
+        for joined in sum_by_family(self.receipts.join(now_s)):
+            self._joined_samples.append(joined)
             self._add(joined.family, "active_joules", joined.active_j)
             self._add(joined.family, "receipt_joules", joined.receipt_j)
             self._metrics.inc("trefoil_active_joules_total", joined.active_j, family=joined.family)
             self._metrics.inc("trefoil_receipt_joules_total", joined.receipt_j, family=joined.family)
-        while self._joined and self._joined[0].ends_at_s < now_s - settings.residual_s:
-            self._joined.popleft()
-        for joined in summed(self._joined):
+        while self._joined_samples and self._joined_samples[0].ends_at_s < now_s - settings.residual_s:
+            self._joined_samples.popleft()
+        for joined in sum_by_family(self._joined_samples):
             if joined.active_j > 0:
                 residual = joined.receipt_j / joined.active_j - 1
                 self._metrics.set("trefoil_receipt_residual_ratio", residual, family=joined.family)
 
-    def _served(self) -> None:
+    def _book_answers(self) -> None:
         """Requests answered since the last look, by variant."""
-        for (family, variant), count in self._seen.windows.answered.items():
+        for (family, variant), count in self._observation.windows.answered.items():
             new = count - self._answered[family, variant]
             if new > 0:
                 self._answered[family, variant] = count
@@ -214,10 +214,10 @@ class Accountant:
         minute.append(sample)
 
     def _add(self, family: str, name: str, amount: float) -> None:
-        booked = self._pending.setdefault(family, {})
+        booked = self._unwritten.setdefault(family, {})
         booked[name] = booked.get(name, 0.0) + amount
 
-    def _of(self, family: str) -> _Recent:
+    def _family(self, family: str) -> _Recent:
         return self._recent.setdefault(family, _Recent())
 
 
@@ -225,13 +225,13 @@ class ReceiptPublisher:
     """What answers cost, for the dispatchers: written when a rate has moved, and again before they call it old."""
 
     def __init__(
-        self, settings: ControllerSettings, keys: Keys, receipts: Receipts, authority: Leadership, clock: Clock
+        self, settings: ControllerSettings, keys: Keys, receipts: Receipts, leadership: Leadership, clock: Clock
     ) -> None:
         self._settings, self._keys, self._receipts = settings, keys, receipts
-        self._authority, self._clock = authority, clock
-        self._told: dict[Key, float] = {}
+        self._leadership, self._clock = leadership, clock
+        self._published_ratios: dict[Key, float] = {}
         self._at_s = -math.inf
-        self._told_at_s = -math.inf
+        self._published_at_s = -math.inf
 
     async def publish(self, plan: Plan | None) -> None:
         """Write if it is time to."""
@@ -240,10 +240,12 @@ class ReceiptPublisher:
             return
         self._at_s = now_s
         rates = self._receipts.rates(plan)
-        if now_s - self._told_at_s < settings.repeat_s and not moved(self._told, rates, settings.publish_ratio):
+        if now_s - self._published_at_s < settings.repeat_s and not rates_changed(
+            self._published_ratios, rates, settings.publish_ratio
+        ):
             return
         revision = plan.revision if plan is not None else Revision()
         told = ReceiptRates(rates, now_s, self._settings.carbon.series, self._settings.pue, revision)
-        await self._authority.write([Put(self._keys.receipts(), told)])
-        self._told_at_s = now_s
-        self._told = {(rate.slice, rate.family, rate.variant): rate.ratio for rate in rates}
+        await self._leadership.write([Put(self._keys.receipts(), told)])
+        self._published_at_s = now_s
+        self._published_ratios = {(rate.slice, rate.family, rate.variant): rate.ratio for rate in rates}

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from controller.core.decide import saving
+from controller.core.decide import predicted_saving
 from controller.core.exploration import Explorer
-from controller.core.objectives import accept
-from controller.core.rolling import FINAL
+from controller.core.objectives import accept_objective
+from controller.core.rolling import FINAL_STATES
 from controller.core.triggers import CAUSES, OPERATOR, Trigger
 from controller.disk import DiskStore
 from controller.loop import ControlLoop
@@ -38,18 +38,18 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         control = self._loop.core.control
         return pb.GetPlanResponse(
             plan=self._plan(),
-            rollout=codec.to_proto(self._loop.actor.rollout),
+            rollout=codec.to_proto(self._loop.rollout_runner.rollout),
             mode=_wire(control.mode),
             frozen=control.frozen,
             pinned=control.pinned,
-            carbon_refused=self._loop.seen.held(self._loop.clock.now_s()).why,
+            carbon_refused=self._loop.observation.plannable_carbon(self._loop.clock.now_s()).why,
         )
 
     async def WatchPlan(self, request: Any, context: Any) -> AsyncIterator[Any]:
         sent = None
         while True:
             async with self._loop.changed:
-                now = (self._loop.core.current, self._loop.actor.rollout)
+                now = (self._loop.core.current, self._loop.rollout_runner.rollout)
                 if now == sent:
                     await self._loop.changed.wait()
                     continue
@@ -60,7 +60,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         if not request.HasField("objective"):
             raise errors.InvalidInput("missing", field="objective", remedy="give one")
         wanted: Objective = codec.from_proto(request.objective)
-        accepted = accept(
+        accepted = accept_objective(
             wanted,
             self._loop.core.objectives,
             self._catalog,
@@ -78,23 +78,22 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         loop = self._loop
         objective = self._objective(request.family or self._only_family())
         view = loop.view()
-        plan, last = loop.core.current, loop.core.last
+        plan, last = loop.core.current, loop.core.last_verdict
         response = pb.ExplainResponse(
-            why=explain(view, plan, objective, loop.actor.rollout.state, loop.actor.rollout.why),
+            why=explain(view, plan, objective, loop.rollout_runner.rollout.state, loop.rollout_runner.rollout.why),
             trigger=f"{loop.core.last_trigger.cause}: {loop.core.last_trigger.why}" if loop.core.last_trigger else "",
             replans_by_cause=dict(loop.core.causes),
             reconfigurations_by_cause={cause: n for cause, n in loop.core.reconfigurations.items() if n},
         )
-        if loop.thinker.live is not None:
+        if loop.planner_runner.live is not None:
             response.exploration.CopyFrom(exploration(loop.core.explorer, plan))
         if plan is not None and objective.family in plan.expected:
             response.expected.CopyFrom(codec.to_proto(plan.expected[objective.family]))
         if last is not None and last.plan is None and (last.advised is not None or last.degraded):
             response.advice = last.why
             if last.advised is not None:
-                response.advice = (
-                    f"{loop.core.control.held or 'was held'}: {saving(view, last.advised)}. {last.advised.why}"
-                )
+                reason = loop.core.control.hold_reason or "was held"
+                response.advice = f"{reason}: {predicted_saving(view, last.advised)}. {last.advised.why}"
                 response.advised.CopyFrom(codec.to_proto(last.advised.expected.get(objective.family, Expected())))
         return response
 
@@ -140,7 +139,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return pb.RollbackResponse(revision=self._revision(), why=why)
 
     async def GetRollout(self, request: Any, context: Any) -> Any:
-        return pb.GetRolloutResponse(rollout=codec.to_proto(self._loop.actor.rollout), plan=self._revision())
+        return pb.GetRolloutResponse(rollout=codec.to_proto(self._loop.rollout_runner.rollout), plan=self._revision())
 
     async def Replan(self, request: Any, context: Any) -> Any:
         cause = request.cause or OPERATOR
@@ -248,7 +247,7 @@ def explain(view: PlanView, plan: Plan | None, objective: Objective, state: Roll
         lines.append(f"stale nodes, nothing moves there: {', '.join(view.fleet.stale)}")
     if plan is not None and plan.exploration:
         lines.append("this plan is a candidate that is being measured")
-    if state not in FINAL or state == RolloutState.HALTED:
+    if state not in FINAL_STATES or state == RolloutState.HALTED:
         lines.append(f"rollout {state.name}: {rolling}")
     return "\n".join(lines)
 

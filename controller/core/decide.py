@@ -18,6 +18,7 @@ from controller.core.triggers import Trigger
 from trefoil.core.brains import Candidate, Decision, LivePlanner, Planner, PlanView
 from trefoil.core.errors import PlanError, TrefoilError
 from trefoil.core.objective import ActMode
+from trefoil.core.parts import LIVE
 from trefoil.core.plan import Plan
 from trefoil.core.plan_check import check, node_digest, plan_digest
 from trefoil.core.units import grams
@@ -38,7 +39,7 @@ class ControlState:
     pinned: bool = False
 
     @property
-    def held(self) -> str:
+    def hold_reason(self) -> str:
         """Why plans are not carried out now; "" when they are."""
         if self.mode == ActMode.ADVISE:
             return "mode advise"
@@ -49,7 +50,7 @@ class ControlState:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one decision. `plan` is to be rolled out; `advised` was not carried out and `held` says why."""
+    """What came of one decision. `plan` is to be rolled out; `advised` was not carried out."""
 
     outcome: str
     why: str
@@ -66,7 +67,7 @@ class Verdict:
         return plan_digest(made) if made else ""
 
 
-def think(view: PlanView, planner: Planner, seed: int) -> Decision:
+def run_planner(view: PlanView, planner: Planner, seed: int) -> Decision:
     """Call the planner, the same way live and in a replay. What it cannot do becomes a degraded decision."""
     try:
         return planner.plan(view, np.random.default_rng(seed))
@@ -74,15 +75,14 @@ def think(view: PlanView, planner: Planner, seed: int) -> Decision:
         return Decision(None, f"the planner found no plan: {error}", float("inf"), str(error))
 
 
-def as_live(planner: Planner) -> LivePlanner | None:
+def as_live_planner(planner: Planner) -> LivePlanner | None:
     """The planner as one that can measure candidates on the running system; None when it cannot."""
-    names = ("asks", "ask", "tell", "memory", "recall")
-    return cast(LivePlanner, planner) if all(callable(getattr(planner, name, None)) for name in names) else None
+    return cast(LivePlanner, planner) if all(callable(getattr(planner, name, None)) for name in LIVE) else None
 
 
-def ask(view: PlanView, planner: Planner, seed: int) -> Candidate | Decision:
-    """One step of an exploration, the same way live and in a replay; `think` of planners that measure."""
-    live = as_live(planner)
+def ask_planner(view: PlanView, planner: Planner, seed: int) -> Candidate | Decision:
+    """One step of an exploration, the same way live and in a replay; `run_planner` of planners that measure."""
+    live = as_live_planner(planner)
     assert live is not None, f"{planner} has no ask"
     try:
         return live.ask(view, np.random.default_rng(seed))
@@ -112,18 +112,26 @@ def judge(view: PlanView, trigger: Trigger, decision: Decision, control: Control
         why = f"{why}; rung {RUNG_DEGRADED}: {degraded}"
     if view.current is not None and plan_digest(plan) == plan_digest(view.current):
         return Verdict(UNCHANGED, f"{why}; the plan stays as it is", decision, None, None, rung, degraded)
-    if control.held:
-        return Verdict(ADVISED, f"{why}; {control.held}: {saving(view, plan)}", decision, None, plan, rung, degraded)
+    if control.hold_reason:
+        return Verdict(
+            ADVISED,
+            f"{why}; {control.hold_reason}: {predicted_saving(view, plan)}",
+            decision,
+            None,
+            plan,
+            rung,
+            degraded,
+        )
     return Verdict(NEW, why, decision, plan, None, rung, degraded)
 
 
-def moves(current: Plan | None, plan: Plan) -> bool:
+def reconfigures(current: Plan | None, plan: Plan) -> bool:
     """Whether any node has something to do; not the shares alone."""
     before = {node.node: node_digest(node) for node in current.nodes} if current else {}
     return {node.node: node_digest(node) for node in plan.nodes} != before
 
 
-def saving(view: PlanView, plan: Plan) -> str:
+def predicted_saving(view: PlanView, plan: Plan) -> str:
     """What a plan is predicted to save against what runs, in words; measured grams of what runs come first."""
     measured = {m.family: m.grams_per_request for m in view.measured}
     parts = []

@@ -174,7 +174,7 @@ class CandidateEvaluated:
     candidate: Candidate
     outcome: str
     why: str
-    told: Measurement
+    measurement: Measurement
     text: str
 
 
@@ -250,7 +250,7 @@ class FindPath:
     """The way from what stands to a plan. Answer: a `RolloutPath`."""
 
     view: PlanView
-    stands: FleetSnapshot
+    snapshot: FleetSnapshot
     plan: Plan
 
 

@@ -46,10 +46,10 @@ from controller.core.evaluations import (
     Exploration,
     ExplorationTotals,
     Phase,
-    good,
-    leaving,
-    refused,
+    deployment_refusal_by_family,
+    fallback_plan,
     text,
+    unplanned_slices_stand,
 )
 from controller.core.triggers import Trigger
 from controller.core.windows import LoadWindows
@@ -85,10 +85,10 @@ class Explorer:
         windows: LoadWindows,
         meter: Meter,
         settings: ExploreSettings,
-        at: CoreTime,
+        time: CoreTime,
         totals: ExplorationTotals,
     ) -> None:
-        self.live, self._windows, self._meter, self._settings, self._at = live, windows, meter, settings, at
+        self.live, self._windows, self._meter, self._settings, self._time = live, windows, meter, settings, time
         self.run: Exploration | None = None
         self.totals = totals
         self._current: Plan | None = None  # the plan in force
@@ -100,28 +100,28 @@ class Explorer:
 
     # --- begin and end ------------------------------------------------------------------------------------------------
 
-    def wants(self, view: PlanView) -> bool:
+    def wants_to_explore(self, view: PlanView) -> bool:
         """Whether the planner wants to measure on the system."""
         return self.live is not None and self.live.asks(view)
 
-    def begin(self, view: PlanView, trigger: Trigger, current: Plan | None, rolled: RolloutOutcome) -> Steps[None]:
+    def begin(self, view: PlanView, trigger: Trigger, current: Plan | None, rollout: RolloutOutcome) -> Steps[None]:
         """Start one, in place of one that may be under way. `current`: the plan in force."""
         before = current
         if self.run is not None:
-            before = good(self.run, view)
+            before = fallback_plan(self.run, view)
             yield from self._close(INTERRUPTED, f"interrupted by {trigger.cause}: {trigger.why}")
-        now_s = self._at.now_s
+        now_s = self._time.now_s
         self.run = Exploration(
             trigger, before, now_s, Phase.ASK, None, [], ExplorationTotals(), now_s, now_s, now_s, now_s
         )
-        self._hold(now_s)
+        self._retain_from(now_s)
         self.run.totals.explorations, self.totals.explorations = 1, self.totals.explorations + 1
         yield Save(TOTALS, self.totals.plain())
         yield AddMetric("trefoil_exploring", 1, gauge=True)
         yield Log("exploration", {"trigger": trigger.cause, "why": trigger.why})
-        yield from self.step(view, current, rolled)
+        yield from self.step(view, current, rollout)
 
-    def drop(self, why: str) -> Steps[None]:
+    def abandon(self, why: str) -> Steps[None]:
         """End it and leave what is deployed to the caller (another plan takes over, or the role was lost)."""
         if self.run is not None:
             yield from self._close(INTERRUPTED, why)
@@ -134,51 +134,51 @@ class Explorer:
     def _stop(self, view: PlanView, why: str) -> Steps[None]:
         if self.run is None:
             return
-        kept = good(self.run, view) or self._current
+        kept = fallback_plan(self.run, view) or self._current
         yield from self._close(INTERRUPTED, why)
-        if kept is not None and self._on_trial:
-            yield from self._put(replace(kept, exploration=False, why=f"exploration ended, {why}; {kept.why}"))
+        if kept is not None and self._candidate_deployed:
+            yield from self._deploy_plan(replace(kept, exploration=False, why=f"exploration ended, {why}; {kept.why}"))
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def step(self, view: PlanView, current: Plan | None, rolled: RolloutOutcome) -> Steps[None]:
+    def step(self, view: PlanView, current: Plan | None, rollout: RolloutOutcome) -> Steps[None]:
         """One step. A longer pause between two of them begins a measurement anew."""
         run, self._current = self.run, current
         assert run is not None
-        now_s = self._at.now_s
+        now_s = self._time.now_s
         paused = now_s - run.seen_s > self._settings.pause_s
         run.seen_s = now_s
         if run.phase in (Phase.SETTLE, Phase.MEASURE, Phase.METER) and paused:
             self._settle(now_s)
         if run.phase == Phase.ASK:
-            yield from self._ask(view, rolled)
+            yield from self._ask(view, rollout)
         elif run.phase == Phase.DEPLOY:
             yield from self._deploy()
         elif run.phase == Phase.BACK:
-            yield from self._went_back(rolled)
-        elif (found := self._unbearable(view))[0]:
+            yield from self._returned(rollout)
+        elif (found := self._break_off_reason(view))[0]:
             yield from self._break_off(view, BROKEN_OFF, *found)
         elif run.phase == Phase.ROLL:
-            yield from self._rolling(view, rolled)
+            yield from self._await_rollout(view, rollout)
         elif run.phase == Phase.SETTLE:
-            self._settling(view)
+            self._await_settled(view)
         elif run.phase == Phase.MEASURE:
-            yield from self._measuring(view)
+            yield from self._measure(view)
         elif run.phase == Phase.METER:
-            yield from self._metering(view)
+            yield from self._await_meter(view)
         if self.run is run and now_s - run.began_s - run.waited_s > self._settings.exploration_max_s:
             why = f"it took more than exploration_max_s = {self._settings.exploration_max_s:g} s"
             yield from self._stop(view, why)
 
-    def _put(self, plan: Plan) -> Steps[None]:
+    def _deploy_plan(self, plan: Plan) -> Steps[None]:
         self._current = yield Deploy(plan)
 
-    def _ask(self, view: PlanView, rolled: RolloutOutcome) -> Steps[None]:
+    def _ask(self, view: PlanView, rollout: RolloutOutcome) -> Steps[None]:
         run = self.run
         assert run is not None
         # A way is found from what stands: in the middle of a rollout, for long enough, that is nothing to judge by.
-        patient = self._at.now_s - run.charged_from_s < self._settings.settle_max_s
-        if patient and (rolled[0] == RolloutState.APPLYING or leaving(view)):
+        patient = self._time.now_s - run.charged_from_s < self._settings.settle_max_s
+        if patient and (rollout[0] == RolloutState.APPLYING or unplanned_slices_stand(view)):
             return
         view = replace(view, trigger=run.trigger.cause)
         thought = yield CallPlanner(view, (yield NextSeed()), ask=True)
@@ -188,7 +188,7 @@ class Explorer:
         candidate = thought.step
         one = Evaluation(len(run.evaluations) + 1, candidate)
         run.evaluations.append(one)
-        why, family = refused(view, candidate.plan)
+        why, family = deployment_refusal_by_family(view, candidate.plan)
         if why and (view.current is not None or not candidate.plan.degraded):
             yield from self._tell(view, REFUSED, why, blamed=family)
             run.phase = Phase.ASK
@@ -207,12 +207,12 @@ class Explorer:
         if run.deployed is None:  # its record could not be written: Redis was down
             run.deployed = replace(run.now.candidate.plan, exploration=True)
         run.phase, run.settled_s = Phase.ROLL, math.inf
-        yield from self._put(run.deployed)
+        yield from self._deploy_plan(run.deployed)
 
-    def _rolling(self, view: PlanView, rolled: RolloutOutcome) -> Steps[None]:
-        state, why = rolled
+    def _await_rollout(self, view: PlanView, rollout: RolloutOutcome) -> Steps[None]:
+        state, why = rollout
         if state == RolloutState.DONE:
-            self._settle(self._at.now_s)
+            self._settle(self._time.now_s)
         elif state in ROLLED:
             yield from self._break_off(view, HALTED, f"its rollout was {state.name.lower()}: {why}")
 
@@ -220,10 +220,10 @@ class Explorer:
         assert self.run is not None
         self.run.phase, self.run.settled_s = Phase.SETTLE, now_s + self._settings.settle_s
 
-    def _settling(self, view: PlanView) -> None:
+    def _await_settled(self, view: PlanView) -> None:
         run = self.run
         assert run is not None
-        now_s = self._at.now_s
+        now_s = self._time.now_s
         if now_s < run.settled_s:
             return
         found = self._windows.begun_since(run.windows_from_s)
@@ -234,12 +234,12 @@ class Explorer:
         run.settled_s = now_s
         run.phase = Phase.MEASURE
 
-    def _measuring(self, view: PlanView) -> Steps[None]:
+    def _measure(self, view: PlanView) -> Steps[None]:
         run = self.run
         assert run is not None
         found = self._windows.begun_since(run.settled_s)
         tallies = {o.family: measuring.tally(found, o.family) for o in view.objectives}
-        now_s = self._at.now_s
+        now_s = self._time.now_s
         if not any(t.arrived for t in tallies.values()):  # nothing to measure yet: this is not time of the candidate
             if now_s - run.settled_s > IDLE_S:  # windows come later than what they tell of
                 run.waited_s += now_s - run.settled_s
@@ -248,24 +248,24 @@ class Explorer:
         asked = [t.answered for t in tallies.values() if t.arrived]
         if min(asked) >= run.now.candidate.requests_min or now_s - run.settled_s >= run.now.candidate.measure_s:
             run.found, run.phase = found, Phase.METER
-            yield from self._metering(view)
+            yield from self._await_meter(view)
 
-    def _metering(self, view: PlanView) -> Steps[None]:
+    def _await_meter(self, view: PlanView) -> Steps[None]:
         run = self.run
         assert run is not None
-        starts_s, ends_s = measuring.span(run.found)
+        starts_s, ends_s = measuring.covered_span(run.found)
         known = self._meter.metered_until_s(_devices(view)) >= ends_s
-        if not known and self._at.now_s < ends_s + self._settings.meter_wait_s:
+        if not known and self._time.now_s < ends_s + self._settings.meter_wait_s:
             return
         paid = self._cost(view, starts_s, ends_s) if known else measuring.Cost(None, None)
-        told = measuring.measured(view, self._windows, run.found, paid)
-        yield from self._tell(view, MEASURED, "", told, ends_s)
+        measured = measuring.measured(view, self._windows, run.found, paid)
+        yield from self._tell(view, MEASURED, "", measured, ends_s)
         run.phase = Phase.ASK
         yield WakeLoop()
 
     # --- leaving a candidate ------------------------------------------------------------------------------------------
 
-    def _unbearable(self, view: PlanView) -> tuple[str, str]:
+    def _break_off_reason(self, view: PlanView) -> tuple[str, str]:
         """Why the candidate has to be left at once, and whose part of it; "" twice while it is bearable."""
         run = self.run
         assert run is not None
@@ -273,22 +273,22 @@ class Explorer:
             return "", ""
         since = self._windows.begun_since(run.windows_from_s)
         settled = self._windows.begun_since(run.settled_s)
-        return measuring.unbearable(view, run.now.candidate.plan, since, settled, self._settings)
+        return measuring.break_off_reason(view, run.now.candidate.plan, since, settled, self._settings)
 
     def _break_off(self, view: PlanView, outcome: str, why: str, blamed: str = "") -> Steps[None]:
         run = self.run
         assert run is not None
         yield from self._tell(view, outcome, why, blamed=blamed)
-        back = good(run, view)
+        back = fallback_plan(run, view)
         if back is None:
             run.phase = Phase.ASK  # there is nothing to go back to: the next candidate
             return
         run.phase = Phase.BACK
-        yield from self._put(replace(back, exploration=True, why=f"back from a candidate: {why}; {back.why}"))
+        yield from self._deploy_plan(replace(back, exploration=True, why=f"back from a candidate: {why}; {back.why}"))
 
-    def _went_back(self, rolled: RolloutOutcome) -> Steps[None]:
+    def _returned(self, rollout: RolloutOutcome) -> Steps[None]:
         assert self.run is not None
-        state, why = rolled
+        state, why = rollout
         if state == RolloutState.DONE:
             self.run.phase = Phase.ASK
             yield WakeLoop()
@@ -303,21 +303,21 @@ class Explorer:
         view: PlanView,
         outcome: str,
         why: str,
-        told: tuple[Measured, ...] | None = None,
+        measured: tuple[Measured, ...] | None = None,
         until_s: float | None = None,
         blamed: str = "",
     ) -> Steps[None]:
         """Charge everything since the last evaluation to this one, and tell the planner."""
         run = self.run
         assert run is not None
-        spent = yield from self._charge(view, self._at.now_s if until_s is None else until_s)
+        spent = yield from self._charge(view, self._time.now_s if until_s is None else until_s)
         families = [blamed] if blamed else [o.family for o in view.objectives]
-        results = measuring.lost(families) if told is None else told
+        results = measuring.failed_measurements(families) if measured is None else measured
         one = run.now
-        one.outcome, one.why, one.told = outcome, why, Measurement(results, *spent)
+        one.outcome, one.why, one.measurement = outcome, why, Measurement(results, *spent)
         yield from self._count(outcome)
-        yield TellPlanner(one.candidate, one.told)
-        yield CandidateEvaluated(self._at.now_s, run.trigger, one.candidate, outcome, why, one.told, str(one))
+        yield TellPlanner(one.candidate, one.measurement)
+        yield CandidateEvaluated(self._time.now_s, run.trigger, one.candidate, outcome, why, one.measurement, str(one))
 
     def _charge(self, view: PlanView, until_s: float) -> Steps[tuple[float, float, int]]:
         """(seconds, joules, requests out of the SLO) since the last time; what is reported later is charged later."""
@@ -334,7 +334,7 @@ class Explorer:
         yield AddMetric("trefoil_exploration_joules_total", spent_j)
         yield AddMetric("trefoil_exploration_violations_total", violations)
         run.charged_from_s = max(run.charged_from_s, until_s)
-        run.windows_from_s = max(run.windows_from_s, measuring.span(found)[1])
+        run.windows_from_s = max(run.windows_from_s, measuring.covered_span(found)[1])
         run.metered_from_s = max(run.metered_from_s, metered_s)
         self._windows.hold_from_s = run.windows_from_s
         self._meter.hold(run.metered_from_s)
@@ -352,20 +352,20 @@ class Explorer:
     def _decided(self, view: PlanView, thought: PlannerAnswer) -> Steps[None]:
         run = self.run
         assert run is not None
-        yield from self._charge(view, self._at.now_s)
-        decision, fallback = thought.decision, good(run, view) or self._current
-        if decision.plan is None and self._on_trial and fallback is not None:
+        yield from self._charge(view, self._time.now_s)
+        decision, fallback = thought.decision, fallback_plan(run, view) or self._current
+        if decision.plan is None and self._candidate_deployed and fallback is not None:
             # What runs is a candidate: it becomes the plan, unless there is a reason to go back to a good one.
             keeps = self._current if not decision.degraded else fallback
             decision = replace(decision, plan=replace(keeps or fallback, degraded=decision.degraded))
         yield from self._close(DECIDED, decision.why)
         totals = json.dumps(run.totals.plain())
         self._current = yield ConcludeExploration(view, run.trigger, thought, decision, {"exploration": totals})
-        if self._on_trial and fallback is not None:  # the planner's plan was refused
-            yield from self._put(replace(fallback, exploration=False, why=f"{decision.why}; {fallback.why}"))
+        if self._candidate_deployed and fallback is not None:  # the planner's plan was refused
+            yield from self._deploy_plan(replace(fallback, exploration=False, why=f"{decision.why}; {fallback.why}"))
 
     @property
-    def _on_trial(self) -> bool:
+    def _candidate_deployed(self) -> bool:
         """Whether what is deployed is a candidate."""
         return self._current is not None and self._current.exploration
 
@@ -377,7 +377,7 @@ class Explorer:
             yield from self._count(INTERRUPTED)
         self.last = text(run, f"{outcome}: {why}")
         self.run = None
-        self._hold(math.inf)
+        self._retain_from(math.inf)
         yield SavePlannerMemory()
         yield Save(TOTALS, self.totals.plain())
         yield AddMetric("trefoil_exploring", 0, gauge=True)
@@ -385,7 +385,7 @@ class Explorer:
         fields: dict[str, Any] = {"outcome": outcome, "why": why, **run.totals.plain()}
         yield Log("exploration ended", fields)
 
-    def _hold(self, from_s: float) -> None:
+    def _retain_from(self, from_s: float) -> None:
         self._windows.hold_from_s = from_s
         self._meter.hold(from_s)
 

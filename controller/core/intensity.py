@@ -39,7 +39,7 @@ def rung_name(rung: int) -> str:
     return RUNGS[rung] if 0 <= rung < len(RUNGS) else str(rung)
 
 
-def unread(series: Series, static_g_per_kwh: float, now_s: float) -> CarbonReading:
+def static_reading(series: Series, static_g_per_kwh: float, now_s: float) -> CarbonReading:
     """What stands in until the first reading."""
     return CarbonReading(
         series=series,
@@ -54,7 +54,7 @@ def unread(series: Series, static_g_per_kwh: float, now_s: float) -> CarbonReadi
     )
 
 
-def aged(reading: CarbonReading, now_s: float, stale_intervals: float) -> CarbonReading:
+def carried_when_stale(reading: CarbonReading, now_s: float, stale_intervals: float) -> CarbonReading:
     """The reading as it is, or carried when nobody has renewed it for so many of its intervals."""
     interval_s = reading.ends_at_s - reading.starts_at_s
     age_s = now_s - reading.observed_at_s
@@ -64,7 +64,7 @@ def aged(reading: CarbonReading, now_s: float, stale_intervals: float) -> Carbon
     return replace(reading, rung=rung, quality=Quality.CARRIED, fallback_reason=why)
 
 
-def held(
+def plannable_reading(
     in_force: CarbonReading,
     last: CarbonReading | None,
     refused: Set[str],
@@ -78,7 +78,7 @@ def held(
     because = f" ({in_force.fallback_reason})" if in_force.fallback_reason else ""
     why = f"rung {rung} in force{because} is refused by carbon.rungs_refused"
     if last is None:
-        reading = unread(in_force.series, static_g_per_kwh, now_s)
+        reading = static_reading(in_force.series, static_g_per_kwh, now_s)
         why = f"{why}; nothing of an allowed rung was ever read, carbon.static_g_per_kwh stands in"
     else:
         reading = last
@@ -88,7 +88,7 @@ def held(
     return PlannableReading(replace(reading, fallback_reason=why), rung, why)
 
 
-def refusal(forecast: CarbonForecast, series: Series, now_s: float, age_share_max: float = math.inf) -> str:
+def forecast_refusal(forecast: CarbonForecast, series: Series, now_s: float, age_share_max: float = math.inf) -> str:
     """Why a forecast is not planned by; "" = it is."""
     if forecast.series != series:
         return f"the forecast is of {_words(forecast.series)}, not of {_words(series)}"
@@ -105,7 +105,7 @@ def refusal(forecast: CarbonForecast, series: Series, now_s: float, age_share_ma
     return ""
 
 
-def cut(forecast: CarbonForecast, now_s: float, ahead_s: float) -> CarbonForecast:
+def clipped_forecast(forecast: CarbonForecast, now_s: float, ahead_s: float) -> CarbonForecast:
     """The bands that reach into the next `ahead_s`."""
     ends_s = now_s + ahead_s
     return replace(forecast, bands=tuple(b for b in forecast.bands if b.ends_at_s > now_s and b.starts_at_s < ends_s))

@@ -53,7 +53,7 @@ def tally(windows: Iterable[LoadWindow], family: str) -> Tally:
     return Tally(sum(c.arrived for c in cells), answered, ended, ended - sum(c.within_slo for c in cells), late)
 
 
-def span(windows: Sequence[LoadWindow]) -> tuple[float, float]:
+def covered_span(windows: Sequence[LoadWindow]) -> tuple[float, float]:
     """(start, end) of what the windows cover together; (0, 0) for none."""
     return min((w.starts_at_s for w in windows), default=0.0), max((w.ends_at_s for w in windows), default=0.0)
 
@@ -112,7 +112,7 @@ def metered_until_s(samples: Iterable[EnergySample], devices: Iterable[str]) -> 
 
 def measured(view: PlanView, windows: LoadWindows, found: Sequence[LoadWindow], paid: Cost) -> tuple[Measured, ...]:
     """What each family with an objective got in these windows."""
-    starts_s, ends_s = span(found)
+    starts_s, ends_s = covered_span(found)
     results = []
     for family in (o.family for o in view.objectives):
         answered = tally(found, family).answered
@@ -123,7 +123,7 @@ def measured(view: PlanView, windows: LoadWindows, found: Sequence[LoadWindow], 
     return tuple(results)
 
 
-def lost(families: Iterable[str]) -> tuple[Measured, ...]:
+def failed_measurements(families: Iterable[str]) -> tuple[Measured, ...]:
     """What a planner is told of families whose candidate was refused or broken off.
 
     Where one of several is to blame it is told of alone: what the others had has not been measured, and is no failure.
@@ -158,7 +158,7 @@ def slo_s(view: PlanView, family: str) -> float:
     return next((o.slo_ms / MS_PER_S for o in view.objectives if o.family == family), 0.0)
 
 
-def unbearable(
+def break_off_reason(
     view: PlanView, plan: Plan, since: Sequence[LoadWindow], settled: Sequence[LoadWindow], bounds: Bounds
 ) -> tuple[str, str]:
     """Why a candidate has to be left at once, and the family that cannot bear it; "" twice while it is bearable.

@@ -15,7 +15,7 @@ REPLICAS_MIN: Final = 2
 SPREAD_MIN: Final = 2
 
 
-def accept(
+def accept_objective(
     wanted: Objective,
     stored: Mapping[str, Objective],
     catalog: Catalog,

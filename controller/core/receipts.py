@@ -273,14 +273,14 @@ class Receipts:
         kind = self._kind(key)
         line = self._lines.get((kind, held))
         if line is None:
-            line = self._lines[kind, held] = line_of(self._rows.get(kind, ()), held)
+            line = self._lines[kind, held] = energy_line(self._rows.get(kind, ()), held)
         return line
 
     def _of(self, device: str) -> _Device:
         return self._devices.setdefault(device, _Device())
 
 
-def line_of(rows: Iterable[ProfileRow], clock_mhz: int = 0) -> EnergyLine:
+def energy_line(rows: Iterable[ProfileRow], clock_mhz: int = 0) -> EnergyLine:
     """Energy over items, of the rows of one variant on one slice type, at a clock (0 = the highest profiled)."""
     known = sorted(rows, key=lambda row: row.batch)
     if not known:
@@ -301,7 +301,7 @@ def line_of(rows: Iterable[ProfileRow], clock_mhz: int = 0) -> EnergyLine:
     return EnergyLine(0.0, item_j, basis)
 
 
-def summed(found: Iterable[JoinedSample]) -> list[JoinedSample]:
+def sum_by_family(found: Iterable[JoinedSample]) -> list[JoinedSample]:
     """One for each family, at the time of its last."""
     total: dict[str, JoinedSample] = {}
     for each in found:
@@ -315,7 +315,7 @@ def summed(found: Iterable[JoinedSample]) -> list[JoinedSample]:
     return list(total.values())
 
 
-def moved(before: Mapping[Key, float], rates: Iterable[ReceiptRate], by: float) -> bool:
+def rates_changed(before: Mapping[Key, float], rates: Iterable[ReceiptRate], by: float) -> bool:
     """Whether rates differ from those told last: another set, or a ratio that moved by more than a share."""
     now = {(rate.slice, rate.family, rate.variant): rate.ratio for rate in rates}
     return now.keys() != before.keys() or any(abs(now[key] - old) > by * old for key, old in before.items())

@@ -28,7 +28,7 @@ from controller.core.effects import (
 )
 from controller.core.observation import Observation
 from controller.core.rollout import Devices, FleetSnapshot, RolloutPath, Step
-from controller.core.terms import best_way, early, standing
+from controller.core.terms import best_path, early_routes, fleet_snapshot
 from controller.settings import RolloutSettings
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
@@ -37,7 +37,7 @@ from trefoil.core.fleet import SliceKey, SliceState, SliceStatus
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Rollout, RolloutState, Route
 from trefoil.core.plan_check import node_digest, sealed
 
-FINAL: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
+FINAL_STATES: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
 
 
 class Superseded(Exception):
@@ -61,28 +61,28 @@ class RolloutExecutor:
     def __init__(
         self,
         settings: RolloutSettings,
-        seen: Observation,
+        observation: Observation,
         spending: MoveMeter,
-        at: CoreTime,
+        time: CoreTime,
         published: Plan | None = None,
         commanded: Mapping[str, NodePlan] | None = None,
     ) -> None:
-        self._settings, self._seen, self._spending, self._at = settings, seen, spending, at
+        self._settings, self._observation, self._spending, self._time = settings, observation, spending, time
         self.published = published
         self.commanded = dict(commanded or {})
         self.rollout = Rollout()
         self.under_way = False
         self._confirmed: set[str] = set()
-        self._left = False
+        self._superseded = False
         self._retry_at_s: float | None = None
 
     @property
     def rolling(self) -> bool:
         """Whether a rollout has begun and has not ended."""
-        return self.rollout.state != RolloutState.UNSPECIFIED and self.rollout.state not in FINAL
+        return self.rollout.state != RolloutState.UNSPECIFIED and self.rollout.state not in FINAL_STATES
 
     @property
-    def rolled(self) -> tuple[RolloutState, str]:
+    def outcome(self) -> tuple[RolloutState, str]:
         """Where the newest rollout stands, and why."""
         if self.under_way:
             return RolloutState.APPLYING, ""
@@ -95,7 +95,7 @@ class RolloutExecutor:
 
     def supersede(self) -> None:
         """Ask the rollout under way to end where that is safe."""
-        self._left = True
+        self._superseded = True
 
     def begin(self, plan: Plan, view: Callable[[], PlanView]) -> Steps[None]:
         """Roll a numbered, complete plan out; nothing else is under way. `view` is asked when the first step is taken.
@@ -114,7 +114,7 @@ class RolloutExecutor:
         return self.published, tuple(self.commanded.values())
 
     def _run(self, plan: Plan, view: Callable[[], PlanView]) -> Steps[None]:
-        started_s = self._at.monotonic_s
+        started_s = self._time.monotonic_s
         try:
             ended = yield from self._roll(plan, view())
         except errors.Fenced as error:
@@ -123,34 +123,34 @@ class RolloutExecutor:
             return
         self.under_way = False
         if ended.state == RolloutState.HALTED:
-            self._retry_at_s = self._at.monotonic_s + self._settings.retry_s
+            self._retry_at_s = self._time.monotonic_s + self._settings.retry_s
         if ended.state == RolloutState.DONE:
-            yield TimeMetric("trefoil_rollout_duration_seconds", self._at.monotonic_s - started_s)
+            yield TimeMetric("trefoil_rollout_duration_seconds", self._time.monotonic_s - started_s)
         yield WakeLoop()
 
     def _roll(self, target: Plan, view: PlanView) -> Steps[Rollout]:
         """One rollout; its last state. While slices start, those that are READY already help if the load needs them."""
-        self._left = False
+        self._superseded = False
         spent_before_j = self._spending.unallocated_j
-        self.rollout = Rollout(target.revision, RolloutState.APPLYING, since_s=self._at.now_s)
+        self.rollout = Rollout(target.revision, RolloutState.APPLYING, since_s=self._time.now_s)
         try:
             yield from self._renew_statuses()
-            way: RolloutPath = yield FindPath(view, self._stands(), target)
+            path: RolloutPath = yield FindPath(view, self._snapshot(), target)
             self.rollout = replace(
                 self.rollout,
-                steps=len(way.steps),
-                moving=way.moving,
-                capacity_floor_per_s=dict(way.floor_per_s or {}),
-                why=way.why,
+                steps=len(path.steps),
+                moving=path.moving,
+                capacity_floor_per_s=dict(path.floor_per_s or {}),
+                why=path.why,
             )
-            if way.halted:
-                return (yield from self._finish(RolloutState.HALTED, way.why))
-            for step in way.steps:
+            if path.halted:
+                return (yield from self._finish(RolloutState.HALTED, path.why))
+            for step in path.steps:
                 yield from self._step(target, step, view)
-            if way.waits:
-                return (yield from self._finish(RolloutState.HALTED, way.waits))
+            if path.blocked:
+                return (yield from self._finish(RolloutState.HALTED, path.blocked))
             spent_j = self._spending.unallocated_j - spent_before_j
-            return (yield from self._finish(RolloutState.DONE, way.why, spent_j))
+            return (yield from self._finish(RolloutState.DONE, path.why, spent_j))
         except Superseded:
             return (yield from self._finish(RolloutState.SUPERSEDED, "a newer plan takes over"))
         except (errors.Unavailable, errors.InvalidInput, StepTimeout) as error:
@@ -163,26 +163,26 @@ class RolloutExecutor:
         state = RolloutState.WAITING_ACK if step.drained else RolloutState.APPLYING
         revision = yield from self._publish(target, step.routes, state, step.name, step.drained)
         if step.drained:
-            yield from self._until_left(revision, step.drained)
-        yield from self._command(step.devices, revision)
+            yield from self._until_drained(revision, step.drained)
+        yield from self._command_nodes(step.devices, revision)
         if step.ready:
-            yield from self._say(RolloutState.WAITING_READY)
-            yield from self._until(
+            yield from self._set_state(RolloutState.WAITING_READY)
+            yield from self._wait_until(
                 self._settings.ready_timeout_s,
                 lambda: self._not_ready(step.ready),
                 "READY",
-                beside=lambda: self._join(target, view),
+                beside=lambda: self._admit_early(target, view),
             )
 
-    def _join(self, target: Plan, view: PlanView) -> Steps[None]:
+    def _admit_early(self, target: Plan, view: PlanView) -> Steps[None]:
         """Let slices that are READY help, when the load needs them."""
-        routes = early(view, self._stands(), target)
+        routes = early_routes(view, self._snapshot(), target)
         if routes is not None:
             yield from self._publish(target, routes, RolloutState.WAITING_READY, "early")
 
-    def _stands(self) -> FleetSnapshot:
+    def _snapshot(self) -> FleetSnapshot:
         routes = self.published.routes if self.published is not None else ()
-        return standing(self._seen.fleet(self._at.now_s), self.commanded, routes)
+        return fleet_snapshot(self._observation.fleet(self._time.now_s), self.commanded, routes)
 
     def _publish(
         self,
@@ -197,7 +197,7 @@ class RolloutExecutor:
         step = 0 if first or self.published is None else self.published.revision.step + 1
         plan = replace(target, revision=replace(target.revision, step=step), nodes=(), routes=routes)
         self.rollout = replace(self.rollout, target=plan.revision, state=state, step=step)
-        yield from self._written(Publish(plan=plan, rollout=self.rollout, drained=drained))
+        yield from self._write_until_done(Publish(plan=plan, rollout=self.rollout, drained=drained))
         self.published = plan
         yield Save("published", plan)
         fields = {"name": name, "revision": str(plan.revision), "of": self.rollout.steps, "state": state.name}
@@ -205,9 +205,9 @@ class RolloutExecutor:
         yield NotifyWatchers()
         return plan.revision
 
-    def _command(self, devices: Devices, revision: Revision) -> Steps[None]:
+    def _command_nodes(self, devices: Devices, revision: Revision) -> Steps[None]:
         """Apply first, then note it: a note without the command would never be commanded again."""
-        fleet = self._seen.fleet(self._at.now_s)
+        fleet = self._observation.fleet(self._time.now_s)
         for node in fleet.nodes:
             if node.node in fleet.stale:
                 continue
@@ -220,21 +220,25 @@ class RolloutExecutor:
             self._confirmed.add(node.node)
             self.commanded[node.node] = plan
             yield Save("commanded", list(self.commanded.values()))
-            yield from self._written(Publish(node=plan))
+            yield from self._write_until_done(Publish(node=plan))
             yield Log("node plan", {"node": node.node, "revision": str(revision), "changed": changed})
 
-    def _until_left(self, revision: Revision, drained: frozenset[SliceKey]) -> Steps[None]:
+    def _until_drained(self, revision: Revision, drained: frozenset[SliceKey]) -> Steps[None]:
         """Every live worker routes by this table; then nothing is in flight on what leaves."""
-        yield from self._until(self._settings.ack_timeout_s, lambda: self._not_acked(revision), "", give_up=False)
-        yield from self._say(RolloutState.WAITING_DRAIN)
-        yield from self._until(self._settings.drain_timeout_s, lambda: self._in_flight(drained), "", give_up=False)
+        yield from self._wait_until(self._settings.ack_timeout_s, lambda: self._not_acked(revision), "", give_up=False)
+        yield from self._set_state(RolloutState.WAITING_DRAIN)
+        yield from self._wait_until(self._settings.drain_timeout_s, lambda: self._in_flight(drained), "", give_up=False)
 
     def _not_acked(self, revision: Revision) -> str:
-        late = [a for a in self._seen.inputs.acks if a.table < revision]
-        return f"{late[0].dispatcher}:{late[0].worker} routes by {late[0].table}" if late else self._seen.inputs.blind
+        late = [a for a in self._observation.inputs.acks if a.table < revision]
+        return (
+            f"{late[0].dispatcher}:{late[0].worker} routes by {late[0].table}"
+            if late
+            else self._observation.inputs.blind
+        )
 
     def _in_flight(self, drained: frozenset[SliceKey]) -> str:
-        for ack in self._seen.inputs.acks:
+        for ack in self._observation.inputs.acks:
             for load in ack.slices:
                 if load.slice in drained and (load.in_flight or load.open_sequences):
                     sequences = f" and {load.open_sequences} open sequences" if load.open_sequences else ""
@@ -242,7 +246,7 @@ class RolloutExecutor:
         return ""
 
     def _not_ready(self, wanted: Mapping[SliceKey, PlannedSlice]) -> str:
-        fleet = self._seen.fleet(self._at.now_s)
+        fleet = self._observation.fleet(self._time.now_s)
         found = {s.key: s for n in fleet.nodes for d in n.devices for s in d.slices}
         for key, part in sorted(wanted.items()):
             status = found.get(key)
@@ -253,7 +257,7 @@ class RolloutExecutor:
 
     # --- waiting and writing ------------------------------------------------------------------------------------------
 
-    def _until(
+    def _wait_until(
         self,
         timeout_s: float,
         missing: Callable[[], str],
@@ -262,7 +266,7 @@ class RolloutExecutor:
         beside: Callable[[], Steps[None]] | None = None,
     ) -> Steps[None]:
         """Look until nothing is missing. After the timeout halt, or go on all the same and say so."""
-        deadline_s = self._at.monotonic_s + timeout_s
+        deadline_s = self._time.monotonic_s + timeout_s
         why = ""
         while True:
             try:
@@ -272,19 +276,19 @@ class RolloutExecutor:
                     return
             except errors.StateUnavailable as error:
                 # Nobody can be seen to be ready or idle now; time without sight does not count.
-                deadline_s = self._at.monotonic_s + timeout_s
+                deadline_s = self._time.monotonic_s + timeout_s
                 why = str(error)
             self._leave_if_superseded()
             if beside is not None:
                 yield from beside()
-            if self._at.monotonic_s >= deadline_s:
+            if self._time.monotonic_s >= deadline_s:
                 if give_up:
                     raise StepTimeout(f"not {what} after {timeout_s:g} s: {why}")
                 yield Log("going on without", {"waited_s": timeout_s, "why": why}, "warning")
                 return
             yield Wait(deadline_s)
 
-    def _written(self, write: Publish) -> Steps[None]:
+    def _write_until_done(self, write: Publish) -> Steps[None]:
         """Keep trying while Redis is down: a step that is begun is finished."""
         while True:
             try:
@@ -295,9 +299,9 @@ class RolloutExecutor:
             self._leave_if_superseded()
             yield Wait()
 
-    def _say(self, state: RolloutState) -> Steps[None]:
+    def _set_state(self, state: RolloutState) -> Steps[None]:
         self.rollout = replace(self.rollout, state=state)
-        yield from self._written(Publish(rollout=self.rollout))
+        yield from self._write_until_done(Publish(rollout=self.rollout))
         yield NotifyWatchers()
 
     def _finish(self, state: RolloutState, why: str, spent_j: float = 0.0) -> Steps[Rollout]:
@@ -312,18 +316,18 @@ class RolloutExecutor:
         return self.rollout
 
     def _leave_if_superseded(self) -> None:
-        if self._left:
+        if self._superseded:
             raise Superseded
 
     def _renew_statuses(self) -> Steps[None]:
         """What agents were commanded a moment ago may not have been read yet: ask them."""
-        fleet = self._seen.fleet(self._at.now_s)
+        fleet = self._observation.fleet(self._time.now_s)
         yield QueryAgents({n.node: n for n in fleet.nodes if n.node in self.commanded and n.node not in fleet.stale})
 
 
 def find_path(asked: FindPath) -> RolloutPath:
     """The steps to a plan, as every shell finds them."""
-    return best_way(asked.view, asked.stands, asked.plan)
+    return best_path(asked.view, asked.snapshot, asked.plan)
 
 
 def _same(before: NodePlan, devices: tuple[PlannedDevice, ...]) -> bool:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from controller.core.rollout import FleetSnapshot, RolloutPath, way
-from controller.core.shares import RolloutInputs, draining, routed_capacity, shares
+from controller.core.rollout import FleetSnapshot, RolloutPath, plan_path
+from controller.core.shares import RolloutInputs, interim_routes, routed_capacity, with_draining_targets
 from controller.core.usable import mig_off
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, ProfileRow
@@ -32,7 +32,7 @@ Rows = dict[tuple[str, str, str, str], ProfileRow]
 AWAKE_STATES: Final = (DeviceState.AWAKE, DeviceState.WAKING)
 
 
-def terms(view: PlanView, relaxed: bool = False) -> RolloutInputs:
+def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
     """The terms of a rollout decided on this view."""
     types = {d.device: d.type for node in view.fleet.nodes for d in node.devices}
     objectives = {o.family: o for o in view.objectives}
@@ -123,7 +123,7 @@ def _fits(catalog: Catalog, types: dict[str, str], old: PlannedSlice, new: Plann
     return CONTEXT_MIB + sum(catalog.family(f).variant(v).memory_mib for f, v in names) <= memory_mib
 
 
-def standing(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple[Route, ...]) -> FleetSnapshot:
+def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple[Route, ...]) -> FleetSnapshot:
     """What stands, by what the agents report; `commanded` only fills in what they cannot report (clocks, limits)."""
     devices: dict[str, PlannedDevice] = {}
     ready: dict[SliceKey, PlannedSlice] = {}
@@ -168,47 +168,47 @@ def _slices(
             ready[part.key] = PlannedSlice(part.key, part.hosted, part.credits or credits.get(part.key, 1))
 
 
-def impossible(view: PlanView, plan: Plan) -> str:
+def rollout_refusal(view: PlanView, plan: Plan) -> str:
     """Why no rollout leads from what the view shows to the plan; "" when one does. Planners ask before they decide."""
     current = view.current
     commanded = {node.node: node for node in current.nodes} if current else {}
-    stands = standing(view.fleet, commanded, current.routes if current else ())
-    found = best_way(view, stands, plan)
+    snapshot = fleet_snapshot(view.fleet, commanded, current.routes if current else ())
+    found = best_path(view, snapshot, plan)
     return found.why if found.halted else ""
 
 
-def early(view: PlanView, stands: FleetSnapshot, plan: Plan) -> tuple[Route, ...] | None:
+def early_routes(view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> tuple[Route, ...] | None:
     """Routes that take in what is READY already, when what is routed now does not carry the load; else None."""
-    rules = terms(view)
-    now = routed_capacity(stands.routes, stands.ready, rules)
-    short = [family for family, need in rules.needs.items() if now.get(family, 0.0) < need]
+    inputs = rollout_inputs(view)
+    now = routed_capacity(snapshot.routes, snapshot.ready, inputs)
+    short = [family for family, need in inputs.needs.items() if now.get(family, 0.0) < need]
     if not short:
         return None
-    leaving = {t.slice for route in stands.routes for t in route.targets if t.draining}
-    ready = {key: part for key, part in stands.ready.items() if key not in leaving}
-    routes = shares(plan, ready, rules, stands.routes)
-    more = routed_capacity(routes, ready, rules)
+    leaving = {t.slice for route in snapshot.routes for t in route.targets if t.draining}
+    ready = {key: part for key, part in snapshot.ready.items() if key not in leaving}
+    routes = interim_routes(plan, ready, inputs, snapshot.routes)
+    more = routed_capacity(routes, ready, inputs)
     if not any(more.get(family, 0.0) > now.get(family, 0.0) for family in short):
         return None
-    gone = {key: part for key, part in stands.ready.items() if key in leaving}
-    return tuple(draining(route, gone) for route in routes)
+    gone = {key: part for key, part in snapshot.ready.items() if key in leaving}
+    return tuple(with_draining_targets(route, gone) for route in routes)
 
 
 class _PathKey:
     """What a way depends on, as the key of a memo: plans are asked for once before they are decided, and once after."""
 
-    __slots__ = ("_hash", "key", "plan", "stands", "view")
+    __slots__ = ("_hash", "key", "plan", "snapshot", "view")
 
-    def __init__(self, view: PlanView, stands: FleetSnapshot, plan: Plan) -> None:
-        self.view, self.stands, self.plan = view, stands, plan
+    def __init__(self, view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> None:
+        self.view, self.snapshot, self.plan = view, snapshot, plan
         demand = tuple((d.family, d.rate_per_s, d.gap_scv) for d in view.demand)
         wanted = tuple((o.family, o.slo_ms, o.slo_quantile, o.hard_min_accuracy) for o in view.objectives)
         types = tuple((d.device, d.type) for node in view.fleet.nodes for d in node.devices)
         nodes = tuple((n.node, n.devices) for n in plan.nodes)
         profiled = _profiled(Same(view.catalog.rows))
         before = tuple(r for r in (view.current.routes if view.current else ()) if r.family not in profiled)
-        self.key = (demand, wanted, types, nodes, plan.routes, stands, before)
-        self._hash = hash((demand, wanted, tuple(n.digest for n in plan.nodes), len(stands.ready)))
+        self.key = (demand, wanted, types, nodes, plan.routes, snapshot, before)
+        self._hash = hash((demand, wanted, tuple(n.digest for n in plan.nodes), len(snapshot.ready)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -217,18 +217,18 @@ class _PathKey:
         return isinstance(other, _PathKey) and self.view.catalog is other.view.catalog and self.key == other.key
 
 
-def best_way(view: PlanView, stands: FleetSnapshot, plan: Plan) -> RolloutPath:
+def best_path(view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> RolloutPath:
     """The way under the SLO's capacities, else one on which requests at least do not pile up."""
-    return _best_way(_PathKey(view, stands, plan))
+    return _best_path(_PathKey(view, snapshot, plan))
 
 
 @lru_cache(maxsize=64)
-def _best_way(asked: _PathKey) -> RolloutPath:
-    view, stands, plan = asked.view, asked.stands, asked.plan
-    strict = way(stands, plan, terms(view))
+def _best_path(asked: _PathKey) -> RolloutPath:
+    view, snapshot, plan = asked.view, asked.snapshot, asked.plan
+    strict = plan_path(snapshot, plan, rollout_inputs(view))
     if not strict.halted:
         return strict
-    relaxed = way(stands, plan, terms(view, relaxed=True))
+    relaxed = plan_path(snapshot, plan, rollout_inputs(view, relaxed=True))
     if relaxed.halted:
         return strict
     return replace(relaxed, why=f"{relaxed.why}; for a moment the SLO may be missed ({strict.why})")

@@ -10,7 +10,7 @@ from trefoil.core.errors import NotFound
 from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, FleetState
 
 
-def profiled(catalog: Catalog) -> frozenset[str]:
+def profiled_types(catalog: Catalog) -> frozenset[str]:
     """Device types that the catalogue has figures for."""
     return _types(Same(catalog.rows))
 
@@ -20,17 +20,17 @@ def _types(rows: Same[tuple[ProfileRow, ...]]) -> frozenset[str]:
     return frozenset(row.device_type for row in rows.value)
 
 
-def out_of_service(status: DeviceStatus) -> str:
+def out_of_service_reason(status: DeviceStatus) -> str:
     """Why a device that could be planned may not be used now; empty when it may."""
     if status.state == DeviceState.LOST:
         return "lost"
     return f"out of service ({status.cordon})" if status.cordon else ""
 
 
-def unplannable(status: DeviceStatus, types: Collection[str]) -> str:
+def unplannable_reason(status: DeviceStatus, types: Collection[str]) -> str:
     """Why planners cannot do anything with a device, whatever its state; empty when they can.
 
-    `types`: see `profiled`. What runs there stays as it is.
+    `types`: see `profiled_types`. What runs there stays as it is.
     """
     try:
         kind = device_type(status.type)

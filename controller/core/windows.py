@@ -49,14 +49,14 @@ class _Budget:
     rolls: bool = False
 
 
-def nobody(_window: LoadWindow) -> None:
+def ignore_window(_window: LoadWindow) -> None:
     """Who is told of windows where nobody asked: a function with a name, so that a simulation can be saved."""
 
 
 class LoadWindows:
     """The recent load windows of all workers, and the accuracy budgets that they spent."""
 
-    def __init__(self, settings: WindowSettings, on_window: Callable[[LoadWindow], None] = nobody) -> None:
+    def __init__(self, settings: WindowSettings, on_window: Callable[[LoadWindow], None] = ignore_window) -> None:
         """`on_window` is told each window once."""
         self._settings = settings
         self._windows: deque[LoadWindow] = deque()
@@ -84,10 +84,10 @@ class LoadWindows:
         self._on_window(window)
         for cell in window.cells:
             if cell.arrived:
-                self._spread(cell.key.family, cell.arrived, window)
+                self._count_arrivals(cell.key.family, cell.arrived, window)
             if cell.answered:
                 self.answered[cell.key.family, cell.key.variant] += cell.answered
-                self._spend(cell.key.family, cell.key.variant, cell.answered, window.ends_at_s, catalog)
+                self._charge_budget(cell.key.family, cell.key.variant, cell.answered, window.ends_at_s, catalog)
         first = int(window.starts_at_s // self._settings.bin_s)
         self._first_bin = first if self._first_bin is None else min(first, self._first_bin)
 
@@ -245,7 +245,7 @@ class LoadWindows:
             starts_s, requests, sums = (deque(float(row[i]) for row in buckets) for i in range(3))
             self._budgets[family] = _Budget(float(window_s), now_s, starts_s, requests, sums)
 
-    def _spread(self, family: str, arrived: int, window: LoadWindow) -> None:
+    def _count_arrivals(self, family: str, arrived: int, window: LoadWindow) -> None:
         width = self._settings.bin_s
         counts = self._arrivals.setdefault(family, Counter())
         length_s = window.ends_at_s - window.starts_at_s
@@ -257,7 +257,7 @@ class LoadWindows:
             if inside > 0:
                 counts[i] += arrived * inside / length_s  # type: ignore[assignment]
 
-    def _spend(self, family: str, variant: str, answered: int, at_s: float, catalog: Catalog) -> None:
+    def _charge_budget(self, family: str, variant: str, answered: int, at_s: float, catalog: Catalog) -> None:
         budget = self._budgets.get(family)
         if budget is None:
             return

@@ -42,7 +42,7 @@ def plan_of(
     pull: bool = False,
     clocks: Mapping[str, int] | None = None,
 ) -> Plan:
-    """A plan without what the policy's row says of it (`stamped`); revision, policy and decision id are the shell's.
+    """Plan without what the policy's row says of it (`apply_policy_parts`); revision and decision id are the shell's.
 
     `pull` is CLOVER's: every slice weighs the same, whatever `traffic` says: pulling makes the mix.
     `clocks` [MHz] by device; the others run at their highest, unlocked.

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from controller.core.usable import profiled, unplannable
+from controller.core.usable import profiled_types, unplannable_reason
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import DEVICE_TYPES, device_type
@@ -106,10 +106,10 @@ def read(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofil
     planned = {part.key: part for device in before for part in device.slices}
     locked = {d.device: d.clock_max_mhz for d in before} if clocks else {}
     own = {z.series.zone for z in view.zones} - {view.carbon.series.zone}
-    devices, lost, left, types = [], [], [], frozenset(DEVICE_TYPES) if unprofiled else profiled(view.catalog)
+    devices, lost, left, types = [], [], [], frozenset(DEVICE_TYPES) if unprofiled else profiled_types(view.catalog)
     for node in sorted(view.fleet.nodes, key=lambda n: n.node):
         for status in sorted(node.devices, key=lambda d: natural(d.device)):
-            if why := unplannable(status, types):
+            if why := unplannable_reason(status, types):
                 left.append((status.device, why))
                 continue
             if not status.usable:

@@ -91,7 +91,7 @@ class Twin:
         self.live = ControlLoop(
             self.core, config, self, self, self, self.actor, accountant, thinker, disk, metrics, signals, self
         )
-        self.run(self.live._perform(self.control.of(self.core.enter(EPOCH))))
+        self.run(self.live._perform(self.control.of(self.core.enter_epoch(EPOCH))))
 
     def run(self, what) -> None:
         """Play a step to its end, then what it has set going as far as it goes."""
@@ -118,7 +118,7 @@ class Twin:
     # --- what stands for Redis, agents and the clock ------------------------------------------------------------------
 
     @property
-    def seen(self):
+    def observation(self):
         return self.shell.seen
 
     @property
@@ -132,7 +132,7 @@ class Twin:
 
     async def sleep(self, seconds: float) -> None:
         self.waiting = True
-        while not self._go and not self.rollouts._left:
+        while not self._go and not self.rollouts._superseded:
             await asyncio.sleep(0)
         self.waiting = self._go = False
 
@@ -147,7 +147,7 @@ class Twin:
                 now_s = self.now_s() + EPSILON_S
                 self.shell._drained_s = now_s + self.shell.plant.drained_s(gone)
                 loads = tuple(SliceLoad(key, in_flight=1) for key in gone)
-                self.seen.inputs.acks = (TableAck("simulated", 0, plan.revision, loads),)
+                self.observation.inputs.acks = (TableAck("simulated", 0, plan.revision, loads),)
 
     async def apply(self, status, plan) -> bool:
         return True

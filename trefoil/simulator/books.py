@@ -177,7 +177,7 @@ class Books:
 
     def evaluation(self, one: CandidateEvaluated) -> None:
         """Note what became of a candidate."""
-        told = one.told
+        told = one.measurement
         self.evaluations.append(
             {
                 "at_s": round(one.at_s, 6),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from zlib import crc32
 
-from controller.core.decide import think
+from controller.core.decide import run_planner
 from controller.core.rollout import RolloutPath
 from trefoil.core.brains import Decision, Planner, PlanView
 from trefoil.core.carbon import CarbonForecast, CarbonReading
@@ -47,7 +47,7 @@ class Recall:
         found = self.known.get(key)
         if found is None:
             seed = self.seed * 1_000_003 + crc32(key.encode())
-            found = self.known[key] = Known(think(told, planner, seed), seed)
+            found = self.known[key] = Known(run_planner(told, planner, seed), seed)
             if len(self.known) > KEPT:
                 self.known.popitem(last=False)
         self.known.move_to_end(key)

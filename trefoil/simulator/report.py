@@ -173,7 +173,7 @@ def _summary(shell: Shell) -> Summary:
         slo_attainment=_per(whole.within_slo, ended),
         accuracy=_per(whole.accuracy_sum, whole.answered),
         power_w=joules / scenario.span_s,
-        decisions=shell.core.decided,
+        decisions=shell.core.decision_number,
         replans=sum(shell.core.causes.values()),
         reconfigurations=sum(shell.core.reconfigurations.values()),
         halted=books.halted,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from controller.core.control import ControlCore, SavedState
-from controller.core.decide import CANDIDATE, ControlState, as_live, ask, think
+from controller.core.decide import CANDIDATE, ControlState, as_live_planner, ask_planner, run_planner
 from controller.core.effects import (
     CallPlanner,
     CandidateEvaluated,
@@ -77,7 +77,7 @@ class Shell:
         self.rollouts = RolloutExecutor(self.settings.rollout, self.seen, self.meter, self.at)
         triggers = scenario.policy.triggers
         row = inputs.policy if triggers is None else replace(inputs.policy, triggers=triggers)
-        live, traits = as_live(inputs.planner), find(Kind.PLANNER, row.planner, PLANNERS).traits
+        live, traits = as_live_planner(inputs.planner), find(Kind.PLANNER, row.planner, PLANNERS).traits
         kept = SavedState(dict(inputs.objectives), [], ControlState(ActMode.ACT), ExplorationTotals())
         self.core = ControlCore(
             self.settings, row, traits.tick_grace_s, live, self.seen, self.meter, self.rollouts, self.at, kept
@@ -106,12 +106,12 @@ class Shell:
         self.forecasts = Forecasts(scenario.carbon.forecast, inputs.carbon[inputs.zone])
         self._read_carbon()
         self._offer()
-        self._perform(self.core.enter(EPOCH))
+        self._perform(self.core.enter_epoch(EPOCH))
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the planner, which is made anew: what it remembers goes along."""
         assert self._rolling is None, "a rollout under way cannot be saved: rest first"
-        live = as_live(self.inputs.planner)
+        live = as_live_planner(self.inputs.planner)
         memory = live.memory() if live is not None else None
         recall = Recall(self.settings.seed) if self.recall is not None else None
         return {**self.__dict__, "recall": recall, "_remembered": memory}
@@ -119,7 +119,7 @@ class Shell:
     def resume(self, planner: Planner) -> None:
         """Go on with a planner like the one of before."""
         memory = self.__dict__.pop("_remembered")
-        live = as_live(planner)
+        live = as_live_planner(planner)
         if live is not None and memory is not None:
             live.recall(memory)
         self.inputs.planner, self.core.explorer.live = planner, live
@@ -217,7 +217,7 @@ class Shell:
         state = (cells, self.plant.nodes(), seen.zones, seen.carbon)
         self._still = self._still + 1 if state == self._last_seen else 0
         self._last_seen = state
-        return self.core.rests(self._still * self.settings.tick_s, self.settings.keep_s)
+        return self.core.step_is_idle(self._still * self.settings.tick_s, self.settings.keep_s)
 
     def _control(self) -> None:
         self.seen.inputs.nodes = self.plant.nodes()
@@ -287,9 +287,9 @@ class Shell:
     def _think(self, view: PlanView, seed: int, asks: bool) -> PlannerAnswer:
         planner = self.inputs.planner
         if asks:
-            return PlannerAnswer(ask(view, planner, seed), seed, asked=True)
+            return PlannerAnswer(ask_planner(view, planner, seed), seed, asked=True)
         if self.recall is None:
-            return PlannerAnswer(think(view, planner, seed), seed)
+            return PlannerAnswer(run_planner(view, planner, seed), seed)
         self._told, known = self.recall.think(view, planner)
         self._recalled = known if self._rolling is None else None
         return PlannerAnswer(

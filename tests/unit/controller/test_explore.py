@@ -143,9 +143,9 @@ class Bench:
 
     def explorers(self) -> Explorer:
         self.at = CoreTime(self.clock.now_s(), self.clock.monotonic_s())
-        self.thinker = PlannerRunner(self.planner, "fake", self.disk, self.clock, 10.0)
+        self.planner_runner = PlannerRunner(self.planner, "fake", self.disk, self.clock, 10.0)
         totals = ExplorationTotals(**self.disk.load_plain("explorations"))
-        return Explorer(self.thinker.live, self.windows, self.meter, ExploreSettings(), self.at, totals)
+        return Explorer(self.planner_runner.live, self.windows, self.meter, ExploreSettings(), self.at, totals)
 
     # what the explorer asks of its shell
 
@@ -157,11 +157,11 @@ class Bench:
             case NextSeed():
                 return 7
             case CallPlanner(view, seed, asks):
-                return await self.thinker.think(view, seed, asks)
+                return await self.planner_runner.call(view, seed, asks)
             case TellPlanner(candidate, measurement):
-                self.thinker.tell(candidate, measurement)
+                self.planner_runner.tell(candidate, measurement)
             case SavePlannerMemory():
-                self.thinker.save()
+                self.planner_runner.save()
             case Save(name, value):
                 self.disk.save(name, value)
             case RecordCandidate(view, trigger, thought, _):

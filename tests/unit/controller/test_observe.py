@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.decide import NEW, think
+from controller.core.decide import NEW, run_planner
 from controller.core.observation import Observation
 from controller.forecasters.last_max import LastMax
 from controller.observe import ObservationReader
@@ -95,7 +95,7 @@ async def test_a_view_knows_what_runs_and_what_is_planned_though_nobody_wants_it
 
 def recorded(view: PlanView, older: bool = False) -> DecisionRecord:
     """What the controller would have written; `older`: by a version that did not know the newest fields."""
-    decision = think(view, ExactPlanner(), 7)
+    decision = run_planner(view, ExactPlanner(), 7)
     assert decision.plan is not None
     tree = json.loads(codec.to_json(view))
     if older:

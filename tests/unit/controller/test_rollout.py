@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.rollout import FleetSnapshot, RolloutPath, Step, way
+from controller.core.rollout import FleetSnapshot, RolloutPath, Step, plan_path
 from controller.core.shares import RolloutInputs, capacity_of, routed_capacity
 from tests.support.plans import LARGE, SMALL, key, planned
 from trefoil.core.common import Revision
@@ -22,7 +22,7 @@ def capacity(family: str, device: str, kind: str, variant: str, count: int) -> f
     return slice_type(A100_40GB, kind).sm_count * PER_SM[variant] * count * (1 - 0.5 / (1 + count))
 
 
-def terms(need: float, swappable: bool = True) -> RolloutInputs:
+def rollout_inputs(need: float, swappable: bool = True) -> RolloutInputs:
     def fastest(part: PlannedSlice) -> PlannedSlice:
         return replace(part, hosted=(Hosted("toy", SMALL.name, SMALL.version, 0, 1, 1, 8),))
 
@@ -74,7 +74,7 @@ def rollouts(draw: st.DrawFn) -> tuple[FleetSnapshot, Plan, RolloutInputs]:
         then[names[0]] = (planned("7g.40gb", 0, SMALL, names[0]),)
     keys = [p.key for parts in now.values() for p in parts]
     dead = frozenset(draw(st.sets(st.sampled_from(keys), max_size=1)) if keys else set())
-    return standing_of(now, dead), plan_of(then), terms(draw(st.floats(0, 200)), draw(st.booleans()))
+    return standing_of(now, dead), plan_of(then), rollout_inputs(draw(st.floats(0, 200)), draw(st.booleans()))
 
 
 class Agents:
@@ -124,7 +124,7 @@ class Agents:
 @given(rollouts())
 def test_every_step_is_legal_and_the_last_one_is_the_target(case):
     standing, target, rules = case
-    found = way(standing, target, rules)
+    found = plan_path(standing, target, rules)
     if found.halted:
         assert not found.steps
         assert "toy" in found.why
@@ -141,7 +141,7 @@ def test_every_step_is_legal_and_the_last_one_is_the_target(case):
 @given(rollouts(), st.data())
 def test_a_newer_plan_in_the_middle_is_as_safe(case, data):
     standing, target, rules = case
-    found = way(standing, target, rules)
+    found = plan_path(standing, target, rules)
     agents = Agents(standing, rules, target)
     taken = found.steps[: data.draw(st.integers(0, len(found.steps)))]
     for step in taken:
@@ -153,7 +153,7 @@ def test_a_newer_plan_in_the_middle_is_as_safe(case, data):
     if not any(newer.values()):
         newer[names[0]] = (planned("7g.40gb", 0, SMALL, names[0]),)
     middle = FleetSnapshot(dict(taken[-1].devices), agents.ready, frozenset(agents.present), taken[-1].routes)
-    again = way(middle, plan_of(newer), rules)
+    again = plan_path(middle, plan_of(newer), rules)
     second = Agents(middle, rules, plan_of(newer))
     for step in again.steps:
         second.play(step)
@@ -161,7 +161,7 @@ def test_a_newer_plan_in_the_middle_is_as_safe(case, data):
 
 
 def steps_of(now, then, need, swappable=True) -> RolloutPath:
-    return way(standing_of(now), plan_of(then), terms(need, swappable))
+    return plan_path(standing_of(now), plan_of(then), rollout_inputs(need, swappable))
 
 
 def test_from_nothing_everything_starts_in_one_step():
@@ -237,7 +237,7 @@ def test_a_device_of_a_stale_node_is_left_as_it_is():
     now = {"node0/gpu0": (planned("7g.40gb", 0, SMALL),), "node0/gpu1": ()}
     then = {"node0/gpu0": (), "node0/gpu1": (planned("7g.40gb", 0, SMALL, "node0/gpu1"),)}
     standing = replace(standing_of(now), fixed=frozenset({"node0/gpu1"}))
-    found = way(standing, plan_of(then), terms(0))
+    found = plan_path(standing, plan_of(then), rollout_inputs(0))
     assert all(not s.devices["node0/gpu1"].slices for s in found.steps)
 
 
@@ -248,19 +248,19 @@ def test_what_serves_on_a_stale_node_stays_routed_to_and_the_rollout_is_not_done
     }
     then = {**now, "node0/gpu0": (planned("4g.20gb", 0), planned("2g.10gb", 4))}
     standing = replace(standing_of(now), fixed=frozenset({"node0/gpu0", "node0/gpu1"}))
-    found = way(standing, plan_of(then), terms(0))
-    assert "node0/gpu0 cannot be changed" in found.waits
+    found = plan_path(standing, plan_of(then), rollout_inputs(0))
+    assert "node0/gpu0 cannot be changed" in found.blocked
     assert not found.halted
     (settle,) = found.steps
     assert settle.devices["node0/gpu0"].slices == now["node0/gpu0"]
     (route,) = settle.routes
     assert {target.slice for target in route.targets} == set(standing.ready), "only what serves, and all of it"
-    need = capacity_of("toy", list(standing.ready.values()), terms(0))
-    loaded = way(standing, plan_of(then), terms(need)).steps[-1].routes
-    assert routed_capacity(loaded, standing.ready, terms(need))["toy"] >= need - 1e-9
+    need = capacity_of("toy", list(standing.ready.values()), rollout_inputs(0))
+    loaded = plan_path(standing, plan_of(then), rollout_inputs(need)).steps[-1].routes
+    assert routed_capacity(loaded, standing.ready, rollout_inputs(need))["toy"] >= need - 1e-9
     assert all(target.weight > 0 for target in loaded[0].targets), "under load all of it helps"
-    back = way(replace(standing, fixed=frozenset()), plan_of(then), terms(0))
-    assert (back.waits, {t.slice for t in back.steps[-1].routes[0].targets}) == (
+    back = plan_path(replace(standing, fixed=frozenset()), plan_of(then), rollout_inputs(0))
+    assert (back.blocked, {t.slice for t in back.steps[-1].routes[0].targets}) == (
         "",
         {p.key for ps in then.values() for p in ps},
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate, plan_basis
+from controller.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate_triggers, plan_basis
 from tests.support.plans import key
 from tests.unit.controller.views import OBJECTIVE, PLAN, view
 from trefoil.core.fleet import DeviceState, FleetState, SliceState
@@ -17,14 +17,14 @@ INFINITE = float("inf")
 
 def fire(seen, last=None, memory=None, thresholds=LIMITS, allowed=CAUSES, rolling=False):
     last = last or plan_basis(view(), PLAN, INFINITE)
-    return evaluate(seen, last, memory or HoldTimers(), thresholds, allowed, rolling)[0]
+    return evaluate_triggers(seen, last, memory or HoldTimers(), thresholds, allowed, rolling)[0]
 
 
 def play(views, thresholds=LIMITS, replan=True):
     """Causes of the triggers along a sequence of views, each replanned for."""
     last, memory, causes = plan_basis(views[0], PLAN, INFINITE), HoldTimers(), []
     for seen in views[1:]:
-        trigger, memory = evaluate(seen, last, memory, thresholds, CAUSES)
+        trigger, memory = evaluate_triggers(seen, last, memory, thresholds, CAUSES)
         if trigger is not None:
             causes.append(trigger.cause)
             if replan:
@@ -33,7 +33,7 @@ def play(views, thresholds=LIMITS, replan=True):
 
 
 def test_starts_when_there_is_no_plan():
-    assert evaluate(view(current=None), None, HoldTimers(), LIMITS, CAUSES)[0].cause == "start"
+    assert evaluate_triggers(view(current=None), None, HoldTimers(), LIMITS, CAUSES)[0].cause == "start"
 
 
 def test_nothing_fires_when_nothing_changed():
@@ -94,7 +94,7 @@ def test_a_square_wave_that_leaves_the_band_for_less_than_the_hold_never_fires()
 def test_a_lasting_fall_fires_once_after_the_hold():
     views = [view(), *(view(now_s=1000 + 0.5 * i, rate=13.0) for i in range(60))]
     assert play(views) == ["load"]
-    trigger, memory = evaluate(views[1], plan_basis(views[0], PLAN, INFINITE), HoldTimers(), LIMITS, CAUSES)
+    trigger, memory = evaluate_triggers(views[1], plan_basis(views[0], PLAN, INFINITE), HoldTimers(), LIMITS, CAUSES)
     assert trigger is None
     assert memory.since_s == {"load<toy": 1000.0}
 
