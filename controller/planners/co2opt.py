@@ -15,7 +15,7 @@ from controller.planners.assemble import DEFAULTS
 from controller.planners.base import layout_of
 from controller.planners.columns import class_column
 from controller.planners.uniform import Uniform, decide
-from controller.planners.world import Device, PlanningInput, Task, read
+from controller.planners.world import Device, PlanningInput, Task, read_view
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import Placement, placements
@@ -35,17 +35,17 @@ class Co2OptPlanner:
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """CO2OPT's one plan for this fleet."""
         constants = {**DEFAULTS, **self.constants}
-        world = read(view, constants["rate_floor_per_s"])
+        inputs = read_view(view, constants["rate_floor_per_s"])
 
-        def leanest(world: PlanningInput, task: Task, device: Device, slice_type: str) -> Variant:
-            family = world.view.catalog.family(task.family)
+        def leanest(inputs: PlanningInput, task: Task, device: Device, slice_type: str) -> Variant:
+            family = inputs.view.catalog.family(task.family)
             found = []
             for variant in family.by_accuracy():
-                column = class_column(world.view.catalog, task, device.type, slice_type, variant.name, 1, constants)
+                column = class_column(inputs.view.catalog, task, device.type, slice_type, variant.name, 1, constants)
                 if column is not None:
                     found.append((column.energy_j, -variant.accuracy, variant.name))
             return family.variant(min(found)[2]) if found else family.by_accuracy()[0]
 
         return decide(
-            world, "co2opt", Uniform(layout_of(constants, finest_layout), leanest).host(world), constants, rng
+            inputs, "co2opt", Uniform(layout_of(constants, finest_layout), leanest).host(inputs), constants, rng
         )

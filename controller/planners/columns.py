@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
-from controller.planners.world import Device, HostedSlice, Task, setting
+from controller.planners.world import Device, HostedSlice, Task, constant_for
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.device_types import MEMORY_SLICES, slice_type
 from trefoil.core.fleet import DeviceType, SliceType
@@ -108,11 +108,11 @@ def columns(
 ) -> tuple[Column, ...]:
     """Every useful class of one family on the device types, zones and (constant `clocks`) clocks at hand, in order."""
     terms = _SloInputs(
-        task.objective.slo_ms - setting(task.objective, constants, "overhead_ms"),
+        task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms"),
         task.objective.slo_quantile,
         gap_scv(task),
         task.demand.items_mean,
-        setting(task.objective, constants, "transport_gap_ms"),
+        constant_for(task.objective, constants, "transport_gap_ms"),
         constants["start_s"],
         bool(constants.get("clocks", 0.0)),
     )
@@ -162,8 +162,8 @@ def class_column(
     row = effective_row(catalog, kind, shape, family, variant, task.demand.items_mean)
     if row is None or not fits(shape, variant):
         return None
-    row = _occupied(row, setting(task.objective, constants, "transport_gap_ms"))
-    slo_ms = task.objective.slo_ms - setting(task.objective, constants, "overhead_ms")
+    row = _occupied(row, constant_for(task.objective, constants, "transport_gap_ms"))
+    slo_ms = task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms")
     tiers = _tiers(row, slo_ms, task.objective.slo_quantile, gap_scv(task), max(1, slices))
     return _column(kind, shape, variant, row, tiers, constants["start_s"])
 
@@ -361,7 +361,7 @@ def latency_best_ms(
     catalog: Catalog, task: Task, devices: Sequence[Device], constants: Mapping[str, float]
 ) -> tuple[float, str] | None:
     """The lowest SLO [ms] that anything in the fleet can keep when nearly idle, and what keeps it."""
-    gap_ms, overhead_ms = (setting(task.objective, constants, n) for n in ("transport_gap_ms", "overhead_ms"))
+    gap_ms, overhead_ms = (constant_for(task.objective, constants, n) for n in ("transport_gap_ms", "overhead_ms"))
     family = catalog.family(task.family)
     best: tuple[float, str] | None = None
     for name in sorted({d.type.name for d in devices}):

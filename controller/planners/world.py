@@ -74,13 +74,13 @@ class Task:
 @dataclass(frozen=True, slots=True)
 class PlanningInput:
     """A view, read. `lost` devices (or those out of service) are planned asleep until they may be used again; those
-    `left` out, with the reason, planners can do nothing with."""
+    `unplannable`, with the reason, planners can do nothing with."""
 
     view: PlanView
     devices: tuple[Device, ...]
     lost: tuple[tuple[str, str], ...]
     tasks: tuple[Task, ...]
-    left: tuple[tuple[str, str], ...] = ()
+    unplannable: tuple[tuple[str, str], ...] = ()
 
     @property
     def nothing_runs(self) -> bool:
@@ -96,7 +96,7 @@ class PlanningInput:
         return found.intensity_g_per_kwh
 
 
-def read(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofiled: bool = False) -> PlanningInput:
+def read_view(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofiled: bool = False) -> PlanningInput:
     """Read a view. Families without an objective are not planned; without demand, `rate_floor_per_s` is assumed.
 
     Without `clocks` every device is taken to run at its highest clock. `unprofiled`: devices of types without any
@@ -108,7 +108,7 @@ def read(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofil
     own = {z.series.zone for z in view.zones} - {view.carbon.series.zone}
     devices, lost, left, types = [], [], [], frozenset(DEVICE_TYPES) if unprofiled else profiled_types(view.catalog)
     for node in sorted(view.fleet.nodes, key=lambda n: n.node):
-        for status in sorted(node.devices, key=lambda d: natural(d.device)):
+        for status in sorted(node.devices, key=lambda d: natural_sort_key(d.device)):
             if why := unplannable_reason(status, types):
                 left.append((status.device, why))
                 continue
@@ -160,11 +160,16 @@ def _floored(demand: Demand, rate_floor_per_s: float) -> Demand:
     return replace(demand, rate_per_s=rate, rate_p90_per_s=max(rate, demand.rate_p90_per_s))
 
 
-def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+def natural_sort_key(name: str) -> tuple[tuple[int, int | str], ...]:
     """Sort key under which gpu2 stands before gpu10."""
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part)
 
 
-def setting(objective: Objective, constants: Mapping[str, float], name: str) -> float:
+def constant_for(objective: Objective, constants: Mapping[str, float], name: str) -> float:
     """A policy's constant, overridden by the objective's `params`."""
     return objective.params.get(name, constants[name])
+
+
+def pue_of(view: PlanView, task: Task) -> float:
+    """The objective's PUE, else the view's."""
+    return task.objective.pue or view.pue or 1.0

@@ -19,9 +19,9 @@ from typing import Any, Final
 from numpy.random import Generator
 
 from controller.planners.clover.graph import Graph
-from controller.planners.clover.hunch import Surrogate
 from controller.planners.clover.objective import Goal, Outcome, accepts
 from controller.planners.clover.space import TRIES, Setup, Space
+from controller.planners.clover.surrogate import Surrogate
 from trefoil.core.fleet import Configuration
 
 
@@ -62,7 +62,7 @@ class Search:
     moved: bool = False
     """Whether a neighbour has become the centre yet."""
 
-    def warm(self, space: Space, known: Mapping[str, Outcome], goal: Goal) -> None:
+    def warm_start(self, space: Space, known: Mapping[str, Outcome], goal: Goal) -> None:
         """Begin at the best of all that is known, by the goal of now, if that is better than what is deployed."""
         named = ((goal.value(outcome), space.named(key)) for key, outcome in known.items() if goal.feasible(outcome))
         found = max(((value, s.key, s) for value, s in named if s is not None), default=None, key=lambda item: item[:2])
@@ -73,9 +73,14 @@ class Search:
                 self.centre = found[2]
 
     def propose(
-        self, space: Space, rules: Rules, kept: Mapping[Graph, bool], rng: Generator, hunch: Surrogate | None = None
+        self,
+        space: Space,
+        rules: Rules,
+        slo_kept: Mapping[Graph, bool],
+        rng: Generator,
+        surrogate: Surrogate | None = None,
     ) -> Setup | None:
-        """What to look at next; None: the round is over, `stopped` says why. `kept`, `hunch`: see `Space.neighbour`."""
+        """Next setup to look at; None: the round is over, see `stopped`. The last two: see `Space.neighbour`."""
         if self.pending is not None:
             return self.pending
         if self.queue and not self._out_of_time(rules):
@@ -84,7 +89,9 @@ class Search:
         if not self.stopped:
             self.stopped = self._stop(rules)
         if not self.stopped:
-            drawn = space.random(rng) if rules.random else space.neighbour(self.centre, rng, self.seen, kept, hunch)
+            drawn = (
+                space.random(rng) if rules.random else space.neighbour(self.centre, rng, self.seen, slo_kept, surrogate)
+            )
             if drawn is None:
                 self.stopped = "no neighbour is left"
             self.pending = drawn

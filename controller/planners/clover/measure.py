@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from controller.planners.clover.graph import Edge
 from controller.planners.clover.objective import Outcome
-from controller.planners.clover.space import Setup, Space, usable
+from controller.planners.clover.space import Setup, Space, fitting_variants
 from controller.planners.columns import class_column, gap_scv
-from controller.planners.world import Task, setting
+from controller.planners.world import Task, constant_for
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import ProfileMissing
 from trefoil.core.queueing import ServiceTime
@@ -77,7 +77,7 @@ class ProfileEstimator:
         found: list[Outcome] = []
         for start in range(0, len(setups), CHUNK):
             part = mixes[start : start + CHUNK]
-            latency_s, chosen = _one(part[0], drawn, at_s) if len(part) == 1 else _many(part, drawn, at_s)
+            latency_s, chosen = _serve_one(part[0], drawn, at_s) if len(part) == 1 else _serve_many(part, drawn, at_s)
             skip = int(self.requests * WARM_UP)
             tails = np.quantile(latency_s[:, skip:], (0.95, 0.99), axis=1) * MS_PER_S + self.overhead_ms
             for row, setup in enumerate(setups[start : start + CHUNK]):
@@ -97,7 +97,7 @@ class ProfileEstimator:
         return Outcome(joules, accuracy, p95_ms, p99_ms, 1.0, self.rate_per_s)
 
 
-def profiled(catalog: Catalog, task: Task, space: Space, constants: Mapping[str, float]) -> ProfileEstimator:
+def profile_estimator(catalog: Catalog, task: Task, space: Space, constants: Mapping[str, float]) -> ProfileEstimator:
     """An estimator for one family on one pod.
 
     Raises:
@@ -105,7 +105,7 @@ def profiled(catalog: Catalog, task: Task, space: Space, constants: Mapping[str,
     """
     points = {}
     for kind, _ in space.kinds:
-        for shape, names in usable(kind, space.variants).items():
+        for shape, names in fitting_variants(kind, space.variants).items():
             for name in names:
                 column = class_column(catalog, task, kind, shape, name, 1, constants)
                 if column is None:
@@ -121,7 +121,7 @@ def profiled(catalog: Catalog, task: Task, space: Space, constants: Mapping[str,
         task.demand.rate_per_s,
         task.mean_per_s,
         gap_scv(task),
-        setting(task.objective, constants, "overhead_ms"),
+        constant_for(task.objective, constants, "overhead_ms"),
         int(constants["kernel_requests"]),
     )
 
@@ -145,7 +145,7 @@ def _service_s(salt: int, service: ServiceTime, requests: int) -> Floats:
     return np.random.default_rng([SEED, salt]).gamma(1 / scv, scv * mean_s, requests)
 
 
-def _one(mix: Sequence[int], drawn: Floats, at_s: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
+def _serve_one(mix: Sequence[int], drawn: Floats, at_s: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
     """One mix with a heap: the server that has been idle longest, or frees first."""
     free = [(0.0, n, index) for n, index in enumerate(i for i, number in enumerate(mix) for _ in range(number))]
     rows = [row.tolist() for row in drawn]
@@ -159,7 +159,7 @@ def _one(mix: Sequence[int], drawn: Floats, at_s: Floats) -> tuple[Floats, npt.N
     return np.array([latency]), np.array([chosen], dtype=np.int64)
 
 
-def _many(mixes: Sequence[Sequence[int]], drawn: Floats, at_s: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
+def _serve_many(mixes: Sequence[Sequence[int]], drawn: Floats, at_s: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
     """The same rule for many mixes side by side."""
     servers = max(sum(mix) for mix in mixes)
     free = np.full((len(mixes), servers), np.inf)

@@ -22,9 +22,9 @@ import networkx as nx
 from controller.planners.assemble import plan_of
 from controller.planners.clover.graph import Edge, Graph
 from controller.planners.clover.objective import Outcome
-from controller.planners.clover.space import Setup, Space, distances, usable
+from controller.planners.clover.space import Setup, Space, distances, fitting_variants
 from controller.planners.columns import Column, class_column
-from controller.planners.world import Device, HostedSlice, PlanningInput, Task
+from controller.planners.world import Device, HostedSlice, PlanningInput, Task, pue_of
 from trefoil.core.device_types import Placement, configurations, placements_of
 from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import Configuration, DeviceType, SliceKey
@@ -53,7 +53,7 @@ class Pod:
             options = [
                 c
                 for c in configurations(kind)
-                if all(best in usable(kind, self.space.variants)[name] for name, _ in c.slices)
+                if all(best in fitting_variants(kind, self.space.variants)[name] for name, _ in c.slices)
             ]
             if not options:
                 raise Infeasible(
@@ -62,7 +62,7 @@ class Pod:
             layout[kind.name] = min(options, key=lambda c: (sum(n for _, n in c.slices), c.slices))
         return self.space.uniform(layout, best)
 
-    def centre(self) -> Setup:
+    def current_setup(self) -> Setup:
         """What runs, as a setup; BASE where nothing does."""
         standing = [d for d in self.devices if any(r.family == self.family for r in d.running)]
         if not standing:
@@ -79,19 +79,19 @@ class Pod:
         if not mine:
             return self._part(self.base, kind_name)
         if not self.space.standardised:
-            return self._added(kind_name, number, mine)
+            return self._fleet_setup(kind_name, number, mine)
         total = Graph.of(Counter(edge for d in mine for edge in _edges(d, self.family)))
         away = distances(kind, self.space.variants, total, len(mine))
         return self.space.units(kind)[int(away.argmin())]
 
-    def _added(self, kind_name: str, number: int, mine: Sequence[Device]) -> Setup:
+    def _fleet_setup(self, kind_name: str, number: int, mine: Sequence[Device]) -> Setup:
         """The edges of every device that stands legally, and copies of the most common for the others."""
         legal = {c.slices: c for c in configurations(mine[0].type)}
         whole: Counter[tuple[Configuration, Graph]] = Counter()
         for device in mine:
             edges = Counter(_edges(device, self.family))
             shapes = tuple(sorted(Counter(e[2] for e in edges.elements()).items()))
-            names = usable(device.type, self.space.variants)
+            names = fitting_variants(device.type, self.space.variants)
             if shapes in legal and all(variant in names[shape] for variant, _, shape in edges):
                 whole[(legal[shapes], Graph.of(edges))] += 1
         if not whole:
@@ -119,32 +119,32 @@ def _edges(device: Device, family: str) -> list[Edge]:
     return [(r.variant, device.type.name, r.key.slice_type) for r in device.running if r.family == family]
 
 
-def pods_of(world: PlanningInput, standardised: bool, artifact: bool) -> tuple[Pod, ...]:
+def pods_of(inputs: PlanningInput, standardised: bool, artifact: bool) -> tuple[Pod, ...]:
     """One pod per family that has an objective and at least one device."""
-    taken = _divided([d for d in world.devices if not d.frozen], world.tasks)
+    taken = _assign_devices([d for d in inputs.devices if not d.frozen], inputs.tasks)
     found = []
-    for task in world.tasks:
+    for task in inputs.tasks:
         devices = taken[task.family]
         if devices:
             counts = Counter(d.type.name for d in devices)
             kinds = tuple((next(d.type for d in devices if d.type.name == n), counts[n]) for n in sorted(counts))
-            variants = world.view.catalog.family(task.family).by_accuracy()
+            variants = inputs.view.catalog.family(task.family).by_accuracy()
             found.append(Pod(task, tuple(devices), Space(kinds, variants, standardised, artifact)))
     return tuple(found)
 
 
-def without(world: PlanningInput, pods: Sequence[Pod]) -> str:
+def unserved_families(inputs: PlanningInput, pods: Sequence[Pod]) -> str:
     """Which families have no device, in words; "" where there is nothing to serve, or all can."""
     served = {pod.family for pod in pods}
-    bare = [task.family for task in world.tasks if task.family not in served]
+    bare = [task.family for task in inputs.tasks if task.family not in served]
     return f"no device is left for {', '.join(bare)}" if bare and served else ""
 
 
-def _divided(devices: Sequence[Device], tasks: Sequence[Task]) -> dict[str, list[Device]]:
+def _assign_devices(devices: Sequence[Device], tasks: Sequence[Task]) -> dict[str, list[Device]]:
     """The devices of every family, in their order."""
     names = [t.family for t in tasks]
-    owner = {d.name: _owner(d, names) for d in devices}
-    wanted = _wanted(len(devices), tasks, Counter(owner.values()))
+    owner = {d.name: _main_family(d, names) for d in devices}
+    wanted = _devices_per_family(len(devices), tasks, Counter(owner.values()))
     taken: dict[str, list[Device]] = {name: [] for name in names}
     free = []
     for device in devices:
@@ -154,7 +154,7 @@ def _divided(devices: Sequence[Device], tasks: Sequence[Task]) -> dict[str, list
         else:
             free.append(device)
     for task in tasks:
-        if _asked(task):
+        if _pod_devices(task):
             missing = wanted[task.family] - len(taken[task.family])
             taken[task.family] += free[:missing]
             free = free[missing:]
@@ -170,31 +170,31 @@ def _divided(devices: Sequence[Device], tasks: Sequence[Task]) -> dict[str, list
     return {family: sorted(mine, key=lambda d: order[d.name]) for family, mine in taken.items()}
 
 
-def _owner(device: Device, families: Sequence[str]) -> str:
+def _main_family(device: Device, families: Sequence[str]) -> str:
     """The family with most slices on a device; "" = none."""
     counts = Counter(r.family for r in device.running if r.family in families)
     return min(counts, key=lambda family: (-counts[family], families.index(family)), default="")
 
 
-def _asked(task: Task) -> int:
+def _pod_devices(task: Task) -> int:
     return int(task.objective.params.get("pod_devices", 0))
 
 
-def _wanted(number: int, tasks: Sequence[Task], standing: Mapping[str, int]) -> dict[str, int]:
+def _devices_per_family(number: int, tasks: Sequence[Task], standing: Mapping[str, int]) -> dict[str, int]:
     """How many devices each family gets; of an uneven rest, first who stands on most."""
     wanted, left = {}, number
     for task in tasks:
-        if _asked(task):
-            wanted[task.family] = min(left, _asked(task))
+        if _pod_devices(task):
+            wanted[task.family] = min(left, _pod_devices(task))
             left -= wanted[task.family]
-    open_to = sorted((t.family for t in tasks if not _asked(t)), key=lambda family: -standing[family])
+    open_to = sorted((t.family for t in tasks if not _pod_devices(t)), key=lambda family: -standing[family])
     for place, family in enumerate(open_to):
         wanted[family] = left // len(open_to) + (place < left % len(open_to))
     return wanted
 
 
-def assembled(
-    world: PlanningInput,
+def assembled_plan(
+    inputs: PlanningInput,
     planner: str,
     chosen: Sequence[tuple[Pod, Setup, Outcome | None]],
     constants: Mapping[str, float],
@@ -203,18 +203,18 @@ def assembled(
     exploration: bool = False,
 ) -> Plan:
     """A complete plan: every slice of every pod, routes by pull; frozen devices as they are."""
-    hosted: dict[str, tuple[HostedSlice, ...]] = {d.name: (d.running if d.frozen else ()) for d in world.devices}
+    hosted: dict[str, tuple[HostedSlice, ...]] = {d.name: (d.running if d.frozen else ()) for d in inputs.devices}
     expected = {}
     for pod, setup, outcome in chosen:
-        hosted |= hosting(pod.devices, pod.space.deployed(setup), pod.family)
+        hosted |= place_setup(pod.devices, pod.space.deployed(setup), pod.family)
         if outcome is not None and not exploration:
-            expected[pod.family] = expectation(world, pod.task, outcome)
+            expected[pod.family] = expectation(inputs, pod.task, outcome)
     plan = plan_of(
-        world,
+        inputs,
         planner,
         hosted,
         {},
-        _columns(world, chosen, constants),
+        _columns(inputs, chosen, constants),
         constants,
         expected,
         why,
@@ -225,11 +225,11 @@ def assembled(
 
 
 def _columns(
-    world: PlanningInput, chosen: Sequence[tuple[Pod, Setup, Outcome | None]], constants: Mapping[str, float]
+    inputs: PlanningInput, chosen: Sequence[tuple[Pod, Setup, Outcome | None]], constants: Mapping[str, float]
 ) -> tuple[Column, ...]:
     """Operating points of what is hosted, as far as it is profiled: the largest batch that a slice accepts."""
     found = [
-        class_column(world.view.catalog, pod.task, kind, shape, variant, 1, constants)
+        class_column(inputs.view.catalog, pod.task, kind, shape, variant, 1, constants)
         for pod, setup, _ in chosen
         for kind, _ in pod.space.kinds
         for (variant, name, shape), _ in setup.graph.weights
@@ -238,12 +238,12 @@ def _columns(
     return tuple(c for c in found if c is not None)
 
 
-def expectation(world: PlanningInput, task: Task, outcome: Outcome) -> Expected:
+def expectation(inputs: PlanningInput, task: Task, outcome: Outcome) -> Expected:
     """What was measured (or estimated) of the plan. Capacity: the demand that it was measured for."""
-    pue = task.objective.pue or world.view.pue or 1.0
+    pue = pue_of(inputs.view, task)
     joules = outcome.joules or 0.0
     return Expected(
-        grams_per_request=grams(joules, world.view.carbon.intensity_g_per_kwh, pue),
+        grams_per_request=grams(joules, inputs.view.carbon.intensity_g_per_kwh, pue),
         joules_per_request=joules,
         latency_ms_p95=outcome.p95_ms,
         accuracy=outcome.accuracy,
@@ -251,13 +251,13 @@ def expectation(world: PlanningInput, task: Task, outcome: Outcome) -> Expected:
     )
 
 
-def hosting(devices: Sequence[Device], setup: Setup, family: str) -> dict[str, tuple[HostedSlice, ...]]:
+def place_setup(devices: Sequence[Device], setup: Setup, family: str) -> dict[str, tuple[HostedSlice, ...]]:
     """What every device of the pod ought to host."""
     slots: list[tuple[Device, SliceKey]] = []
     for name in dict.fromkeys(d.type.name for d in devices):
         mine = [d for d in devices if d.type.name == name]
         wanted = [(c, n) for c, n in setup.layouts if c.device_type == name]
-        for device, configuration in zip(mine, _assigned(mine, wanted), strict=True):
+        for device, configuration in zip(mine, _assign_configurations(mine, wanted), strict=True):
             slots += [(device, key) for key in _slices(device, configuration)]
     left = Counter(setup.graph.counter)
     runs = {r.key: r for d in devices for r in d.running if r.family == family}
@@ -278,7 +278,9 @@ def hosting(devices: Sequence[Device], setup: Setup, family: str) -> dict[str, t
     return {name: tuple(sorted(parts, key=lambda r: r.key)) for name, parts in hosted.items()}
 
 
-def _assigned(devices: Sequence[Device], wanted: Sequence[tuple[Configuration, int]]) -> list[Configuration]:
+def _assign_configurations(
+    devices: Sequence[Device], wanted: Sequence[tuple[Configuration, int]]
+) -> list[Configuration]:
     """One configuration per device, in the order of the devices."""
     if len(wanted) == 1:
         return [wanted[0][0]] * len(devices)

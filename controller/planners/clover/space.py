@@ -6,7 +6,7 @@ Data: the devices of a pod by type, the variants of its family.
 Formulation: a `Setup` says how many devices take each configuration and which graph results; only such compositions
 are realisable. Standardised: the graph of one device per type, of which every device is a copy; its space is
 enumerated (1,282 graphs for four variants on an A100), and a neighbour is drawn from all within the distance: alike, or
-by how the known graphs near it keep the SLO (`promise`), as graphs that are near behave alike.
+by how the known graphs near it keep the SLO (`slo_chance`), as graphs that are near behave alike.
 Fleet graph: at most two devices take another configuration and at most two copies another variant, drawn at random
 and kept if the distance is within the threshold.
 Deviations: every slice hosts a copy, as in CLOVER; a configuration with a slice in which no variant fits is left out.
@@ -76,7 +76,7 @@ class Setup:
         return self.graph.key
 
 
-def numbered(kind: DeviceType, number: int) -> Configuration:
+def mig_configuration(kind: DeviceType, number: int) -> Configuration:
     """The configuration of that number in CLOVER's Fig. 1 on this device type.
 
     Raises:
@@ -98,22 +98,22 @@ def numbered(kind: DeviceType, number: int) -> Configuration:
 def partitions(kind: DeviceType, artifact: bool) -> tuple[Configuration, ...]:
     """What a random partition is drawn from: position-aware placements, as x_p; the artifact leaves out duplicates."""
     if artifact and len(placements(kind)) == len(FIG_1):
-        return tuple(numbered(kind, n) for n in FIG_1 if n not in ARTIFACT_DROPS)
+        return tuple(mig_configuration(kind, n) for n in FIG_1 if n not in ARTIFACT_DROPS)
     return tuple(
         Configuration(kind.name, tuple(sorted(Counter(name for name, _, _ in p).items()))) for p in placements(kind)
     )
 
 
 @cache
-def usable(kind: DeviceType, variants: tuple[Variant, ...]) -> Mapping[str, tuple[str, ...]]:
+def fitting_variants(kind: DeviceType, variants: tuple[Variant, ...]) -> Mapping[str, tuple[str, ...]]:
     """By slice type, the variants whose edge is not disabled."""
     return {s.name: tuple(v.name for v in variants if fits(s, v)) for s in kind.slice_types}
 
 
 @lru_cache(maxsize=64)
-def units(kind: DeviceType, variants: tuple[Variant, ...]) -> tuple[Setup, ...]:
+def unit_setups(kind: DeviceType, variants: tuple[Variant, ...]) -> tuple[Setup, ...]:
     """Every distinct graph of one device."""
-    allowed = usable(kind, variants)
+    allowed = fitting_variants(kind, variants)
     found = []
     for configuration in configurations(kind):
         choices = [
@@ -128,16 +128,16 @@ def units(kind: DeviceType, variants: tuple[Variant, ...]) -> tuple[Setup, ...]:
 
 @lru_cache(maxsize=64)
 def _by_key(kind: DeviceType, variants: tuple[Variant, ...]) -> Mapping[str, Setup]:
-    return {setup.key: setup for setup in units(kind, variants)}
+    return {setup.key: setup for setup in unit_setups(kind, variants)}
 
 
 @lru_cache(maxsize=64)
 def _matrix(kind: DeviceType, variants: tuple[Variant, ...]) -> tuple[npt.NDArray[np.int64], Mapping[Edge, int]]:
     """Weights of all unit graphs, one row each, and the column of each edge."""
-    allowed = usable(kind, variants)
+    allowed = fitting_variants(kind, variants)
     edges = {edge: i for i, edge in enumerate((v, kind.name, s) for s in allowed for v in allowed[s])}
-    rows = np.zeros((len(units(kind, variants)), max(1, len(edges))), dtype=np.int64)
-    for i, setup in enumerate(units(kind, variants)):
+    rows = np.zeros((len(unit_setups(kind, variants)), max(1, len(edges))), dtype=np.int64)
+    for i, setup in enumerate(unit_setups(kind, variants)):
         for edge, n in setup.graph.weights:
             rows[i, edges[edge]] = n
     return rows, edges
@@ -190,7 +190,7 @@ class Space:
 
     def units(self, kind: DeviceType) -> tuple[Setup, ...]:
         """Every distinct graph of one device of that type."""
-        return units(kind, self.variants)
+        return unit_setups(kind, self.variants)
 
     def deployed(self, setup: Setup) -> Setup:
         """What the whole pod takes."""
@@ -226,7 +226,9 @@ class Space:
                 return False
             for name, k in configuration.slices:
                 slices[(configuration.device_type, name)] += k * n
-        fitting = all(v in usable(kinds[k], self.variants)[s] for (v, k, s), _ in setup.graph.weights if k in kinds)
+        fitting = all(
+            v in fitting_variants(kinds[k], self.variants)[s] for (v, k, s), _ in setup.graph.weights if k in kinds
+        )
         return have == want and slices == setup.graph.slices() and fitting
 
     def all_setups(self, kind: DeviceType) -> Sequence[Setup]:
@@ -240,21 +242,21 @@ class Space:
         centre: Setup,
         rng: Generator,
         seen: Collection[str],
-        kept: Mapping[Graph, bool],
-        hunch: Callable[[Sequence[Graph]], npt.NDArray[np.float64]] | None = None,
+        slo_kept: Mapping[Graph, bool],
+        surrogate: Callable[[Sequence[Graph]], npt.NDArray[np.float64]] | None = None,
     ) -> Setup | None:
         """One that is within the distance and not seen yet; None when there is none, or none is found.
 
-        `kept`: which known graphs keep the SLO. A standardised neighbour is drawn by how its nearest known ones do, and
-        by what the `hunch` says it may be worth.
+        `slo_kept`: which known graphs keep the SLO. A standardised neighbour is drawn by how its nearest known ones do,
+        and by what the `surrogate` says it may be worth.
         """
         if self.standardised and not self.artifact:
             near = [s for s in self.neighbourhood(centre) if s.key not in seen]
             if not near:
                 return None
-            chance = promise(near, kept)
-            if hunch is not None:
-                chance = chance * hunch([setup.graph for setup in near])
+            chance = slo_chance(near, slo_kept)
+            if surrogate is not None:
+                chance = chance * surrogate([setup.graph for setup in near])
             return near[int(rng.choice(len(near), p=chance / chance.sum()))]
         for _ in range(TRIES):
             drawn = self.random(rng) if self.standardised else self._edited(centre, rng)
@@ -292,14 +294,14 @@ class Space:
             self._recut(weights, kind, old, new, rng)
         for _ in range(swaps):
             variant, name, shape = _drawn(weights, rng)
-            others = [v for v in usable(kinds[name], self.variants)[shape] if v != variant]
+            others = [v for v in fitting_variants(kinds[name], self.variants)[shape] if v != variant]
             if others:
                 weights[(variant, name, shape)] -= 1
                 weights[(others[int(rng.integers(len(others)))], name, shape)] += 1
         return Setup(tuple(sorted(((c, n) for c, n in layouts.items() if n), key=_order)), Graph.of(weights))
 
     def _hostable(self, kind: DeviceType, configuration: Configuration) -> bool:
-        return all(usable(kind, self.variants)[name] for name, _ in configuration.slices)
+        return all(fitting_variants(kind, self.variants)[name] for name, _ in configuration.slices)
 
     def _recut(
         self, weights: Counter[Edge], kind: DeviceType, old: Configuration, new: Configuration, rng: Generator
@@ -310,7 +312,7 @@ class Space:
             for _ in range(before[shape] - after[shape]):
                 weights[_drawn(Counter({e: n for e, n in weights.items() if e[1:] == (kind.name, shape)}), rng)] -= 1
             for _ in range(after[shape] - before[shape]):
-                names = usable(kind, self.variants)[shape]
+                names = fitting_variants(kind, self.variants)[shape]
                 weights[(names[int(rng.integers(len(names)))], kind.name, shape)] += 1
 
     def named(self, key: str) -> Setup | None:
@@ -337,7 +339,7 @@ class Space:
         weights: Counter[Edge] = Counter()
         for kind, number in self.kinds:
             options = [c for c in partitions(kind, self.artifact) if self._hostable(kind, c)]
-            allowed = usable(kind, self.variants)
+            allowed = fitting_variants(kind, self.variants)
             for _ in range(1 if self.standardised else number):
                 configuration = options[int(rng.integers(len(options)))]
                 layouts[configuration] += 1
@@ -347,20 +349,20 @@ class Space:
         return Setup(tuple(sorted(layouts.items(), key=_order)), Graph.of(weights))
 
 
-def promise(near: Sequence[Setup], kept: Mapping[Graph, bool]) -> npt.NDArray[np.float64]:
+def slo_chance(near: Sequence[Setup], slo_kept: Mapping[Graph, bool]) -> npt.NDArray[np.float64]:
     """Weights of drawing each: the share of the known graphs that keep the SLO, each by its edit distance.
 
     The nearer the more it says (inverse square); an unknown at half a chance is added, so that all remain possible.
     Squared: rather one that keeps it than one that may.
     """
-    edges = sorted({edge for s in near for edge, _ in s.graph.weights} | {e for g in kept for e, _ in g.weights})
+    edges = sorted({edge for s in near for edge, _ in s.graph.weights} | {e for g in slo_kept for e, _ in g.weights})
     column = {edge: i for i, edge in enumerate(edges)}
-    rows = np.zeros((len(near) + len(kept), len(edges)))
-    for row, graph in enumerate([*(s.graph for s in near), *kept]):
+    rows = np.zeros((len(near) + len(slo_kept), len(edges)))
+    for row, graph in enumerate([*(s.graph for s in near), *slo_kept]):
         for edge, n in graph.weights:
             rows[row, column[edge]] = n
     good, total = np.full(len(near), 0.5 * UNKNOWN), np.full(len(near), UNKNOWN)
-    for row, keeps in zip(rows[len(near) :], kept.values(), strict=True):
+    for row, keeps in zip(rows[len(near) :], slo_kept.values(), strict=True):
         weight = 1.0 / np.maximum(1.0, np.abs(rows[: len(near)] - row).sum(axis=1)) ** 2
         total += weight
         good += weight * keeps

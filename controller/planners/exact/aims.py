@@ -23,7 +23,7 @@ from controller.planners.exact.frontier import (
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Group, Problem, value_lambda, weights_of
 from controller.planners.exact.reuse import Need, need_of
-from controller.planners.world import PlanningInput, Task, setting
+from controller.planners.world import PlanningInput, Task, constant_for
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.units import J_PER_KWH
@@ -42,12 +42,12 @@ class FamilyAim:
     why: str
 
 
-def aim_of(world: PlanningInput, problem: Problem, constants: Mapping[str, float]) -> tuple[Aim, dict[str, FamilyAim]]:
+def aim_of(inputs: PlanningInput, problem: Problem, constants: Mapping[str, float]) -> tuple[Aim, dict[str, FamilyAim]]:
     """The aim of all families together."""
-    wishes = {t.family: _wish(world, problem, t, constants) for t in world.tasks}
+    family_aims = {t.family: _family_aim(inputs, problem, t, constants) for t in inputs.tasks}
     return (
-        Aim({f: w.value_j for f, w in wishes.items()}, {f: w.target for f, w in wishes.items()}),
-        wishes,
+        Aim({f: w.value_j for f, w in family_aims.items()}, {f: w.target for f, w in family_aims.items()}),
+        family_aims,
     )
 
 
@@ -58,27 +58,27 @@ def mode_of(objective: Objective) -> ObjectiveMode:
 
 def floor_of(task: Task, constants: Mapping[str, float]) -> float:
     """The floor and its margin: accuracy is measured on a sample, and a mean on the floor misses by chance."""
-    return task.objective.min_accuracy + setting(task.objective, constants, "accuracy_margin")
+    return task.objective.min_accuracy + constant_for(task.objective, constants, "accuracy_margin")
 
 
-def _wish(world: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> FamilyAim:
+def _family_aim(inputs: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> FamilyAim:
     mode = mode_of(task.objective)
     if mode == ObjectiveMode.INSTANT:
         floor = floor_of(task, constants)
         return FamilyAim(0.0, floor, f"instant: accuracy >= {floor:.4f} at every instant, whatever the carbon")
     if mode == ObjectiveMode.LAMBDA:
-        return _lambda(world, task, constants)
+        return _lambda(inputs, task, constants)
     if mode == ObjectiveMode.BUDGET:
-        return _budget(world, problem, task, constants)
+        return _budget(inputs, problem, task, constants)
     raise InvalidInput("no such mode", field="objective.mode", value=int(mode), remedy="one of budget, instant, lambda")
 
 
-def _lambda(world: PlanningInput, task: Task, constants: Mapping[str, float]) -> FamilyAim:
+def _lambda(inputs: PlanningInput, task: Task, constants: Mapping[str, float]) -> FamilyAim:
     objective = task.objective
-    reference = base_reference(world, task, constants)
+    reference = base_reference(inputs, task, constants)
     base_j = objective.base_j_per_request or reference.joules_per_request
     base_intensity = objective.base_intensity_g_per_kwh or BASE_INTENSITY
-    intensity = max(weights_of(world)[1], INTENSITY_MIN)
+    intensity = max(weights_of(inputs)[1], INTENSITY_MIN)
     value = min(STEEP_J, value_lambda(task, intensity, base_j, reference.accuracy, base_intensity))
     where = "given" if objective.base_j_per_request else "BASE at this demand"
     return FamilyAim(
@@ -89,18 +89,18 @@ def _lambda(world: PlanningInput, task: Task, constants: Mapping[str, float]) ->
     )
 
 
-def _budget(world: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> FamilyAim:
-    objective, view = task.objective, world.view
+def _budget(inputs: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> FamilyAim:
+    objective, view = task.objective, inputs.view
     budget = next((b for b in view.budgets if b.family == task.family), None)
     rate = task.mean_per_s
     floor = floor_of(task, constants)
-    reaction_s = setting(objective, constants, "reaction_s")
+    reaction_s = constant_for(objective, constants, "reaction_s")
     required, left_s = required_mean(floor, budget, rate, objective.window_s, reaction_s)
     hull, hull_rate = _frontier(problem, task, constants)
     if not hull:
         return FamilyAim(0.0, objective.hard_min_accuracy, "")
     intervals, source = distribution(view, left_s, reaction_s)
-    intensity, ratio = _of_the_dirtiest(world)
+    intensity, ratio = _dirtiest_intensity(inputs)
     intervals = [(w, ci * ratio) for w, ci in intervals]
     found = price(hull, intervals, intensity, hull_rate, min(required, hull[-1].accuracy))
     value = min(STEEP_J, found.grams * J_PER_KWH / max(intensity, INTENSITY_MIN))
@@ -114,9 +114,9 @@ def _budget(world: PlanningInput, problem: Problem, task: Task, constants: Mappi
     return FamilyAim(value, target, why)
 
 
-def _of_the_dirtiest(world: PlanningInput) -> tuple[float, float]:
+def _dirtiest_intensity(inputs: PlanningInput) -> tuple[float, float]:
     """The intensity that watts are weighed with [g/kWh], over that of `carbon`: zones are taken to move together."""
-    most, here = weights_of(world)[1], world.view.carbon.intensity_g_per_kwh
+    most, here = weights_of(inputs)[1], inputs.view.carbon.intensity_g_per_kwh
     return (here, 1.0) if most == here else (most, most / max(here, INTENSITY_MIN))
 
 

@@ -140,9 +140,9 @@ class Solution:
             yield group, option, clock, number
 
 
-def weights_of(world: PlanningInput) -> tuple[dict[str, float], float]:
+def weights_of(inputs: PlanningInput) -> tuple[dict[str, float], float]:
     """Per zone its intensity over the highest one, and that one [g/kWh]."""
-    found = {zone: max(0.0, world.intensity(zone)) for zone in {d.zone for d in world.devices} or {""}}
+    found = {zone: max(0.0, inputs.intensity(zone)) for zone in {d.zone for d in inputs.devices} or {""}}
     most = max(found.values())
     if most <= 0 or len(found) == 1:
         return dict.fromkeys(found, 1.0), most

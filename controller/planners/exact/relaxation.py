@@ -33,15 +33,15 @@ SERVED_GAIN: Final = 1.01  # a plan that serves less than this more is not worth
 
 
 def relaxed(
-    world: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]
+    inputs: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]
 ) -> tuple[Problem, Aim, str]:
     """Relaxed problem that has a solution, its aim, and what had to give."""
     reasons, tasks, target = [], [], dict(aim.target)
-    for task in world.tasks:
-        eased, reason = _eased(world, problem, task, constants)
+    for task in inputs.tasks:
+        eased, reason = _eased(inputs, problem, task, constants)
         if reason:
             reasons.append(reason)
-        accuracies = [c.accuracy for c in columns(world.view.catalog, eased, world.devices, constants)]
+        accuracies = [c.accuracy for c in columns(inputs.view.catalog, eased, inputs.devices, constants)]
         best = max(accuracies, default=0.0)
         floor = max(eased.objective.hard_min_accuracy, target.get(task.family, 0.0))
         if floor > best:
@@ -55,7 +55,7 @@ def relaxed(
             )
             target[task.family] = min(best, target.get(task.family, 0.0))
         tasks.append(eased)
-    found = tuple(c for t in tasks for c in columns(world.view.catalog, t, world.devices, constants))
+    found = tuple(c for t in tasks for c in columns(inputs.view.catalog, t, inputs.devices, constants))
     problem = replace(problem, columns=found, tasks=tuple(tasks))
     limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
     aim = replace(aim, target=target)
@@ -68,22 +68,22 @@ def relaxed(
     names = ", ".join(t.family for t in tasks)
     reasons.append(
         f"short_of_capacity: {names} need {wanted:.1f}/s within SLO and floor, {wanted - missing:.1f}/s is the most "
-        f"that {len(world.devices)} devices serve"
+        f"that {len(inputs.devices)} devices serve"
     )
     return problem, aim, "; ".join(reasons)
 
 
-def _eased(world: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[Task, str]:
+def _eased(inputs: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[Task, str]:
     if any(c.family == task.family for c in problem.columns):
         return task, ""
-    best = latency_best_ms(world.view.catalog, task, world.devices, constants)
+    best = latency_best_ms(inputs.view.catalog, task, inputs.devices, constants)
     if best is None:
         return task, f"no_profile: nothing in the fleet has a profile of {task.family}"
     slo_ms = best[0]
     for _ in range(20):
         slo_ms *= EASE
         eased = replace(task, objective=replace(task.objective, slo_ms=slo_ms))
-        if columns(world.view.catalog, eased, world.devices, constants):
+        if columns(inputs.view.catalog, eased, inputs.devices, constants):
             break
     return eased, (
         f"slo_out_of_reach: {task.family} asks for {task.objective.slo_ms:g} ms at the "
@@ -91,9 +91,9 @@ def _eased(world: PlanningInput, problem: Problem, task: Task, constants: Mappin
     )
 
 
-def better_than_current(world: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> bool:
+def better_than_current(inputs: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> bool:
     """Whether the relaxed plan should replace what runs."""
-    if world.nothing_runs:
+    if inputs.nothing_runs:
         return True
     if not aim.shortage_allowed or problem.columns == ():
         return False
@@ -106,43 +106,49 @@ def better_than_current(world: PlanningInput, problem: Problem, aim: Aim, consta
     return wanted - best.shortage_per_s > SERVED_GAIN * (wanted - still.shortage_per_s)
 
 
-def windowed_families(world: PlanningInput, aim: Aim) -> frozenset[str]:
+def windowed_families(inputs: PlanningInput, aim: Aim) -> frozenset[str]:
     """Families whose target is more than their hard minimum and owed over a window, not at this instant."""
     return frozenset(
         t.family
-        for t in world.tasks
+        for t in inputs.tasks
         if mode_of(t.objective) == ObjectiveMode.BUDGET
         and aim.target.get(t.family, 0.0) > t.objective.hard_min_accuracy
     )
 
 
 def joint_targets(
-    world: PlanningInput, problem: Problem, aim: Aim, wishes: Mapping[str, FamilyAim], constants: Mapping[str, float]
+    inputs: PlanningInput,
+    problem: Problem,
+    aim: Aim,
+    family_aims: Mapping[str, FamilyAim],
+    constants: Mapping[str, float],
 ) -> tuple[Aim, dict[str, FamilyAim]] | None:
     """Targets that families can reach together: the aim with them, and why; None: not even hard minima can be met.
 
     Raises:
         WallLimitHit: see `Program.solve`.
     """
-    families = windowed_families(world, aim)
+    families = windowed_families(inputs, aim)
     if not families:
         return None
     priced = replace(aim, lack_j={f: aim.value_j.get(f, 0.0) for f in families})
     found = solve(problem, priced, Limits(int(constants["solver_nodes"]), constants["solver_gap"]))
     if found is None:
         return None
-    targets, said = dict(aim.target), dict(wishes)
+    targets, raised = dict(aim.target), dict(family_aims)
     for family in sorted(families):
         reached = found.accuracy[family] - SLACK
         if reached < targets[family]:
             targets[family] = reached
-            said[family] = replace(
-                wishes[family], target=reached, why=f"{wishes[family].why}; the fleet has {reached:.4f} for it"
+            raised[family] = replace(
+                family_aims[family],
+                target=reached,
+                why=f"{family_aims[family].why}; the fleet has {reached:.4f} for it",
             )
-    return replace(aim, target=targets), said
+    return replace(aim, target=targets), raised
 
 
-def hard_minima(world: PlanningInput, aim: Aim) -> Aim:
+def hard_minima(inputs: PlanningInput, aim: Aim) -> Aim:
     """Aim without the targets of windows: to serve comes before what a window is owed."""
-    families = windowed_families(world, aim)
+    families = windowed_families(inputs, aim)
     return replace(aim, target={f: target for f, target in aim.target.items() if f not in families})

@@ -130,7 +130,7 @@ def _solved(
     return solve(asked.problem, Aim(dict(values), dict(targets), shortage), limits)
 
 
-def answer(problem: Problem, aim: Aim, limits: Limits, ladder: bool = False) -> Solution | None:
+def solve_or_reuse(problem: Problem, aim: Aim, limits: Limits, ladder: bool = False) -> Solution | None:
     """What `solve` finds, or a plan that is proven to be nearly as good; None when the constraints leave no plan.
 
     `ladder`: many aims of the grid follow, so that what answers several of them is worth looking for.
@@ -138,7 +138,7 @@ def answer(problem: Problem, aim: Aim, limits: Limits, ladder: bool = False) -> 
     Raises:
         WallLimitHit: see `Program.solve`.
     """
-    if not aim.shortage_allowed and any(_beyond(problem, aim, t) for t in problem.tasks):
+    if not aim.shortage_allowed and any(_out_of_reach(problem, aim, t) for t in problem.tasks):
         return None
     few = DEVICES_MIN <= problem.number <= DEVICES_MAX and len(problem.tasks) == 1 and not aim.shortage_allowed
     if few and aim.moves and not any(g.must_stay for g in problem.groups):
@@ -151,7 +151,7 @@ def answer(problem: Problem, aim: Aim, limits: Limits, ladder: bool = False) -> 
     return _solved(_ProblemKey(problem, True), values, targets, aim.shortage_allowed, limits)
 
 
-def _beyond(problem: Problem, aim: Aim, task: Task) -> bool:
+def _out_of_reach(problem: Problem, aim: Aim, task: Task) -> bool:
     """Whether a target that has to be met is above the most accurate class."""
     best = max((c.accuracy for c in problem.columns if c.family == task.family), default=0.0)
     return task.family not in aim.lack_j and aim.target.get(task.family, 0.0) > best + BEYOND
@@ -162,10 +162,10 @@ def _proven(problem: Problem, aim: Aim, limits: Limits, ladder: bool) -> Solutio
     family = problem.tasks[0].family
     v, t = aim.value_j.get(family, 0.0), aim.target.get(family, 0.0)
     asked, tight = _ProblemKey(problem, False), Limits(limits.nodes, limits.gap / 2)
-    prices, (low, high) = _around(v), _between(t)
+    prices, (low, high) = _prices_around(v), _targets_around(t)
     part = (v - prices[0]) / (prices[1] - prices[0]) if prices[1] > prices[0] else 0.0
     best: Solution | None = None
-    for target in _ladder(asked, family, prices[0], low, tight) if ladder and prices[0] == prices[1] else (low,):
+    for target in _target_ladder(asked, family, prices[0], low, tight) if ladder and prices[0] == prices[1] else (low,):
         lows = [_solved(asked, ((family, at),), ((family, target),), False, tight) for at in dict.fromkeys(prices)]
         if None in lows:  # not even the lower target can be met
             return None
@@ -181,20 +181,20 @@ def _proven(problem: Problem, aim: Aim, limits: Limits, ladder: bool) -> Solutio
     return None
 
 
-def _ladder(asked: _ProblemKey, family: str, value: float, target: float, limits: Limits) -> Iterator[float]:
+def _target_ladder(asked: _ProblemKey, family: str, value: float, target: float, limits: Limits) -> Iterator[float]:
     """Lower targets, then the target itself, while none of their plans is an answer.
 
     The best plan for a target often reaches more, and is then the best for every target up to there: where many targets
     are asked for, few plans answer them. A rung depends on the rungs below it and on nothing that was asked before.
     """
-    rung = _between(target, RUNG_STEPS)[0]
+    rung = _targets_around(target, RUNG_STEPS)[0]
     for _ in range(RUNGS_MAX):
         if rung >= target - TARGET_STEP / 2:
             break
         yield rung
         found = _solved(asked, ((family, value),), ((family, rung),), False, limits)
         reached = found.accuracy[family] if found is not None else target
-        rung = _between(max(reached, rung + TARGET_STEP))[1]
+        rung = _targets_around(max(reached, rung + TARGET_STEP))[1]
     yield target
 
 
@@ -218,7 +218,7 @@ def _candidates(
             yield high
 
 
-def _around(value: float) -> tuple[float, float]:
+def _prices_around(value: float) -> tuple[float, float]:
     """The grid's prices below and above one."""
     if value <= 0:
         return 0.0, 0.0
@@ -227,7 +227,7 @@ def _around(value: float) -> tuple[float, float]:
     return (low, low) if abs(value - low) < 1e-9 * low else (low, float(PRICE_STEP ** (step + 1)))
 
 
-def _between(target: float, steps: int = 1) -> tuple[float, float]:
+def _targets_around(target: float, steps: int = 1) -> tuple[float, float]:
     """The grid's targets below and above one, on every so many steps of it."""
     step = math.floor(target / TARGET_STEP / steps + 1e-9) * steps
     low = step * TARGET_STEP
@@ -242,16 +242,16 @@ def on_grid(problem: Problem, aim: Aim, up: bool) -> Aim:
         value, target = aim.value_j.get(task.family, 0.0), aim.target.get(task.family, 0.0)
         prices[task.family] = PRICE_STEP ** (2 * round(math.log(value, PRICE_STEP) / 2)) if value > 0 else 0.0
         floating = up or task.objective.mode in (ObjectiveMode.UNSPECIFIED, ObjectiveMode.BUDGET)
-        targets[task.family] = _between(target)[up] if floating else target
+        targets[task.family] = _targets_around(target)[up] if floating else target
     return replace(aim, value_j=prices, target=targets)
 
 
-def stepped(tasks: Sequence[Task], step: float) -> tuple[Task, ...]:
+def rounded_demand(tasks: Sequence[Task], step: float) -> tuple[Task, ...]:
     """Tasks whose demand is rounded up to a power of `step`."""
-    return tuple(replace(t, demand=_stepped(t.demand, step)) for t in tasks)
+    return tuple(replace(t, demand=_rounded_demand(t.demand, step)) for t in tasks)
 
 
-def _stepped(demand: Demand, step: float) -> Demand:
+def _rounded_demand(demand: Demand, step: float) -> Demand:
     def up(rate_per_s: float) -> float:
         return step ** math.ceil(math.log(rate_per_s, step) - 1e-9) if rate_per_s > 0 else rate_per_s
 

@@ -8,7 +8,7 @@ import pytest
 
 from controller.core.terms import best_path, fleet_snapshot, rollout_refusal
 from controller.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate_triggers, plan_basis
-from controller.core.usable import profiled, unplannable_reason
+from controller.core.usable import profiled_types, unplannable_reason
 from controller.planners.exact.planner import ExactPlanner
 from tests.support.planners import layout, plan_of
 from tests.support.planning import applied, fleet
@@ -113,8 +113,10 @@ def test_what_runs_on_a_device_that_no_planner_knows_stays_through_a_rollout():
     [(A100_40GB.name, True, ""), (A100_40GB.name, False, "MIG"), ("cpu:8", False, "CPU"), (H100_80GB.name, True, None)],
 )
 def test_what_can_be_planned_follows_from_the_profile_and_the_mode(kind, mig_on, why):
-    found = unplannable_reason(DeviceStatus("n/x", kind, DeviceState.AWAKE, mig_current=mig_on), profiled(CATALOG))
+    found = unplannable_reason(
+        DeviceStatus("n/x", kind, DeviceState.AWAKE, mig_current=mig_on), profiled_types(CATALOG)
+    )
     if why is None:
-        assert bool(found) == (kind not in profiled(CATALOG))
+        assert bool(found) == (kind not in profiled_types(CATALOG))
     else:
         assert (why in found) if why else not found

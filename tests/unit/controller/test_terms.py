@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.core.evaluations import deployment_refusal_by_family, refusal
+from controller.core.evaluations import deployment_refusal, deployment_refusal_by_family
 from controller.core.shares import with_catalog_facts
 from controller.core.terms import best_path, early_routes, fleet_snapshot, rollout_inputs, rollout_refusal
 from tests.support.planners import layout, plan_of
@@ -139,10 +139,12 @@ def test_when_the_slo_cannot_be_kept_on_the_way_the_way_says_so():
 def test_a_candidate_that_cannot_carry_the_load_is_refused_before_it_is_deployed() -> None:
     small = plan(*layout((("1g.5gb", 0),), "digits-l", GPU0))
     runs = seen(fleet(*LARGE), rate=30.0, current=plan(*LARGE))
-    assert "the load needs 30.0/s" in refusal(runs, small)
+    assert "the load needs 30.0/s" in deployment_refusal(runs, small)
     assert deployment_refusal_by_family(runs, small)[1] == "digits"
-    assert refusal(runs, plan(*HALVES)) == ""
-    assert refusal(replace(runs, demand=(Demand("digits", "", 500.0, 500.0),)), plan(*LARGE)) == "", "it runs already"
+    assert deployment_refusal(runs, plan(*HALVES)) == ""
+    assert deployment_refusal(replace(runs, demand=(Demand("digits", "", 500.0, 500.0),)), plan(*LARGE)) == "", (
+        "it runs already"
+    )
 
 
 def test_without_a_profile_half_of_what_serves_goes_on_serving() -> None:
@@ -155,7 +157,9 @@ def test_without_a_profile_half_of_what_serves_goes_on_serving() -> None:
     assert not way.halted
     assert max(len({key.device for key in step.drained}) for step in way.steps) == 1, "one GPU after the other"
     alone = replace(seen(fleet(*LARGE), current=plan(*LARGE)), catalog=unprofiled)
-    assert refusal(alone, plan(*layout((("4g.20gb", 0),), "digits-s", GPU1))) == "", "through the sleeping GPU"
+    assert deployment_refusal(alone, plan(*layout((("4g.20gb", 0),), "digits-s", GPU1))) == "", (
+        "through the sleeping GPU"
+    )
 
 
 def test_what_is_published_tells_how_accurate_each_target_is():

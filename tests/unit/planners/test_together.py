@@ -12,7 +12,7 @@ from controller.planners.exact.model import Aim, Problem, groups_of
 from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.relaxation import hard_minima, joint_targets
 from controller.planners.exact.search import solve
-from controller.planners.world import read
+from controller.planners.world import read_view
 from tests.support.planning import digits, objective, view
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand
@@ -38,7 +38,7 @@ def pair(rate: float, second: ObjectiveMode = ObjectiveMode.BUDGET, **changes):
 
 
 def posed(one):
-    world = read(one, 1.0)
+    world = read_view(one, 1.0)
     found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, CONSTANTS))
     return world, Problem(groups_of(world.devices), found, world.tasks, 0.0)
 

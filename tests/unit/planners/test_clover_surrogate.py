@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from controller.planners.clover.graph import Graph
-from controller.planners.clover.hunch import Surrogate
 from controller.planners.clover.objective import Goal, Outcome
 from controller.planners.clover.planner import outcome_from
-from controller.planners.clover.space import Space, units
+from controller.planners.clover.space import Space, unit_setups
+from controller.planners.clover.surrogate import Surrogate
 from tests.support.planning import digits
 from trefoil.core.catalog import Variant
 from trefoil.core.demand import Measured
@@ -50,10 +50,10 @@ def test_nothing_measured_no_opinion():
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_few_measurements_tell_which_neighbours_are_good(seed):
     rng = np.random.default_rng(seed)
-    some = [units(A100_40GB, VARIANTS)[int(i)].graph for i in rng.integers(0, 1282, 8)]
-    hunch = Surrogate(SPACE, GOAL, IDLE_W, RATE_PER_S, {graph: truth(graph) for graph in some})
-    near = SPACE.neighbourhood(units(A100_40GB, VARIANTS)[int(rng.integers(0, 1282))])
-    chance = hunch([s.graph for s in near])
+    some = [unit_setups(A100_40GB, VARIANTS)[int(i)].graph for i in rng.integers(0, 1282, 8)]
+    surrogate = Surrogate(SPACE, GOAL, IDLE_W, RATE_PER_S, {graph: truth(graph) for graph in some})
+    near = SPACE.neighbourhood(unit_setups(A100_40GB, VARIANTS)[int(rng.integers(0, 1282))])
+    chance = surrogate([s.graph for s in near])
     assert ((chance > 0) & (chance <= 1)).all()
     worth = np.array([GOAL.value(o) if GOAL.feasible(o := truth(s.graph)) else -100.0 for s in near])
     drawn = worth[rng.choice(len(near), 500, p=chance / chance.sum())]
