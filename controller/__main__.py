@@ -53,14 +53,17 @@ class ControlPart:
         self._agents, self._accountant = agents, accountant
 
     async def init(self) -> None:
+        """Read Redis once before anything is decided."""
         await self._reader.refresh()
 
     async def run(self) -> None:
+        """Run the lease keeper and the control loop until one of them fails."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._leadership.maintain(), name="lease")
             tasks.create_task(self._loop.run(), name="loop")
 
     async def shutdown(self) -> None:
+        """Stop the loop, write pending totals, give the lease back and close channels."""
         await self._loop.stop()
         await self._accountant.flush()
         await self._leadership.release()
@@ -137,7 +140,7 @@ def starting_objectives(
 
 
 def build(argv: Sequence[str]) -> Sequence[Part]:
-    """Settings, logs, parts."""
+    """Build the service from its arguments: settings, logs, parts."""
     settings = parser_main(ControllerSettings, "controller", argv)
     telemetry.setup_logging("controller", settings.log_level, settings.log_json)
     rpc.check_listener(settings, settings.admin_address)

@@ -35,7 +35,7 @@ from trefoil.runtime.telemetry import Metrics
 
 
 class RolloutRunner:
-    """The task of the rollout under way."""
+    """Runner of rollouts on asyncio: at most one task at a time."""
 
     def __init__(
         self,
@@ -59,30 +59,30 @@ class RolloutRunner:
 
     @property
     def rollout(self) -> Rollout:
-        """Where the newest one stands."""
+        """State of the newest rollout."""
         return self.rollouts.rollout
 
     def check(self) -> None:
-        """Raise what a rollout has ended by: a bug in one ends the process."""
+        """Raise the exception that a rollout task has ended by: a bug in one ends the process."""
         if self._task is not None and self._task.done():
             self._task.result()
 
     async def settle(self) -> None:
-        """End the rollout under way where that is safe."""
+        """Stop the rollout under way at its next safe point, and wait for it."""
         if self._task is not None:
             self.rollouts.supersede()
             await self._task
             self._task = None
 
     async def begin(self, plan: Plan, why: str, view: Callable[[], PlanView]) -> None:
-        """Roll a numbered plan out, in place of what is under way."""
+        """Start the rollout of a numbered plan, in place of the one under way."""
         await self.settle()
         self._log.info("roll out", revision=str(plan.revision), why=why)
         steps = self.rollouts.begin(plan, view)
         self._task = asyncio.create_task(run_effects(steps, self._carry_out, self._time, self._clock), name="rollout")
 
     async def republish(self, revision: Revision) -> None:
-        """Write again what readers of Redis need, under a new revision; nothing is commanded.
+        """Rewrite plan, rollout and node plans in Redis under a new revision; nothing is commanded.
 
         Raises:
             errors.Fenced, errors.StateUnavailable: it is not written.

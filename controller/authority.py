@@ -19,7 +19,9 @@ RENEWALS_PER_TTL = 4
 
 
 class Leadership:
-    """Holds the role `controller` while it can. A new epoch is above Redis', this disk's and every agent's."""
+    """Lease of the role `controller`, and fenced writes under it. A new epoch is above Redis', this disk's and every
+    agent's.
+    """
 
     def __init__(
         self, state: State, disk: DiskStore, clock: Clock, metrics: Metrics, highest_seen: Callable[[], int]
@@ -33,16 +35,16 @@ class Leadership:
 
     @property
     def epoch(self) -> int:
-        """The epoch held, 0 when none is."""
+        """Epoch of the lease that is held; 0 when none is."""
         return self._lease.epoch if self._lease is not None and self._state.holds(self._lease) else 0
 
     def require(self) -> None:
-        """Raises `errors.Unavailable` unless the role is held."""
+        """Require the lease; raises `errors.Unavailable` unless it is held."""
         if not self.epoch:
             raise errors.Unavailable(f"this controller is not in charge: {self.why}")
 
     async def maintain(self) -> None:
-        """Acquire and renew for ever; `epoch` changes when the role was lost in between."""
+        """Acquire and renew the lease for ever; `epoch` changes when it was lost in between."""
         while True:
             try:
                 await self._step()
@@ -73,14 +75,14 @@ class Leadership:
             self._log.warning("no authority", role=ROLE, why=why)
 
     async def cede_to(self, epoch: int) -> None:
-        """An agent obeys a higher epoch (Redis lost ours): give up this one and take a higher one next."""
+        """Cede to a higher epoch that an agent obeys (Redis lost ours): release the lease, then take a higher one."""
         self._disk.save("epoch", {"epoch": max(epoch, int(self._disk.load_plain("epoch").get("epoch", 0)))})
         if self._lease is not None:
             lease, self._lease = self._lease, None
             await self._state.release(lease)
 
     async def write(self, writes: Iterable[Write]) -> None:
-        """Fenced, all or nothing.
+        """Write to Redis under the lease: fenced, all or nothing.
 
         Raises:
             errors.Fenced: the role is not held (any more).
@@ -95,7 +97,7 @@ class Leadership:
             raise
 
     async def release(self) -> None:
-        """Give the role back at the end, so that the next controller need not wait."""
+        """Release the lease at the end, so that the next controller need not wait."""
         if self._lease is not None:
             lease, self._lease = self._lease, None
             try:

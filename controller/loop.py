@@ -52,7 +52,7 @@ from trefoil.runtime.telemetry import Metrics
 
 
 def load_saved_state(disk: DiskStore, settings: ControllerSettings, objectives: Mapping[str, Objective]) -> SavedState:
-    """What the last controller on this disk has left; `objectives` are those to begin with."""
+    """Load what the last controller on this disk has left; `objectives` are those to begin with."""
     saved, counts = disk.load_plain("control"), disk.load_plain("counts")
     control = ControlState(
         ActMode[saved.get("mode", settings.act_mode.name)],
@@ -70,7 +70,9 @@ def load_saved_state(disk: DiskStore, settings: ControllerSettings, objectives: 
 
 
 class PlannerRunner:
-    """One planner. What a planner remembers is saved on the controller's disk and recalled after a restart."""
+    """Runner of the planner, in a thread and within a wall limit. Its memory is saved on disk and recalled after a
+    restart.
+    """
 
     def __init__(self, planner: Planner, name: str, disk: DiskStore, clock: Clock, timeout_s: float) -> None:
         self.planner, self.live, self.name = planner, as_live_planner(planner), name
@@ -83,7 +85,7 @@ class PlannerRunner:
             self._recall(saved.get("memory", {}))
 
     async def call(self, view: PlanView, seed: int, asks: bool = False) -> PlannerAnswer:
-        """One call. A planner that takes too long is abandoned: the answer is then to keep what runs."""
+        """Call the planner once. One that takes too long is abandoned: the answer is then to keep what runs."""
         if self._abandoned is not None:
             if not self._abandoned.done():
                 return self._limit_hit(view, seed, "the planner is still busy with an abandoned decision")
@@ -110,7 +112,7 @@ class PlannerRunner:
         self.save()
 
     def save(self) -> None:
-        """What the planner remembers now."""
+        """Save what the planner remembers now."""
         if self.live is not None:
             self._disk.save(MEMORY, {"planner": self.name, "memory": self.live.memory()})
 
@@ -131,7 +133,7 @@ class PlannerRunner:
 
 
 class ControlLoop:
-    """The core's shell on one event loop: every step, and every change by an operator, ends before the next begins."""
+    """Control loop on asyncio: every step, and every change by an operator, ends before the next begins."""
 
     def __init__(
         self,
@@ -167,34 +169,34 @@ class ControlLoop:
 
     @property
     def observation(self) -> Observation:
-        """What is observed."""
+        """Observation that the core plans by."""
         return self.core.observation
 
     @property
     def changed(self) -> asyncio.Condition:
-        """Notified when plan, rollout or mode has changed."""
+        """Condition that is notified when plan, rollout or mode has changed."""
         return self._signals.changed
 
     @property
     def clock(self) -> Clock:
-        """What it goes by."""
+        """Clock that the loop goes by."""
         return self._clock
 
     def view(self) -> PlanView:
-        """The view of this moment."""
+        """View of this moment."""
         self.core.time.now_s, self.core.time.monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
         return self.core.view()
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Tick for ever."""
+        """Run the loop for ever, a tick a period or when woken."""
         while True:
             await self.tick()
             await self._signals.woken(self.settings.tick_s)
 
     async def tick(self) -> None:
-        """One round. Public so that tests can drive it."""
+        """Tick once: read, book energy, and take a step of control. Public so that tests can drive it."""
         self.rollout_runner.check()
         inputs = self.observation.inputs
         was_down = inputs.down
@@ -224,7 +226,7 @@ class ControlLoop:
         await self._perform(self.core.step())
 
     async def stop(self) -> None:
-        """End the rollout under way at a safe point; what it had begun goes on from there at the next start."""
+        """Stop the rollout under way at a safe point; what it had begun goes on from there at the next start."""
         await self.rollout_runner.settle()
 
     # --- carrying out -------------------------------------------------------------------------------------------------
@@ -276,7 +278,7 @@ class ControlLoop:
         self._signals.wake()
 
     async def replan(self, trigger: Trigger) -> DecisionRecord:
-        """Decide now, whatever the triggers say."""
+        """Decide now for this trigger, whatever the others say; returns the record."""
         async with self._lock:
             self._leadership.require()
             await self._perform(self.core.replan(trigger))
@@ -284,7 +286,7 @@ class ControlLoop:
             return self.records.last
 
     async def set_objective(self, objective: Objective) -> str:
-        """Put an accepted objective in force; returns what of it cannot be met, "" for nothing."""
+        """Set an accepted objective in force; returns what of it cannot be met, "" for nothing."""
         async with self._lock:
             view = await self._perform(self.core.set_objective(objective))
         return await self._perform(self.core.unmet_objectives(view))

@@ -24,7 +24,7 @@ from trefoil.runtime.telemetry import Metrics
 
 
 class ObservationReader:
-    """Remembers how far each stream has been read."""
+    """Reader of Redis into an observation; remembers how far each stream has been read."""
 
     def __init__(self, observation: Observation, state: State, carbon: CarbonSettings, clock: Clock) -> None:
         self.observation = observation
@@ -95,14 +95,14 @@ RUNGS: Final[Mapping[int, str]] = {RUNG_DEGRADED: "degraded", RUNG_KEPT: "kept"}
 
 
 class DemandPublisher:
-    """Arrivals per second and forecast of each family, written once a second."""
+    """Publisher of arrivals per second and forecast of each family, once a second."""
 
     def __init__(self, keys: Keys, observation: Observation, leadership: Leadership, clock: Clock) -> None:
         self._keys, self._observation, self._leadership, self._clock = keys, observation, leadership, clock
         self._at_s = 0.0
 
     async def publish(self) -> None:
-        """Write when a second has passed."""
+        """Publish when a second has passed since the last time."""
         now_s = self._clock.now_s()
         if now_s - self._at_s >= 1.0:
             self._at_s = now_s
@@ -112,7 +112,7 @@ class DemandPublisher:
 
 
 def demand_writes(keys: Keys, observation: Observation, now_s: float) -> list[Write]:
-    """Arrivals of the last second and the forecast, of each family."""
+    """Redis writes of arrivals of the last second and of the forecast, of each family."""
     bins = round(1 / observation.windows.bin_s)
     writes: list[Write] = []
     for family, forecast in sorted(observation.forecasts.items()):

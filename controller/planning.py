@@ -22,7 +22,7 @@ from trefoil.core.policies import PRESETS, Policy, chosen, policy
 
 
 def planner_of(override: str, row: Policy) -> Planner:
-    """The planner, live, simulated and in a replay: its plans bear the router, queue and governor of the row.
+    """Planner of a policy's row (or `override`), whose plans bear the row's router, queue and governor.
 
     Raises:
         SettingError: a planner that is not there or cannot be made, or a setting that it has not.
@@ -36,8 +36,7 @@ def planner_of(override: str, row: Policy) -> Planner:
 
 
 def forecaster_of(settings: ControllerSettings, row: Policy) -> Forecaster:
-    """The forecaster. The controller's own settings hold for one that has settings of these names; over them goes what
-    the row says, which holds what `parts.forecaster` says.
+    """Forecaster of a policy's row. Its settings: the row's, over the controller's own of the same names.
 
     Raises:
         SettingError: a forecaster that is not there or cannot be made, or a setting that it has not.
@@ -48,12 +47,12 @@ def forecaster_of(settings: ControllerSettings, row: Policy) -> Forecaster:
 
 
 def with_preset(row: Policy, preset: str) -> Policy:
-    """The row with the constants of a preset."""
+    """Policy's row with the constants of a preset."""
     return replace(row, constants={**row.constants, **PRESETS[preset]}) if preset else row
 
 
 def row_of(settings: ControllerSettings) -> Policy:
-    """The row that the controller's settings make of their policy's.
+    """Policy's row as the controller's settings make it.
 
     Raises:
         NotFound, SettingError: no such policy.
@@ -64,7 +63,7 @@ def row_of(settings: ControllerSettings) -> Policy:
 
 
 def constants_of(override: str, row: Policy) -> Mapping[str, float] | None:
-    """The constants that an objective's `params` may override; None: a planner of one's own checks them itself."""
+    """Constants that an objective's `params` may override; None: a planner of one's own checks them itself."""
     known = find(Kind.PLANNER, override or row.planner, PLANNERS).constants
     return None if known is None else {**known, **row.constants}
 
@@ -74,33 +73,33 @@ Refusal = Callable[[PlanView, Plan], str]
 
 @dataclass(frozen=True, slots=True)
 class PolicyPlanner:
-    """A planner whose plans bear the columns of its row."""
+    """Planner whose plans bear the router, queue and governor of its policy's row."""
 
     planner: Planner
     row: Policy
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """As the planner decides."""
+        """Plan as the planner decides, with the parts of the row."""
         return _decision(self.planner.plan(view, rng), view, self.row)
 
 
 class PolicyLivePlanner:
-    """The same of a planner that measures: it is told of the candidate that it asked for, as it asked for it."""
+    """Planner that measures, whose plans bear the parts of its row; it is told of its candidate as it made it."""
 
     def __init__(self, planner: LivePlanner, row: Policy) -> None:
         self.planner, self.row = planner, row
         self._asked: tuple[Candidate, Candidate] | None = None  # as it was stamped, as the planner made it
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """As the planner decides."""
+        """Plan as the planner decides, with the parts of the row."""
         return _decision(self.planner.plan(view, rng), view, self.row)
 
     def asks(self, view: PlanView) -> bool:
-        """Whether it wants to measure."""
+        """Whether the planner wants to measure on the system."""
         return self.planner.asks(view)
 
     def ask(self, view: PlanView, rng: Generator) -> Candidate | Decision:
-        """The next candidate, or the decision."""
+        """Ask the planner for its next candidate, or its decision, with the parts of the row."""
         step = self.planner.ask(view, rng)
         if isinstance(step, Decision):
             return _decision(step, view, self.row)
@@ -109,27 +108,27 @@ class PolicyLivePlanner:
         return found
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
-        """What measuring the candidate told."""
+        """Tell the planner what measuring its candidate gave."""
         known = self._asked is not None and self._asked[0] is candidate
         self.planner.tell(self._asked[1] if self._asked and known else candidate, measurement)
 
     def memory(self) -> Mapping[str, Any]:
-        """The planner's."""
+        """Memory of the planner, as JSON."""
         return self.planner.memory()
 
     def recall(self, memory: Mapping[str, Any]) -> None:
-        """Go on from a memory."""
+        """Recall a memory and go on from it."""
         self.planner.recall(memory)
 
 
 def with_policy_parts(planner: Planner, row: Policy) -> Planner:
-    """The planner, its plans stamped; it measures where the planner does."""
+    """Planner whose plans bear the row's parts; one that measures still does."""
     live = as_live_planner(planner)
     return PolicyPlanner(planner, row) if live is None else PolicyLivePlanner(live, row)
 
 
 def policy_refusal(refuses: Refusal, row: Policy) -> Refusal:
-    """A rollout check that sees plans as they will be."""
+    """Rollout check that sees plans as they will be, with the parts of the row."""
     return lambda view, plan: refuses(view, apply_policy_parts(plan, view.catalog, row))
 
 
@@ -142,7 +141,7 @@ def _decision(decision: Decision, view: PlanView, row: Policy) -> Decision:
 
 
 def apply_policy_parts(plan: Plan, catalog: Catalog, row: Policy) -> Plan:
-    """The plan with router and queue of the row on every route, and its governor on every device that is planned."""
+    """Plan with router and queue of the row on every route, and its governor on every device that is planned."""
     return _with_parts(Same(plan), Same(catalog), row.router, row.queue, row.governor)
 
 

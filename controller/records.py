@@ -31,7 +31,7 @@ from trefoil.runtime.telemetry import Metrics
 def decision_record(
     kept: RecordDecision, planner: str, policy: str, given: Mapping[str, str] = MappingProxyType({})
 ) -> DecisionRecord:
-    """All that is needed to take a decision again. `given`: what was set of the planner, by name."""
+    """Record of a decision: all that is needed to take it again. `given`: what was set of the planner, by name."""
     return DecisionRecord(
         id=kept.id,
         revision=kept.plan.revision if kept.plan is not None else Revision(),
@@ -53,7 +53,7 @@ def decision_record(
 
 
 class DecisionRecords:
-    """Writes them."""
+    """Writer of decision records: disk, Redis, metrics, counts of causes."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class DecisionRecords:
         self.last: DecisionRecord | None = None
 
     def newest(self, epoch: int) -> int:
-        """The highest number of a decision that is kept of this epoch; 0: there is none."""
+        """Highest number of a decision that is kept of this epoch; 0: there is none."""
         ids = [i.split(".")[1] for i in self._disk.decision_ids() if i.startswith(f"{epoch}.")]
         return max((int(i) for i in ids), default=0)
 
@@ -81,7 +81,7 @@ class DecisionRecords:
         return {name: value for name, value in given.items() if value}
 
     async def write(self, kept: RecordDecision) -> None:
-        """Keep a decision.
+        """Write the record of a decision to disk, then to Redis.
 
         Raises:
             errors.StateUnavailable: Redis is down; the disk has the record.
@@ -104,7 +104,7 @@ class DecisionRecords:
 
 
 def versions(planner: str, verdict: Verdict, effect: str) -> dict[str, str]:
-    """What a decision rests on and what came of it. `plan`: digest of the planner's plan, which a replay must meet.
+    """Versions that a decision rests on and what came of it. `plan`: digest of the planner's plan, for replays.
 
     `effect`: reconfigure (slices, variants, sleep or clocks change), reroute (shares alone), or the outcome.
     """
@@ -124,7 +124,7 @@ DIFF_LINES_MAX = 60
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Whether a decision came out the same; `diff` shows where not, line by line."""
+    """Result of a replay: whether the decision came out the same; `diff` shows where not, line by line."""
 
     id: str
     trigger: str
@@ -136,7 +136,7 @@ class Replayed:
 
 
 def replay(record: DecisionRecord, planner: Planner, made: Plan | None = None) -> Replayed:
-    """Decide again on the recorded view and compare.
+    """Replay a decision on its recorded view with the same seed and memory, and compare the plan's digest.
 
     Raises:
         errors.InvalidInput: the record's view is not one that this version can read.
@@ -158,7 +158,7 @@ def replay(record: DecisionRecord, planner: Planner, made: Plan | None = None) -
 
 
 def stored_decisions(folder: Path) -> Iterator[tuple[DecisionRecord, Plan | None]]:
-    """All decisions of a controller's `decisions` folder, oldest first.
+    """Stored decisions of a controller's `decisions` folder with their plans, oldest first.
 
     Raises:
         errors.InvalidInput: no such folder, or a file that is not a decision.

@@ -48,7 +48,7 @@ class _Recent:
 
 
 class Accountant:
-    """Tails every node's energy stream once and remembers where it was."""
+    """Accountant of energy and grams: tails every node's energy stream and books it by family and hour."""
 
     def __init__(
         self,
@@ -96,16 +96,16 @@ class Accountant:
             await self.flush()
 
     def grams_per_request(self, families: Iterable[str], now_s: float) -> dict[str, float | None]:
-        """Over the measuring window; None when energy was not measured or nothing was answered."""
+        """Grams per request over the measuring window; None when energy was not measured or nothing was answered."""
         since_s = now_s - self._settings.measure_s
         return {family: self._grams(family, since_s) for family in families}
 
     def metered_until_s(self, devices: Sequence[str]) -> float:
-        """Up to when all of these devices have been metered, as far as samples are held."""
+        """Time up to which all of these devices have been metered, as far as samples are held."""
         return measuring.metered_until_s(self.held, devices)
 
     def cost(self, families: Sequence[str], starts_s: float, ends_s: float, pue: float) -> measuring.Cost:
-        """What all devices drew in an interval, as far as samples are held."""
+        """Cost of an interval over all devices, as far as samples are held."""
         return measuring.cost(self.held, self.readings(), families, starts_s, ends_s, pue)
 
     def _grams(self, family: str, since_s: float) -> float | None:
@@ -118,7 +118,7 @@ class Accountant:
         return sum(g for _, g in recent.grams) / answered if answered and recent.grams else None
 
     async def flush(self) -> None:
-        """Add what is pending to totals:<family>:<hour>; nothing is lost when that fails."""
+        """Flush what is pending to totals:<family>:<hour>; nothing is lost when that fails."""
         hour = datetime.datetime.fromtimestamp(self._clock.now_s(), datetime.UTC).strftime("%Y%m%d%H")
         keys = self._state.keys
         writes: list[Write] = [
@@ -139,12 +139,12 @@ class Accountant:
         self._disk.save("energy_ids", self._ids)
 
     def hold(self, from_s: float) -> None:
-        """Keep samples from a time on; `inf` lets go of all."""
+        """Retain samples from a time on; `inf` lets go of all."""
         self.hold_from_s = from_s
         self.held = deque((s for s in self.held if s.ends_at_s > from_s), SAMPLES_MAX)
 
     def readings(self) -> tuple[CarbonReading, ...]:
-        """The readings of one series, oldest first, the one planned by last."""
+        """Readings of one series, oldest first, the one planned by last."""
         now = self._observation.carbon(self._clock.now_s())
         known = [r for r in self._observation.inputs.carbon_history if r.series == now.series]
         return tuple(sorted([*known, now], key=lambda r: r.observed_at_s))
@@ -222,7 +222,7 @@ class Accountant:
 
 
 class ReceiptPublisher:
-    """What answers cost, for the dispatchers: written when a rate has moved, and again before they call it old."""
+    """Publisher of receipt rates to the dispatchers: when a rate has moved, and again before they call it old."""
 
     def __init__(
         self, settings: ControllerSettings, keys: Keys, receipts: Receipts, leadership: Leadership, clock: Clock
@@ -234,7 +234,7 @@ class ReceiptPublisher:
         self._published_at_s = -math.inf
 
     async def publish(self, plan: Plan | None) -> None:
-        """Write if it is time to."""
+        """Publish the rates if it is time to."""
         now_s, settings = self._clock.now_s(), self._settings.receipts
         if now_s - self._at_s < settings.publish_s:
             return

@@ -27,7 +27,7 @@ FULL_NAME = "trefoil.controller.v1.Controller"
 
 
 class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore[misc]
-    """Thin: checks what it is given, then asks the loop."""
+    """gRPC service `Controller`. Thin: checks what it is given, then asks the loop."""
 
     def __init__(
         self, loop: ControlLoop, catalog: Catalog, constants: Mapping[str, float] | None, disk: DiskStore
@@ -35,6 +35,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         self._loop, self._catalog, self._constants, self._disk = loop, catalog, constants, disk
 
     async def GetPlan(self, request: Any, context: Any) -> Any:
+        """Plan in force with its rollout, mode and holds."""
         control = self._loop.core.control
         return pb.GetPlanResponse(
             plan=self._plan(),
@@ -46,6 +47,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         )
 
     async def WatchPlan(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Stream of plan and rollout, at once and whenever one of them changes."""
         sent = None
         while True:
             async with self._loop.changed:
@@ -57,6 +59,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             yield pb.WatchPlanResponse(plan=self._plan(), rollout=codec.to_proto(now[1]))
 
     async def SetObjective(self, request: Any, context: Any) -> Any:
+        """Set the objective of a family; answers what of it cannot be met."""
         if not request.HasField("objective"):
             raise errors.InvalidInput("missing", field="objective", remedy="give one")
         wanted: Objective = codec.from_proto(request.objective)
@@ -72,9 +75,11 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return pb.SetObjectiveResponse(objective=codec.to_proto(accepted), degraded=degraded)
 
     async def GetObjective(self, request: Any, context: Any) -> Any:
+        """Objective of a family that is in force."""
         return pb.GetObjectiveResponse(objective=codec.to_proto(self._objective(request.family)))
 
     async def Explain(self, request: Any, context: Any) -> Any:
+        """Explain the plan in force for a family: reason, trigger, advice, exploration."""
         loop = self._loop
         objective = self._objective(request.family or self._only_family())
         view = loop.view()
@@ -98,6 +103,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return response
 
     async def SetMode(self, request: Any, context: Any) -> Any:
+        """Set how far the controller may go: observe, advise or act."""
         known = {int(m): m for m in ActMode if m}
         if request.mode not in known:
             names = ", ".join(m.name.lower() for m in known.values())
@@ -106,10 +112,12 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return pb.SetModeResponse(mode=_wire(self._loop.core.control.mode))
 
     async def Freeze(self, request: Any, context: Any) -> Any:
+        """Freeze the plan in force, or release it."""
         await self._loop.operate(replace(self._loop.core.control, frozen=request.frozen))
         return pb.FreezeResponse(frozen=self._loop.core.control.frozen, revision=self._revision())
 
     async def Pin(self, request: Any, context: Any) -> Any:
+        """Pin an operator's plan and roll it out; without a plan, unpin."""
         control = self._loop.core.control
         if not request.HasField("plan"):
             await self._loop.operate(replace(control, pinned=False))
@@ -126,6 +134,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return pb.PinResponse(revision=self._revision())
 
     async def Rollback(self, request: Any, context: Any) -> Any:
+        """Roll back to the plan before, and freeze it."""
         self._may_act("Rollback")
         plans = self._loop.core.plans
         if len(plans) < 2:
@@ -139,9 +148,11 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return pb.RollbackResponse(revision=self._revision(), why=why)
 
     async def GetRollout(self, request: Any, context: Any) -> Any:
+        """Rollout that is under way, or the last one."""
         return pb.GetRolloutResponse(rollout=codec.to_proto(self._loop.rollout_runner.rollout), plan=self._revision())
 
     async def Replan(self, request: Any, context: Any) -> Any:
+        """Decide now, whatever the triggers say; answers the decision."""
         cause = request.cause or OPERATOR
         known = (OPERATOR, *CAUSES)
         if cause not in known:
@@ -170,6 +181,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         )
 
     async def GetDecision(self, request: Any, context: Any) -> Any:
+        """Decision record by id, with the plan that the planner made."""
         found = await asyncio.to_thread(self._disk.decision, request.id)
         if found is None:
             raise errors.NotFound(
@@ -214,7 +226,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
 
 
 def explain(view: PlanView, plan: Plan | None, objective: Objective, state: RolloutState, rolling: str) -> str:
-    """Why the plan in force is what it is, in words and numbers."""
+    """Explanation of the plan in force, in words and numbers."""
     family = objective.family
     demand = next((d for d in view.demand if d.family == family), None)
     measured = next((m for m in view.measured if m.family == family), None)
@@ -266,7 +278,7 @@ def _carbon_lines(view: PlanView) -> list[str]:
 
 
 def exploration(explorer: Explorer, plan: Plan | None) -> Any:
-    """What exploring does now, and what it has cost. It goes on until what it decided is in force."""
+    """Exploration under way with its costs, as a message. It goes on until what it decided is in force."""
     under_way = explorer.run is not None or (plan is not None and plan.exploration)
     return pb.Exploration(under_way=under_way, text=explorer.text(), **explorer.totals.plain())
 

@@ -53,19 +53,24 @@ FIRST_RETRY_S: Final = 2.0  # the same while nothing is in force
 
 
 class RolloutStatus(Protocol):
-    """Where the newest rollout stands."""
+    """Status of the newest rollout, as control sees it."""
 
     @property
-    def outcome(self) -> RolloutOutcome: ...  # APPLYING while it is under way
+    def outcome(self) -> RolloutOutcome:
+        """State of the newest rollout and its reason; APPLYING while it is under way."""
+
     @property
-    def rolling(self) -> bool: ...  # it has begun and has not ended
+    def rolling(self) -> bool:
+        """Whether a rollout has begun and has not ended."""
+
     @property
-    def retry_at_s(self) -> float | None: ...  # when it is to be tried again, monotonic; None: it was not halted
+    def retry_at_s(self) -> float | None:
+        """When a halted rollout is tried again, monotonic; None: it was not halted."""
 
 
 @dataclass(slots=True)
 class SavedState:
-    """What outlives a controller on its disk."""
+    """State of control that outlives a controller on its disk."""
 
     objectives: dict[str, Objective]
     plans: list[Plan]
@@ -77,7 +82,7 @@ class SavedState:
 
 @dataclass(slots=True)
 class SloMargin:
-    """By how much the p90 demand of each family is raised."""
+    """Margin on the p90 demand of each family after SLO breaches (settings slo_boost_*), as a ratio."""
 
     step: float
     limit: float
@@ -86,14 +91,14 @@ class SloMargin:
     _worn_at_s: float | None = None
 
     def raise_on_breach(self, view: PlanView) -> None:
-        """Raise the boost of every family that misses its SLO now."""
+        """Raise the margin of every family that misses its SLO now, by `step` up to `limit`."""
         quantiles = {o.family: o.slo_quantile for o in view.objectives}
         for measured in view.measured:
             if measured.slo_attainment < quantiles.get(measured.family, 0.0):
                 self.by_family[measured.family] = min(self.limit, self.by_family.get(measured.family, 0.0) + self.step)
 
     def wear_off(self, view: PlanView) -> None:
-        """Lower the boost of every family that meets its SLO, by the time since the last call."""
+        """Lower the margin of every family that meets its SLO, `limit` in `wear_s`."""
         passed_s = view.now_s - self._worn_at_s if self._worn_at_s is not None else 0.0
         self._worn_at_s = view.now_s
         quantiles = {o.family: o.slo_quantile for o in view.objectives}
@@ -104,7 +109,7 @@ class SloMargin:
 
 
 class ControlCore:
-    """All state of control."""
+    """State machine of the control loop: plans, triggers, exploration, operator's changes."""
 
     def __init__(
         self,
@@ -140,23 +145,23 @@ class ControlCore:
 
     @property
     def current(self) -> Plan | None:
-        """The plan in force, complete."""
+        """Plan in force, complete; None before the first."""
         return self.plans[-1] if self.plans else None
 
     @property
     def decision_id(self) -> str:
-        """Of the decision that is being taken."""
+        """Id of the decision that is being taken: epoch.number."""
         return f"{self._epoch}.{self.decision_number:06d}"
 
     def view(self) -> PlanView:
-        """The view of this moment."""
+        """View of this moment for planner and triggers."""
         grams = self._meter.grams_per_request(self.objectives, self.time.now_s)
         return self.observation.view(self.objectives, self.current, self.slo_margin.by_family, grams, self.time.now_s)
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def enter_epoch(self, epoch: int) -> Steps[None]:
-        """Under a new epoch everything that readers need is written again, and the plan in force rolled out again."""
+        """Enter a new epoch: rewrite what readers need, and roll the plan in force out again."""
         if epoch == self._epoch:
             return
         self._epoch = epoch
@@ -177,7 +182,7 @@ class ControlCore:
             yield from self._roll(again, "epoch")
 
     def step(self) -> Steps[None]:
-        """One round of control under the epoch entered."""
+        """Step of control under the epoch entered: triggers, decision, exploration, retries."""
         view = self.view()
         yield Viewed(view)
         self.slo_margin.wear_off(view)
@@ -437,11 +442,11 @@ class ControlCore:
             self._pending_trigger = Trigger("start", "the operator released the controller")
 
     def replan(self, trigger: Trigger) -> Steps[None]:
-        """Decide now, whatever the triggers say."""
+        """Decide now for this trigger, whatever the others say."""
         yield from self._decide(self.view(), trigger)
 
     def set_objective(self, objective: Objective) -> Steps[PlanView]:
-        """Put an accepted objective in force; the view that it is judged on."""
+        """Set an accepted objective in force; returns the view that it is judged on."""
         yield WriteObjectives((objective,))
         self.objectives[objective.family] = objective
         yield Save("objectives", list(self.objectives.values()))
@@ -449,7 +454,7 @@ class ControlCore:
         return replace(self.view(), trigger="objective")
 
     def unmet_objectives(self, view: PlanView) -> Steps[str]:
-        """What of the objectives cannot be met, "" for nothing."""
+        """Objectives that cannot be met, in words; "" for none."""
         if not any(n.devices for n in view.fleet.nodes):
             return "not known yet: no node reports"
         yield WakeLoop()

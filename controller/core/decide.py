@@ -32,7 +32,7 @@ RUNG_KEPT: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """How far the controller may go. `pinned`: an operator's plan is in force until it is unpinned."""
+    """Mode of control as operators set it. `pinned`: an operator's plan is in force until it is unpinned."""
 
     mode: ActMode = ActMode.ACT
     frozen: bool = False
@@ -40,7 +40,7 @@ class ControlState:
 
     @property
     def hold_reason(self) -> str:
-        """Why plans are not carried out now; "" when they are."""
+        """Reason why plans are not carried out now; "" when they are."""
         if self.mode == ActMode.ADVISE:
             return "mode advise"
         if self.mode == ActMode.OBSERVE:
@@ -50,7 +50,7 @@ class ControlState:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one decision. `plan` is to be rolled out; `advised` was not carried out."""
+    """Verdict on one decision. `plan` is to be rolled out; `advised` was not carried out."""
 
     outcome: str
     why: str
@@ -62,13 +62,13 @@ class Verdict:
 
     @property
     def digest(self) -> str:
-        """Of the plan that the planner made; "" for none. What `trefoil replay` compares."""
+        """Digest of the plan that the planner made, "" for none: what `trefoil replay` compares."""
         made = self.decision.plan if self.decision else None
         return plan_digest(made) if made else ""
 
 
 def run_planner(view: PlanView, planner: Planner, seed: int) -> Decision:
-    """Call the planner, the same way live and in a replay. What it cannot do becomes a degraded decision."""
+    """Run the planner once (`plan`), the same way live and in a replay; what it cannot do is a degraded decision."""
     try:
         return planner.plan(view, np.random.default_rng(seed))
     except TrefoilError as error:
@@ -76,12 +76,12 @@ def run_planner(view: PlanView, planner: Planner, seed: int) -> Decision:
 
 
 def as_live_planner(planner: Planner) -> LivePlanner | None:
-    """The planner as one that can measure candidates on the running system; None when it cannot."""
+    """Planner as one that can measure candidates on the running system; None when it cannot."""
     return cast(LivePlanner, planner) if all(callable(getattr(planner, name, None)) for name in LIVE) else None
 
 
 def ask_planner(view: PlanView, planner: Planner, seed: int) -> Candidate | Decision:
-    """One step of an exploration, the same way live and in a replay; `run_planner` of planners that measure."""
+    """Ask a planner that measures for its next step (`ask`), the same way live and in a replay."""
     live = as_live_planner(planner)
     assert live is not None, f"{planner} has no ask"
     try:
@@ -91,7 +91,7 @@ def ask_planner(view: PlanView, planner: Planner, seed: int) -> Candidate | Deci
 
 
 def judge(view: PlanView, trigger: Trigger, decision: Decision, control: ControlState) -> Verdict:
-    """What shall happen with a planner's decision."""
+    """Judge a planner's decision: roll out, advise, keep the plan, or refuse, with the reason."""
     why = f"{trigger.cause}: {trigger.why}; {decision.why}"
     plan = decision.plan
     if plan is None:
@@ -126,13 +126,13 @@ def judge(view: PlanView, trigger: Trigger, decision: Decision, control: Control
 
 
 def reconfigures(current: Plan | None, plan: Plan) -> bool:
-    """Whether any node has something to do; not the shares alone."""
+    """Whether a plan changes what any node has to do, and not the shares alone."""
     before = {node.node: node_digest(node) for node in current.nodes} if current else {}
     return {node.node: node_digest(node) for node in plan.nodes} != before
 
 
 def predicted_saving(view: PlanView, plan: Plan) -> str:
-    """What a plan is predicted to save against what runs, in words; measured grams of what runs come first."""
+    """Saving that a plan is predicted to bring against what runs, in words; measured grams of what runs come first."""
     measured = {m.family: m.grams_per_request for m in view.measured}
     parts = []
     for family, expected in sorted(plan.expected.items()):

@@ -28,7 +28,7 @@ Level = Literal["info", "warning"]
 
 @dataclass(slots=True)
 class CoreTime:
-    """The time that a core goes by; its shell sets it before each step and with each answer."""
+    """Time that a core goes by [s]; its shell sets it before each step and with each answer."""
 
     now_s: float = 0.0
     """UTC."""
@@ -38,7 +38,7 @@ class CoreTime:
 
 @dataclass(frozen=True, slots=True)
 class PlannerAnswer:
-    """What a planner answered, and all that is needed to ask it again. `memory` is JSON from before; "" = it has none.
+    """Answer of a planner with all that is needed to ask again. `memory` is JSON from before; "" = it has none.
 
     `asked`: a step of an exploration (`ask`), not a whole decision (`plan`).
     """
@@ -75,7 +75,7 @@ class Viewed:
 
 @dataclass(slots=True)
 class CallPlanner:
-    """Call the planner. Answer: a `PlannerAnswer`."""
+    """Call the planner on a view (`plan`, or `ask` of one that measures). Answer: a `PlannerAnswer`."""
 
     view: PlanView
     seed: int
@@ -84,7 +84,7 @@ class CallPlanner:
 
 @dataclass(slots=True)
 class TellPlanner:
-    """Tell a planner that measures what came of its candidate, and keep what it remembers."""
+    """Tell a planner that measures the result of its candidate, and save its memory."""
 
     candidate: Candidate
     measurement: Measurement
@@ -92,7 +92,7 @@ class TellPlanner:
 
 @dataclass(slots=True)
 class SavePlannerMemory:
-    """Keep what the planner remembers."""
+    """Save what the planner remembers on disk."""
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class OpenRecords:
 
 @dataclass(slots=True)
 class RecordDecision:
-    """Keep a decision. Raises Fenced, StateUnavailable: nothing may come of it."""
+    """Record a decision. Raises Fenced, StateUnavailable: nothing may come of it."""
 
     id: str
     view: PlanView
@@ -122,14 +122,14 @@ class RecordDecision:
 
 @dataclass(slots=True)
 class WriteObjectives:
-    """Put objectives where everybody reads them. Raises Fenced, StateUnavailable."""
+    """Write objectives to Redis. Raises Fenced, StateUnavailable."""
 
     objectives: tuple[Objective, ...]
 
 
 @dataclass(slots=True)
 class Save:
-    """Keep a value on disk under a name."""
+    """Save a value on disk under a name."""
 
     name: str
     value: Any
@@ -137,7 +137,7 @@ class Save:
 
 @dataclass(slots=True)
 class StartRollout:
-    """Roll a numbered plan out, in place of what is under way."""
+    """Start the rollout of a numbered plan, in place of the one under way."""
 
     plan: Plan
     why: str
@@ -145,29 +145,29 @@ class StartRollout:
 
 @dataclass(slots=True)
 class StopRollout:
-    """End the rollout under way where that is safe."""
+    """Stop the rollout under way where that is safe."""
 
 
 @dataclass(slots=True)
 class Republish:
-    """Write what stands again, under a new revision. Raises Fenced, StateUnavailable."""
+    """Rewrite plan, rollout and node plans under a new revision. Raises Fenced, StateUnavailable."""
 
     revision: Revision
 
 
 @dataclass(slots=True)
 class WakeLoop:
-    """Take the next step at once instead of at the next period."""
+    """Wake the loop: the next step at once instead of at the next period."""
 
 
 @dataclass(slots=True)
 class NotifyWatchers:
-    """Tell watchers that plan, rollout or mode has changed."""
+    """Notify watchers that plan, rollout or mode has changed."""
 
 
 @dataclass(slots=True)
 class CandidateEvaluated:
-    """A candidate's end: what became of it and what it cost."""
+    """Evaluation of a candidate has ended: its outcome and its cost."""
 
     at_s: float
     trigger: Trigger
@@ -180,7 +180,7 @@ class CandidateEvaluated:
 
 @dataclass(slots=True)
 class Log:
-    """One line of the log."""
+    """Log one line with an event name and fields."""
 
     event: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class Log:
 
 @dataclass(slots=True)
 class AddMetric:
-    """Move a metric: add to a counter, or set a gauge."""
+    """Metric: add to a counter, or set a gauge."""
 
     name: str
     amount: float = 1.0
@@ -232,7 +232,7 @@ class ConcludeExploration:
 
 @dataclass(slots=True)
 class NextSeed:
-    """Answer: the seed of a new decision."""
+    """Seed of a new decision. Answer: the seed."""
 
 
 # --- of a rollout ---------------------------------------------------------------------------------------------------
@@ -240,14 +240,14 @@ class NextSeed:
 
 @dataclass(slots=True)
 class QueryAgents:
-    """See the status of these nodes as their agents have it now, not as it was last written."""
+    """Query node statuses from the agents themselves, not as they were last written."""
 
     nodes: Mapping[str, NodeStatus]
 
 
 @dataclass(slots=True)
 class FindPath:
-    """The way from what stands to a plan. Answer: a `RolloutPath`."""
+    """Find the rollout path from what stands to a plan. Answer: a `RolloutPath`."""
 
     view: PlanView
     snapshot: FleetSnapshot
@@ -256,7 +256,7 @@ class FindPath:
 
 @dataclass(slots=True)
 class RefreshStatuses:
-    """Read what nodes and dispatchers say now. Raises StateUnavailable."""
+    """Refresh statuses of nodes and acks of dispatchers. Raises StateUnavailable."""
 
 
 @dataclass(slots=True)
@@ -275,7 +275,7 @@ class Publish:
 
 @dataclass(slots=True)
 class CommandNode:
-    """Hand a node its desired state. Answer: whether it changes anything.
+    """Command a node to its desired state. Answer: whether it changes anything.
 
     Raises Fenced: the agent obeys a newer epoch; Unavailable, InvalidInput.
     """
@@ -286,14 +286,14 @@ class CommandNode:
 
 @dataclass(slots=True)
 class Wait:
-    """Look again when something may have changed, at the latest at a time of the monotonic clock."""
+    """Wait for a change, at the latest until a time of the monotonic clock [s]."""
 
     until_s: float = math.inf
 
 
 @dataclass(slots=True)
 class TimeMetric:
-    """How long something took, for its histogram [s]."""
+    """Duration for the histogram of a metric [s]."""
 
     name: str
     seconds: float

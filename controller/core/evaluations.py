@@ -22,7 +22,7 @@ BROKEN_OFF, INTERRUPTED, DECIDED = "broken_off", "interrupted", "decided"
 
 
 class Phase(StrEnum):
-    """Where an exploration stands."""
+    """Phase of an exploration."""
 
     ASK = "asking the planner"
     DEPLOY = "about to deploy"
@@ -35,7 +35,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Evaluation:
-    """One candidate: what became of it and what it cost."""
+    """Evaluation of one candidate: its outcome and what was measured."""
 
     number: int
     candidate: Candidate
@@ -56,7 +56,7 @@ class Evaluation:
 
 @dataclass(slots=True)
 class ExplorationTotals:
-    """What exploring has cost, of one exploration or of all since the controller first ran."""
+    """Totals of exploring: time, joules and violations of one exploration, or of all since the controller first ran."""
 
     explorations: int = 0
     evaluations: int = 0
@@ -79,12 +79,13 @@ class ExplorationTotals:
         self.broken_off += outcome in (BROKEN_OFF, HALTED)
 
     def plain(self) -> dict[str, Any]:
+        """Fields by name, for disk, records and the wire."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 @dataclass(slots=True)
 class Exploration:
-    """One that is under way. Times are UTC, as those of windows and samples are."""
+    """Exploration that is under way. Times are UTC, as those of windows and samples are."""
 
     trigger: Trigger
     before: Plan | None
@@ -105,6 +106,7 @@ class Exploration:
 
     @property
     def now(self) -> Evaluation:
+        """Evaluation under way, or the last one."""
         return self.evaluations[-1]
 
     @property
@@ -128,7 +130,7 @@ class Exploration:
 
 
 def fallback_plan(run: Exploration, view: PlanView) -> Plan | None:
-    """The plan to fall back on; None: what is deployed has to do."""
+    """Plan to fall back on: the one before, or one measured within its SLOs; None: what is deployed has to do."""
     quantile = {o.family: o.slo_quantile for o in view.objectives}
     met = []
     for one in run.evaluations:
@@ -161,7 +163,7 @@ def unplanned_slices_stand(view: PlanView) -> bool:
 
 
 def text(run: Exploration, ended: str = "") -> str:
-    """An exploration in words."""
+    """Exploration in words."""
     t = run.totals
     head = f"exploring for {run.trigger.cause}: {ended or run.phase.value}"
     spent = f"{t.evaluations} evaluated, {t.refused} refused, {t.broken_off} broken off; {t.spent_s:.0f} s, "
@@ -170,12 +172,12 @@ def text(run: Exploration, ended: str = "") -> str:
 
 
 def deployment_refusal(view: PlanView, plan: Plan) -> str:
-    """Why a plan may not be deployed now; "" when it may. Its SLO is the planner's business, the capacity is not."""
+    """Reason why a plan may not be deployed now; "" when it may. Its SLO is the planner's business, capacity is not."""
     return deployment_refusal_by_family(view, plan)[0]
 
 
 def deployment_refusal_by_family(view: PlanView, plan: Plan) -> tuple[str, str]:
-    """`deployment_refusal`, and the family whose part of the plan is too small; "" where it is the plan as a whole."""
+    """Reason as of `deployment_refusal`, and the family whose part is too small; "" where it is the plan as a whole."""
     try:
         check(replace(plan, degraded=plan.degraded or "a candidate"), view.fleet, view.catalog, (), view.objectives)
     except PlanError as error:

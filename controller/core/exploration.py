@@ -68,16 +68,23 @@ RolloutOutcome = tuple[RolloutState, str]
 
 
 class Meter(Protocol):
-    """What is known of energy."""
+    """Meter of energy, grams and their cost over intervals."""
 
-    def grams_per_request(self, families: Iterable[str], now_s: float) -> dict[str, float | None]: ...
-    def metered_until_s(self, devices: Sequence[str]) -> float: ...  # all of them
-    def cost(self, families: Sequence[str], starts_s: float, ends_s: float, pue: float) -> measuring.Cost: ...
-    def hold(self, from_s: float) -> None: ...  # keep what is needed to tell the cost from a time on; inf: nothing
+    def grams_per_request(self, families: Iterable[str], now_s: float) -> dict[str, float | None]:
+        """Grams per request of each family over the measuring window; None: not measured."""
+
+    def metered_until_s(self, devices: Sequence[str]) -> float:
+        """Time up to which all of these devices have been metered."""
+
+    def cost(self, families: Sequence[str], starts_s: float, ends_s: float, pue: float) -> measuring.Cost:
+        """Cost of an interval, by family."""
+
+    def hold(self, from_s: float) -> None:
+        """Retain what tells the cost from a time on; inf: nothing."""
 
 
 class Explorer:
-    """At most one exploration at a time, one step a tick."""
+    """Explorer of candidates on the running system: at most one exploration, one step a tick."""
 
     def __init__(
         self,
@@ -105,7 +112,7 @@ class Explorer:
         return self.live is not None and self.live.asks(view)
 
     def begin(self, view: PlanView, trigger: Trigger, current: Plan | None, rollout: RolloutOutcome) -> Steps[None]:
-        """Start one, in place of one that may be under way. `current`: the plan in force."""
+        """Begin an exploration, in place of one under way. `current`: the plan in force."""
         before = current
         if self.run is not None:
             before = fallback_plan(self.run, view)
@@ -122,12 +129,12 @@ class Explorer:
         yield from self.step(view, current, rollout)
 
     def abandon(self, why: str) -> Steps[None]:
-        """End it and leave what is deployed to the caller (another plan takes over, or the role was lost)."""
+        """Abandon the exploration; what is deployed is the caller's (another plan takes over, or the role was lost)."""
         if self.run is not None:
             yield from self._close(INTERRUPTED, why)
 
     def stop(self, view: PlanView, why: str, current: Plan | None) -> Steps[None]:
-        """End it; a good plan is put in force."""
+        """Stop the exploration and put a good plan in force."""
         self._current = current
         yield from self._stop(view, why)
 
@@ -142,7 +149,7 @@ class Explorer:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def step(self, view: PlanView, current: Plan | None, rollout: RolloutOutcome) -> Steps[None]:
-        """One step. A longer pause between two of them begins a measurement anew."""
+        """Step of an exploration. A longer pause between two of them begins a measurement anew."""
         run, self._current = self.run, current
         assert run is not None
         now_s = self._time.now_s
@@ -390,7 +397,7 @@ class Explorer:
         self._meter.hold(from_s)
 
     def text(self) -> str:
-        """The exploration under way, or the last one, in words; "" when there never was one."""
+        """Exploration under way, or the last one, in words; "" when there never was one."""
         return self.last if self.run is None else text(self.run)
 
 

@@ -27,7 +27,7 @@ EARLY_S: Final = 5.0  # by how much the clocks of two machines may differ
 
 @dataclass(frozen=True, slots=True)
 class PlannableReading:
-    """The reading to plan by. `rung`: the name of the refused rung in force, "" = none is; `why` in words."""
+    """Reading to plan by. `rung`: the name of the refused rung in force, "" = none is; `why` in words."""
 
     reading: CarbonReading
     rung: str = ""
@@ -35,12 +35,12 @@ class PlannableReading:
 
 
 def rung_name(rung: int) -> str:
-    """The name of a rung; its number where a newer feed knows more of them."""
+    """Name of a rung; its number where a newer feed knows more of them."""
     return RUNGS[rung] if 0 <= rung < len(RUNGS) else str(rung)
 
 
 def static_reading(series: Series, static_g_per_kwh: float, now_s: float) -> CarbonReading:
-    """What stands in until the first reading."""
+    """Static reading of the setting, which stands in until the first one."""
     return CarbonReading(
         series=series,
         starts_at_s=now_s,
@@ -55,7 +55,7 @@ def static_reading(series: Series, static_g_per_kwh: float, now_s: float) -> Car
 
 
 def carried_when_stale(reading: CarbonReading, now_s: float, stale_intervals: float) -> CarbonReading:
-    """The reading as it is, or carried when nobody has renewed it for so many of its intervals."""
+    """Reading as it is, or carried when nobody has renewed it for so many of its intervals."""
     interval_s = reading.ends_at_s - reading.starts_at_s
     age_s = now_s - reading.observed_at_s
     if interval_s <= 0 or age_s <= stale_intervals * interval_s:
@@ -71,7 +71,7 @@ def plannable_reading(
     static_g_per_kwh: float,
     now_s: float,
 ) -> PlannableReading:
-    """The reading to plan by: the one in force, or the last one whose rung is allowed."""
+    """Reading to plan by: the one in force, or the last one whose rung is allowed."""
     rung = rung_name(in_force.rung)
     if rung not in refused:
         return PlannableReading(in_force)
@@ -89,7 +89,7 @@ def plannable_reading(
 
 
 def forecast_refusal(forecast: CarbonForecast, series: Series, now_s: float, age_share_max: float = math.inf) -> str:
-    """Why a forecast is not planned by; "" = it is."""
+    """Reason why a forecast is not planned by; "" = it is."""
     if forecast.series != series:
         return f"the forecast is of {_words(forecast.series)}, not of {_words(series)}"
     if not forecast.bands:
@@ -106,13 +106,13 @@ def forecast_refusal(forecast: CarbonForecast, series: Series, now_s: float, age
 
 
 def clipped_forecast(forecast: CarbonForecast, now_s: float, ahead_s: float) -> CarbonForecast:
-    """The bands that reach into the next `ahead_s`."""
+    """Forecast clipped to the bands that reach into the next `ahead_s`."""
     ends_s = now_s + ahead_s
     return replace(forecast, bands=tuple(b for b in forecast.bands if b.ends_at_s > now_s and b.starts_at_s < ends_s))
 
 
 def without_bands(forecast: CarbonForecast, series: Series, why: str) -> CarbonForecast:
-    """A refused forecast: what was issued and when, nothing to plan by, and why."""
+    """Forecast that is refused: what was issued and when, nothing to plan by, and why."""
     return CarbonForecast(series, forecast.model, forecast.issued_at_s, fallback_reason=why)
 
 

@@ -23,7 +23,7 @@ def accept_objective(
     expected_number: int = 0,
     pue: float = 1.0,
 ) -> Objective:
-    """The objective with defaults filled in and the next number. `params` None: the planner's own are not known.
+    """Accept an objective: defaults filled in and the next number. `params` None: the planner's own are not known.
 
     Raises:
         InvalidInput: naming field, value and remedy.

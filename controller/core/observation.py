@@ -42,7 +42,7 @@ RUNG_NORMAL, RUNG_CARRIED = int(Rung.NORMAL), int(Rung.CARRIED)
 
 @dataclass(slots=True)
 class LatestInputs:
-    """The last value of everything read, kept when Redis or its writer is down."""
+    """Latest value of everything read, kept when Redis or its writer is down."""
 
     nodes: dict[str, NodeStatus] = field(default_factory=dict)
     acks: tuple[TableAck, ...] = ()
@@ -61,14 +61,21 @@ class LatestInputs:
 class KeyNames(Protocol):
     """Names of the keys that stand in a plan's input stamps: trefoil/runtime/keys.py."""
 
-    def node(self, node: str) -> str: ...
-    def carbon_now(self, series: Series) -> str: ...
-    def carbon_forecast(self, series: Series) -> str: ...
-    def load_prefix(self) -> str: ...
+    def node(self, node: str) -> str:
+        """Key of a node's status."""
+
+    def carbon_now(self, series: Series) -> str:
+        """Key of a series' reading."""
+
+    def carbon_forecast(self, series: Series) -> str:
+        """Key of a series' forecast."""
+
+    def load_prefix(self) -> str:
+        """Prefix of the streams of load windows."""
 
 
 class Observation:
-    """The last value of everything observed, and views of it."""
+    """Observation of fleet, load and carbon, and views of it for planners."""
 
     def __init__(
         self,
@@ -96,7 +103,7 @@ class Observation:
         self._clipped: tuple[CarbonForecast, float, float, CarbonForecast] | None = None
 
     def fleet(self, now_s: float) -> FleetState:
-        """All nodes by name; stale are those whose status is older than its limit."""
+        """Fleet: all nodes by name; stale are those whose status is older than its limit."""
         found, limit_s = tuple(self.inputs.nodes.values()), self._settings.node_stale_s
         if len(found) != len(self._found) or not all(map(is_, found, self._found)):
             self._found = found
@@ -109,14 +116,14 @@ class Observation:
         return self._fleet  # of the same statuses, the object of which others know already what they ask
 
     def carbon(self, now_s: float) -> CarbonReading:
-        """The reading in force: the last one, carried when it is old, static when there never was one."""
+        """Carbon reading in force: the last one, carried when it is old, static when there never was one."""
         reading = self.inputs.carbon
         if reading is None:
             return static_reading(self._settings.carbon.series, self._settings.carbon.static_g_per_kwh, now_s)
         return carried_when_stale(reading, now_s, self._settings.carbon_stale_intervals)
 
     def plannable_carbon(self, now_s: float) -> PlannableReading:
-        """The reading to plan by, and why it is not the one in force where that stands on a refused rung."""
+        """Carbon reading to plan by, and why it is not the one in force where that stands on a refused rung."""
         in_force = self.carbon(now_s)
         if not self._refused:
             return PlannableReading(in_force)
@@ -124,7 +131,7 @@ class Observation:
         return plannable_reading(in_force, self.inputs.carbon_allowed, self._refused, static, now_s)
 
     def allowed_triggers(self, triggers: Sequence[str], now_s: float) -> Sequence[str]:
-        """The triggers that may fire now: a reading on a refused rung starts nothing."""
+        """Triggers that may fire now: a reading on a refused rung starts nothing."""
         return [name for name in triggers if name != "carbon"] if self.plannable_carbon(now_s).rung else triggers
 
     def note_carbon(self) -> None:
@@ -137,7 +144,7 @@ class Observation:
                 known.carbon_allowed = one
 
     def carbon_forecast(self, ahead_s: float, now_s: float) -> CarbonForecast | None:
-        """The forecast to plan by over the next seconds; without bands, and with the reason, where it is refused."""
+        """Carbon forecast to plan by over the next seconds; without bands, and with the reason, where it is refused."""
         forecast, settings = self.inputs.carbon_forecast, self._settings.carbon
         if forecast is None or not settings.forecast or ahead_s <= 0:
             return None
@@ -206,7 +213,7 @@ class Observation:
     def measured(
         self, families: Sequence[str], grams_per_request: Mapping[str, float | None], now_s: float
     ) -> tuple[Measured, ...]:
-        """What each family got of late; families without requests are left out."""
+        """Measurements of each family of late; families without requests are left out."""
         found = (self.windows.measured(f, now_s, self.catalog, grams_per_request.get(f)) for f in families)
         return tuple(m for m in found if m is not None)
 
@@ -218,7 +225,7 @@ class Observation:
         grams_per_request: Mapping[str, float | None],
         now_s: float,
     ) -> PlanView:
-        """The view of this moment, its trigger still empty."""
+        """View of this moment, its trigger still empty."""
         families = sorted(objectives)
         fleet, demand = self.fleet(now_s), self.demand(families, slo_margins, now_s)
         return PlanView(
@@ -247,7 +254,7 @@ class Observation:
         return self._known_catalog
 
     def input_stamps(self, now_s: float) -> tuple[InputStamp, ...]:
-        """Of what a plan is decided on: age and rung of each input."""
+        """Age and rung of each input that a plan is decided on."""
         keys = self._keys
         fleet, carbon, forecast = self.fleet(now_s), self.plannable_carbon(now_s).reading, self.inputs.carbon_forecast
         live = self.windows.live(now_s)

@@ -55,7 +55,7 @@ NO_PROFILE: Final = EnergyLine()  # its "joules" are items, its ratio joules per
 
 @dataclass(slots=True)
 class MeteredRatio:
-    """Metered over estimated, recent answers first."""
+    """Ratio of metered over estimated joules, recent answers first."""
 
     metered_j: float = 0.0
     estimated_j: float = 0.0
@@ -72,7 +72,7 @@ class MeteredRatio:
         self.at_s = max(self.at_s, at_s)
 
     def value(self, items_min: int) -> float | None:
-        """None: too little was answered to say."""
+        """Ratio, or None where too little was answered to say."""
         if self.items < items_min or self.estimated_j <= 0 or self.metered_j <= 0:
             return None
         return self.metered_j / self.estimated_j
@@ -115,7 +115,7 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class JoinedSample:
-    """What a family's slices drew for it in one sample [J], and what the receipts of the same time say."""
+    """Energy that a family's slices drew for it in one sample [J], and the receipts of the same time [J]."""
 
     family: str
     ends_at_s: float
@@ -124,7 +124,7 @@ class JoinedSample:
 
 
 class Receipts:
-    """A brain: samples and windows in, in any order of streams; rates and what was joined out."""
+    """Receipt rates: samples and windows in, in any order of streams; rates and what was joined out."""
 
     def __init__(self, catalog: Catalog, memory_s: float = 60.0, items_min: int = 20) -> None:
         self._memory_s, self._items_min = memory_s, items_min
@@ -141,12 +141,12 @@ class Receipts:
         self._kinds: dict[Kind, MeteredRatio] = {}
 
     def nodes(self, nodes: Iterable[NodeStatus]) -> None:
-        """Which type every device is of, and at which clock it is held."""
+        """Record the type and clock of every device."""
         for node in nodes:
             self._types |= {status.device: status for status in node.devices}
 
     def window(self, window: LoadWindow) -> None:
-        """Answers of one worker. The caller drops repeated windows."""
+        """Add the answers of one worker. The caller drops repeated windows."""
         worker = (window.dispatcher, window.worker)
         self._reported[worker] = max(self._reported.get(worker, -math.inf), window.ends_at_s)
         for cell in window.cells:
@@ -157,7 +157,7 @@ class Receipts:
                 del device.pieces[:-PIECES_MAX]
 
     def sample(self, sample: EnergySample) -> None:
-        """Energy of one device; samples of a device come in order. The caller drops repeated ones."""
+        """Add the energy of one device; samples of a device come in order. The caller drops repeated ones."""
         device = self._of(sample.device)
         device.metered, device.simulated = sample.method not in UNMEASURED, sample.simulated
         device.samples.append(sample)
@@ -177,7 +177,7 @@ class Receipts:
         return found
 
     def rates(self, plan: Plan | None) -> tuple[ReceiptRate, ...]:
-        """One for each model that a metered slice hosts, or is about to."""
+        """Receipt rates, one for each model that a metered slice hosts, or is about to."""
         found = []
         for key in sorted(self._hosted(plan)):
             device = self._devices.get(key[0].device)
@@ -281,7 +281,7 @@ class Receipts:
 
 
 def energy_line(rows: Iterable[ProfileRow], clock_mhz: int = 0) -> EnergyLine:
-    """Energy over items, of the rows of one variant on one slice type, at a clock (0 = the highest profiled)."""
+    """Energy over items, from the rows of one variant on one slice type, at a clock (0 = the highest profiled)."""
     known = sorted(rows, key=lambda row: row.batch)
     if not known:
         return NO_PROFILE
@@ -302,7 +302,7 @@ def energy_line(rows: Iterable[ProfileRow], clock_mhz: int = 0) -> EnergyLine:
 
 
 def sum_by_family(found: Iterable[JoinedSample]) -> list[JoinedSample]:
-    """One for each family, at the time of its last."""
+    """Sums by family, at the time of its last sample."""
     total: dict[str, JoinedSample] = {}
     for each in found:
         old = total.get(each.family, JoinedSample(each.family, each.ends_at_s, 0.0, 0.0))

@@ -41,22 +41,23 @@ FINAL_STATES: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLL
 
 
 class Superseded(Exception):
-    """A newer plan is waiting; raised only where a rollout may be left."""
+    """Superseded by a newer plan; raised only where a rollout may be left."""
 
 
 class StepTimeout(Exception):
-    """Something that a step waits for does not happen."""
+    """Timeout of something that a step waits for."""
 
 
 class MoveMeter(Protocol):
-    """What moves have cost."""
+    """Meter of what moves have cost."""
 
     @property
-    def unallocated_j(self) -> float: ...
+    def unallocated_j(self) -> float:
+        """Joules drawn without any serving slice, so far."""
 
 
 class RolloutExecutor:
-    """One rollout at a time; what the one before has published and commanded."""
+    """Executor of rollouts: one at a time, knowing what the one before has published and commanded."""
 
     def __init__(
         self,
@@ -83,14 +84,14 @@ class RolloutExecutor:
 
     @property
     def outcome(self) -> tuple[RolloutState, str]:
-        """Where the newest rollout stands, and why."""
+        """State of the newest rollout, and its reason."""
         if self.under_way:
             return RolloutState.APPLYING, ""
         return self.rollout.state, self.rollout.why
 
     @property
     def retry_at_s(self) -> float | None:
-        """When a halted one is to be tried again, monotonic: the load may have fallen, an agent may be back."""
+        """When a halted rollout is tried again, monotonic: the load may have fallen, an agent may be back."""
         return self._retry_at_s
 
     def supersede(self) -> None:
@@ -98,7 +99,7 @@ class RolloutExecutor:
         self._superseded = True
 
     def begin(self, plan: Plan, view: Callable[[], PlanView]) -> Steps[None]:
-        """Roll a numbered, complete plan out; nothing else is under way. `view` is asked when the first step is taken.
+        """Begin the rollout of a numbered, complete plan; nothing else is under way. `view` is asked at the first step.
 
         Raises:
             errors.TrefoilError: what neither halts a rollout nor ends the role.
@@ -107,7 +108,7 @@ class RolloutExecutor:
         return self._run(plan, view)
 
     def republished(self, revision: Revision) -> tuple[Plan, tuple[NodePlan, ...]] | None:
-        """What stands, to be written again under a new revision; None: nothing was ever published."""
+        """Plan and node plans that stand, to be rewritten under a new revision; None: nothing was ever published."""
         if self.published is None:
             return None
         self.published = replace(self.published, revision=revision)
@@ -326,7 +327,7 @@ class RolloutExecutor:
 
 
 def find_path(asked: FindPath) -> RolloutPath:
-    """The steps to a plan, as every shell finds them."""
+    """Find the steps to a plan, as every shell does."""
     return best_path(asked.view, asked.snapshot, asked.plan)
 
 

@@ -40,7 +40,7 @@ UNITS_MAX: Final = 48  # a larger fleet is changed in bundles: the search for a 
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """What stands now. `ready` serves; `present` occupies its place (also starting, draining, failed).
+    """Fleet as it stands now. `ready` serves; `present` occupies its place (also starting, draining, failed).
 
     Devices in `fixed` may not be touched (lost, or their node is stale); those in `closed` take in nothing new.
     """
@@ -55,7 +55,7 @@ class FleetSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One revision. `drained` must be idle before `devices` may be applied; `ready` must serve before the next step."""
+    """Step of a rollout: one revision. `drained` must be idle before `devices` are applied, then `ready` must serve."""
 
     name: str
     routes: tuple[Route, ...]
@@ -66,7 +66,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPath:
-    """The steps to the target, or `halted` with the reason in `why` and no steps.
+    """Path of steps to the target, or `halted` with the reason in `why` and no steps.
 
     `blocked` says what of the target cannot be touched now: the steps lead past it, and it is to be tried again.
     """
@@ -90,7 +90,7 @@ class RolloutPath:
 
 
 def plan_path(snapshot: FleetSnapshot, target: Plan, inputs: RolloutInputs) -> RolloutPath:
-    """The steps from what stands to the target. Devices that the target does not name are left as they are."""
+    """Plan the steps from what stands to the target. Devices that the target does not name are left as they are."""
     floor = dict(inputs.needs)
     planned = {d.device: d for node in target.nodes for d in node.devices}
     snapshot = replace(

@@ -18,7 +18,7 @@ NEED_TOLERANCE: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class RolloutInputs:
-    """What a rollout has to respect, as functions so that it knows no profile.
+    """Inputs of a rollout: what it has to respect, as functions so that it knows no profile.
 
     `capacity(family, device, slice_type, variant, count)` is the rate of a pool of equal slices [1/s];
     `swappable(old, new)` whether both fit the slice's memory at once; `fastest(part)` the same slice with the fastest
@@ -44,6 +44,7 @@ def routed_capacity(
 
 
 def capacity_of(family: str, live: Iterable[PlannedSlice], inputs: RolloutInputs) -> float:
+    """Capacity of slices for a family, summed over pools of equal slices [1/s]."""
     pools: dict[tuple[str, str], int] = {}
     example: dict[tuple[str, str], str] = {}
     for part in live:
@@ -57,7 +58,7 @@ def capacity_of(family: str, live: Iterable[PlannedSlice], inputs: RolloutInputs
 
 
 def serving_routes(routes: tuple[Route, ...], ready: Mapping[SliceKey, PlannedSlice]) -> tuple[Route, ...]:
-    """The routes without slices that do not serve, shares made whole again."""
+    """Routes without slices that do not serve, shares made whole again."""
     found = []
     for route in routes:
         targets = tuple(t for t in route.targets if t.slice in ready and not t.draining)
@@ -71,6 +72,7 @@ def serving_routes(routes: tuple[Route, ...], ready: Mapping[SliceKey, PlannedSl
 
 
 def with_draining_targets(route: Route, leaving: Mapping[SliceKey, PlannedSlice]) -> Route:
+    """Route with the slices that leave as draining targets of weight 0."""
     extra = tuple(
         RouteTarget(slice=key, variant=h.variant, stage=h.stage, weight=0.0, credits=part.credits, draining=True)
         for key, part in sorted(leaving.items())
@@ -129,7 +131,7 @@ def _variant(part: PlannedSlice, family: str) -> str | None:
 
 
 def with_catalog_facts(routes: tuple[Route, ...], catalog: Catalog) -> tuple[Route, ...]:
-    """The routes with the accuracy and version of what each target is to serve, as dispatchers need them for floors."""
+    """Routes with accuracy and version of what each target is to serve, as dispatchers need them for floors."""
     families = {family.name: family for family in catalog.families}
     found = []
     for route in routes:

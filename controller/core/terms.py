@@ -33,7 +33,7 @@ AWAKE_STATES: Final = (DeviceState.AWAKE, DeviceState.WAKING)
 
 
 def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
-    """The terms of a rollout decided on this view."""
+    """Inputs of a rollout decided on this view."""
     types = {d.device: d.type for node in view.fleet.nodes for d in node.devices}
     objectives = {o.family: o for o in view.objectives}
     demand = {d.family: d for d in view.demand}
@@ -124,7 +124,9 @@ def _fits(catalog: Catalog, types: dict[str, str], old: PlannedSlice, new: Plann
 
 
 def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple[Route, ...]) -> FleetSnapshot:
-    """What stands, by what the agents report; `commanded` only fills in what they cannot report (clocks, limits)."""
+    """Snapshot of the fleet by what the agents report; `commanded` only fills in what they cannot report (clocks,
+    limits).
+    """
     devices: dict[str, PlannedDevice] = {}
     ready: dict[SliceKey, PlannedSlice] = {}
     present: set[SliceKey] = set()
@@ -169,7 +171,7 @@ def _slices(
 
 
 def rollout_refusal(view: PlanView, plan: Plan) -> str:
-    """Why no rollout leads from what the view shows to the plan; "" when one does. Planners ask before they decide."""
+    """Reason why no rollout leads from the view to the plan; "" when one does. Planners ask before they decide."""
     current = view.current
     commanded = {node.node: node for node in current.nodes} if current else {}
     snapshot = fleet_snapshot(view.fleet, commanded, current.routes if current else ())
@@ -218,7 +220,7 @@ class _PathKey:
 
 
 def best_path(view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> RolloutPath:
-    """The way under the SLO's capacities, else one on which requests at least do not pile up."""
+    """Best path: under the SLO's capacities, else one on which requests at least do not pile up."""
     return _best_path(_PathKey(view, snapshot, plan))
 
 

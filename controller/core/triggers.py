@@ -43,7 +43,7 @@ ALWAYS: Final = frozenset({"start", "loss", "objective", "tick"})
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Settings of the triggers. Times are wall seconds; ratios are of the planned value."""
+    """Thresholds of the triggers. Times are wall seconds; ratios are of the planned value."""
 
     carbon_ratio: float = 0.05
     carbon_base_g_per_kwh: float = 0.0
@@ -64,7 +64,7 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class PlanBasis:
-    """What the plan in force was decided on."""
+    """Basis of the plan in force: what it was decided on, and what the triggers compare with."""
 
     at_s: float
     intensity_g_per_kwh: float
@@ -78,21 +78,21 @@ class PlanBasis:
 
 @dataclass(frozen=True, slots=True)
 class HoldTimers:
-    """Since when each patient condition holds, by its name; a condition that stops holding is forgotten."""
+    """Timers of patient conditions: since when each holds, by name; one that stops holding is forgotten."""
 
     since_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Why to plan now."""
+    """Trigger of a decision: its cause and the comparison behind it."""
 
     cause: str
     why: str
 
 
 def plan_basis(view: PlanView, plan: Plan, next_tick_at_s: float) -> PlanBasis:
-    """What a plan decided on this view was made for."""
+    """Basis of a plan decided on this view."""
     return PlanBasis(
         at_s=view.now_s,
         intensity_g_per_kwh=view.carbon.intensity_g_per_kwh,
@@ -113,7 +113,7 @@ def evaluate_triggers(
     allowed: Iterable[str],
     rolling: bool = False,
 ) -> tuple[Trigger | None, HoldTimers]:
-    """The most urgent trigger, and the memory for the next call. `rolling`: a rollout is under way."""
+    """Evaluate all triggers: the most urgent one, and the timers for the next call. `rolling`: a rollout goes on."""
     if basis is None or view.current is None:
         return Trigger("start", "no plan is in force"), HoldTimers()
     causes = ALWAYS | set(allowed)

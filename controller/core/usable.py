@@ -11,7 +11,7 @@ from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, FleetState
 
 
 def profiled_types(catalog: Catalog) -> frozenset[str]:
-    """Device types that the catalogue has figures for."""
+    """Device types that the catalogue has profiles for."""
     return _types(Same(catalog.rows))
 
 
@@ -21,14 +21,14 @@ def _types(rows: Same[tuple[ProfileRow, ...]]) -> frozenset[str]:
 
 
 def out_of_service_reason(status: DeviceStatus) -> str:
-    """Why a device that could be planned may not be used now; empty when it may."""
+    """Reason why a device that could be planned may not be used now; empty when it may."""
     if status.state == DeviceState.LOST:
         return "lost"
     return f"out of service ({status.cordon})" if status.cordon else ""
 
 
 def unplannable_reason(status: DeviceStatus, types: Collection[str]) -> str:
-    """Why planners cannot do anything with a device, whatever its state; empty when they can.
+    """Reason why planners cannot do anything with a device, whatever its state; empty when they can.
 
     `types`: see `profiled_types`. What runs there stays as it is.
     """

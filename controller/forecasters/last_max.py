@@ -42,7 +42,7 @@ class LastMaxSettings(PartSettings):
 
 @dataclass(frozen=True, slots=True)
 class LastMax:
-    """Stateless: everything is in the bins."""
+    """Forecaster of the largest recent rate. Stateless: everything is in the bins."""
 
     smooth_s: float = 4.0
     lookback_s: float = 6.0

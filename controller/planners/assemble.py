@@ -159,7 +159,7 @@ def _route(
 def capacity_per_s(
     traffic: Mapping[ClassKey, float], slices: Mapping[ClassKey, int], columns: Sequence[Column], family: str
 ) -> float:
-    """The rate at which the first class is full when the shares stay as planned."""
+    """Capacity of a plan for a family: the rate at which its first class is full, shares as planned [1/s]."""
     total = sum(rate for key, rate in traffic.items() if key[0] == family)
     limits = [
         total / traffic[c.key] * c.rate_per_slice(slices[c.key]) * slices[c.key]

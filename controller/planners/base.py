@@ -24,7 +24,7 @@ from trefoil.core.fleet import DeviceKind
 
 
 def largest_layout(device: Device) -> Placement:
-    """The placement with the fewest slices: the whole GPU."""
+    """Layout with the fewest slices: the whole GPU."""
     return min(placements(device.type), key=lambda p: (len(p), p))
 
 
@@ -52,12 +52,12 @@ def layout_of(
 
 @dataclass(frozen=True, slots=True)
 class BasePlanner:
-    """Stateless."""
+    """Planner BASE (CLOVER section 5.1). Stateless."""
 
     constants: Mapping[str, float] = field(default_factory=dict)
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """BASE's one plan for this fleet."""
+        """Plan BASE for this fleet."""
         constants = {**DEFAULTS, **self.constants}
         inputs = read_view(view, constants["rate_floor_per_s"])
         chosen = Uniform(layout_of(constants, largest_layout), best_variant)
@@ -66,14 +66,14 @@ class BasePlanner:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What BASE would take for the same demand, from the same profile."""
+    """Reference of BASE for the same demand, from the same profile: joules and accuracy."""
 
     joules_per_request: float
     accuracy: float
 
 
 def base_reference(inputs: PlanningInput, task: Task, constants: Mapping[str, float]) -> Reference:
-    """`base_j_per_request` where the objective leaves it at 0."""
+    """Reference of BASE, for objectives that leave `base_j_per_request` at 0."""
     best = inputs.view.catalog.family(task.family).best
     rate = task.mean_per_s
     idle = sum(d.type.idle_w for d in inputs.devices) / rate / max(1, len(inputs.tasks))

@@ -22,18 +22,18 @@ from trefoil.core.device_types import Placement, placements
 
 
 def finest_layout(device: Device) -> Placement:
-    """The placement with the most slices: seven 1g."""
+    """Layout with the most slices: seven 1g."""
     return min(placements(device.type), key=lambda p: (-len(p), p))
 
 
 @dataclass(frozen=True, slots=True)
 class Co2OptPlanner:
-    """Stateless."""
+    """Planner CO2OPT (CLOVER section 5.1). Stateless."""
 
     constants: Mapping[str, float] = field(default_factory=dict)
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """CO2OPT's one plan for this fleet."""
+        """Plan CO2OPT for this fleet."""
         constants = {**DEFAULTS, **self.constants}
         inputs = read_view(view, constants["rate_floor_per_s"])
 

@@ -30,7 +30,7 @@ from trefoil.core.plan import Plan
 
 @dataclass
 class OraclePlanner:
-    """`given`: outcomes by family and `Setup.key`, instead of the profile's. Remembers what it served."""
+    """Planner ORACLE. `given`: outcomes by family and `Setup.key` instead of the profile's. Keeps what it served."""
 
     constants: Mapping[str, float] = field(default_factory=dict)
     refuses: Callable[[PlanView, Plan], str] = field(default=lambda _view, _plan: "")
@@ -38,7 +38,7 @@ class OraclePlanner:
     _served: dict[str, tuple[ProfileEstimator, dict[str, Outcome]]] = field(default_factory=dict)
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """The best plan for this intensity.
+        """Plan the best standardised configuration for this intensity.
 
         Raises:
             ProfileMissing: naming a class without profile, or the graph that was not given.

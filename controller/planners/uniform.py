@@ -23,13 +23,13 @@ KERNEL_REQUESTS = 5000
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Which devices host what. Several families take the devices in turn."""
+    """Uniform layout: which devices host what. Several families take the devices in turn."""
 
     layout: Callable[[Device], Placement]
     variant: Callable[[PlanningInput, Task, Device, str], Variant]
 
     def host(self, inputs: PlanningInput) -> dict[str, tuple[HostedSlice, ...]]:
-        """What every device ought to host."""
+        """Hosted slices of every device."""
         hosted: dict[str, tuple[HostedSlice, ...]] = {}
         for index, device in enumerate(inputs.devices):
             if device.frozen or not inputs.tasks:
@@ -48,7 +48,7 @@ class Uniform:
 def columns_of(
     inputs: PlanningInput, hosted: Mapping[str, tuple[HostedSlice, ...]], constants: Mapping[str, float]
 ) -> tuple[dict[ClassKey, Column], Counter[ClassKey]]:
-    """The operating point and the number of slices of every class that is hosted.
+    """Columns and numbers of slices of every class that is hosted.
 
     Raises:
         CatalogError: something hosted has no profile.
@@ -76,7 +76,7 @@ def decide(
     constants: Mapping[str, float],
     rng: Generator,
 ) -> Decision:
-    """A plan with traffic in proportion to what every slice can serve, and honest expectations."""
+    """Decision for fixed slices: traffic in proportion to what each can serve, and honest expectations."""
     by_key, counts = columns_of(inputs, hosted, constants)
     columns = tuple(by_key.values())
     bare = [t.family for t in inputs.tasks if not any(c.family == t.family for c in columns)]
@@ -118,7 +118,7 @@ def expectation(
     constants: Mapping[str, float],
     rng: Generator,
 ) -> Expected:
-    """Expectations of one family on devices that are all awake; baseline power is shared by traffic."""
+    """Expectation of one family on devices that are all awake; baseline power is shared by traffic."""
     mine = [c for c in columns if c.family == task.family and traffic.get(c.key, 0.0) > 0]
     rate = task.mean_per_s
     total = sum(traffic.values())

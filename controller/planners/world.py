@@ -22,7 +22,7 @@ AWAKE = frozenset({DeviceState.AWAKE, DeviceState.WAKING})
 
 @dataclass(frozen=True, slots=True)
 class HostedSlice:
-    """A slice that stands and what it serves, or is about to."""
+    """Slice that stands and what it serves, or is about to."""
 
     key: SliceKey
     family: str
@@ -31,7 +31,7 @@ class HostedSlice:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that may be planned. `frozen`: its node is silent, so nothing may move there.
+    """Device that may be planned. `frozen`: its node is silent, so nothing may move there.
 
     `zone` is empty where the view's `carbon` holds. `clock_mhz` is the clock in force; 0 = the highest, not locked.
     """
@@ -53,18 +53,19 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One family's objective with the demand that it has to meet, both with defaults filled in."""
+    """Task of a family: its objective with the demand that it has to meet, both with defaults filled in."""
 
     objective: Objective
     demand: Demand
 
     @property
     def family(self) -> str:
+        """Family of the objective."""
         return self.objective.family
 
     @property
     def mean_per_s(self) -> float:
-        """What energy and accuracy are counted at; `demand.rate_per_s` may be a peak, as last_max gives it."""
+        """Mean rate that energy and accuracy are counted at; `demand.rate_per_s` may be a peak, as of last_max."""
         forecast = self.demand.forecast
         if forecast is None or forecast.mean_per_s <= 0:
             return self.demand.rate_per_s
@@ -84,10 +85,11 @@ class PlanningInput:
 
     @property
     def nothing_runs(self) -> bool:
+        """Whether no device hosts anything."""
         return not any(d.running for d in self.devices)
 
     def task(self, family: str) -> Task:
-        """The task of a family that has an objective."""
+        """Task of a family that has an objective."""
         return next(t for t in self.tasks if t.family == family)
 
     def intensity(self, zone: str) -> float:
@@ -166,10 +168,10 @@ def natural_sort_key(name: str) -> tuple[tuple[int, int | str], ...]:
 
 
 def constant_for(objective: Objective, constants: Mapping[str, float], name: str) -> float:
-    """A policy's constant, overridden by the objective's `params`."""
+    """Constant of a policy, overridden by the objective's `params`."""
     return objective.params.get(name, constants[name])
 
 
 def pue_of(view: PlanView, task: Task) -> float:
-    """The objective's PUE, else the view's."""
+    """PUE of the objective, else the view's."""
     return task.objective.pue or view.pue or 1.0

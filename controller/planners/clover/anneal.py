@@ -27,7 +27,7 @@ from trefoil.core.fleet import Configuration
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The schedule. Zero switches a limit off."""
+    """Schedule of annealing and limits of a round. Zero switches a limit off."""
 
     temperature: float = 1.0
     cooling: float = 0.05
@@ -41,7 +41,7 @@ class Rules:
 
 @dataclass
 class Search:
-    """The state of one round. `pending` has been proposed and not judged yet."""
+    """State of one round. `pending` has been proposed and not judged yet."""
 
     centre: Setup
     temperature: float
@@ -63,7 +63,7 @@ class Search:
     """Whether a neighbour has become the centre yet."""
 
     def warm_start(self, space: Space, known: Mapping[str, Outcome], goal: Goal) -> None:
-        """Begin at the best of all that is known, by the goal of now, if that is better than what is deployed."""
+        """Start at the best of all that is known, by the goal of now, if that is better than what is deployed."""
         named = ((goal.value(outcome), space.named(key)) for key, outcome in known.items() if goal.feasible(outcome))
         found = max(((value, s.key, s) for value, s in named if s is not None), default=None, key=lambda item: item[:2])
         if found is not None:
@@ -98,7 +98,7 @@ class Search:
         return self.pending
 
     def judge(self, setup: Setup, known: Mapping[str, Outcome], goal: Goal, rules: Rules, rng: Generator) -> None:
-        """Take note of what a proposal did; `known` has its outcome and that of the centre."""
+        """Judge what a proposal did (Eq. 6, 7); `known` has its outcome and that of the centre."""
         self.pending = None
         self.seen[setup.key] = setup
         outcome = known[setup.key]
@@ -132,7 +132,7 @@ class Search:
 
 
 def nearest(known: Mapping[str, Outcome], seen: Mapping[str, Setup], goal: Goal) -> Setup | None:
-    """Where nothing keeps SLO and threshold: what comes nearest to it. None: everything failed."""
+    """Nearest setup to SLO and threshold where nothing keeps them; None: everything failed."""
     found = [(goal.ratio(known[key]), goal.value(known[key]), key) for key in seen if not known[key].failed]
     return seen[max(found)[2]] if found else None
 
@@ -154,7 +154,7 @@ _PLAIN: Final = [
 
 
 def setup_json(setup: Setup | None) -> dict[str, Any] | None:
-    """Lists, strings and integers only."""
+    """JSON of a setup: lists, strings and integers only."""
     if setup is None:
         return None
     return {
@@ -164,7 +164,7 @@ def setup_json(setup: Setup | None) -> dict[str, Any] | None:
 
 
 def setup_of(value: Mapping[str, Any] | None) -> Setup | None:
-    """The inverse of `setup_json`."""
+    """Setup of its JSON: the inverse of `setup_json`."""
     if value is None:
         return None
     layouts = tuple(
@@ -175,7 +175,7 @@ def setup_of(value: Mapping[str, Any] | None) -> Setup | None:
 
 
 def search_json(search: Search) -> dict[str, Any]:
-    """All of a round."""
+    """JSON of a round, all of it."""
     return {
         "centre": setup_json(search.centre),
         "best": setup_json(search.best),
@@ -187,7 +187,7 @@ def search_json(search: Search) -> dict[str, Any]:
 
 
 def search_of(value: Mapping[str, Any]) -> Search:
-    """The inverse of `search_json`."""
+    """Round of its JSON: the inverse of `search_json`."""
     centre = setup_of(value["centre"])
     assert centre is not None
     queue, seen = ([s for s in map(setup_of, value[name]) if s is not None] for name in ("queue", "seen"))
@@ -202,13 +202,13 @@ def search_of(value: Mapping[str, Any]) -> Search:
 
 
 def outcome_json(outcome: Outcome) -> list[float | None]:
-    """Infinite latencies become None."""
+    """JSON of an outcome; infinite latencies become None."""
     latencies = [ms if math.isfinite(ms) else None for ms in (outcome.p95_ms, outcome.p99_ms)]
     return [outcome.joules, outcome.accuracy, *latencies, outcome.attainment, outcome.rate_per_s, outcome.at_s]
 
 
 def outcome_of(value: Sequence[float | None]) -> Outcome:
-    """The inverse of `outcome_json`."""
+    """Outcome of its JSON: the inverse of `outcome_json`."""
     joules, accuracy, p95_ms, p99_ms, attainment, rate, at_s = value
     assert accuracy is not None
     assert attainment is not None

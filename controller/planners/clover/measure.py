@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One class: its service time with the way to it, active joules per request, accuracy."""
+    """Operating point of a class: its service time with the way to it, active joules per request, accuracy."""
 
     service: ServiceTime
     energy_j: float
@@ -49,7 +49,7 @@ class Point:
 
 @dataclass(frozen=True)
 class ProfileEstimator:
-    """Estimates one family on one pod. `points` by edge."""
+    """Estimator of outcomes by profile, for one family on one pod. `points` by edge."""
 
     space: Space
     points: Mapping[Edge, Point]
@@ -64,7 +64,7 @@ class ProfileEstimator:
         return self.many([setup])[0]
 
     def many(self, setups: Sequence[Setup]) -> list[Outcome]:
-        """The outcomes of many setups on the same requests."""
+        """Outcomes of many setups on the same requests."""
         shrink = max(1.0, self.space.devices / DEVICES_MAX) if self.space.standardised else 1.0
         names = sorted({edge for setup in setups for edge, _ in setup.graph.weights})
         mixes = []
@@ -98,7 +98,7 @@ class ProfileEstimator:
 
 
 def profile_estimator(catalog: Catalog, task: Task, space: Space, constants: Mapping[str, float]) -> ProfileEstimator:
-    """An estimator for one family on one pod.
+    """Estimator of outcomes by profile, for one family on one pod.
 
     Raises:
         ProfileMissing: naming the class that has memory enough and no profile.

@@ -73,7 +73,9 @@ CONTRADICTED: Final = frozenset({"slo", "accuracy"})  # triggers that say: what 
 
 @dataclass
 class CloverPlanner:
-    """Remembers what was measured. `random`: BLOVER. `refuses`: why a plan cannot be rolled out, "" = it can."""
+    """Planner CLOVER; remembers what was measured. `random`: BLOVER. `refuses`: why a plan cannot be rolled out, "" =
+    it can.
+    """
 
     constants: Mapping[str, float] = field(default_factory=dict)
     refuses: Callable[[PlanView, Plan], str] = field(default=lambda _view, _plan: "")
@@ -85,7 +87,7 @@ class CloverPlanner:
     # -------------------------------------------------------------------------------------------- on profiles
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """One whole exploration on profiles; nothing is remembered.
+        """Plan by one whole exploration on profiles; nothing is remembered.
 
         Raises:
             ProfileMissing: naming a class that has none.
@@ -115,7 +117,7 @@ class CloverPlanner:
         return self._constants()["measure_on"] > 0 or not view.catalog.rows
 
     def ask(self, view: PlanView, rng: Generator) -> Candidate | Decision:
-        """The next configuration to measure, or the best one."""
+        """Ask for the next configuration to measure, or the best one."""
         constants = self._constants()
         inputs = read_view(view, constants["rate_floor_per_s"], unprofiled=True)
         rules = self._rules(constants)
@@ -139,7 +141,7 @@ class CloverPlanner:
         return self._candidate(inputs, [(p, s) for p, s, _, _ in chosen], constants)
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
-        """What the candidate that was asked for did. Told twice, or of another candidate: the last one counts.
+        """Tell what the candidate that was asked for did. Told twice, or of another candidate: the last one counts.
 
         Where it was left for the sake of some families, the others' graphs are still to be measured.
         """
@@ -161,7 +163,7 @@ class CloverPlanner:
     # -------------------------------------------------------------------------------------------- memory
 
     def memory(self) -> Mapping[str, Any]:
-        """What was measured, and the round that is under way."""
+        """Memory: what was measured, and the round that is under way."""
         return {
             "version": 1,
             "known": {f: {k: outcome_json(o) for k, o in known.items()} for f, known in self._known.items()},
@@ -169,7 +171,7 @@ class CloverPlanner:
         }
 
     def recall(self, memory: Mapping[str, Any]) -> None:
-        """Go on from a memory; what another version wrote is forgotten."""
+        """Recall a memory and go on from it; what another version wrote is forgotten."""
         self._known, self._searches = {}, {}
         if memory.get("version") == 1:
             self._known = {f: {k: outcome_of(o) for k, o in known.items()} for f, known in memory["known"].items()}
@@ -282,7 +284,7 @@ def round_decision(
     constants: Mapping[str, float],
     refuses: Callable[[PlanView, Plan], str],
 ) -> Decision:
-    """The plan of what every round found best, or why there is none."""
+    """Decision of a round: the plan of what every family's search found best, or why there is none."""
     if not chosen:
         why = f"{name}: no family has an objective and devices"
         return Decision(None, why, math.inf, "no_plan: no family has an objective and devices")
@@ -319,7 +321,7 @@ def _best(pod: Pod, search: Search, goal: Goal, known: Mapping[str, Outcome]) ->
 
 
 def outcome_from(measured: Measured | None, rate_per_s: float, at_s: float, idle_w: float = 0.0) -> Outcome:
-    """What a measurement says; nothing answered, or refused: a failure.
+    """Outcome of a measurement; nothing answered, or refused: a failure.
 
     Joules are brought to the load of the round: some hundred requests may come in 7 % more or less time than they take
     on average, and what idles does so all that time. Otherwise the luckiest gap between requests would look best.
@@ -371,7 +373,7 @@ def base_joules(
 def goal_of(
     inputs: PlanningInput, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]
 ) -> Goal | None:
-    """What is optimised now; None when C_base is not known (yet)."""
+    """Goal that is optimised now; None when C_base is not known (yet)."""
     objective = pod.task.objective
     base_j = base_joules(inputs, pod, known, constants)
     if not base_j:
@@ -398,12 +400,12 @@ def goal_of(
 
 
 def setup_text(setup: Setup) -> str:
-    """`4xb3 on 1g.5gb + 3xb1 on 2g.10gb`."""
+    """Setup in words: `4xb3 on 1g.5gb + 3xb1 on 2g.10gb`."""
     return " + ".join(f"{n}x{variant} on {shape}" for (variant, _, shape), n in setup.graph.weights)
 
 
 def explanation(pod: Pod, search: Search, goal: Goal, setup: Setup, known: Mapping[str, Outcome]) -> str:
-    """What was found, after how much looking, and why it stopped."""
+    """Reason for a setup: what was found, after how much looking, and why it stopped."""
     outcome = known[setup.key]
     carbon, accuracy = goal.gains(outcome)
     each = f" per device ({pod.space.devices} devices)" if pod.space.standardised else ""

@@ -34,7 +34,7 @@ from trefoil.core.units import grams
 
 @dataclass(frozen=True)
 class Pod:
-    """The devices of one family and their space."""
+    """Pod: the devices of one family and their space."""
 
     task: Task
     devices: tuple[Device, ...]
@@ -42,6 +42,7 @@ class Pod:
 
     @property
     def family(self) -> str:
+        """Family that the pod serves."""
         return self.task.family
 
     @cached_property
@@ -63,7 +64,7 @@ class Pod:
         return self.space.uniform(layout, best)
 
     def current_setup(self) -> Setup:
-        """What runs, as a setup; BASE where nothing does."""
+        """Setup that runs now; BASE where nothing does."""
         standing = [d for d in self.devices if any(r.family == self.family for r in d.running)]
         if not standing:
             return self.base
@@ -120,7 +121,7 @@ def _edges(device: Device, family: str) -> list[Edge]:
 
 
 def pods_of(inputs: PlanningInput, standardised: bool, artifact: bool) -> tuple[Pod, ...]:
-    """One pod per family that has an objective and at least one device."""
+    """Pods of a fleet, one per family that has an objective and at least one device."""
     taken = _assign_devices([d for d in inputs.devices if not d.frozen], inputs.tasks)
     found = []
     for task in inputs.tasks:
@@ -134,7 +135,7 @@ def pods_of(inputs: PlanningInput, standardised: bool, artifact: bool) -> tuple[
 
 
 def unserved_families(inputs: PlanningInput, pods: Sequence[Pod]) -> str:
-    """Which families have no device, in words; "" where there is nothing to serve, or all can."""
+    """Families without any device, in words; "" where there is nothing to serve, or all can."""
     served = {pod.family for pod in pods}
     bare = [task.family for task in inputs.tasks if task.family not in served]
     return f"no device is left for {', '.join(bare)}" if bare and served else ""
@@ -202,7 +203,7 @@ def assembled_plan(
     degraded: str = "",
     exploration: bool = False,
 ) -> Plan:
-    """A complete plan: every slice of every pod, routes by pull; frozen devices as they are."""
+    """Plan of all pods: every slice, routes by pull; frozen devices as they are."""
     hosted: dict[str, tuple[HostedSlice, ...]] = {d.name: (d.running if d.frozen else ()) for d in inputs.devices}
     expected = {}
     for pod, setup, outcome in chosen:
@@ -239,7 +240,7 @@ def _columns(
 
 
 def expectation(inputs: PlanningInput, task: Task, outcome: Outcome) -> Expected:
-    """What was measured (or estimated) of the plan. Capacity: the demand that it was measured for."""
+    """Expectation of a plan by what was measured (or estimated). Capacity: the demand that it was measured for."""
     pue = pue_of(inputs.view, task)
     joules = outcome.joules or 0.0
     return Expected(
@@ -252,7 +253,7 @@ def expectation(inputs: PlanningInput, task: Task, outcome: Outcome) -> Expected
 
 
 def place_setup(devices: Sequence[Device], setup: Setup, family: str) -> dict[str, tuple[HostedSlice, ...]]:
-    """What every device of the pod ought to host."""
+    """Place a setup on the devices of a pod: what each ought to host."""
     slots: list[tuple[Device, SliceKey]] = []
     for name in dict.fromkeys(d.type.name for d in devices):
         mine = [d for d in devices if d.type.name == name]

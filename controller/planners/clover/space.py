@@ -65,19 +65,21 @@ ARTIFACT_DROPS: Final = frozenset({10, 16, 17, 18})  # its partition codes 9, 15
 
 @dataclass(frozen=True)
 class Setup:
-    """How many devices take each configuration, and the graph; of one device per type where standardised."""
+    """Setup of a pod: how many devices take each configuration, and the graph; of one device per type where
+    standardised.
+    """
 
     layouts: Layouts
     graph: Graph
 
     @property
     def key(self) -> str:
-        """Of the graph: compositions with the same graph perform alike."""
+        """Key of the graph: compositions with the same graph perform alike."""
         return self.graph.key
 
 
 def mig_configuration(kind: DeviceType, number: int) -> Configuration:
-    """The configuration of that number in CLOVER's Fig. 1 on this device type.
+    """MIG configuration of that number in CLOVER's Fig. 1 on this device type.
 
     Raises:
         InvalidInput: no such number, or the type is not cut like an A100.
@@ -96,7 +98,7 @@ def mig_configuration(kind: DeviceType, number: int) -> Configuration:
 
 
 def partitions(kind: DeviceType, artifact: bool) -> tuple[Configuration, ...]:
-    """What a random partition is drawn from: position-aware placements, as x_p; the artifact leaves out duplicates."""
+    """Partitions to draw from: position-aware placements, as x_p; the artifact leaves out duplicates."""
     if artifact and len(placements(kind)) == len(FIG_1):
         return tuple(mig_configuration(kind, n) for n in FIG_1 if n not in ARTIFACT_DROPS)
     return tuple(
@@ -106,13 +108,13 @@ def partitions(kind: DeviceType, artifact: bool) -> tuple[Configuration, ...]:
 
 @cache
 def fitting_variants(kind: DeviceType, variants: tuple[Variant, ...]) -> Mapping[str, tuple[str, ...]]:
-    """By slice type, the variants whose edge is not disabled."""
+    """Variants by slice type whose edge is not disabled: they fit its memory."""
     return {s.name: tuple(v.name for v in variants if fits(s, v)) for s in kind.slice_types}
 
 
 @lru_cache(maxsize=64)
 def unit_setups(kind: DeviceType, variants: tuple[Variant, ...]) -> tuple[Setup, ...]:
-    """Every distinct graph of one device."""
+    """Setups of one device: every distinct graph."""
     allowed = fitting_variants(kind, variants)
     found = []
     for configuration in configurations(kind):
@@ -164,7 +166,7 @@ def distances(kind: DeviceType, variants: tuple[Variant, ...], graph: Graph, tim
 
 @dataclass(frozen=True)
 class Space:
-    """The configurations of a pod. `kinds`: its device types and how many devices there are of each, in order."""
+    """Space of configurations of a pod. `kinds`: its device types and how many devices there are of each, in order."""
 
     kinds: tuple[tuple[DeviceType, int], ...]
     variants: tuple[Variant, ...]
@@ -180,20 +182,20 @@ class Space:
 
     @property
     def devices(self) -> int:
-        """Devices of the pod."""
+        """Number of devices of the pod."""
         return sum(n for _, n in self.kinds)
 
     @property
     def size_key(self) -> str:
-        """What was measured holds for a pod of this size."""
+        """Key of the pod's size, for which measurements hold."""
         return ",".join(f"{n}x{kind.name}" for kind, n in self.kinds) + ("" if self.standardised else "/fleet")
 
     def units(self, kind: DeviceType) -> tuple[Setup, ...]:
-        """Every distinct graph of one device of that type."""
+        """Setups of one device of that type: every distinct graph."""
         return unit_setups(kind, self.variants)
 
     def deployed(self, setup: Setup) -> Setup:
-        """What the whole pod takes."""
+        """Setup of the whole pod."""
         if not self.standardised:
             return setup
         number = {kind.name: n for kind, n in self.kinds}
@@ -201,12 +203,12 @@ class Space:
         return Setup(layouts, self.whole(setup.graph))
 
     def whole(self, graph: Graph) -> Graph:
-        """The graph of the whole pod."""
+        """Graph of the whole pod."""
         number = {kind.name: n for kind, n in self.kinds}
         return Graph.of({edge: n * number[edge[1]] for edge, n in graph.weights}) if self.standardised else graph
 
     def uniform(self, layout: Mapping[str, Configuration], variant: str) -> Setup:
-        """One configuration per device type and the same variant everywhere."""
+        """Setup of one configuration per device type and the same variant everywhere."""
         count = {kind.name: 1 if self.standardised else n for kind, n in self.kinds}
         layouts = tuple((layout[kind.name], count[kind.name]) for kind, _ in self.kinds)
         weights = {(variant, c.device_type, name): k * n for c, n in layouts for name, k in c.slices}
@@ -232,7 +234,7 @@ class Space:
         return have == want and slices == setup.graph.slices() and fitting
 
     def all_setups(self, kind: DeviceType) -> Sequence[Setup]:
-        """What an exhaustive search goes through, per device type."""
+        """Setups that an exhaustive search goes through, per device type."""
         return self.units(kind)
 
     # ------------------------------------------------------------------------------------------------ neighbours
@@ -245,7 +247,7 @@ class Space:
         slo_kept: Mapping[Graph, bool],
         surrogate: Callable[[Sequence[Graph]], npt.NDArray[np.float64]] | None = None,
     ) -> Setup | None:
-        """One that is within the distance and not seen yet; None when there is none, or none is found.
+        """Neighbour within the distance that is not seen yet; None when there is none, or none is found.
 
         `slo_kept`: which known graphs keep the SLO. A standardised neighbour is drawn by how its nearest known ones do,
         and by what the `surrogate` says it may be worth.
@@ -265,7 +267,7 @@ class Space:
         return None
 
     def neighbourhood(self, centre: Setup) -> list[Setup]:
-        """All standardised setups within the distance, without the centre."""
+        """Neighbours: all standardised setups within the distance, without the centre."""
         per_kind = []
         for kind, _ in self.kinds:
             away = distances(kind, self.variants, centre.graph)
@@ -316,7 +318,7 @@ class Space:
                 weights[(names[int(rng.integers(len(names)))], kind.name, shape)] += 1
 
     def named(self, key: str) -> Setup | None:
-        """The standardised setup of a key; None for the fleet graph, whose composition a key does not tell."""
+        """Setup of a key, standardised; None for the fleet graph, whose composition a key does not tell."""
         if not self.standardised:
             return None
         parts = [_by_key(kind, self.variants) for kind, _ in self.kinds]
@@ -331,7 +333,7 @@ class Space:
     # ------------------------------------------------------------------------------------------------ at random
 
     def random(self, rng: Generator) -> Setup:
-        """A point of the raw space: a random partition x_p per GPU and a random variant x_v per slice.
+        """Random point of the raw space: a partition x_p per GPU and a variant x_v per slice.
 
         Standardised: one partition and one list of variants for all GPUs of a type, as in the artifact.
         """
@@ -350,7 +352,7 @@ class Space:
 
 
 def slo_chance(near: Sequence[Setup], slo_kept: Mapping[Graph, bool]) -> npt.NDArray[np.float64]:
-    """Weights of drawing each: the share of the known graphs that keep the SLO, each by its edit distance.
+    """Chance of each to keep the SLO, as weights: the share of the known graphs that do, each by its edit distance.
 
     The nearer the more it says (inverse square); an unknown at half a chance is added, so that all remain possible.
     Squared: rather one that keeps it than one that may.

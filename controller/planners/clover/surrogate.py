@@ -36,7 +36,9 @@ BUSY_SPREAD: Final = 0.05
 
 @dataclass(frozen=True)
 class Surrogate:
-    """Weights for neighbours; of no opinion while nothing has been measured. `idle_w`: all devices of the pod."""
+    """Surrogate of the objective: weights for neighbours; of no opinion while nothing was measured. `idle_w`: whole
+    pod.
+    """
 
     space: Space
     goal: Goal

@@ -35,7 +35,7 @@ DEMAND_STEP: Final = 1.08  # the frontier is that of the demand rounded up to su
 
 @dataclass(frozen=True, slots=True)
 class FamilyAim:
-    """What one family adds to the aim."""
+    """Aim of one family: value of accuracy [J], target of its mean, and why."""
 
     value_j: float
     target: float
@@ -43,7 +43,7 @@ class FamilyAim:
 
 
 def aim_of(inputs: PlanningInput, problem: Problem, constants: Mapping[str, float]) -> tuple[Aim, dict[str, FamilyAim]]:
-    """The aim of all families together."""
+    """Aim of all families together."""
     family_aims = {t.family: _family_aim(inputs, problem, t, constants) for t in inputs.tasks}
     return (
         Aim({f: w.value_j for f, w in family_aims.items()}, {f: w.target for f, w in family_aims.items()}),
@@ -52,12 +52,12 @@ def aim_of(inputs: PlanningInput, problem: Problem, constants: Mapping[str, floa
 
 
 def mode_of(objective: Objective) -> ObjectiveMode:
-    """The mode; unset means budget."""
+    """Mode of an objective; unset means budget."""
     return objective.mode or ObjectiveMode.BUDGET
 
 
 def floor_of(task: Task, constants: Mapping[str, float]) -> float:
-    """The floor and its margin: accuracy is measured on a sample, and a mean on the floor misses by chance."""
+    """Floor of accuracy and its margin: accuracy is measured on a sample, and a mean on the floor misses by chance."""
     return task.objective.min_accuracy + constant_for(task.objective, constants, "accuracy_margin")
 
 

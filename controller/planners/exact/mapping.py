@@ -46,6 +46,7 @@ class Moves:
 
     @property
     def any(self) -> bool:
+        """Whether anything is started, loaded, woken or put to sleep."""
         return bool(self.loads or self.starts or self.wakes or self.sleeps)
 
 
@@ -83,7 +84,7 @@ def place_clocked(problem: Problem, solution: Solution) -> tuple[dict[str, tuple
 
 
 class Layout(NamedTuple):
-    """What a device is turned into."""
+    """Layout that a device is turned into."""
 
     option: Configuration
     clock_mhz: int

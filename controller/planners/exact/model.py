@@ -23,7 +23,7 @@ WEIGHT_MIN: Final = 1e-3  # carbon-free power beside dirty power is cheap, not f
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """What stands on the devices of a group."""
+    """Census of what stands on the devices of a group."""
 
     models: Mapping[ClassKey, int]  # without clocks
     shapes: Mapping[str, int]
@@ -63,18 +63,18 @@ class Group:
 
     @property
     def number(self) -> int:
-        """How many devices."""
+        """Number of devices."""
         return len(self.devices) or self.size
 
     @property
     def place(self) -> tuple[str, str]:
-        """Type and zone: what devices have to share to serve one class."""
+        """Place, type and zone: what devices have to share to serve one class."""
         return self.type.name, self.zone
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Everything but the mode. `scale` lowers the rate of classes that failed the request-level check."""
+    """Problem without the mode. `scale` lowers the rate of classes that failed the request-level check."""
 
     groups: tuple[Group, ...]
     columns: tuple[Column, ...]
@@ -85,15 +85,16 @@ class Problem:
 
     @property
     def devices(self) -> tuple[Device, ...]:
+        """Devices of all groups."""
         return tuple(d for g in self.groups for d in g.devices)
 
     @property
     def number(self) -> int:
-        """How many devices."""
+        """Number of devices."""
         return sum(g.number for g in self.groups)
 
     def weight(self, zone: str) -> float:
-        """What a watt in a zone counts."""
+        """Weight of a watt in a zone."""
         return self.weights.get(zone, 1.0)
 
     def mean_share(self, family: str) -> float:
@@ -104,7 +105,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What to optimise, per family: the value of accuracy [J], a target for its mean, or shortage as last resort.
+    """Aim per family: the value of accuracy [J], a target for its mean, or shortage as last resort.
 
     `lack_j`: what each unit of accuracy below the target costs [J per request]; without it the target has to be met.
     """
@@ -135,7 +136,7 @@ class Solution:
     weighed_w: float = 0.0
 
     def clocked(self) -> Iterable[tuple[int, Configuration, int, int]]:
-        """(group index, configuration, clock, devices)."""
+        """Layouts with clocks: (group index, configuration, clock, devices)."""
         for (group, option, number), clock in zip_longest(self.layouts, self.clocks, fillvalue=0):  # type: ignore[misc]
             yield group, option, clock, number
 

@@ -57,13 +57,13 @@ Refusal = Callable[[PlanView, Plan], str]
 
 
 def any_rollout(_view: PlanView, _plan: Plan) -> str:
-    """No refusal: what a caller without a rollout check uses."""
+    """Refusal of nothing: what a caller without a rollout check uses."""
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A solution on devices, with what it costs to get there."""
+    """Draft of a plan: a solution on devices, with what it costs to get there."""
 
     problem: Problem
     solution: Solution
@@ -75,7 +75,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class ExactPlanner:
-    """Stateless. `refuses(view, plan)` says why a plan cannot be rolled out, "" = it can."""
+    """Planner `exact`. Stateless. `refuses(view, plan)` says why a plan cannot be rolled out, "" = it can."""
 
     constants: Mapping[str, float] = field(default_factory=dict)
     refuses: Refusal = any_rollout
@@ -83,7 +83,7 @@ class ExactPlanner:
     recast: Callable[[Objective], Objective] = field(default=lambda objective: objective)
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """The best plan for this view, or what remains possible, by a named rung."""
+        """Plan the best for this view, or what remains possible, by a named rung."""
         constants = {**CONSTANTS, **self.constants}
         view = replace(view, objectives=tuple(self.recast(o) for o in view.objectives))
         inputs = read_view(view, constants["rate_floor_per_s"], bool(constants["clocks"]))
@@ -236,7 +236,7 @@ def _solved_and_checked(
 
 
 def staying_draft(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
-    """What runs now, with the best shares; None when it cannot meet the aim."""
+    """Draft of what runs now, with the best shares; None when it cannot meet the aim."""
     whole = not aim.shortage_allowed and not any(g.must_stay for g in problem.groups)
     before = standing(problem) if whole else None
     if before is not None:
@@ -420,7 +420,7 @@ def _attained(rate: float, number: int, service: ServiceTime, scv: float, reques
 
 
 def latency_ms_p95(solution: Solution, columns: Sequence[Column], task: Task, constants: Mapping[str, float]) -> float:
-    """What clients will see at the mean rate, transport included. Shares and rates in steps that no sample resolves."""
+    """Latency that clients will see at the mean rate, transport included [ms]; shares and rates rounded in steps."""
     mine = [c for c in columns if c.family == task.family and solution.traffic.get(c.key, 0.0) > 0]
     if not mine:
         return 0.0

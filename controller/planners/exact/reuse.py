@@ -46,7 +46,7 @@ FEASIBLE: Final = 1e-9  # relative
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a program depends on of one family; hashable, unlike an objective with its `params`."""
+    """Need of one family that a program depends on; hashable, unlike an objective with its `params`."""
 
     family: str
     rate_per_s: float
@@ -56,7 +56,7 @@ class Need:
     spread_min: int
 
     def task(self) -> Task:
-        """A task that asks for exactly this."""
+        """Task that asks for exactly this."""
         objective = Objective(
             self.family,
             hard_min_accuracy=self.hard_min_accuracy,
@@ -67,7 +67,7 @@ class Need:
 
 
 def need_of(task: Task) -> Need:
-    """The need of a task."""
+    """Need of a task."""
     o, d = task.objective, task.demand
     return Need(task.family, task.mean_per_s, d.rate_p90_per_s, o.hard_min_accuracy, o.replicas_min, o.spread_min)
 
@@ -131,7 +131,7 @@ def _solved(
 
 
 def solve_or_reuse(problem: Problem, aim: Aim, limits: Limits, ladder: bool = False) -> Solution | None:
-    """What `solve` finds, or a plan that is proven to be nearly as good; None when the constraints leave no plan.
+    """Solution as `solve` finds it, or a plan proven to be nearly as good; None when the constraints leave no plan.
 
     `ladder`: many aims of the grid follow, so that what answers several of them is worth looking for.
 
@@ -265,7 +265,7 @@ def _rounded_demand(demand: Demand, step: float) -> Demand:
 
 
 def standing(problem: Problem) -> Solution | None:
-    """What stands as counts; None when it does not meet replicas and spread, or has no operating point."""
+    """Solution of what stands; None when it does not meet replicas and spread, or has no operating point."""
     columns = {c.key for c in problem.columns}
     slices = Counter(class_of(d, r) for d in problem.devices for r in d.running)
     layouts = [(i, option, n) for i, g in enumerate(problem.groups) for option, n in layouts_of(g)]
@@ -280,7 +280,7 @@ def standing(problem: Problem) -> Solution | None:
 
 
 def refitted(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
-    """The same slices with the best traffic for an aim; None when they cannot meet it."""
+    """Solution with the same slices and the best traffic for an aim; None when they cannot meet it."""
     columns = {c.key: c for c in problem.columns}
     traffic: dict[ClassKey, float] = {}
     objective = fixed_w(problem, aim, counts)
@@ -307,7 +307,7 @@ def refitted(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
 
 
 class ClassShare(NamedTuple):
-    """A class as the split sees it: cost of one request, accuracy, and the most that it serves [1/s]."""
+    """Share of a class as the split sees it: cost of one request, accuracy, and the most that it serves [1/s]."""
 
     key: ClassKey
     cost_j: float
@@ -316,7 +316,7 @@ class ClassShare(NamedTuple):
 
 
 def split(classes: Sequence[ClassShare], demand_per_s: float, floor: float) -> dict[ClassKey, float] | None:
-    """The cheapest rates [1/s] that serve the demand at a mean accuracy of at least the floor; None: there are none."""
+    """Split of the demand: the cheapest rates [1/s] at a mean accuracy of at least the floor; None: there are none."""
     if sum(c.capacity_per_s for c in classes) < demand_per_s * (1 - FEASIBLE):
         return None
     steps = {
@@ -350,7 +350,7 @@ def _filled(
 
 
 def fixed_w(problem: Problem, aim: Aim, counts: Solution) -> float:
-    """What counts cost in the program's objective beside their traffic [W]: baseline power and the moves to them."""
+    """Fixed cost of counts in the program's objective [W]: baseline power and the moves to them."""
     watts = TIE_J * sum(counts.slices.values())
     for index, option, clock, number in counts.clocked():
         group = problem.groups[index]

@@ -278,7 +278,7 @@ async def test_the_requests_measured_are_those_of_the_candidate_alone(bench: Ben
     await bench.until(Phase.MEASURE)
     bench.latency_ms = 30.0
     await bench.until(Phase.ASK)
-    told = bench.explorer.run.now.told
+    told = bench.explorer.run.now.measurement
     assert told.measured[0].latency_ms_p95 < 40.0
     assert told.measured[0].window_s == pytest.approx(200 / RATE, abs=1.0)
 
@@ -415,7 +415,7 @@ async def test_it_ends_in_time_whatever_its_planner_wants(bench: Bench) -> None:
 async def test_memory_and_costs_outlive_the_controller(bench: Bench) -> None:
     await bench.begin()
     await bench.until(Phase.ASK)
-    await bench.play(bench.explorer.drop("the role was lost"))
+    await bench.play(bench.explorer.abandon("the role was lost"))
     bench.planner = Remembers(FIRST, SECOND)
     again = bench.explorers()
     assert len(bench.planner.told) == 1
