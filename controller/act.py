@@ -1,4 +1,4 @@
-"""Rolls plans out live: carries out what `controller/core/rolling.py` wants, one rollout at a time, beside the loop."""
+"""Rollouts live: carries out the effects of `controller/core/rolling.py`, one rollout at a time, beside the loop."""
 
 import asyncio
 from collections.abc import Callable

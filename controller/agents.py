@@ -1,4 +1,4 @@
-"""Commands to power agents: idempotent, with deadlines and bounded retries."""
+"""Clients of power agents: idempotent commands with deadlines and bounded retries."""
 
 from collections.abc import Mapping
 

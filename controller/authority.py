@@ -1,4 +1,4 @@
-"""The right to control: one lease, its epoch, and fenced writes under it."""
+"""Leadership of a controller: one lease, its epoch, and fenced writes under it."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What survives the controller on its own disk: each file is written beside and renamed, a broken one is set aside."""
+"""Files of the controller on its own disk: each is written beside and renamed, a broken one is set aside."""
 
 import json
 import os

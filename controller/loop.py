@@ -1,4 +1,4 @@
-"""The control loop live: every tick read what is new, let the core take its step, and carry out what it wants.
+"""Control loop live: every tick read what is new, let the core take its step, and carry out its effects.
 
 It goes on whatever is down: without Redis it neither decides nor acts and serving stays as it is; a silent node is left
 alone; an old reading is carried; a planner that fails, or takes too long, leaves the last good plan in force.

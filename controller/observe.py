@@ -1,4 +1,6 @@
-"""Reads Redis into an observation. On trouble the last values stand, and the observation says why."""
+"""Observation live: read from Redis, published as demand series and metrics.
+
+On trouble the last values stand, and the observation says why."""
 
 from collections.abc import Mapping
 from dataclasses import replace

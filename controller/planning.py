@@ -1,4 +1,7 @@
-"""Which planner and forecaster decide: those of the policy's row, or other ones by name or as module:Class."""
+"""Planner and forecaster of a policy: those of its row, or other ones by name or as module:Class.
+
+A planner says what runs where and how much goes there; the row says by which router, queue and governor, which is
+written once, onto whatever the planner answers. Request classes bring their latency objectives from the catalogue."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -88,7 +91,7 @@ class PolicyLivePlanner:
 
     def __init__(self, planner: LivePlanner, row: Policy) -> None:
         self.planner, self.row = planner, row
-        self._asked: tuple[Candidate, Candidate] | None = None  # as it was stamped, as the planner made it
+        self._asked: tuple[Candidate, Candidate] | None = None  # with the row's parts, and as the planner made it
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan as the planner decides, with the parts of the row."""

@@ -1,4 +1,8 @@
-"""What is kept of every decision: its record on disk and in Redis, how often what was its cause, its metrics."""
+"""Records of decisions: written to disk and Redis with their metrics, and replayed.
+
+A replay takes the same view, seed, planner and memory of it; the plan's digest must be the same. A step of an
+exploration is one decision: the candidate that was asked for, or the plan that ended it. View and seed are in the
+record; the plan that was made lies beside it on the controller's disk and is only needed to show a difference."""
 
 import asyncio
 import difflib

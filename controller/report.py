@@ -1,4 +1,4 @@
-"""What serving has cost: energy streams joined with carbon readings, by family and hour.
+"""Accounting of energy and carbon: energy streams joined with readings, by family and hour; receipt rates published.
 
 grams = counter_j / 3.6e6 x intensity at the sample x PUE (CONTRACTS section 4): idle, sleep, warm-up, moves included.
 A gap in a stream is booked as `unknown_s`, never interpolated; a sample without a method adds nothing and turns the
@@ -15,6 +15,7 @@ import structlog
 
 from controller.authority import Leadership
 from controller.core import measuring
+from controller.core.measuring import GAP_S, UNMEASURED
 from controller.core.observation import Observation
 from controller.core.receipts import JoinedSample, Key, Receipts, rates_changed, sum_by_family
 from controller.disk import DiskStore
@@ -23,7 +24,7 @@ from trefoil.core import errors
 from trefoil.core.accounting import by_family, fold, reading_at
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.common import Revision
-from trefoil.core.energy import EnergyMethod, EnergySample, ReceiptRates
+from trefoil.core.energy import EnergySample, ReceiptRates
 from trefoil.core.plan import Plan
 from trefoil.core.units import grams
 from trefoil.runtime.clock import Clock
@@ -34,9 +35,7 @@ from trefoil.runtime.telemetry import Metrics
 TOTALS_TTL_S = 90 * 86_400.0
 MINUTES_MAX = 90 * 24 * 60 * 8  # 90 days of a node with eight devices
 FLUSH_S = 5.0
-GAP_S = 0.5  # between two samples of a device before the time counts as unknown
 SAMPLES_MAX = 100_000  # of one exploration: a day of one device
-UNMEASURED = (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED)
 
 
 @dataclass(slots=True)

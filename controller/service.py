@@ -1,4 +1,4 @@
-"""The gRPC face of the controller: what operators and the command line ask of it."""
+"""gRPC service of the controller: what operators and the command line ask of it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping

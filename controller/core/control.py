@@ -1,4 +1,4 @@
-"""The control loop as a pure core: ask the triggers, and when one fires think, judge, record, and roll out.
+"""Control loop as a pure core: evaluate the triggers, and when one fires plan, judge, record, and roll out.
 
 Source: DESIGN section 1 (the control loop is a brain), section 5 (modes of operation). It goes on whatever is
 down: what cannot be recorded is not put in force and triggers again; a planner that fails leaves the last good plan.

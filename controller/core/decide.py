@@ -1,4 +1,4 @@
-"""From a view and a trigger to what shall happen: a plan to roll out, an advice, or nothing, with the reason.
+"""Decision on a view: a plan to roll out, an advice, or nothing, with the reason.
 
 Source: DESIGN section 5 (modes of operation, Freeze, Pin, Rollback); rungs ours.
 Data: the view, the trigger, how far the controller may go (`ControlState`), a planner.

@@ -1,4 +1,4 @@
-"""What a core wants done, as values; the answer to each is what a shell sends back.
+"""Effects: what a core wants done, as values; the answer to each is what a shell sends back.
 
 A core's method is a generator: it yields one effect, is given its answer, and goes on; `return` ends the step. What
 cannot be done is raised inside it (`errors.Fenced`, `errors.StateUnavailable`, `errors.Unavailable`, ...), so that a

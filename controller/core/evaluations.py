@@ -1,4 +1,4 @@
-"""An exploration as a value: its phase, its candidates, what became of each, and what all of it has cost."""
+"""State of an exploration: phase, candidates with their outcomes, what all of it has cost, what may be deployed."""
 
 import math
 from dataclasses import dataclass, field, replace

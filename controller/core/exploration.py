@@ -1,4 +1,4 @@
-"""Explores on the running system: ask for a candidate, deploy it, measure it, tell, until the planner has decided.
+"""Exploration on the running system: ask for a candidate, deploy it, measure it, tell, until the planner has decided.
 
 Source: CLOVER section 4.3 (candidates are evaluated on the live system); what protects serving meanwhile is ours.
 Phases: ASK -> DEPLOY -> ROLL (the ordinary rollout) -> SETTLE (load windows of before run out, what queued up drains)
@@ -51,6 +51,7 @@ from controller.core.evaluations import (
     text,
     unplanned_slices_stand,
 )
+from controller.core.rolling import FINAL_STATES
 from controller.core.triggers import Trigger
 from controller.core.windows import LoadWindows
 from controller.settings import ExploreSettings
@@ -59,7 +60,6 @@ from trefoil.core.demand import Measured
 from trefoil.core.fleet import DeviceState
 from trefoil.core.plan import Plan, RolloutState
 
-ROLLED: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
 TOTALS: Final = "explorations"
 IDLE_S: Final = 5.0  # without any arrival, before this counts as a time without load
 
@@ -220,7 +220,7 @@ class Explorer:
         state, why = rollout
         if state == RolloutState.DONE:
             self._settle(self._time.now_s)
-        elif state in ROLLED:
+        elif state in FINAL_STATES:
             yield from self._break_off(view, HALTED, f"its rollout was {state.name.lower()}: {why}")
 
     def _settle(self, now_s: float) -> None:
@@ -299,7 +299,7 @@ class Explorer:
         if state == RolloutState.DONE:
             self.run.phase = Phase.ASK
             yield WakeLoop()
-        elif state in ROLLED:  # the loop goes on to try
+        elif state in FINAL_STATES:  # the loop goes on to try
             self.run.phase = Phase.ASK
             yield Log("the way back halted", {"why": why}, "warning")
 

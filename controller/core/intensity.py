@@ -1,4 +1,4 @@
-"""Which reading and which forecast of carbon to plan by; whatever is refused is named, with the reason.
+"""Carbon reading and carbon forecast to plan by; whatever is refused is named, with the reason.
 
 Source: the feed's ladder (`trefoil.core.carbon.Rung`); what is done with it ours.
 Data: the reading in force, the last one on a rung that may be planned by, the forecast in force; the settings

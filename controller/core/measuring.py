@@ -1,4 +1,4 @@
-"""What a candidate did on the running system, from load windows and energy samples. No I/O, no clock.
+"""Measurement of a candidate on the running system, from load windows and energy samples. No I/O, no clock.
 
 Data: the load windows of all workers that began after the candidate was in place, the energy samples of all devices.
 Decision: a `Measurement`, or why a measurement has to be broken off.
@@ -25,8 +25,8 @@ from trefoil.core.latency import merge, quantile_ms
 from trefoil.core.plan import Plan
 from trefoil.core.units import MS_PER_S, grams
 
-GAP_S = 0.5  # of a device's samples in an interval, beyond which its energy is not known
-UNMEASURED = (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED)
+GAP_S: Final = 0.5  # between two samples of a device, beyond which its energy is not known
+UNMEASURED: Final = (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED)
 
 
 @dataclass(frozen=True, slots=True)

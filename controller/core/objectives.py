@@ -1,4 +1,4 @@
-"""What an objective must be before it is put in force. A brain: values in, an objective or one clear refusal out."""
+"""Acceptance of objectives before they are put in force: values in, an objective or one clear refusal out."""
 
 import math
 from collections.abc import Collection, Mapping

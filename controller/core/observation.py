@@ -1,4 +1,4 @@
-"""What is known of fleet, load and carbon, and the views that planners get of it.
+"""Observation of fleet, load and carbon, and the views that planners get of it.
 
 Everything that is old or missing is replaced by a named rung, never waited for. Pure: who reads fills `inputs` and
 `windows` (controller/observe.py from Redis, trefoil/simulator/shell.py from the simulated plant), time comes in.

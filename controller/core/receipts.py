@@ -1,4 +1,4 @@
-"""What an answer costs, for receipts: the profile's estimate, corrected by what was metered on the same slice.
+"""Receipt rates, what an answer costs: the profile's estimate, corrected by what was metered on the same slice.
 
 Data: energy samples of all devices, load windows of all dispatcher workers, profile rows.
 Formulation: rate(k) = profile(k) x ratio(k), for k = (slice, family, variant). profile(k) = request_j + item_j x items,
@@ -20,16 +20,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from controller.core.measuring import UNMEASURED
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import Basis
 from trefoil.core.demand import LoadCell, LoadWindow
 from trefoil.core.device_types import DEVICE_TYPES
-from trefoil.core.energy import EnergyMethod, EnergySample, ReceiptRate
+from trefoil.core.energy import EnergySample, ReceiptRate
 from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceKey
 from trefoil.core.plan import Plan
 from trefoil.core.power import at_clock
 
-UNMEASURED: Final = (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED)
 WORKER_WAIT_S: Final = 3.0  # how long a sample waits for the windows of a worker that has gone silent
 SAMPLE_WAIT_S: Final = 600.0  # how long windows wait for samples: an agent sends the last ten minutes again
 EARLY_S_MAX: Final = 2.0  # an answer that takes longer is not spread over that time

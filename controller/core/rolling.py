@@ -1,4 +1,4 @@
-"""Carries a plan out, step by step: what is wanted is written, agents are commanded, what must happen is waited for.
+"""Execution of a rollout, step by step: routes are written, agents are commanded, what must happen is waited for.
 
 Source: CONTRACTS section 4 (rollout step order); the steps themselves: controller/core/rollout.py.
 Data: what nodes and dispatchers say (`Observation`), read again at each look.

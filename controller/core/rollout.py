@@ -1,4 +1,4 @@
-"""How to get from what stands to a target plan without ever falling below the capacity that the load needs.
+"""Path of a rollout: from what stands to a target plan, never below the capacity that the load needs.
 
 Source: CONTRACTS section 4 (rollout step order); surge and batches: Kubernetes' rolling update.
 Data: what stands (observed, never remembered), the target, requests per second that each family needs now.

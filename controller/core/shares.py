@@ -1,4 +1,4 @@
-"""Who gets which share of a family's traffic while a rollout is under way (and what a set of slices can carry).
+"""Interim routes: each slice's share of traffic while a rollout is under way, and the capacity of a set of slices.
 
 Data: the slices that serve, the target's shares, a capacity function. Decision: routes whose weights sum to 1.
 Formulation: the target's shares over the slices that serve already, if they overload no pool; else shares in proportion

@@ -1,4 +1,4 @@
-"""What a rollout has to respect, read out of a view: needs, capacities, memory.
+"""Inputs of a rollout, read out of a view: what stands, needs, capacities, memory; and the best path by them.
 
 Formulation: capacity = `core/queueing.rate_max` at the slice's highest clock and batch 1, the objective's SLO and the
 gaps of the demand. Relaxed terms count a slice's saturation rate instead, less a reserve: for the seconds of a rollout
@@ -15,7 +15,7 @@ from typing import Final
 
 from controller.core.rollout import FleetSnapshot, RolloutPath, plan_path
 from controller.core.shares import RolloutInputs, interim_routes, routed_capacity, with_draining_targets
-from controller.core.usable import mig_off
+from controller.core.usable import AWAKE_STATES, mig_off
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import Same
@@ -29,7 +29,6 @@ from trefoil.core.queueing import rate_max
 SATURATION: Final = 0.9  # of a slice's throughput that relaxed terms count on
 UNPROFILED_SHARE: Final = 0.5  # of the compute slices that a family without a profile is routed to
 Rows = dict[tuple[str, str, str, str], ProfileRow]
-AWAKE_STATES: Final = (DeviceState.AWAKE, DeviceState.WAKING)
 
 
 def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:

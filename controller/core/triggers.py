@@ -1,4 +1,4 @@
-"""When to plan again: a named cause and the comparison behind it.
+"""Triggers of planning: a named cause and the comparison behind it.
 
 Source: CLOVER section 4.2 (a change of carbon intensity by more than 5 % starts an optimisation); load: two one-sided
 tests with different patience, ours.
@@ -28,6 +28,7 @@ from functools import lru_cache
 from typing import Final
 
 from controller.core.usable import out_of_service_reason, usable_devices
+from controller.forecasters.last_max import Z_90
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Same
 from trefoil.core.demand import Demand
@@ -36,7 +37,6 @@ from trefoil.core.plan import NodePlan, Plan
 
 CAUSES: Final = ("start", "loss", "objective", "load", "slo", "accuracy", "carbon", "tick")
 ACCURACY_SLACK: Final = 0.005  # a window of some seconds is a sample of the mix
-Z_90: Final = 1.2815515655446004
 OPERATOR: Final = "operator"  # never found here: somebody asked for a new plan
 ALWAYS: Final = frozenset({"start", "loss", "objective", "tick"})
 

@@ -1,13 +1,16 @@
-"""Which devices a plan may put slices on, and for each of the others why not."""
+"""Plannable devices: which may take slices, and for each of the others the reason why not."""
 
 from collections.abc import Collection
 from functools import lru_cache
+from typing import Final
 
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import Same
 from trefoil.core.device_types import DEVICE_TYPES, device_type
 from trefoil.core.errors import NotFound
 from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, FleetState
+
+AWAKE_STATES: Final = frozenset({DeviceState.AWAKE, DeviceState.WAKING})
 
 
 def profiled_types(catalog: Catalog) -> frozenset[str]:

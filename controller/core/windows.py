@@ -1,4 +1,4 @@
-"""What the dispatchers' load windows say: arrivals over time, latency, attainment, accuracy, budget.
+"""Load windows of the dispatchers: arrivals over time, latency, attainment, accuracy, budgets.
 
 Data: `LoadWindow`s of all workers, in any order. No I/O, no clock: `now_s` comes in.
 Formulation: arrivals go to bins of `bin_s` in proportion to the overlap (windows of different workers are not aligned);

@@ -1,4 +1,4 @@
-"""Demand is the largest rate seen of late, plus what one reconfiguration takes.
+"""Forecaster last_max: demand is the largest rate seen of late, plus what one reconfiguration takes.
 
 Source: the reactive baseline of InfAdapter and of DESIGN section 4 (availability: demand = forecast quantile plus what
 one wake-up and load takes); smoothing and the slope test are ours.

@@ -1,4 +1,4 @@
-"""From what every device ought to host to a `Plan`: node plans, routes, expectations. Shared by every planner."""
+"""Assembly of a `Plan` from what every device ought to host: node plans, routes. Shared by every planner."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""One variant on the same layout of every device: what `base` and `co2opt` share. No optimisation, no carbon."""
+"""Uniform plans, one variant on the same layout of every device: what `base` and `co2opt` share. No optimisation."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping

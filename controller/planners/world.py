@@ -1,4 +1,4 @@
-"""What a planner reads out of a `PlanView`: usable devices, what runs on them, demand, constants.
+"""Planning input that a planner reads out of a `PlanView`: usable devices, what runs on them, demand, constants.
 
 Shared by every planner, so that all of them see the same fleet. Everything is in canonical order (node, then device
 index), so that equal views give equal plans.
@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from controller.core.usable import profiled_types, unplannable_reason
+from controller.core.usable import AWAKE_STATES, profiled_types, unplannable_reason
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import DEVICE_TYPES, device_type
@@ -17,7 +17,6 @@ from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, SliceKey, 
 from trefoil.core.objective import Objective
 
 STANDING = frozenset({SliceState.PENDING, SliceState.STARTING, SliceState.READY, SliceState.SWAPPING})
-AWAKE = frozenset({DeviceState.AWAKE, DeviceState.WAKING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ def read_view(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unp
                 continue
             running = tuple(sorted(_running(status, planned), key=lambda r: r.key))
             kind = device_type(status.type)
-            awake = status.state in AWAKE or (status.state == DeviceState.UNSPECIFIED and bool(running))
+            awake = status.state in AWAKE_STATES or (status.state == DeviceState.UNSPECIFIED and bool(running))
             frozen, zone = node.node in view.fleet.stale, node.zone if node.zone in own else ""
             clock_mhz = locked.get(status.device, 0)
             devices.append(Device(status.device, node.node, kind, awake, running, frozen, zone, clock_mhz))

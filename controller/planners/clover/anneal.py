@@ -1,4 +1,4 @@
-"""One optimisation round of one family: simulated annealing over configuration graphs, or random search.
+"""Simulated annealing over configuration graphs, or random search: one optimisation round of one family.
 
 Source: CLOVER section 4.2; its artifact for what the text leaves open.
 Data: the space, the configuration that is deployed (the centre), outcomes as they come in, the goal of that moment.

@@ -1,4 +1,4 @@
-"""The configuration graph: variants on one side, slice types on the other, the number of instances as edge weights.
+"""Configuration graph: variants on one side, slice types on the other, the number of instances as edge weights.
 
 Source: CLOVER section 4.2, definition 1. Two configurations that put the same variants on the same slice types are one
 graph, whichever GPU holds what: MIG isolates slices. Slice vertices carry their device type, for mixed fleets.

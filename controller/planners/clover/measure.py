@@ -1,4 +1,4 @@
-"""What a configuration would do, by its profile: one FIFO that every free slice pulls from, request by request.
+"""Estimate of a configuration by its profile: one FIFO that every free slice pulls from, request by request.
 
 Source: CLOVER section 4.3 (a consumer hands the head of the queue to whoever is free), so that the mix of variants
 follows speed and load; `trefoil.core.queueing.serve_shared` is the same rule for one mix.

@@ -1,4 +1,4 @@
-"""The space of configurations: what is realisable, what is near, what is drawn at random.
+"""Space of configurations: what is realisable, what is near, what is drawn at random.
 
 Source: CLOVER section 4.2 (neighbours within a graph edit distance of 4; edges disabled where memory does not fit);
 its artifact, where every GPU takes the same partition and models ("standardised", also the paper's ORACLE).

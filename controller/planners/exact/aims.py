@@ -1,4 +1,4 @@
-"""From an objective's mode to what the program optimises: a price of accuracy and a target, with the reason.
+"""Aim of the program by an objective's mode: a price of accuracy and a target, with the reason.
 
 budget: the window's dual over the frontier (`frontier.py`); instant: the floor at every instant; lambda: CLOVER Eq. 3.
 Intensity multiplies every joule of a zone alike. So `instant` does not depend on carbon at all, and says so.

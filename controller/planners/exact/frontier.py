@@ -1,4 +1,4 @@
-"""What accuracy costs, and the price of accuracy for a budget over a window.
+"""Frontier of cost over accuracy, and the price of accuracy for a budget over a window.
 
 Source: DESIGN section 4, mode budget. The window's problem is: over intervals i with weight w_i and intensity CI_i,
   min sum_i w_i CI_i P(A_i)   subject to   sum_i w_i A_i >= required mean,

@@ -1,4 +1,4 @@
-"""Counts become devices and placements, keeping what runs.
+"""Mapping of counts to devices and placements, keeping what runs.
 
 Source: DESIGN section 4. Devices that look alike (type, zone, clock, state, slices) form one class, so that the network
 has as many nodes as there are classes and configurations, whatever the number of GPUs; inside a class the order of

@@ -1,4 +1,4 @@
-"""What the default planner's program is about: devices, columns, demand, an aim, and the counts that answer it.
+"""Model of the default planner's program: devices, columns, demand, an aim, and the counts that answer it.
 
 Source: DESIGN section 4. MIG isolates slices, so that a plan's value depends on counts only. The program itself is
 `program.py`, the way to solve it `search.py`.

@@ -1,4 +1,4 @@
-"""The default planner, `exact`.
+"""Planner `exact`, the default: the steps from a view to a decision.
 
 Source: DESIGN section 4; docs/policies.md. The program is `model.py`, its aim `aims.py` and `frontier.py`, the way to
 devices `mapping.py`, what happens when nothing fits `relaxation.py`.

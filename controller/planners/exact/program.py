@@ -1,4 +1,4 @@
-"""The counts of a plan as a mixed-integer program.
+"""Mixed-integer program of a plan's counts.
 
 Source: DESIGN section 4. Data, aim and answer: `model.py`. A place is a device type in a zone; a slot is a slice type
 of a place at a clock.

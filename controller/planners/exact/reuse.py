@@ -1,4 +1,4 @@
-"""Answers that need no new search: a program that was solved before, or one between programs that were.
+"""Reuse of solutions: a program that was solved before, or one between programs that were, needs no new search.
 
 Source: linear programming folklore. For a fixed fleet and demand, f(v, t) = the least cost at a price of accuracy v and
 a target t is concave in v (a minimum of straight lines) and never falls with t. So on a grid of prices and targets,

@@ -1,4 +1,4 @@
-"""How the program is solved: at once while it is small, else between a relaxation and a restriction.
+"""Search for the best counts: the program at once while it is small, else between a relaxation and a restriction.
 
 Data: a `Problem` and an `Aim`. Decision: the counts of `program.py`. Formulation:
   1 relaxation: a linear program in which every slice counts at the rate of the largest pool and counts are fractions.

@@ -73,7 +73,7 @@ class Silent:
 
 
 class NodeAgents:
-    """`controller.agents.Agents` without gRPC: the agents of nodes in this process."""
+    """`controller.agents.AgentClients` without gRPC: the agents of nodes in this process."""
 
     def __init__(self, nodes: Mapping[str, Node], clock: Clock, timeout_s: float, tries: int) -> None:
         self._nodes, self._clock, self._timeout_s, self._tries = nodes, clock, timeout_s, tries
