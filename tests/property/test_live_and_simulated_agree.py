@@ -69,7 +69,7 @@ def masked(effect):
 
 
 class Twin:
-    """The live shell beside a simulation: its own cores, planner, thinker, actor and loop."""
+    """The live shell beside a simulation: its own cores, planner, runners and loop."""
 
     def __init__(self, shell: "Twinned", folder: Path) -> None:
         self.shell, self.loop = shell, asyncio.new_event_loop()
@@ -77,7 +77,7 @@ class Twin:
         config, seen, at = shell.settings, shell.seen, shell.at
         metrics, disk, signals = Metrics("controller"), DiskStore(folder, 10_000), Signals()
         row = shell.core.policy
-        thinker = PlannerRunner(planner_for(shell.scenario), row.planner, disk, self, 1e6)
+        planner_runner = PlannerRunner(planner_for(shell.scenario), row.planner, disk, self, 1e6)
         self.meter = Metered(shell.books, shell.plant, config.measure_s)
         self.rollouts = RolloutExecutor(config.rollout, seen, self.meter, at)
         begin = self.rollouts.begin
@@ -86,10 +86,10 @@ class Twin:
         objectives = dict(shell.inputs.objectives)
         kept = SavedState(objectives, [], ControlState(ActMode.ACT), ExplorationTotals())
         grace_s = PLANNERS[row.planner].traits.tick_grace_s
-        self.core = ControlCore(config, row, grace_s, thinker.live, seen, self.meter, self.rollouts, at, kept)
+        self.core = ControlCore(config, row, grace_s, planner_runner.live, seen, self.meter, self.rollouts, at, kept)
         accountant = Accountant(config, self, self, seen, Receipts(seen.catalog), disk, metrics, self)
         self.live = ControlLoop(
-            self.core, config, self, self, self, self.actor, accountant, thinker, disk, metrics, signals, self
+            self.core, config, self, self, self, self.actor, accountant, planner_runner, disk, metrics, signals, self
         )
         self.run(self.live._perform(self.control.of(self.core.enter_epoch(EPOCH))))
 
