@@ -232,11 +232,9 @@ class RolloutExecutor:
 
     def _not_acked(self, revision: Revision) -> str:
         late = [a for a in self._observation.inputs.acks if a.table < revision]
-        return (
-            f"{late[0].dispatcher}:{late[0].worker} routes by {late[0].table}"
-            if late
-            else self._observation.inputs.blind
-        )
+        if not late:
+            return self._observation.inputs.blind
+        return f"{late[0].dispatcher}:{late[0].worker} routes by {late[0].table}"
 
     def _in_flight(self, drained: frozenset[SliceKey]) -> str:
         for ack in self._observation.inputs.acks:
