@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from controller.core.decide import CANDIDATE
-from controller.replay import records
+from controller.records import stored_decisions
 from tests.support.ports import free_offset
 from trefoil.cli.demo import commit, machine
 from trefoil.cli.layout import CHECKOUT, Layout
@@ -189,7 +189,7 @@ async def play_live(case: Case, demo: Scenario, out: Path, console: Console) -> 
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
-    found = [record for record, _ in records(out / case.policy / "cluster" / "controller" / "decisions")]
+    found = [record for record, _ in stored_decisions(out / case.policy / "cluster" / "controller" / "decisions")]
     client = read_result(out / case.policy / "load.json")
     zero_s = client.started_at_s + demo.warmup_s
     counted = [

@@ -34,7 +34,7 @@ from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of
 from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.search import solve
-from controller.planners.world import World, read
+from controller.planners.world import PlanningInput, read_view
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
@@ -149,7 +149,7 @@ def view_of(case: Case, gpus: int, load: float) -> PlanView:
     bare = PlanView(
         0.0, FleetState(tuple(nodes)), catalog, wanted, (), reading, None, (), None, "bench", HORIZON_S, 1.0
     )
-    world = read(bare, 1.0, clocks=True)
+    world = read_view(bare, 1.0, clocks=True)
     demand = []
     for task in world.tasks:
         rate = 0.0
@@ -164,7 +164,7 @@ def view_of(case: Case, gpus: int, load: float) -> PlanView:
     return replace(bare, demand=tuple(demand))
 
 
-def problem_of(case: Case, world: World) -> tuple[Problem, Aim]:
+def problem_of(case: Case, world: PlanningInput) -> tuple[Problem, Aim]:
     """The program of a view, with the price of accuracy and the floors of its case."""
     found = tuple(c for t in world.tasks for c in columns(world.view.catalog, t, world.devices, SETTINGS))
     problem = Problem(groups_of(world.devices, found), found, world.tasks, HORIZON_S if case.moving else 0.0)
@@ -172,7 +172,7 @@ def problem_of(case: Case, world: World) -> tuple[Problem, Aim]:
     return problem, Aim(dict.fromkeys(floors, case.value_j), floors)
 
 
-def assembled(world: World, problem: Problem, aim: Aim) -> Plan:
+def assembled(world: PlanningInput, problem: Problem, aim: Aim) -> Plan:
     """A whole plan, for the next view to start from."""
     solution = solve(problem, aim, Limits(int(SETTINGS["solver_nodes"]), SETTINGS["solver_gap"]))
     assert solution is not None
@@ -216,15 +216,15 @@ def measure(name: str, gpus: int) -> dict[str, Any]:
         took[what] = time.perf_counter() - clock
         clock = time.perf_counter()
 
-    world = read(view, 1.0, clocks=True)
+    world = read_view(view, 1.0, clocks=True)
     clock = time.perf_counter()
     problem, aim = problem_of(case, world)
     lap("points_s")
     if case.moving:
-        before = read(view_of(case, gpus, 0.75 * LOAD), 1.0, clocks=True)
+        before = read_view(view_of(case, gpus, 0.75 * LOAD), 1.0, clocks=True)
         view = in_force(view, assembled(before, *problem_of(case, before)))
     clock = time.perf_counter()
-    world = read(view, 1.0, clocks=True)
+    world = read_view(view, 1.0, clocks=True)
     lap("read_s")
     problem, aim = problem_of(case, world)
     solution = solve(problem, aim, Limits(int(SETTINGS["solver_nodes"]), SETTINGS["solver_gap"]))

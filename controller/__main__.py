@@ -5,25 +5,24 @@ from collections.abc import Sequence
 
 import structlog
 
-from controller.act import Actor
-from controller.agents import Agents
-from controller.authority import Authority
+from controller.act import RolloutRunner
+from controller.agents import AgentClients
+from controller.authority import Leadership
 from controller.core.control import ControlCore
-from controller.core.effects import Instant
-from controller.core.objectives import accept
+from controller.core.effects import CoreTime
+from controller.core.objectives import accept_objective
 from controller.core.observation import Observation
 from controller.core.receipts import Receipts
-from controller.core.rolling import Rollouts
-from controller.disk import Disk
-from controller.loop import Loop, kept
-from controller.observe import Reader
+from controller.core.rolling import RolloutExecutor
+from controller.disk import DiskStore
+from controller.loop import ControlLoop, PlannerRunner, load_saved_state
+from controller.observe import ObservationReader
 from controller.perform import Signals
 from controller.planners.table import PLANNERS
 from controller.planning import constants_of, forecaster_of, planner_of, row_of
 from controller.report import Accountant
 from controller.service import FULL_NAME, ControllerService
 from controller.settings import ControllerSettings
-from controller.thinker import Thinker
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import SettingError, TrefoilError
@@ -43,23 +42,31 @@ class ControlPart:
     """The lease keeper and the loop. It gives the role back at the end, so that a successor need not wait."""
 
     def __init__(
-        self, loop: Loop, reader: Reader, authority: Authority, agents: Agents, accountant: Accountant
+        self,
+        loop: ControlLoop,
+        reader: ObservationReader,
+        leadership: Leadership,
+        agents: AgentClients,
+        accountant: Accountant,
     ) -> None:
-        self._loop, self._reader, self._authority = loop, reader, authority
+        self._loop, self._reader, self._leadership = loop, reader, leadership
         self._agents, self._accountant = agents, accountant
 
     async def init(self) -> None:
+        """Read Redis once before anything is decided."""
         await self._reader.refresh()
 
     async def run(self) -> None:
+        """Run the lease keeper and the control loop until one of them fails."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._authority.keep(), name="lease")
+            tasks.create_task(self._leadership.maintain(), name="lease")
             tasks.create_task(self._loop.run(), name="loop")
 
     async def shutdown(self) -> None:
+        """Stop the loop, write pending totals, give the lease back and close channels."""
         await self._loop.stop()
         await self._accountant.flush()
-        await self._authority.release()
+        await self._leadership.release()
         await self._agents.close()
 
 
@@ -69,35 +76,50 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     catalog = load_catalog(settings.model_repository, settings.profile_overrides)
     planner, traits = planner_of("", row), find(Kind.PLANNER, row.planner, PLANNERS).traits
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
-    metrics, disk, signals = Metrics("controller"), Disk(settings.state_dir, settings.decisions_max), Signals()
-    at = Instant(clock.now_s(), clock.monotonic_s())
+    metrics, disk, signals = Metrics("controller"), DiskStore(settings.state_dir, settings.decisions_max), Signals()
+    time = CoreTime(clock.now_s(), clock.monotonic_s())
     receipts = Receipts(catalog, settings.receipts.memory_s, settings.receipts.items_min)
-    seen = Observation(settings, state.keys, catalog, forecaster_of(settings, row), at.now_s, receipts.window)
-    reader = Reader(seen, state, settings.carbon, clock)
+    observation = Observation(settings, state.keys, catalog, forecaster_of(settings, row), time.now_s, receipts.window)
+    reader = ObservationReader(observation, state, settings.carbon, clock)
 
     def highest_seen() -> int:
-        return max((n.highest_epoch_seen for n in seen.inputs.nodes.values()), default=0)
+        return max((n.highest_epoch_seen for n in observation.inputs.nodes.values()), default=0)
 
-    authority = Authority(state, disk, clock, metrics, highest_seen)
+    leadership = Leadership(state, disk, clock, metrics, highest_seen)
     token = settings.token.get_secret_value() if settings.token else None
-    agents = Agents(clock, settings.rollout.apply_timeout_s, settings.rollout.apply_tries, token)
-    accountant = Accountant(settings, state, authority, seen, receipts, disk, metrics, clock)
+    agents = AgentClients(clock, settings.rollout.apply_timeout_s, settings.rollout.apply_tries, token)
+    accountant = Accountant(settings, state, leadership, observation, receipts, disk, metrics, clock)
     commanded = {n.node: n for n in disk.load_all("commanded", NodePlan)}
-    rollouts = Rollouts(settings.rollout, seen, accountant, at, disk.load("published", Plan), commanded)
-    actor = Actor(
-        rollouts, settings.rollout.poll_s, state.keys, authority, agents, reader, disk, metrics, signals, at, clock
+    rollouts = RolloutExecutor(settings.rollout, observation, accountant, time, disk.load("published", Plan), commanded)
+    rollout_runner = RolloutRunner(
+        rollouts, settings.rollout.poll_s, state.keys, leadership, agents, reader, disk, metrics, signals, time, clock
     )
     stored = {o.family: o for o in disk.load_all("objectives", Objective)}
-    left = kept(disk, settings, starting_objectives(settings, stored, catalog))
-    thinker = Thinker(planner, row.planner, disk, clock, settings.solve_timeout_s)
-    core = ControlCore(settings, row, traits.tick_grace_s, thinker.live, seen, accountant, rollouts, at, left)
-    loop = Loop(core, settings, state, authority, reader, actor, accountant, thinker, disk, metrics, signals, clock)
+    left = load_saved_state(disk, settings, starting_objectives(settings, stored, catalog))
+    planner_runner = PlannerRunner(planner, row.planner, disk, clock, settings.solve_timeout_s)
+    core = ControlCore(
+        settings, row, traits.tick_grace_s, planner_runner.live, observation, accountant, rollouts, time, left
+    )
+    loop = ControlLoop(
+        core,
+        settings,
+        state,
+        leadership,
+        reader,
+        rollout_runner,
+        accountant,
+        planner_runner,
+        disk,
+        metrics,
+        signals,
+        clock,
+    )
     servicer = ControllerService(loop, catalog, constants_of("", row), disk)
     add = controller_pb2_grpc.add_ControllerServicer_to_server
     return (
         StatePart(state),
         MetricsPart(metrics, settings.metrics_address),
-        ControlPart(loop, reader, authority, agents, accountant),
+        ControlPart(loop, reader, leadership, agents, accountant),
         ServerPart(lambda: rpc.make_server(settings, [(add, servicer, FULL_NAME)], metrics=metrics)),
     )
 
@@ -111,14 +133,14 @@ def starting_objectives(
         if wanted.family in stored and stored[wanted.family].number > 1:
             continue
         try:
-            found[wanted.family] = accept(wanted.objective(), {}, catalog, None, pue=settings.pue)
+            found[wanted.family] = accept_objective(wanted.objective(), {}, catalog, None, pue=settings.pue)
         except TrefoilError as error:
             raise SettingError(str(error), field=f"objectives[{position}] ({wanted.family})") from error
     return found
 
 
 def build(argv: Sequence[str]) -> Sequence[Part]:
-    """Settings, logs, parts."""
+    """Build the service from its arguments: settings, logs, parts."""
     settings = parser_main(ControllerSettings, "controller", argv)
     telemetry.setup_logging("controller", settings.log_level, settings.log_json)
     rpc.check_listener(settings, settings.admin_address)

@@ -1,4 +1,4 @@
-"""Rolls plans out live: carries out what `controller/core/rolling.py` wants, one rollout at a time, beside the loop."""
+"""Rollouts live: carries out the effects of `controller/core/rolling.py`, one rollout at a time, beside the loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,27 +7,23 @@ from typing import Any
 
 import structlog
 
-from controller.agents import Agents
-from controller.authority import Authority
+from controller.agents import AgentClients
+from controller.authority import Leadership
 from controller.core.effects import (
-    Announce,
-    AskAgents,
-    Command,
-    FindWay,
-    Instant,
-    Look,
+    CommandNode,
+    CoreTime,
+    FindPath,
     Publish,
+    QueryAgents,
+    RefreshStatuses,
     Save,
-    Say,
-    Timed,
     Wait,
-    Wake,
 )
-from controller.core.rolling import Rollouts, find_way
-from controller.core.shares import known
-from controller.disk import Disk
-from controller.observe import Reader
-from controller.perform import Signals, perform
+from controller.core.rolling import RolloutExecutor, find_path
+from controller.core.shares import with_catalog_facts
+from controller.disk import DiskStore
+from controller.observe import ObservationReader
+from controller.perform import Signals, carry_out_common, run_effects
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
@@ -38,55 +34,55 @@ from trefoil.runtime.state import Keys
 from trefoil.runtime.telemetry import Metrics
 
 
-class Actor:
-    """The task of the rollout under way."""
+class RolloutRunner:
+    """Runner of rollouts on asyncio: at most one task at a time."""
 
     def __init__(
         self,
-        rollouts: Rollouts,
+        rollouts: RolloutExecutor,
         poll_s: float,
         keys: Keys,
-        authority: Authority,
-        agents: Agents,
-        reader: Reader,
-        disk: Disk,
+        leadership: Leadership,
+        agents: AgentClients,
+        reader: ObservationReader,
+        disk: DiskStore,
         metrics: Metrics,
         signals: Signals,
-        at: Instant,
+        time: CoreTime,
         clock: Clock,
     ) -> None:
         self.rollouts, self._poll_s, self._keys = rollouts, poll_s, keys
-        self._authority, self._agents, self._reader, self._disk = authority, agents, reader, disk
-        self._metrics, self._signals, self._at, self._clock = metrics, signals, at, clock
+        self._leadership, self._agents, self._reader, self._disk = leadership, agents, reader, disk
+        self._metrics, self._signals, self._time, self._clock = metrics, signals, time, clock
         self._task: asyncio.Task[None] | None = None
         self._log = structlog.get_logger()
 
     @property
     def rollout(self) -> Rollout:
-        """Where the newest one stands."""
+        """State of the newest rollout."""
         return self.rollouts.rollout
 
     def check(self) -> None:
-        """Raise what a rollout has ended by: a bug in one ends the process."""
+        """Raise the exception that a rollout task has ended by: a bug in one ends the process."""
         if self._task is not None and self._task.done():
             self._task.result()
 
     async def settle(self) -> None:
-        """End the rollout under way where that is safe."""
+        """Stop the rollout under way at its next safe point, and wait for it."""
         if self._task is not None:
             self.rollouts.supersede()
             await self._task
             self._task = None
 
     async def begin(self, plan: Plan, why: str, view: Callable[[], PlanView]) -> None:
-        """Roll a numbered plan out, in place of what is under way."""
+        """Start the rollout of a numbered plan, in place of the one under way."""
         await self.settle()
         self._log.info("roll out", revision=str(plan.revision), why=why)
         steps = self.rollouts.begin(plan, view)
-        self._task = asyncio.create_task(perform(steps, self._carry_out, self._at, self._clock), name="rollout")
+        self._task = asyncio.create_task(run_effects(steps, self._carry_out, self._time, self._clock), name="rollout")
 
     async def republish(self, revision: Revision) -> None:
-        """Write again what readers of Redis need, under a new revision; nothing is commanded.
+        """Rewrite plan, rollout and node plans in Redis under a new revision; nothing is commanded.
 
         Raises:
             errors.Fenced, errors.StateUnavailable: it is not written.
@@ -94,59 +90,49 @@ class Actor:
         stands = self.rollouts.republished(revision)
         if stands is None:
             return
-        plan, nodes = self._told(stands[0]), stands[1]
+        plan, nodes = self._with_catalog_facts(stands[0]), stands[1]
         puts = [Put(self._keys.plan_node(n.node), n) for n in nodes]
-        await self._authority.write([Put(self._keys.plan(), plan), Put(self._keys.rollout(), self.rollout), *puts])
+        await self._leadership.write([Put(self._keys.plan(), plan), Put(self._keys.rollout(), self.rollout), *puts])
         self._disk.save("published", plan)
         self._signals.announce()
 
     async def _carry_out(self, effect: Any) -> Any:
         match effect:
-            case Look():
+            case RefreshStatuses():
                 await self._reader.refresh_nodes()
             case Wait():
                 await self._clock.sleep(self._poll_s)
             case Publish():
-                await self._authority.write(self._writes(effect))
-            case Command():
+                await self._leadership.write(self._writes(effect))
+            case CommandNode():
                 return await self._command(effect)
-            case AskAgents(nodes):
-                self._reader.seen.inputs.nodes |= await self._agents.fresh(nodes)
-            case FindWay():
-                return find_way(effect)
-            case Say(event, fields, level):
-                (self._log.warning if level == "warning" else self._log.info)(event, **fields)
+            case QueryAgents(nodes):
+                self._reader.observation.inputs.nodes |= await self._agents.fresh(nodes)
+            case FindPath():
+                return find_path(effect)
             case Save("published", plan):
-                self._disk.save("published", self._told(plan))
-            case Save(name, value):
-                self._disk.save(name, value)
-            case Timed(name, seconds):
-                self._metrics.observe(name, seconds)
-            case Announce():
-                self._signals.announce()
-            case Wake():
-                self._signals.wake()
+                self._disk.save("published", self._with_catalog_facts(plan))
             case _:
-                raise AssertionError(f"no rollout wants {effect}")
+                carry_out_common(effect, self._disk, self._metrics, self._signals)
         return None
 
     def _writes(self, wanted: Publish) -> list[Write]:
         writes: list[Write] = []
         if wanted.plan is not None:
-            writes.append(Put(self._keys.plan(), self._told(wanted.plan)))
+            writes.append(Put(self._keys.plan(), self._with_catalog_facts(wanted.plan)))
         if wanted.rollout is not None:
             writes.append(Put(self._keys.rollout(), wanted.rollout))
         if wanted.node is not None:
             writes.append(Put(self._keys.plan_node(wanted.node.node), wanted.node))
         return writes
 
-    def _told(self, plan: Plan) -> Plan:
+    def _with_catalog_facts(self, plan: Plan) -> Plan:
         """The plan as dispatchers need it: its targets with what the catalogue says of them."""
-        return replace(plan, routes=known(plan.routes, self._reader.seen.catalog))
+        return replace(plan, routes=with_catalog_facts(plan.routes, self._reader.observation.catalog))
 
-    async def _command(self, wanted: Command) -> bool:
+    async def _command(self, wanted: CommandNode) -> bool:
         try:
             return await self._agents.apply(wanted.status, wanted.plan)
         except errors.Fenced as error:
-            await self._authority.overtake(max(wanted.status.highest_epoch_seen, wanted.plan.revision.epoch))
+            await self._leadership.cede_to(max(wanted.status.highest_epoch_seen, wanted.plan.revision.epoch))
             raise errors.Fenced(str(error)) from error

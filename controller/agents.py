@@ -1,4 +1,4 @@
-"""Commands to power agents: idempotent, with deadlines and bounded retries."""
+"""Clients of power agents: idempotent commands with deadlines and bounded retries."""
 
 from collections.abc import Mapping
 
@@ -15,8 +15,8 @@ from trefoil.runtime.clock import Clock
 FIRST_PAUSE_S = 0.2
 
 
-class Agents:
-    """One channel per agent, made when it is first needed; an agent that moves gets a new one."""
+class AgentClients:
+    """Clients of power agents: one channel each, made when first needed; an agent that moves gets a new one."""
 
     def __init__(self, clock: Clock, timeout_s: float, tries: int, token: str | None = None) -> None:
         self._clock, self._timeout_s, self._tries, self._token = clock, timeout_s, tries, token
@@ -24,7 +24,7 @@ class Agents:
         self._log = structlog.get_logger()
 
     async def apply(self, status: NodeStatus, plan: NodePlan) -> bool:
-        """Hand a node its desired state; returns whether it changes anything.
+        """Apply a node plan through its agent (`PowerAgent.Apply`); returns whether it changes anything.
 
         Raises:
             errors.Unavailable: the agent did not answer in any of the tries.
@@ -51,7 +51,7 @@ class Agents:
         raise AssertionError("tries >= 1")
 
     async def node(self, status: NodeStatus) -> NodeStatus | None:
-        """The status straight from the agent, None when it does not answer."""
+        """Status of a node straight from its agent (`PowerAgent.GetNode`); None when it does not answer."""
         try:
             response = await rpc.call(self._stub(status).GetNode, power_agent_pb2.GetNodeRequest(), self._timeout_s)
         except errors.Unavailable as error:
@@ -61,12 +61,12 @@ class Agents:
         return node
 
     async def fresh(self, nodes: Mapping[str, NodeStatus]) -> dict[str, NodeStatus]:
-        """Statuses straight from those agents that answer."""
+        """Statuses of nodes straight from those agents that answer."""
         answers = {name: await self.node(status) for name, status in sorted(nodes.items())}
         return {name: status for name, status in answers.items() if status is not None}
 
     async def close(self) -> None:
-        """Close all channels."""
+        """Close the channels to all agents."""
         for channel in self._channels.values():
             await channel.close()
 

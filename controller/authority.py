@@ -1,4 +1,4 @@
-"""The right to control: one lease, its epoch, and fenced writes under it."""
+"""Leadership of a controller: one lease, its epoch, and fenced writes under it."""
 
 import os
 import socket
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from controller.disk import Disk
+from controller.disk import DiskStore
 from trefoil.core import errors
 from trefoil.core.common import Lease
 from trefoil.runtime.clock import Clock
@@ -18,11 +18,13 @@ ROLE = "controller"
 RENEWALS_PER_TTL = 4
 
 
-class Authority:
-    """Holds the role `controller` while it can. A new epoch is above Redis', this disk's and every agent's."""
+class Leadership:
+    """Lease of the role `controller`, and fenced writes under it. A new epoch is above Redis', this disk's and every
+    agent's.
+    """
 
     def __init__(
-        self, state: State, disk: Disk, clock: Clock, metrics: Metrics, highest_seen: Callable[[], int]
+        self, state: State, disk: DiskStore, clock: Clock, metrics: Metrics, highest_seen: Callable[[], int]
     ) -> None:
         self._state, self._disk, self._clock, self._metrics = state, disk, clock, metrics
         self._highest_seen = highest_seen
@@ -33,21 +35,21 @@ class Authority:
 
     @property
     def epoch(self) -> int:
-        """The epoch held, 0 when none is."""
+        """Epoch of the lease that is held; 0 when none is."""
         return self._lease.epoch if self._lease is not None and self._state.holds(self._lease) else 0
 
-    def demand(self) -> None:
-        """Raises `errors.Unavailable` unless the role is held."""
+    def require(self) -> None:
+        """Require the lease; raises `errors.Unavailable` unless it is held."""
         if not self.epoch:
             raise errors.Unavailable(f"this controller is not in charge: {self.why}")
 
-    async def keep(self) -> None:
-        """Acquire and renew for ever; `epoch` changes when the role was lost in between."""
+    async def maintain(self) -> None:
+        """Acquire and renew the lease for ever; `epoch` changes when it was lost in between."""
         while True:
             try:
                 await self._step()
             except errors.StateUnavailable as error:
-                self._say(f"Redis is down: {error}")
+                self._log_reason(f"Redis is down: {error}")
             self._metrics.set("trefoil_lease_epoch", self.epoch, role=ROLE)
             await self._clock.sleep(LEASE_TTL_S / RENEWALS_PER_TTL if self.epoch else 0.5)
 
@@ -61,26 +63,26 @@ class Authority:
         lease = await self._state.acquire(ROLE, self._holder, floor_epoch=floor)
         if lease is None:
             holder = await self._state.holder(ROLE)
-            self._say(f"standing by: {holder.holder if holder else 'somebody'} holds the role")
+            self._log_reason(f"standing by: {holder.holder if holder else 'somebody'} holds the role")
             return
         self._disk.save("epoch", {"epoch": lease.epoch})
         self._lease, self.why = lease, ""
         self._log.info("lease acquired", role=ROLE, epoch=lease.epoch)
 
-    def _say(self, why: str) -> None:
+    def _log_reason(self, why: str) -> None:
         if why != self.why:
             self.why = why
             self._log.warning("no authority", role=ROLE, why=why)
 
-    async def overtake(self, epoch: int) -> None:
-        """An agent obeys a higher epoch (Redis lost ours): give up this one and take a higher one next."""
+    async def cede_to(self, epoch: int) -> None:
+        """Cede to a higher epoch that an agent obeys (Redis lost ours): release the lease, then take a higher one."""
         self._disk.save("epoch", {"epoch": max(epoch, int(self._disk.load_plain("epoch").get("epoch", 0)))})
         if self._lease is not None:
             lease, self._lease = self._lease, None
             await self._state.release(lease)
 
     async def write(self, writes: Iterable[Write]) -> None:
-        """Fenced, all or nothing.
+        """Write to Redis under the lease: fenced, all or nothing.
 
         Raises:
             errors.Fenced: the role is not held (any more).
@@ -95,7 +97,7 @@ class Authority:
             raise
 
     async def release(self) -> None:
-        """Give the role back at the end, so that the next controller need not wait."""
+        """Release the lease at the end, so that the next controller need not wait."""
         if self._lease is not None:
             lease, self._lease = self._lease, None
             try:

@@ -1,4 +1,4 @@
-"""What survives the controller on its own disk: each file is written beside and renamed, a broken one is set aside."""
+"""Files of the controller on its own disk: each is written beside and renamed, a broken one is set aside."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from trefoil.runtime import codec
 T = TypeVar("T")
 
 
-class Disk:
-    """The controller's folder."""
+class DiskStore:
+    """Store of JSON files in the controller's folder: written beside and renamed, a broken one is set aside."""
 
     def __init__(self, root: Path, decisions_max: int) -> None:
         self._root, self._decisions_max = root, decisions_max
@@ -29,32 +29,32 @@ class Disk:
             ) from error
 
     def save(self, name: str, obj: Any) -> None:
-        """One core dataclass, or plain JSON."""
+        """Save one core dataclass, or plain JSON, under a name."""
         plain = codec.to_plain(obj)
         self._write(self._root / f"{name}.json", json.dumps(plain, sort_keys=True, indent=1, ensure_ascii=False))
 
     def save_all(self, name: str, objects: Iterable[Any]) -> None:
-        """A list of core dataclasses."""
+        """Save a list of core dataclasses under a name."""
         self.save(name, list(objects))
 
     def load(self, name: str, cls: type[T]) -> T | None:
-        """What was saved, None if nothing (readable) was."""
+        """Load what was saved under a name, None if nothing (readable) was."""
         tree = self._read(name)
         return None if tree is None else self._rebuilt(name, cls, tree)
 
     def load_all(self, name: str, cls: type[T]) -> tuple[T, ...]:
-        """The list that was saved, empty if nothing (readable) was."""
+        """Load the list that was saved, empty if nothing (readable) was."""
         tree = self._read(name)
         found = [] if not isinstance(tree, list) else [self._rebuilt(name, cls, item) for item in tree]
         return tuple(item for item in found if item is not None)
 
     def load_plain(self, name: str) -> Mapping[str, Any]:
-        """Plain JSON, empty if nothing (readable) was saved."""
+        """Load plain JSON, empty if nothing (readable) was saved."""
         tree = self._read(name)
         return tree if isinstance(tree, dict) else {}
 
     def save_decision(self, record: Any, plan: Any | None) -> None:
-        """A decision record, and the plan it led to beside it; the oldest beyond `decisions_max` go."""
+        """Save a decision record, and the plan it led to beside it; the oldest beyond `decisions_max` go."""
         self.save(f"decisions/{record.id}", record)
         if plan is not None:
             self.save(f"decisions/{record.id}.plan", plan)
@@ -64,7 +64,7 @@ class Disk:
                 (self._root / "decisions" / f"{old}{suffix}").unlink(missing_ok=True)
 
     def decision(self, name: str) -> tuple[DecisionRecord, Plan | None] | None:
-        """A record that is kept ("" = the newest), and the plan that the planner made; None when there is none."""
+        """Decision record that is kept ("" = the newest), and the plan that the planner made; None: there is none."""
         ids = self.decision_ids()
         name = name or (ids[-1] if ids else "")
         if name not in ids:  # also keeps a name from leaving the folder

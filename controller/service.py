@@ -1,17 +1,17 @@
-"""The gRPC face of the controller: what operators and the command line ask of it."""
+"""gRPC service of the controller: what operators and the command line ask of it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from controller.core.decide import saving
+from controller.core.decide import predicted_saving
 from controller.core.exploration import Explorer
-from controller.core.objectives import accept
-from controller.core.rolling import FINAL
+from controller.core.objectives import accept_objective
+from controller.core.rolling import FINAL_STATES
 from controller.core.triggers import CAUSES, OPERATOR, Trigger
-from controller.disk import Disk
-from controller.loop import Loop
+from controller.disk import DiskStore
+from controller.loop import ControlLoop
 from protos.controller.v1 import controller_pb2 as pb
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core import errors
@@ -27,27 +27,31 @@ FULL_NAME = "trefoil.controller.v1.Controller"
 
 
 class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore[misc]
-    """Thin: checks what it is given, then asks the loop."""
+    """gRPC service `Controller`. Thin: checks what it is given, then asks the loop."""
 
-    def __init__(self, loop: Loop, catalog: Catalog, constants: Mapping[str, float] | None, disk: Disk) -> None:
+    def __init__(
+        self, loop: ControlLoop, catalog: Catalog, constants: Mapping[str, float] | None, disk: DiskStore
+    ) -> None:
         self._loop, self._catalog, self._constants, self._disk = loop, catalog, constants, disk
 
     async def GetPlan(self, request: Any, context: Any) -> Any:
+        """Plan in force with its rollout, mode and holds."""
         control = self._loop.core.control
         return pb.GetPlanResponse(
             plan=self._plan(),
-            rollout=codec.to_proto(self._loop.actor.rollout),
+            rollout=codec.to_proto(self._loop.rollout_runner.rollout),
             mode=_wire(control.mode),
             frozen=control.frozen,
             pinned=control.pinned,
-            carbon_refused=self._loop.seen.held(self._loop.clock.now_s()).why,
+            carbon_refused=self._loop.observation.plannable_carbon(self._loop.clock.now_s()).why,
         )
 
     async def WatchPlan(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Stream of plan and rollout, at once and whenever one of them changes."""
         sent = None
         while True:
             async with self._loop.changed:
-                now = (self._loop.core.current, self._loop.actor.rollout)
+                now = (self._loop.core.current, self._loop.rollout_runner.rollout)
                 if now == sent:
                     await self._loop.changed.wait()
                     continue
@@ -55,10 +59,11 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             yield pb.WatchPlanResponse(plan=self._plan(), rollout=codec.to_proto(now[1]))
 
     async def SetObjective(self, request: Any, context: Any) -> Any:
+        """Set the objective of a family; answers what of it cannot be met."""
         if not request.HasField("objective"):
             raise errors.InvalidInput("missing", field="objective", remedy="give one")
         wanted: Objective = codec.from_proto(request.objective)
-        accepted = accept(
+        accepted = accept_objective(
             wanted,
             self._loop.core.objectives,
             self._catalog,
@@ -70,33 +75,35 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return pb.SetObjectiveResponse(objective=codec.to_proto(accepted), degraded=degraded)
 
     async def GetObjective(self, request: Any, context: Any) -> Any:
+        """Objective of a family that is in force."""
         return pb.GetObjectiveResponse(objective=codec.to_proto(self._objective(request.family)))
 
     async def Explain(self, request: Any, context: Any) -> Any:
+        """Explain the plan in force for a family: reason, trigger, advice, exploration."""
         loop = self._loop
         objective = self._objective(request.family or self._only_family())
         view = loop.view()
-        plan, last = loop.core.current, loop.core.last
+        plan, last = loop.core.current, loop.core.last_verdict
         response = pb.ExplainResponse(
-            why=explain(view, plan, objective, loop.actor.rollout.state, loop.actor.rollout.why),
+            why=explain(view, plan, objective, loop.rollout_runner.rollout.state, loop.rollout_runner.rollout.why),
             trigger=f"{loop.core.last_trigger.cause}: {loop.core.last_trigger.why}" if loop.core.last_trigger else "",
             replans_by_cause=dict(loop.core.causes),
             reconfigurations_by_cause={cause: n for cause, n in loop.core.reconfigurations.items() if n},
         )
-        if loop.thinker.live is not None:
+        if loop.planner_runner.live is not None:
             response.exploration.CopyFrom(exploration(loop.core.explorer, plan))
         if plan is not None and objective.family in plan.expected:
             response.expected.CopyFrom(codec.to_proto(plan.expected[objective.family]))
         if last is not None and last.plan is None and (last.advised is not None or last.degraded):
             response.advice = last.why
             if last.advised is not None:
-                response.advice = (
-                    f"{loop.core.control.held or 'was held'}: {saving(view, last.advised)}. {last.advised.why}"
-                )
+                reason = loop.core.control.hold_reason or "was held"
+                response.advice = f"{reason}: {predicted_saving(view, last.advised)}. {last.advised.why}"
                 response.advised.CopyFrom(codec.to_proto(last.advised.expected.get(objective.family, Expected())))
         return response
 
     async def SetMode(self, request: Any, context: Any) -> Any:
+        """Set how far the controller may go: observe, advise or act."""
         known = {int(m): m for m in ActMode if m}
         if request.mode not in known:
             names = ", ".join(m.name.lower() for m in known.values())
@@ -105,10 +112,12 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return pb.SetModeResponse(mode=_wire(self._loop.core.control.mode))
 
     async def Freeze(self, request: Any, context: Any) -> Any:
+        """Freeze the plan in force, or release it."""
         await self._loop.operate(replace(self._loop.core.control, frozen=request.frozen))
         return pb.FreezeResponse(frozen=self._loop.core.control.frozen, revision=self._revision())
 
     async def Pin(self, request: Any, context: Any) -> Any:
+        """Pin an operator's plan and roll it out; without a plan, unpin."""
         control = self._loop.core.control
         if not request.HasField("plan"):
             await self._loop.operate(replace(control, pinned=False))
@@ -125,6 +134,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return pb.PinResponse(revision=self._revision())
 
     async def Rollback(self, request: Any, context: Any) -> Any:
+        """Roll back to the plan before, and freeze it."""
         self._may_act("Rollback")
         plans = self._loop.core.plans
         if len(plans) < 2:
@@ -138,9 +148,11 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return pb.RollbackResponse(revision=self._revision(), why=why)
 
     async def GetRollout(self, request: Any, context: Any) -> Any:
-        return pb.GetRolloutResponse(rollout=codec.to_proto(self._loop.actor.rollout), plan=self._revision())
+        """Rollout that is under way, or the last one."""
+        return pb.GetRolloutResponse(rollout=codec.to_proto(self._loop.rollout_runner.rollout), plan=self._revision())
 
     async def Replan(self, request: Any, context: Any) -> Any:
+        """Decide now, whatever the triggers say; answers the decision."""
         cause = request.cause or OPERATOR
         known = (OPERATOR, *CAUSES)
         if cause not in known:
@@ -169,6 +181,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         )
 
     async def GetDecision(self, request: Any, context: Any) -> Any:
+        """Decision record by id, with the plan that the planner made."""
         found = await asyncio.to_thread(self._disk.decision, request.id)
         if found is None:
             raise errors.NotFound(
@@ -213,7 +226,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
 
 
 def explain(view: PlanView, plan: Plan | None, objective: Objective, state: RolloutState, rolling: str) -> str:
-    """Why the plan in force is what it is, in words and numbers."""
+    """Explanation of the plan in force, in words and numbers."""
     family = objective.family
     demand = next((d for d in view.demand if d.family == family), None)
     measured = next((m for m in view.measured if m.family == family), None)
@@ -246,7 +259,7 @@ def explain(view: PlanView, plan: Plan | None, objective: Objective, state: Roll
         lines.append(f"stale nodes, nothing moves there: {', '.join(view.fleet.stale)}")
     if plan is not None and plan.exploration:
         lines.append("this plan is a candidate that is being measured")
-    if state not in FINAL or state == RolloutState.HALTED:
+    if state not in FINAL_STATES or state == RolloutState.HALTED:
         lines.append(f"rollout {state.name}: {rolling}")
     return "\n".join(lines)
 
@@ -265,7 +278,7 @@ def _carbon_lines(view: PlanView) -> list[str]:
 
 
 def exploration(explorer: Explorer, plan: Plan | None) -> Any:
-    """What exploring does now, and what it has cost. It goes on until what it decided is in force."""
+    """Exploration under way with its costs, as a message. It goes on until what it decided is in force."""
     under_way = explorer.run is not None or (plan is not None and plan.exploration)
     return pb.Exploration(under_way=under_way, text=explorer.text(), **explorer.totals.plain())
 

@@ -21,7 +21,7 @@ PARTS: Final = (Kind.PLANNER, Kind.FORECASTER)
 
 
 class CarbonSettings(Settings):
-    """Which series of the feed to plan by."""
+    """Settings of carbon: which series of the feed to plan by, and which readings to refuse."""
 
     zone: str = "demo"
     method: str = "average"
@@ -59,11 +59,12 @@ class CarbonSettings(Settings):
 
     @property
     def series(self) -> Series:
+        """Series of the feed that these settings name."""
         return Series(self.zone, Method[self.method.upper()], Factors[self.factors.upper()])
 
 
 class ObjectiveSettings(Settings):
-    """An objective as a scenario writes it; it is put in force unless the disk copy is of a later number."""
+    """Objective as a scenario writes it; it is put in force unless the disk copy is of a later number."""
 
     family: str
     mode: str = "budget"
@@ -90,12 +91,13 @@ class ObjectiveSettings(Settings):
         return value
 
     def objective(self) -> Objective:
+        """Objective of these settings, number 1."""
         fields = self.model_dump()
         return Objective(**{**fields, "mode": ObjectiveMode[self.mode.upper()], "number": 1})
 
 
 class TriggerSettings(Settings):
-    """Thresholds of controller/core/triggers.py, by the same names."""
+    """Settings of the triggers: thresholds of controller/core/triggers.py, by the same names."""
 
     carbon_ratio: float = Field(default=0.05, gt=0)
     carbon_base_g_per_kwh: float = Field(default=0.0, ge=0)
@@ -112,7 +114,7 @@ class TriggerSettings(Settings):
 
 
 class RolloutSettings(Settings):
-    """How patient a rollout is."""
+    """Settings of rollouts: timeouts, tries and periods."""
 
     apply_timeout_s: float = Field(default=5.0, gt=0)
     apply_tries: int = Field(default=3, ge=1)
@@ -127,7 +129,7 @@ class RolloutSettings(Settings):
 
 
 class ExploreSettings(Settings):
-    """How candidates are measured on the running system, and when a measurement is broken off."""
+    """Settings of exploring: how candidates are measured on the running system, and when that is broken off."""
 
     settle_s: float = Field(default=2.0, ge=0)
     """After a rollout, before load windows count."""
@@ -150,7 +152,7 @@ class ExploreSettings(Settings):
 
 
 class ReceiptSettings(Settings):
-    """How receipt rates follow what is metered."""
+    """Settings of receipts: how their rates follow what is metered."""
 
     memory_s: float = Field(default=60.0, gt=0)
     """How long metered energy and answers are remembered: older ones weigh 1/e or less."""
@@ -166,7 +168,7 @@ class ReceiptSettings(Settings):
 
 
 class FixedDemand(Settings):
-    """A demand that is planned for whatever comes: a capacity that was promised, or an experiment."""
+    """Demand that is planned for whatever comes: a capacity that was promised, or an experiment."""
 
     rate_per_s: float = Field(gt=0)
     rate_p90_per_s: float = Field(default=0.0, ge=0)
@@ -175,7 +177,7 @@ class FixedDemand(Settings):
     gap_scv: float = Field(default=1.0, ge=0)
 
     def demand(self, family: str, now_s: float) -> Demand:
-        """As a planner sees it; its forecast says where it comes from."""
+        """Demand as a planner sees it; its forecast says where it comes from."""
         high_per_s = max(self.rate_per_s, self.rate_p90_per_s)
         forecast = LoadForecast(
             family, "fixed", now_s, mean_per_s=self.rate_per_s, p90_per_s=high_per_s, max_per_s=high_per_s
@@ -290,14 +292,17 @@ class ControllerSettings(ServiceSettings):
 
     @property
     def act_mode(self) -> ActMode:
+        """Mode as an enum."""
         return ActMode[self.mode.upper()]
 
     @property
     def thresholds(self) -> Thresholds:
+        """Thresholds of the triggers, of settings and preset."""
         found = Thresholds(rate_span_s=self.smooth_s, **self.triggers.model_dump())
         base = policies.PRESETS[self.preset].get("carbon_base_g_per_kwh", 0.0) if self.preset else 0.0
         return replace(found, carbon_base_g_per_kwh=base) if base else found
 
     @property
     def windows(self) -> WindowSettings:
+        """Settings of load windows, long enough for `measure_s`."""
         return WindowSettings(measure_s=self.measure_s, keep_s=max(60.0, self.measure_s))

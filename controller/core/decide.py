@@ -1,7 +1,7 @@
-"""From a view and a trigger to what shall happen: a plan to roll out, an advice, or nothing, with the reason.
+"""Decision on a view: a plan to roll out, an advice, or nothing, with the reason.
 
 Source: DESIGN section 5 (modes of operation, Freeze, Pin, Rollback); rungs ours.
-Data: the view, the trigger, how far the controller may go (`Control`), a planner.
+Data: the view, the trigger, how far the controller may go (`ControlState`), a planner.
 Decision: `Verdict`. Nothing is numbered or written here.
 Formulation: rung 0 is the planner's plan; 1 its plan, degraded by a limit that it names; 2 the last good plan, as the
 planner found none or its plan breaks a rule of `Plan.check`. OBSERVE does not plan. ADVISE, a frozen and a pinned
@@ -18,6 +18,7 @@ from controller.core.triggers import Trigger
 from trefoil.core.brains import Candidate, Decision, LivePlanner, Planner, PlanView
 from trefoil.core.errors import PlanError, TrefoilError
 from trefoil.core.objective import ActMode
+from trefoil.core.parts import LIVE
 from trefoil.core.plan import Plan
 from trefoil.core.plan_check import check, node_digest, plan_digest
 from trefoil.core.units import grams
@@ -30,16 +31,16 @@ RUNG_KEPT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
-    """How far the controller may go. `pinned`: an operator's plan is in force until it is unpinned."""
+class ControlState:
+    """Mode of control as operators set it. `pinned`: an operator's plan is in force until it is unpinned."""
 
     mode: ActMode = ActMode.ACT
     frozen: bool = False
     pinned: bool = False
 
     @property
-    def held(self) -> str:
-        """Why plans are not carried out now; "" when they are."""
+    def hold_reason(self) -> str:
+        """Reason why plans are not carried out now; "" when they are."""
         if self.mode == ActMode.ADVISE:
             return "mode advise"
         if self.mode == ActMode.OBSERVE:
@@ -49,7 +50,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one decision. `plan` is to be rolled out; `advised` was not carried out and `held` says why."""
+    """Verdict on one decision. `plan` is to be rolled out; `advised` was not carried out."""
 
     outcome: str
     why: str
@@ -61,28 +62,27 @@ class Verdict:
 
     @property
     def digest(self) -> str:
-        """Of the plan that the planner made; "" for none. What `trefoil replay` compares."""
+        """Digest of the plan that the planner made, "" for none: what `trefoil replay` compares."""
         made = self.decision.plan if self.decision else None
         return plan_digest(made) if made else ""
 
 
-def think(view: PlanView, planner: Planner, seed: int) -> Decision:
-    """Call the planner, the same way live and in a replay. What it cannot do becomes a degraded decision."""
+def run_planner(view: PlanView, planner: Planner, seed: int) -> Decision:
+    """Run the planner once (`plan`), the same way live and in a replay; what it cannot do is a degraded decision."""
     try:
         return planner.plan(view, np.random.default_rng(seed))
     except TrefoilError as error:
         return Decision(None, f"the planner found no plan: {error}", float("inf"), str(error))
 
 
-def as_live(planner: Planner) -> LivePlanner | None:
-    """The planner as one that can measure candidates on the running system; None when it cannot."""
-    names = ("asks", "ask", "tell", "memory", "recall")
-    return cast(LivePlanner, planner) if all(callable(getattr(planner, name, None)) for name in names) else None
+def as_live_planner(planner: Planner) -> LivePlanner | None:
+    """Planner as one that can measure candidates on the running system; None when it cannot."""
+    return cast(LivePlanner, planner) if all(callable(getattr(planner, name, None)) for name in LIVE) else None
 
 
-def ask(view: PlanView, planner: Planner, seed: int) -> Candidate | Decision:
-    """One step of an exploration, the same way live and in a replay; `think` of planners that measure."""
-    live = as_live(planner)
+def ask_planner(view: PlanView, planner: Planner, seed: int) -> Candidate | Decision:
+    """Ask a planner that measures for its next step (`ask`), the same way live and in a replay."""
+    live = as_live_planner(planner)
     assert live is not None, f"{planner} has no ask"
     try:
         return live.ask(view, np.random.default_rng(seed))
@@ -90,8 +90,8 @@ def ask(view: PlanView, planner: Planner, seed: int) -> Candidate | Decision:
         return Decision(None, f"the planner found no plan: {error}", float("inf"), str(error))
 
 
-def judge(view: PlanView, trigger: Trigger, decision: Decision, control: Control) -> Verdict:
-    """What shall happen with a planner's decision."""
+def judge(view: PlanView, trigger: Trigger, decision: Decision, control: ControlState) -> Verdict:
+    """Judge a planner's decision: roll out, advise, keep the plan, or refuse, with the reason."""
     why = f"{trigger.cause}: {trigger.why}; {decision.why}"
     plan = decision.plan
     if plan is None:
@@ -112,19 +112,27 @@ def judge(view: PlanView, trigger: Trigger, decision: Decision, control: Control
         why = f"{why}; rung {RUNG_DEGRADED}: {degraded}"
     if view.current is not None and plan_digest(plan) == plan_digest(view.current):
         return Verdict(UNCHANGED, f"{why}; the plan stays as it is", decision, None, None, rung, degraded)
-    if control.held:
-        return Verdict(ADVISED, f"{why}; {control.held}: {saving(view, plan)}", decision, None, plan, rung, degraded)
+    if control.hold_reason:
+        return Verdict(
+            ADVISED,
+            f"{why}; {control.hold_reason}: {predicted_saving(view, plan)}",
+            decision,
+            None,
+            plan,
+            rung,
+            degraded,
+        )
     return Verdict(NEW, why, decision, plan, None, rung, degraded)
 
 
-def moves(current: Plan | None, plan: Plan) -> bool:
-    """Whether any node has something to do; not the shares alone."""
+def reconfigures(current: Plan | None, plan: Plan) -> bool:
+    """Whether a plan changes what any node has to do, and not the shares alone."""
     before = {node.node: node_digest(node) for node in current.nodes} if current else {}
     return {node.node: node_digest(node) for node in plan.nodes} != before
 
 
-def saving(view: PlanView, plan: Plan) -> str:
-    """What a plan is predicted to save against what runs, in words; measured grams of what runs come first."""
+def predicted_saving(view: PlanView, plan: Plan) -> str:
+    """Saving that a plan is predicted to bring against what runs, in words; measured grams of what runs come first."""
     measured = {m.family: m.grams_per_request for m in view.measured}
     parts = []
     for family, expected in sorted(plan.expected.items()):

@@ -1,8 +1,8 @@
-"""What a core wants done, as values; the answer to each is what a shell sends back.
+"""Effects: what a core wants done, as values; the answer to each is what a shell sends back.
 
 A core's method is a generator: it yields one effect, is given its answer, and goes on; `return` ends the step. What
 cannot be done is raised inside it (`errors.Fenced`, `errors.StateUnavailable`, `errors.Unavailable`, ...), so that a
-step that was not recorded leaves nothing behind that says it was. Time comes with each answer, in the core's `Instant`.
+step that was not recorded leaves nothing behind that says it was. Time comes with each answer, in its `CoreTime`.
 Effects are not frozen: a simulated year makes half a million, and a frozen one takes three times as long to make.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from controller.core.decide import Verdict
-from controller.core.rollout import Standing
+from controller.core.rollout import FleetSnapshot
 from controller.core.triggers import Trigger
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.common import Revision
@@ -27,8 +27,8 @@ Level = Literal["info", "warning"]
 
 
 @dataclass(slots=True)
-class Instant:
-    """The time that a core goes by; its shell sets it before each step and with each answer."""
+class CoreTime:
+    """Time that a core goes by [s]; its shell sets it before each step and with each answer."""
 
     now_s: float = 0.0
     """UTC."""
@@ -37,8 +37,8 @@ class Instant:
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
-    """What a planner answered, and all that is needed to ask it again. `memory` is JSON from before; "" = it has none.
+class PlannerAnswer:
+    """Answer of a planner with all that is needed to ask again. `memory` is JSON from before; "" = it has none.
 
     `asked`: a step of an exploration (`ask`), not a whole decision (`plan`).
     """
@@ -74,8 +74,8 @@ class Viewed:
 
 
 @dataclass(slots=True)
-class Think:
-    """Call the planner. Answer: a `Thought`."""
+class CallPlanner:
+    """Call the planner on a view (`plan`, or `ask` of one that measures). Answer: a `PlannerAnswer`."""
 
     view: PlanView
     seed: int
@@ -83,16 +83,16 @@ class Think:
 
 
 @dataclass(slots=True)
-class Tell:
-    """Tell a planner that measures what came of its candidate, and keep what it remembers."""
+class TellPlanner:
+    """Tell a planner that measures the result of its candidate, and save its memory."""
 
     candidate: Candidate
     measurement: Measurement
 
 
 @dataclass(slots=True)
-class Remember:
-    """Keep what the planner remembers."""
+class SavePlannerMemory:
+    """Save what the planner remembers on disk."""
 
 
 @dataclass(slots=True)
@@ -103,13 +103,13 @@ class OpenRecords:
 
 
 @dataclass(slots=True)
-class Recorded:
-    """Keep a decision. Raises Fenced, StateUnavailable: nothing may come of it."""
+class RecordDecision:
+    """Record a decision. Raises Fenced, StateUnavailable: nothing may come of it."""
 
     id: str
     view: PlanView
     trigger: Trigger
-    thought: Thought
+    thought: PlannerAnswer
     verdict: Verdict
     effect: str
     """reconfigure, reroute, or the outcome."""
@@ -122,65 +122,65 @@ class Recorded:
 
 @dataclass(slots=True)
 class WriteObjectives:
-    """Put objectives where everybody reads them. Raises Fenced, StateUnavailable."""
+    """Write objectives to Redis. Raises Fenced, StateUnavailable."""
 
     objectives: tuple[Objective, ...]
 
 
 @dataclass(slots=True)
 class Save:
-    """Keep a value on disk under a name."""
+    """Save a value on disk under a name."""
 
     name: str
     value: Any
 
 
 @dataclass(slots=True)
-class Roll:
-    """Roll a numbered plan out, in place of what is under way."""
+class StartRollout:
+    """Start the rollout of a numbered plan, in place of the one under way."""
 
     plan: Plan
     why: str
 
 
 @dataclass(slots=True)
-class Settle:
-    """End the rollout under way where that is safe."""
+class StopRollout:
+    """Stop the rollout under way where that is safe."""
 
 
 @dataclass(slots=True)
 class Republish:
-    """Write what stands again, under a new revision. Raises Fenced, StateUnavailable."""
+    """Rewrite plan, rollout and node plans under a new revision. Raises Fenced, StateUnavailable."""
 
     revision: Revision
 
 
 @dataclass(slots=True)
-class Wake:
-    """Take the next step at once instead of at the next period."""
+class WakeLoop:
+    """Wake the loop: the next step at once instead of at the next period."""
 
 
 @dataclass(slots=True)
-class Announce:
-    """Tell watchers that plan, rollout or mode has changed."""
+class NotifyWatchers:
+    """Notify watchers that plan, rollout or mode has changed."""
 
 
 @dataclass(slots=True)
-class Evaluated:
-    """A candidate's end: what became of it and what it cost."""
+class CandidateEvaluated:
+    """Evaluation of a candidate has ended: its outcome and its cost."""
 
     at_s: float
     trigger: Trigger
     candidate: Candidate
     outcome: str
     why: str
-    told: Measurement
+    measurement: Measurement
     text: str
 
 
 @dataclass(slots=True)
-class Say:
-    """One line of the log."""
+class Log:
+    """Log one line with an event name and fields."""
 
     event: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -188,8 +188,8 @@ class Say:
 
 
 @dataclass(slots=True)
-class Count:
-    """Move a metric: add to a counter, or set a gauge."""
+class AddMetric:
+    """Metric: add to a counter, or set a gauge."""
 
     name: str
     amount: float = 1.0
@@ -201,12 +201,12 @@ class Count:
 
 
 @dataclass(slots=True)
-class TryOut:
-    """Record a candidate; a refused one is not deployed. Answer: its plan, numbered. Raises as `Recorded`."""
+class RecordCandidate:
+    """Record a candidate; a refused one is not deployed. Answer: its plan, numbered. Raises as `RecordDecision`."""
 
     view: PlanView
     trigger: Trigger
-    thought: Thought
+    thought: PlannerAnswer
     refused: str
 
 
@@ -218,43 +218,45 @@ class Deploy:
 
 
 @dataclass(slots=True)
-class Conclude:
-    """Record a decision and put in force what it has become. Answer: the plan in force then. Raises as `Recorded`."""
+class ConcludeExploration:
+    """Record a decision and put in force what it has become. Answer: the plan in force then. Raises as
+    `RecordDecision`.
+    """
 
     view: PlanView
     trigger: Trigger
-    thought: Thought
+    thought: PlannerAnswer
     decision: Decision
     versions: Mapping[str, str]
 
 
 @dataclass(slots=True)
 class NextSeed:
-    """Answer: the seed of a new decision."""
+    """Seed of a new decision. Answer: the seed."""
 
 
 # --- of a rollout ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class AskAgents:
-    """See the status of these nodes as their agents have it now, not as it was last written."""
+class QueryAgents:
+    """Query node statuses from the agents themselves, not as they were last written."""
 
     nodes: Mapping[str, NodeStatus]
 
 
 @dataclass(slots=True)
-class FindWay:
-    """The way from what stands to a plan. Answer: a `Way`."""
+class FindPath:
+    """Find the rollout path from what stands to a plan. Answer: a `RolloutPath`."""
 
     view: PlanView
-    stands: Standing
+    snapshot: FleetSnapshot
     plan: Plan
 
 
 @dataclass(slots=True)
-class Look:
-    """Read what nodes and dispatchers say now. Raises StateUnavailable."""
+class RefreshStatuses:
+    """Refresh statuses of nodes and acks of dispatchers. Raises StateUnavailable."""
 
 
 @dataclass(slots=True)
@@ -272,8 +274,8 @@ class Publish:
 
 
 @dataclass(slots=True)
-class Command:
-    """Hand a node its desired state. Answer: whether it changes anything.
+class CommandNode:
+    """Command a node to its desired state. Answer: whether it changes anything.
 
     Raises Fenced: the agent obeys a newer epoch; Unavailable, InvalidInput.
     """
@@ -284,14 +286,14 @@ class Command:
 
 @dataclass(slots=True)
 class Wait:
-    """Look again when something may have changed, at the latest at a time of the monotonic clock."""
+    """Wait for a change, at the latest until a time of the monotonic clock [s]."""
 
     until_s: float = math.inf
 
 
 @dataclass(slots=True)
-class Timed:
-    """How long something took, for its histogram [s]."""
+class TimeMetric:
+    """Duration for the histogram of a metric [s]."""
 
     name: str
     seconds: float

@@ -1,4 +1,4 @@
-"""An exploration as a value: its phase, its candidates, what became of each, and what all of it has cost."""
+"""State of an exploration: phase, candidates with their outcomes, what all of it has cost, what may be deployed."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from controller.core.shares import capacity_of
-from controller.core.terms import impossible, terms
+from controller.core.terms import rollout_inputs, rollout_refusal
 from controller.core.triggers import Trigger
 from controller.settings import ExploreSettings
 from trefoil.core.brains import Candidate, Measurement, PlanView
@@ -22,7 +22,7 @@ BROKEN_OFF, INTERRUPTED, DECIDED = "broken_off", "interrupted", "decided"
 
 
 class Phase(StrEnum):
-    """Where an exploration stands."""
+    """Phase of an exploration."""
 
     ASK = "asking the planner"
     DEPLOY = "about to deploy"
@@ -35,28 +35,28 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Evaluation:
-    """One candidate: what became of it and what it cost."""
+    """Evaluation of one candidate: its outcome and what was measured."""
 
     number: int
     candidate: Candidate
     outcome: str = ""  # "" while it is under way
     why: str = ""
-    told: Measurement | None = None
+    measurement: Measurement | None = None
 
     def __str__(self) -> str:
         text = f"{self.number}: {self.candidate.why}: {self.outcome or 'under way'}"
         if self.why:
             text += f" ({self.why})"
-        if self.outcome == MEASURED and self.told is not None:
-            for m in self.told.measured:
+        if self.outcome == MEASURED and self.measurement is not None:
+            for m in self.measurement.measured:
                 joules = "" if m.joules_per_request is None else f", {m.joules_per_request:.3g} J"
                 text += f" {m.family} p95 {m.latency_ms_p95:.0f} ms, accuracy {m.accuracy:.4f}{joules}"
         return text
 
 
 @dataclass(slots=True)
-class Totals:
-    """What exploring has cost, of one exploration or of all since the controller first ran."""
+class ExplorationTotals:
+    """Totals of exploring: time, joules and violations of one exploration, or of all since the controller first ran."""
 
     explorations: int = 0
     evaluations: int = 0
@@ -79,12 +79,13 @@ class Totals:
         self.broken_off += outcome in (BROKEN_OFF, HALTED)
 
     def plain(self) -> dict[str, Any]:
+        """Fields by name, for disk, records and the wire."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 @dataclass(slots=True)
 class Exploration:
-    """One that is under way. Times are UTC, as those of windows and samples are."""
+    """Exploration that is under way. Times are UTC, as those of windows and samples are."""
 
     trigger: Trigger
     before: Plan | None
@@ -92,7 +93,7 @@ class Exploration:
     phase: Phase = Phase.ASK
     deployed: Plan | None = None
     evaluations: list[Evaluation] = field(default_factory=list)
-    totals: Totals = field(default_factory=Totals)
+    totals: ExplorationTotals = field(default_factory=ExplorationTotals)
     charged_from_s: float = 0.0  # up to here time is booked,
     windows_from_s: float = 0.0  # requests (windows come later than what they tell of),
     metered_from_s: float = 0.0  # and energy
@@ -105,6 +106,7 @@ class Exploration:
 
     @property
     def now(self) -> Evaluation:
+        """Evaluation under way, or the last one."""
         return self.evaluations[-1]
 
     @property
@@ -127,21 +129,21 @@ class Exploration:
         return waits > borne and now_s < from_s + settings.settle_max_s
 
 
-def good(run: Exploration, view: PlanView) -> Plan | None:
-    """The plan to fall back on; None: what is deployed has to do."""
+def fallback_plan(run: Exploration, view: PlanView) -> Plan | None:
+    """Plan to fall back on: the one before, or one measured within its SLOs; None: what is deployed has to do."""
     quantile = {o.family: o.slo_quantile for o in view.objectives}
     met = []
     for one in run.evaluations:
-        measured = one.told.measured if one.told is not None and one.outcome == MEASURED else ()
+        measured = one.measurement.measured if one.measurement is not None and one.outcome == MEASURED else ()
         if measured and all(m.slo_attainment >= quantile.get(m.family, 0.0) for m in measured):
             met.append((sum(m.joules_per_request or 0.0 for m in measured), one.number, one.candidate.plan))
     found = [plan for _, _, plan in sorted(met, key=lambda row: row[:2])]
     before = [run.before] if run.before is not None else []
     order = [*found, *before] if run.trigger.cause in OUTGROWN else [*before, *found]
-    return next((plan for plan in order if not refusal(view, plan)), None)
+    return next((plan for plan in order if not deployment_refusal(view, plan)), None)
 
 
-def leaving(view: PlanView) -> bool:
+def unplanned_slices_stand(view: PlanView) -> bool:
     """Whether slices still stand that the plan in force has no place for, those of a rollout that was given up, say.
 
     They go, and until then the room they take is nobody's: a candidate that needs it would be refused for them.
@@ -161,7 +163,7 @@ def leaving(view: PlanView) -> bool:
 
 
 def text(run: Exploration, ended: str = "") -> str:
-    """An exploration in words."""
+    """Exploration in words."""
     t = run.totals
     head = f"exploring for {run.trigger.cause}: {ended or run.phase.value}"
     spent = f"{t.evaluations} evaluated, {t.refused} refused, {t.broken_off} broken off; {t.spent_s:.0f} s, "
@@ -169,26 +171,26 @@ def text(run: Exploration, ended: str = "") -> str:
     return "\n".join([f"{head} ({spent})", *(f"  candidate {e}" for e in run.evaluations)])
 
 
-def refusal(view: PlanView, plan: Plan) -> str:
-    """Why a plan may not be deployed now; "" when it may. Its SLO is the planner's business, the capacity is not."""
-    return refused(view, plan)[0]
+def deployment_refusal(view: PlanView, plan: Plan) -> str:
+    """Reason why a plan may not be deployed now; "" when it may. Its SLO is the planner's business, capacity is not."""
+    return deployment_refusal_by_family(view, plan)[0]
 
 
-def refused(view: PlanView, plan: Plan) -> tuple[str, str]:
-    """`refusal`, and the family whose part of the plan is too small; "" where it is the plan as a whole."""
+def deployment_refusal_by_family(view: PlanView, plan: Plan) -> tuple[str, str]:
+    """Reason as of `deployment_refusal`, and the family whose part is too small; "" where it is the plan as a whole."""
     try:
         check(replace(plan, degraded=plan.degraded or "a candidate"), view.fleet, view.catalog, (), view.objectives)
     except PlanError as error:
         return str(error), ""
     if view.current is not None and plan_digest(plan) == plan_digest(view.current):
         return "", ""  # it runs already: what it does will be seen
-    rules = terms(view, relaxed=True)
+    inputs = rollout_inputs(view, relaxed=True)
     parts = [p for node in plan.nodes for d in node.devices for p in d.slices]
     for demand in view.demand:
         if not any(r.family == demand.family for r in view.catalog.rows):
             continue  # no profile: nothing is known before it is measured
-        carries = capacity_of(demand.family, parts, rules)
-        if carries < rules.needs.get(demand.family, 0.0):
+        carries = capacity_of(demand.family, parts, inputs)
+        if carries < inputs.needs.get(demand.family, 0.0):
             short = f"carries {carries:.1f}/s of {demand.family}, the load needs {demand.rate_per_s:.1f}/s"
             return short, demand.family
-    return impossible(view, plan), ""
+    return rollout_refusal(view, plan), ""

@@ -1,4 +1,4 @@
-"""Explores on the running system: ask for a candidate, deploy it, measure it, tell, until the planner has decided.
+"""Exploration on the running system: ask for a candidate, deploy it, measure it, tell, until the planner has decided.
 
 Source: CLOVER section 4.3 (candidates are evaluated on the live system); what protects serving meanwhile is ours.
 Phases: ASK -> DEPLOY -> ROLL (the ordinary rollout) -> SETTLE (load windows of before run out, what queued up drains)
@@ -19,21 +19,21 @@ from typing import Any, Final, Protocol
 
 from controller.core import measuring
 from controller.core.effects import (
-    Conclude,
-    Count,
+    AddMetric,
+    CallPlanner,
+    CandidateEvaluated,
+    ConcludeExploration,
+    CoreTime,
     Deploy,
-    Evaluated,
-    Instant,
+    Log,
     NextSeed,
-    Remember,
+    PlannerAnswer,
+    RecordCandidate,
     Save,
-    Say,
+    SavePlannerMemory,
     Steps,
-    Tell,
-    Think,
-    Thought,
-    TryOut,
-    Wake,
+    TellPlanner,
+    WakeLoop,
 )
 from controller.core.evaluations import (
     BROKEN_OFF,
@@ -44,51 +44,58 @@ from controller.core.evaluations import (
     REFUSED,
     Evaluation,
     Exploration,
+    ExplorationTotals,
     Phase,
-    Totals,
-    good,
-    leaving,
-    refused,
+    deployment_refusal_by_family,
+    fallback_plan,
     text,
+    unplanned_slices_stand,
 )
+from controller.core.rolling import FINAL_STATES
 from controller.core.triggers import Trigger
-from controller.core.windows import Windows
+from controller.core.windows import LoadWindows
 from controller.settings import ExploreSettings
 from trefoil.core.brains import Decision, LivePlanner, Measurement, PlanView
 from trefoil.core.demand import Measured
 from trefoil.core.fleet import DeviceState
 from trefoil.core.plan import Plan, RolloutState
 
-ROLLED: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
 TOTALS: Final = "explorations"
 IDLE_S: Final = 5.0  # without any arrival, before this counts as a time without load
 
-Rolled = tuple[RolloutState, str]
+RolloutOutcome = tuple[RolloutState, str]
 """Where the rollout of the plan in force stands, and why."""
 
 
 class Meter(Protocol):
-    """What is known of energy."""
+    """Meter of energy, grams and their cost over intervals."""
 
-    def grams_per_request(self, families: Iterable[str], now_s: float) -> dict[str, float | None]: ...
-    def metered_until_s(self, devices: Sequence[str]) -> float: ...  # all of them
-    def cost(self, families: Sequence[str], starts_s: float, ends_s: float, pue: float) -> measuring.Cost: ...
-    def hold(self, from_s: float) -> None: ...  # keep what is needed to tell the cost from a time on; inf: nothing
+    def grams_per_request(self, families: Iterable[str], now_s: float) -> dict[str, float | None]:
+        """Grams per request of each family over the measuring window; None: not measured."""
+
+    def metered_until_s(self, devices: Sequence[str]) -> float:
+        """Time up to which all of these devices have been metered."""
+
+    def cost(self, families: Sequence[str], starts_s: float, ends_s: float, pue: float) -> measuring.Cost:
+        """Cost of an interval, by family."""
+
+    def hold(self, from_s: float) -> None:
+        """Retain what tells the cost from a time on; inf: nothing."""
 
 
 class Explorer:
-    """At most one exploration at a time, one step a tick."""
+    """Explorer of candidates on the running system: at most one exploration, one step a tick."""
 
     def __init__(
         self,
         live: LivePlanner | None,
-        windows: Windows,
+        windows: LoadWindows,
         meter: Meter,
         settings: ExploreSettings,
-        at: Instant,
-        totals: Totals,
+        time: CoreTime,
+        totals: ExplorationTotals,
     ) -> None:
-        self.live, self._windows, self._meter, self._settings, self._at = live, windows, meter, settings, at
+        self.live, self._windows, self._meter, self._settings, self._time = live, windows, meter, settings, time
         self.run: Exploration | None = None
         self.totals = totals
         self._current: Plan | None = None  # the plan in force
@@ -100,102 +107,104 @@ class Explorer:
 
     # --- begin and end ------------------------------------------------------------------------------------------------
 
-    def wants(self, view: PlanView) -> bool:
+    def wants_to_explore(self, view: PlanView) -> bool:
         """Whether the planner wants to measure on the system."""
         return self.live is not None and self.live.asks(view)
 
-    def begin(self, view: PlanView, trigger: Trigger, current: Plan | None, rolled: Rolled) -> Steps[None]:
-        """Start one, in place of one that may be under way. `current`: the plan in force."""
+    def begin(self, view: PlanView, trigger: Trigger, current: Plan | None, rollout: RolloutOutcome) -> Steps[None]:
+        """Begin an exploration, in place of one under way. `current`: the plan in force."""
         before = current
         if self.run is not None:
-            before = good(self.run, view)
+            before = fallback_plan(self.run, view)
             yield from self._close(INTERRUPTED, f"interrupted by {trigger.cause}: {trigger.why}")
-        now_s = self._at.now_s
-        self.run = Exploration(trigger, before, now_s, Phase.ASK, None, [], Totals(), now_s, now_s, now_s, now_s)
-        self._hold(now_s)
+        now_s = self._time.now_s
+        self.run = Exploration(
+            trigger, before, now_s, Phase.ASK, None, [], ExplorationTotals(), now_s, now_s, now_s, now_s
+        )
+        self._retain_from(now_s)
         self.run.totals.explorations, self.totals.explorations = 1, self.totals.explorations + 1
         yield Save(TOTALS, self.totals.plain())
-        yield Count("trefoil_exploring", 1, gauge=True)
-        yield Say("exploration", {"trigger": trigger.cause, "why": trigger.why})
-        yield from self.step(view, current, rolled)
+        yield AddMetric("trefoil_exploring", 1, gauge=True)
+        yield Log("exploration", {"trigger": trigger.cause, "why": trigger.why})
+        yield from self.step(view, current, rollout)
 
-    def drop(self, why: str) -> Steps[None]:
-        """End it and leave what is deployed to the caller (another plan takes over, or the role was lost)."""
+    def abandon(self, why: str) -> Steps[None]:
+        """Abandon the exploration; what is deployed is the caller's (another plan takes over, or the role was lost)."""
         if self.run is not None:
             yield from self._close(INTERRUPTED, why)
 
     def stop(self, view: PlanView, why: str, current: Plan | None) -> Steps[None]:
-        """End it; a good plan is put in force."""
+        """Stop the exploration and put a good plan in force."""
         self._current = current
         yield from self._stop(view, why)
 
     def _stop(self, view: PlanView, why: str) -> Steps[None]:
         if self.run is None:
             return
-        kept = good(self.run, view) or self._current
+        kept = fallback_plan(self.run, view) or self._current
         yield from self._close(INTERRUPTED, why)
-        if kept is not None and self._on_trial:
-            yield from self._put(replace(kept, exploration=False, why=f"exploration ended, {why}; {kept.why}"))
+        if kept is not None and self._candidate_deployed:
+            yield from self._deploy_plan(replace(kept, exploration=False, why=f"exploration ended, {why}; {kept.why}"))
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def step(self, view: PlanView, current: Plan | None, rolled: Rolled) -> Steps[None]:
-        """One step. A longer pause between two of them begins a measurement anew."""
+    def step(self, view: PlanView, current: Plan | None, rollout: RolloutOutcome) -> Steps[None]:
+        """Step of an exploration. A longer pause between two of them begins a measurement anew."""
         run, self._current = self.run, current
         assert run is not None
-        now_s = self._at.now_s
+        now_s = self._time.now_s
         paused = now_s - run.seen_s > self._settings.pause_s
         run.seen_s = now_s
         if run.phase in (Phase.SETTLE, Phase.MEASURE, Phase.METER) and paused:
             self._settle(now_s)
         if run.phase == Phase.ASK:
-            yield from self._ask(view, rolled)
+            yield from self._ask(view, rollout)
         elif run.phase == Phase.DEPLOY:
             yield from self._deploy()
         elif run.phase == Phase.BACK:
-            yield from self._went_back(rolled)
-        elif (found := self._unbearable(view))[0]:
+            yield from self._returned(rollout)
+        elif (found := self._break_off_reason(view))[0]:
             yield from self._break_off(view, BROKEN_OFF, *found)
         elif run.phase == Phase.ROLL:
-            yield from self._rolling(view, rolled)
+            yield from self._await_rollout(view, rollout)
         elif run.phase == Phase.SETTLE:
-            self._settling(view)
+            self._await_settled(view)
         elif run.phase == Phase.MEASURE:
-            yield from self._measuring(view)
+            yield from self._measure(view)
         elif run.phase == Phase.METER:
-            yield from self._metering(view)
+            yield from self._await_meter(view)
         if self.run is run and now_s - run.began_s - run.waited_s > self._settings.exploration_max_s:
             why = f"it took more than exploration_max_s = {self._settings.exploration_max_s:g} s"
             yield from self._stop(view, why)
 
-    def _put(self, plan: Plan) -> Steps[None]:
+    def _deploy_plan(self, plan: Plan) -> Steps[None]:
         self._current = yield Deploy(plan)
 
-    def _ask(self, view: PlanView, rolled: Rolled) -> Steps[None]:
+    def _ask(self, view: PlanView, rollout: RolloutOutcome) -> Steps[None]:
         run = self.run
         assert run is not None
         # A way is found from what stands: in the middle of a rollout, for long enough, that is nothing to judge by.
-        patient = self._at.now_s - run.charged_from_s < self._settings.settle_max_s
-        if patient and (rolled[0] == RolloutState.APPLYING or leaving(view)):
+        patient = self._time.now_s - run.charged_from_s < self._settings.settle_max_s
+        if patient and (rollout[0] == RolloutState.APPLYING or unplanned_slices_stand(view)):
             return
         view = replace(view, trigger=run.trigger.cause)
-        thought = yield Think(view, (yield NextSeed()), ask=True)
+        thought = yield CallPlanner(view, (yield NextSeed()), ask=True)
         if isinstance(thought.step, Decision):
             yield from self._decided(view, thought)
             return
         candidate = thought.step
         one = Evaluation(len(run.evaluations) + 1, candidate)
         run.evaluations.append(one)
-        why, family = refused(view, candidate.plan)
+        why, family = deployment_refusal_by_family(view, candidate.plan)
         if why and (view.current is not None or not candidate.plan.degraded):
             yield from self._tell(view, REFUSED, why, blamed=family)
             run.phase = Phase.ASK
         else:
             why, run.phase = "", Phase.DEPLOY
         run.deployed = None
-        run.deployed = yield TryOut(view, run.trigger, thought, why)
+        run.deployed = yield RecordCandidate(view, run.trigger, thought, why)
         if why:
-            yield Wake()
+            yield WakeLoop()
         else:
             yield from self._deploy()
 
@@ -205,23 +214,23 @@ class Explorer:
         if run.deployed is None:  # its record could not be written: Redis was down
             run.deployed = replace(run.now.candidate.plan, exploration=True)
         run.phase, run.settled_s = Phase.ROLL, math.inf
-        yield from self._put(run.deployed)
+        yield from self._deploy_plan(run.deployed)
 
-    def _rolling(self, view: PlanView, rolled: Rolled) -> Steps[None]:
-        state, why = rolled
+    def _await_rollout(self, view: PlanView, rollout: RolloutOutcome) -> Steps[None]:
+        state, why = rollout
         if state == RolloutState.DONE:
-            self._settle(self._at.now_s)
-        elif state in ROLLED:
+            self._settle(self._time.now_s)
+        elif state in FINAL_STATES:
             yield from self._break_off(view, HALTED, f"its rollout was {state.name.lower()}: {why}")
 
     def _settle(self, now_s: float) -> None:
         assert self.run is not None
         self.run.phase, self.run.settled_s = Phase.SETTLE, now_s + self._settings.settle_s
 
-    def _settling(self, view: PlanView) -> None:
+    def _await_settled(self, view: PlanView) -> None:
         run = self.run
         assert run is not None
-        now_s = self._at.now_s
+        now_s = self._time.now_s
         if now_s < run.settled_s:
             return
         found = self._windows.begun_since(run.windows_from_s)
@@ -232,12 +241,12 @@ class Explorer:
         run.settled_s = now_s
         run.phase = Phase.MEASURE
 
-    def _measuring(self, view: PlanView) -> Steps[None]:
+    def _measure(self, view: PlanView) -> Steps[None]:
         run = self.run
         assert run is not None
         found = self._windows.begun_since(run.settled_s)
         tallies = {o.family: measuring.tally(found, o.family) for o in view.objectives}
-        now_s = self._at.now_s
+        now_s = self._time.now_s
         if not any(t.arrived for t in tallies.values()):  # nothing to measure yet: this is not time of the candidate
             if now_s - run.settled_s > IDLE_S:  # windows come later than what they tell of
                 run.waited_s += now_s - run.settled_s
@@ -246,24 +255,24 @@ class Explorer:
         asked = [t.answered for t in tallies.values() if t.arrived]
         if min(asked) >= run.now.candidate.requests_min or now_s - run.settled_s >= run.now.candidate.measure_s:
             run.found, run.phase = found, Phase.METER
-            yield from self._metering(view)
+            yield from self._await_meter(view)
 
-    def _metering(self, view: PlanView) -> Steps[None]:
+    def _await_meter(self, view: PlanView) -> Steps[None]:
         run = self.run
         assert run is not None
-        starts_s, ends_s = measuring.span(run.found)
+        starts_s, ends_s = measuring.covered_span(run.found)
         known = self._meter.metered_until_s(_devices(view)) >= ends_s
-        if not known and self._at.now_s < ends_s + self._settings.meter_wait_s:
+        if not known and self._time.now_s < ends_s + self._settings.meter_wait_s:
             return
         paid = self._cost(view, starts_s, ends_s) if known else measuring.Cost(None, None)
-        told = measuring.measured(view, self._windows, run.found, paid)
-        yield from self._tell(view, MEASURED, "", told, ends_s)
+        measured = measuring.measured(view, self._windows, run.found, paid)
+        yield from self._tell(view, MEASURED, "", measured, ends_s)
         run.phase = Phase.ASK
-        yield Wake()
+        yield WakeLoop()
 
     # --- leaving a candidate ------------------------------------------------------------------------------------------
 
-    def _unbearable(self, view: PlanView) -> tuple[str, str]:
+    def _break_off_reason(self, view: PlanView) -> tuple[str, str]:
         """Why the candidate has to be left at once, and whose part of it; "" twice while it is bearable."""
         run = self.run
         assert run is not None
@@ -271,28 +280,28 @@ class Explorer:
             return "", ""
         since = self._windows.begun_since(run.windows_from_s)
         settled = self._windows.begun_since(run.settled_s)
-        return measuring.unbearable(view, run.now.candidate.plan, since, settled, self._settings)
+        return measuring.break_off_reason(view, run.now.candidate.plan, since, settled, self._settings)
 
     def _break_off(self, view: PlanView, outcome: str, why: str, blamed: str = "") -> Steps[None]:
         run = self.run
         assert run is not None
         yield from self._tell(view, outcome, why, blamed=blamed)
-        back = good(run, view)
+        back = fallback_plan(run, view)
         if back is None:
             run.phase = Phase.ASK  # there is nothing to go back to: the next candidate
             return
         run.phase = Phase.BACK
-        yield from self._put(replace(back, exploration=True, why=f"back from a candidate: {why}; {back.why}"))
+        yield from self._deploy_plan(replace(back, exploration=True, why=f"back from a candidate: {why}; {back.why}"))
 
-    def _went_back(self, rolled: Rolled) -> Steps[None]:
+    def _returned(self, rollout: RolloutOutcome) -> Steps[None]:
         assert self.run is not None
-        state, why = rolled
+        state, why = rollout
         if state == RolloutState.DONE:
             self.run.phase = Phase.ASK
-            yield Wake()
-        elif state in ROLLED:  # the loop goes on to try
+            yield WakeLoop()
+        elif state in FINAL_STATES:  # the loop goes on to try
             self.run.phase = Phase.ASK
-            yield Say("the way back halted", {"why": why}, "warning")
+            yield Log("the way back halted", {"why": why}, "warning")
 
     # --- booking ------------------------------------------------------------------------------------------------------
 
@@ -301,21 +310,21 @@ class Explorer:
         view: PlanView,
         outcome: str,
         why: str,
-        told: tuple[Measured, ...] | None = None,
+        measured: tuple[Measured, ...] | None = None,
         until_s: float | None = None,
         blamed: str = "",
     ) -> Steps[None]:
         """Charge everything since the last evaluation to this one, and tell the planner."""
         run = self.run
         assert run is not None
-        spent = yield from self._charge(view, self._at.now_s if until_s is None else until_s)
+        spent = yield from self._charge(view, self._time.now_s if until_s is None else until_s)
         families = [blamed] if blamed else [o.family for o in view.objectives]
-        results = measuring.lost(families) if told is None else told
+        results = measuring.failed_measurements(families) if measured is None else measured
         one = run.now
-        one.outcome, one.why, one.told = outcome, why, Measurement(results, *spent)
+        one.outcome, one.why, one.measurement = outcome, why, Measurement(results, *spent)
         yield from self._count(outcome)
-        yield Tell(one.candidate, one.told)
-        yield Evaluated(self._at.now_s, run.trigger, one.candidate, outcome, why, one.told, str(one))
+        yield TellPlanner(one.candidate, one.measurement)
+        yield CandidateEvaluated(self._time.now_s, run.trigger, one.candidate, outcome, why, one.measurement, str(one))
 
     def _charge(self, view: PlanView, until_s: float) -> Steps[tuple[float, float, int]]:
         """(seconds, joules, requests out of the SLO) since the last time; what is reported later is charged later."""
@@ -328,11 +337,11 @@ class Explorer:
         spent_s = max(0.0, until_s - run.charged_from_s)
         for totals in (run.totals, self.totals):
             totals.charge(spent_s, spent_j, violations)
-        yield Count("trefoil_exploration_seconds_total", spent_s)
-        yield Count("trefoil_exploration_joules_total", spent_j)
-        yield Count("trefoil_exploration_violations_total", violations)
+        yield AddMetric("trefoil_exploration_seconds_total", spent_s)
+        yield AddMetric("trefoil_exploration_joules_total", spent_j)
+        yield AddMetric("trefoil_exploration_violations_total", violations)
         run.charged_from_s = max(run.charged_from_s, until_s)
-        run.windows_from_s = max(run.windows_from_s, measuring.span(found)[1])
+        run.windows_from_s = max(run.windows_from_s, measuring.covered_span(found)[1])
         run.metered_from_s = max(run.metered_from_s, metered_s)
         self._windows.hold_from_s = run.windows_from_s
         self._meter.hold(run.metered_from_s)
@@ -342,28 +351,28 @@ class Explorer:
         assert self.run is not None
         for totals in (self.run.totals, self.totals):
             totals.count(outcome)
-        yield Count("trefoil_evaluations_total", labels={"outcome": outcome})
+        yield AddMetric("trefoil_evaluations_total", labels={"outcome": outcome})
 
     def _cost(self, view: PlanView, starts_s: float, ends_s: float) -> measuring.Cost:
         return self._meter.cost([o.family for o in view.objectives], starts_s, ends_s, view.pue)
 
-    def _decided(self, view: PlanView, thought: Thought) -> Steps[None]:
+    def _decided(self, view: PlanView, thought: PlannerAnswer) -> Steps[None]:
         run = self.run
         assert run is not None
-        yield from self._charge(view, self._at.now_s)
-        decision, fallback = thought.decision, good(run, view) or self._current
-        if decision.plan is None and self._on_trial and fallback is not None:
+        yield from self._charge(view, self._time.now_s)
+        decision, fallback = thought.decision, fallback_plan(run, view) or self._current
+        if decision.plan is None and self._candidate_deployed and fallback is not None:
             # What runs is a candidate: it becomes the plan, unless there is a reason to go back to a good one.
             keeps = self._current if not decision.degraded else fallback
             decision = replace(decision, plan=replace(keeps or fallback, degraded=decision.degraded))
         yield from self._close(DECIDED, decision.why)
         totals = json.dumps(run.totals.plain())
-        self._current = yield Conclude(view, run.trigger, thought, decision, {"exploration": totals})
-        if self._on_trial and fallback is not None:  # the planner's plan was refused
-            yield from self._put(replace(fallback, exploration=False, why=f"{decision.why}; {fallback.why}"))
+        self._current = yield ConcludeExploration(view, run.trigger, thought, decision, {"exploration": totals})
+        if self._candidate_deployed and fallback is not None:  # the planner's plan was refused
+            yield from self._deploy_plan(replace(fallback, exploration=False, why=f"{decision.why}; {fallback.why}"))
 
     @property
-    def _on_trial(self) -> bool:
+    def _candidate_deployed(self) -> bool:
         """Whether what is deployed is a candidate."""
         return self._current is not None and self._current.exploration
 
@@ -375,20 +384,20 @@ class Explorer:
             yield from self._count(INTERRUPTED)
         self.last = text(run, f"{outcome}: {why}")
         self.run = None
-        self._hold(math.inf)
-        yield Remember()
+        self._retain_from(math.inf)
+        yield SavePlannerMemory()
         yield Save(TOTALS, self.totals.plain())
-        yield Count("trefoil_exploring", 0, gauge=True)
-        yield Count("trefoil_explorations_total", labels={"outcome": outcome})
+        yield AddMetric("trefoil_exploring", 0, gauge=True)
+        yield AddMetric("trefoil_explorations_total", labels={"outcome": outcome})
         fields: dict[str, Any] = {"outcome": outcome, "why": why, **run.totals.plain()}
-        yield Say("exploration ended", fields)
+        yield Log("exploration ended", fields)
 
-    def _hold(self, from_s: float) -> None:
+    def _retain_from(self, from_s: float) -> None:
         self._windows.hold_from_s = from_s
         self._meter.hold(from_s)
 
     def text(self) -> str:
-        """The exploration under way, or the last one, in words; "" when there never was one."""
+        """Exploration under way, or the last one, in words; "" when there never was one."""
         return self.last if self.run is None else text(self.run)
 
 

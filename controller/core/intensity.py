@@ -1,9 +1,10 @@
-"""Which reading and which forecast of carbon to plan by; whatever is refused is named, with the reason.
+"""Carbon reading and carbon forecast to plan by; whatever is refused is named, with the reason.
 
 Source: the feed's ladder (`trefoil.core.carbon.Rung`); what is done with it ours.
 Data: the reading in force, the last one on a rung that may be planned by, the forecast in force; the settings
 `carbon.rungs_refused`, `carbon.static_g_per_kwh`, `carbon.forecast_age_share_max`.
-Decision: `Held`, the reading to plan by and why not the one in force; a forecast, or one without bands that says why.
+Decision: `PlannableReading`, the reading to plan by and why not the one in force; a forecast, or one without bands that
+says why.
 Formulation: a reading on a refused rung starts no decision, and decisions that something else starts are made on the
 last reading of an allowed rung, however old: its own value, rung and times, with the reason. Where there never was one
 the configured value stands in, as something has to serve. A forecast is refused when it is of another series, issued in
@@ -25,8 +26,8 @@ EARLY_S: Final = 5.0  # by how much the clocks of two machines may differ
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """The reading to plan by. `rung`: the name of the refused rung in force, "" = none is; `why` in words."""
+class PlannableReading:
+    """Reading to plan by. `rung`: the name of the refused rung in force, "" = none is; `why` in words."""
 
     reading: CarbonReading
     rung: str = ""
@@ -34,12 +35,12 @@ class Held:
 
 
 def rung_name(rung: int) -> str:
-    """The name of a rung; its number where a newer feed knows more of them."""
+    """Name of a rung; its number where a newer feed knows more of them."""
     return RUNGS[rung] if 0 <= rung < len(RUNGS) else str(rung)
 
 
-def unread(series: Series, static_g_per_kwh: float, now_s: float) -> CarbonReading:
-    """What stands in until the first reading."""
+def static_reading(series: Series, static_g_per_kwh: float, now_s: float) -> CarbonReading:
+    """Static reading of the setting, which stands in until the first one."""
     return CarbonReading(
         series=series,
         starts_at_s=now_s,
@@ -53,8 +54,8 @@ def unread(series: Series, static_g_per_kwh: float, now_s: float) -> CarbonReadi
     )
 
 
-def aged(reading: CarbonReading, now_s: float, stale_intervals: float) -> CarbonReading:
-    """The reading as it is, or carried when nobody has renewed it for so many of its intervals."""
+def carried_when_stale(reading: CarbonReading, now_s: float, stale_intervals: float) -> CarbonReading:
+    """Reading as it is, or carried when nobody has renewed it for so many of its intervals."""
     interval_s = reading.ends_at_s - reading.starts_at_s
     age_s = now_s - reading.observed_at_s
     if interval_s <= 0 or age_s <= stale_intervals * interval_s:
@@ -63,32 +64,32 @@ def aged(reading: CarbonReading, now_s: float, stale_intervals: float) -> Carbon
     return replace(reading, rung=rung, quality=Quality.CARRIED, fallback_reason=why)
 
 
-def held(
+def plannable_reading(
     in_force: CarbonReading,
     last: CarbonReading | None,
     refused: Set[str],
     static_g_per_kwh: float,
     now_s: float,
-) -> Held:
-    """The reading to plan by: the one in force, or the last one whose rung is allowed."""
+) -> PlannableReading:
+    """Reading to plan by: the one in force, or the last one whose rung is allowed."""
     rung = rung_name(in_force.rung)
     if rung not in refused:
-        return Held(in_force)
+        return PlannableReading(in_force)
     because = f" ({in_force.fallback_reason})" if in_force.fallback_reason else ""
     why = f"rung {rung} in force{because} is refused by carbon.rungs_refused"
     if last is None:
-        reading = unread(in_force.series, static_g_per_kwh, now_s)
+        reading = static_reading(in_force.series, static_g_per_kwh, now_s)
         why = f"{why}; nothing of an allowed rung was ever read, carbon.static_g_per_kwh stands in"
     else:
         reading = last
         age_s = max(0.0, now_s - last.ends_at_s)
         since = f", which ended {age_s:.0f} s ago" if age_s > 0 else ""
         why = f"{why}; planned by the last reading on rung {rung_name(last.rung)}{since}"
-    return Held(replace(reading, fallback_reason=why), rung, why)
+    return PlannableReading(replace(reading, fallback_reason=why), rung, why)
 
 
-def refusal(forecast: CarbonForecast, series: Series, now_s: float, age_share_max: float = math.inf) -> str:
-    """Why a forecast is not planned by; "" = it is."""
+def forecast_refusal(forecast: CarbonForecast, series: Series, now_s: float, age_share_max: float = math.inf) -> str:
+    """Reason why a forecast is not planned by; "" = it is."""
     if forecast.series != series:
         return f"the forecast is of {_words(forecast.series)}, not of {_words(series)}"
     if not forecast.bands:
@@ -104,14 +105,14 @@ def refusal(forecast: CarbonForecast, series: Series, now_s: float, age_share_ma
     return ""
 
 
-def cut(forecast: CarbonForecast, now_s: float, ahead_s: float) -> CarbonForecast:
-    """The bands that reach into the next `ahead_s`."""
+def clipped_forecast(forecast: CarbonForecast, now_s: float, ahead_s: float) -> CarbonForecast:
+    """Forecast clipped to the bands that reach into the next `ahead_s`."""
     ends_s = now_s + ahead_s
     return replace(forecast, bands=tuple(b for b in forecast.bands if b.ends_at_s > now_s and b.starts_at_s < ends_s))
 
 
 def without_bands(forecast: CarbonForecast, series: Series, why: str) -> CarbonForecast:
-    """A refused forecast: what was issued and when, nothing to plan by, and why."""
+    """Forecast that is refused: what was issued and when, nothing to plan by, and why."""
     return CarbonForecast(series, forecast.model, forecast.issued_at_s, fallback_reason=why)
 
 

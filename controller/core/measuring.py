@@ -1,8 +1,8 @@
-"""What a candidate did on the running system, from load windows and energy samples. No I/O, no clock.
+"""Measurement of a candidate on the running system, from load windows and energy samples. No I/O, no clock.
 
 Data: the load windows of all workers that began after the candidate was in place, the energy samples of all devices.
 Decision: a `Measurement`, or why a measurement has to be broken off.
-Formulation: latency, attainment and accuracy are those of `Windows.measured_in`; the interval is that from the first
+Formulation: latency, attainment and accuracy are those of `LoadWindows.measured_in`; the interval goes from the first
 window's start to the last one's end, and joules and grams are the part of every sample that lies in it, idle and sleep
 included, over the requests answered in it. backlog = arrived - ended; p95 and backlog are bounded, so that a plan that
 cannot carry the load is left long before a request is lost.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
 
-from controller.core.windows import Windows
+from controller.core.windows import LoadWindows
 from trefoil.core.accounting import by_family, reading_at
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonReading
@@ -25,8 +25,8 @@ from trefoil.core.latency import merge, quantile_ms
 from trefoil.core.plan import Plan
 from trefoil.core.units import MS_PER_S, grams
 
-GAP_S = 0.5  # of a device's samples in an interval, beyond which its energy is not known
-UNMEASURED = (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED)
+GAP_S: Final = 0.5  # between two samples of a device, beyond which its energy is not known
+UNMEASURED: Final = (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,12 @@ class Tally:
 
     @property
     def backlog(self) -> int:
+        """Requests that arrived and did not end."""
         return max(0, self.arrived - self.ended)
 
 
 def tally(windows: Iterable[LoadWindow], family: str) -> Tally:
-    """What the windows say of a family."""
+    """Tally of a family over load windows."""
     cells = [c for w in windows for c in w.cells if c.key.family == family]
     answered = sum(c.answered for c in cells)
     ended = answered + sum(sum(c.failed_by_code.values()) for c in cells)
@@ -53,7 +54,7 @@ def tally(windows: Iterable[LoadWindow], family: str) -> Tally:
     return Tally(sum(c.arrived for c in cells), answered, ended, ended - sum(c.within_slo for c in cells), late)
 
 
-def span(windows: Sequence[LoadWindow]) -> tuple[float, float]:
+def covered_span(windows: Sequence[LoadWindow]) -> tuple[float, float]:
     """(start, end) of what the windows cover together; (0, 0) for none."""
     return min((w.starts_at_s for w in windows), default=0.0), max((w.ends_at_s for w in windows), default=0.0)
 
@@ -79,7 +80,7 @@ def cost(
     ends_s: float,
     pue: float,
 ) -> Cost:
-    """What all devices drew in an interval. A sample across its border counts by its share of time."""
+    """Cost of an interval over all devices. A sample across its border counts by its share of time."""
     joules = dict.fromkeys(families, 0.0)
     co2 = dict.fromkeys(families, 0.0)
     covered: dict[str, list[tuple[float, float]]] = {}
@@ -102,7 +103,7 @@ def cost(
 
 
 def metered_until_s(samples: Iterable[EnergySample], devices: Iterable[str]) -> float:
-    """Up to when every one of these devices has been metered; -inf while one never was."""
+    """Time up to which every one of these devices has been metered; -inf while one never was."""
     ends: dict[str, float] = dict.fromkeys(devices, -math.inf)
     for sample in samples:
         if sample.device in ends:
@@ -110,9 +111,9 @@ def metered_until_s(samples: Iterable[EnergySample], devices: Iterable[str]) -> 
     return min(ends.values(), default=math.inf)
 
 
-def measured(view: PlanView, windows: Windows, found: Sequence[LoadWindow], paid: Cost) -> tuple[Measured, ...]:
-    """What each family with an objective got in these windows."""
-    starts_s, ends_s = span(found)
+def measured(view: PlanView, windows: LoadWindows, found: Sequence[LoadWindow], paid: Cost) -> tuple[Measured, ...]:
+    """Measurements of each family with an objective over these windows."""
+    starts_s, ends_s = covered_span(found)
     results = []
     for family in (o.family for o in view.objectives):
         answered = tally(found, family).answered
@@ -123,8 +124,8 @@ def measured(view: PlanView, windows: Windows, found: Sequence[LoadWindow], paid
     return tuple(results)
 
 
-def lost(families: Iterable[str]) -> tuple[Measured, ...]:
-    """What a planner is told of families whose candidate was refused or broken off.
+def failed_measurements(families: Iterable[str]) -> tuple[Measured, ...]:
+    """Measurements that tell a planner of failure: its candidate was refused or broken off.
 
     Where one of several is to blame it is told of alone: what the others had has not been measured, and is no failure.
     """
@@ -144,24 +145,31 @@ class Bounds(Protocol):
     """When a measurement is broken off; the names of `settings.ExploreSettings`."""
 
     @property
-    def p95_ratio_max(self) -> float: ...
+    def p95_ratio_max(self) -> float:
+        """Largest p95 over the SLO that is borne."""
+
     @property
-    def p95_requests_min(self) -> int: ...
+    def p95_requests_min(self) -> int:
+        """Answers below which a p95 says nothing."""
+
     @property
-    def backlog_s_max(self) -> float: ...
+    def backlog_s_max(self) -> float:
+        """Largest backlog in seconds of arrivals."""
+
     @property
-    def queue_share_max(self) -> float: ...
+    def queue_share_max(self) -> float:
+        """Largest backlog as a share of the route's queue."""
 
 
 def slo_s(view: PlanView, family: str) -> float:
-    """The objective's latency [s]; 0 where it names none."""
+    """SLO of a family [s]; 0 where its objective names none."""
     return next((o.slo_ms / MS_PER_S for o in view.objectives if o.family == family), 0.0)
 
 
-def unbearable(
+def break_off_reason(
     view: PlanView, plan: Plan, since: Sequence[LoadWindow], settled: Sequence[LoadWindow], bounds: Bounds
 ) -> tuple[str, str]:
-    """Why a candidate has to be left at once, and the family that cannot bear it; "" twice while it is bearable.
+    """Reason to break a measurement off, and the family to blame; "" twice while it is bearable.
 
     `since` are the load windows from its first rollout step on, `settled` those that count as its measurement.
     """

@@ -1,4 +1,4 @@
-"""What an objective must be before it is put in force. A brain: values in, an objective or one clear refusal out."""
+"""Acceptance of objectives before they are put in force: values in, an objective or one clear refusal out."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ REPLICAS_MIN: Final = 2
 SPREAD_MIN: Final = 2
 
 
-def accept(
+def accept_objective(
     wanted: Objective,
     stored: Mapping[str, Objective],
     catalog: Catalog,
@@ -23,7 +23,7 @@ def accept(
     expected_number: int = 0,
     pue: float = 1.0,
 ) -> Objective:
-    """The objective with defaults filled in and the next number. `params` None: the planner's own are not known.
+    """Accept an objective: defaults filled in and the next number. `params` None: the planner's own are not known.
 
     Raises:
         InvalidInput: naming field, value and remedy.

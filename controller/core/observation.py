@@ -1,4 +1,4 @@
-"""What is known of fleet, load and carbon, and the views that planners get of it.
+"""Observation of fleet, load and carbon, and the views that planners get of it.
 
 Everything that is old or missing is replaced by a named rung, never waited for. Pure: who reads fills `inputs` and
 `windows` (controller/observe.py from Redis, trefoil/simulator/simulation.py from simulated hardware), time comes in.
@@ -12,9 +12,18 @@ from functools import lru_cache
 from operator import attrgetter, is_
 from typing import Protocol
 
-from controller.core.intensity import Held, aged, cut, held, refusal, rung_name, unread, without_bands
-from controller.core.usable import profiled, unplannable
-from controller.core.windows import Windows, nobody
+from controller.core.intensity import (
+    PlannableReading,
+    carried_when_stale,
+    clipped_forecast,
+    forecast_refusal,
+    plannable_reading,
+    rung_name,
+    static_reading,
+    without_bands,
+)
+from controller.core.usable import profiled_types, unplannable_reason
+from controller.core.windows import LoadWindows, ignore_window
 from controller.forecasters.last_max import poisson_quantile
 from controller.settings import ControllerSettings
 from trefoil.core.brains import Forecaster, PlanView
@@ -32,8 +41,8 @@ RUNG_NORMAL, RUNG_CARRIED = int(Rung.NORMAL), int(Rung.CARRIED)
 
 
 @dataclass(slots=True)
-class Inputs:
-    """The last value of everything read, kept when Redis or its writer is down."""
+class LatestInputs:
+    """Latest value of everything read, kept when Redis or its writer is down."""
 
     nodes: dict[str, NodeStatus] = field(default_factory=dict)
     acks: tuple[TableAck, ...] = ()
@@ -52,14 +61,21 @@ class Inputs:
 class KeyNames(Protocol):
     """Names of the keys that stand in a plan's input stamps: trefoil/runtime/keys.py."""
 
-    def node(self, node: str) -> str: ...
-    def carbon_now(self, series: Series) -> str: ...
-    def carbon_forecast(self, series: Series) -> str: ...
-    def load_prefix(self) -> str: ...
+    def node(self, node: str) -> str:
+        """Key of a node's status."""
+
+    def carbon_now(self, series: Series) -> str:
+        """Key of a series' reading."""
+
+    def carbon_forecast(self, series: Series) -> str:
+        """Key of a series' forecast."""
+
+    def load_prefix(self) -> str:
+        """Prefix of the streams of load windows."""
 
 
 class Observation:
-    """The last value of everything observed, and views of it."""
+    """Observation of fleet, load and carbon, and views of it for planners."""
 
     def __init__(
         self,
@@ -68,12 +84,12 @@ class Observation:
         catalog: Catalog,
         forecaster: Forecaster,
         now_s: float,
-        on_window: Callable[[LoadWindow], None] = nobody,
+        on_window: Callable[[LoadWindow], None] = ignore_window,
     ) -> None:
         """Nothing is known yet. `on_window` is told each load window once."""
         self._settings, self._keys, self.catalog, self._forecaster = settings, keys, catalog, forecaster
-        self.inputs = Inputs(carbon_history=deque(maxlen=settings.carbon.history_max))
-        self.windows = Windows(settings.windows, on_window)
+        self.inputs = LatestInputs(carbon_history=deque(maxlen=settings.carbon.history_max))
+        self.windows = LoadWindows(settings.windows, on_window)
         self._started_at_s = now_s
         self._arrived: set[str] = set()
         self._demand: dict[str, Demand] = {}
@@ -84,10 +100,10 @@ class Observation:
         self._fleet = FleetState((), ())
         self._oldest_s = math.inf
         self._refused = frozenset(settings.carbon.rungs_refused)
-        self._cut: tuple[CarbonForecast, float, float, CarbonForecast] | None = None
+        self._clipped: tuple[CarbonForecast, float, float, CarbonForecast] | None = None
 
     def fleet(self, now_s: float) -> FleetState:
-        """All nodes by name; stale are those whose status is older than its limit."""
+        """Fleet: all nodes by name; stale are those whose status is older than its limit."""
         found, limit_s = tuple(self.inputs.nodes.values()), self._settings.node_stale_s
         if len(found) != len(self._found) or not all(map(is_, found, self._found)):
             self._found = found
@@ -100,23 +116,23 @@ class Observation:
         return self._fleet  # of the same statuses, the object of which others know already what they ask
 
     def carbon(self, now_s: float) -> CarbonReading:
-        """The reading in force: the last one, carried when it is old, static when there never was one."""
+        """Carbon reading in force: the last one, carried when it is old, static when there never was one."""
         reading = self.inputs.carbon
         if reading is None:
-            return unread(self._settings.carbon.series, self._settings.carbon.static_g_per_kwh, now_s)
-        return aged(reading, now_s, self._settings.carbon_stale_intervals)
+            return static_reading(self._settings.carbon.series, self._settings.carbon.static_g_per_kwh, now_s)
+        return carried_when_stale(reading, now_s, self._settings.carbon_stale_intervals)
 
-    def held(self, now_s: float) -> Held:
-        """The reading to plan by, and why it is not the one in force where that stands on a refused rung."""
+    def plannable_carbon(self, now_s: float) -> PlannableReading:
+        """Carbon reading to plan by, and why it is not the one in force where that stands on a refused rung."""
         in_force = self.carbon(now_s)
         if not self._refused:
-            return Held(in_force)
+            return PlannableReading(in_force)
         static = self._settings.carbon.static_g_per_kwh
-        return held(in_force, self.inputs.carbon_allowed, self._refused, static, now_s)
+        return plannable_reading(in_force, self.inputs.carbon_allowed, self._refused, static, now_s)
 
-    def allowed(self, triggers: Sequence[str], now_s: float) -> Sequence[str]:
-        """The triggers that may fire now: a reading on a refused rung starts nothing."""
-        return [name for name in triggers if name != "carbon"] if self.held(now_s).rung else triggers
+    def allowed_triggers(self, triggers: Sequence[str], now_s: float) -> Sequence[str]:
+        """Triggers that may fire now: a reading on a refused rung starts nothing."""
+        return [name for name in triggers if name != "carbon"] if self.plannable_carbon(now_s).rung else triggers
 
     def note_carbon(self) -> None:
         """Remember the last reading on an allowed rung; after a restart the newest one of the history is it."""
@@ -128,28 +144,28 @@ class Observation:
                 known.carbon_allowed = one
 
     def carbon_forecast(self, ahead_s: float, now_s: float) -> CarbonForecast | None:
-        """The forecast to plan by over the next seconds; without bands, and with the reason, where it is refused."""
+        """Carbon forecast to plan by over the next seconds; without bands, and with the reason, where it is refused."""
         forecast, settings = self.inputs.carbon_forecast, self._settings.carbon
         if forecast is None or not settings.forecast or ahead_s <= 0:
             return None
-        why = refusal(forecast, settings.series, now_s, settings.forecast_age_share_max)
+        why = forecast_refusal(forecast, settings.series, now_s, settings.forecast_age_share_max)
         if why:
             return without_bands(forecast, settings.series, why)
-        known = self._cut  # until its first band is over
+        known = self._clipped  # until its first band is over
         if known is None or known[0] is not forecast or known[1] != ahead_s or now_s >= known[2]:
-            shown = cut(forecast, now_s, ahead_s)
+            shown = clipped_forecast(forecast, now_s, ahead_s)
             until_s = shown.bands[0].ends_at_s if shown.bands else math.inf
-            self._cut = known = forecast, ahead_s, until_s, shown
+            self._clipped = known = forecast, ahead_s, until_s, shown
         return known[3]
 
-    def demand(self, families: Sequence[str], boosts: Mapping[str, float], now_s: float) -> tuple[Demand, ...]:
+    def demand(self, families: Sequence[str], slo_margins: Mapping[str, float], now_s: float) -> tuple[Demand, ...]:
         """Demand of the families that have an objective or are asked for."""
         wanted = sorted({*families, *self.windows.families()} & {f.name for f in self.catalog.families})
         for family in wanted:
             # Without a live dispatcher arrivals are unknown, not zero: the last demand stands.
             if self.windows.live(now_s) or family not in self._demand:
                 self._demand[family] = self._family_demand(family, now_s)
-        return tuple(_boosted(self._demand[family], boosts.get(family, 0.0)) for family in wanted)
+        return tuple(_with_slo_margin(self._demand[family], slo_margins.get(family, 0.0)) for family in wanted)
 
     def _family_demand(self, family: str, now_s: float) -> Demand:
         fixed = self._settings.demand_fixed.get(family)
@@ -197,7 +213,7 @@ class Observation:
     def measured(
         self, families: Sequence[str], grams_per_request: Mapping[str, float | None], now_s: float
     ) -> tuple[Measured, ...]:
-        """What each family got of late; families without requests are left out."""
+        """Measurements of each family of late; families without requests are left out."""
         found = (self.windows.measured(f, now_s, self.catalog, grams_per_request.get(f)) for f in families)
         return tuple(m for m in found if m is not None)
 
@@ -205,20 +221,20 @@ class Observation:
         self,
         objectives: Mapping[str, Objective],
         current: Plan | None,
-        boosts: Mapping[str, float],
+        slo_margins: Mapping[str, float],
         grams_per_request: Mapping[str, float | None],
         now_s: float,
     ) -> PlanView:
-        """The view of this moment, its trigger still empty."""
+        """View of this moment, its trigger still empty."""
         families = sorted(objectives)
-        fleet, demand = self.fleet(now_s), self.demand(families, boosts, now_s)
+        fleet, demand = self.fleet(now_s), self.demand(families, slo_margins, now_s)
         return PlanView(
             now_s=now_s,
             fleet=fleet,
-            catalog=self._known({*families, *(d.family for d in demand), *_hosted(fleet, current)}),
+            catalog=self._catalog_of({*families, *(d.family for d in demand), *_hosted(fleet, current)}),
             objectives=tuple(objectives[f] for f in families),
             demand=demand,
-            carbon=self.held(now_s).reading,
+            carbon=self.plannable_carbon(now_s).reading,
             carbon_forecast=self.carbon_forecast(_ahead_s(objectives), now_s),
             measured=self.measured(families, grams_per_request, now_s),
             current=current,
@@ -227,20 +243,20 @@ class Observation:
             pue=self._settings.pue,
             budgets=self.windows.budgets(now_s),
             carbon_history=tuple(self.inputs.carbon_history),
-            zones=tuple(aged(z, now_s, self._settings.carbon_stale_intervals) for z in self.inputs.zones),
+            zones=tuple(carried_when_stale(z, now_s, self._settings.carbon_stale_intervals) for z in self.inputs.zones),
         )
 
-    def _known(self, families: Set[str]) -> Catalog:
+    def _catalog_of(self, families: Set[str]) -> Catalog:
         """The catalogue of these families alone: every decision records its view, and a repository may hold many."""
         wanted = frozenset(families)
         if wanted != self._known_of:
             self._known_of, self._known_catalog = wanted, self.catalog.of(wanted)
         return self._known_catalog
 
-    def stamps(self, now_s: float) -> tuple[InputStamp, ...]:
-        """Of what a plan is decided on: age and rung of each input."""
+    def input_stamps(self, now_s: float) -> tuple[InputStamp, ...]:
+        """Age and rung of each input that a plan is decided on."""
         keys = self._keys
-        fleet, carbon, forecast = self.fleet(now_s), self.held(now_s).reading, self.inputs.carbon_forecast
+        fleet, carbon, forecast = self.fleet(now_s), self.plannable_carbon(now_s).reading, self.inputs.carbon_forecast
         live = self.windows.live(now_s)
         newest_s = max((f.issued_at_s for f in self.forecasts.values()), default=math.nan)
         return (
@@ -256,8 +272,8 @@ class Observation:
 @lru_cache(maxsize=64)
 def _wake_s(fleet: Same[FleetState], catalog: Same[Catalog]) -> float:
     """How long the slowest device that can be planned takes to wake up."""
-    types = profiled(catalog.value)
-    usable = {d.type for n in fleet.value.nodes for d in n.devices if not unplannable(d, types)}
+    types = profiled_types(catalog.value)
+    usable = {d.type for n in fleet.value.nodes for d in n.devices if not unplannable_reason(d, types)}
     return max((device_type(kind).wake_s for kind in usable), default=0.0)
 
 
@@ -276,6 +292,6 @@ def _ahead_s(objectives: Mapping[str, Objective]) -> float:
     return max((o.window_s for o in objectives.values()), default=0.0)
 
 
-def _boosted(demand: Demand, boost: float) -> Demand:
+def _with_slo_margin(demand: Demand, boost: float) -> Demand:
     """Demand raised after an SLO breach: what was predicted to suffice did not."""
     return replace(demand, rate_p90_per_s=demand.rate_p90_per_s * (1 + boost)) if boost else demand

@@ -1,4 +1,4 @@
-"""What an answer costs, for receipts: the profile's estimate, corrected by what was metered on the same slice.
+"""Receipt rates, what an answer costs: the profile's estimate, corrected by what was metered on the same slice.
 
 Data: energy samples of all devices, load windows of all dispatcher workers, profile rows.
 Formulation: rate(k) = profile(k) x ratio(k), for k = (slice, family, variant). profile(k) = request_j + item_j x items,
@@ -20,16 +20,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from controller.core.measuring import UNMEASURED
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import Basis
 from trefoil.core.demand import LoadCell, LoadWindow
 from trefoil.core.device_types import DEVICE_TYPES
-from trefoil.core.energy import EnergyMethod, EnergySample, ReceiptRate
+from trefoil.core.energy import EnergySample, ReceiptRate
 from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceKey
 from trefoil.core.plan import Plan
 from trefoil.core.power import at_clock
 
-UNMEASURED: Final = (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED)
 WORKER_WAIT_S: Final = 3.0  # how long a sample waits for the windows of a worker that has gone silent
 SAMPLE_WAIT_S: Final = 600.0  # how long windows wait for samples: an agent sends the last ten minutes again
 EARLY_S_MAX: Final = 2.0  # an answer that takes longer is not spread over that time
@@ -42,7 +42,7 @@ Kind = tuple[str, str, str, str]  # device type, slice type, family, variant
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class EnergyLine:
     """Profile estimate of one request [J]: request_j + item_j x items."""
 
     request_j: float = 0.0
@@ -50,12 +50,12 @@ class Line:
     basis: Basis = Basis.NONE
 
 
-NO_PROFILE: Final = Line()  # its "joules" are items, its ratio joules per item
+NO_PROFILE: Final = EnergyLine()  # its "joules" are items, its ratio joules per item
 
 
 @dataclass(slots=True)
-class Ratio:
-    """Metered over estimated, recent answers first."""
+class MeteredRatio:
+    """Ratio of metered over estimated joules, recent answers first."""
 
     metered_j: float = 0.0
     estimated_j: float = 0.0
@@ -72,7 +72,7 @@ class Ratio:
         self.at_s = max(self.at_s, at_s)
 
     def value(self, items_min: int) -> float | None:
-        """None: too little was answered to say."""
+        """Ratio, or None where too little was answered to say."""
         if self.items < items_min or self.estimated_j <= 0 or self.metered_j <= 0:
             return None
         return self.metered_j / self.estimated_j
@@ -114,8 +114,8 @@ class _Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """What a family's slices drew for it in one sample [J], and what the receipts of the same time say."""
+class JoinedSample:
+    """Energy that a family's slices drew for it in one sample [J], and the receipts of the same time [J]."""
 
     family: str
     ends_at_s: float
@@ -124,7 +124,7 @@ class Joined:
 
 
 class Receipts:
-    """A brain: samples and windows in, in any order of streams; rates and what was joined out."""
+    """Receipt rates: samples and windows in, in any order of streams; rates and what was joined out."""
 
     def __init__(self, catalog: Catalog, memory_s: float = 60.0, items_min: int = 20) -> None:
         self._memory_s, self._items_min = memory_s, items_min
@@ -133,20 +133,20 @@ class Receipts:
             if not row.stage and not row.cohosted:
                 kind = (row.device_type, row.slice_type, row.family, row.variant)
                 self._rows.setdefault(kind, []).append(row)
-        self._lines: dict[tuple[Kind, int], Line] = {}
+        self._lines: dict[tuple[Kind, int], EnergyLine] = {}
         self._devices: dict[str, _Device] = {}
         self._types: dict[str, DeviceStatus] = {}
         self._reported: dict[tuple[str, int], float] = {}
-        self._ratios: dict[Key, Ratio] = {}
-        self._kinds: dict[Kind, Ratio] = {}
+        self._ratios: dict[Key, MeteredRatio] = {}
+        self._kinds: dict[Kind, MeteredRatio] = {}
 
     def nodes(self, nodes: Iterable[NodeStatus]) -> None:
-        """Which type every device is of, and at which clock it is held."""
+        """Record the type and clock of every device."""
         for node in nodes:
             self._types |= {status.device: status for status in node.devices}
 
     def window(self, window: LoadWindow) -> None:
-        """Answers of one worker. The caller drops repeated windows."""
+        """Add the answers of one worker. The caller drops repeated windows."""
         worker = (window.dispatcher, window.worker)
         self._reported[worker] = max(self._reported.get(worker, -math.inf), window.ends_at_s)
         for cell in window.cells:
@@ -157,18 +157,18 @@ class Receipts:
                 del device.pieces[:-PIECES_MAX]
 
     def sample(self, sample: EnergySample) -> None:
-        """Energy of one device; samples of a device come in order. The caller drops repeated ones."""
+        """Add the energy of one device; samples of a device come in order. The caller drops repeated ones."""
         device = self._of(sample.device)
         device.metered, device.simulated = sample.method not in UNMEASURED, sample.simulated
         device.samples.append(sample)
 
-    def join(self, now_s: float) -> list[Joined]:
+    def join(self, now_s: float) -> list[JoinedSample]:
         """Join every sample whose answers have all been reported."""
         newest_s = max(self._reported.values(), default=-math.inf)
         self._reported = {w: s for w, s in self._reported.items() if s > newest_s - SAMPLE_WAIT_S}
         live = [at_s for at_s in self._reported.values() if at_s > newest_s - WORKER_WAIT_S]
         reported_s = min(live, default=-math.inf)
-        found: list[Joined] = []
+        found: list[JoinedSample] = []
         for device in self._devices.values():
             known_s = max(reported_s, now_s - WORKER_WAIT_S) - device.early_s
             while device.samples and device.samples[0].ends_at_s <= known_s:
@@ -177,7 +177,7 @@ class Receipts:
         return found
 
     def rates(self, plan: Plan | None) -> tuple[ReceiptRate, ...]:
-        """One for each model that a metered slice hosts, or is about to."""
+        """Receipt rates, one for each model that a metered slice hosts, or is about to."""
         found = []
         for key in sorted(self._hosted(plan)):
             device = self._devices.get(key[0].device)
@@ -187,7 +187,7 @@ class Receipts:
                     found.append(rate)
         return tuple(found)
 
-    def _join(self, device: _Device, sample: EnergySample) -> Iterator[Joined]:
+    def _join(self, device: _Device, sample: EnergySample) -> Iterator[JoinedSample]:
         for piece in device.pieces:
             piece.cut(sample.starts_at_s)  # served while nothing was metered: a gap, which is not interpolated
         taken = [piece.cut(sample.ends_at_s) for piece in device.pieces]
@@ -209,7 +209,7 @@ class Receipts:
             sums[0] += metered[key]
             sums[1] += sum(piece.receipt_j for piece in served)
         for family, (active_j, receipt_j) in sorted(families.items()):
-            yield Joined(family, sample.ends_at_s, active_j, receipt_j)
+            yield JoinedSample(family, sample.ends_at_s, active_j, receipt_j)
 
     def _learn(self, key: Key, metered_j: float, served: Iterable[_Piece], at_s: float) -> None:
         line = self._line(key)
@@ -220,7 +220,10 @@ class Receipts:
         estimated_j = line.request_j * answered + line.item_j * items
         if not metered_j and not estimated_j:
             return
-        for ratio in (self._ratios.setdefault(key, Ratio()), self._kinds.setdefault(self._kind(key), Ratio())):
+        for ratio in (
+            self._ratios.setdefault(key, MeteredRatio()),
+            self._kinds.setdefault(self._kind(key), MeteredRatio()),
+        ):
             ratio.add(metered_j, estimated_j, items, at_s, self._memory_s)
 
     def _rate(self, key: Key, device: _Device) -> ReceiptRate | None:
@@ -264,21 +267,21 @@ class Receipts:
         status = self._types.get(key[0].device)
         return (status.type if status is not None else "", key[0].slice_type, key[1], key[2])
 
-    def _line(self, key: Key) -> Line:
+    def _line(self, key: Key) -> EnergyLine:
         status = self._types.get(key[0].device)
         held = status.clock_lease.max_mhz if status is not None and status.clock_lease is not None else 0
         kind = self._kind(key)
         line = self._lines.get((kind, held))
         if line is None:
-            line = self._lines[kind, held] = line_of(self._rows.get(kind, ()), held)
+            line = self._lines[kind, held] = energy_line(self._rows.get(kind, ()), held)
         return line
 
     def _of(self, device: str) -> _Device:
         return self._devices.setdefault(device, _Device())
 
 
-def line_of(rows: Iterable[ProfileRow], clock_mhz: int = 0) -> Line:
-    """Energy over items, of the rows of one variant on one slice type, at a clock (0 = the highest profiled)."""
+def energy_line(rows: Iterable[ProfileRow], clock_mhz: int = 0) -> EnergyLine:
+    """Energy over items, from the rows of one variant on one slice type, at a clock (0 = the highest profiled)."""
     known = sorted(rows, key=lambda row: row.batch)
     if not known:
         return NO_PROFILE
@@ -294,16 +297,16 @@ def line_of(rows: Iterable[ProfileRow], clock_mhz: int = 0) -> Line:
     if high.batch > low.batch:
         slope = (high.energy_active_j_per_batch - low.energy_active_j_per_batch) / (high.batch - low.batch)
         if 0.0 <= slope <= item_j:
-            return Line(low.energy_active_j_per_batch - slope * low.batch, slope, basis)
-    return Line(0.0, item_j, basis)
+            return EnergyLine(low.energy_active_j_per_batch - slope * low.batch, slope, basis)
+    return EnergyLine(0.0, item_j, basis)
 
 
-def summed(found: Iterable[Joined]) -> list[Joined]:
-    """One for each family, at the time of its last."""
-    total: dict[str, Joined] = {}
+def sum_by_family(found: Iterable[JoinedSample]) -> list[JoinedSample]:
+    """Sums by family, at the time of its last sample."""
+    total: dict[str, JoinedSample] = {}
     for each in found:
-        old = total.get(each.family, Joined(each.family, each.ends_at_s, 0.0, 0.0))
-        total[each.family] = Joined(
+        old = total.get(each.family, JoinedSample(each.family, each.ends_at_s, 0.0, 0.0))
+        total[each.family] = JoinedSample(
             each.family,
             max(old.ends_at_s, each.ends_at_s),
             old.active_j + each.active_j,
@@ -312,7 +315,7 @@ def summed(found: Iterable[Joined]) -> list[Joined]:
     return list(total.values())
 
 
-def moved(before: Mapping[Key, float], rates: Iterable[ReceiptRate], by: float) -> bool:
+def rates_changed(before: Mapping[Key, float], rates: Iterable[ReceiptRate], by: float) -> bool:
     """Whether rates differ from those told last: another set, or a ratio that moved by more than a share."""
     now = {(rate.slice, rate.family, rate.variant): rate.ratio for rate in rates}
     return now.keys() != before.keys() or any(abs(now[key] - old) > by * old for key, old in before.items())

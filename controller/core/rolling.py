@@ -1,4 +1,4 @@
-"""Carries a plan out, step by step: what is wanted is written, agents are commanded, what must happen is waited for.
+"""Execution of a rollout, step by step: routes are written, agents are commanded, what must happen is waited for.
 
 Source: CONTRACTS section 4 (rollout step order); the steps themselves: controller/core/rollout.py.
 Data: what nodes and dispatchers say (`Observation`), read again at each look.
@@ -12,23 +12,23 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from controller.core.effects import (
-    Announce,
-    AskAgents,
-    Command,
-    FindWay,
-    Instant,
-    Look,
+    CommandNode,
+    CoreTime,
+    FindPath,
+    Log,
+    NotifyWatchers,
     Publish,
+    QueryAgents,
+    RefreshStatuses,
     Save,
-    Say,
     Steps,
-    Timed,
+    TimeMetric,
     Wait,
-    Wake,
+    WakeLoop,
 )
 from controller.core.observation import Observation
-from controller.core.rollout import Devices, Standing, Step, Way
-from controller.core.terms import best_way, early, standing
+from controller.core.rollout import Devices, FleetSnapshot, RolloutPath, Step
+from controller.core.terms import best_path, early_routes, fleet_snapshot
 from controller.settings import RolloutSettings
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
@@ -37,68 +37,69 @@ from trefoil.core.fleet import SliceKey, SliceState, SliceStatus
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Rollout, RolloutState, Route
 from trefoil.core.plan_check import node_digest, sealed
 
-FINAL: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
+FINAL_STATES: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
 
 
 class Superseded(Exception):
-    """A newer plan is waiting; raised only where a rollout may be left."""
+    """Superseded by a newer plan; raised only where a rollout may be left."""
 
 
-class Stuck(Exception):
-    """Something that a step waits for does not happen."""
+class StepTimeout(Exception):
+    """Timeout of something that a step waits for."""
 
 
-class Spending(Protocol):
-    """What moves have cost."""
+class MoveMeter(Protocol):
+    """Meter of what moves have cost."""
 
     @property
-    def unallocated_j(self) -> float: ...
+    def unallocated_j(self) -> float:
+        """Joules drawn without any serving slice, so far."""
 
 
-class Rollouts:
-    """One rollout at a time; what the one before has published and commanded."""
+class RolloutExecutor:
+    """Executor of rollouts: one at a time, knowing what the one before has published and commanded."""
 
     def __init__(
         self,
         settings: RolloutSettings,
-        seen: Observation,
-        spending: Spending,
-        at: Instant,
+        observation: Observation,
+        spending: MoveMeter,
+        time: CoreTime,
         published: Plan | None = None,
         commanded: Mapping[str, NodePlan] | None = None,
     ) -> None:
-        self._settings, self._seen, self._spending, self._at = settings, seen, spending, at
+        self._settings, self._observation, self._spending, self._time = settings, observation, spending, time
         self.published = published
         self.commanded = dict(commanded or {})
         self.rollout = Rollout()
         self.under_way = False
         self._confirmed: set[str] = set()
-        self._left = False
+        self._superseded = False
         self._retry_at_s: float | None = None
 
     @property
     def rolling(self) -> bool:
         """Whether a rollout has begun and has not ended."""
-        return self.rollout.state != RolloutState.UNSPECIFIED and self.rollout.state not in FINAL
+        return self.rollout.state != RolloutState.UNSPECIFIED and self.rollout.state not in FINAL_STATES
 
     @property
-    def rolled(self) -> tuple[RolloutState, str]:
-        """Where the newest rollout stands, and why."""
+    def outcome(self) -> tuple[RolloutState, str]:
+        """State of the newest rollout, and its reason."""
         if self.under_way:
             return RolloutState.APPLYING, ""
         return self.rollout.state, self.rollout.why
 
     @property
     def retry_at_s(self) -> float | None:
-        """When a halted one is to be tried again, monotonic: the load may have fallen, an agent may be back."""
+        """When a halted rollout is tried again, monotonic: the load may have fallen, an agent may be back."""
         return self._retry_at_s
 
     def supersede(self) -> None:
         """Ask the rollout under way to end where that is safe."""
-        self._left = True
+        self._superseded = True
 
     def begin(self, plan: Plan, view: Callable[[], PlanView]) -> Steps[None]:
-        """Roll a numbered, complete plan out; nothing else is under way. `view` is asked when the first step is taken.
+        """Begin the rollout of a numbered, complete plan; nothing else is under way. `view` is asked at the first step.
 
         Raises:
             errors.TrefoilError: what neither halts a rollout nor ends the role.
@@ -107,53 +108,53 @@ class Rollouts:
         return self._run(plan, view)
 
     def republished(self, revision: Revision) -> tuple[Plan, tuple[NodePlan, ...]] | None:
-        """What stands, to be written again under a new revision; None: nothing was ever published."""
+        """Plan and node plans that stand, to be rewritten under a new revision; None: nothing was ever published."""
         if self.published is None:
             return None
         self.published = replace(self.published, revision=revision)
         return self.published, tuple(self.commanded.values())
 
     def _run(self, plan: Plan, view: Callable[[], PlanView]) -> Steps[None]:
-        started_s = self._at.monotonic_s
+        started_s = self._time.monotonic_s
         try:
             ended = yield from self._roll(plan, view())
         except errors.Fenced as error:
             self.under_way = False
-            yield Say("rollout ended: the role was lost", {"error": str(error)}, "warning")
+            yield Log("rollout ended: the role was lost", {"error": str(error)}, "warning")
             return
         self.under_way = False
         if ended.state == RolloutState.HALTED:
-            self._retry_at_s = self._at.monotonic_s + self._settings.retry_s
+            self._retry_at_s = self._time.monotonic_s + self._settings.retry_s
         if ended.state == RolloutState.DONE:
-            yield Timed("trefoil_rollout_duration_seconds", self._at.monotonic_s - started_s)
-        yield Wake()
+            yield TimeMetric("trefoil_rollout_duration_seconds", self._time.monotonic_s - started_s)
+        yield WakeLoop()
 
     def _roll(self, target: Plan, view: PlanView) -> Steps[Rollout]:
         """One rollout; its last state. While slices start, those that are READY already help if the load needs them."""
-        self._left = False
+        self._superseded = False
         spent_before_j = self._spending.unallocated_j
-        self.rollout = Rollout(target.revision, RolloutState.APPLYING, since_s=self._at.now_s)
+        self.rollout = Rollout(target.revision, RolloutState.APPLYING, since_s=self._time.now_s)
         try:
             yield from self._renew_statuses()
-            way: Way = yield FindWay(view, self._stands(), target)
+            path: RolloutPath = yield FindPath(view, self._snapshot(), target)
             self.rollout = replace(
                 self.rollout,
-                steps=len(way.steps),
-                moving=way.moving,
-                capacity_floor_per_s=dict(way.floor_per_s or {}),
-                why=way.why,
+                steps=len(path.steps),
+                moving=path.moving,
+                capacity_floor_per_s=dict(path.floor_per_s or {}),
+                why=path.why,
             )
-            if way.halted:
-                return (yield from self._finish(RolloutState.HALTED, way.why))
-            for step in way.steps:
+            if path.halted:
+                return (yield from self._finish(RolloutState.HALTED, path.why))
+            for step in path.steps:
                 yield from self._step(target, step, view)
-            if way.waits:
-                return (yield from self._finish(RolloutState.HALTED, way.waits))
+            if path.blocked:
+                return (yield from self._finish(RolloutState.HALTED, path.blocked))
             spent_j = self._spending.unallocated_j - spent_before_j
-            return (yield from self._finish(RolloutState.DONE, way.why, spent_j))
+            return (yield from self._finish(RolloutState.DONE, path.why, spent_j))
         except Superseded:
             return (yield from self._finish(RolloutState.SUPERSEDED, "a newer plan takes over"))
-        except (errors.Unavailable, errors.InvalidInput, Stuck) as error:
+        except (errors.Unavailable, errors.InvalidInput, StepTimeout) as error:
             return (yield from self._finish(RolloutState.HALTED, str(error)))
 
     # --- one step -----------------------------------------------------------------------------------------------------
@@ -163,26 +164,26 @@ class Rollouts:
         state = RolloutState.WAITING_ACK if step.drained else RolloutState.APPLYING
         revision = yield from self._publish(target, step.routes, state, step.name, step.drained)
         if step.drained:
-            yield from self._until_left(revision, step.drained)
-        yield from self._command(step.devices, revision)
+            yield from self._until_drained(revision, step.drained)
+        yield from self._command_nodes(step.devices, revision)
         if step.ready:
-            yield from self._say(RolloutState.WAITING_READY)
-            yield from self._until(
+            yield from self._set_state(RolloutState.WAITING_READY)
+            yield from self._wait_until(
                 self._settings.ready_timeout_s,
                 lambda: self._not_ready(step.ready),
                 "READY",
-                beside=lambda: self._join(target, view),
+                beside=lambda: self._admit_early(target, view),
             )
 
-    def _join(self, target: Plan, view: PlanView) -> Steps[None]:
+    def _admit_early(self, target: Plan, view: PlanView) -> Steps[None]:
         """Let slices that are READY help, when the load needs them."""
-        routes = early(view, self._stands(), target)
+        routes = early_routes(view, self._snapshot(), target)
         if routes is not None:
             yield from self._publish(target, routes, RolloutState.WAITING_READY, "early")
 
-    def _stands(self) -> Standing:
+    def _snapshot(self) -> FleetSnapshot:
         routes = self.published.routes if self.published is not None else ()
-        return standing(self._seen.fleet(self._at.now_s), self.commanded, routes)
+        return fleet_snapshot(self._observation.fleet(self._time.now_s), self.commanded, routes)
 
     def _publish(
         self,
@@ -197,17 +198,17 @@ class Rollouts:
         step = 0 if first or self.published is None else self.published.revision.step + 1
         plan = replace(target, revision=replace(target.revision, step=step), nodes=(), routes=routes)
         self.rollout = replace(self.rollout, target=plan.revision, state=state, step=step)
-        yield from self._written(Publish(plan=plan, rollout=self.rollout, drained=drained))
+        yield from self._write_until_done(Publish(plan=plan, rollout=self.rollout, drained=drained))
         self.published = plan
         yield Save("published", plan)
         fields = {"name": name, "revision": str(plan.revision), "of": self.rollout.steps, "state": state.name}
-        yield Say("rollout step", fields)
-        yield Announce()
+        yield Log("rollout step", fields)
+        yield NotifyWatchers()
         return plan.revision
 
-    def _command(self, devices: Devices, revision: Revision) -> Steps[None]:
+    def _command_nodes(self, devices: Devices, revision: Revision) -> Steps[None]:
         """Apply first, then note it: a note without the command would never be commanded again."""
-        fleet = self._seen.fleet(self._at.now_s)
+        fleet = self._observation.fleet(self._time.now_s)
         for node in fleet.nodes:
             if node.node in fleet.stale:
                 continue
@@ -216,25 +217,27 @@ class Rollouts:
             if node.node in self._confirmed and before is not None and _same(before, mine):
                 continue
             plan = sealed(NodePlan(node=node.node, devices=mine), revision)
-            changed = yield Command(node, plan)
+            changed = yield CommandNode(node, plan)
             self._confirmed.add(node.node)
             self.commanded[node.node] = plan
             yield Save("commanded", list(self.commanded.values()))
-            yield from self._written(Publish(node=plan))
-            yield Say("node plan", {"node": node.node, "revision": str(revision), "changed": changed})
+            yield from self._write_until_done(Publish(node=plan))
+            yield Log("node plan", {"node": node.node, "revision": str(revision), "changed": changed})
 
-    def _until_left(self, revision: Revision, drained: frozenset[SliceKey]) -> Steps[None]:
+    def _until_drained(self, revision: Revision, drained: frozenset[SliceKey]) -> Steps[None]:
         """Every live worker routes by this table; then nothing is in flight on what leaves."""
-        yield from self._until(self._settings.ack_timeout_s, lambda: self._not_acked(revision), "", give_up=False)
-        yield from self._say(RolloutState.WAITING_DRAIN)
-        yield from self._until(self._settings.drain_timeout_s, lambda: self._in_flight(drained), "", give_up=False)
+        yield from self._wait_until(self._settings.ack_timeout_s, lambda: self._not_acked(revision), "", give_up=False)
+        yield from self._set_state(RolloutState.WAITING_DRAIN)
+        yield from self._wait_until(self._settings.drain_timeout_s, lambda: self._in_flight(drained), "", give_up=False)
 
     def _not_acked(self, revision: Revision) -> str:
-        late = [a for a in self._seen.inputs.acks if a.table < revision]
-        return f"{late[0].dispatcher}:{late[0].worker} routes by {late[0].table}" if late else self._seen.inputs.blind
+        late = [a for a in self._observation.inputs.acks if a.table < revision]
+        if not late:
+            return self._observation.inputs.blind
+        return f"{late[0].dispatcher}:{late[0].worker} routes by {late[0].table}"
 
     def _in_flight(self, drained: frozenset[SliceKey]) -> str:
-        for ack in self._seen.inputs.acks:
+        for ack in self._observation.inputs.acks:
             for load in ack.slices:
                 if load.slice in drained and (load.in_flight or load.open_sequences):
                     sequences = f" and {load.open_sequences} open sequences" if load.open_sequences else ""
@@ -242,7 +245,7 @@ class Rollouts:
         return ""
 
     def _not_ready(self, wanted: Mapping[SliceKey, PlannedSlice]) -> str:
-        fleet = self._seen.fleet(self._at.now_s)
+        fleet = self._observation.fleet(self._time.now_s)
         found = {s.key: s for n in fleet.nodes for d in n.devices for s in d.slices}
         for key, part in sorted(wanted.items()):
             status = found.get(key)
@@ -253,7 +256,7 @@ class Rollouts:
 
     # --- waiting and writing ------------------------------------------------------------------------------------------
 
-    def _until(
+    def _wait_until(
         self,
         timeout_s: float,
         missing: Callable[[], str],
@@ -262,68 +265,68 @@ class Rollouts:
         beside: Callable[[], Steps[None]] | None = None,
     ) -> Steps[None]:
         """Look until nothing is missing. After the timeout halt, or go on all the same and say so."""
-        deadline_s = self._at.monotonic_s + timeout_s
+        deadline_s = self._time.monotonic_s + timeout_s
         why = ""
         while True:
             try:
-                yield Look()
+                yield RefreshStatuses()
                 why = missing()
                 if not why:
                     return
             except errors.StateUnavailable as error:
                 # Nobody can be seen to be ready or idle now; time without sight does not count.
-                deadline_s = self._at.monotonic_s + timeout_s
+                deadline_s = self._time.monotonic_s + timeout_s
                 why = str(error)
             self._leave_if_superseded()
             if beside is not None:
                 yield from beside()
-            if self._at.monotonic_s >= deadline_s:
+            if self._time.monotonic_s >= deadline_s:
                 if give_up:
-                    raise Stuck(f"not {what} after {timeout_s:g} s: {why}")
-                yield Say("going on without", {"waited_s": timeout_s, "why": why}, "warning")
+                    raise StepTimeout(f"not {what} after {timeout_s:g} s: {why}")
+                yield Log("going on without", {"waited_s": timeout_s, "why": why}, "warning")
                 return
             yield Wait(deadline_s)
 
-    def _written(self, write: Publish) -> Steps[None]:
+    def _write_until_done(self, write: Publish) -> Steps[None]:
         """Keep trying while Redis is down: a step that is begun is finished."""
         while True:
             try:
                 yield write
                 return
             except errors.StateUnavailable as error:
-                yield Say("rollout waits for Redis", {"error": str(error)}, "warning")
+                yield Log("rollout waits for Redis", {"error": str(error)}, "warning")
             self._leave_if_superseded()
             yield Wait()
 
-    def _say(self, state: RolloutState) -> Steps[None]:
+    def _set_state(self, state: RolloutState) -> Steps[None]:
         self.rollout = replace(self.rollout, state=state)
-        yield from self._written(Publish(rollout=self.rollout))
-        yield Announce()
+        yield from self._write_until_done(Publish(rollout=self.rollout))
+        yield NotifyWatchers()
 
     def _finish(self, state: RolloutState, why: str, spent_j: float = 0.0) -> Steps[Rollout]:
         self.rollout = replace(self.rollout, state=state, why=why, spent_j=spent_j)
         try:
             yield Publish(rollout=self.rollout)
         except (errors.StateUnavailable, errors.Fenced) as error:
-            yield Say("end of the rollout not written", {"error": str(error)}, "warning")
+            yield Log("end of the rollout not written", {"error": str(error)}, "warning")
         fields = {"target": str(self.rollout.target), "state": state.name, "why": why}
-        yield Say("rollout ended", fields, "warning" if state == RolloutState.HALTED else "info")
-        yield Announce()
+        yield Log("rollout ended", fields, "warning" if state == RolloutState.HALTED else "info")
+        yield NotifyWatchers()
         return self.rollout
 
     def _leave_if_superseded(self) -> None:
-        if self._left:
+        if self._superseded:
             raise Superseded
 
     def _renew_statuses(self) -> Steps[None]:
         """What agents were commanded a moment ago may not have been read yet: ask them."""
-        fleet = self._seen.fleet(self._at.now_s)
-        yield AskAgents({n.node: n for n in fleet.nodes if n.node in self.commanded and n.node not in fleet.stale})
+        fleet = self._observation.fleet(self._time.now_s)
+        yield QueryAgents({n.node: n for n in fleet.nodes if n.node in self.commanded and n.node not in fleet.stale})
 
 
-def find_way(asked: FindWay) -> Way:
-    """The steps to a plan, as every shell finds them."""
-    return best_way(asked.view, asked.stands, asked.plan)
+def find_path(asked: FindPath) -> RolloutPath:
+    """Find the steps to a plan, as every shell does."""
+    return best_path(asked.view, asked.snapshot, asked.plan)
 
 
 def _same(before: NodePlan, devices: tuple[PlannedDevice, ...]) -> bool:

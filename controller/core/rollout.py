@@ -1,4 +1,4 @@
-"""How to get from what stands to a target plan without ever falling below the capacity that the load needs.
+"""Path of a rollout: from what stands to a target plan, never below the capacity that the load needs.
 
 Source: CONTRACTS section 4 (rollout step order); surge and batches: Kubernetes' rolling update.
 Data: what stands (observed, never remembered), the target, requests per second that each family needs now.
@@ -21,7 +21,15 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from controller.core.shares import NEED_TOLERANCE, Terms, capacity_of, draining, routed_capacity, serving, shares
+from controller.core.shares import (
+    NEED_TOLERANCE,
+    RolloutInputs,
+    capacity_of,
+    interim_routes,
+    routed_capacity,
+    serving_routes,
+    with_draining_targets,
+)
 from trefoil.core.fleet import DeviceState, SliceKey
 from trefoil.core.plan import Plan, PlannedDevice, PlannedSlice, Route
 
@@ -31,8 +39,8 @@ UNITS_MAX: Final = 48  # a larger fleet is changed in bundles: the search for a 
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What stands now. `ready` serves; `present` occupies its place (also starting, draining, failed).
+class FleetSnapshot:
+    """Fleet as it stands now. `ready` serves; `present` occupies its place (also starting, draining, failed).
 
     Devices in `fixed` may not be touched (lost, or their node is stale); those in `closed` take in nothing new.
     """
@@ -47,7 +55,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One revision. `drained` must be idle before `devices` may be applied; `ready` must serve before the next step."""
+    """Step of a rollout: one revision. `drained` must be idle before `devices` are applied, then `ready` must serve."""
 
     name: str
     routes: tuple[Route, ...]
@@ -57,17 +65,17 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """The steps to the target, or `halted` with the reason in `why` and no steps.
+class RolloutPath:
+    """Path of steps to the target, or `halted` with the reason in `why` and no steps.
 
-    `waits` says what of the target cannot be touched now: the steps lead past it, and it is to be tried again.
+    `blocked` says what of the target cannot be touched now: the steps lead past it, and it is to be tried again.
     """
 
     steps: tuple[Step, ...]
     why: str
     halted: bool = False
     floor_per_s: Mapping[str, float] | None = None
-    waits: str = ""
+    blocked: str = ""
 
     @property
     def moving(self) -> tuple[SliceKey, ...]:
@@ -81,53 +89,57 @@ class Way:
         return any(step.ready or step.drained for step in self.steps) or any(s.name == "sleep" for s in self.steps)
 
 
-def way(standing: Standing, target: Plan, terms: Terms) -> Way:
-    """The steps from what stands to the target. Devices that the target does not name are left as they are."""
-    floor = dict(terms.needs)
+def plan_path(snapshot: FleetSnapshot, target: Plan, inputs: RolloutInputs) -> RolloutPath:
+    """Plan the steps from what stands to the target. Devices that the target does not name are left as they are."""
+    floor = dict(inputs.needs)
     planned = {d.device: d for node in target.nodes for d in node.devices}
-    standing = replace(standing, devices={n: _underway(standing, d, planned) for n, d in standing.devices.items()})
-    touchable = {n: d for n, d in planned.items() if n in standing.devices and n not in standing.fixed}
-    goal: dict[str, PlannedDevice] = {**standing.devices, **touchable}
-    moved = [name for name in sorted(goal) if _differs(standing, name, goal[name])]
-    waits = _waits(standing, planned)
+    snapshot = replace(
+        snapshot, devices={n: _standing_or_coming(snapshot, d, planned) for n, d in snapshot.devices.items()}
+    )
+    touchable = {n: d for n, d in planned.items() if n in snapshot.devices and n not in snapshot.fixed}
+    goal: dict[str, PlannedDevice] = {**snapshot.devices, **touchable}
+    moved = [name for name in sorted(goal) if _differs(snapshot, name, goal[name])]
+    blocked = _blocked(snapshot, planned)
     if not moved:
-        (settle,) = _Path(standing, target, goal, terms).settled(waits)
+        (settle,) = _PathBuilder(snapshot, target, goal, inputs).settled(blocked)
         settle = replace(settle, devices=goal)  # alike, but for what no slice is restarted for
-        return Way((settle,), "only the shares change: nothing to start or stop", floor_per_s=floor, waits=waits)
+        return RolloutPath(
+            (settle,), "only the shares change: nothing to start or stop", floor_per_s=floor, blocked=blocked
+        )
     refused = ""
-    for name, waypoints in _ways(standing, goal, moved, terms):
-        path = _Path(standing, target, goal, terms)
+    for name, waypoints in _waypoint_choices(snapshot, goal, moved, inputs):
+        path = _PathBuilder(snapshot, target, goal, inputs)
         if all(path.batches(waypoint) for waypoint in waypoints):
-            return Way(tuple(path.settled(waits)), name, floor_per_s=floor, waits=waits)
+            return RolloutPath(tuple(path.settled(blocked)), name, floor_per_s=floor, blocked=blocked)
         refused = refused or path.refused
-    return Way((), f"no order of steps keeps the capacity that the load needs: {refused}", True, floor)
+    return RolloutPath((), f"no order of steps keeps the capacity that the load needs: {refused}", True, floor)
 
 
-def _waits(standing: Standing, planned: Devices) -> str:
+def _blocked(snapshot: FleetSnapshot, planned: Devices) -> str:
     """Devices that the target wants otherwise than they stand, and that may not be touched now."""
-    names = [n for n in sorted(planned) if n in standing.fixed and n in standing.devices]
-    differ = [name for name in names if _differs(standing, name, planned[name])]
+    names = [n for n in sorted(planned) if n in snapshot.fixed and n in snapshot.devices]
+    differ = [name for name in names if _differs(snapshot, name, planned[name])]
     return f"{', '.join(differ)} cannot be changed now: lost, or nothing is heard of its agent" if differ else ""
 
 
-def _underway(standing: Standing, device: PlannedDevice, planned: Devices) -> PlannedDevice:
+def _standing_or_coming(snapshot: FleetSnapshot, device: PlannedDevice, planned: Devices) -> PlannedDevice:
     """What serves on a device, and what is on its way there and still wanted."""
-    parts = {k: p for k, p in standing.ready.items() if k.device == device.device}
+    parts = {k: p for k, p in snapshot.ready.items() if k.device == device.device}
     if device.device in planned:
         wanted = planned[device.device].slices
-        parts |= {p.key: p for p in wanted if p.key in standing.present and p.key not in parts}
+        parts |= {p.key: p for p in wanted if p.key in snapshot.present and p.key not in parts}
     return replace(device, slices=tuple(parts[k] for k in sorted(parts)))
 
 
-def _differs(standing: Standing, name: str, goal: PlannedDevice) -> bool:
-    if not _alike(standing.devices[name], goal):
+def _differs(snapshot: FleetSnapshot, name: str, goal: PlannedDevice) -> bool:
+    if not _differ_in_slices_only(snapshot.devices[name], goal):
         return True
     wanted = {part.key: part for part in goal.slices}
-    here = {key for key in standing.present if key.device == name}
-    return here != set(wanted) or any(not _same(standing.ready.get(key), p) for key, p in wanted.items())
+    here = {key for key in snapshot.present if key.device == name}
+    return here != set(wanted) or any(not _same(snapshot.ready.get(key), p) for key, p in wanted.items())
 
 
-def _alike(a: PlannedDevice, b: PlannedDevice) -> bool:
+def _differ_in_slices_only(a: PlannedDevice, b: PlannedDevice) -> bool:
     """Whether two desired states differ in their slices at most."""
     return _LIMITS(a) == _LIMITS(b)
 
@@ -141,41 +153,45 @@ def _variants(part: PlannedSlice | None) -> tuple[tuple[str, str, int], ...]:
     return tuple(sorted((h.family, h.variant, h.stage) for h in part.hosted)) if part else ()
 
 
-def _ways(standing: Standing, goal: Devices, moved: list[str], terms: Terms) -> Iterator[tuple[str, list[Devices]]]:
+def _waypoint_choices(
+    snapshot: FleetSnapshot, goal: Devices, moved: list[str], inputs: RolloutInputs
+) -> Iterator[tuple[str, list[Devices]]]:
     """Waypoints that end in the goal, cheapest first."""
     yield "in the fewest steps that keep the capacity", [goal]
-    surges = list(_surges(standing, goal, moved, terms))
+    surges = list(_surges(snapshot, goal, moved, inputs))
     for helped, spare in surges:
-        surged = {**standing.devices, spare.device: spare}
+        surged = {**snapshot.devices, spare.device: spare}
         yield f"a sleeping device carries {helped} while it is rebuilt", [surged, {**goal, spare.device: spare}, goal]
-    light_now, light_goal = _lighter(standing.devices, terms, standing.fixed), _lighter(goal, terms, standing.fixed)
+    light_now, light_goal = _lighter(snapshot.devices, inputs, snapshot.fixed), _lighter(goal, inputs, snapshot.fixed)
     yield "what runs has its fastest variants while devices are rebuilt", [light_now, light_goal, goal]
     for helped, spare in surges:
-        light = _lighter({spare.device: spare}, terms, standing.fixed)
+        light = _lighter({spare.device: spare}, inputs, snapshot.fixed)
         yield (
             f"fastest variants, and a sleeping device carries {helped} while it is rebuilt",
             [{**light_now, **light}, {**light_goal, **light}, goal],
         )
 
 
-def _surges(standing: Standing, goal: Devices, moved: list[str], terms: Terms) -> Iterator[tuple[str, PlannedDevice]]:
+def _surges(
+    snapshot: FleetSnapshot, goal: Devices, moved: list[str], inputs: RolloutInputs
+) -> Iterator[tuple[str, PlannedDevice]]:
     """For a device that is rebuilt, a device that sleeps before and after, with the target's slices of the first."""
-    busy = {key.device for key in standing.present} | standing.fixed | standing.closed
+    busy = {key.device for key in snapshot.present} | snapshot.fixed | snapshot.closed
     spare = [name for name in sorted(goal) if name not in busy and not goal[name].slices]
     for helped in moved:
         if helped not in busy or not goal[helped].slices:
             continue
         for name in spare:
-            if terms.same_type(helped, name):
+            if inputs.same_type(helped, name):
                 copy = tuple(replace(p, key=replace(p.key, device=name)) for p in goal[helped].slices)
                 yield helped, replace(goal[helped], device=name, slices=copy)
                 break
 
 
-def _lighter(devices: Devices, terms: Terms, fixed: frozenset[str]) -> Devices:
+def _lighter(devices: Devices, inputs: RolloutInputs, fixed: frozenset[str]) -> Devices:
     """The same slices with their fastest variants."""
     return {
-        name: device if name in fixed else replace(device, slices=tuple(terms.fastest(part) for part in device.slices))
+        name: device if name in fixed else replace(device, slices=tuple(inputs.fastest(part) for part in device.slices))
         for name, device in devices.items()
     }
 
@@ -204,12 +220,12 @@ def _units(now: Devices, goal: Devices) -> list[Unit]:
     return [Unit(frozenset().union(*(u.drops for u in b)), tuple(p for u in b for p in u.adds)) for b in bundles]
 
 
-def _still(now: Devices, goal: Devices) -> Devices:
+def _nothing_changed(now: Devices, goal: Devices) -> Devices:
     """What stands after no unit at all."""
     found = {}
     for name, device in now.items():
         awake = device.slices and goal[name].slices and device.target == DeviceState.AWAKE
-        kept = awake and _alike(device, goal[name])
+        kept = awake and _differ_in_slices_only(device, goal[name])
         found[name] = device if kept else _merged(device, goal[name], frozenset(), ())
     return found
 
@@ -223,7 +239,7 @@ def _merged(
     return replace(base, target=target, slices=tuple(parts[k] for k in sorted(parts)))
 
 
-def _with(now: Devices, goal: Devices, before: Devices, chosen: list[Unit], unit: Unit) -> Devices:
+def _with_unit(now: Devices, goal: Devices, before: Devices, chosen: list[Unit], unit: Unit) -> Devices:
     """What stands after one more unit; `before`: after the chosen ones."""
     names = {key.device for key in unit.drops} | {part.key.device for part in unit.adds}
     units = [*chosen, unit]
@@ -248,28 +264,30 @@ class _Change(NamedTuple):
     slower: set[SliceKey]
 
 
-class _Path:
+class _PathBuilder:
     """Steps taken so far, and what would stand after them."""
 
-    def __init__(self, standing: Standing, target: Plan, goal: Devices, terms: Terms) -> None:
-        self._target, self._terms = target, terms
-        self._devices: dict[str, PlannedDevice] = dict(standing.devices)
-        self._ready: dict[SliceKey, PlannedSlice] = dict(standing.ready)
-        self._present: set[SliceKey] = set(standing.present)
-        self._routes = serving(standing.routes, self._ready)
+    def __init__(self, snapshot: FleetSnapshot, target: Plan, goal: Devices, inputs: RolloutInputs) -> None:
+        self._target, self._inputs = target, inputs
+        self._devices: dict[str, PlannedDevice] = dict(snapshot.devices)
+        self._ready: dict[SliceKey, PlannedSlice] = dict(snapshot.ready)
+        self._present: set[SliceKey] = set(snapshot.present)
+        self._routes = serving_routes(snapshot.routes, self._ready)
         self._steps: list[Step] = []
-        before = routed_capacity(self._routes, self._ready, terms)
+        before = routed_capacity(self._routes, self._ready, inputs)
         after = [p for d in goal.values() for p in d.slices]
         self._floor = {
-            family: min(need, before.get(family, 0.0), capacity_of(family, after, terms))
-            for family, need in terms.needs.items()
+            family: min(need, before.get(family, 0.0), capacity_of(family, after, inputs))
+            for family, need in inputs.needs.items()
         }
         self.refused = ""
 
-    def settled(self, waits: str) -> Iterator[Step]:
+    def settled(self, blocked: str) -> Iterator[Step]:
         """The steps; the last one routes exactly as the target says, or over what serves where not all of it stands."""
         yield from self._steps
-        routes = shares(self._target, self._ready, self._terms, self._routes) if waits else self._target.routes
+        routes = (
+            interim_routes(self._target, self._ready, self._inputs, self._routes) if blocked else self._target.routes
+        )
         yield Step("settle", routes, dict(self._devices), frozenset(), {})
 
     def batches(self, goal: Devices) -> bool:
@@ -279,9 +297,9 @@ class _Path:
         remaining = _units(self._devices, goal)
         while remaining:
             chosen: list[Unit] = []
-            waypoint = _still(self._devices, goal)
+            waypoint = _nothing_changed(self._devices, goal)
             for unit in remaining:
-                further = _with(self._devices, goal, waypoint, chosen, unit)
+                further = _with_unit(self._devices, goal, waypoint, chosen, unit)
                 if self._change(further) is not None:
                     chosen.append(unit)
                     waypoint = further
@@ -300,7 +318,7 @@ class _Path:
         wanted = {part.key: part for d in waypoint.values() for part in d.slices}
         self._devices, self._ready, self._present = dict(waypoint), wanted, set(wanted)
         if steps:
-            self._routes = shares(self._target, wanted, self._terms, self._routes)
+            self._routes = interim_routes(self._target, wanted, self._inputs, self._routes)
         return True
 
     def _try(self, waypoint: Devices) -> list[Step] | None:
@@ -312,11 +330,17 @@ class _Path:
         steps = []
         devices: Devices = self._devices
         if started:
-            devices = self._beside(waypoint, wanted, started)
+            devices = self._started_beside(waypoint, wanted, started)
             steps.append(Step("start", self._routes, devices, frozenset(), started))
-        if leaving or late or any(not _alike(devices[name], device) for name, device in waypoint.items()):
-            routes = shares(self._target, shifted, self._terms, self._routes, slow={k: wanted[k] for k in slower})
-            routes = tuple(draining(route, {k: self._ready[k] for k in goes}) for route in routes)
+        if (
+            leaving
+            or late
+            or any(not _differ_in_slices_only(devices[name], device) for name, device in waypoint.items())
+        ):
+            routes = interim_routes(
+                self._target, shifted, self._inputs, self._routes, slow={k: wanted[k] for k in slower}
+            )
+            routes = tuple(with_draining_targets(route, {k: self._ready[k] for k in goes}) for route in routes)
             ready = {k: wanted[k] for k in late}
             steps.append(Step("shift" if goes or late else "sleep", routes, dict(waypoint), goes, ready))
         return steps
@@ -328,13 +352,13 @@ class _Path:
         for device in waypoint.values():
             for part in device.slices:
                 wanted[part.key] = part
-                standing = self._ready.get(part.key)
-                if standing is None:
+                snapshot = self._ready.get(part.key)
+                if snapshot is None:
                     missing.add(part.key)
-                elif standing is not part and not _same(standing, part):
+                elif snapshot is not part and not _same(snapshot, part):
                     changed.add(part.key)
         leaving = self._present - wanted.keys()
-        rebuilt = {k for k in changed if not self._terms.swappable(self._ready[k], wanted[k])}
+        rebuilt = {k for k in changed if not self._inputs.swappable(self._ready[k], wanted[k])}
         # A slice that shrinks its throughput gets its smaller share first, one that grows gets its larger share last.
         slower = {k for k in changed - rebuilt if self._slower(self._ready[k], wanted[k])}
         early = {k for k in missing if not any(k.overlaps(other) for other in leaving)}
@@ -350,10 +374,10 @@ class _Path:
 
     def _slower(self, old: PlannedSlice, new: PlannedSlice) -> bool:
         return any(
-            capacity_of(h.family, [new], self._terms) < capacity_of(h.family, [old], self._terms) for h in new.hosted
+            capacity_of(h.family, [new], self._inputs) < capacity_of(h.family, [old], self._inputs) for h in new.hosted
         )
 
-    def _beside(
+    def _started_beside(
         self, waypoint: Devices, wanted: Mapping[SliceKey, PlannedSlice], started: Mapping[SliceKey, PlannedSlice]
     ) -> Devices:
         """What runs and what fits beside it, per device; nothing that serves is stopped."""
@@ -370,7 +394,7 @@ class _Path:
         """Whether each of these sets of slices carries what the load needs, or at least what it ever did."""
         for family, floor in sorted(self._floor.items()):
             distinct = {id(parts): parts for parts in routed}.values()
-            during = min(capacity_of(family, parts.values(), self._terms) for parts in distinct)
+            during = min(capacity_of(family, parts.values(), self._inputs) for parts in distinct)
             if during < floor - NEED_TOLERANCE:
                 self.refused = f"{family} would have {during:.1f}/s of the {floor:.1f}/s it needs"
                 return False

@@ -1,4 +1,4 @@
-"""Who gets which share of a family's traffic while a rollout is under way (and what a set of slices can carry).
+"""Interim routes: each slice's share of traffic while a rollout is under way, and the capacity of a set of slices.
 
 Data: the slices that serve, the target's shares, a capacity function. Decision: routes whose weights sum to 1.
 Formulation: the target's shares over the slices that serve already, if they overload no pool; else shares in proportion
@@ -17,8 +17,8 @@ NEED_TOLERANCE: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What a rollout has to respect, as functions so that it knows no profile.
+class RolloutInputs:
+    """Inputs of a rollout: what it has to respect, as functions so that it knows no profile.
 
     `capacity(family, device, slice_type, variant, count)` is the rate of a pool of equal slices [1/s];
     `swappable(old, new)` whether both fit the slice's memory at once; `fastest(part)` the same slice with the fastest
@@ -33,17 +33,18 @@ class Terms:
 
 
 def routed_capacity(
-    routes: tuple[Route, ...], ready: Mapping[SliceKey, PlannedSlice], terms: Terms
+    routes: tuple[Route, ...], ready: Mapping[SliceKey, PlannedSlice], inputs: RolloutInputs
 ) -> dict[str, float]:
     """Capacity of what is routed to and ready, per family [1/s]."""
     found: dict[str, float] = {}
     for route in routes:
         live = [ready[t.slice] for t in route.targets if not t.draining and t.slice in ready]
-        found[route.family] = capacity_of(route.family, live, terms)
+        found[route.family] = capacity_of(route.family, live, inputs)
     return found
 
 
-def capacity_of(family: str, live: Iterable[PlannedSlice], terms: Terms) -> float:
+def capacity_of(family: str, live: Iterable[PlannedSlice], inputs: RolloutInputs) -> float:
+    """Capacity of slices for a family, summed over pools of equal slices [1/s]."""
     pools: dict[tuple[str, str], int] = {}
     example: dict[tuple[str, str], str] = {}
     for part in live:
@@ -53,11 +54,11 @@ def capacity_of(family: str, live: Iterable[PlannedSlice], terms: Terms) -> floa
                 pool = key.slice_type, hosted.variant
                 pools[pool] = pools.get(pool, 0) + 1
                 example[pool] = key.device
-    return sum([terms.capacity(family, example[pool], pool[0], pool[1], n) for pool, n in sorted(pools.items())])
+    return sum([inputs.capacity(family, example[pool], pool[0], pool[1], n) for pool, n in sorted(pools.items())])
 
 
-def serving(routes: tuple[Route, ...], ready: Mapping[SliceKey, PlannedSlice]) -> tuple[Route, ...]:
-    """The routes without slices that do not serve, shares made whole again."""
+def serving_routes(routes: tuple[Route, ...], ready: Mapping[SliceKey, PlannedSlice]) -> tuple[Route, ...]:
+    """Routes without slices that do not serve, shares made whole again."""
     found = []
     for route in routes:
         targets = tuple(t for t in route.targets if t.slice in ready and not t.draining)
@@ -70,7 +71,8 @@ def serving(routes: tuple[Route, ...], ready: Mapping[SliceKey, PlannedSlice]) -
     return tuple(found)
 
 
-def draining(route: Route, leaving: Mapping[SliceKey, PlannedSlice]) -> Route:
+def with_draining_targets(route: Route, leaving: Mapping[SliceKey, PlannedSlice]) -> Route:
+    """Route with the slices that leave as draining targets of weight 0."""
     extra = tuple(
         RouteTarget(slice=key, variant=h.variant, stage=h.stage, weight=0.0, credits=part.credits, draining=True)
         for key, part in sorted(leaving.items())
@@ -80,11 +82,11 @@ def draining(route: Route, leaving: Mapping[SliceKey, PlannedSlice]) -> Route:
     return replace(route, targets=route.targets + extra)
 
 
-def shares(
+def interim_routes(
     target: Plan,
     ready: Mapping[SliceKey, PlannedSlice],
-    terms: Terms,
-    standing: tuple[Route, ...],
+    inputs: RolloutInputs,
+    current_routes: tuple[Route, ...],
     slow: Mapping[SliceKey, PlannedSlice] | None = None,
 ) -> tuple[Route, ...]:
     """Routes over what serves: the target's shares where no class is overloaded by them, else by capacity.
@@ -93,16 +95,16 @@ def shares(
     """
     routes = []
     families = {route.family for route in target.routes}
-    for route in (*target.routes, *(r for r in standing if r.family not in families)):
+    for route in (*target.routes, *(r for r in current_routes if r.family not in families)):
         now = {k: p for k, p in ready.items() if _variant(p, route.family) is not None}
         later = {**now, **{k: p for k, p in (slow or {}).items() if k in now}}
         planned = {(t.slice, t.stage): t for t in route.targets}
-        limits = _limits(route.family, later, terms)
+        limits = _limits(route.family, later, inputs)
         largest: dict[SliceKey, float] = {}
         for t in route.targets:
             largest[t.slice] = max(t.weight, largest.get(t.slice, t.weight))
         weights = {k: largest.get(k, 0.0) for k in now}
-        if not _carries(route.family, weights, limits, later, terms):
+        if not _carries(route.family, weights, limits, later, inputs):
             weights = dict(limits) if any(limits.values()) else dict.fromkeys(now, 1.0)
         parts = [(key, h, p) for key, p in sorted(now.items()) for h in p.hosted if h.family == route.family]
         total = {h.stage: 0.0 for _, h, _ in parts}
@@ -128,8 +130,8 @@ def _variant(part: PlannedSlice, family: str) -> str | None:
     return None
 
 
-def known(routes: tuple[Route, ...], catalog: Catalog) -> tuple[Route, ...]:
-    """The routes with the accuracy and version of what each target is to serve, as dispatchers need them for floors."""
+def with_catalog_facts(routes: tuple[Route, ...], catalog: Catalog) -> tuple[Route, ...]:
+    """Routes with accuracy and version of what each target is to serve, as dispatchers need them for floors."""
     families = {family.name: family for family in catalog.families}
     found = []
     for route in routes:
@@ -151,13 +153,13 @@ def _target(planned: RouteTarget, variant: str, weight: float) -> RouteTarget:
     return replace(planned, variant=variant, weight=weight, draining=False)
 
 
-def _limits(family: str, parts: Mapping[SliceKey, PlannedSlice], terms: Terms) -> dict[SliceKey, float]:
+def _limits(family: str, parts: Mapping[SliceKey, PlannedSlice], inputs: RolloutInputs) -> dict[SliceKey, float]:
     """Each slice's part of its pool's capacity [1/s]."""
     pools: dict[tuple[str, str], list[SliceKey]] = {}
     for key, part in parts.items():
         pools.setdefault((key.slice_type, _variant(part, family) or ""), []).append(key)
     return {
-        key: terms.capacity(family, keys[0].device, slice_type, variant, len(keys)) / len(keys)
+        key: inputs.capacity(family, keys[0].device, slice_type, variant, len(keys)) / len(keys)
         for (slice_type, variant), keys in pools.items()
         for key in keys
     }
@@ -168,13 +170,13 @@ def _carries(
     weights: Mapping[SliceKey, float],
     limits: Mapping[SliceKey, float],
     parts: Mapping[SliceKey, PlannedSlice],
-    terms: Terms,
+    inputs: RolloutInputs,
 ) -> bool:
     """Whether these shares of the need overload no class."""
     total = sum(weights.values())
     if total <= 0:
         return not weights
-    need = terms.needs.get(family, 0.0)
+    need = inputs.needs.get(family, 0.0)
     load: dict[tuple[str, str], float] = {}
     limit: dict[tuple[str, str], float] = {}
     for key, weight in weights.items():

@@ -1,4 +1,4 @@
-"""What a rollout has to respect, read out of a view: needs, capacities, memory.
+"""Inputs of a rollout, read out of a view: what stands, needs, capacities, memory; and the best path by them.
 
 Formulation: capacity = `core/queueing.rate_max` at the slice's highest clock and batch 1, the objective's SLO and the
 gaps of the demand. Relaxed terms count a slice's saturation rate instead, less a reserve: for the seconds of a rollout
@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from controller.core.rollout import Standing, Way, way
-from controller.core.shares import Terms, draining, routed_capacity, shares
-from controller.core.usable import mig_off
+from controller.core.rollout import FleetSnapshot, RolloutPath, plan_path
+from controller.core.shares import RolloutInputs, interim_routes, routed_capacity, with_draining_targets
+from controller.core.usable import AWAKE_STATES, mig_off
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import Same
@@ -29,11 +29,10 @@ from trefoil.core.queueing import rate_max
 SATURATION: Final = 0.9  # of a slice's throughput that relaxed terms count on
 UNPROFILED_SHARE: Final = 0.5  # of the compute slices that a family without a profile is routed to
 Rows = dict[tuple[str, str, str, str], ProfileRow]
-AWAKE_STATES: Final = (DeviceState.AWAKE, DeviceState.WAKING)
 
 
-def terms(view: PlanView, relaxed: bool = False) -> Terms:
-    """The terms of a rollout decided on this view."""
+def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
+    """Inputs of a rollout decided on this view."""
     types = {d.device: d.type for node in view.fleet.nodes for d in node.devices}
     objectives = {o.family: o for o in view.objectives}
     demand = {d.family: d for d in view.demand}
@@ -63,7 +62,7 @@ def terms(view: PlanView, relaxed: bool = False) -> Terms:
             routed = [t.slice for t in route.targets if not t.draining]
             whole = sum(_compute_slices(types.get(key.device, ""), key.slice_type) for key in routed)
             needs[route.family] = UNPROFILED_SHARE * whole
-    return Terms(
+    return RolloutInputs(
         needs=needs,
         capacity=capacity,
         swappable=lambda old, new: _fits(view.catalog, types, old, new),
@@ -123,8 +122,10 @@ def _fits(catalog: Catalog, types: dict[str, str], old: PlannedSlice, new: Plann
     return CONTEXT_MIB + sum(catalog.family(f).variant(v).memory_mib for f, v in names) <= memory_mib
 
 
-def standing(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple[Route, ...]) -> Standing:
-    """What stands, by what the agents report; `commanded` only fills in what they cannot report (clocks, limits)."""
+def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple[Route, ...]) -> FleetSnapshot:
+    """Snapshot of the fleet by what the agents report; `commanded` only fills in what they cannot report (clocks,
+    limits).
+    """
     devices: dict[str, PlannedDevice] = {}
     ready: dict[SliceKey, PlannedSlice] = {}
     present: set[SliceKey] = set()
@@ -147,7 +148,7 @@ def standing(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple
                 devices[status.device] = base
             if status.slices and status.state != DeviceState.LOST:
                 _slices(status, base, ready, present)
-    return Standing(devices, ready, frozenset(present), routes, frozenset(fixed), frozenset(closed))
+    return FleetSnapshot(devices, ready, frozenset(present), routes, frozenset(fixed), frozenset(closed))
 
 
 @lru_cache(maxsize=1024)
@@ -168,67 +169,67 @@ def _slices(
             ready[part.key] = PlannedSlice(part.key, part.hosted, part.credits or credits.get(part.key, 1))
 
 
-def impossible(view: PlanView, plan: Plan) -> str:
-    """Why no rollout leads from what the view shows to the plan; "" when one does. Planners ask before they decide."""
+def rollout_refusal(view: PlanView, plan: Plan) -> str:
+    """Reason why no rollout leads from the view to the plan; "" when one does. Planners ask before they decide."""
     current = view.current
     commanded = {node.node: node for node in current.nodes} if current else {}
-    stands = standing(view.fleet, commanded, current.routes if current else ())
-    found = best_way(view, stands, plan)
+    snapshot = fleet_snapshot(view.fleet, commanded, current.routes if current else ())
+    found = best_path(view, snapshot, plan)
     return found.why if found.halted else ""
 
 
-def early(view: PlanView, stands: Standing, plan: Plan) -> tuple[Route, ...] | None:
+def early_routes(view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> tuple[Route, ...] | None:
     """Routes that take in what is READY already, when what is routed now does not carry the load; else None."""
-    rules = terms(view)
-    now = routed_capacity(stands.routes, stands.ready, rules)
-    short = [family for family, need in rules.needs.items() if now.get(family, 0.0) < need]
+    inputs = rollout_inputs(view)
+    now = routed_capacity(snapshot.routes, snapshot.ready, inputs)
+    short = [family for family, need in inputs.needs.items() if now.get(family, 0.0) < need]
     if not short:
         return None
-    leaving = {t.slice for route in stands.routes for t in route.targets if t.draining}
-    ready = {key: part for key, part in stands.ready.items() if key not in leaving}
-    routes = shares(plan, ready, rules, stands.routes)
-    more = routed_capacity(routes, ready, rules)
+    leaving = {t.slice for route in snapshot.routes for t in route.targets if t.draining}
+    ready = {key: part for key, part in snapshot.ready.items() if key not in leaving}
+    routes = interim_routes(plan, ready, inputs, snapshot.routes)
+    more = routed_capacity(routes, ready, inputs)
     if not any(more.get(family, 0.0) > now.get(family, 0.0) for family in short):
         return None
-    gone = {key: part for key, part in stands.ready.items() if key in leaving}
-    return tuple(draining(route, gone) for route in routes)
+    gone = {key: part for key, part in snapshot.ready.items() if key in leaving}
+    return tuple(with_draining_targets(route, gone) for route in routes)
 
 
-class _Asked:
+class _PathKey:
     """What a way depends on, as the key of a memo: plans are asked for once before they are decided, and once after."""
 
-    __slots__ = ("_hash", "key", "plan", "stands", "view")
+    __slots__ = ("_hash", "key", "plan", "snapshot", "view")
 
-    def __init__(self, view: PlanView, stands: Standing, plan: Plan) -> None:
-        self.view, self.stands, self.plan = view, stands, plan
+    def __init__(self, view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> None:
+        self.view, self.snapshot, self.plan = view, snapshot, plan
         demand = tuple((d.family, d.rate_per_s, d.gap_scv) for d in view.demand)
         wanted = tuple((o.family, o.slo_ms, o.slo_quantile, o.hard_min_accuracy) for o in view.objectives)
         types = tuple((d.device, d.type) for node in view.fleet.nodes for d in node.devices)
         nodes = tuple((n.node, n.devices) for n in plan.nodes)
         profiled = _profiled(Same(view.catalog.rows))
         before = tuple(r for r in (view.current.routes if view.current else ()) if r.family not in profiled)
-        self.key = (demand, wanted, types, nodes, plan.routes, stands, before)
-        self._hash = hash((demand, wanted, tuple(n.digest for n in plan.nodes), len(stands.ready)))
+        self.key = (demand, wanted, types, nodes, plan.routes, snapshot, before)
+        self._hash = hash((demand, wanted, tuple(n.digest for n in plan.nodes), len(snapshot.ready)))
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and self.view.catalog is other.view.catalog and self.key == other.key
+        return isinstance(other, _PathKey) and self.view.catalog is other.view.catalog and self.key == other.key
 
 
-def best_way(view: PlanView, stands: Standing, plan: Plan) -> Way:
-    """The way under the SLO's capacities, else one on which requests at least do not pile up."""
-    return _best_way(_Asked(view, stands, plan))
+def best_path(view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> RolloutPath:
+    """Best path: under the SLO's capacities, else one on which requests at least do not pile up."""
+    return _best_path(_PathKey(view, snapshot, plan))
 
 
 @lru_cache(maxsize=64)
-def _best_way(asked: _Asked) -> Way:
-    view, stands, plan = asked.view, asked.stands, asked.plan
-    strict = way(stands, plan, terms(view))
+def _best_path(asked: _PathKey) -> RolloutPath:
+    view, snapshot, plan = asked.view, asked.snapshot, asked.plan
+    strict = plan_path(snapshot, plan, rollout_inputs(view))
     if not strict.halted:
         return strict
-    relaxed = way(stands, plan, terms(view, relaxed=True))
+    relaxed = plan_path(snapshot, plan, rollout_inputs(view, relaxed=True))
     if relaxed.halted:
         return strict
     return replace(relaxed, why=f"{relaxed.why}; for a moment the SLO may be missed ({strict.why})")

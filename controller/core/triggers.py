@@ -1,4 +1,4 @@
-"""When to plan again: a named cause and the comparison behind it.
+"""Triggers of planning: a named cause and the comparison behind it.
 
 Source: CLOVER section 4.2 (a change of carbon intensity by more than 5 % starts an optimisation); load: two one-sided
 tests with different patience, ours.
@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from controller.core.usable import out_of_service
+from controller.core.usable import out_of_service_reason, usable_devices
+from controller.forecasters.last_max import Z_90
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Same
 from trefoil.core.demand import Demand
@@ -36,14 +37,13 @@ from trefoil.core.plan import NodePlan, Plan
 
 CAUSES: Final = ("start", "loss", "objective", "load", "slo", "accuracy", "carbon", "tick")
 ACCURACY_SLACK: Final = 0.005  # a window of some seconds is a sample of the mix
-Z_90: Final = 1.2815515655446004
 OPERATOR: Final = "operator"  # never found here: somebody asked for a new plan
 ALWAYS: Final = frozenset({"start", "loss", "objective", "tick"})
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Settings of the triggers. Times are wall seconds; ratios are of the planned value."""
+    """Thresholds of the triggers. Times are wall seconds; ratios are of the planned value."""
 
     carbon_ratio: float = 0.05
     carbon_base_g_per_kwh: float = 0.0
@@ -63,8 +63,8 @@ class Thresholds:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeFor:
-    """What the plan in force was decided on."""
+class PlanBasis:
+    """Basis of the plan in force: what it was decided on, and what the triggers compare with."""
 
     at_s: float
     intensity_g_per_kwh: float
@@ -77,23 +77,23 @@ class MadeFor:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Since when each patient condition holds, by its name; a condition that stops holding is forgotten."""
+class HoldTimers:
+    """Timers of patient conditions: since when each holds, by name; one that stops holding is forgotten."""
 
     since_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Why to plan now."""
+    """Trigger of a decision: its cause and the comparison behind it."""
 
     cause: str
     why: str
 
 
-def made_for(view: PlanView, plan: Plan, next_tick_at_s: float) -> MadeFor:
-    """What a plan decided on this view was made for."""
-    return MadeFor(
+def plan_basis(view: PlanView, plan: Plan, next_tick_at_s: float) -> PlanBasis:
+    """Basis of a plan decided on this view."""
+    return PlanBasis(
         at_s=view.now_s,
         intensity_g_per_kwh=view.carbon.intensity_g_per_kwh,
         demand={d.family: d for d in view.demand},
@@ -105,47 +105,36 @@ def made_for(view: PlanView, plan: Plan, next_tick_at_s: float) -> MadeFor:
     )
 
 
-def usable_devices(fleet: FleetState) -> frozenset[str]:
-    """Devices that a plan may use: not lost, in service, on a node that reports."""
-    return _usable(Same(fleet))
-
-
-@lru_cache(maxsize=64)
-def _usable(fleet: Same[FleetState]) -> frozenset[str]:
-    known = fleet.value
-    return frozenset(d.device for node in known.nodes if node.node not in known.stale for d in node.devices if d.usable)
-
-
-def evaluate(
+def evaluate_triggers(
     view: PlanView,
-    last: MadeFor | None,
-    memory: Memory,
+    basis: PlanBasis | None,
+    timers: HoldTimers,
     thresholds: Thresholds,
     allowed: Iterable[str],
     rolling: bool = False,
-) -> tuple[Trigger | None, Memory]:
-    """The most urgent trigger, and the memory for the next call. `rolling`: a rollout is under way."""
-    if last is None or view.current is None:
-        return Trigger("start", "no plan is in force"), Memory()
+) -> tuple[Trigger | None, HoldTimers]:
+    """Evaluate all triggers: the most urgent one, and the timers for the next call. `rolling`: a rollout goes on."""
+    if basis is None or view.current is None:
+        return Trigger("start", "no plan is in force"), HoldTimers()
     causes = ALWAYS | set(allowed)
     found: list[Trigger] = []
     holding: dict[str, tuple[float, Trigger]] = {}
     if not rolling:
-        holding |= _losses(view, view.current, last, thresholds)
-    found += _devices(view, last)
-    found += _objectives(view, last)
+        holding |= _losses(view, view.current, basis, thresholds)
+    found += _devices(view, basis)
+    found += _objectives(view, basis)
     for demand in view.demand:
-        found += _load_at_once(demand, last, thresholds)
-        holding |= _load_patient(demand, last, thresholds)
-    if not rolling and view.now_s - last.at_s >= thresholds.slo_rest_s:
+        found += _load_at_once(demand, basis, thresholds)
+        holding |= _load_patient(demand, basis, thresholds)
+    if not rolling and view.now_s - basis.at_s >= thresholds.slo_rest_s:
         holding |= _broken(view, thresholds)
-    found += _carbon(view, last, thresholds)
-    if view.now_s >= last.next_tick_at_s + thresholds.tick_grace_s:
+    found += _carbon(view, basis, thresholds)
+    if view.now_s >= basis.next_tick_at_s + thresholds.tick_grace_s:
         found.append(Trigger("tick", "the planner asked to be run again now"))
-    since = {name: memory.since_s.get(name, view.now_s) for name in holding}
+    since = {name: timers.since_s.get(name, view.now_s) for name in holding}
     found += [t for name, (hold_s, t) in holding.items() if view.now_s - since[name] >= hold_s]
     found = sorted((t for t in found if t.cause in causes), key=lambda t: CAUSES.index(t.cause))
-    return (found[0] if found else None), Memory(since)
+    return (found[0] if found else None), HoldTimers(since)
 
 
 def _lost(view: PlanView, plan: Plan) -> Mapping[SliceKey, SliceState]:
@@ -161,40 +150,40 @@ def _lost_of(fleet: Same[FleetState], nodes: Same[tuple[NodePlan, ...]]) -> Mapp
     return {key: states.get(key, SliceState.GONE) for key in wanted if states.get(key, SliceState.GONE) in bad}
 
 
-def _losses(view: PlanView, plan: Plan, last: MadeFor, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
+def _losses(view: PlanView, plan: Plan, basis: PlanBasis, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
     hold_s = thresholds.loss_hold_s
     return {
         f"loss:{key.name}": (hold_s, Trigger("loss", f"slice {key.name} of the plan is {state.name} for {hold_s:g} s"))
         for key, state in _lost(view, plan).items()
-        if key not in last.lost  # planned again already, to no avail: its agent keeps trying
+        if key not in basis.lost  # planned again already, to no avail: its agent keeps trying
     }
 
 
-def _devices(view: PlanView, last: MadeFor) -> list[Trigger]:
+def _devices(view: PlanView, basis: PlanBasis) -> list[Trigger]:
     now = usable_devices(view.fleet)
-    gone, back = sorted(last.devices - now), sorted(now - last.devices)
+    gone, back = sorted(basis.devices - now), sorted(now - basis.devices)
     if gone:
-        whys = {d.device: out_of_service(d) for node in view.fleet.nodes for d in node.devices}
+        whys = {d.device: out_of_service_reason(d) for node in view.fleet.nodes for d in node.devices}
         return [Trigger("loss", "; ".join(f"{name}: {whys.get(name) or 'its node is stale'}" for name in gone))]
     return [Trigger("loss", f"{', '.join(back)}: can be used (again)")] if back else []
 
 
-def _objectives(view: PlanView, last: MadeFor) -> list[Trigger]:
+def _objectives(view: PlanView, basis: PlanBasis) -> list[Trigger]:
+    planned = basis.objective_numbers
     return [
         Trigger(
-            "objective",
-            f"objective of {o.family} is number {o.number}, planned for {last.objective_numbers.get(o.family, 'none')}",
+            "objective", f"objective of {o.family} is number {o.number}, planned for {planned.get(o.family, 'none')}"
         )
         for o in view.objectives
-        if last.objective_numbers.get(o.family) != o.number
+        if planned.get(o.family) != o.number
     ]
 
 
-def _load_at_once(demand: Demand, last: MadeFor, thresholds: Thresholds) -> list[Trigger]:
-    planned = last.demand.get(demand.family)
+def _load_at_once(demand: Demand, basis: PlanBasis, thresholds: Thresholds) -> list[Trigger]:
+    planned = basis.demand.get(demand.family)
     if planned is None:
         return [Trigger("load", f"{demand.family} is asked for and was not planned for")]
-    rate, capacity = demand.rate_per_s, last.capacity_per_s.get(demand.family, 0.0)
+    rate, capacity = demand.rate_per_s, basis.capacity_per_s.get(demand.family, 0.0)
     chance = planned.rate_per_s + thresholds.load_sigmas * _error(planned.rate_per_s, thresholds)
     # A plan made on a ramp expected more than the rate of then: growth that it was made for is no news.
     limit = max(chance, _rate_of_p90(planned.rate_p90_per_s, thresholds))
@@ -220,8 +209,8 @@ def _error(rate_per_s: float, thresholds: Thresholds) -> float:
     return math.sqrt(max(rate_per_s, 1.0) / thresholds.rate_span_s)
 
 
-def _load_patient(demand: Demand, last: MadeFor, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
-    planned = last.demand.get(demand.family)
+def _load_patient(demand: Demand, basis: PlanBasis, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
+    planned = basis.demand.get(demand.family)
     if planned is None:
         return {}
     low = planned.rate_p90_per_s * (1 - thresholds.load_down_ratio)
@@ -258,8 +247,8 @@ def _broken(view: PlanView, thresholds: Thresholds) -> dict[str, tuple[float, Tr
     return found
 
 
-def _carbon(view: PlanView, last: MadeFor, thresholds: Thresholds) -> list[Trigger]:
-    now, planned = view.carbon.intensity_g_per_kwh, last.intensity_g_per_kwh
+def _carbon(view: PlanView, basis: PlanBasis, thresholds: Thresholds) -> list[Trigger]:
+    now, planned = view.carbon.intensity_g_per_kwh, basis.intensity_g_per_kwh
     base = thresholds.carbon_base_g_per_kwh or planned
     if abs(now - planned) <= thresholds.carbon_ratio * base:
         return []

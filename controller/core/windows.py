@@ -1,4 +1,4 @@
-"""What the dispatchers' load windows say: arrivals over time, latency, attainment, accuracy, budget.
+"""Load windows of the dispatchers: arrivals over time, latency, attainment, accuracy, budgets.
 
 Data: `LoadWindow`s of all workers, in any order. No I/O, no clock: `now_s` comes in.
 Formulation: arrivals go to bins of `bin_s` in proportion to the overlap (windows of different workers are not aligned);
@@ -31,7 +31,7 @@ BUDGET_BUCKETS: Final = 240
 
 @dataclass(frozen=True, slots=True)
 class WindowSettings:
-    """How long load is remembered and over how long it is measured."""
+    """Settings of load windows: how long load is remembered and over how long it is measured."""
 
     bin_s: float = 0.5
     keep_s: float = 60.0
@@ -49,14 +49,14 @@ class _Budget:
     rolls: bool = False
 
 
-def nobody(_window: LoadWindow) -> None:
-    """Who is told of windows where nobody asked: a function with a name, so that a simulation can be saved."""
+def ignore_window(_window: LoadWindow) -> None:
+    """Ignore a window: the default of `on_window`, a function with a name so that a simulation can be saved."""
 
 
-class Windows:
+class LoadWindows:
     """The recent load windows of all workers, and the accuracy budgets that they spent."""
 
-    def __init__(self, settings: WindowSettings, on_window: Callable[[LoadWindow], None] = nobody) -> None:
+    def __init__(self, settings: WindowSettings, on_window: Callable[[LoadWindow], None] = ignore_window) -> None:
         """`on_window` is told each window once."""
         self._settings = settings
         self._windows: deque[LoadWindow] = deque()
@@ -70,7 +70,7 @@ class Windows:
 
     @property
     def bin_s(self) -> float:
-        """Width of the bins of `arrivals`."""
+        """Width of the bins of `arrivals` [s]."""
         return self._settings.bin_s
 
     def add(self, window: LoadWindow, catalog: Catalog) -> None:
@@ -84,15 +84,15 @@ class Windows:
         self._on_window(window)
         for cell in window.cells:
             if cell.arrived:
-                self._spread(cell.key.family, cell.arrived, window)
+                self._count_arrivals(cell.key.family, cell.arrived, window)
             if cell.answered:
                 self.answered[cell.key.family, cell.key.variant] += cell.answered
-                self._spend(cell.key.family, cell.key.variant, cell.answered, window.ends_at_s, catalog)
+                self._charge_budget(cell.key.family, cell.key.variant, cell.answered, window.ends_at_s, catalog)
         first = int(window.starts_at_s // self._settings.bin_s)
         self._first_bin = first if self._first_bin is None else min(first, self._first_bin)
 
     def forget(self, now_s: float) -> None:
-        """Drop what is older than `keep_s`."""
+        """Forget windows and arrivals that are older than `keep_s`."""
         oldest_s = now_s - self._settings.keep_s
         while self._windows and self._windows[0].ends_at_s < min(oldest_s, self.hold_from_s):
             self._windows.popleft()
@@ -113,7 +113,7 @@ class Windows:
         return tuple(float(counts[i]) for i in range(first, end))
 
     def families(self) -> tuple[str, ...]:
-        """Families that anybody asked for."""
+        """Families that any request has named, sorted."""
         return tuple(sorted(self._arrivals))
 
     def live(self, now_s: float) -> bool:
@@ -160,7 +160,7 @@ class Windows:
         return tuple(w for w in self._windows if w.starts_at_s >= since_s)
 
     def measured(self, family: str, now_s: float, catalog: Catalog, grams_per_request: float | None) -> Measured | None:
-        """What the family got over the last `measure_s`; None when nothing arrived."""
+        """Measurement of a family over the last `measure_s`; None when nothing arrived."""
         span_s = self._settings.measure_s
         recent = [w for w in self._windows if w.ends_at_s > now_s - span_s]
         return self.measured_in(recent, family, span_s, catalog, grams_per_request)
@@ -174,7 +174,7 @@ class Windows:
         grams_per_request: float | None,
         joules_per_request: float | None = None,
     ) -> Measured | None:
-        """What the family got in these windows, which cover `span_s`; None when nothing arrived."""
+        """Measurement of a family over these windows, which cover `span_s`; None when nothing arrived."""
         cells = [c for w in recent for c in w.cells if c.key.family == family]
         arrived = sum(c.arrived for c in cells)
         answered = sum(c.answered for c in cells)
@@ -198,7 +198,7 @@ class Windows:
         )
 
     def open_budget(self, family: str, window_s: float, now_s: float) -> None:
-        """Begin to account an accuracy window; goes on when it is open with the same length already."""
+        """Open an accuracy window; goes on when it is open with the same length already."""
         budget = self._budgets.get(family)
         if budget is None or budget.window_s != window_s:
             self._budgets[family] = _Budget(window_s, now_s)
@@ -208,7 +208,7 @@ class Windows:
         self._budgets.pop(family, None)
 
     def budgets(self, now_s: float) -> tuple[BudgetState, ...]:
-        """What each accuracy window has served. It opens with the first answer and rolls once it is full."""
+        """Budgets: what each accuracy window has served. It opens with the first answer and rolls once it is full."""
         found = []
         for family, budget in sorted(self._budgets.items()):
             while budget.starts_s and budget.starts_s[0] < now_s - budget.window_s:
@@ -226,7 +226,7 @@ class Windows:
         return tuple(found)
 
     def dump_budgets(self) -> dict[str, object]:
-        """For the disk, so that a restart does not forget what was served."""
+        """Dump all budgets as JSON, so that a restart does not forget what was served."""
         return {
             family: {
                 "window_s": b.window_s,
@@ -236,7 +236,7 @@ class Windows:
         }
 
     def load_budgets(self, dumped: Mapping[str, Mapping[str, object]], now_s: float) -> None:
-        """What `dump_budgets` wrote."""
+        """Load budgets that `dump_budgets` wrote."""
         for family, entry in dumped.items():
             buckets = entry["buckets"]
             assert isinstance(buckets, list)
@@ -245,7 +245,7 @@ class Windows:
             starts_s, requests, sums = (deque(float(row[i]) for row in buckets) for i in range(3))
             self._budgets[family] = _Budget(float(window_s), now_s, starts_s, requests, sums)
 
-    def _spread(self, family: str, arrived: int, window: LoadWindow) -> None:
+    def _count_arrivals(self, family: str, arrived: int, window: LoadWindow) -> None:
         width = self._settings.bin_s
         counts = self._arrivals.setdefault(family, Counter())
         length_s = window.ends_at_s - window.starts_at_s
@@ -257,7 +257,7 @@ class Windows:
             if inside > 0:
                 counts[i] += arrived * inside / length_s  # type: ignore[assignment]
 
-    def _spend(self, family: str, variant: str, answered: int, at_s: float, catalog: Catalog) -> None:
+    def _charge_budget(self, family: str, variant: str, answered: int, at_s: float, catalog: Catalog) -> None:
         budget = self._budgets.get(family)
         if budget is None:
             return

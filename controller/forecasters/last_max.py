@@ -1,4 +1,4 @@
-"""Demand is the largest rate seen of late, plus what one reconfiguration takes.
+"""Forecaster last_max: demand is the largest rate seen of late, plus what one reconfiguration takes.
 
 Source: the reactive baseline of InfAdapter and of DESIGN section 4 (availability: demand = forecast quantile plus what
 one wake-up and load takes); smoothing and the slope test are ours.
@@ -42,7 +42,7 @@ class LastMaxSettings(PartSettings):
 
 @dataclass(frozen=True, slots=True)
 class LastMax:
-    """Stateless: everything is in the bins."""
+    """Forecaster of the largest recent rate. Stateless: everything is in the bins."""
 
     smooth_s: float = 4.0
     lookback_s: float = 6.0

@@ -1,4 +1,4 @@
-"""The one table of forecasters: what `Policy.forecaster` names, beside module:Class."""
+"""Table of forecasters: what `Policy.forecaster` names, beside module:Class."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""From what every device ought to host to a `Plan`: node plans, routes, expectations. Shared by every planner."""
+"""Assembly of a `Plan` from what every device ought to host: node plans, routes. Shared by every planner."""
 
 import math
 from collections import Counter
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from controller.planners.columns import ClassKey, Column, class_of
-from controller.planners.world import Device, Running, Task, World, setting
+from controller.planners.world import Device, HostedSlice, PlanningInput, Task, constant_for
 from trefoil.core.carbon import Series
 from trefoil.core.fleet import DeviceState, Hosted
 from trefoil.core.plan import Expected, InputStamp, NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
@@ -29,9 +29,9 @@ DEFAULTS: Final[Mapping[str, float]] = {
 
 
 def plan_of(
-    world: World,
+    inputs: PlanningInput,
     planner: str,
-    hosted: Mapping[str, Sequence[Running]],
+    hosted: Mapping[str, Sequence[HostedSlice]],
     traffic: Mapping[ClassKey, float],
     columns: Sequence[Column],
     constants: Mapping[str, float],
@@ -42,20 +42,20 @@ def plan_of(
     pull: bool = False,
     clocks: Mapping[str, int] | None = None,
 ) -> Plan:
-    """A plan without what the policy's row says of it (`stamped`); revision, policy and decision id are the shell's.
+    """Plan without what the policy's row says of it (`apply_policy_parts`); revision and decision id are the shell's.
 
     `pull` is CLOVER's: every slice weighs the same, whatever `traffic` says: pulling makes the mix.
     `clocks` [MHz] by device; the others run at their highest, unlocked.
     """
     by_key = {c.key: c for c in columns}
-    view, clocks = world.view, clocks or {}
-    world = replace(world, devices=tuple(_clocked(d, clocks.get(d.name, 0)) for d in world.devices))
+    view, clocks = inputs.view, clocks or {}
+    inputs = replace(inputs, devices=tuple(_clocked(d, clocks.get(d.name, 0)) for d in inputs.devices))
     return Plan(
         policy=planner,
         planner=planner,
-        objectives=tuple(t.objective for t in world.tasks),
-        nodes=_nodes(world, hosted, by_key, constants),
-        routes=tuple(_route(world, task, hosted, traffic, by_key, constants, pull) for task in world.tasks),
+        objectives=tuple(t.objective for t in inputs.tasks),
+        nodes=_nodes(inputs, hosted, by_key, constants),
+        routes=tuple(_route(inputs, task, hosted, traffic, by_key, constants, pull) for task in inputs.tasks),
         why=why,
         expected=dict(expected),
         optimality_gap=gap,
@@ -77,35 +77,35 @@ def _series(series: Series) -> str:
 
 
 def _nodes(
-    world: World,
-    hosted: Mapping[str, Sequence[Running]],
+    inputs: PlanningInput,
+    hosted: Mapping[str, Sequence[HostedSlice]],
     columns: Mapping[ClassKey, Column],
     constants: Mapping[str, float],
 ) -> tuple[NodePlan, ...]:
-    planned: dict[str, list[PlannedDevice]] = {n.node: [] for n in world.view.fleet.nodes}
-    for device in world.devices:
-        parts = tuple(_slice(world, device, r, columns, constants) for r in hosted.get(device.name, ()))
+    planned: dict[str, list[PlannedDevice]] = {n.node: [] for n in inputs.view.fleet.nodes}
+    for device in inputs.devices:
+        parts = tuple(_slice(inputs, device, r, columns, constants) for r in hosted.get(device.name, ()))
         target = DeviceState.AWAKE if parts else DeviceState.ASLEEP
         clock = device.clock_mhz if parts else 0
         planned[device.node].append(PlannedDevice(device.name, target, parts, clock, clock))
-    for node, device_name in world.lost:
+    for node, device_name in inputs.lost:
         planned[node].append(PlannedDevice(device_name, DeviceState.ASLEEP, ()))
     return tuple(NodePlan(node=n, devices=tuple(d)) for n, d in sorted(planned.items()))
 
 
 def _slice(
-    world: World,
+    inputs: PlanningInput,
     device: Device,
-    running: Running,
+    running: HostedSlice,
     columns: Mapping[ClassKey, Column],
     constants: Mapping[str, float],
 ) -> PlannedSlice:
     column = columns.get(class_of(device, running))
-    version = world.view.catalog.family(running.family).variant(running.variant).version
-    items = world.task(running.family).demand.items_mean
+    version = inputs.view.catalog.family(running.family).variant(running.variant).version
+    items = inputs.task(running.family).demand.items_mean
     batch = column.max_batch if column else max(1, math.ceil(items))
     hosted = Hosted(running.family, running.variant, version, stage=0, stages=1, instances=1, max_batch=batch)
-    return PlannedSlice(running.key, (hosted,), _credits(column, world.task(running.family), constants))
+    return PlannedSlice(running.key, (hosted,), _credits(column, inputs.task(running.family), constants))
 
 
 def _credits(column: Column | None, task: Task, constants: Mapping[str, float]) -> int:
@@ -114,20 +114,20 @@ def _credits(column: Column | None, task: Task, constants: Mapping[str, float]) 
         return int(constants["credits"])
     if column is None:
         return 2
-    gap_ms = setting(task.objective, constants, "transport_gap_ms")
+    gap_ms = constant_for(task.objective, constants, "transport_gap_ms")
     return 2 if gap_ms > GAP_SHARE * column.service.mean_ms else 1
 
 
 def _route(
-    world: World,
+    inputs: PlanningInput,
     task: Task,
-    hosted: Mapping[str, Sequence[Running]],
+    hosted: Mapping[str, Sequence[HostedSlice]],
     traffic: Mapping[ClassKey, float],
     columns: Mapping[ClassKey, Column],
     constants: Mapping[str, float],
     pull: bool,
 ) -> Route:
-    devices = {d.name: d for d in world.devices}
+    devices = {d.name: d for d in inputs.devices}
     targets = [
         (r, class_of(devices[name], r))
         for name, parts in sorted(hosted.items())
@@ -151,15 +151,15 @@ def _route(
             for r, key in sorted(targets, key=lambda t: t[0].key)
             if total > 0
         ),
-        queue_requests_max=int(setting(task.objective, constants, "queue_requests_max")),
-        queue_bytes_max=int(setting(task.objective, constants, "queue_bytes_max")),
+        queue_requests_max=int(constant_for(task.objective, constants, "queue_requests_max")),
+        queue_bytes_max=int(constant_for(task.objective, constants, "queue_bytes_max")),
     )
 
 
 def capacity_per_s(
     traffic: Mapping[ClassKey, float], slices: Mapping[ClassKey, int], columns: Sequence[Column], family: str
 ) -> float:
-    """The rate at which the first class is full when the shares stay as planned."""
+    """Capacity of a plan for a family: the rate at which its first class is full, shares as planned [1/s]."""
     total = sum(rate for key, rate in traffic.items() if key[0] == family)
     limits = [
         total / traffic[c.key] * c.rate_per_slice(slices[c.key]) * slices[c.key]

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from numpy.random import Generator
 
 from controller.planners.assemble import DEFAULTS
-from controller.planners.clover.space import numbered
+from controller.planners.clover.space import mig_configuration
 from controller.planners.columns import class_column
 from controller.planners.uniform import Uniform, decide
-from controller.planners.world import Device, Task, World, read
+from controller.planners.world import Device, PlanningInput, Task, read_view
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import Placement, placements, placements_of
@@ -24,13 +24,13 @@ from trefoil.core.fleet import DeviceKind
 
 
 def largest_layout(device: Device) -> Placement:
-    """The placement with the fewest slices: the whole GPU."""
+    """Layout with the fewest slices: the whole GPU."""
     return min(placements(device.type), key=lambda p: (len(p), p))
 
 
-def best_variant(world: World, task: Task, _device: Device, _slice_type: str) -> Variant:
+def best_variant(inputs: PlanningInput, task: Task, _device: Device, _slice_type: str) -> Variant:
     """The most accurate variant of the family."""
-    return world.view.catalog.family(task.family).best
+    return inputs.view.catalog.family(task.family).best
 
 
 BASE = Uniform(largest_layout, best_variant)
@@ -45,41 +45,41 @@ def layout_of(
     def chosen(device: Device) -> Placement:
         if not number or device.type.kind != DeviceKind.MIG_GPU:
             return otherwise(device)
-        return placements_of(device.type, numbered(device.type, number))[0]
+        return placements_of(device.type, mig_configuration(device.type, number))[0]
 
     return chosen
 
 
 @dataclass(frozen=True, slots=True)
 class BasePlanner:
-    """Stateless."""
+    """Planner BASE (CLOVER section 5.1). Stateless."""
 
     constants: Mapping[str, float] = field(default_factory=dict)
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """BASE's one plan for this fleet."""
+        """Plan BASE for this fleet."""
         constants = {**DEFAULTS, **self.constants}
-        world = read(view, constants["rate_floor_per_s"])
+        inputs = read_view(view, constants["rate_floor_per_s"])
         chosen = Uniform(layout_of(constants, largest_layout), best_variant)
-        return decide(world, "base", chosen.host(world), constants, rng)
+        return decide(inputs, "base", chosen.host(inputs), constants, rng)
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What BASE would take for the same demand, from the same profile."""
+    """Reference of BASE for the same demand, from the same profile: joules and accuracy."""
 
     joules_per_request: float
     accuracy: float
 
 
-def base_reference(world: World, task: Task, constants: Mapping[str, float]) -> Reference:
-    """`base_j_per_request` where the objective leaves it at 0."""
-    best = world.view.catalog.family(task.family).best
+def base_reference(inputs: PlanningInput, task: Task, constants: Mapping[str, float]) -> Reference:
+    """Reference of BASE, for objectives that leave `base_j_per_request` at 0."""
+    best = inputs.view.catalog.family(task.family).best
     rate = task.mean_per_s
-    idle = sum(d.type.idle_w for d in world.devices) / rate / max(1, len(world.tasks))
+    idle = sum(d.type.idle_w for d in inputs.devices) / rate / max(1, len(inputs.tasks))
     active = []
-    for device in world.devices:
+    for device in inputs.devices:
         shape = largest_layout(device)[0][0]
-        column = class_column(world.view.catalog, task, device.type, shape, best.name, 1, constants)
+        column = class_column(inputs.view.catalog, task, device.type, shape, best.name, 1, constants)
         active.append(column.energy_j if column else 0.0)
     return Reference(idle + sum(active) / max(1, len(active)), best.accuracy)

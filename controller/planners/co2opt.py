@@ -15,37 +15,37 @@ from controller.planners.assemble import DEFAULTS
 from controller.planners.base import layout_of
 from controller.planners.columns import class_column
 from controller.planners.uniform import Uniform, decide
-from controller.planners.world import Device, Task, World, read
+from controller.planners.world import Device, PlanningInput, Task, read_view
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import Placement, placements
 
 
 def finest_layout(device: Device) -> Placement:
-    """The placement with the most slices: seven 1g."""
+    """Layout with the most slices: seven 1g."""
     return min(placements(device.type), key=lambda p: (-len(p), p))
 
 
 @dataclass(frozen=True, slots=True)
 class Co2OptPlanner:
-    """Stateless."""
+    """Planner CO2OPT (CLOVER section 5.1). Stateless."""
 
     constants: Mapping[str, float] = field(default_factory=dict)
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """CO2OPT's one plan for this fleet."""
+        """Plan CO2OPT for this fleet."""
         constants = {**DEFAULTS, **self.constants}
-        world = read(view, constants["rate_floor_per_s"])
+        inputs = read_view(view, constants["rate_floor_per_s"])
 
-        def leanest(world: World, task: Task, device: Device, slice_type: str) -> Variant:
-            family = world.view.catalog.family(task.family)
+        def leanest(inputs: PlanningInput, task: Task, device: Device, slice_type: str) -> Variant:
+            family = inputs.view.catalog.family(task.family)
             found = []
             for variant in family.by_accuracy():
-                column = class_column(world.view.catalog, task, device.type, slice_type, variant.name, 1, constants)
+                column = class_column(inputs.view.catalog, task, device.type, slice_type, variant.name, 1, constants)
                 if column is not None:
                     found.append((column.energy_j, -variant.accuracy, variant.name))
             return family.variant(min(found)[2]) if found else family.by_accuracy()[0]
 
         return decide(
-            world, "co2opt", Uniform(layout_of(constants, finest_layout), leanest).host(world), constants, rng
+            inputs, "co2opt", Uniform(layout_of(constants, finest_layout), leanest).host(inputs), constants, rng
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
-from controller.planners.world import Device, Running, Task, setting
+from controller.planners.world import Device, HostedSlice, Task, constant_for
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.device_types import MEMORY_SLICES, slice_type
 from trefoil.core.fleet import DeviceType, SliceType
@@ -24,7 +24,9 @@ GAP_SCV_STEP: Final = 0.25  # a measured SCV is noisy: rounded, so that the plan
 
 
 class ClassKey(NamedTuple):
-    """Slices that are alike. `clock_mhz` 0: the highest, not locked. `zone` empty: where the view's `carbon` holds."""
+    """Key of slices that are alike. `clock_mhz` 0: the highest, not locked. `zone` empty: where the view's `carbon`
+    holds.
+    """
 
     family: str
     device_type: str
@@ -35,12 +37,12 @@ class ClassKey(NamedTuple):
 
     @property
     def model(self) -> "ClassKey":
-        """What has to be loaded: a change of the clock is no reload."""
+        """Key of what has to be loaded: a change of the clock is no reload."""
         return self._replace(clock_mhz=0)
 
 
-def class_of(device: Device, running: Running) -> ClassKey:
-    """The class of a slice that stands or is planned on a device."""
+def class_of(device: Device, running: HostedSlice) -> ClassKey:
+    """Class of a slice that stands or is planned on a device."""
     return ClassKey(
         running.family, device.type.name, running.key.slice_type, running.variant, device.clock_mhz, device.zone
     )
@@ -48,7 +50,7 @@ def class_of(device: Device, running: Running) -> ClassKey:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One class of slices. `tiers` holds (pool size from which it holds, rate of one slice [1/s])."""
+    """Column of the program: one class of slices. `tiers`: (pool size from which it holds, rate of one slice [1/s])."""
 
     key: ClassKey
     accuracy: float
@@ -67,22 +69,27 @@ class Column:
 
     @property
     def family(self) -> str:
+        """Family of the class."""
         return self.key[0]
 
     @property
     def device_type(self) -> str:
+        """Device type of the class."""
         return self.key[1]
 
     @property
     def slice_type(self) -> str:
+        """Slice type of the class."""
         return self.key[2]
 
     @property
     def variant(self) -> str:
+        """Variant of the class."""
         return self.key[3]
 
     @property
     def saturation_per_s(self) -> float:
+        """Rate at which one slice is always busy [1/s]."""
         return MS_PER_S / self.service.mean_ms
 
     def rate_per_slice(self, slices: int) -> float:
@@ -91,7 +98,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class _Terms:
+class _SloInputs:
     """What the operating points of a family depend on beside its profile."""
 
     slo_ms: float
@@ -106,13 +113,15 @@ class _Terms:
 def columns(
     catalog: Catalog, task: Task, devices: Sequence[Device], constants: Mapping[str, float]
 ) -> tuple[Column, ...]:
-    """Every useful class of one family on the device types, zones and (constant `clocks`) clocks at hand, in order."""
-    terms = _Terms(
-        task.objective.slo_ms - setting(task.objective, constants, "overhead_ms"),
+    """Columns of one family: every useful class on the device types, zones and (constant `clocks`) clocks at hand, in
+    order.
+    """
+    terms = _SloInputs(
+        task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms"),
         task.objective.slo_quantile,
         gap_scv(task),
         task.demand.items_mean,
-        setting(task.objective, constants, "transport_gap_ms"),
+        constant_for(task.objective, constants, "transport_gap_ms"),
         constants["start_s"],
         bool(constants.get("clocks", 0.0)),
     )
@@ -120,13 +129,15 @@ def columns(
     numbers = Counter((d.type.name, d.zone) for d in devices)
     found: list[Column] = []
     for (name, zone), count in sorted(numbers.items()):
-        known = _points(Same(catalog), task.family, kinds[name], min(count, max(TIERS)), terms)
+        known = _points(CatalogKey(catalog), task.family, kinds[name], min(count, max(TIERS)), terms)
         found += [replace(c, key=c.key._replace(zone=zone)) for c in known] if zone else known
     return undominated(found, devices)
 
 
 @lru_cache(maxsize=256)
-def _points(same: "Same", family_name: str, kind: DeviceType, count: int, terms: _Terms) -> tuple[Column, ...]:
+def _points(
+    same: "CatalogKey", family_name: str, kind: DeviceType, count: int, terms: _SloInputs
+) -> tuple[Column, ...]:
     """Columns of one family on that many devices of one type: pure, and needed at every decision."""
     catalog, family = same.catalog, same.catalog.family(family_name)
     found = []
@@ -154,20 +165,20 @@ def class_column(
     slices: int,
     constants: Mapping[str, float],
 ) -> Column | None:
-    """One class as it is, even if it cannot meet the SLO; None when it is not profiled or does not fit."""
+    """Column of one class, even if it cannot meet the SLO; None when it is not profiled or does not fit."""
     family = catalog.family(task.family)
     variant, shape = family.variant(variant_name), slice_type(kind, shape_name)
     row = effective_row(catalog, kind, shape, family, variant, task.demand.items_mean)
     if row is None or not fits(shape, variant):
         return None
-    row = _occupied(row, setting(task.objective, constants, "transport_gap_ms"))
-    slo_ms = task.objective.slo_ms - setting(task.objective, constants, "overhead_ms")
+    row = _occupied(row, constant_for(task.objective, constants, "transport_gap_ms"))
+    slo_ms = task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms")
     tiers = _tiers(row, slo_ms, task.objective.slo_quantile, gap_scv(task), max(1, slices))
     return _column(kind, shape, variant, row, tiers, constants["start_s"])
 
 
 def gap_scv(task: Task) -> float:
-    """Rounded, and never below Poisson: what reaches a class after the split by weight is close to Poisson."""
+    """SCV of gaps, rounded, never below Poisson: what the split by weight leaves of a stream is close to it."""
     return max(1.0, round(task.demand.gap_scv / GAP_SCV_STEP) * GAP_SCV_STEP)
 
 
@@ -190,7 +201,7 @@ def effective_row(
 
     `batch` of the result is the largest batch in the profile. None: not profiled.
     """
-    rows = Same(catalog).rows(kind.name, shape.name, family.name, variant.name, clock_mhz)
+    rows = CatalogKey(catalog).rows(kind.name, shape.name, family.name, variant.name, clock_mhz)
     if not rows:
         return None
     largest = rows[-1].batch
@@ -204,8 +215,8 @@ def effective_row(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Same:
-    """A catalogue as the key of a memo: it is never changed, and too long to compare."""
+class CatalogKey:
+    """Key of a memo by the identity of a catalogue: it is never changed, and too long to compare."""
 
     catalog: Catalog
 
@@ -214,18 +225,18 @@ class Same:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Same)
+            isinstance(other, CatalogKey)
             and other.catalog.rows is self.catalog.rows
             and other.catalog.families is self.catalog.families
         )
 
     def rows(self, kind: str, shape: str, family: str, variant: str, clock_mhz: int) -> tuple[ProfileRow, ...]:
-        """Whole models alone on their slice at a clock (0: the highest that is profiled), by batch."""
+        """Rows of whole models alone on their slice at a clock (0: the highest that is profiled), by batch."""
         by_clock = _index(self).get((kind, shape, family, variant), {})
         return by_clock.get(clock_mhz or max(by_clock, default=0), ())
 
     def profiled(self, kind: str, shape: str, family: str, variant: str) -> tuple[int, ...]:
-        """The clocks at which `rows` has any, ascending."""
+        """Clocks at which `rows` has any, ascending."""
         return tuple(sorted(_index(self).get((kind, shape, family, variant), {})))
 
     def clocks(self, kind: DeviceType, family: str) -> tuple[int, ...]:
@@ -238,7 +249,7 @@ class Same:
 
 
 @lru_cache(maxsize=16)
-def _index(same: Same) -> dict[tuple[str, str, str, str], dict[int, tuple[ProfileRow, ...]]]:
+def _index(same: CatalogKey) -> dict[tuple[str, str, str, str], dict[int, tuple[ProfileRow, ...]]]:
     found: dict[tuple[str, str, str, str], dict[int, list[ProfileRow]]] = {}
     for row in same.catalog.rows:
         if row.stage == 0 and not row.cohosted:
@@ -306,7 +317,7 @@ def _column(
 
 
 def undominated(found: Sequence[Column], devices: Sequence[Device], keep_running: bool = True) -> tuple[Column, ...]:
-    """Drop a column if slices of another class in its place are at least as good in everything, whatever their number.
+    """Columns without those that are dominated: slices of another class in their place are as good in everything.
 
     A model that runs now keeps its columns: staying is free, its replacement is not.
     """
@@ -343,7 +354,7 @@ def _beats(a: Column, b: Column, kind: DeviceType) -> bool:
 
 @cache
 def replaces(kind: DeviceType, small: str, large: str) -> int:
-    """How many slices of one type fit in the place of one of another, wherever that lies."""
+    """Number of slices of one type that fit in the place of one of another, wherever that lies."""
     a, b = slice_type(kind, small), slice_type(kind, large)
     counts = []
     for start in b.starts:
@@ -358,8 +369,8 @@ def replaces(kind: DeviceType, small: str, large: str) -> int:
 def latency_best_ms(
     catalog: Catalog, task: Task, devices: Sequence[Device], constants: Mapping[str, float]
 ) -> tuple[float, str] | None:
-    """The lowest SLO [ms] that anything in the fleet can keep when nearly idle, and what keeps it."""
-    gap_ms, overhead_ms = (setting(task.objective, constants, n) for n in ("transport_gap_ms", "overhead_ms"))
+    """Latency of the fastest class when nearly idle: the lowest SLO [ms] that the fleet can keep, and what keeps it."""
+    gap_ms, overhead_ms = (constant_for(task.objective, constants, n) for n in ("transport_gap_ms", "overhead_ms"))
     family = catalog.family(task.family)
     best: tuple[float, str] | None = None
     for name in sorted({d.type.name for d in devices}):

@@ -23,11 +23,11 @@ def oblivious(objective: Objective) -> Objective:
 
 @dataclass(frozen=True, slots=True)
 class StaticMixPlanner:
-    """Stateless."""
+    """Planner STATIC_MIX. Stateless."""
 
     constants: Mapping[str, float] = field(default_factory=dict)
     refuses: Refusal = any_rollout
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """`exact`, blind to carbon."""
+        """Plan as `exact` does, blind to carbon."""
         return ExactPlanner(self.constants, self.refuses, "static_mix", oblivious).plan(view, rng)

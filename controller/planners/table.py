@@ -1,4 +1,4 @@
-"""The one table of planners: what `Policy.planner` names, beside module:Class."""
+"""Table of planners: what `Policy.planner` names, beside module:Class."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What a planner reads out of a `PlanView`: usable devices, what runs on them, demand, constants.
+"""Planning input that a planner reads out of a `PlanView`: usable devices, what runs on them, demand, constants.
 
 Shared by every planner, so that all of them see the same fleet. Everything is in canonical order (node, then device
 index), so that equal views give equal plans.
@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from controller.core.usable import profiled, unplannable
+from controller.core.usable import AWAKE_STATES, profiled_types, unplannable_reason
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import DEVICE_TYPES, device_type
@@ -17,12 +17,11 @@ from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, SliceKey, 
 from trefoil.core.objective import Objective
 
 STANDING = frozenset({SliceState.PENDING, SliceState.STARTING, SliceState.READY, SliceState.SWAPPING})
-AWAKE = frozenset({DeviceState.AWAKE, DeviceState.WAKING})
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A slice that stands and what it serves, or is about to."""
+class HostedSlice:
+    """Slice that stands and what it serves, or is about to."""
 
     key: SliceKey
     family: str
@@ -31,7 +30,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that may be planned. `frozen`: its node is silent, so nothing may move there.
+    """Device that may be planned. `frozen`: its node is silent, so nothing may move there.
 
     `zone` is empty where the view's `carbon` holds. `clock_mhz` is the clock in force; 0 = the highest, not locked.
     """
@@ -40,7 +39,7 @@ class Device:
     node: str
     type: DeviceType
     awake: bool
-    running: tuple[Running, ...]
+    running: tuple[HostedSlice, ...]
     frozen: bool = False
     zone: str = ""
     clock_mhz: int = 0
@@ -53,18 +52,19 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One family's objective with the demand that it has to meet, both with defaults filled in."""
+    """Task of a family: its objective with the demand that it has to meet, both with defaults filled in."""
 
     objective: Objective
     demand: Demand
 
     @property
     def family(self) -> str:
+        """Family of the objective."""
         return self.objective.family
 
     @property
     def mean_per_s(self) -> float:
-        """What energy and accuracy are counted at; `demand.rate_per_s` may be a peak, as last_max gives it."""
+        """Mean rate that energy and accuracy are counted at; `demand.rate_per_s` may be a peak, as of last_max."""
         forecast = self.demand.forecast
         if forecast is None or forecast.mean_per_s <= 0:
             return self.demand.rate_per_s
@@ -72,22 +72,23 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class PlanningInput:
     """A view, read. `lost` devices (or those out of service) are planned asleep until they may be used again; those
-    `left` out, with the reason, planners can do nothing with."""
+    `unplannable`, with the reason, planners can do nothing with."""
 
     view: PlanView
     devices: tuple[Device, ...]
     lost: tuple[tuple[str, str], ...]
     tasks: tuple[Task, ...]
-    left: tuple[tuple[str, str], ...] = ()
+    unplannable: tuple[tuple[str, str], ...] = ()
 
     @property
     def nothing_runs(self) -> bool:
+        """Whether no device hosts anything."""
         return not any(d.running for d in self.devices)
 
     def task(self, family: str) -> Task:
-        """The task of a family that has an objective."""
+        """Task of a family that has an objective."""
         return next(t for t in self.tasks if t.family == family)
 
     def intensity(self, zone: str) -> float:
@@ -96,7 +97,7 @@ class World:
         return found.intensity_g_per_kwh
 
 
-def read(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofiled: bool = False) -> World:
+def read_view(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofiled: bool = False) -> PlanningInput:
     """Read a view. Families without an objective are not planned; without demand, `rate_floor_per_s` is assumed.
 
     Without `clocks` every device is taken to run at its highest clock. `unprofiled`: devices of types without any
@@ -106,10 +107,10 @@ def read(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofil
     planned = {part.key: part for device in before for part in device.slices}
     locked = {d.device: d.clock_max_mhz for d in before} if clocks else {}
     own = {z.series.zone for z in view.zones} - {view.carbon.series.zone}
-    devices, lost, left, types = [], [], [], frozenset(DEVICE_TYPES) if unprofiled else profiled(view.catalog)
+    devices, lost, left, types = [], [], [], frozenset(DEVICE_TYPES) if unprofiled else profiled_types(view.catalog)
     for node in sorted(view.fleet.nodes, key=lambda n: n.node):
-        for status in sorted(node.devices, key=lambda d: natural(d.device)):
-            if why := unplannable(status, types):
+        for status in sorted(node.devices, key=lambda d: natural_sort_key(d.device)):
+            if why := unplannable_reason(status, types):
                 left.append((status.device, why))
                 continue
             if not status.usable:
@@ -117,7 +118,7 @@ def read(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofil
                 continue
             running = tuple(sorted(_running(status, planned), key=lambda r: r.key))
             kind = device_type(status.type)
-            awake = status.state in AWAKE or (status.state == DeviceState.UNSPECIFIED and bool(running))
+            awake = status.state in AWAKE_STATES or (status.state == DeviceState.UNSPECIFIED and bool(running))
             frozen, zone = node.node in view.fleet.stale, node.zone if node.zone in own else ""
             clock_mhz = locked.get(status.device, 0)
             devices.append(Device(status.device, node.node, kind, awake, running, frozen, zone, clock_mhz))
@@ -126,16 +127,16 @@ def read(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofil
         Task(_filled(o, view), _floored(demand.get(o.family) or Demand(o.family, "", 0.0, 0.0), rate_floor_per_s))
         for o in sorted(view.objectives, key=lambda o: o.family)
     )
-    return World(view, tuple(devices), tuple(lost), tasks, tuple(left))
+    return PlanningInput(view, tuple(devices), tuple(lost), tasks, tuple(left))
 
 
-def _running(status: DeviceStatus, planned: Mapping[SliceKey, object]) -> list[Running]:
+def _running(status: DeviceStatus, planned: Mapping[SliceKey, object]) -> list[HostedSlice]:
     found = []
     for part in status.slices:
         if part.state not in STANDING:
             continue
         hosted = getattr(planned.get(part.key), "hosted", ()) or part.hosted
-        found += [Running(part.key, h.family, h.variant) for h in hosted[:1]]
+        found += [HostedSlice(part.key, h.family, h.variant) for h in hosted[:1]]
     return found
 
 
@@ -160,11 +161,16 @@ def _floored(demand: Demand, rate_floor_per_s: float) -> Demand:
     return replace(demand, rate_per_s=rate, rate_p90_per_s=max(rate, demand.rate_p90_per_s))
 
 
-def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+def natural_sort_key(name: str) -> tuple[tuple[int, int | str], ...]:
     """Sort key under which gpu2 stands before gpu10."""
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part)
 
 
-def setting(objective: Objective, constants: Mapping[str, float], name: str) -> float:
-    """A policy's constant, overridden by the objective's `params`."""
+def constant_for(objective: Objective, constants: Mapping[str, float], name: str) -> float:
+    """Constant of a policy, overridden by the objective's `params`."""
     return objective.params.get(name, constants[name])
+
+
+def pue_of(view: PlanView, task: Task) -> float:
+    """PUE of the objective, else the view's."""
+    return task.objective.pue or view.pue or 1.0

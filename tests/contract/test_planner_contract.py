@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.core.decide import as_live
+from controller.core.decide import as_live_planner
 from controller.planners.table import PLANNERS
 from controller.planning import planner_of
 from tests.support.own_parts import own
@@ -80,14 +80,14 @@ def test_what_runs_already_is_planned_again_from_what_it_left(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_planner_that_measures_goes_on_elsewhere_from_its_memory(name):
     one, planner = views()[0], made(name)
-    live = as_live(planner)
+    live = as_live_planner(planner)
     if live is None:
         assert not callable(getattr(planner, "ask", None)), "who asks can also tell, remember and recall"
         return
     assert live.asks(one)
     for seed in range(4):
         memory = json.loads(json.dumps(live.memory()))
-        other = as_live(made(name))
+        other = as_live_planner(made(name))
         other.recall(memory)
         step, same = (each.ask(one, np.random.default_rng(seed)) for each in (live, other))
         assert step == same

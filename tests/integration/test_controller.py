@@ -10,7 +10,7 @@ import pytest
 
 from controller.__main__ import build
 from controller.planning import planner_of
-from controller.replay import records, replay
+from controller.records import replay, stored_decisions
 from protos.controller.v1 import controller_pb2 as pb
 from tests.support.control_plane import TICK_S, ControlPlane
 from tests.support.planners import layout, plan_of
@@ -80,10 +80,12 @@ async def test_starts_wakes_for_a_doubled_load_and_every_decision_replays(start)
     assert "g/kWh" in explained.why
     assert plane.stop_controller() == 0
     planner = planner_of("", policy("exact"))
-    replayed = [replay(record, planner, made) for record, made in records(plane.folder / "controller" / "decisions")]
+    replayed = [
+        replay(record, planner, made) for record, made in stored_decisions(plane.folder / "controller" / "decisions")
+    ]
     assert len(replayed) >= 2
     assert [r for r in replayed if not r.equal] == []
-    kept = [r.id for r, _ in records(plane.folder / "controller" / "decisions")]
+    kept = [r.id for r, _ in stored_decisions(plane.folder / "controller" / "decisions")]
     told = [d.id for d in await plane.decisions()]
     assert told == kept[: len(told)]
     assert len(kept) - len(told) <= 1, "the end may come between the disk and Redis"

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from controller.planning import planner_of
-from controller.replay import records, replay
+from controller.records import replay, stored_decisions
 from protos.controller.v1 import controller_pb2 as pb
 from tests.support.control_plane import ControlPlane
 from tests.support.system import FAMILY, RunningSystem, load, until
@@ -69,7 +69,9 @@ async def test_measures_each_candidate_decides_and_every_step_replays(plane: Con
     assert '"evaluations": 3' in taken[-1].versions["exploration"]
     assert plane.stop_controller() == 0
     row = policy("exact")
-    again = [replay(r, planner_of(MEASURES, row), p) for r, p in records(plane.folder / "controller" / "decisions")]
+    again = [
+        replay(r, planner_of(MEASURES, row), p) for r, p in stored_decisions(plane.folder / "controller" / "decisions")
+    ]
     assert [r.equal for r in again] == [True] * 4
 
 

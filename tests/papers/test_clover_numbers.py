@@ -15,7 +15,7 @@ from controller.planners.clover.objective import (
     delta_carbon,
     weighted,
 )
-from controller.planners.clover.space import FIG_1, NEAR, Space, numbered, partitions, units
+from controller.planners.clover.space import FIG_1, NEAR, Space, mig_configuration, partitions, unit_setups
 from tests.support.planning import digits
 from trefoil.core.device_types import A100_40GB, configurations, placements
 
@@ -29,15 +29,15 @@ def variants(number):
 def test_19_configurations_and_14_multisets():
     assert len(placements(A100_40GB)) == len(FIG_1) == 19
     assert len(configurations(A100_40GB)) == 14
-    assert {numbered(A100_40GB, n) for n in FIG_1} == set(configurations(A100_40GB))
-    assert numbered(A100_40GB, 2).slices == (("3g.20gb", 1), ("4g.20gb", 1))
-    assert numbered(A100_40GB, 19).slices == (("1g.5gb", 7),)
+    assert {mig_configuration(A100_40GB, n) for n in FIG_1} == set(configurations(A100_40GB))
+    assert mig_configuration(A100_40GB, 2).slices == (("3g.20gb", 1), ("4g.20gb", 1))
+    assert mig_configuration(A100_40GB, 19).slices == (("1g.5gb", 7),)
 
 
 def test_size_of_the_artifacts_space():
     assert len(partitions(A100_40GB, artifact=True)) == 15
     for number, graphs, raw in ((3, 438, 4071), (4, 1282, 24804)):
-        assert len({s.key for s in units(A100_40GB, variants(number))}) == graphs
+        assert len({s.key for s in unit_setups(A100_40GB, variants(number))}) == graphs
         points = [number ** sum(n for _, n in c.slices) for c in partitions(A100_40GB, artifact=True)]
         assert sum(points) == raw
 

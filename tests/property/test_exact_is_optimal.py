@@ -13,7 +13,7 @@ from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of
 from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.search import solve
-from controller.planners.world import read
+from controller.planners.world import read_view
 from tests.support.planning import digits, fleet, objective, row, view
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import A100_40GB
@@ -33,7 +33,7 @@ def small_catalog(service_ms, accuracies):
 
 
 def problem_of(one):
-    world = read(one, 1.0)
+    world = read_view(one, 1.0)
     found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, EXACT))
     return Problem(groups_of(world.devices), found, world.tasks, one.move_horizon_s)
 
@@ -179,7 +179,7 @@ def test_dropping_dominated_columns_loses_nothing(service_ms, accuracies, rate, 
         horizon_s=0.0,
     )
     lean = problem_of(one)
-    world = read(one, 1.0)
+    world = read_view(one, 1.0)
     everything = [
         column
         for shape, name in itertools.product(LARGE, "sl")

@@ -13,10 +13,9 @@ from controller.planners.exact import ExactPlanner, search
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of, weights_of
 from controller.planners.exact.planner import CONSTANTS
-from controller.planners.exact.reuse import answer, on_grid, refitted
+from controller.planners.exact.reuse import ClassShare, on_grid, refitted, solve_or_reuse, split
 from controller.planners.exact.search import solve
-from controller.planners.exact.shares import Share, split
-from controller.planners.world import read
+from controller.planners.world import read_view
 from tests.property.test_exact_is_optimal import LARGE, small_catalog
 from tests.support.planning import fleet, objective, reading, view
 from trefoil.core.carbon import Series
@@ -93,7 +92,7 @@ def instance(service_ms, accuracies, rate, slo_ms, kinds, zones, dirty=300.0):
 
 
 def problem_of(one, constants=CLOCKED, pruned=True):
-    world = read(one, 1.0, clocks=bool(constants["clocks"]))
+    world = read_view(one, 1.0, clocks=bool(constants["clocks"]))
     found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, constants))
     weights, _ = weights_of(world)
     problem = Problem(groups_of(world.devices, found), found, world.tasks, one.move_horizon_s, weights=weights)
@@ -217,7 +216,7 @@ def test_a_remembered_answer_is_as_good_as_it_says(service_ms, accuracies, rate,
     if ladder:
         aim = on_grid(problem, aim, up=False)
         target = aim.target["digits"]
-    found, exact = answer(problem, aim, limits, ladder), solve(problem, aim, Limits(20_000, 1e-6))
+    found, exact = solve_or_reuse(problem, aim, limits, ladder), solve(problem, aim, Limits(20_000, 1e-6))
     assert (found is None) == (exact is None)
     if found is not None and exact is not None:
         assert found.accuracy["digits"] >= target - 1e-6
@@ -235,7 +234,7 @@ def test_a_remembered_answer_is_as_good_as_it_says(service_ms, accuracies, rate,
 )
 @settings(max_examples=100, deadline=None)
 def test_the_split_serves_all_at_the_floor_and_no_pair_trades_better(classes, demand, floor):
-    shares = [Share(str(i), *c) for i, c in enumerate(classes)]  # type: ignore[arg-type]
+    shares = [ClassShare(str(i), *c) for i, c in enumerate(classes)]  # type: ignore[arg-type]
     rates = split(shares, demand, floor)
     if rates is None:
         best = sorted(shares, key=lambda c: -c.accuracy)
@@ -288,6 +287,6 @@ def test_planned_clocks_are_locked_and_only_when_asked_for():
 
 def test_a_running_model_keeps_its_columns_at_every_clock():
     one = instance((20.0,) * 6, (0.7, 0.9), 10.0, 100.0, [A100_40GB.name], ["test"])
-    world = read(one, 1.0, clocks=True)
+    world = read_view(one, 1.0, clocks=True)
     found = columns(one.catalog, world.tasks[0], world.devices, CLOCKED)
     assert undominated(found, world.devices) == found

@@ -14,19 +14,18 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from controller.act import Actor
-from controller.core.control import ControlCore, Kept
-from controller.core.decide import Control
-from controller.core.effects import Recorded, Thought
-from controller.core.evaluations import Totals
+from controller.act import RolloutRunner
+from controller.core.control import ControlCore, SavedState
+from controller.core.decide import ControlState
+from controller.core.effects import PlannerAnswer, RecordDecision
+from controller.core.evaluations import ExplorationTotals
 from controller.core.receipts import Receipts
-from controller.core.rolling import Rollouts
-from controller.disk import Disk
-from controller.loop import Loop
+from controller.core.rolling import RolloutExecutor
+from controller.disk import DiskStore
+from controller.loop import ControlLoop, PlannerRunner
 from controller.perform import Signals
 from controller.planners.table import PLANNERS
 from controller.report import Accountant
-from controller.thinker import Thinker
 from trefoil.core import errors
 from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.objective import ActMode
@@ -63,36 +62,36 @@ class Noted(list):
 
 def masked(effect):
     """An effect as text: what thinking took and what memory it began with are the shell's."""
-    if isinstance(effect, Recorded):
-        effect = replace(effect, thought=Thought(effect.thought.step, effect.thought.seed))
+    if isinstance(effect, RecordDecision):
+        effect = replace(effect, thought=PlannerAnswer(effect.thought.step, effect.thought.seed))
     assert is_dataclass(effect)
     return type(effect).__name__, *(repr(getattr(effect, f.name)) for f in fields(effect))
 
 
 class Twin:
-    """The live shell beside a simulation: its own cores, planner, thinker, actor and loop."""
+    """The live shell beside a simulation: its own cores, planner, runners and loop."""
 
     def __init__(self, shell: "Twinned", folder: Path) -> None:
         self.shell, self.loop = shell, asyncio.new_event_loop()
         self.control, self.rolled, self.waiting, self._go = Noted(), Noted(), False, False
         config, seen, at = shell.settings, shell.observation, shell.at
-        metrics, disk, signals = Metrics("controller"), Disk(folder, 10_000), Signals()
+        metrics, disk, signals = Metrics("controller"), DiskStore(folder, 10_000), Signals()
         row = shell.core.policy
-        thinker = Thinker(planner_for(shell.scenario), row.planner, disk, self, 1e6)
+        planner_runner = PlannerRunner(planner_for(shell.scenario), row.planner, disk, self, 1e6)
         self.meter = SimulatedMeter(shell.ledger, shell.hardware, config.measure_s)
-        self.rollouts = Rollouts(config.rollout, seen, self.meter, at)
+        self.rollouts = RolloutExecutor(config.rollout, seen, self.meter, at)
         begin = self.rollouts.begin
         self.rollouts.begin = lambda plan, view: self.rolled.of(begin(plan, view))
-        self.actor = Actor(self.rollouts, 0.1, seen_keys(), self, self, self, disk, metrics, signals, at, self)
+        self.actor = RolloutRunner(self.rollouts, 0.1, seen_keys(), self, self, self, disk, metrics, signals, at, self)
         objectives = dict(shell.inputs.objectives)
-        kept = Kept(objectives, [], Control(ActMode.ACT), Totals())
+        kept = SavedState(objectives, [], ControlState(ActMode.ACT), ExplorationTotals())
         grace_s = PLANNERS[row.planner].traits.tick_grace_s
-        self.core = ControlCore(config, row, grace_s, thinker.live, seen, self.meter, self.rollouts, at, kept)
+        self.core = ControlCore(config, row, grace_s, planner_runner.live, seen, self.meter, self.rollouts, at, kept)
         accountant = Accountant(config, self, self, seen, Receipts(seen.catalog), disk, metrics, self)
-        self.live = Loop(
-            self.core, config, self, self, self, self.actor, accountant, thinker, disk, metrics, signals, self
+        self.live = ControlLoop(
+            self.core, config, self, self, self, self.actor, accountant, planner_runner, disk, metrics, signals, self
         )
-        self.run(self.live._perform(self.control.of(self.core.enter(EPOCH))))
+        self.run(self.live._perform(self.control.of(self.core.enter_epoch(EPOCH))))
 
     def run(self, what) -> None:
         """Play a step to its end, then what it has set going as far as it goes."""
@@ -119,7 +118,7 @@ class Twin:
     # --- what stands for Redis, agents and the clock ------------------------------------------------------------------
 
     @property
-    def seen(self):
+    def observation(self):
         return self.shell.observation
 
     @property
@@ -133,7 +132,7 @@ class Twin:
 
     async def sleep(self, seconds: float) -> None:
         self.waiting = True
-        while not self._go and not self.rollouts._left:
+        while not self._go and not self.rollouts._superseded:
             await asyncio.sleep(0)
         self.waiting = self._go = False
 
@@ -148,7 +147,7 @@ class Twin:
                 now_s = self.now_s() + EPSILON_S
                 self.shell._drained_s = now_s + self.shell.hardware.drained_s(gone)
                 loads = tuple(SliceLoad(key, in_flight=1) for key in gone)
-                self.seen.inputs.acks = (TableAck("simulated", 0, plan.revision, loads),)
+                self.observation.inputs.acks = (TableAck("simulated", 0, plan.revision, loads),)
 
     async def apply(self, status, plan) -> bool:
         return True
@@ -235,7 +234,16 @@ def effects(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mo
 def test_equal_events_give_equal_effects(tmp_path_factory, policy, rate, slo_ms, noise, seed, mode) -> None:
     live, simulated = effects(policy, rate, slo_ms, noise, seed, mode, tmp_path_factory.mktemp("twin"))
     kinds = {name for part in simulated for name, *_ in part}
-    assert {"Viewed", "Think", "Recorded", "Roll", "FindWay", "Publish", "Command", "Look"} <= kinds
+    assert {
+        "Viewed",
+        "CallPlanner",
+        "RecordDecision",
+        "StartRollout",
+        "FindPath",
+        "Publish",
+        "CommandNode",
+        "RefreshStatuses",
+    } <= kinds
     for one, other in zip(live, simulated, strict=True):
         for number, (effect, same) in enumerate(zip(one, other, strict=False)):
             assert effect == same, f"effect {number}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.core.decide import think
+from controller.core.decide import run_planner
 from controller.planning import planner_of
 from trefoil.core.brains import PlanView
 from trefoil.core.plan_check import plan_digest
@@ -93,7 +93,7 @@ def test_every_decision_replays_from_its_record(exact):
     planner = planner_of("", policy("exact"))
     for record in exact.records:
         view = codec.from_json(PlanView, record.view_json)
-        decision = think(view, planner, record.seed)
+        decision = run_planner(view, planner, record.seed)
         assert (plan_digest(decision.plan) if decision.plan else "") == record.versions["plan"]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from controller.core.control import ControlCore
-from controller.core.rolling import Rollouts
+from controller.core.rolling import RolloutExecutor
 from dispatcher.pump import Pump
 from tests.support.virtual.faults import strike
 from tests.support.virtual.promises import told
@@ -113,10 +113,10 @@ CASES: list[tuple[str, type, str, str, str, Callable[[System], None], str]] = [
     ),
     (
         "a controller that has seen nobody takes it that nobody is there (3d95a6f)",
-        Rollouts,
+        RolloutExecutor,
         "_not_acked",
-        "if late else self._seen.inputs.blind",
-        'if late else ""',
+        "return self._observation.inputs.blind",
+        'return ""',
         nobody_is_known,
         "under requests",
     ),
@@ -124,8 +124,8 @@ CASES: list[tuple[str, type, str, str, str, Callable[[System], None], str]] = [
         "a decision that could not be written counts as made (3d95a6f)",
         ControlCore,
         "_judge",
-        "yield self._recorded(view",
-        "self._remember(view, verdict)\n    yield self._recorded(view",
+        "yield self._record_effect(view",
+        "self._set_basis(view, verdict)\n    yield self._record_effect(view",
         not_written,
         "no decision was recorded since",
     ),
@@ -133,7 +133,7 @@ CASES: list[tuple[str, type, str, str, str, Callable[[System], None], str]] = [
         "what an operator asked for is forgotten when it cannot be written (3d95a6f)",
         ControlCore,
         "step",
-        "self._forced = forced",
+        "self._pending_trigger = forced",
         "pass",
         released_unwritten,
         "released the controller",

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.random import Generator
 
 from controller.planners.clover.graph import Graph
-from controller.planners.clover.measure import profiled
+from controller.planners.clover.measure import profile_estimator
 from controller.planners.clover.objective import Outcome
 from controller.planners.clover.planner import CONSTANTS, CloverPlanner, goal_of
 from controller.planners.clover.pods import pods_of
-from controller.planners.world import read
+from controller.planners.world import read_view
 from tests.support.planning import applied, digits, fleet, objective, view
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.catalog import Catalog
@@ -32,7 +32,7 @@ def lambda_view(intensity: float = 250.0, weight: float = 0.1, gpus: int = 4, **
 
 def served(one: PlanView, plan: Plan, family: str = "digits", truth: Catalog | None = None) -> Outcome:
     """What a plan does in truth."""
-    world = read(replace(one, catalog=truth or one.catalog), 1.0)
+    world = read_view(replace(one, catalog=truth or one.catalog), 1.0)
     pod = next(p for p in pods_of(world, False, False) if p.family == family)
     weights: dict[tuple[str, str, str], int] = {}
     for node in plan.nodes:
@@ -41,7 +41,7 @@ def served(one: PlanView, plan: Plan, family: str = "digits", truth: Catalog | N
                 if part.hosted[0].family == family:
                     edge = (part.hosted[0].variant, "A100-SXM4-40GB", part.key.slice_type)
                     weights[edge] = weights.get(edge, 0) + 1
-    look = profiled(world.view.catalog, pod.task, pod.space, CONSTANTS)
+    look = profile_estimator(world.view.catalog, pod.task, pod.space, CONSTANTS)
     return look(replace(pod.base, graph=Graph.of(weights)))
 
 
@@ -95,7 +95,7 @@ def explore(
 
 def value(one: PlanView, outcome: Outcome) -> float:
     """f of an outcome by the first objective of a view."""
-    world = read(replace(one, catalog=digits()), 1.0)
+    world = read_view(replace(one, catalog=digits()), 1.0)
     goal = goal_of(world, pods_of(world, True, False)[0], {}, CONSTANTS)
     assert goal is not None
     return goal.value(outcome)

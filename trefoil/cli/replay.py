@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from controller import replay as brain
+from controller import records as brain
 from controller.planning import planner_of, with_preset
 from trefoil.core.brains import Planner
 from trefoil.core.errors import InvalidInput, NotFound
@@ -22,7 +22,9 @@ def replay(decision: str, state_dir: Path) -> list[brain.Replayed]:
         InvalidInput: no decisions are kept there, or a file is none.
     """
     file = Path(decision) if decision.endswith(".json") else None
-    found = list(_from_file(file) if file is not None else brain.records(state_dir / "controller" / "decisions"))
+    found = list(
+        _from_file(file) if file is not None else brain.stored_decisions(state_dir / "controller" / "decisions")
+    )
     if decision and file is None:
         found = [(record, made) for record, made in found if record.id == decision]
     if not found:

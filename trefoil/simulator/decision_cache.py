@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from zlib import crc32
 
-from controller.core.decide import think
-from controller.core.rollout import Way
+from controller.core.decide import run_planner
+from controller.core.rollout import RolloutPath
 from trefoil.core.brains import Decision, Planner, PlanView
 from trefoil.core.carbon import CarbonForecast, CarbonReading
 from trefoil.core.catalog import Catalog
@@ -28,7 +28,7 @@ class CachedDecision:
 
     decision: Decision
     seed: int
-    way: Way | None = None
+    way: RolloutPath | None = None
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class DecisionCache:
         found = self.decisions.get(key)
         if found is None:
             seed = self.seed * 1_000_003 + crc32(key.encode())
-            found = self.decisions[key] = CachedDecision(think(relative_view, planner, seed), seed)
+            found = self.decisions[key] = CachedDecision(run_planner(relative_view, planner, seed), seed)
             if len(self.decisions) > DECISIONS_MAX:
                 self.decisions.popitem(last=False)
         self.decisions.move_to_end(key)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from controller.planners.columns import Same, effective_row
+from controller.planners.columns import CatalogKey, effective_row
 from power_agent.core.clocks import Ability, planned_range
 from power_agent.core.governing import Governed
 from trefoil.core import power
@@ -349,7 +349,7 @@ def true_service(
     found = (catalog, kind, slice_type(kind, shape), family, variant, items)
     row = effective_row(*found, clock_mhz)
     if row is None and clock_mhz:  # not profiled: as the simulated driver has it, from the nearest clock that is
-        clocks = Same(catalog).profiled(kind.name, shape, family.name, variant.name)
+        clocks = CatalogKey(catalog).profiled(kind.name, shape, family.name, variant.name)
         nearest = effective_row(*found, min(clocks, key=lambda c: abs(c - clock_mhz), default=0))
         row = power.at_clock(kind, nearest, clock_mhz) if nearest is not None else None
     if row is None:

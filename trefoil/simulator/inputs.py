@@ -10,12 +10,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from controller.core.decide import as_live
-from controller.core.objectives import accept
+from controller.core.decide import as_live_planner
+from controller.core.objectives import accept_objective
 from controller.core.windows import WindowSettings
 from controller.planners.columns import effective_row, fits
-from controller.planners.stamped import stamped
-from controller.planning import constants_of, planner_of
+from controller.planning import constants_of, planner_of, with_policy_parts
 from controller.settings import CarbonSettings, ControllerSettings, RolloutSettings
 from power_agent.core.governing import Governed
 from trefoil.core import errors
@@ -115,8 +114,8 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
     truth, estimate = pair(known, names, scenario.noise, scenario.seed, given.truth, scenario.policy.blind)
     policy = scenario.policy.row
     params = None if given.planner else constants_of("", policy)
-    planner = stamped(given.planner, policy) if given.planner else planner_of("", policy)
-    if scenario.policy.blind and as_live(planner) is None:
+    planner = with_policy_parts(given.planner, policy) if given.planner else planner_of("", policy)
+    if scenario.policy.blind and as_live_planner(planner) is None:
         why = f"{policy.planner} cannot plan without profiles"
         remedy = "take one that measures, e.g. clover, or set blind to false"
         raise errors.SettingError(why, field="policy.blind", value=True, remedy=remedy)
@@ -216,7 +215,7 @@ def _objective(served: Served, scenario: Scenario, catalog: Catalog, params: Map
         params=dict(scenario.policy.params),
     )
     try:
-        return accept(objective, {}, _at_items(catalog, family, served.items), params, pue=scenario.costs.pue)
+        return accept_objective(objective, {}, _at_items(catalog, family, served.items), params, pue=scenario.costs.pue)
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"families.{served.name}.objective: {error}") from error
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.core import measuring
-from controller.core.effects import Evaluated, Recorded
+from controller.core.effects import CandidateEvaluated, RecordDecision
 from trefoil.core.units import grams
 from trefoil.simulator.hardware import DeviceEnergy, Hardware
 from trefoil.simulator.inputs import Inputs
@@ -153,7 +153,7 @@ class Ledger:
             found[family] = co2 / answered if answered else None
         return found
 
-    def decision(self, kept: Recorded, explored: dict[str, Any] | None = None) -> None:
+    def decision(self, kept: RecordDecision, explored: dict[str, Any] | None = None) -> None:
         """Note a decision; `explored`: what the exploration that led to it has cost."""
         verdict = kept.verdict
         expected = verdict.decision.plan.expected if verdict.decision and verdict.decision.plan else {}
@@ -171,9 +171,9 @@ class Ledger:
             }
         )
 
-    def evaluation(self, one: Evaluated) -> None:
+    def evaluation(self, one: CandidateEvaluated) -> None:
         """Note what became of a candidate."""
-        told = one.told
+        told = one.measurement
         self.evaluations.append(
             {
                 "at_s": round(one.at_s, 6),

@@ -172,7 +172,7 @@ def _summary(simulation: Simulation) -> Summary:
         slo_attainment=_per(whole.within_slo, ended),
         accuracy=_per(whole.accuracy_sum, whole.answered),
         power_w=joules / scenario.span_s,
-        decisions=simulation.core.decided,
+        decisions=simulation.core.decision_number,
         replans=sum(simulation.core.causes.values()),
         reconfigurations=sum(simulation.core.reconfigurations.values()),
         halted=ledger.halted,

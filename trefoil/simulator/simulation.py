@@ -11,35 +11,35 @@ from typing import Any, Final
 
 import numpy as np
 
-from controller.core.control import ControlCore, Kept
-from controller.core.decide import CANDIDATE, Control, as_live, ask, think
+from controller.core.control import ControlCore, SavedState
+from controller.core.decide import CANDIDATE, ControlState, as_live_planner, ask_planner, run_planner
 from controller.core.effects import (
-    AskAgents,
-    Command,
-    Evaluated,
-    FindWay,
-    Instant,
-    Look,
+    CallPlanner,
+    CandidateEvaluated,
+    CommandNode,
+    CoreTime,
+    FindPath,
     OpenRecords,
+    PlannerAnswer,
     Publish,
-    Recorded,
-    Roll,
-    Settle,
+    QueryAgents,
+    RecordDecision,
+    RefreshStatuses,
+    StartRollout,
     Steps,
-    Tell,
-    Think,
-    Thought,
+    StopRollout,
+    TellPlanner,
     Viewed,
     Wait,
-    Wake,
+    WakeLoop,
 )
-from controller.core.evaluations import Totals
+from controller.core.evaluations import ExplorationTotals
 from controller.core.observation import Observation
-from controller.core.rolling import Rollouts, find_way
-from controller.core.rollout import Way
+from controller.core.rolling import RolloutExecutor, find_path
+from controller.core.rollout import RolloutPath
 from controller.planners.table import PLANNERS
 from controller.planning import forecaster_of
-from controller.records import record_of
+from controller.records import decision_record
 from dispatcher.routers import ROUTERS
 from trefoil.core.brains import Planner, PlanView
 from trefoil.core.demand import LoadCell, SliceLoad, TableAck
@@ -69,7 +69,7 @@ class Simulation:
         scenario = inputs.scenario
         self.inputs, self.scenario, self.settings = inputs, scenario, settings_of(inputs)
         self.now_s = -scenario.warmup_s
-        self.at = Instant(self.now_s, self.now_s)
+        self.at = CoreTime(self.now_s, self.now_s)
         self.hardware = Hardware(inputs.devices, inputs.truth, inputs.items, scenario.costs, inputs.governed)
         self.ledger = Ledger(inputs, self.now_s)
         self.meter = SimulatedMeter(self.ledger, self.hardware, self.settings.measure_s)
@@ -78,11 +78,11 @@ class Simulation:
         self.observation.inputs.carbon_history = type(self.observation.inputs.carbon_history)(
             maxlen=scenario.control.history_max
         )
-        self.rollouts = Rollouts(self.settings.rollout, self.observation, self.meter, self.at)
+        self.rollouts = RolloutExecutor(self.settings.rollout, self.observation, self.meter, self.at)
         triggers = scenario.policy.triggers
         row = inputs.policy if triggers is None else replace(inputs.policy, triggers=triggers)
-        live, traits = as_live(inputs.planner), find(Kind.PLANNER, row.planner, PLANNERS).traits
-        kept = Kept(dict(inputs.objectives), [], Control(ActMode.ACT), Totals())
+        live, traits = as_live_planner(inputs.planner), find(Kind.PLANNER, row.planner, PLANNERS).traits
+        kept = SavedState(dict(inputs.objectives), [], ControlState(ActMode.ACT), ExplorationTotals())
         self.core = ControlCore(
             self.settings, row, traits.tick_grace_s, live, self.observation, self.meter, self.rollouts, self.at, kept
         )
@@ -110,12 +110,12 @@ class Simulation:
         self.forecasts = ForecastFeed(scenario.carbon.forecast, inputs.carbon[inputs.zone])
         self._read_carbon()
         self._set_routes()
-        self._run_steps(self.core.enter(EPOCH))
+        self._run_steps(self.core.enter_epoch(EPOCH))
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the planner, which is made anew: what it remembers goes along."""
         assert self._rolling is None, "a rollout under way cannot be saved: rest first"
-        live = as_live(self.inputs.planner)
+        live = as_live_planner(self.inputs.planner)
         memory = live.memory() if live is not None else None
         cache = DecisionCache(self.settings.seed) if self.decision_cache is not None else None
         return {**self.__dict__, "decision_cache": cache, "_remembered": memory}
@@ -123,7 +123,7 @@ class Simulation:
     def resume(self, planner: Planner) -> None:
         """Resume with a planner like the one of before."""
         memory = self.__dict__.pop("_remembered")
-        live = as_live(planner)
+        live = as_live_planner(planner)
         if live is not None and memory is not None:
             live.recall(memory)
         self.inputs.planner, self.core.explorer.live = planner, live
@@ -221,7 +221,7 @@ class Simulation:
         state = (cells, self.hardware.nodes(), seen.zones, seen.carbon)
         self._quiet_ticks = self._quiet_ticks + 1 if state == self._last_state else 0
         self._last_state = state
-        return self.core.rests(self._quiet_ticks * self.settings.tick_s, self.settings.keep_s)
+        return self.core.step_is_idle(self._quiet_ticks * self.settings.tick_s, self.settings.keep_s)
 
     def _control(self) -> None:
         self.observation.inputs.nodes = self.hardware.nodes()
@@ -268,43 +268,47 @@ class Simulation:
         match effect:
             case Viewed(view):
                 self._viewed = view
-            case Think(view, seed, asks):
+            case CallPlanner(view, seed, asks):
                 return self._think(view, seed, asks)
-            case Tell(candidate, measurement):
+            case TellPlanner(candidate, measurement):
                 live = self.core.explorer.live
                 assert live is not None
                 live.tell(candidate, measurement)
-            case Recorded():
+            case RecordDecision():
                 self._record(effect)
-            case Evaluated():
+            case CandidateEvaluated():
                 self.ledger.evaluation(effect)
-            case Roll(plan):
+            case StartRollout(plan):
                 self._begin_rollout(plan)
-            case Settle():
+            case StopRollout():
                 self._end_rollout()
             case OpenRecords():
                 return 0
-            case Wake():
+            case WakeLoop():
                 self._woken = True
         return None  # the rest is for logs, metrics, disks and Redis, which nobody has here
 
-    def _think(self, view: PlanView, seed: int, asks: bool) -> Thought:
+    def _think(self, view: PlanView, seed: int, asks: bool) -> PlannerAnswer:
         planner = self.inputs.planner
         if asks:
-            return Thought(ask(view, planner, seed), seed, asked=True)
+            return PlannerAnswer(ask_planner(view, planner, seed), seed, asked=True)
         if self.decision_cache is None:
-            return Thought(think(view, planner, seed), seed)
+            return PlannerAnswer(run_planner(view, planner, seed), seed)
         self._relative_view, known = self.decision_cache.think(view, planner)
         self._cached = known if self._rolling is None else None
-        return Thought(replace(known.decision, next_tick_at_s=known.decision.next_tick_at_s + self.now_s), known.seed)
+        return PlannerAnswer(
+            replace(known.decision, next_tick_at_s=known.decision.next_tick_at_s + self.now_s), known.seed
+        )
 
-    def _record(self, kept: Recorded) -> None:
+    def _record(self, kept: RecordDecision) -> None:
         explored = kept.versions.get("exploration")
         if kept.verdict.outcome != CANDIDATE:
             self.ledger.decision(kept, json.loads(explored) if explored is not None else None)
         if self.keep_records:
             name = self.scenario.policy.planner or self.inputs.policy.planner
-            record = record_of(replace(kept, view=self._relative_view or kept.view), name, self.inputs.policy.name)
+            record = decision_record(
+                replace(kept, view=self._relative_view or kept.view), name, self.inputs.policy.name
+            )
             self.records.append(replace(record, at_s=kept.view.now_s))
 
     # --- effects of a rollout ---------------------------------------------------------------------------------------
@@ -334,7 +338,7 @@ class Simulation:
                 effect = steps.send(answer)
                 answer = None
                 match effect:
-                    case Look():
+                    case RefreshStatuses():
                         self._observe()
                     case Wait(until_s):
                         drained_s = self._drained_s if self.now_s < self._drained_s - EPSILON_S else math.inf
@@ -343,12 +347,12 @@ class Simulation:
                     case Publish():
                         moved = True
                         self._publish(effect, now_s)
-                    case Command(_, node):
+                    case CommandNode(_, node):
                         moved = answer = True
                         self.hardware.command({device.device: device for device in node.devices}, now_s)
-                    case AskAgents():
+                    case QueryAgents():
                         self._observe()
-                    case FindWay():
+                    case FindPath():
                         answer = self._find_way(effect)
         except StopIteration:
             self._rolling = None
@@ -376,9 +380,9 @@ class Simulation:
             loads = tuple(SliceLoad(key, in_flight=1) for key in sorted(wanted.drained))
             self.observation.inputs.acks = (TableAck("simulated", 0, plan.revision, loads),)
 
-    def _find_way(self, asked: FindWay) -> Way:
+    def _find_way(self, asked: FindPath) -> RolloutPath:
         known = self._cached
-        way = known.way if known is not None and known.way is not None else find_way(asked)
+        way = known.way if known is not None and known.way is not None else find_path(asked)
         if known is not None:
             known.way = way
         return way

@@ -1,4 +1,4 @@
-"""One optimisation round of one family: simulated annealing over configuration graphs, or random search.
+"""Simulated annealing over configuration graphs, or random search: one optimisation round of one family.
 
 Source: CLOVER section 4.2; its artifact for what the text leaves open.
 Data: the space, the configuration that is deployed (the centre), outcomes as they come in, the goal of that moment.
@@ -19,15 +19,15 @@ from typing import Any, Final
 from numpy.random import Generator
 
 from controller.planners.clover.graph import Graph
-from controller.planners.clover.hunch import Hunch
 from controller.planners.clover.objective import Goal, Outcome, accepts
 from controller.planners.clover.space import TRIES, Setup, Space
+from controller.planners.clover.surrogate import Surrogate
 from trefoil.core.fleet import Configuration
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The schedule. Zero switches a limit off."""
+    """Schedule of annealing and limits of a round. Zero switches a limit off."""
 
     temperature: float = 1.0
     cooling: float = 0.05
@@ -41,7 +41,7 @@ class Rules:
 
 @dataclass
 class Search:
-    """The state of one round. `pending` has been proposed and not judged yet."""
+    """State of one round. `pending` has been proposed and not judged yet."""
 
     centre: Setup
     temperature: float
@@ -62,8 +62,8 @@ class Search:
     moved: bool = False
     """Whether a neighbour has become the centre yet."""
 
-    def warm(self, space: Space, known: Mapping[str, Outcome], goal: Goal) -> None:
-        """Begin at the best of all that is known, by the goal of now, if that is better than what is deployed."""
+    def warm_start(self, space: Space, known: Mapping[str, Outcome], goal: Goal) -> None:
+        """Start at the best of all that is known, by the goal of now, if that is better than what is deployed."""
         named = ((goal.value(outcome), space.named(key)) for key, outcome in known.items() if goal.feasible(outcome))
         found = max(((value, s.key, s) for value, s in named if s is not None), default=None, key=lambda item: item[:2])
         if found is not None:
@@ -73,9 +73,14 @@ class Search:
                 self.centre = found[2]
 
     def propose(
-        self, space: Space, rules: Rules, kept: Mapping[Graph, bool], rng: Generator, hunch: Hunch | None = None
+        self,
+        space: Space,
+        rules: Rules,
+        slo_kept: Mapping[Graph, bool],
+        rng: Generator,
+        surrogate: Surrogate | None = None,
     ) -> Setup | None:
-        """What to look at next; None: the round is over, `stopped` says why. `kept`, `hunch`: see `Space.neighbour`."""
+        """Next setup to look at; None: the round is over, see `stopped`. The last two: see `Space.neighbour`."""
         if self.pending is not None:
             return self.pending
         if self.queue and not self._out_of_time(rules):
@@ -84,14 +89,16 @@ class Search:
         if not self.stopped:
             self.stopped = self._stop(rules)
         if not self.stopped:
-            drawn = space.random(rng) if rules.random else space.neighbour(self.centre, rng, self.seen, kept, hunch)
+            drawn = (
+                space.random(rng) if rules.random else space.neighbour(self.centre, rng, self.seen, slo_kept, surrogate)
+            )
             if drawn is None:
                 self.stopped = "no neighbour is left"
             self.pending = drawn
         return self.pending
 
     def judge(self, setup: Setup, known: Mapping[str, Outcome], goal: Goal, rules: Rules, rng: Generator) -> None:
-        """Take note of what a proposal did; `known` has its outcome and that of the centre."""
+        """Judge what a proposal did (Eq. 6, 7); `known` has its outcome and that of the centre."""
         self.pending = None
         self.seen[setup.key] = setup
         outcome = known[setup.key]
@@ -125,7 +132,7 @@ class Search:
 
 
 def nearest(known: Mapping[str, Outcome], seen: Mapping[str, Setup], goal: Goal) -> Setup | None:
-    """Where nothing keeps SLO and threshold: what comes nearest to it. None: everything failed."""
+    """Nearest setup to SLO and threshold where nothing keeps them; None: everything failed."""
     found = [(goal.ratio(known[key]), goal.value(known[key]), key) for key in seen if not known[key].failed]
     return seen[max(found)[2]] if found else None
 
@@ -147,7 +154,7 @@ _PLAIN: Final = [
 
 
 def setup_json(setup: Setup | None) -> dict[str, Any] | None:
-    """Lists, strings and integers only."""
+    """JSON of a setup: lists, strings and integers only."""
     if setup is None:
         return None
     return {
@@ -157,7 +164,7 @@ def setup_json(setup: Setup | None) -> dict[str, Any] | None:
 
 
 def setup_of(value: Mapping[str, Any] | None) -> Setup | None:
-    """The inverse of `setup_json`."""
+    """Setup of its JSON: the inverse of `setup_json`."""
     if value is None:
         return None
     layouts = tuple(
@@ -168,7 +175,7 @@ def setup_of(value: Mapping[str, Any] | None) -> Setup | None:
 
 
 def search_json(search: Search) -> dict[str, Any]:
-    """All of a round."""
+    """JSON of a round, all of it."""
     return {
         "centre": setup_json(search.centre),
         "best": setup_json(search.best),
@@ -180,7 +187,7 @@ def search_json(search: Search) -> dict[str, Any]:
 
 
 def search_of(value: Mapping[str, Any]) -> Search:
-    """The inverse of `search_json`."""
+    """Round of its JSON: the inverse of `search_json`."""
     centre = setup_of(value["centre"])
     assert centre is not None
     queue, seen = ([s for s in map(setup_of, value[name]) if s is not None] for name in ("queue", "seen"))
@@ -195,13 +202,13 @@ def search_of(value: Mapping[str, Any]) -> Search:
 
 
 def outcome_json(outcome: Outcome) -> list[float | None]:
-    """Infinite latencies become None."""
+    """JSON of an outcome; infinite latencies become None."""
     latencies = [ms if math.isfinite(ms) else None for ms in (outcome.p95_ms, outcome.p99_ms)]
     return [outcome.joules, outcome.accuracy, *latencies, outcome.attainment, outcome.rate_per_s, outcome.at_s]
 
 
 def outcome_of(value: Sequence[float | None]) -> Outcome:
-    """The inverse of `outcome_json`."""
+    """Outcome of its JSON: the inverse of `outcome_json`."""
     joules, accuracy, p95_ms, p99_ms, attainment, rate, at_s = value
     assert accuracy is not None
     assert attainment is not None

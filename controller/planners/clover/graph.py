@@ -1,4 +1,4 @@
-"""The configuration graph: variants on one side, slice types on the other, the number of instances as edge weights.
+"""Configuration graph: variants on one side, slice types on the other, the number of instances as edge weights.
 
 Source: CLOVER section 4.2, definition 1. Two configurations that put the same variants on the same slice types are one
 graph, whichever GPU holds what: MIG isolates slices. Slice vertices carry their device type, for mixed fleets.
@@ -19,13 +19,13 @@ Edge = tuple[str, str, str]  # variant, device type, slice type
 
 @dataclass(frozen=True)
 class Graph:
-    """Positive weights in canonical order; equal graphs are equal values."""
+    """Configuration graph: positive weights in canonical order; equal graphs are equal values."""
 
     weights: tuple[tuple[Edge, int], ...]
 
     @classmethod
     def of(cls, weights: Mapping[Edge, int]) -> "Graph":
-        """Without the edges of weight 0.
+        """Graph of weights, without the edges of weight 0.
 
         Raises:
             AssertionError: a negative weight, which no configuration has.
@@ -40,12 +40,12 @@ class Graph:
 
     @cached_property
     def key(self) -> str:
-        """The same for equal graphs: how what was measured is remembered."""
+        """Key by which measurements are remembered: the same for equal graphs."""
         return ";".join(f"{variant}>{kind}/{shape}:{n}" for (variant, kind, shape), n in self.weights)
 
     @property
     def instances(self) -> int:
-        """Model copies: the total weight."""
+        """Number of model copies: the total weight."""
         return sum(n for _, n in self.weights)
 
     def slices(self) -> Counter[tuple[str, str]]:
@@ -70,7 +70,7 @@ class Graph:
         return Graph.of({edge: n * times for edge, n in self.weights})
 
     def networkx(self, variants: Iterable[str] = (), slices: Iterable[tuple[str, str]] = ()) -> "nx.DiGraph[object]":
-        """As a directed bipartite graph; vertices without an edge may be named."""
+        """NetworkX directed bipartite graph; vertices without an edge may be named."""
         graph: nx.DiGraph[object] = nx.DiGraph()
         graph.add_nodes_from((("variant", v) for v in variants), bipartite=0)
         graph.add_nodes_from((("slice", *s) for s in slices), bipartite=1)
@@ -82,7 +82,7 @@ class Graph:
 
     @classmethod
     def from_networkx(cls, graph: "nx.DiGraph[object]") -> "Graph":
-        """The inverse of `networkx`, for graphs that somebody drew or stored."""
+        """Graph of a NetworkX one: the inverse of `networkx`, for graphs that somebody drew or stored."""
         weights: Counter[Edge] = Counter()
         for (_, variant), (_, kind, shape), n in graph.edges(data="weight", default=1):
             weights[(variant, kind, shape)] += n
@@ -90,6 +90,6 @@ class Graph:
 
 
 def edit_distance(a: Graph, b: Graph) -> int:
-    """Graph edit distance: a metric."""
+    """Graph edit distance (GED), a metric: the sum of the differences of weights."""
     first, second = a.counter, b.counter
     return sum(abs(first[edge] - second[edge]) for edge in first.keys() | second.keys())

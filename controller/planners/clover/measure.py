@@ -1,4 +1,4 @@
-"""What a configuration would do, by its profile: one FIFO that every free slice pulls from, request by request.
+"""Estimate of a configuration by its profile: one FIFO that every free slice pulls from, request by request.
 
 Source: CLOVER section 4.3 (a consumer hands the head of the queue to whoever is free), so that the mix of variants
 follows speed and load; `trefoil.core.queueing.serve_shared` is the same rule for one mix.
@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from controller.planners.clover.graph import Edge
 from controller.planners.clover.objective import Outcome
-from controller.planners.clover.space import Setup, Space, usable
+from controller.planners.clover.space import Setup, Space, fitting_variants
 from controller.planners.columns import class_column, gap_scv
-from controller.planners.world import Task, setting
+from controller.planners.world import Task, constant_for
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import ProfileMissing
 from trefoil.core.queueing import ServiceTime
@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One class: its service time with the way to it, active joules per request, accuracy."""
+    """Operating point of a class: its service time with the way to it, active joules per request, accuracy."""
 
     service: ServiceTime
     energy_j: float
@@ -48,8 +48,8 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Profiled:
-    """Estimates one family on one pod. `points` by edge."""
+class ProfileEstimator:
+    """Estimator of outcomes by profile, for one family on one pod. `points` by edge."""
 
     space: Space
     points: Mapping[Edge, Point]
@@ -64,7 +64,7 @@ class Profiled:
         return self.many([setup])[0]
 
     def many(self, setups: Sequence[Setup]) -> list[Outcome]:
-        """The outcomes of many setups on the same requests."""
+        """Outcomes of many setups on the same requests."""
         shrink = max(1.0, self.space.devices / DEVICES_MAX) if self.space.standardised else 1.0
         names = sorted({edge for setup in setups for edge, _ in setup.graph.weights})
         mixes = []
@@ -77,7 +77,7 @@ class Profiled:
         found: list[Outcome] = []
         for start in range(0, len(setups), CHUNK):
             part = mixes[start : start + CHUNK]
-            latency_s, chosen = _one(part[0], drawn, at_s) if len(part) == 1 else _many(part, drawn, at_s)
+            latency_s, chosen = _serve_one(part[0], drawn, at_s) if len(part) == 1 else _serve_many(part, drawn, at_s)
             skip = int(self.requests * WARM_UP)
             tails = np.quantile(latency_s[:, skip:], (0.95, 0.99), axis=1) * MS_PER_S + self.overhead_ms
             for row, setup in enumerate(setups[start : start + CHUNK]):
@@ -97,15 +97,15 @@ class Profiled:
         return Outcome(joules, accuracy, p95_ms, p99_ms, 1.0, self.rate_per_s)
 
 
-def profiled(catalog: Catalog, task: Task, space: Space, constants: Mapping[str, float]) -> Profiled:
-    """An estimator for one family on one pod.
+def profile_estimator(catalog: Catalog, task: Task, space: Space, constants: Mapping[str, float]) -> ProfileEstimator:
+    """Estimator of outcomes by profile, for one family on one pod.
 
     Raises:
         ProfileMissing: naming the class that has memory enough and no profile.
     """
     points = {}
     for kind, _ in space.kinds:
-        for shape, names in usable(kind, space.variants).items():
+        for shape, names in fitting_variants(kind, space.variants).items():
             for name in names:
                 column = class_column(catalog, task, kind, shape, name, 1, constants)
                 if column is None:
@@ -115,13 +115,13 @@ def profiled(catalog: Catalog, task: Task, space: Space, constants: Mapping[str,
                         remedy="profile this class, or let the policy measure on the system (measure_on = 1)",
                     )
                 points[(name, kind.name, shape)] = Point(column.service, column.energy_j, column.accuracy)
-    return Profiled(
+    return ProfileEstimator(
         space,
         points,
         task.demand.rate_per_s,
         task.mean_per_s,
         gap_scv(task),
-        setting(task.objective, constants, "overhead_ms"),
+        constant_for(task.objective, constants, "overhead_ms"),
         int(constants["kernel_requests"]),
     )
 
@@ -145,7 +145,7 @@ def _service_s(salt: int, service: ServiceTime, requests: int) -> Floats:
     return np.random.default_rng([SEED, salt]).gamma(1 / scv, scv * mean_s, requests)
 
 
-def _one(mix: Sequence[int], drawn: Floats, at_s: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
+def _serve_one(mix: Sequence[int], drawn: Floats, at_s: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
     """One mix with a heap: the server that has been idle longest, or frees first."""
     free = [(0.0, n, index) for n, index in enumerate(i for i, number in enumerate(mix) for _ in range(number))]
     rows = [row.tolist() for row in drawn]
@@ -159,7 +159,7 @@ def _one(mix: Sequence[int], drawn: Floats, at_s: Floats) -> tuple[Floats, npt.N
     return np.array([latency]), np.array([chosen], dtype=np.int64)
 
 
-def _many(mixes: Sequence[Sequence[int]], drawn: Floats, at_s: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
+def _serve_many(mixes: Sequence[Sequence[int]], drawn: Floats, at_s: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
     """The same rule for many mixes side by side."""
     servers = max(sum(mix) for mix in mixes)
     free = np.full((len(mixes), servers), np.inf)

@@ -23,7 +23,7 @@ ACCURACY_EPS = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a configuration did. Refused or broken off: infinite latencies. Joules None: unmetered."""
+    """Outcome of a configuration. Refused or broken off: infinite latencies. Joules None: unmetered."""
 
     joules: float | None
     accuracy: float
@@ -35,13 +35,13 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Nothing can be said of it but that it must not run."""
+        """Whether nothing can be said of it but that it must not run."""
         return self.joules is None or not math.isfinite(self.p95_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is optimised for a family now. `intensity` [g/kWh], `base_j` [J/request], `accuracy_min` 0: none."""
+    """Goal of a family now. `intensity` [g/kWh], `base_j` [J/request], `accuracy_min` 0: none."""
 
     weight: float
     intensity: float
@@ -55,29 +55,29 @@ class Goal:
 
     @property
     def base_g(self) -> float:
-        """C_base [g/request]."""
+        """Carbon of BASE, C_base [g/request]."""
         return self.base_j * self.base_intensity / J_PER_KWH
 
     def gains(self, outcome: Outcome) -> tuple[float, float]:
-        """(dC, dA) [%] of Eq. 2 and 1."""
+        """Gains (dC, dA) [%] of Eq. 2 and 1."""
         assert outcome.joules is not None
         return self.deltas(outcome.joules, outcome.accuracy)
 
     def deltas(self, joules: float, accuracy: float) -> tuple[float, float]:
-        """(dC, dA) [%] of joules per request and an accuracy."""
+        """Gains (dC, dA) [%] of joules per request and an accuracy."""
         carbon = delta_carbon(joules * self.intensity / J_PER_KWH, self.base_g)
         return carbon, delta_accuracy(accuracy, self.base_accuracy)
 
     def value(self, outcome: Outcome) -> float:
-        """f of Eq. 3 [%]; minus infinity for what failed."""
+        """Objective f of Eq. 3 [%]; minus infinity for what failed."""
         return -math.inf if outcome.failed else weighted(self.weight, *self.gains(outcome))
 
     def tail_ms(self, outcome: Outcome) -> float:
-        """The latency that the SLO is about."""
+        """Tail latency that the SLO is about [ms]."""
         return outcome.p95_ms if self.quantile <= 0.95 else outcome.p99_ms
 
     def ratio(self, outcome: Outcome) -> float:
-        """1: meets the SLO and the threshold; else how near it comes, in (0, 1)."""
+        """Ratio of SLO and threshold kept: 1 = both met; else how near it comes, in (0, 1)."""
         tail_ms = self.tail_ms(outcome)
         ratio = min(1.0, self.slo_ms / tail_ms) if tail_ms > 0 else 1.0
         if outcome.accuracy < self.accuracy_min - ACCURACY_EPS:
@@ -86,39 +86,39 @@ class Goal:
         return ratio
 
     def feasible(self, outcome: Outcome) -> bool:
-        """Within the SLO and at or above the accuracy threshold."""
+        """Whether an outcome is within the SLO and at or above the accuracy threshold."""
         return not outcome.failed and self.ratio(outcome) >= 1.0
 
     def score(self, outcome: Outcome) -> float:
-        """h of Eq. 6: what annealing minimises."""
+        """Score h of Eq. 6: what annealing minimises."""
         if outcome.failed:
             return math.inf
         return annealing_energy(self.value(outcome), self.ratio(outcome), self.literal)
 
 
 def delta_accuracy(accuracy: float, base: float) -> float:
-    """Eq. 1 [%]."""
+    """Change of accuracy against BASE, Eq. 1 [%]."""
     return (accuracy - base) / base * 100.0
 
 
 def delta_carbon(carbon: float, base: float) -> float:
-    """Eq. 2 [%]; both in the same unit per request."""
+    """Saving of carbon against BASE, Eq. 2 [%]; both in the same unit per request."""
     return (base - carbon) / base * 100.0
 
 
 def weighted(weight: float, carbon: float, accuracy: float) -> float:
-    """Eq. 3."""
+    """Objective f of Eq. 3 [%]."""
     return weight * carbon + (1.0 - weight) * accuracy
 
 
 def annealing_energy(value: float, ratio: float, literal: bool = False) -> float:
-    """Eq. 6 with ratio = min(1, L_tail / L); fixed for value < 0 unless `literal`."""
+    """Score h of Eq. 6 with ratio = min(1, L_tail / L); fixed for value < 0 unless `literal`."""
     assert 0 < ratio <= 1
     return -value / ratio if value < 0 and not literal else -value * ratio
 
 
 def accepts(now: float, new: float, temperature: float, rng: Generator) -> bool:
-    """Eq. 7: better always, worse with exp(-(h' - h) / T). Draws only where chance decides."""
+    """Acceptance of Eq. 7: better always, worse with exp(-(h' - h) / T). Draws only where chance decides."""
     if new <= now:
         return True
     return math.isfinite(new) and bool(rng.random() < math.exp(-(new - now) / temperature))

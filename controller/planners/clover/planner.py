@@ -29,14 +29,13 @@ from controller.planners.clover.anneal import (
     search_of,
 )
 from controller.planners.clover.graph import Graph
-from controller.planners.clover.hunch import Hunch
-from controller.planners.clover.measure import profiled
+from controller.planners.clover.measure import profile_estimator
 from controller.planners.clover.objective import Goal, Outcome
-from controller.planners.clover.pods import Pod, assembled, pods_of, without
+from controller.planners.clover.pods import Pod, assembled_plan, pods_of, unserved_families
 from controller.planners.clover.space import Setup
-from controller.planners.clover.words import said
+from controller.planners.clover.surrogate import Surrogate
 from controller.planners.columns import class_column
-from controller.planners.world import World, read, setting
+from controller.planners.world import PlanningInput, constant_for, read_view
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.demand import Measured
 from trefoil.core.objective import ObjectiveMode
@@ -68,13 +67,15 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "credits": 1.0,  # one request at a time per instance
     "kernel_requests": 5000.0,
 }
-KEPT: Final = 2000  # outcomes remembered per family
+OUTCOMES_MAX: Final = 2000  # outcomes remembered per family
 CONTRADICTED: Final = frozenset({"slo", "accuracy"})  # triggers that say: what runs is not what was measured
 
 
 @dataclass
 class CloverPlanner:
-    """Remembers what was measured. `random`: BLOVER. `refuses`: why a plan cannot be rolled out, "" = it can."""
+    """Planner CLOVER; remembers what was measured. `random`: BLOVER. `refuses`: why a plan cannot be rolled out, "" =
+    it can.
+    """
 
     constants: Mapping[str, float] = field(default_factory=dict)
     refuses: Callable[[PlanView, Plan], str] = field(default=lambda _view, _plan: "")
@@ -86,28 +87,28 @@ class CloverPlanner:
     # -------------------------------------------------------------------------------------------- on profiles
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """One whole exploration on profiles; nothing is remembered.
+        """Plan by one whole exploration on profiles; nothing is remembered.
 
         Raises:
             ProfileMissing: naming a class that has none.
         """
         constants = self._constants()
-        world = read(view, constants["rate_floor_per_s"])
+        inputs = read_view(view, constants["rate_floor_per_s"])
         rules = replace(self._rules(constants), limit_s=0.0)
         chosen = []
-        for pod in self._pods(world, constants):
-            look = profiled(view.catalog, pod.task, pod.space, constants)
+        for pod in self._pods(inputs, constants):
+            look = profile_estimator(view.catalog, pod.task, pod.space, constants)
             known: dict[str, Outcome] = {}
-            goal = goal_of(world, pod, known, constants)
+            goal = goal_of(inputs, pod, known, constants)
             assert goal is not None, "BASE has a profile"
-            search = Search(pod.centre(), rules.temperature, queue=[pod.centre()])
+            search = Search(pod.current_setup(), rules.temperature, queue=[pod.current_setup()])
             while True:
-                self._advance(pod, search, known, goal, rules, constants, rng)
+                self._run_round(pod, search, known, goal, rules, constants, rng)
                 if search.pending is None:
                     break
                 known[search.pending.key] = look(search.pending)
             chosen.append((pod, search, goal, known))
-        return decided(world, self.name, chosen, constants, self.refuses)
+        return round_decision(inputs, self.name, chosen, constants, self.refuses)
 
     # -------------------------------------------------------------------------------------------- by measuring
 
@@ -116,19 +117,19 @@ class CloverPlanner:
         return self._constants()["measure_on"] > 0 or not view.catalog.rows
 
     def ask(self, view: PlanView, rng: Generator) -> Candidate | Decision:
-        """The next configuration to measure, or the best one."""
+        """Ask for the next configuration to measure, or the best one."""
         constants = self._constants()
-        world = read(view, constants["rate_floor_per_s"], unprofiled=True)
+        inputs = read_view(view, constants["rate_floor_per_s"], unprofiled=True)
         rules = self._rules(constants)
         chosen: list[tuple[Pod, Search, Goal | None, dict[str, Outcome]]] = []
-        pods = self._pods(world, constants)
+        pods = self._pods(inputs, constants)
         self._searches = {f: kept for f, kept in self._searches.items() if f in {pod.family for pod in pods}}
-        if bare := without(world, pods):
+        if bare := unserved_families(inputs, pods):
             return Decision(None, f"{self.name}: {bare}", math.inf, f"no_plan: {bare}")
         for pod in pods:
-            search, known = self._resumed(world, pod, constants)
-            goal = goal_of(world, pod, known, constants)
-            self._advance(pod, search, known, goal, rules, constants, rng)
+            search, known = self._round(inputs, pod, constants)
+            goal = goal_of(inputs, pod, known, constants)
+            self._run_round(pod, search, known, goal, rules, constants, rng)
             chosen.append((pod, search, goal, known))
         if not any(search.pending for _, search, _, _ in chosen):
             self._searches.clear()
@@ -136,11 +137,11 @@ class CloverPlanner:
                 why = f"{self.name}: no joules were measured, so that nothing can be compared"
                 return Decision(None, why, math.inf, "no_energy: nothing meters the devices")
             done = [(p, s, g, k) for p, s, g, k in chosen if g is not None]
-            return decided(world, self.name, done, constants, self.refuses)
-        return self._candidate(world, [(p, s) for p, s, _, _ in chosen], constants)
+            return round_decision(inputs, self.name, done, constants, self.refuses)
+        return self._candidate(inputs, [(p, s) for p, s, _, _ in chosen], constants)
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
-        """What the candidate that was asked for did. Told twice, or of another candidate: the last one counts.
+        """Tell what the candidate that was asked for did. Told twice, or of another candidate: the last one counts.
 
         Where it was left for the sake of some families, the others' graphs are still to be measured.
         """
@@ -156,13 +157,13 @@ class CloverPlanner:
             known.pop(key, None)  # the newest stands last: the oldest are forgotten first
             known[key] = outcome_from(told.get(family), search.rate_per_s, candidate.plan.created_at_s, search.idle_w)
             search.measured += 1
-            while len(known) > KEPT:
+            while len(known) > OUTCOMES_MAX:
                 known.pop(next(iter(known)))
 
     # -------------------------------------------------------------------------------------------- memory
 
     def memory(self) -> Mapping[str, Any]:
-        """What was measured, and the round that is under way."""
+        """Memory: what was measured, and the round that is under way."""
         return {
             "version": 1,
             "known": {f: {k: outcome_json(o) for k, o in known.items()} for f, known in self._known.items()},
@@ -170,7 +171,7 @@ class CloverPlanner:
         }
 
     def recall(self, memory: Mapping[str, Any]) -> None:
-        """Go on from a memory; what another version wrote is forgotten."""
+        """Recall a memory and go on from it; what another version wrote is forgotten."""
         self._known, self._searches = {}, {}
         if memory.get("version") == 1:
             self._known = {f: {k: outcome_of(o) for k, o in known.items()} for f, known in memory["known"].items()}
@@ -193,10 +194,10 @@ class CloverPlanner:
             self.random,
         )
 
-    def _pods(self, world: World, constants: Mapping[str, float]) -> tuple[Pod, ...]:
-        return pods_of(world, constants["standardised"] > 0, constants["artifact"] > 0)
+    def _pods(self, inputs: PlanningInput, constants: Mapping[str, float]) -> tuple[Pod, ...]:
+        return pods_of(inputs, constants["standardised"] > 0, constants["artifact"] > 0)
 
-    def _valid(self, pod: Pod, rate_per_s: float, constants: Mapping[str, float]) -> dict[str, Outcome]:
+    def _known_at_load(self, pod: Pod, rate_per_s: float, constants: Mapping[str, float]) -> dict[str, Outcome]:
         """What is known of this pod at this load, by graph."""
         prefix, tolerance = f"{pod.space.size_key}|", constants["rate_tolerance"] * rate_per_s
         return {
@@ -205,31 +206,33 @@ class CloverPlanner:
             if key.startswith(prefix) and abs(outcome.rate_per_s - rate_per_s) <= tolerance
         }
 
-    def _resumed(self, world: World, pod: Pod, constants: Mapping[str, float]) -> tuple[Search, dict[str, Outcome]]:
+    def _round(
+        self, inputs: PlanningInput, pod: Pod, constants: Mapping[str, float]
+    ) -> tuple[Search, dict[str, Outcome]]:
         """The round under way, or a new one, and what is known; also a new one where the pod has changed size."""
         size_key, search = self._searches.get(pod.family, ("", None))
         if search is not None and size_key == pod.space.size_key:
-            known = self._valid(pod, search.rate_per_s, constants)
+            known = self._known_at_load(pod, search.rate_per_s, constants)
             if all(key in known for key in search.seen):
                 return search, known
-        rate, centre = pod.task.demand.rate_per_s, pod.centre()
+        rate, centre = pod.task.demand.rate_per_s, pod.current_setup()
         if self.random:  # in the raw space nothing is recognised but what runs
             kept = {f"{pod.space.size_key}|{setup.key}" for setup in (centre, pod.base)}
             mine = self._known.get(pod.family, {})
             self._known[pod.family] = {key: outcome for key, outcome in mine.items() if key in kept}
-        if world.view.trigger in CONTRADICTED:  # a sample of some hundred requests may have been lucky
+        if inputs.view.trigger in CONTRADICTED:  # a sample of some hundred requests may have been lucky
             self._known.get(pod.family, {}).pop(f"{pod.space.size_key}|{centre.key}", None)
         queue = [centre]
-        if base_joules(world, pod, {}, constants) is None and pod.base != centre:
+        if base_joules(inputs, pod, {}, constants) is None and pod.base != centre:
             queue.insert(0, pod.base)
         search = Search(centre, constants["temperature"], queue=queue, rate_per_s=rate, idle_w=_idle_w(pod))
         self._searches[pod.family] = (pod.space.size_key, search)
-        known = self._valid(pod, rate, constants)
-        if constants["warm"] > 0 and (goal := goal_of(world, pod, known, constants)) is not None:
-            search.warm(pod.space, known, goal)
+        known = self._known_at_load(pod, rate, constants)
+        if constants["warm"] > 0 and (goal := goal_of(inputs, pod, known, constants)) is not None:
+            search.warm_start(pod.space, known, goal)
         return search, known
 
-    def _advance(
+    def _run_round(
         self,
         pod: Pod,
         search: Search,
@@ -244,8 +247,10 @@ class CloverPlanner:
         setups = {key: setup for key in known if guided and (setup := pod.space.named(key)) is not None}
         while True:
             kept = {s.graph: goal.feasible(known[key]) for key, s in setups.items() if goal}
-            hunch = _hunch(pod, goal, {s.graph: known[key] for key, s in setups.items()}) if goal and guided else None
-            setup = search.propose(pod.space, rules, kept, rng, hunch)
+            surrogate = (
+                _surrogate(pod, goal, {s.graph: known[key] for key, s in setups.items()}) if goal and guided else None
+            )
+            setup = search.propose(pod.space, rules, kept, rng, surrogate)
             if setup is None or setup.key not in known:
                 return
             if goal is None:
@@ -255,7 +260,7 @@ class CloverPlanner:
 
     def _candidate(
         self,
-        world: World,
+        inputs: PlanningInput,
         chosen: Sequence[tuple[Pod, Search]],
         constants: Mapping[str, float],
     ) -> Candidate:
@@ -268,22 +273,22 @@ class CloverPlanner:
                 needed = 1.5 * constants["requests_min"] / pod.task.mean_per_s + constants["measure_spare_s"]
                 seconds = max(seconds, needed)
         why = f"{self.name} explores: {'; '.join(words)}"
-        plan = assembled(world, self.name, setups, constants, why, exploration=True)
+        plan = assembled_plan(inputs, self.name, setups, constants, why, exploration=True)
         return Candidate(plan, why, seconds, int(constants["requests_min"]))
 
 
-def decided(
-    world: World,
+def round_decision(
+    inputs: PlanningInput,
     name: str,
     chosen: Sequence[tuple[Pod, Search, Goal, Mapping[str, Outcome]]],
     constants: Mapping[str, float],
     refuses: Callable[[PlanView, Plan], str],
 ) -> Decision:
-    """The plan of what every round found best, or why there is none."""
+    """Decision of a round: the plan of what every family's search found best, or why there is none."""
     if not chosen:
         why = f"{name}: no family has an objective and devices"
         return Decision(None, why, math.inf, "no_plan: no family has an objective and devices")
-    if bare := without(world, [pod for pod, _, _, _ in chosen]):
+    if bare := unserved_families(inputs, [pod for pod, _, _, _ in chosen]):
         return Decision(None, f"{name}: {bare}", math.inf, f"no_plan: {bare}")
     setups, words, short = [], [], []
     for pod, search, goal, known in chosen:
@@ -293,10 +298,10 @@ def decided(
         if setup is None:
             return Decision(None, f"{name}: {degraded}", math.inf, degraded)
         setups.append((pod, setup, known[setup.key]))
-        words.append(said(pod, search, goal, setup, known))
+        words.append(explanation(pod, search, goal, setup, known))
     why = f"{name}: {'; '.join(words)}"
-    plan = assembled(world, name, setups, constants, why, "; ".join(short))
-    if refusal := refuses(world.view, plan):
+    plan = assembled_plan(inputs, name, setups, constants, why, "; ".join(short))
+    if refusal := refuses(inputs.view, plan):
         return Decision(None, f"{name}: no rollout leads to {why}: {refusal}", math.inf, f"no_rollout: {refusal}")
     return Decision(plan, why, math.inf, "; ".join(short))
 
@@ -316,7 +321,7 @@ def _best(pod: Pod, search: Search, goal: Goal, known: Mapping[str, Outcome]) ->
 
 
 def outcome_from(measured: Measured | None, rate_per_s: float, at_s: float, idle_w: float = 0.0) -> Outcome:
-    """What a measurement says; nothing answered, or refused: a failure.
+    """Outcome of a measurement; nothing answered, or refused: a failure.
 
     Joules are brought to the load of the round: some hundred requests may come in 7 % more or less time than they take
     on average, and what idles does so all that time. Otherwise the luckiest gap between requests would look best.
@@ -337,8 +342,8 @@ def outcome_from(measured: Measured | None, rate_per_s: float, at_s: float, idle
     )
 
 
-def _hunch(pod: Pod, goal: Goal, known: Mapping[Graph, Outcome]) -> Hunch:
-    return Hunch(pod.space, goal, _idle_w(pod), pod.task.mean_per_s, known)
+def _surrogate(pod: Pod, goal: Goal, known: Mapping[Graph, Outcome]) -> Surrogate:
+    return Surrogate(pod.space, goal, _idle_w(pod), pod.task.mean_per_s, known)
 
 
 def _idle_w(pod: Pod) -> float:
@@ -346,7 +351,9 @@ def _idle_w(pod: Pod) -> float:
     return sum(kind.idle_w * n for kind, n in pod.space.kinds)
 
 
-def base_joules(world: World, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]) -> float | None:
+def base_joules(
+    inputs: PlanningInput, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]
+) -> float | None:
     """Joules per request of BASE at this demand: as the objective says, by its profile, or as measured."""
     given = pod.task.objective.base_j_per_request
     if given > 0:
@@ -355,7 +362,7 @@ def base_joules(world: World, pod: Pod, known: Mapping[str, Outcome], constants:
     graph = pod.space.deployed(pod.base).graph
     for (variant, name, shape), n in graph.weights:
         kind = next(k for k, _ in pod.space.kinds if k.name == name)
-        column = class_column(world.view.catalog, pod.task, kind, shape, variant, 1, constants)
+        column = class_column(inputs.view.catalog, pod.task, kind, shape, variant, 1, constants)
         if column is None:
             outcome = known.get(pod.base.key)
             return outcome.joules if outcome is not None else None
@@ -363,23 +370,25 @@ def base_joules(world: World, pod: Pod, known: Mapping[str, Outcome], constants:
     return _idle_w(pod) / pod.task.mean_per_s + active
 
 
-def goal_of(world: World, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]) -> Goal | None:
-    """What is optimised now; None when C_base is not known (yet)."""
+def goal_of(
+    inputs: PlanningInput, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]
+) -> Goal | None:
+    """Goal that is optimised now; None when C_base is not known (yet)."""
     objective = pod.task.objective
-    base_j = base_joules(world, pod, known, constants)
+    base_j = base_joules(inputs, pod, known, constants)
     if not base_j:
         return None
-    best = world.view.catalog.family(pod.family).best
+    best = inputs.view.catalog.family(pod.family).best
     floor = max(objective.min_accuracy, objective.hard_min_accuracy)
-    floor += setting(objective, constants, "accuracy_margin") if floor else 0.0
-    loss = setting(objective, constants, "accuracy_loss_max")
+    floor += constant_for(objective, constants, "accuracy_margin") if floor else 0.0
+    loss = constant_for(objective, constants, "accuracy_loss_max")
     if loss > 0:
         floor = max(floor, best.accuracy * (1 - loss / 100))
     chosen = objective.mode == ObjectiveMode.LAMBDA
-    weight = objective.lambda_weight if chosen else setting(objective, constants, "lambda")
+    weight = objective.lambda_weight if chosen else constant_for(objective, constants, "lambda")
     return Goal(
         weight=weight,
-        intensity=sum(world.intensity(d.zone) for d in pod.devices) / len(pod.devices),
+        intensity=sum(inputs.intensity(d.zone) for d in pod.devices) / len(pod.devices),
         base_j=base_j,
         base_intensity=objective.base_intensity_g_per_kwh or constants["base_intensity"],
         base_accuracy=best.accuracy,
@@ -387,4 +396,22 @@ def goal_of(world: World, pod: Pod, known: Mapping[str, Outcome], constants: Map
         quantile=objective.slo_quantile,
         accuracy_min=floor,
         literal=constants["literal"] > 0,
+    )
+
+
+def setup_text(setup: Setup) -> str:
+    """Setup in words: `4xb3 on 1g.5gb + 3xb1 on 2g.10gb`."""
+    return " + ".join(f"{n}x{variant} on {shape}" for (variant, _, shape), n in setup.graph.weights)
+
+
+def explanation(pod: Pod, search: Search, goal: Goal, setup: Setup, known: Mapping[str, Outcome]) -> str:
+    """Reason for a setup: what was found, after how much looking, and why it stopped."""
+    outcome = known[setup.key]
+    carbon, accuracy = goal.gains(outcome)
+    each = f" per device ({pod.space.devices} devices)" if pod.space.standardised else ""
+    return (
+        f"{pod.family}: {setup_text(setup)}{each}: f {goal.value(outcome):.3f} at lambda {goal.weight:g} and "
+        f"{goal.intensity:.0f} g/kWh (carbon {carbon:+.1f} % less than BASE, accuracy {accuracy:+.2f} %), "
+        f"{outcome.joules:.2f} J a request, p95 {outcome.p95_ms:.0f} ms; {search.evaluated} evaluations, "
+        f"{search.measured} measured, {search.violating} against the objective; stopped: {search.stopped}"
     )

@@ -1,36 +1,40 @@
 """Pods: which devices serve which family, what stands on them as a configuration, and from setups to a plan.
 
 Source: CLOVER section 5.1 (separate pods of servers, each serving one application), 4.2 (additivity).
-Data: a `World`. Decision: none; families take the devices in turn, as BASE does, or as many as `pod_devices` says, and
-keep those that they stand on, whatever comes or goes: a pod that changed hands would load every model anew.
+Data: a `PlanningInput`. Decision: none; families take the devices in turn, as BASE does, or as many as `pod_devices`
+says, and keep those that they stand on, whatever comes or goes: a pod that changed hands would load every model anew.
 Formulation: standardised, the centre is the graph of one device whose copies are nearest to what runs (graph edit
 distance), so that devices that join or leave change the number of copies only. On the fleet graph, devices that stand
 in a legal configuration bring their edges, and every other device those of the most common one among them.
+Placement of a setup (CLOVER leaves it open): per device type a min-cost flow from classes of like devices to
+configurations, an arc costs the slices that it does not keep; per device the legal placement that keeps most; per slice
+type, variants first where they run. Each of the three is exact, not all of them together.
 Deviations: devices of a silent node stay as they are and are no part of a pod.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import networkx as nx
+
 from controller.planners.assemble import plan_of
 from controller.planners.clover.graph import Edge, Graph
 from controller.planners.clover.objective import Outcome
-from controller.planners.clover.placing import hosting
-from controller.planners.clover.space import Setup, Space, distances, usable
+from controller.planners.clover.space import Setup, Space, distances, fitting_variants
 from controller.planners.columns import Column, class_column
-from controller.planners.world import Device, Running, Task, World
-from trefoil.core.device_types import configurations
+from controller.planners.world import Device, HostedSlice, PlanningInput, Task, pue_of
+from trefoil.core.device_types import Placement, configurations, placements_of
 from trefoil.core.errors import Infeasible
-from trefoil.core.fleet import Configuration
+from trefoil.core.fleet import Configuration, DeviceType, SliceKey
 from trefoil.core.plan import Expected, Plan
 from trefoil.core.units import grams
 
 
 @dataclass(frozen=True)
 class Pod:
-    """The devices of one family and their space."""
+    """Pod: the devices of one family and their space."""
 
     task: Task
     devices: tuple[Device, ...]
@@ -38,6 +42,7 @@ class Pod:
 
     @property
     def family(self) -> str:
+        """Family that the pod serves."""
         return self.task.family
 
     @cached_property
@@ -49,7 +54,7 @@ class Pod:
             options = [
                 c
                 for c in configurations(kind)
-                if all(best in usable(kind, self.space.variants)[name] for name, _ in c.slices)
+                if all(best in fitting_variants(kind, self.space.variants)[name] for name, _ in c.slices)
             ]
             if not options:
                 raise Infeasible(
@@ -58,8 +63,8 @@ class Pod:
             layout[kind.name] = min(options, key=lambda c: (sum(n for _, n in c.slices), c.slices))
         return self.space.uniform(layout, best)
 
-    def centre(self) -> Setup:
-        """What runs, as a setup; BASE where nothing does."""
+    def current_setup(self) -> Setup:
+        """Setup that runs now; BASE where nothing does."""
         standing = [d for d in self.devices if any(r.family == self.family for r in d.running)]
         if not standing:
             return self.base
@@ -75,19 +80,19 @@ class Pod:
         if not mine:
             return self._part(self.base, kind_name)
         if not self.space.standardised:
-            return self._added(kind_name, number, mine)
+            return self._fleet_setup(kind_name, number, mine)
         total = Graph.of(Counter(edge for d in mine for edge in _edges(d, self.family)))
         away = distances(kind, self.space.variants, total, len(mine))
         return self.space.units(kind)[int(away.argmin())]
 
-    def _added(self, kind_name: str, number: int, mine: Sequence[Device]) -> Setup:
+    def _fleet_setup(self, kind_name: str, number: int, mine: Sequence[Device]) -> Setup:
         """The edges of every device that stands legally, and copies of the most common for the others."""
         legal = {c.slices: c for c in configurations(mine[0].type)}
         whole: Counter[tuple[Configuration, Graph]] = Counter()
         for device in mine:
             edges = Counter(_edges(device, self.family))
             shapes = tuple(sorted(Counter(e[2] for e in edges.elements()).items()))
-            names = usable(device.type, self.space.variants)
+            names = fitting_variants(device.type, self.space.variants)
             if shapes in legal and all(variant in names[shape] for variant, _, shape in edges):
                 whole[(legal[shapes], Graph.of(edges))] += 1
         if not whole:
@@ -115,32 +120,32 @@ def _edges(device: Device, family: str) -> list[Edge]:
     return [(r.variant, device.type.name, r.key.slice_type) for r in device.running if r.family == family]
 
 
-def pods_of(world: World, standardised: bool, artifact: bool) -> tuple[Pod, ...]:
-    """One pod per family that has an objective and at least one device."""
-    taken = _divided([d for d in world.devices if not d.frozen], world.tasks)
+def pods_of(inputs: PlanningInput, standardised: bool, artifact: bool) -> tuple[Pod, ...]:
+    """Pods of a fleet, one per family that has an objective and at least one device."""
+    taken = _assign_devices([d for d in inputs.devices if not d.frozen], inputs.tasks)
     found = []
-    for task in world.tasks:
+    for task in inputs.tasks:
         devices = taken[task.family]
         if devices:
             counts = Counter(d.type.name for d in devices)
             kinds = tuple((next(d.type for d in devices if d.type.name == n), counts[n]) for n in sorted(counts))
-            variants = world.view.catalog.family(task.family).by_accuracy()
+            variants = inputs.view.catalog.family(task.family).by_accuracy()
             found.append(Pod(task, tuple(devices), Space(kinds, variants, standardised, artifact)))
     return tuple(found)
 
 
-def without(world: World, pods: Sequence[Pod]) -> str:
-    """Which families have no device, in words; "" where there is nothing to serve, or all can."""
+def unserved_families(inputs: PlanningInput, pods: Sequence[Pod]) -> str:
+    """Families without any device, in words; "" where there is nothing to serve, or all can."""
     served = {pod.family for pod in pods}
-    bare = [task.family for task in world.tasks if task.family not in served]
+    bare = [task.family for task in inputs.tasks if task.family not in served]
     return f"no device is left for {', '.join(bare)}" if bare and served else ""
 
 
-def _divided(devices: Sequence[Device], tasks: Sequence[Task]) -> dict[str, list[Device]]:
+def _assign_devices(devices: Sequence[Device], tasks: Sequence[Task]) -> dict[str, list[Device]]:
     """The devices of every family, in their order."""
     names = [t.family for t in tasks]
-    owner = {d.name: _owner(d, names) for d in devices}
-    wanted = _wanted(len(devices), tasks, Counter(owner.values()))
+    owner = {d.name: _main_family(d, names) for d in devices}
+    wanted = _devices_per_family(len(devices), tasks, Counter(owner.values()))
     taken: dict[str, list[Device]] = {name: [] for name in names}
     free = []
     for device in devices:
@@ -150,7 +155,7 @@ def _divided(devices: Sequence[Device], tasks: Sequence[Task]) -> dict[str, list
         else:
             free.append(device)
     for task in tasks:
-        if _asked(task):
+        if _pod_devices(task):
             missing = wanted[task.family] - len(taken[task.family])
             taken[task.family] += free[:missing]
             free = free[missing:]
@@ -166,31 +171,31 @@ def _divided(devices: Sequence[Device], tasks: Sequence[Task]) -> dict[str, list
     return {family: sorted(mine, key=lambda d: order[d.name]) for family, mine in taken.items()}
 
 
-def _owner(device: Device, families: Sequence[str]) -> str:
+def _main_family(device: Device, families: Sequence[str]) -> str:
     """The family with most slices on a device; "" = none."""
     counts = Counter(r.family for r in device.running if r.family in families)
     return min(counts, key=lambda family: (-counts[family], families.index(family)), default="")
 
 
-def _asked(task: Task) -> int:
+def _pod_devices(task: Task) -> int:
     return int(task.objective.params.get("pod_devices", 0))
 
 
-def _wanted(number: int, tasks: Sequence[Task], standing: Mapping[str, int]) -> dict[str, int]:
+def _devices_per_family(number: int, tasks: Sequence[Task], standing: Mapping[str, int]) -> dict[str, int]:
     """How many devices each family gets; of an uneven rest, first who stands on most."""
     wanted, left = {}, number
     for task in tasks:
-        if _asked(task):
-            wanted[task.family] = min(left, _asked(task))
+        if _pod_devices(task):
+            wanted[task.family] = min(left, _pod_devices(task))
             left -= wanted[task.family]
-    open_to = sorted((t.family for t in tasks if not _asked(t)), key=lambda family: -standing[family])
+    open_to = sorted((t.family for t in tasks if not _pod_devices(t)), key=lambda family: -standing[family])
     for place, family in enumerate(open_to):
         wanted[family] = left // len(open_to) + (place < left % len(open_to))
     return wanted
 
 
-def assembled(
-    world: World,
+def assembled_plan(
+    inputs: PlanningInput,
     planner: str,
     chosen: Sequence[tuple[Pod, Setup, Outcome | None]],
     constants: Mapping[str, float],
@@ -198,19 +203,19 @@ def assembled(
     degraded: str = "",
     exploration: bool = False,
 ) -> Plan:
-    """A complete plan: every slice of every pod, routes by pull; frozen devices as they are."""
-    hosted: dict[str, tuple[Running, ...]] = {d.name: (d.running if d.frozen else ()) for d in world.devices}
+    """Plan of all pods: every slice, routes by pull; frozen devices as they are."""
+    hosted: dict[str, tuple[HostedSlice, ...]] = {d.name: (d.running if d.frozen else ()) for d in inputs.devices}
     expected = {}
     for pod, setup, outcome in chosen:
-        hosted |= hosting(pod.devices, pod.space.deployed(setup), pod.family)
+        hosted |= place_setup(pod.devices, pod.space.deployed(setup), pod.family)
         if outcome is not None and not exploration:
-            expected[pod.family] = expectation(world, pod.task, outcome)
+            expected[pod.family] = expectation(inputs, pod.task, outcome)
     plan = plan_of(
-        world,
+        inputs,
         planner,
         hosted,
         {},
-        _columns(world, chosen, constants),
+        _columns(inputs, chosen, constants),
         constants,
         expected,
         why,
@@ -221,11 +226,11 @@ def assembled(
 
 
 def _columns(
-    world: World, chosen: Sequence[tuple[Pod, Setup, Outcome | None]], constants: Mapping[str, float]
+    inputs: PlanningInput, chosen: Sequence[tuple[Pod, Setup, Outcome | None]], constants: Mapping[str, float]
 ) -> tuple[Column, ...]:
     """Operating points of what is hosted, as far as it is profiled: the largest batch that a slice accepts."""
     found = [
-        class_column(world.view.catalog, pod.task, kind, shape, variant, 1, constants)
+        class_column(inputs.view.catalog, pod.task, kind, shape, variant, 1, constants)
         for pod, setup, _ in chosen
         for kind, _ in pod.space.kinds
         for (variant, name, shape), _ in setup.graph.weights
@@ -234,14 +239,82 @@ def _columns(
     return tuple(c for c in found if c is not None)
 
 
-def expectation(world: World, task: Task, outcome: Outcome) -> Expected:
-    """What was measured (or estimated) of the plan. Capacity: the demand that it was measured for."""
-    pue = task.objective.pue or world.view.pue or 1.0
+def expectation(inputs: PlanningInput, task: Task, outcome: Outcome) -> Expected:
+    """Expectation of a plan by what was measured (or estimated). Capacity: the demand that it was measured for."""
+    pue = pue_of(inputs.view, task)
     joules = outcome.joules or 0.0
     return Expected(
-        grams_per_request=grams(joules, world.view.carbon.intensity_g_per_kwh, pue),
+        grams_per_request=grams(joules, inputs.view.carbon.intensity_g_per_kwh, pue),
         joules_per_request=joules,
         latency_ms_p95=outcome.p95_ms,
         accuracy=outcome.accuracy,
         capacity_per_s=max(task.demand.rate_per_s, task.demand.rate_p90_per_s),
     )
+
+
+def place_setup(devices: Sequence[Device], setup: Setup, family: str) -> dict[str, tuple[HostedSlice, ...]]:
+    """Place a setup on the devices of a pod: what each ought to host."""
+    slots: list[tuple[Device, SliceKey]] = []
+    for name in dict.fromkeys(d.type.name for d in devices):
+        mine = [d for d in devices if d.type.name == name]
+        wanted = [(c, n) for c, n in setup.layouts if c.device_type == name]
+        for device, configuration in zip(mine, _assign_configurations(mine, wanted), strict=True):
+            slots += [(device, key) for key in _slices(device, configuration)]
+    left = Counter(setup.graph.counter)
+    runs = {r.key: r for d in devices for r in d.running if r.family == family}
+    hosted: dict[str, list[HostedSlice]] = {d.name: [] for d in devices}
+    free = defaultdict(list)
+    for device, key in slots:
+        mine_now = runs.get(key)
+        edge = (mine_now.variant, device.type.name, key.slice_type) if mine_now else None
+        if mine_now and edge and left[edge] > 0:
+            left[edge] -= 1
+            hosted[device.name].append(mine_now)
+        else:
+            free[(device.type.name, key.slice_type)].append((device, key))
+    for edge in sorted(left):
+        for _ in range(left[edge]):
+            device, key = free[edge[1:]].pop(0)
+            hosted[device.name].append(HostedSlice(key, family, edge[0]))
+    return {name: tuple(sorted(parts, key=lambda r: r.key)) for name, parts in hosted.items()}
+
+
+def _assign_configurations(
+    devices: Sequence[Device], wanted: Sequence[tuple[Configuration, int]]
+) -> list[Configuration]:
+    """One configuration per device, in the order of the devices."""
+    if len(wanted) == 1:
+        return [wanted[0][0]] * len(devices)
+    classes: dict[tuple[tuple[str, int, int], ...], list[int]] = defaultdict(list)
+    for index, device in enumerate(devices):
+        classes[device.layout].append(index)
+    graph = nx.DiGraph()
+    for i, (layout, members) in enumerate(classes.items()):
+        graph.add_node(("class", i), demand=-len(members))
+        for j, (configuration, _) in enumerate(wanted):
+            lost = len(layout) - _kept(layout, _best(devices[members[0]].type, layout, configuration))
+            graph.add_edge(("class", i), ("option", j), weight=lost, capacity=len(members))
+    for j, (_, number) in enumerate(wanted):
+        graph.add_node(("option", j), demand=number)
+    flow: Mapping[object, Mapping[object, int]] = nx.min_cost_flow(graph)
+    chosen: dict[int, Configuration] = {}
+    for i, members in enumerate(classes.values()):
+        waiting = iter(members)
+        for j, (configuration, _) in enumerate(wanted):
+            for _ in range(flow[("class", i)][("option", j)]):
+                chosen[next(waiting)] = configuration
+    return [chosen[index] for index in range(len(devices))]
+
+
+def _slices(device: Device, configuration: Configuration) -> list[SliceKey]:
+    placement = _best(device.type, device.layout, configuration)
+    return [SliceKey(device.name, name, start, size) for name, start, size in placement]
+
+
+def _best(kind: DeviceType, layout: Placement, configuration: Configuration) -> Placement:
+    """Of the legal placements of a multiset the one that keeps most of what stands; the first of equals."""
+    return max(placements_of(kind, configuration), key=lambda p: _kept(layout, p))
+
+
+def _kept(layout: Placement, placement: Placement) -> int:
+    return len(set(layout) & set(placement))

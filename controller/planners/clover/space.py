@@ -1,4 +1,4 @@
-"""The space of configurations: what is realisable, what is near, what is drawn at random.
+"""Space of configurations: what is realisable, what is near, what is drawn at random.
 
 Source: CLOVER section 4.2 (neighbours within a graph edit distance of 4; edges disabled where memory does not fit);
 its artifact, where every GPU takes the same partition and models ("standardised", also the paper's ORACLE).
@@ -6,7 +6,7 @@ Data: the devices of a pod by type, the variants of its family.
 Formulation: a `Setup` says how many devices take each configuration and which graph results; only such compositions
 are realisable. Standardised: the graph of one device per type, of which every device is a copy; its space is
 enumerated (1,282 graphs for four variants on an A100), and a neighbour is drawn from all within the distance: alike, or
-by how the known graphs near it keep the SLO (`promise`), as graphs that are near behave alike.
+by how the known graphs near it keep the SLO (`slo_chance`), as graphs that are near behave alike.
 Fleet graph: at most two devices take another configuration and at most two copies another variant, drawn at random
 and kept if the distance is within the threshold.
 Deviations: every slice hosts a copy, as in CLOVER; a configuration with a slice in which no variant fits is left out.
@@ -65,19 +65,21 @@ ARTIFACT_DROPS: Final = frozenset({10, 16, 17, 18})  # its partition codes 9, 15
 
 @dataclass(frozen=True)
 class Setup:
-    """How many devices take each configuration, and the graph; of one device per type where standardised."""
+    """Setup of a pod: how many devices take each configuration, and the graph; of one device per type where
+    standardised.
+    """
 
     layouts: Layouts
     graph: Graph
 
     @property
     def key(self) -> str:
-        """Of the graph: compositions with the same graph perform alike."""
+        """Key of the graph: compositions with the same graph perform alike."""
         return self.graph.key
 
 
-def numbered(kind: DeviceType, number: int) -> Configuration:
-    """The configuration of that number in CLOVER's Fig. 1 on this device type.
+def mig_configuration(kind: DeviceType, number: int) -> Configuration:
+    """MIG configuration of that number in CLOVER's Fig. 1 on this device type.
 
     Raises:
         InvalidInput: no such number, or the type is not cut like an A100.
@@ -96,24 +98,24 @@ def numbered(kind: DeviceType, number: int) -> Configuration:
 
 
 def partitions(kind: DeviceType, artifact: bool) -> tuple[Configuration, ...]:
-    """What a random partition is drawn from: position-aware placements, as x_p; the artifact leaves out duplicates."""
+    """Partitions to draw from: position-aware placements, as x_p; the artifact leaves out duplicates."""
     if artifact and len(placements(kind)) == len(FIG_1):
-        return tuple(numbered(kind, n) for n in FIG_1 if n not in ARTIFACT_DROPS)
+        return tuple(mig_configuration(kind, n) for n in FIG_1 if n not in ARTIFACT_DROPS)
     return tuple(
         Configuration(kind.name, tuple(sorted(Counter(name for name, _, _ in p).items()))) for p in placements(kind)
     )
 
 
 @cache
-def usable(kind: DeviceType, variants: tuple[Variant, ...]) -> Mapping[str, tuple[str, ...]]:
-    """By slice type, the variants whose edge is not disabled."""
+def fitting_variants(kind: DeviceType, variants: tuple[Variant, ...]) -> Mapping[str, tuple[str, ...]]:
+    """Variants by slice type whose edge is not disabled: they fit its memory."""
     return {s.name: tuple(v.name for v in variants if fits(s, v)) for s in kind.slice_types}
 
 
 @lru_cache(maxsize=64)
-def units(kind: DeviceType, variants: tuple[Variant, ...]) -> tuple[Setup, ...]:
-    """Every distinct graph of one device."""
-    allowed = usable(kind, variants)
+def unit_setups(kind: DeviceType, variants: tuple[Variant, ...]) -> tuple[Setup, ...]:
+    """Setups of one device: every distinct graph."""
+    allowed = fitting_variants(kind, variants)
     found = []
     for configuration in configurations(kind):
         choices = [
@@ -128,16 +130,16 @@ def units(kind: DeviceType, variants: tuple[Variant, ...]) -> tuple[Setup, ...]:
 
 @lru_cache(maxsize=64)
 def _by_key(kind: DeviceType, variants: tuple[Variant, ...]) -> Mapping[str, Setup]:
-    return {setup.key: setup for setup in units(kind, variants)}
+    return {setup.key: setup for setup in unit_setups(kind, variants)}
 
 
 @lru_cache(maxsize=64)
 def _matrix(kind: DeviceType, variants: tuple[Variant, ...]) -> tuple[npt.NDArray[np.int64], Mapping[Edge, int]]:
     """Weights of all unit graphs, one row each, and the column of each edge."""
-    allowed = usable(kind, variants)
+    allowed = fitting_variants(kind, variants)
     edges = {edge: i for i, edge in enumerate((v, kind.name, s) for s in allowed for v in allowed[s])}
-    rows = np.zeros((len(units(kind, variants)), max(1, len(edges))), dtype=np.int64)
-    for i, setup in enumerate(units(kind, variants)):
+    rows = np.zeros((len(unit_setups(kind, variants)), max(1, len(edges))), dtype=np.int64)
+    for i, setup in enumerate(unit_setups(kind, variants)):
         for edge, n in setup.graph.weights:
             rows[i, edges[edge]] = n
     return rows, edges
@@ -164,7 +166,7 @@ def distances(kind: DeviceType, variants: tuple[Variant, ...], graph: Graph, tim
 
 @dataclass(frozen=True)
 class Space:
-    """The configurations of a pod. `kinds`: its device types and how many devices there are of each, in order."""
+    """Space of configurations of a pod. `kinds`: its device types and how many devices there are of each, in order."""
 
     kinds: tuple[tuple[DeviceType, int], ...]
     variants: tuple[Variant, ...]
@@ -180,20 +182,20 @@ class Space:
 
     @property
     def devices(self) -> int:
-        """Devices of the pod."""
+        """Number of devices of the pod."""
         return sum(n for _, n in self.kinds)
 
     @property
     def size_key(self) -> str:
-        """What was measured holds for a pod of this size."""
+        """Key of the pod's size, for which measurements hold."""
         return ",".join(f"{n}x{kind.name}" for kind, n in self.kinds) + ("" if self.standardised else "/fleet")
 
     def units(self, kind: DeviceType) -> tuple[Setup, ...]:
-        """Every distinct graph of one device of that type."""
-        return units(kind, self.variants)
+        """Setups of one device of that type: every distinct graph."""
+        return unit_setups(kind, self.variants)
 
     def deployed(self, setup: Setup) -> Setup:
-        """What the whole pod takes."""
+        """Setup of the whole pod."""
         if not self.standardised:
             return setup
         number = {kind.name: n for kind, n in self.kinds}
@@ -201,12 +203,12 @@ class Space:
         return Setup(layouts, self.whole(setup.graph))
 
     def whole(self, graph: Graph) -> Graph:
-        """The graph of the whole pod."""
+        """Graph of the whole pod."""
         number = {kind.name: n for kind, n in self.kinds}
         return Graph.of({edge: n * number[edge[1]] for edge, n in graph.weights}) if self.standardised else graph
 
     def uniform(self, layout: Mapping[str, Configuration], variant: str) -> Setup:
-        """One configuration per device type and the same variant everywhere."""
+        """Setup of one configuration per device type and the same variant everywhere."""
         count = {kind.name: 1 if self.standardised else n for kind, n in self.kinds}
         layouts = tuple((layout[kind.name], count[kind.name]) for kind, _ in self.kinds)
         weights = {(variant, c.device_type, name): k * n for c, n in layouts for name, k in c.slices}
@@ -226,11 +228,13 @@ class Space:
                 return False
             for name, k in configuration.slices:
                 slices[(configuration.device_type, name)] += k * n
-        fitting = all(v in usable(kinds[k], self.variants)[s] for (v, k, s), _ in setup.graph.weights if k in kinds)
+        fitting = all(
+            v in fitting_variants(kinds[k], self.variants)[s] for (v, k, s), _ in setup.graph.weights if k in kinds
+        )
         return have == want and slices == setup.graph.slices() and fitting
 
     def all_setups(self, kind: DeviceType) -> Sequence[Setup]:
-        """What an exhaustive search goes through, per device type."""
+        """Setups that an exhaustive search goes through, per device type."""
         return self.units(kind)
 
     # ------------------------------------------------------------------------------------------------ neighbours
@@ -240,21 +244,21 @@ class Space:
         centre: Setup,
         rng: Generator,
         seen: Collection[str],
-        kept: Mapping[Graph, bool],
-        hunch: Callable[[Sequence[Graph]], npt.NDArray[np.float64]] | None = None,
+        slo_kept: Mapping[Graph, bool],
+        surrogate: Callable[[Sequence[Graph]], npt.NDArray[np.float64]] | None = None,
     ) -> Setup | None:
-        """One that is within the distance and not seen yet; None when there is none, or none is found.
+        """Neighbour within the distance that is not seen yet; None when there is none, or none is found.
 
-        `kept`: which known graphs keep the SLO. A standardised neighbour is drawn by how its nearest known ones do, and
-        by what the `hunch` says it may be worth.
+        `slo_kept`: which known graphs keep the SLO. A standardised neighbour is drawn by how its nearest known ones do,
+        and by what the `surrogate` says it may be worth.
         """
         if self.standardised and not self.artifact:
             near = [s for s in self.neighbourhood(centre) if s.key not in seen]
             if not near:
                 return None
-            chance = promise(near, kept)
-            if hunch is not None:
-                chance = chance * hunch([setup.graph for setup in near])
+            chance = slo_chance(near, slo_kept)
+            if surrogate is not None:
+                chance = chance * surrogate([setup.graph for setup in near])
             return near[int(rng.choice(len(near), p=chance / chance.sum()))]
         for _ in range(TRIES):
             drawn = self.random(rng) if self.standardised else self._edited(centre, rng)
@@ -263,7 +267,7 @@ class Space:
         return None
 
     def neighbourhood(self, centre: Setup) -> list[Setup]:
-        """All standardised setups within the distance, without the centre."""
+        """Neighbours: all standardised setups within the distance, without the centre."""
         per_kind = []
         for kind, _ in self.kinds:
             away = distances(kind, self.variants, centre.graph)
@@ -292,14 +296,14 @@ class Space:
             self._recut(weights, kind, old, new, rng)
         for _ in range(swaps):
             variant, name, shape = _drawn(weights, rng)
-            others = [v for v in usable(kinds[name], self.variants)[shape] if v != variant]
+            others = [v for v in fitting_variants(kinds[name], self.variants)[shape] if v != variant]
             if others:
                 weights[(variant, name, shape)] -= 1
                 weights[(others[int(rng.integers(len(others)))], name, shape)] += 1
         return Setup(tuple(sorted(((c, n) for c, n in layouts.items() if n), key=_order)), Graph.of(weights))
 
     def _hostable(self, kind: DeviceType, configuration: Configuration) -> bool:
-        return all(usable(kind, self.variants)[name] for name, _ in configuration.slices)
+        return all(fitting_variants(kind, self.variants)[name] for name, _ in configuration.slices)
 
     def _recut(
         self, weights: Counter[Edge], kind: DeviceType, old: Configuration, new: Configuration, rng: Generator
@@ -310,11 +314,11 @@ class Space:
             for _ in range(before[shape] - after[shape]):
                 weights[_drawn(Counter({e: n for e, n in weights.items() if e[1:] == (kind.name, shape)}), rng)] -= 1
             for _ in range(after[shape] - before[shape]):
-                names = usable(kind, self.variants)[shape]
+                names = fitting_variants(kind, self.variants)[shape]
                 weights[(names[int(rng.integers(len(names)))], kind.name, shape)] += 1
 
     def named(self, key: str) -> Setup | None:
-        """The standardised setup of a key; None for the fleet graph, whose composition a key does not tell."""
+        """Setup of a key, standardised; None for the fleet graph, whose composition a key does not tell."""
         if not self.standardised:
             return None
         parts = [_by_key(kind, self.variants) for kind, _ in self.kinds]
@@ -329,7 +333,7 @@ class Space:
     # ------------------------------------------------------------------------------------------------ at random
 
     def random(self, rng: Generator) -> Setup:
-        """A point of the raw space: a random partition x_p per GPU and a random variant x_v per slice.
+        """Random point of the raw space: a partition x_p per GPU and a variant x_v per slice.
 
         Standardised: one partition and one list of variants for all GPUs of a type, as in the artifact.
         """
@@ -337,7 +341,7 @@ class Space:
         weights: Counter[Edge] = Counter()
         for kind, number in self.kinds:
             options = [c for c in partitions(kind, self.artifact) if self._hostable(kind, c)]
-            allowed = usable(kind, self.variants)
+            allowed = fitting_variants(kind, self.variants)
             for _ in range(1 if self.standardised else number):
                 configuration = options[int(rng.integers(len(options)))]
                 layouts[configuration] += 1
@@ -347,20 +351,20 @@ class Space:
         return Setup(tuple(sorted(layouts.items(), key=_order)), Graph.of(weights))
 
 
-def promise(near: Sequence[Setup], kept: Mapping[Graph, bool]) -> npt.NDArray[np.float64]:
-    """Weights of drawing each: the share of the known graphs that keep the SLO, each by its edit distance.
+def slo_chance(near: Sequence[Setup], slo_kept: Mapping[Graph, bool]) -> npt.NDArray[np.float64]:
+    """Chance of each to keep the SLO, as weights: the share of the known graphs that do, each by its edit distance.
 
     The nearer the more it says (inverse square); an unknown at half a chance is added, so that all remain possible.
     Squared: rather one that keeps it than one that may.
     """
-    edges = sorted({edge for s in near for edge, _ in s.graph.weights} | {e for g in kept for e, _ in g.weights})
+    edges = sorted({edge for s in near for edge, _ in s.graph.weights} | {e for g in slo_kept for e, _ in g.weights})
     column = {edge: i for i, edge in enumerate(edges)}
-    rows = np.zeros((len(near) + len(kept), len(edges)))
-    for row, graph in enumerate([*(s.graph for s in near), *kept]):
+    rows = np.zeros((len(near) + len(slo_kept), len(edges)))
+    for row, graph in enumerate([*(s.graph for s in near), *slo_kept]):
         for edge, n in graph.weights:
             rows[row, column[edge]] = n
     good, total = np.full(len(near), 0.5 * UNKNOWN), np.full(len(near), UNKNOWN)
-    for row, keeps in zip(rows[len(near) :], kept.values(), strict=True):
+    for row, keeps in zip(rows[len(near) :], slo_kept.values(), strict=True):
         weight = 1.0 / np.maximum(1.0, np.abs(rows[: len(near)] - row).sum(axis=1)) ** 2
         total += weight
         good += weight * keeps

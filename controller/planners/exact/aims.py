@@ -1,4 +1,4 @@
-"""From an objective's mode to what the program optimises: a price of accuracy and a target, with the reason.
+"""Aim of the program by an objective's mode: a price of accuracy and a target, with the reason.
 
 budget: the window's dual over the frontier (`frontier.py`); instant: the floor at every instant; lambda: CLOVER Eq. 3.
 Intensity multiplies every joule of a zone alike. So `instant` does not depend on carbon at all, and says so.
@@ -23,7 +23,7 @@ from controller.planners.exact.frontier import (
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Group, Problem, value_lambda, weights_of
 from controller.planners.exact.reuse import Need, need_of
-from controller.planners.world import Task, World, setting
+from controller.planners.world import PlanningInput, Task, constant_for
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.units import J_PER_KWH
@@ -34,54 +34,54 @@ DEMAND_STEP: Final = 1.08  # the frontier is that of the demand rounded up to su
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What one family adds to the aim."""
+class FamilyAim:
+    """Aim of one family: value of accuracy [J], target of its mean, and why."""
 
     value_j: float
     target: float
     why: str
 
 
-def aim_of(world: World, problem: Problem, constants: Mapping[str, float]) -> tuple[Aim, dict[str, Wish]]:
-    """The aim of all families together."""
-    wishes = {t.family: _wish(world, problem, t, constants) for t in world.tasks}
+def aim_of(inputs: PlanningInput, problem: Problem, constants: Mapping[str, float]) -> tuple[Aim, dict[str, FamilyAim]]:
+    """Aim of all families together."""
+    family_aims = {t.family: _family_aim(inputs, problem, t, constants) for t in inputs.tasks}
     return (
-        Aim({f: w.value_j for f, w in wishes.items()}, {f: w.target for f, w in wishes.items()}),
-        wishes,
+        Aim({f: w.value_j for f, w in family_aims.items()}, {f: w.target for f, w in family_aims.items()}),
+        family_aims,
     )
 
 
 def mode_of(objective: Objective) -> ObjectiveMode:
-    """The mode; unset means budget."""
+    """Mode of an objective; unset means budget."""
     return objective.mode or ObjectiveMode.BUDGET
 
 
 def floor_of(task: Task, constants: Mapping[str, float]) -> float:
-    """The floor and its margin: accuracy is measured on a sample, and a mean on the floor misses by chance."""
-    return task.objective.min_accuracy + setting(task.objective, constants, "accuracy_margin")
+    """Floor of accuracy and its margin: accuracy is measured on a sample, and a mean on the floor misses by chance."""
+    return task.objective.min_accuracy + constant_for(task.objective, constants, "accuracy_margin")
 
 
-def _wish(world: World, problem: Problem, task: Task, constants: Mapping[str, float]) -> Wish:
+def _family_aim(inputs: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> FamilyAim:
     mode = mode_of(task.objective)
     if mode == ObjectiveMode.INSTANT:
         floor = floor_of(task, constants)
-        return Wish(0.0, floor, f"instant: accuracy >= {floor:.4f} at every instant, whatever the carbon")
+        return FamilyAim(0.0, floor, f"instant: accuracy >= {floor:.4f} at every instant, whatever the carbon")
     if mode == ObjectiveMode.LAMBDA:
-        return _lambda(world, task, constants)
+        return _lambda(inputs, task, constants)
     if mode == ObjectiveMode.BUDGET:
-        return _budget(world, problem, task, constants)
+        return _budget(inputs, problem, task, constants)
     raise InvalidInput("no such mode", field="objective.mode", value=int(mode), remedy="one of budget, instant, lambda")
 
 
-def _lambda(world: World, task: Task, constants: Mapping[str, float]) -> Wish:
+def _lambda(inputs: PlanningInput, task: Task, constants: Mapping[str, float]) -> FamilyAim:
     objective = task.objective
-    reference = base_reference(world, task, constants)
+    reference = base_reference(inputs, task, constants)
     base_j = objective.base_j_per_request or reference.joules_per_request
     base_intensity = objective.base_intensity_g_per_kwh or BASE_INTENSITY
-    intensity = max(weights_of(world)[1], INTENSITY_MIN)
+    intensity = max(weights_of(inputs)[1], INTENSITY_MIN)
     value = min(STEEP_J, value_lambda(task, intensity, base_j, reference.accuracy, base_intensity))
     where = "given" if objective.base_j_per_request else "BASE at this demand"
-    return Wish(
+    return FamilyAim(
         value,
         objective.hard_min_accuracy,
         f"lambda {objective.lambda_weight:g} against {base_j:.2f} J ({where}) at {base_intensity:.0f} g/kWh: "
@@ -89,18 +89,18 @@ def _lambda(world: World, task: Task, constants: Mapping[str, float]) -> Wish:
     )
 
 
-def _budget(world: World, problem: Problem, task: Task, constants: Mapping[str, float]) -> Wish:
-    objective, view = task.objective, world.view
+def _budget(inputs: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> FamilyAim:
+    objective, view = task.objective, inputs.view
     budget = next((b for b in view.budgets if b.family == task.family), None)
     rate = task.mean_per_s
     floor = floor_of(task, constants)
-    reaction_s = setting(objective, constants, "reaction_s")
+    reaction_s = constant_for(objective, constants, "reaction_s")
     required, left_s = required_mean(floor, budget, rate, objective.window_s, reaction_s)
     hull, hull_rate = _frontier(problem, task, constants)
     if not hull:
-        return Wish(0.0, objective.hard_min_accuracy, "")
+        return FamilyAim(0.0, objective.hard_min_accuracy, "")
     intervals, source = distribution(view, left_s, reaction_s)
-    intensity, ratio = _of_the_dirtiest(world)
+    intensity, ratio = _dirtiest_intensity(inputs)
     intervals = [(w, ci * ratio) for w, ci in intervals]
     found = price(hull, intervals, intensity, hull_rate, min(required, hull[-1].accuracy))
     value = min(STEEP_J, found.grams * J_PER_KWH / max(intensity, INTENSITY_MIN))
@@ -111,12 +111,12 @@ def _budget(world: World, problem: Problem, task: Task, constants: Mapping[str, 
         f"over the window{short}; price {found.grams * 1e3:.3f} mg per request and unit of accuracy ({source}), so "
         f">= {target:.4f} now"
     )
-    return Wish(value, target, why)
+    return FamilyAim(value, target, why)
 
 
-def _of_the_dirtiest(world: World) -> tuple[float, float]:
+def _dirtiest_intensity(inputs: PlanningInput) -> tuple[float, float]:
     """The intensity that watts are weighed with [g/kWh], over that of `carbon`: zones are taken to move together."""
-    most, here = weights_of(world)[1], world.view.carbon.intensity_g_per_kwh
+    most, here = weights_of(inputs)[1], inputs.view.carbon.intensity_g_per_kwh
     return (here, 1.0) if most == here else (most, most / max(here, INTENSITY_MIN))
 
 

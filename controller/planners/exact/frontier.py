@@ -1,4 +1,4 @@
-"""What accuracy costs, and the price of accuracy for a budget over a window.
+"""Frontier of cost over accuracy, and the price of accuracy for a budget over a window.
 
 Source: DESIGN section 4, mode budget. The window's problem is: over intervals i with weight w_i and intensity CI_i,
   min sum_i w_i CI_i P(A_i)   subject to   sum_i w_i A_i >= required mean,
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from controller.core.intensity import refusal
+from controller.core.intensity import forecast_refusal
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem
 from controller.planners.exact.search import estimate, solve
@@ -199,7 +199,7 @@ def _ahead(view: PlanView, left_s: float) -> tuple[list[tuple[float, float]], st
     forecast = view.carbon_forecast
     if forecast is None:
         return [], ""
-    why = refusal(forecast, view.carbon.series, view.now_s)
+    why = forecast_refusal(forecast, view.carbon.series, view.now_s)
     if why:
         return [], f", {why}"
     at_s, ends_s = max(view.now_s, view.carbon.ends_at_s), view.now_s + left_s

@@ -1,4 +1,4 @@
-"""Counts become devices and placements, keeping what runs.
+"""Mapping of counts to devices and placements, keeping what runs.
 
 Source: DESIGN section 4. Devices that look alike (type, zone, clock, state, slices) form one class, so that the network
 has as many nodes as there are classes and configurations, whatever the number of GPUs; inside a class the order of
@@ -22,7 +22,7 @@ import networkx as nx
 
 from controller.planners.columns import ClassKey, Column, class_of
 from controller.planners.exact.model import Group, Problem, Solution, wake_j
-from controller.planners.world import Device, Running
+from controller.planners.world import Device, HostedSlice
 from trefoil.core.common import Same
 from trefoil.core.device_types import Placement, placements, slice_type
 from trefoil.core.fleet import Configuration, DeviceType, SliceKey
@@ -46,18 +46,19 @@ class Moves:
 
     @property
     def any(self) -> bool:
+        """Whether anything is started, loaded, woken or put to sleep."""
         return bool(self.loads or self.starts or self.wakes or self.sleeps)
 
 
-def place(problem: Problem, solution: Solution) -> dict[str, tuple[Running, ...]]:
+def place(problem: Problem, solution: Solution) -> dict[str, tuple[HostedSlice, ...]]:
     """What every device ought to host; nothing = asleep."""
     return place_clocked(problem, solution)[0]
 
 
-def place_clocked(problem: Problem, solution: Solution) -> tuple[dict[str, tuple[Running, ...]], dict[str, int]]:
+def place_clocked(problem: Problem, solution: Solution) -> tuple[dict[str, tuple[HostedSlice, ...]], dict[str, int]]:
     """What every device ought to host (nothing = asleep), and the clocks [MHz] of those that leave the highest one."""
     columns = {c.key.model: c for c in problem.columns}
-    hosted: dict[str, list[Running]] = {d.name: [] for g in problem.groups for d in g.devices}
+    hosted: dict[str, list[HostedSlice]] = {d.name: [] for g in problem.groups for d in g.devices}
     clocks: dict[str, int] = {}
     slots: list[_Slot] = []
     left = dict(solution.slices)
@@ -83,7 +84,7 @@ def place_clocked(problem: Problem, solution: Solution) -> tuple[dict[str, tuple
 
 
 class Layout(NamedTuple):
-    """What a device is turned into."""
+    """Layout that a device is turned into."""
 
     option: Configuration
     clock_mhz: int
@@ -181,7 +182,7 @@ def _placement(kind: Same[DeviceType], layout: Placement, option: Configuration)
     return max(legal, key=lambda p: sum((n, s) in running for n, s, _ in p), default=())
 
 
-def _host(slots: Sequence[_Slot], left: dict[ClassKey, int], hosted: dict[str, list[Running]], awake: int) -> None:
+def _host(slots: Sequence[_Slot], left: dict[ClassKey, int], hosted: dict[str, list[HostedSlice]], awake: int) -> None:
     """Step 3: variants to slices. `left` counts what is still to place."""
     runs = {r.key: r for name in {s.device.name: s.device for s in slots}.values() for r in name.running}
     free: list[_Slot] = []
@@ -212,17 +213,19 @@ def _host(slots: Sequence[_Slot], left: dict[ClassKey, int], hosted: dict[str, l
                 continue
             left[key] -= 1
             used.add(at)
-            parts.append(Running(free[at].key, key.family, key.variant))
+            parts.append(HostedSlice(free[at].key, key.family, key.variant))
     _fill_empty([slot for at, slot in enumerate(free) if at not in used], slots, hosted, awake)
 
 
-def _fill_empty(free: Sequence[_Slot], slots: Sequence[_Slot], hosted: dict[str, list[Running]], awake: int) -> None:
+def _fill_empty(
+    free: Sequence[_Slot], slots: Sequence[_Slot], hosted: dict[str, list[HostedSlice]], awake: int
+) -> None:
     """Keep first may leave a planned device without work: give it one of a device that has several."""
     empty = awake - sum(1 for parts in hosted.values() if parts)
     if empty <= 0:
         return
     kinds = {slot.key: slot.kind for slot in slots}
-    donors: dict[tuple[str, str, int, str], list[tuple[str, Running]]] = defaultdict(list)
+    donors: dict[tuple[str, str, int, str], list[tuple[str, HostedSlice]]] = defaultdict(list)
     for name, parts in reversed(hosted.items()):
         if len(parts) > 1:
             for part in reversed(parts):
@@ -234,11 +237,11 @@ def _fill_empty(free: Sequence[_Slot], slots: Sequence[_Slot], hosted: dict[str,
             donor, part = givers.pop()
             if len(hosted[donor]) > 1:
                 hosted[donor].remove(part)
-                hosted[slot.device.name].append(Running(slot.key, part.family, part.variant))
+                hosted[slot.device.name].append(HostedSlice(slot.key, part.family, part.variant))
     _cut_anew(slots, hosted)
 
 
-def _cut_anew(slots: Sequence[_Slot], hosted: dict[str, list[Running]]) -> None:
+def _cut_anew(slots: Sequence[_Slot], hosted: dict[str, list[HostedSlice]]) -> None:
     """A device whose configuration offers nothing that anybody has two of takes a slice as another device has it."""
     idle = [device for device in {s.device.name: s.device for s in slots}.values() if not hosted[device.name]]
     if not idle:
@@ -252,11 +255,11 @@ def _cut_anew(slots: Sequence[_Slot], hosted: dict[str, list[Running]]) -> None:
                 part = parts.pop()
                 shape = slice_type(device.type, part.key.slice_type)
                 key = SliceKey(device.name, shape.name, shape.starts[0], shape.memory_slices)
-                hosted[device.name].append(Running(key, part.family, part.variant))
+                hosted[device.name].append(HostedSlice(key, part.family, part.variant))
                 break
 
 
-def moves(problem: Problem, hosted: Mapping[str, tuple[Running, ...]]) -> Moves:
+def moves(problem: Problem, hosted: Mapping[str, tuple[HostedSlice, ...]]) -> Moves:
     """What it takes to get from what runs to what ought to. A change of a clock is no move."""
     columns = {c.key.model: c for c in problem.columns}
     loads = starts = wakes = sleeps = 0

@@ -1,4 +1,4 @@
-"""A small mixed-integer program and the one place that calls the solver: one thread, fixed seed, bounded nodes."""
+"""Mixed-integer program (HiGHS) and the one place that calls the solver: one thread, fixed seed, bounded nodes."""
 
 import math
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What the default planner's program is about: devices, columns, demand, an aim, and the counts that answer it.
+"""Model of the default planner's program: devices, columns, demand, an aim, and the counts that answer it.
 
 Source: DESIGN section 4. MIG isolates slices, so that a plan's value depends on counts only. The program itself is
 `program.py`, the way to solve it `search.py`.
@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Final
 
 from controller.planners.columns import ClassKey, Column, class_of
-from controller.planners.world import Device, Task, World
+from controller.planners.world import Device, PlanningInput, Task
 from trefoil.core.device_types import configurations
 from trefoil.core.fleet import Configuration, DeviceState, DeviceType
 from trefoil.core.power import idle_w
@@ -23,7 +23,7 @@ WEIGHT_MIN: Final = 1e-3  # carbon-free power beside dirty power is cheap, not f
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """What stands on the devices of a group."""
+    """Census of what stands on the devices of a group."""
 
     models: Mapping[ClassKey, int]  # without clocks
     shapes: Mapping[str, int]
@@ -63,18 +63,18 @@ class Group:
 
     @property
     def number(self) -> int:
-        """How many devices."""
+        """Number of devices."""
         return len(self.devices) or self.size
 
     @property
     def place(self) -> tuple[str, str]:
-        """Type and zone: what devices have to share to serve one class."""
+        """Place, type and zone: what devices have to share to serve one class."""
         return self.type.name, self.zone
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Everything but the mode. `scale` lowers the rate of classes that failed the request-level check."""
+    """Problem without the mode. `scale` lowers the rate of classes that failed the request-level check."""
 
     groups: tuple[Group, ...]
     columns: tuple[Column, ...]
@@ -85,15 +85,16 @@ class Problem:
 
     @property
     def devices(self) -> tuple[Device, ...]:
+        """Devices of all groups."""
         return tuple(d for g in self.groups for d in g.devices)
 
     @property
     def number(self) -> int:
-        """How many devices."""
+        """Number of devices."""
         return sum(g.number for g in self.groups)
 
     def weight(self, zone: str) -> float:
-        """What a watt in a zone counts."""
+        """Weight of a watt in a zone."""
         return self.weights.get(zone, 1.0)
 
     def mean_share(self, family: str) -> float:
@@ -104,7 +105,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What to optimise, per family: the value of accuracy [J], a target for its mean, or shortage as last resort.
+    """Aim per family: the value of accuracy [J], a target for its mean, or shortage as last resort.
 
     `lack_j`: what each unit of accuracy below the target costs [J per request]; without it the target has to be met.
     """
@@ -135,14 +136,14 @@ class Solution:
     weighed_w: float = 0.0
 
     def clocked(self) -> Iterable[tuple[int, Configuration, int, int]]:
-        """(group index, configuration, clock, devices)."""
+        """Layouts with clocks: (group index, configuration, clock, devices)."""
         for (group, option, number), clock in zip_longest(self.layouts, self.clocks, fillvalue=0):  # type: ignore[misc]
             yield group, option, clock, number
 
 
-def weights_of(world: World) -> tuple[dict[str, float], float]:
+def weights_of(inputs: PlanningInput) -> tuple[dict[str, float], float]:
     """Per zone its intensity over the highest one, and that one [g/kWh]."""
-    found = {zone: max(0.0, world.intensity(zone)) for zone in {d.zone for d in world.devices} or {""}}
+    found = {zone: max(0.0, inputs.intensity(zone)) for zone in {d.zone for d in inputs.devices} or {""}}
     most = max(found.values())
     if most <= 0 or len(found) == 1:
         return dict.fromkeys(found, 1.0), most

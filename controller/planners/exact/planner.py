@@ -1,35 +1,39 @@
-"""The default planner, `exact`.
+"""Planner `exact`, the default: the steps from a view to a decision.
 
-Source: DESIGN section 4; docs/policies.md. The program is `model.py`, its aim `aims.py` and `frontier.py`, its check
-`verify.py`, the way to devices `mapping.py`, what happens when nothing fits `rescue.py`, the words `words.py`.
+Source: DESIGN section 4; docs/policies.md. The program is `model.py`, its aim `aims.py` and `frontier.py`, the way to
+devices `mapping.py`, what happens when nothing fits `relaxation.py`.
 Data: a `PlanView`. Decision: variants, MIG configurations, sleeping devices and shares, in one program.
 Formulation: aim -> solve -> check with the request-level kernel (a class that fails is scaled by 0.95, at most 4
 rounds) -> map to devices -> keep what runs, if the real price of moving exceeds what the move gains -> check that the
-rollout is possible, else solve again with configurations pinned.
+rollout is possible, else solve again with configurations pinned. The kernel serves every class on its own: the split
+by weight makes classes independent, and a small class would see too few requests of a common stream to judge a tail.
 Deviations: none. Pure: equal views give equal plans; the kernel draws from a seed of its own.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
 
-from numpy.random import Generator
+from numpy.random import Generator, default_rng
 
 from controller.planners.assemble import DEFAULTS, capacity_per_s, plan_of
-from controller.planners.columns import ClassKey, Column, columns
-from controller.planners.exact import rescue, together, words
-from controller.planners.exact.aims import Wish, aim_of
+from controller.planners.columns import ClassKey, Column, columns, gap_scv
+from controller.planners.exact.aims import FamilyAim, aim_of
 from controller.planners.exact.mapping import Moves, moves, place_clocked
 from controller.planners.exact.milp import Limits, WallLimitHit
 from controller.planners.exact.model import Aim, Problem, Solution, as_they_are, groups_of, pinned, weights_of
-from controller.planners.exact.reuse import answer, on_grid, refitted, standing, stepped
+from controller.planners.exact.relaxation import better_than_current, hard_minima, joint_targets, relaxed
+from controller.planners.exact.reuse import on_grid, refitted, rounded_demand, solve_or_reuse, standing
 from controller.planners.exact.search import solve
-from controller.planners.exact.verify import BACK_OFF, ROUNDS_MAX, failing, latency_ms_p95
-from controller.planners.uniform import pue_of
-from controller.planners.world import Running, Task, World, read
+from controller.planners.world import HostedSlice, PlanningInput, Task, constant_for, pue_of, read_view
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Expected, Plan
+from trefoil.core.queueing import ServerClass, ServiceTime, arrivals_s, serve_weighted
 from trefoil.core.units import grams
 
 CONSTANTS: Final[Mapping[str, float]] = {
@@ -42,22 +46,28 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "demand_step": 0.0,  # above 1: for long runs, plan demand rounded up to a power of it, and aims of a grid
     "clocks": 0.0,  # 1: clocks are planned too; 0: the highest, until they are controlled live
 }
+TOLERANCE: Final = 0.25  # of the allowed misses: what a sample of the kernel's size can say
+BACK_OFF: Final = 0.95
+ROUNDS_MAX: Final = 4
+SEED: Final = 20231112  # any: the kernel's sample has to be one sample
+SHARE_STEP: Final = 0.01  # of a family's traffic
+RATE_STEP: Final = 1.02
 
 Refusal = Callable[[PlanView, Plan], str]
 
 
 def any_rollout(_view: PlanView, _plan: Plan) -> str:
-    """No refusal: what a caller without a rollout check uses."""
+    """Refusal of nothing: what a caller without a rollout check uses."""
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A solution on devices, with what it costs to get there."""
+    """Draft of a plan: a solution on devices, with what it costs to get there."""
 
     problem: Problem
     solution: Solution
-    hosted: Mapping[str, tuple[Running, ...]]
+    hosted: Mapping[str, tuple[HostedSlice, ...]]
     moves: Moves
     clocks: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
@@ -65,7 +75,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class ExactPlanner:
-    """Stateless. `refuses(view, plan)` says why a plan cannot be rolled out, "" = it can."""
+    """Planner `exact`. Stateless. `refuses(view, plan)` says why a plan cannot be rolled out, "" = it can."""
 
     constants: Mapping[str, float] = field(default_factory=dict)
     refuses: Refusal = any_rollout
@@ -73,17 +83,17 @@ class ExactPlanner:
     recast: Callable[[Objective], Objective] = field(default=lambda objective: objective)
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """The best plan for this view, or what remains possible, by a named rung."""
+        """Plan the best for this view, or what remains possible, by a named rung."""
         constants = {**CONSTANTS, **self.constants}
         view = replace(view, objectives=tuple(self.recast(o) for o in view.objectives))
-        world = read(view, constants["rate_floor_per_s"], bool(constants["clocks"]))
+        inputs = read_view(view, constants["rate_floor_per_s"], bool(constants["clocks"]))
         next_at_s = _next_tick_s(view, constants)
-        if not world.tasks:
+        if not inputs.tasks:
             return Decision(
                 None, f"{self.name}: no family has an objective", next_at_s, "no_plan: no family has an objective"
             )
         try:
-            return self._decide(world, constants, next_at_s)
+            return self._decide(inputs, constants, next_at_s)
         except WallLimitHit as hit:
             return Decision(
                 None,
@@ -92,58 +102,58 @@ class ExactPlanner:
                 "wall_limit",
             )
 
-    def _decide(self, world: World, constants: Mapping[str, float], next_at_s: float) -> Decision:
+    def _decide(self, inputs: PlanningInput, constants: Mapping[str, float], next_at_s: float) -> Decision:
         draft, degraded = None, ""
         if constants["demand_step"] > 1:
-            coarse = replace(world, tasks=stepped(world.tasks, constants["demand_step"]))
-            problem, fine, wishes = _posed(coarse, constants)
+            coarse = replace(inputs, tasks=rounded_demand(inputs.tasks, constants["demand_step"]))
+            problem, fine, family_aims = _posed_problem(coarse, constants)
             for up in (True, False):  # at the top of what can be reached there is no higher target
                 aim = on_grid(problem, fine, up)
                 draft = self._draft(coarse, problem, aim, constants)
                 if draft is not None:
-                    world = coarse
+                    inputs = coarse
                     break
         if draft is None:
-            problem, aim, wishes = _posed(world, constants)
-            draft = self._draft(world, problem, aim, constants)
-        if draft is None and (eased := together.reachable(world, problem, aim, wishes, constants)):
-            aim, wishes = eased
-            draft = self._draft(world, problem, aim, constants)
+            problem, aim, family_aims = _posed_problem(inputs, constants)
+            draft = self._draft(inputs, problem, aim, constants)
+        if draft is None and (eased := joint_targets(inputs, problem, aim, family_aims, constants)):
+            aim, family_aims = eased
+            draft = self._draft(inputs, problem, aim, constants)
         if draft is None:
-            problem, aim, degraded = rescue.relaxed(world, problem, together.needed(world, aim), constants)
-            if not rescue.better_than_current(world, problem, aim, constants):
+            problem, aim, degraded = relaxed(inputs, problem, hard_minima(inputs, aim), constants)
+            if not better_than_current(inputs, problem, aim, constants):
                 why = f"{self.name}: {degraded}; keeps the plan"
                 return Decision(None, why, next_at_s, f"kept_last_plan: {degraded}")
-            draft = self._draft(world, problem, aim, constants)
+            draft = self._draft(inputs, problem, aim, constants)
             if draft is None or not draft.solution.slices:
                 why = f"{self.name}: {degraded}; there is nothing to plan with"
                 return Decision(None, why, next_at_s, f"no_plan: {degraded}")
-        plan, refusal = self._possible(world, draft, aim, wishes, constants, degraded)
+        plan, refusal = self._plan_with_rollout(inputs, draft, aim, family_aims, constants, degraded)
         if plan is None:
             why = f"{self.name}: no rollout leads to a plan: {refusal}; keeps the plan"
             return Decision(None, why, next_at_s, f"no_rollout: {refusal}")
         return Decision(plan, plan.why, next_at_s, degraded)
 
-    def _draft(self, world: World, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
+    def _draft(self, inputs: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
         """Solve, check and map; keep what runs where moving does not pay."""
-        solution, problem, note = _checked(problem, aim, constants)
+        solution, problem, note = _solved_and_checked(problem, aim, constants)
         if solution is None:
             return None
         hosted, clocks = place_clocked(problem, solution)
         needed = moves(problem, hosted)
         draft = Draft(problem, solution, hosted, needed, clocks, note)
-        if needed.any and not world.nothing_runs:
-            stay = stayed(problem, aim, constants)
+        if needed.any and not inputs.nothing_runs:
+            stay = staying_draft(problem, aim, constants)
             if stay is not None and _score(stay, aim) <= _score(draft, aim) + 1e-9:
                 return stay
         return draft
 
-    def _possible(
+    def _plan_with_rollout(
         self,
-        world: World,
+        inputs: PlanningInput,
         draft: Draft,
         aim: Aim,
-        wishes: Mapping[str, Wish],
+        family_aims: Mapping[str, FamilyAim],
         constants: Mapping[str, float],
         degraded: str,
     ) -> tuple[Plan | None, str]:
@@ -153,32 +163,32 @@ class ExactPlanner:
             found: Draft | None = draft
             if attempt == "pinned":
                 narrowed = replace(draft.problem, groups=pinned(draft.problem.groups))
-                found = self._draft(world, narrowed, aim, constants)
+                found = self._draft(inputs, narrowed, aim, constants)
             elif attempt == "stay":
-                found = stayed(draft.problem, aim, constants)
+                found = staying_draft(draft.problem, aim, constants)
             if found is None:
                 continue
             if attempt != "free":
                 found = replace(found, note=f"{found.note}; configurations stay, because {refusal}")
-            plan = self._assembled(world, found, wishes, constants, degraded)
-            reason = self.refuses(world.view, plan) if found.moves.any else ""
+            plan = self._assembled_plan(inputs, found, family_aims, constants, degraded)
+            reason = self.refuses(inputs.view, plan) if found.moves.any else ""
             if not reason:
                 return plan, ""
             refusal = refusal or reason
         return None, refusal
 
-    def _assembled(
+    def _assembled_plan(
         self,
-        world: World,
+        inputs: PlanningInput,
         draft: Draft,
-        wishes: Mapping[str, Wish],
+        family_aims: Mapping[str, FamilyAim],
         constants: Mapping[str, float],
         degraded: str,
     ) -> Plan:
-        expected = {t.family: _expected(world, draft, t, constants) for t in world.tasks}
-        why = words.why(self.name, world, draft.solution, draft.moves, wishes, expected, degraded, draft.note)
+        expected = {t.family: _expected(inputs, draft, t, constants) for t in inputs.tasks}
+        why = explanation(self.name, inputs, draft.solution, draft.moves, family_aims, expected, degraded, draft.note)
         return plan_of(
-            world,
+            inputs,
             self.name,
             draft.hosted,
             draft.solution.traffic,
@@ -192,28 +202,30 @@ class ExactPlanner:
         )
 
 
-def _posed(world: World, constants: Mapping[str, float]) -> tuple[Problem, Aim, dict[str, Wish]]:
+def _posed_problem(inputs: PlanningInput, constants: Mapping[str, float]) -> tuple[Problem, Aim, dict[str, FamilyAim]]:
     """The program of a view and its aim."""
-    found = tuple(c for t in world.tasks for c in columns(world.view.catalog, t, world.devices, constants))
-    groups, (weights, _) = groups_of(world.devices, found), weights_of(world)
-    problem = Problem(groups, found, world.tasks, world.view.move_horizon_s, weights=weights)
-    return problem, *aim_of(world, problem, constants)
+    found = tuple(c for t in inputs.tasks for c in columns(inputs.view.catalog, t, inputs.devices, constants))
+    groups, (weights, _) = groups_of(inputs.devices, found), weights_of(inputs)
+    problem = Problem(groups, found, inputs.tasks, inputs.view.move_horizon_s, weights=weights)
+    return problem, *aim_of(inputs, problem, constants)
 
 
-def _checked(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> tuple[Solution | None, Problem, str]:
+def _solved_and_checked(
+    problem: Problem, aim: Aim, constants: Mapping[str, float]
+) -> tuple[Solution | None, Problem, str]:
     """Solve and let the kernel check, at most `ROUNDS_MAX` rounds."""
     limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
     late: dict[ClassKey, float] = {}
     ladder = constants["demand_step"] > 1
-    solution = answer(problem, aim, limits, ladder)
+    solution = solve_or_reuse(problem, aim, limits, ladder)
     for _ in range(ROUNDS_MAX):
         if solution is None or aim.shortage_allowed:
             break
-        late = failing(solution, problem.columns, problem.tasks, constants, problem.scale)
+        late = classes_missing_slo(solution, problem.columns, problem.tasks, constants, problem.scale)
         if not late:
             break
         scale = {**problem.scale, **{k: problem.scale.get(k, 1.0) * BACK_OFF for k in late}}
-        tighter = answer(replace(problem, scale=scale), aim, limits, ladder)
+        tighter = solve_or_reuse(replace(problem, scale=scale), aim, limits, ladder)
         if tighter is None:  # the fleet has no more: the plan stands at the scale that it was solved at, with a note
             break
         solution, problem = tighter, replace(problem, scale=scale)
@@ -223,8 +235,8 @@ def _checked(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> tupl
     return solution, problem, f"; {note}" if note else ""
 
 
-def stayed(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
-    """What runs now, with the best shares; None when it cannot meet the aim."""
+def staying_draft(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
+    """Draft of what runs now, with the best shares; None when it cannot meet the aim."""
     whole = not aim.shortage_allowed and not any(g.must_stay for g in problem.groups)
     before = standing(problem) if whole else None
     if before is not None:
@@ -249,13 +261,13 @@ def _score(draft: Draft, aim: Aim) -> float:
     return draft.solution.weighed_w - gained + (draft.moves.weighed_j / horizon if horizon > 0 else 0.0)
 
 
-def _expected(world: World, draft: Draft, task: Task, constants: Mapping[str, float]) -> Expected:
+def _expected(inputs: PlanningInput, draft: Draft, task: Task, constants: Mapping[str, float]) -> Expected:
     solution, mine = draft.solution, [c for c in draft.problem.columns if c.family == task.family]
     rate = task.mean_per_s
     scaled = tuple(_slowed(c, draft.problem.scale.get(c.key, 1.0)) for c in mine)
     watts, weighed = family_power_w(draft.problem, solution, task)
     return Expected(
-        grams_per_request=grams(weighed / rate, weights_of(world)[1], pue_of(world.view, task)),
+        grams_per_request=grams(weighed / rate, weights_of(inputs)[1], pue_of(inputs.view, task)),
         joules_per_request=watts / rate,
         latency_ms_p95=latency_ms_p95(solution, mine, task, constants),
         accuracy=solution.accuracy[task.family],
@@ -286,3 +298,147 @@ def _next_tick_s(view: PlanView, constants: Mapping[str, float]) -> float:
     later = view.now_s + constants["tick_s"]
     ends = view.carbon.ends_at_s
     return min(later, ends) if ends > view.now_s else later
+
+
+def explanation(
+    planner: str,
+    inputs: PlanningInput,
+    solution: Solution,
+    moved: Moves,
+    family_aims: Mapping[str, FamilyAim],
+    expected: Mapping[str, Expected],
+    degraded: str,
+    note: str,
+) -> str:
+    """Reason of a decision in words and numbers: carbon, demand, the mix, its cost against now, price, moves."""
+    carbon = inputs.view.carbon
+    awake = sum(n for _, _, n in solution.layouts)
+    parts = [f"{planner} ({inputs.view.trigger}): {carbon.intensity_g_per_kwh:.0f} g/kWh"]
+    for task in inputs.tasks:
+        e, family_aim = expected[task.family], family_aims[task.family]
+        parts.append(
+            f"{task.family}: {task.mean_per_s:.1f}/s (plan for {task.demand.rate_p90_per_s:.1f}/s): "
+            f"{_mix(solution, task.family)}; accuracy {e.accuracy:.4f}, p95 {e.latency_ms_p95:.0f} ms of "
+            f"{task.objective.slo_ms:.0f} ms, {e.joules_per_request:.2f} J and {e.grams_per_request * 1e3:.3f} mg a "
+            f"request{_against(inputs, task.family, e)}"
+        )
+        if family_aim.why:
+            parts.append(family_aim.why)
+    parts.append(f"{awake} of {len(inputs.devices)} GPUs awake{_lost(inputs)}")
+    parts.append(_moves(moved, inputs.view.move_horizon_s) + note)
+    if degraded:
+        parts.append(f"degraded: {degraded}")
+    return "; ".join(parts)
+
+
+def _mix(solution: Solution, family: str) -> str:
+    total = sum(r for k, r in solution.traffic.items() if k[0] == family)
+    shares: dict[str, float] = defaultdict(float)
+    where: dict[str, list[str]] = defaultdict(list)
+    for key in sorted(solution.traffic):
+        if key[0] == family and total > 0:
+            shares[key[3]] += solution.traffic[key] / total
+            where[key[3]].append(f"{solution.slices[key]}x{key[2]}")
+    return ", ".join(f"{v} {shares[v]:.1%} on {'+'.join(where[v])}" for v in sorted(shares, key=lambda v: -shares[v]))
+
+
+def _against(inputs: PlanningInput, family: str, e: Expected) -> str:
+    measured = next((m for m in inputs.view.measured if m.family == family), None)
+    if measured is not None and measured.grams_per_request:
+        return f" (measured now {measured.grams_per_request * 1e3:.3f} mg)"
+    current = inputs.view.current.expected.get(family) if inputs.view.current else None
+    if current is not None and current.joules_per_request > 0:
+        change = e.joules_per_request / current.joules_per_request - 1
+        return f" ({change:+.1%} joules against the plan in force)"
+    return ""
+
+
+def _lost(inputs: PlanningInput) -> str:
+    stale = f", silent: {', '.join(inputs.view.fleet.stale)}" if inputs.view.fleet.stale else ""
+    lost = f", {len(inputs.lost)} lost or out of service" if inputs.lost else ""
+    left = (
+        f", left out: {'; '.join(f'{name} ({why})' for name, why in inputs.unplannable)}" if inputs.unplannable else ""
+    )
+    return lost + left + stale
+
+
+def _moves(moved: Moves, horizon_s: float) -> str:
+    if not moved.any:
+        return "nothing moves, only shares" if horizon_s >= 0 else ""
+    words = [
+        f"{number} {name if number == 1 else name + 's'}"
+        for number, name in (
+            (moved.starts, "slice start"),
+            (moved.loads, "model load"),
+            (moved.wakes, "wake-up"),
+            (moved.sleeps, "sleep"),
+        )
+        if number
+    ]
+    return f"moves: {', '.join(words)} for {moved.energy_j:.0f} J, to pay back in {horizon_s:.0f} s"
+
+
+def classes_missing_slo(
+    solution: Solution,
+    columns: Sequence[Column],
+    tasks: Sequence[Task],
+    constants: Mapping[str, float],
+    scale: Mapping[ClassKey, float] = MappingProxyType({}),
+) -> dict[ClassKey, float]:
+    """Classes that miss the SLO too often, with their attainment.
+
+    A pool is tried at its capacity first: what it keeps there it keeps at any rate below, and the answer is known from
+    the last decision with a pool of that size.
+    """
+    found = {}
+    requests = int(constants["kernel_requests"])
+    for task in tasks:
+        limit_ms = task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms")
+        allowed = (1 - task.objective.slo_quantile) * (1 + TOLERANCE)
+        for column in columns:
+            rate = solution.traffic.get(column.key, 0.0)
+            if column.family != task.family or rate <= 0:
+                continue
+            number = solution.slices[column.key]
+            full = column.rate_per_slice(number) * number * scale.get(column.key, 1.0)
+            trial = (number, column.service, gap_scv(task), requests, limit_ms)
+            if full >= rate and 1 - _attained(full, *trial) <= allowed:
+                continue
+            attained = _attained(rate, *trial)
+            if 1 - attained > allowed:
+                found[column.key] = attained
+    return found
+
+
+@lru_cache(maxsize=8192)
+def _attained(rate: float, number: int, service: ServiceTime, scv: float, requests: int, limit_ms: float) -> float:
+    """Attainment of one pool: the same draws for the same question, so that it has one answer."""
+    rng = default_rng(SEED)
+    return serve_weighted((ServerClass(number, service),), arrivals_s(rate, scv, requests, rng), rng).attainment(
+        limit_ms
+    )
+
+
+def latency_ms_p95(solution: Solution, columns: Sequence[Column], task: Task, constants: Mapping[str, float]) -> float:
+    """Latency that clients will see at the mean rate, transport included [ms]; shares and rates rounded in steps."""
+    mine = [c for c in columns if c.family == task.family and solution.traffic.get(c.key, 0.0) > 0]
+    if not mine:
+        return 0.0
+    total = sum(solution.traffic[c.key] for c in mine)
+    pools = tuple(
+        ServerClass(solution.slices[c.key], c.service, max(SHARE_STEP, _step(solution.traffic[c.key] / total)))
+        for c in mine
+    )
+    rate = RATE_STEP ** round(math.log(task.mean_per_s, RATE_STEP))
+    seen_ms = _seen_ms(pools, rate, gap_scv(task), int(constants["kernel_requests"]))
+    return seen_ms + constant_for(task.objective, constants, "overhead_ms")
+
+
+def _step(share: float) -> float:
+    return round(share / SHARE_STEP) * SHARE_STEP
+
+
+@lru_cache(maxsize=8192)
+def _seen_ms(pools: tuple[ServerClass, ...], rate: float, scv: float, requests: int) -> float:
+    rng = default_rng(SEED)
+    return serve_weighted(pools, arrivals_s(rate, scv, requests, rng), rng).quantile_ms(0.95)

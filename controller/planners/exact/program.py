@@ -1,4 +1,4 @@
-"""The counts of a plan as a mixed-integer program.
+"""Mixed-integer program of a plan's counts.
 
 Source: DESIGN section 4. Data, aim and answer: `model.py`. A place is a device type in a zone; a slot is a slice type
 of a place at a clock.
@@ -45,7 +45,7 @@ def place_of(key: ClassKey) -> Place:
 
 
 def slot_of(key: ClassKey) -> Slot:
-    """Which slices a class can have."""
+    """Slot of a class: which slices it can have."""
     return key.device_type, key.zone, key.slice_type, key.clock_mhz
 
 
@@ -86,7 +86,7 @@ class Builder:
     _best: dict[str, float] = field(default_factory=dict)
 
     def build(self) -> "Builder":
-        """Fill the program."""
+        """Build the program: variables, constraints, objective."""
         only = self.shape.columns
         self.columns = [c for c in self.problem.columns if only is None or c.key in only]
         self._tasks = {t.family: t for t in self.problem.tasks}

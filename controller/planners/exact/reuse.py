@@ -1,4 +1,4 @@
-"""Answers that need no new search: a program that was solved before, or one between programs that were.
+"""Reuse of solutions: a program that was solved before, or one between programs that were, needs no new search.
 
 Source: linear programming folklore. For a fixed fleet and demand, f(v, t) = the least cost at a price of accuracy v and
 a target t is concave in v (a minimum of straight lines) and never falls with t. So on a grid of prices and targets,
@@ -7,6 +7,10 @@ plan beats, whatever runs now.
 Data: `Problem`, `Aim` of one family. Decision: counts. Formulation: the plans of the grid points around an aim, their
 traffic split anew for this very aim, with the moves that they take; the best of them is the answer if it is proven to
 lie within `within` of the bound; else the program is solved.
+`split` is the program of `program.py` with its integers fixed: one linear program per family with one coupling
+constraint, min sum cost_k r_k subject to sum r_k = demand, sum (accuracy_k - floor) r_k >= 0, 0 <= r_k <= capacity_k,
+solved by its multiplier: at the smallest price of accuracy at which filling classes by cost less price times accuracy
+meets the floor, the two fillings of equal price that lie below and above it are mixed to meet it exactly.
 Everything remembered is a function of its key alone, so that a decision does not depend on those before it.
 Deviations: only for one family on many devices (`DEVICES_MIN`): there a search takes longer than the grid saves.
 """
@@ -16,13 +20,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from itertools import combinations
+from typing import Final, NamedTuple
 
 from controller.planners.columns import ClassKey, Column, class_of
 from controller.planners.exact.milp import Limits
-from controller.planners.exact.model import Aim, Census, Group, Problem, Solution, judged, layouts_of
+from controller.planners.exact.model import Aim, Census, Group, Problem, Solution, awake_w, judged, layouts_of, wake_j
+from controller.planners.exact.program import TIE_J
 from controller.planners.exact.search import solve
-from controller.planners.exact.shares import Share, fixed_w, split
 from controller.planners.world import Task
 from trefoil.core.demand import Demand
 from trefoil.core.objective import Objective, ObjectiveMode
@@ -36,11 +41,12 @@ RUNGS_MAX: Final = 4
 DEVICES_MAX: Final = 64  # beyond it a search is short of a proof itself
 WITHIN: Final = 2.0  # times the gap that a search stops at
 SLACK_W: Final = 1e-9
+FEASIBLE: Final = 1e-9  # relative
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a program depends on of one family; hashable, unlike an objective with its `params`."""
+    """Need of one family that a program depends on; hashable, unlike an objective with its `params`."""
 
     family: str
     rate_per_s: float
@@ -50,7 +56,7 @@ class Need:
     spread_min: int
 
     def task(self) -> Task:
-        """A task that asks for exactly this."""
+        """Task that asks for exactly this."""
         objective = Objective(
             self.family,
             hard_min_accuracy=self.hard_min_accuracy,
@@ -61,13 +67,13 @@ class Need:
 
 
 def need_of(task: Task) -> Need:
-    """The need of a task."""
+    """Need of a task."""
     o, d = task.objective, task.demand
     return Need(task.family, task.mean_per_s, d.rate_p90_per_s, o.hard_min_accuracy, o.replicas_min, o.spread_min)
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
+class _ProblemValue:
     """A `Problem` by value, without the names of its devices; groups with what stands on them."""
 
     groups: tuple[tuple[Group, tuple[tuple[object, ...], ...]], ...]
@@ -78,7 +84,7 @@ class _Key:
     weights: tuple[tuple[str, float], ...]
 
 
-class _Asked:
+class _ProblemKey:
     """A problem under its key: what a memo is asked with."""
 
     __slots__ = ("_hash", "key", "problem")
@@ -91,7 +97,7 @@ class _Asked:
                 object.__setattr__(bare, "census", g.census)
             groups.append(bare)
         self.problem = replace(problem, groups=tuple(groups), horizon_s=problem.horizon_s if moves else 0.0)
-        self.key = _Key(
+        self.key = _ProblemValue(
             tuple((g, _counted(g.census)) for g in groups),
             problem.columns,
             tuple(need_of(t) for t in problem.tasks),
@@ -105,7 +111,7 @@ class _Asked:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and (self is other or self.key == other.key)
+        return isinstance(other, _ProblemKey) and (self is other or self.key == other.key)
 
 
 def _counted(census: Census) -> tuple[tuple[object, ...], ...]:
@@ -115,7 +121,7 @@ def _counted(census: Census) -> tuple[tuple[object, ...], ...]:
 
 @lru_cache(maxsize=4096)
 def _solved(
-    asked: _Asked,
+    asked: _ProblemKey,
     values: tuple[tuple[str, float], ...],
     targets: tuple[tuple[str, float], ...],
     shortage: bool,
@@ -124,15 +130,15 @@ def _solved(
     return solve(asked.problem, Aim(dict(values), dict(targets), shortage), limits)
 
 
-def answer(problem: Problem, aim: Aim, limits: Limits, ladder: bool = False) -> Solution | None:
-    """What `solve` finds, or a plan that is proven to be nearly as good; None when the constraints leave no plan.
+def solve_or_reuse(problem: Problem, aim: Aim, limits: Limits, ladder: bool = False) -> Solution | None:
+    """Solution as `solve` finds it, or a plan proven to be nearly as good; None when the constraints leave no plan.
 
     `ladder`: many aims of the grid follow, so that what answers several of them is worth looking for.
 
     Raises:
         WallLimitHit: see `Program.solve`.
     """
-    if not aim.shortage_allowed and any(_beyond(problem, aim, t) for t in problem.tasks):
+    if not aim.shortage_allowed and any(_out_of_reach(problem, aim, t) for t in problem.tasks):
         return None
     few = DEVICES_MIN <= problem.number <= DEVICES_MAX and len(problem.tasks) == 1 and not aim.shortage_allowed
     if few and aim.moves and not any(g.must_stay for g in problem.groups):
@@ -142,10 +148,10 @@ def answer(problem: Problem, aim: Aim, limits: Limits, ladder: bool = False) -> 
     values, targets = tuple(sorted(aim.value_j.items())), tuple(sorted(aim.target.items()))
     if not aim.moves:
         return solve(problem, aim, limits)
-    return _solved(_Asked(problem, True), values, targets, aim.shortage_allowed, limits)
+    return _solved(_ProblemKey(problem, True), values, targets, aim.shortage_allowed, limits)
 
 
-def _beyond(problem: Problem, aim: Aim, task: Task) -> bool:
+def _out_of_reach(problem: Problem, aim: Aim, task: Task) -> bool:
     """Whether a target that has to be met is above the most accurate class."""
     best = max((c.accuracy for c in problem.columns if c.family == task.family), default=0.0)
     return task.family not in aim.lack_j and aim.target.get(task.family, 0.0) > best + BEYOND
@@ -155,11 +161,11 @@ def _proven(problem: Problem, aim: Aim, limits: Limits, ladder: bool) -> Solutio
     """The best plan of the grid points around an aim, or what stands, if it is proven to be good enough."""
     family = problem.tasks[0].family
     v, t = aim.value_j.get(family, 0.0), aim.target.get(family, 0.0)
-    asked, tight = _Asked(problem, False), Limits(limits.nodes, limits.gap / 2)
-    prices, (low, high) = _around(v), _between(t)
+    asked, tight = _ProblemKey(problem, False), Limits(limits.nodes, limits.gap / 2)
+    prices, (low, high) = _prices_around(v), _targets_around(t)
     part = (v - prices[0]) / (prices[1] - prices[0]) if prices[1] > prices[0] else 0.0
     best: Solution | None = None
-    for target in _ladder(asked, family, prices[0], low, tight) if ladder and prices[0] == prices[1] else (low,):
+    for target in _target_ladder(asked, family, prices[0], low, tight) if ladder and prices[0] == prices[1] else (low,):
         lows = [_solved(asked, ((family, at),), ((family, target),), False, tight) for at in dict.fromkeys(prices)]
         if None in lows:  # not even the lower target can be met
             return None
@@ -175,27 +181,27 @@ def _proven(problem: Problem, aim: Aim, limits: Limits, ladder: bool) -> Solutio
     return None
 
 
-def _ladder(asked: _Asked, family: str, value: float, target: float, limits: Limits) -> Iterator[float]:
+def _target_ladder(asked: _ProblemKey, family: str, value: float, target: float, limits: Limits) -> Iterator[float]:
     """Lower targets, then the target itself, while none of their plans is an answer.
 
     The best plan for a target often reaches more, and is then the best for every target up to there: where many targets
     are asked for, few plans answer them. A rung depends on the rungs below it and on nothing that was asked before.
     """
-    rung = _between(target, RUNG_STEPS)[0]
+    rung = _targets_around(target, RUNG_STEPS)[0]
     for _ in range(RUNGS_MAX):
         if rung >= target - TARGET_STEP / 2:
             break
         yield rung
         found = _solved(asked, ((family, value),), ((family, rung),), False, limits)
         reached = found.accuracy[family] if found is not None else target
-        rung = _between(max(reached, rung + TARGET_STEP))[1]
+        rung = _targets_around(max(reached, rung + TARGET_STEP))[1]
     yield target
 
 
 def _candidates(
     problem: Problem,
     lows: Sequence[Solution | None],
-    asked: _Asked,
+    asked: _ProblemKey,
     family: str,
     prices: Sequence[float],
     target: float,
@@ -212,7 +218,7 @@ def _candidates(
             yield high
 
 
-def _around(value: float) -> tuple[float, float]:
+def _prices_around(value: float) -> tuple[float, float]:
     """The grid's prices below and above one."""
     if value <= 0:
         return 0.0, 0.0
@@ -221,7 +227,7 @@ def _around(value: float) -> tuple[float, float]:
     return (low, low) if abs(value - low) < 1e-9 * low else (low, float(PRICE_STEP ** (step + 1)))
 
 
-def _between(target: float, steps: int = 1) -> tuple[float, float]:
+def _targets_around(target: float, steps: int = 1) -> tuple[float, float]:
     """The grid's targets below and above one, on every so many steps of it."""
     step = math.floor(target / TARGET_STEP / steps + 1e-9) * steps
     low = step * TARGET_STEP
@@ -236,16 +242,16 @@ def on_grid(problem: Problem, aim: Aim, up: bool) -> Aim:
         value, target = aim.value_j.get(task.family, 0.0), aim.target.get(task.family, 0.0)
         prices[task.family] = PRICE_STEP ** (2 * round(math.log(value, PRICE_STEP) / 2)) if value > 0 else 0.0
         floating = up or task.objective.mode in (ObjectiveMode.UNSPECIFIED, ObjectiveMode.BUDGET)
-        targets[task.family] = _between(target)[up] if floating else target
+        targets[task.family] = _targets_around(target)[up] if floating else target
     return replace(aim, value_j=prices, target=targets)
 
 
-def stepped(tasks: Sequence[Task], step: float) -> tuple[Task, ...]:
+def rounded_demand(tasks: Sequence[Task], step: float) -> tuple[Task, ...]:
     """Tasks whose demand is rounded up to a power of `step`."""
-    return tuple(replace(t, demand=_stepped(t.demand, step)) for t in tasks)
+    return tuple(replace(t, demand=_rounded_demand(t.demand, step)) for t in tasks)
 
 
-def _stepped(demand: Demand, step: float) -> Demand:
+def _rounded_demand(demand: Demand, step: float) -> Demand:
     def up(rate_per_s: float) -> float:
         return step ** math.ceil(math.log(rate_per_s, step) - 1e-9) if rate_per_s > 0 else rate_per_s
 
@@ -259,7 +265,7 @@ def _stepped(demand: Demand, step: float) -> Demand:
 
 
 def standing(problem: Problem) -> Solution | None:
-    """What stands as counts; None when it does not meet replicas and spread, or has no operating point."""
+    """Solution of what stands; None when it does not meet replicas and spread, or has no operating point."""
     columns = {c.key for c in problem.columns}
     slices = Counter(class_of(d, r) for d in problem.devices for r in d.running)
     layouts = [(i, option, n) for i, g in enumerate(problem.groups) for option, n in layouts_of(g)]
@@ -274,7 +280,7 @@ def standing(problem: Problem) -> Solution | None:
 
 
 def refitted(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
-    """The same slices with the best traffic for an aim; None when they cannot meet it."""
+    """Solution with the same slices and the best traffic for an aim; None when they cannot meet it."""
     columns = {c.key: c for c in problem.columns}
     traffic: dict[ClassKey, float] = {}
     objective = fixed_w(problem, aim, counts)
@@ -283,7 +289,7 @@ def refitted(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
         best = max(c.accuracy for c in problem.columns if c.family == task.family)
         value, mean = aim.value_j.get(task.family, 0.0), problem.mean_share(task.family)
         classes = [
-            Share(
+            ClassShare(
                 c.key,
                 (c.energy_j * problem.weight(c.key.zone) + value * (best - c.accuracy)) * mean,
                 c.accuracy,
@@ -298,3 +304,80 @@ def refitted(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
         traffic |= rates
         objective += sum(c.cost_j * rates[c.key] for c in classes)
     return judged(problem, replace(counts, traffic=traffic, objective=objective, gap=0.0))
+
+
+class ClassShare(NamedTuple):
+    """Share of a class as the split sees it: cost of one request, accuracy, and the most that it serves [1/s]."""
+
+    key: ClassKey
+    cost_j: float
+    accuracy: float
+    capacity_per_s: float
+
+
+def split(classes: Sequence[ClassShare], demand_per_s: float, floor: float) -> dict[ClassKey, float] | None:
+    """Split of the demand: the cheapest rates [1/s] at a mean accuracy of at least the floor; None: there are none."""
+    if sum(c.capacity_per_s for c in classes) < demand_per_s * (1 - FEASIBLE):
+        return None
+    steps = {
+        max(0.0, (a.cost_j - b.cost_j) / (a.accuracy - b.accuracy))
+        for a, b in combinations(classes, 2)
+        if a.accuracy != b.accuracy
+    }
+    tolerance = FEASIBLE * demand_per_s
+    for price in sorted({0.0, *steps}):
+        above, slack = _filled(classes, demand_per_s, floor, price, -1)
+        if slack < -tolerance:
+            continue
+        below, short = _filled(classes, demand_per_s, floor, price, 1)
+        part = -short / (slack - short) if short < -tolerance else 0.0
+        if price == 0.0 and short >= -tolerance:
+            return below
+        return {k: part * above[k] + (1 - part) * below[k] for k in above}
+    return None
+
+
+def _filled(
+    classes: Sequence[ClassShare], demand_per_s: float, floor: float, price: float, sign: int
+) -> tuple[dict[ClassKey, float], float]:
+    """Classes filled in the order of cost less price; of equals the more (-1) or less (+1) accurate first."""
+    left, slack, rates = demand_per_s, 0.0, {}
+    for c in sorted(classes, key=lambda c: (round(c.cost_j - price * c.accuracy, 9), sign * c.accuracy, c.key)):
+        rates[c.key] = used = min(left, c.capacity_per_s)
+        left -= used
+        slack += used * (c.accuracy - floor)
+    return rates, slack
+
+
+def fixed_w(problem: Problem, aim: Aim, counts: Solution) -> float:
+    """Fixed cost of counts in the program's objective [W]: baseline power and the moves to them."""
+    watts = TIE_J * sum(counts.slices.values())
+    for index, option, clock, number in counts.clocked():
+        group = problem.groups[index]
+        if option.slices:
+            watts += number * awake_w(group.type, clock) * problem.weight(group.zone)
+    if not aim.moves or problem.horizon_s <= 0:
+        return watts
+    columns = {c.key.model: c for c in problem.columns}
+    loaded, standing, awake = _before(problem)
+    models, shapes, used = Counter[ClassKey](), Counter[tuple[str, str, str]](), Counter[tuple[str, str]]()
+    for key, number in counts.slices.items():
+        models[key.model] += number
+        shapes[key.device_type, key.zone, key.slice_type] += number
+    for index, option, number in counts.layouts:
+        used[problem.groups[index].place] += number if option.slices else 0
+    starts = {(c.device_type, c.key.zone, c.slice_type): c.start_j for c in problem.columns}
+    kinds = {g.place: g.type for g in problem.groups}
+    joules = sum(max(0, n - loaded[m]) * columns[m].load_j * problem.weight(m.zone) for m, n in models.items())
+    joules += sum(max(0, n - standing[s]) * starts[s] * problem.weight(s[1]) for s, n in shapes.items())
+    joules += sum(max(0, n - awake[p]) * wake_j(kinds[p]) * problem.weight(p[1]) for p, n in used.items())
+    return watts + joules / problem.horizon_s
+
+
+def _before(problem: Problem) -> tuple[Counter[ClassKey], Counter[tuple[str, str, str]], Counter[tuple[str, str]]]:
+    loaded, standing, awake = Counter[ClassKey](), Counter[tuple[str, str, str]](), Counter[tuple[str, str]]()
+    for group in problem.groups:
+        loaded.update(group.census.models)
+        standing.update({(*group.place, shape): n for shape, n in group.census.shapes.items()})
+        awake[group.place] += group.census.awake
+    return loaded, standing, awake

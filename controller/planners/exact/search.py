@@ -1,4 +1,4 @@
-"""How the program is solved: at once while it is small, else between a relaxation and a restriction.
+"""Search for the best counts: the program at once while it is small, else between a relaxation and a restriction.
 
 Data: a `Problem` and an `Aim`. Decision: the counts of `program.py`. Formulation:
   1 relaxation: a linear program in which every slice counts at the rate of the largest pool and counts are fractions.
@@ -38,7 +38,7 @@ Counts = dict[ClassKey, int]
 
 
 def solve(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
-    """The best counts, or None when the constraints leave no plan.
+    """Solve the program: the best counts, or None when the constraints leave no plan.
 
     Raises:
         WallLimitHit: see `Program.solve`.
@@ -51,7 +51,7 @@ def solve(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
 
 
 def estimate(problem: Problem, aim: Aim, limits: Limits) -> tuple[Mapping[str, float], float] | None:
-    """Accuracy per family and weighed power [W] of the best plan when counts may be fractions; None: there is none.
+    """Estimate accuracy per family and weighed power [W] when counts may be fractions; None: there is no plan.
 
     Raises:
         WallLimitHit: see `Program.solve`.

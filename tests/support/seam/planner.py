@@ -9,7 +9,7 @@ from numpy.random import Generator
 from controller.planners.assemble import DEFAULTS
 from controller.planners.base import largest_layout
 from controller.planners.uniform import Uniform, decide
-from controller.planners.world import Device, Task, World, read
+from controller.planners.world import Device, PlanningInput, Task, read_view
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
 from trefoil.core.parts import PartSettings
@@ -29,9 +29,9 @@ class Ceiling:
         self._constants, self._variant = {**Ceiling.constants, **constants}, settings.variant
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        world = read(view, self._constants["rate_floor_per_s"])
+        world = read_view(view, self._constants["rate_floor_per_s"])
 
-        def variant(world: World, task: Task, _device: Device, _slice_type: str) -> Variant:
+        def variant(world: PlanningInput, task: Task, _device: Device, _slice_type: str) -> Variant:
             family = world.view.catalog.family(task.family)
             return family.variant(self._variant) if self._variant else family.best
 

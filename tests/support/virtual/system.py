@@ -264,14 +264,14 @@ def installed(system: System) -> Iterator[None]:
         return made
 
     replaced: dict[str, Any] = {
-        "controller.__main__.Disk": lambda _, decisions_max: MemoryDisk(system.opening, decisions_max),
+        "controller.__main__.DiskStore": lambda _, decisions_max: MemoryDisk(system.opening, decisions_max),
         "controller.__main__.Metrics": lambda _: Silent(),
-        "controller.__main__.Agents": lambda clock, timeout_s, tries, _: NodeAgents(
+        "controller.__main__.AgentClients": lambda clock, timeout_s, tries, _: NodeAgents(
             system.nodes, clock, timeout_s, tries
         ),
         "controller.__main__.load_catalog": lambda *_: CATALOG,
         "controller.__main__.ControllerService": serviced,
-        "controller.publish.version": lambda _: "virtual",
+        "controller.records.version": lambda _: "virtual",
         "dispatcher.loop.TableFile": lambda _: MemoryTable(system.opening),
         "trefoil.runtime.state.redis": Connected(system.server),
         "trefoil.runtime.codec.encode": (tokens := Tokens()).encode,

@@ -5,10 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.core.boosts import Boosts
-from controller.core.decide import ADVISED, DEGRADED, FAILED, NEW, UNCHANGED, Control, judge, saving, think
+from controller.core.control import SloMargin
+from controller.core.decide import (
+    ADVISED,
+    DEGRADED,
+    FAILED,
+    NEW,
+    UNCHANGED,
+    ControlState,
+    judge,
+    predicted_saving,
+    run_planner,
+)
 from controller.core.triggers import Trigger
-from controller.replay import replay
+from controller.records import replay
 from tests.support.plans import plan_of, planned
 from tests.unit.controller.views import PLAN, view
 from trefoil.core.brains import Decision
@@ -22,7 +32,7 @@ TRIGGER = Trigger("carbon", "300 -> 400")
 OTHER = replace(
     plan_of(planned("7g.40gb")), expected={"toy": Expected(0.0005, 2.5, 50.0, 0.96, 60.0)}, why="one large slice"
 )
-ACT = Control()
+ACT = ControlState()
 
 
 def decision(plan=OTHER, degraded=""):
@@ -41,21 +51,22 @@ def test_the_same_plan_is_left_alone():
 
 
 @pytest.mark.parametrize(
-    "control", [Control(ActMode.ADVISE), Control(frozen=True), Control(pinned=True), Control(ActMode.OBSERVE)]
+    "control",
+    [ControlState(ActMode.ADVISE), ControlState(frozen=True), ControlState(pinned=True), ControlState(ActMode.OBSERVE)],
 )
 def test_a_held_controller_touches_nothing_and_predicts_the_saving(control):
     verdict = judge(view(grams=0.001), TRIGGER, decision(), control)
     assert (verdict.outcome, verdict.plan) == (ADVISED, None)
     assert plan_digest(verdict.advised) == plan_digest(OTHER)
-    assert control.held in verdict.why
+    assert control.hold_reason in verdict.why
     assert "saves 50.0%" in verdict.why
 
 
 def test_the_saving_compares_with_what_is_measured_else_with_what_was_predicted():
-    assert "(measured)" in saving(view(grams=0.002), OTHER)
-    assert "(predicted), saves" in saving(view(), OTHER)
-    assert "costs 25.0%" in saving(view(grams=0.0004), OTHER)
-    assert "nothing runs" in saving(view(current=None), OTHER)
+    assert "(measured)" in predicted_saving(view(grams=0.002), OTHER)
+    assert "(predicted), saves" in predicted_saving(view(), OTHER)
+    assert "costs 25.0%" in predicted_saving(view(grams=0.0004), OTHER)
+    assert "nothing runs" in predicted_saving(view(current=None), OTHER)
 
 
 def test_an_infeasible_objective_keeps_the_last_good_plan_and_says_by_which_rung():
@@ -92,7 +103,7 @@ class Hopeless:
 
 
 def test_a_planner_that_raises_an_operating_error_degrades():
-    verdict = judge(view(), TRIGGER, think(view(), Hopeless(), 1), ACT)
+    verdict = judge(view(), TRIGGER, run_planner(view(), Hopeless(), 1), ACT)
     assert (verdict.outcome, verdict.rung) == (DEGRADED, 2)
     assert "add a GPU" in verdict.degraded
 
@@ -100,7 +111,7 @@ def test_a_planner_that_raises_an_operating_error_degrades():
 @pytest.mark.parametrize("seed", range(8))
 def test_a_recorded_decision_replays_to_the_same_plan(seed):
     seen = view()
-    made = think(seen, Dicing(), seed)
+    made = run_planner(seen, Dicing(), seed)
     versions = {"plan": plan_digest(made.plan)}
     record = DecisionRecord("1.000001", trigger="load", view_json=codec.to_json(seen), seed=seed, versions=versions)
     assert replay(record, Dicing(), made.plan).equal
@@ -116,12 +127,12 @@ def test_a_replay_that_differs_shows_where():
 
 
 def test_a_breach_raises_the_demand_planned_for_and_it_wears_off():
-    boosts = Boosts(0.15, 0.6)
-    boosts.wear(view())
+    boosts = SloMargin(0.15, 0.6)
+    boosts.wear_off(view())
     for _ in range(10):
-        boosts.breach(view(attainment=0.5))
+        boosts.raise_on_breach(view(attainment=0.5))
     assert boosts.by_family == {"toy": 0.6}
-    boosts.wear(view(now_s=1030.0))
+    boosts.wear_off(view(now_s=1030.0))
     assert boosts.by_family["toy"] == pytest.approx(0.3)
-    boosts.wear(view(now_s=1090.0))
+    boosts.wear_off(view(now_s=1090.0))
     assert boosts.by_family["toy"] == 0

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from controller.core.evaluations import Exploration, Phase, leaving
+from controller.core.evaluations import Exploration, Phase, unplanned_slices_stand
 from controller.core.triggers import Trigger
 from controller.settings import ExploreSettings
 from tests.support.plans import SMALL, plan_of, planned
@@ -44,10 +44,10 @@ def test_slices_of_a_rollout_that_was_given_up_are_waited_for_until_they_are_gon
     )
 
     def given(state: SliceState) -> bool:
-        return leaving(replace(views.view(current=plan), fleet=views.running(stands, {given_up: state})))
+        return unplanned_slices_stand(replace(views.view(current=plan), fleet=views.running(stands, {given_up: state})))
 
     assert [given(s) for s in (SliceState.STARTING, SliceState.READY, SliceState.DRAINING)] == [True] * 3
     assert not given(SliceState.GONE)
     assert not given(SliceState.FAILED), "it may stay for long"
-    assert not leaving(replace(views.view(current=None), fleet=views.running(stands))), "there is no plan yet"
-    assert not leaving(replace(views.view(), fleet=views.running(stands))), "that GPU is none of the plan's"
+    assert not unplanned_slices_stand(replace(views.view(current=None), fleet=views.running(stands))), "no plan yet"
+    assert not unplanned_slices_stand(replace(views.view(), fleet=views.running(stands))), "not a GPU of the plan"

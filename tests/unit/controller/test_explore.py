@@ -5,16 +5,27 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from controller.core.effects import Conclude, Deploy, Instant, NextSeed, Remember, Save, Steps, Tell, Think, TryOut
-from controller.core.evaluations import Phase, Totals
+from controller.core.effects import (
+    CallPlanner,
+    ConcludeExploration,
+    CoreTime,
+    Deploy,
+    NextSeed,
+    RecordCandidate,
+    Save,
+    SavePlannerMemory,
+    Steps,
+    TellPlanner,
+)
+from controller.core.evaluations import ExplorationTotals, Phase
 from controller.core.exploration import Explorer
 from controller.core.measuring import Cost, cost, metered_until_s
 from controller.core.triggers import Trigger
-from controller.core.windows import Windows, WindowSettings
-from controller.perform import perform
-from controller.replay import replay
+from controller.core.windows import LoadWindows, WindowSettings
+from controller.loop import PlannerRunner
+from controller.perform import run_effects
+from controller.records import replay
 from controller.settings import ExploreSettings
-from controller.thinker import Thinker
 from tests.support.plans import CATALOG, SMALL, plan_of, planned
 from tests.unit.controller import views
 from trefoil.core.brains import Candidate, Decision
@@ -120,7 +131,7 @@ class Bench:
     halts: bool = False
 
     def __post_init__(self) -> None:
-        self.windows = Windows(WindowSettings())
+        self.windows = LoadWindows(WindowSettings())
         self.current: Plan | None = replace(views.PLAN, revision=Revision(1, 1))
         self.deployed: list[Plan] = []
         self.records: list[DecisionRecord] = []
@@ -131,34 +142,34 @@ class Bench:
         self.explorer = self.explorers()
 
     def explorers(self) -> Explorer:
-        self.at = Instant(self.clock.now_s(), self.clock.monotonic_s())
-        self.thinker = Thinker(self.planner, "fake", self.disk, self.clock, 10.0)
-        totals = Totals(**self.disk.load_plain("explorations"))
-        return Explorer(self.thinker.live, self.windows, self.meter, ExploreSettings(), self.at, totals)
+        self.at = CoreTime(self.clock.now_s(), self.clock.monotonic_s())
+        self.planner_runner = PlannerRunner(self.planner, "fake", self.disk, self.clock, 10.0)
+        totals = ExplorationTotals(**self.disk.load_plain("explorations"))
+        return Explorer(self.planner_runner.live, self.windows, self.meter, ExploreSettings(), self.at, totals)
 
     # what the explorer asks of its shell
 
     async def play(self, steps: Steps[None]) -> None:
-        await perform(steps, self._carry_out, self.at, self.clock)
+        await run_effects(steps, self._carry_out, self.at, self.clock)
 
     async def _carry_out(self, effect):
         match effect:
             case NextSeed():
                 return 7
-            case Think(view, seed, asks):
-                return await self.thinker.think(view, seed, asks)
-            case Tell(candidate, measurement):
-                self.thinker.tell(candidate, measurement)
-            case Remember():
-                self.thinker.save()
+            case CallPlanner(view, seed, asks):
+                return await self.planner_runner.call(view, seed, asks)
+            case TellPlanner(candidate, measurement):
+                self.planner_runner.tell(candidate, measurement)
+            case SavePlannerMemory():
+                self.planner_runner.save()
             case Save(name, value):
                 self.disk.save(name, value)
-            case TryOut(view, trigger, thought, _):
+            case RecordCandidate(view, trigger, thought, _):
                 self._record(view, trigger, thought)
                 return replace(thought.step.plan, exploration=True)
             case Deploy(plan):
                 return self._deploy(plan)
-            case Conclude(view, trigger, thought, decision):
+            case ConcludeExploration(view, trigger, thought, decision):
                 self._record(view, trigger, thought)
                 self.decided.append(decision)
                 if decision.plan is not None:
@@ -267,7 +278,7 @@ async def test_the_requests_measured_are_those_of_the_candidate_alone(bench: Ben
     await bench.until(Phase.MEASURE)
     bench.latency_ms = 30.0
     await bench.until(Phase.ASK)
-    told = bench.explorer.run.now.told
+    told = bench.explorer.run.now.measurement
     assert told.measured[0].latency_ms_p95 < 40.0
     assert told.measured[0].window_s == pytest.approx(200 / RATE, abs=1.0)
 
@@ -404,11 +415,11 @@ async def test_it_ends_in_time_whatever_its_planner_wants(bench: Bench) -> None:
 async def test_memory_and_costs_outlive_the_controller(bench: Bench) -> None:
     await bench.begin()
     await bench.until(Phase.ASK)
-    await bench.play(bench.explorer.drop("the role was lost"))
+    await bench.play(bench.explorer.abandon("the role was lost"))
     bench.planner = Remembers(FIRST, SECOND)
     again = bench.explorers()
     assert len(bench.planner.told) == 1
-    assert again.totals == Totals(**bench.disk.files["explorations"])
+    assert again.totals == ExplorationTotals(**bench.disk.files["explorations"])
     assert again.totals.evaluations == 1
 
 

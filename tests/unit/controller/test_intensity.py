@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller import publish
-from controller.core.decide import Control
-from controller.core.intensity import REFUSABLE, aged, held, refusal, rung_name
+from controller import observe
+from controller.core.decide import ControlState
+from controller.core.intensity import REFUSABLE, carried_when_stale, forecast_refusal, plannable_reading, rung_name
 from controller.core.observation import Observation
-from controller.core.triggers import Memory, Thresholds, evaluate, made_for
+from controller.core.triggers import HoldTimers, Thresholds, evaluate_triggers, plan_basis
 from controller.forecasters.last_max import LastMax
-from controller.observe import Reader
+from controller.observe import ObservationReader
 from controller.service import explain
 from controller.settings import CarbonSettings, ControllerSettings
 from tests.support.planning import digits
@@ -59,7 +59,7 @@ class World:
     def restart(self) -> None:
         made = LastMax()
         self.seen = Observation(self.settings, self.state.keys, digits(), made, self.clock.now_s())
-        self.reader = Reader(self.seen, self.state, self.settings.carbon, self.clock)
+        self.reader = ObservationReader(self.seen, self.state, self.settings.carbon, self.clock)
 
     async def say(self, now: CarbonReading, ahead: CarbonForecast | None = None) -> None:
         keys = self.state.keys
@@ -81,17 +81,17 @@ class World:
 async def test_a_refused_rung_triggers_nothing_and_other_triggers_plan_with_the_last_allowed_reading():
     world = World(rungs_refused=STAND_INS)
     await world.say(reading(200.0))
-    last = made_for(await world.view(), PLAN, NOW_S + 1e9)
+    last = plan_basis(await world.view(), PLAN, NOW_S + 1e9)
     await world.clock.advance(60.0)
     await world.say(reading(900.0, Rung.STATIC, world.clock.now_s()))
     view = await world.view()
     assert (view.carbon.intensity_g_per_kwh, view.carbon.rung, view.carbon.observed_at_s) == (200.0, 0, NOW_S)
     assert "rung static in force (neso unavailable: rung STATIC) is refused" in view.carbon.fallback_reason
     assert "the last reading on rung normal" in view.carbon.fallback_reason
-    assert world.seen.allowed(("carbon", "load"), world.clock.now_s()) == ["load"]
-    triggers = world.seen.allowed(("carbon",), world.clock.now_s())
-    assert evaluate(view, last, Memory(), Thresholds(), triggers)[0] is None
-    assert next(s for s in world.seen.stamps(world.clock.now_s()) if "carbon:now" in s.key).observed_at_s == NOW_S
+    assert world.seen.allowed_triggers(("carbon", "load"), world.clock.now_s()) == ["load"]
+    triggers = world.seen.allowed_triggers(("carbon",), world.clock.now_s())
+    assert evaluate_triggers(view, last, HoldTimers(), Thresholds(), triggers)[0] is None
+    assert next(s for s in world.seen.input_stamps(world.clock.now_s()) if "carbon:now" in s.key).observed_at_s == NOW_S
     assert world.seen.carbon(world.clock.now_s()).intensity_g_per_kwh == 900.0, (
         "what is metered is weighed with what is in force"
     )
@@ -100,13 +100,15 @@ async def test_a_refused_rung_triggers_nothing_and_other_triggers_plan_with_the_
 async def test_an_allowed_rung_is_acted_on_again():
     world = World(rungs_refused=("static",))
     await world.say(reading(200.0))
-    last = made_for(await world.view(), PLAN, NOW_S + 1e9)
+    last = plan_basis(await world.view(), PLAN, NOW_S + 1e9)
     await world.say(reading(900.0, Rung.STATIC))
     await world.view()
     await world.say(reading(300.0, Rung.PROFILE))
     view = await world.view()
     assert view.carbon == reading(300.0, Rung.PROFILE)
-    trigger, _ = evaluate(view, last, Memory(), Thresholds(), world.seen.allowed(("carbon",), world.clock.now_s()))
+    trigger, _ = evaluate_triggers(
+        view, last, HoldTimers(), Thresholds(), world.seen.allowed_triggers(("carbon",), world.clock.now_s())
+    )
     assert trigger is not None
     assert trigger.cause == "carbon"
 
@@ -116,7 +118,7 @@ async def test_without_the_setting_every_rung_is_planned_by():
     for rung in Rung:
         await world.say(reading(200.0, rung))
         assert (await world.view()).carbon.rung == rung
-    assert world.seen.allowed(("carbon",), world.clock.now_s()) == ("carbon",)
+    assert world.seen.allowed_triggers(("carbon",), world.clock.now_s()) == ("carbon",)
 
 
 async def test_a_reading_that_nobody_renews_is_refused_where_carried_is():
@@ -157,7 +159,9 @@ async def test_operators_see_what_is_refused():
     text = explain(view, PLAN, OBJECTIVE, RolloutState.DONE, "")
     assert "carbon: 200 g/kWh in demo, rung 0: rung static in force" in text
     assert "forecast: blend, issued 0 s ago, 24 intervals ahead" in text
-    publish.gauge(metrics, view, Control(), Rollout(), None, world.seen.held(world.clock.now_s()).rung)
+    observe.set_view_metrics(
+        metrics, view, ControlState(), Rollout(), None, world.seen.plannable_carbon(world.clock.now_s()).rung
+    )
     shown = {s.name: s for family in metrics.collect() for s in family.samples if s.value == 1.0}
     assert shown["trefoil_carbon_refused"].labels["rung"] == "static"
     assert shown["trefoil_carbon_forecast"].labels["state"] == "used"
@@ -183,9 +187,9 @@ def test_names_that_are_no_rungs_are_refused(names, words):
     age_s=st.floats(0.0, 1e6),
 )
 def test_what_is_planned_by_never_stands_on_a_refused_rung_while_another_is_known(rung, last, refused, age_s):
-    in_force = aged(reading(900.0, rung), NOW_S + age_s, 2.0)
+    in_force = carried_when_stale(reading(900.0, rung), NOW_S + age_s, 2.0)
     known = None if last.name.lower() in refused else reading(200.0, last)
-    found = held(in_force, known, refused, 321.0, NOW_S + age_s)
+    found = plannable_reading(in_force, known, refused, 321.0, NOW_S + age_s)
     if rung_name(in_force.rung) not in refused:
         assert found.reading == in_force
         assert (found.rung, found.why) == ("", "")
@@ -209,7 +213,9 @@ async def test_a_forecast_is_cut_to_the_budgets_window_and_stamped():
     view = await world.view()
     assert view.carbon_forecast is not None
     assert [b.p50_g_per_kwh for b in view.carbon_forecast.bands] == [100.0 + i for i in range(24)]
-    assert any("carbon:forecast" in s.key and s.observed_at_s == NOW_S for s in world.seen.stamps(world.clock.now_s()))
+    assert any(
+        "carbon:forecast" in s.key and s.observed_at_s == NOW_S for s in world.seen.input_stamps(world.clock.now_s())
+    )
     await world.clock.advance(1.5 * HOUR_S)
     later = (await world.view()).carbon_forecast
     assert later is not None
@@ -225,12 +231,12 @@ async def test_old_foreign_and_early_forecasts_are_refused_with_a_reason():
     assert (found.bands, found.model) == ((), "blend")
     assert found.fallback_reason == ("the forecast is 88200 s old, more than 25% of the 345600 s that it looked ahead")
     other = replace(SERIES, zone="mars")
-    assert refusal(forecast(series=other), SERIES, NOW_S) == (
+    assert forecast_refusal(forecast(series=other), SERIES, NOW_S) == (
         "the forecast is of mars, average, lifecycle, not of demo, average, lifecycle"
     )
-    assert "3600 s in the future" in refusal(forecast(NOW_S + HOUR_S), SERIES, NOW_S)
+    assert "3600 s in the future" in forecast_refusal(forecast(NOW_S + HOUR_S), SERIES, NOW_S)
     none = CarbonForecast(SERIES, "blend", NOW_S, fallback_reason="nothing is known of the past")
-    assert refusal(none, SERIES, NOW_S) == "nothing is known of the past"
+    assert forecast_refusal(none, SERIES, NOW_S) == "nothing is known of the past"
 
 
 async def test_the_rule_of_age_is_the_same_in_a_replay_that_runs_fast():
@@ -243,8 +249,8 @@ async def test_the_rule_of_age_is_the_same_in_a_replay_that_runs_fast():
         return replace(whole, bands=bands)
 
     for by in (1.0, 144.0, 10_000.0):
-        assert refusal(fast(by), SERIES, NOW_S + 23.9 * HOUR_S / by, 0.25) == ""
-        assert refusal(fast(by), SERIES, NOW_S + 24.1 * HOUR_S / by, 0.25) != ""
+        assert forecast_refusal(fast(by), SERIES, NOW_S + 23.9 * HOUR_S / by, 0.25) == ""
+        assert forecast_refusal(fast(by), SERIES, NOW_S + 24.1 * HOUR_S / by, 0.25) != ""
 
 
 async def test_forecasts_can_be_switched_off():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.objectives import accept
+from controller.core.objectives import accept_objective
 from tests.support.plans import CATALOG
 from tests.unit.controller.views import OBJECTIVE
 from trefoil.core.catalog import Catalog, ProfileRow
@@ -36,22 +36,22 @@ PROFILED = Catalog(CATALOG.families, (ROW,))
 )
 def test_what_nothing_can_meet_is_refused_by_field_value_and_remedy(field, value):
     with pytest.raises(InvalidInput, match=field) as refused:
-        accept(replace(OBJECTIVE, **{field: value}), {}, PROFILED, {"theta": 1.0})
+        accept_objective(replace(OBJECTIVE, **{field: value}), {}, PROFILED, {"theta": 1.0})
     assert "Remedy: " in str(refused.value)
 
 
 def test_defaults_are_filled_in_and_the_number_counts_on():
     sparse = replace(OBJECTIVE, window_s=0.0, pue=0.0, replicas_min=0, spread_min=0)
-    first = accept(sparse, {}, PROFILED, {}, pue=1.2)
+    first = accept_objective(sparse, {}, PROFILED, {}, pue=1.2)
     assert (first.number, first.window_s, first.pue, first.replicas_min, first.spread_min) == (1, 86400.0, 1.2, 2, 2)
-    second = accept(sparse, {"toy": first}, PROFILED, {}, expected_number=1)
+    second = accept_objective(sparse, {"toy": first}, PROFILED, {}, expected_number=1)
     assert second.number == 2
 
 
 def test_a_change_by_somebody_else_is_noticed():
     with pytest.raises(StaleRevision, match="number 1, not 7"):
-        accept(OBJECTIVE, {"toy": OBJECTIVE}, PROFILED, {}, expected_number=7)
+        accept_objective(OBJECTIVE, {"toy": OBJECTIVE}, PROFILED, {}, expected_number=7)
 
 
 def test_params_of_a_planner_of_ones_own_are_its_own_business():
-    assert accept(replace(OBJECTIVE, params={"mine": 2.0}), {}, PROFILED, None).params == {"mine": 2.0}
+    assert accept_objective(replace(OBJECTIVE, params={"mine": 2.0}), {}, PROFILED, None).params == {"mine": 2.0}

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.decide import NEW, think
+from controller.core.decide import NEW, run_planner
 from controller.core.observation import Observation
 from controller.forecasters.last_max import LastMax
-from controller.observe import Reader
+from controller.observe import ObservationReader
 from controller.planners.exact.planner import ExactPlanner
-from controller.replay import replay
+from controller.records import replay
 from controller.settings import ControllerSettings
 from tests.support.planning import digits, fleet, row
 from tests.support.planning import view as planning_view
@@ -52,7 +52,7 @@ class World:
         settings = ControllerSettings(demand_initial_per_s={"digits": 20.0}, demand_fixed=demand_fixed)
         predictor = LastMax()
         self.seen = Observation(settings, self.state.keys, several(), predictor, self.clock.now_s())
-        self.reader = Reader(self.seen, self.state, settings.carbon, self.clock)
+        self.reader = ObservationReader(self.seen, self.state, settings.carbon, self.clock)
 
     async def view(self, current: Plan | None = None) -> PlanView:
         await self.reader.refresh()
@@ -95,7 +95,7 @@ async def test_a_view_knows_what_runs_and_what_is_planned_though_nobody_wants_it
 
 def recorded(view: PlanView, older: bool = False) -> DecisionRecord:
     """What the controller would have written; `older`: by a version that did not know the newest fields."""
-    decision = think(view, ExactPlanner(), 7)
+    decision = run_planner(view, ExactPlanner(), 7)
     assert decision.plan is not None
     tree = json.loads(codec.to_json(view))
     if older:

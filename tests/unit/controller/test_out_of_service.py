@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.core.terms import best_way, impossible, standing
-from controller.core.triggers import CAUSES, Memory, Thresholds, evaluate, made_for
-from controller.core.usable import profiled, unplannable
+from controller.core.terms import best_path, fleet_snapshot, rollout_refusal
+from controller.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate_triggers, plan_basis
+from controller.core.usable import profiled_types, unplannable_reason
 from controller.planners.exact.planner import ExactPlanner
 from tests.support.planners import layout, plan_of
 from tests.support.planning import applied, fleet
@@ -52,9 +52,9 @@ def test_a_device_out_of_service_is_left_before_its_slices_go_and_capacity_stays
     after = plan_of({GPU0: (), GPU1: layout((("7g.40gb", 0),), "digits-l", GPU1)})
     found = changed(applied(before, fleet(2)), GPU0, cordon="a fan is broken")
     seen = carrying(found, 20.0, before)
-    stands = standing(found, {n.node: n for n in before.nodes}, before.routes)
+    stands = fleet_snapshot(found, {n.node: n for n in before.nodes}, before.routes)
     assert GPU0 not in stands.fixed, "its slices may and must leave"
-    way = best_way(seen, stands, after)
+    way = best_path(seen, stands, after)
     assert [step.name for step in way.steps] == ["start", "shift", "settle"]
     start, shift, _ = way.steps
     assert {p.key.device for d in start.devices.values() for p in d.slices} == {GPU0, GPU1}
@@ -67,8 +67,8 @@ def test_a_rebuild_borrows_no_device_that_takes_nothing_in(changes):
     before = plan_of({GPU0: layout((("7g.40gb", 0),), "digits-l", GPU0), GPU1: ()})
     after = plan_of({GPU0: layout((("4g.20gb", 0), ("3g.20gb", 4)), "digits-l", GPU0), GPU1: ()})
     found = applied(before, fleet(2))
-    assert impossible(carrying(found, 20.0, before), after) == ""  # gpu1 helps for a moment
-    assert impossible(carrying(changed(found, GPU1, **changes), 20.0, before), after)
+    assert rollout_refusal(carrying(found, 20.0, before), after) == ""  # gpu1 helps for a moment
+    assert rollout_refusal(carrying(changed(found, GPU1, **changes), 20.0, before), after)
 
 
 def test_a_cordon_and_its_end_fire_like_a_loss_and_name_the_reason():
@@ -76,9 +76,9 @@ def test_a_cordon_and_its_end_fire_like_a_loss_and_name_the_reason():
     whole = replace(view(), fleet=fleet(2), current=plan)
     cordoned = replace(whole, fleet=changed(fleet(2), GPU0, cordon="a fan is broken"))
     limits = Thresholds()
-    fired, _ = evaluate(cordoned, made_for(whole, plan, float("inf")), Memory(), limits, CAUSES)
+    fired, _ = evaluate_triggers(cordoned, plan_basis(whole, plan, float("inf")), HoldTimers(), limits, CAUSES)
     assert (fired.cause, fired.why) == ("loss", f"{GPU0}: out of service (a fan is broken)")
-    fired, _ = evaluate(whole, made_for(cordoned, plan, float("inf")), Memory(), limits, CAUSES)
+    fired, _ = evaluate_triggers(whole, plan_basis(cordoned, plan, float("inf")), HoldTimers(), limits, CAUSES)
     assert (fired.cause, GPU0 in fired.why) == ("loss", True)
 
 
@@ -104,7 +104,7 @@ def test_what_runs_on_a_device_that_no_planner_knows_stays_through_a_rollout():
     before = plan_of({GPU0: (), GPU1: ()})
     found = with_device(fleet(2), DeviceStatus("node0/gpu3", "GeForce 256", DeviceState.AWAKE))
     after = plan_of({GPU0: layout((("7g.40gb", 0),), "digits-l", GPU0), GPU1: ()})
-    way = best_way(carrying(found, 20.0, before), standing(found, {}, ()), after)
+    way = best_path(carrying(found, 20.0, before), fleet_snapshot(found, {}, ()), after)
     assert all(step.devices["node0/gpu3"].target == DeviceState.AWAKE for step in way.steps)
 
 
@@ -113,8 +113,10 @@ def test_what_runs_on_a_device_that_no_planner_knows_stays_through_a_rollout():
     [(A100_40GB.name, True, ""), (A100_40GB.name, False, "MIG"), ("cpu:8", False, "CPU"), (H100_80GB.name, True, None)],
 )
 def test_what_can_be_planned_follows_from_the_profile_and_the_mode(kind, mig_on, why):
-    found = unplannable(DeviceStatus("n/x", kind, DeviceState.AWAKE, mig_current=mig_on), profiled(CATALOG))
+    found = unplannable_reason(
+        DeviceStatus("n/x", kind, DeviceState.AWAKE, mig_current=mig_on), profiled_types(CATALOG)
+    )
     if why is None:
-        assert bool(found) == (kind not in profiled(CATALOG))
+        assert bool(found) == (kind not in profiled_types(CATALOG))
     else:
         assert (why in found) if why else not found

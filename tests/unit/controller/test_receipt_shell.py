@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from controller.authority import Authority
+from controller.authority import Leadership
 from controller.core.observation import Observation
 from controller.core.receipts import Receipts
-from controller.disk import Disk
+from controller.disk import DiskStore
 from controller.forecasters.last_max import LastMax
-from controller.observe import Reader
-from controller.publish import ReceiptSeries
-from controller.report import Accountant
+from controller.observe import ObservationReader
+from controller.report import Accountant, ReceiptPublisher
 from controller.settings import ControllerSettings
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
@@ -35,13 +34,13 @@ class World:
         receipts, predictor = Receipts(CATALOG), LastMax()
         now_s = self.clock.now_s()
         self.seen = Observation(settings, self.state.keys, CATALOG, predictor, now_s, receipts.window)
-        self.reader = Reader(self.seen, self.state, settings.carbon, self.clock)
-        self.metrics, disk = Metrics("controller"), Disk(folder, 10)
-        self.authority = Authority(self.state, disk, self.clock, self.metrics, lambda: 0)
+        self.reader = ObservationReader(self.seen, self.state, settings.carbon, self.clock)
+        self.metrics, disk = Metrics("controller"), DiskStore(folder, 10)
+        self.authority = Leadership(self.state, disk, self.clock, self.metrics, lambda: 0)
         self.accountant = Accountant(
             settings, self.state, self.authority, self.seen, receipts, disk, self.metrics, self.clock
         )
-        self.series = ReceiptSeries(settings, self.state.keys, receipts, self.authority, self.clock)
+        self.series = ReceiptPublisher(settings, self.state.keys, receipts, self.authority, self.clock)
         self.told: list[ReceiptRates] = []
         self._agent = None
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.core.receipts import Line, Receipts, line_of, moved, summed
+from controller.core.receipts import EnergyLine, Receipts, energy_line, rates_changed, sum_by_family
 from dispatcher.core.receipts import Receipts as Prices
 from dispatcher.load import LoadBook
 from trefoil.core.carbon import CarbonReading, Quality, Series
@@ -142,7 +142,7 @@ def test_receipts_of_an_hour_add_up_to_the_metered_active_energy(seed):
     print(f"seed {seed}: receipts {hour.receipt_j:.0f} J, active {hour.active_j:.0f} J ({residual:+.2%})")
     assert abs(residual) <= 0.05
     assert hour.asked_j == pytest.approx(hour.receipt_j, rel=1e-9), "what clients are told is what is booked"
-    (found,) = summed(hour.joined)
+    (found,) = sum_by_family(hour.joined)
     assert found.active_j == pytest.approx(hour.active_j, rel=2e-3), "the metric is over the same hour"
     assert found.receipt_j / found.active_j - 1 == pytest.approx(residual, abs=0.005)
     rates = hour.controller.rates(None)
@@ -154,17 +154,17 @@ def test_receipts_of_an_hour_add_up_to_the_metered_active_energy(seed):
 
 
 def test_a_line_goes_through_the_smallest_and_the_largest_batch():
-    line = line_of([row("l", batch) for batch in (1, 2, 8)])
+    line = energy_line([row("l", batch) for batch in (1, 2, 8)])
     assert (line.request_j, line.item_j) == (pytest.approx(0.5), pytest.approx(1.5))
     assert line.basis == Basis.SYNTHETIC
-    assert line_of([row("l", 1)]) == Line(0.0, 2.0, Basis.SYNTHETIC)
+    assert energy_line([row("l", 1)]) == EnergyLine(0.0, 2.0, Basis.SYNTHETIC)
     measured = replace(row("l", 1), provenance=Provenance(Basis.MEASURED))
-    assert line_of([measured]).basis == Basis.MODELLED, "measured elsewhere: of this slice it is a model"
-    slower = line_of([row("l", 1)], clock_mhz=705)
+    assert energy_line([measured]).basis == Basis.MODELLED, "measured elsewhere: of this slice it is a model"
+    slower = energy_line([row("l", 1)], clock_mhz=705)
     assert slower.item_j < 2.0
 
 
-def known(key: SliceKey = KEYS[0], variant: str = "s", kind: str = TYPE) -> Receipts:
+def with_catalog_facts(key: SliceKey = KEYS[0], variant: str = "s", kind: str = TYPE) -> Receipts:
     receipts = Receipts(CATALOG)
     receipts.nodes([node({key: variant}, kind)])
     return receipts
@@ -180,7 +180,7 @@ def feed(
 
 
 def test_before_anything_was_metered_there_are_no_rates_and_then_the_profile_alone():
-    receipts = known()
+    receipts = with_catalog_facts()
     assert receipts.rates(None) == ()
     receipts.sample(sample(KEYS[0], "s", 0.0, 1.0))
     (rate,) = receipts.rates(None)
@@ -194,7 +194,7 @@ def test_before_anything_was_metered_there_are_no_rates_and_then_the_profile_alo
 
 
 def test_a_device_that_nothing_meters_has_no_rates():
-    receipts = known()
+    receipts = with_catalog_facts()
     feed(receipts, KEYS[0], "s", 10, 10, 0.6)
     assert len(receipts.rates(None)) == 1
     receipts.sample(sample(KEYS[0], "s", 0.0, 11.0, EnergyMethod.NONE))
@@ -202,13 +202,13 @@ def test_a_device_that_nothing_meters_has_no_rates():
 
 
 def test_simulated_energy_is_called_simulated():
-    receipts = known()
+    receipts = with_catalog_facts()
     receipts.sample(replace(sample(KEYS[0], "s", 1.0, 1.0), simulated=True))
     assert receipts.rates(None)[0].basis == Basis.SIMULATED
 
 
 def test_a_fresh_slice_takes_the_ratio_of_its_kind():
-    receipts = known(KEYS[1])
+    receipts = with_catalog_facts(KEYS[1])
     feed(receipts, KEYS[0], "s", 10, 10, 0.6)  # the profile says 0.5
     receipts.sample(sample(KEYS[1], "s", 0.0, 10.0))
     (rate,) = receipts.rates(None)
@@ -216,7 +216,7 @@ def test_a_fresh_slice_takes_the_ratio_of_its_kind():
 
 
 def test_without_a_profile_the_metered_joules_per_item_are_the_rate():
-    receipts = known(kind="a board that nobody profiled")
+    receipts = with_catalog_facts(kind="a board that nobody profiled")
     receipts.sample(sample(KEYS[0], "s", 0.0, 1.0))
     assert receipts.rates(None) == ()
     feed(receipts, KEYS[0], "s", 10, 10, 0.7, from_s=1)
@@ -225,7 +225,7 @@ def test_without_a_profile_the_metered_joules_per_item_are_the_rate():
 
 
 def test_answers_while_nothing_was_metered_change_no_ratio():
-    receipts = known()
+    receipts = with_catalog_facts()
     feed(receipts, KEYS[0], "s", 30, 10, 0.6)
     before = receipts.rates(None)
     for at_s in range(31, 61):
@@ -236,7 +236,7 @@ def test_answers_while_nothing_was_metered_change_no_ratio():
 
 
 def test_one_straddling_request_after_a_quiet_day_does_not_become_the_ratio():
-    receipts = known()
+    receipts = with_catalog_facts()
     feed(receipts, KEYS[0], "s", 60, 10, 0.6)
     receipts.window(window(KEYS[0], "x", 0, 86_500.0))
     receipts.sample(sample(KEYS[0], "s", 0.6, 86_500.0))  # its answer comes in the next window
@@ -245,7 +245,7 @@ def test_one_straddling_request_after_a_quiet_day_does_not_become_the_ratio():
 
 
 def test_windows_are_cut_at_the_borders_of_samples():
-    receipts = known()
+    receipts = with_catalog_facts()
     receipts.window(window(KEYS[0], "s", 40, 4.0, length_s=4.0))
     receipts.sample(sample(KEYS[0], "s", 5.0, 2.0))  # from 1 to 2: ten of the forty answers
     (joined,) = receipts.join(4.0)
@@ -257,7 +257,7 @@ def test_windows_are_cut_at_the_borders_of_samples():
 
 
 def test_a_load_that_begins_does_not_look_dearer_than_it_is():
-    receipts, service_s, j_each = known(), 0.4, 0.5
+    receipts, service_s, j_each = with_catalog_facts(), 0.4, 0.5
     sent = [n / 20 for n in range(200)]  # from second 0; each draws its energy evenly while it is served
     receipts.sample(sample(KEYS[0], "s", 0.0, 0.0))
     for at_s in range(1, 11):
@@ -274,7 +274,7 @@ def test_a_load_that_begins_does_not_look_dearer_than_it_is():
 
 
 def test_a_worker_that_died_holds_nothing_up():
-    receipts = known()
+    receipts = with_catalog_facts()
     receipts.window(replace(window(KEYS[0], "s", 1, 1.0), dispatcher="dead"))
     receipts.window(window(KEYS[0], "s", 10, 10.0))
     receipts.sample(sample(KEYS[0], "s", 5.0, 10.0))
@@ -282,18 +282,18 @@ def test_a_worker_that_died_holds_nothing_up():
 
 
 def test_rates_move_with_their_set_and_by_a_share():
-    receipts = known()
+    receipts = with_catalog_facts()
     feed(receipts, KEYS[0], "s", 30, 10, 0.6)
     rates = receipts.rates(None)
     told = {(rate.slice, rate.family, rate.variant): rate.ratio for rate in rates}
-    assert not moved(told, rates, 0.005)
-    assert moved(told, (), 0.005)
-    assert moved({key: ratio * 1.01 for key, ratio in told.items()}, rates, 0.005)
+    assert not rates_changed(told, rates, 0.005)
+    assert rates_changed(told, (), 0.005)
+    assert rates_changed({key: ratio * 1.01 for key, ratio in told.items()}, rates, 0.005)
 
 
 def test_carbon_joins_only_its_own_series():
     prices = Prices(60.0)
-    receipts = known()
+    receipts = with_catalog_facts()
     receipts.sample(sample(KEYS[0], "s", 0.0, 1.0))
     told = ReceiptRates(receipts.rates(None), 1.0, Series("z"), 1.2, Revision(1, 1))
     reading = CarbonReading(Series("z"), 0.0, 60.0, 360.0, Quality.MEASURED, observed_at_s=0.0)

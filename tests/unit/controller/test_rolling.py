@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from controller.core.effects import Command, FindWay, Instant
+from controller.core.effects import CommandNode, CoreTime, FindPath
 from controller.core.observation import Observation
-from controller.core.rolling import Rollouts, find_way
+from controller.core.rolling import RolloutExecutor, find_path
 from controller.forecasters.last_max import LastMax
 from controller.settings import ControllerSettings
 from tests.support.plans import CATALOG
@@ -26,7 +26,7 @@ def named_backwards(plan: Plan) -> Plan:
     return replace(plan, nodes=nodes)
 
 
-def commands(rollouts: Rollouts, plan: Plan) -> list[NodePlan]:
+def commands(rollouts: RolloutExecutor, plan: Plan) -> list[NodePlan]:
     """What nodes are told on the way to a plan; agents do at once what they are told."""
     found: list[NodePlan] = []
     steps = rollouts.begin(plan, view)
@@ -36,9 +36,9 @@ def commands(rollouts: Rollouts, plan: Plan) -> list[NodePlan]:
             effect = steps.send(answer)
             answer = None
             match effect:
-                case FindWay():
-                    answer = find_way(effect)
-                case Command(_, node):
+                case FindPath():
+                    answer = find_path(effect)
+                case CommandNode(_, node):
                     found.append(node)
                     answer = True
     except StopIteration:
@@ -51,7 +51,7 @@ def test_what_a_node_was_told_is_told_again_once_after_a_start_and_then_no_more(
     seen = Observation(ControllerSettings(), Keys("test"), CATALOG, LastMax(), 1000.0)
     seen.inputs.nodes = {status.node: status}
     told = {n.node: sealed(n, Revision(1, 1)) for n in named_backwards(PLAN).nodes}
-    rollouts = Rollouts(ControllerSettings().rollout, seen, Nobody(), Instant(1000.0, 5.0), PLAN, told)
+    rollouts = RolloutExecutor(ControllerSettings().rollout, seen, Nobody(), CoreTime(1000.0, 5.0), PLAN, told)
 
     first = commands(rollouts, replace(PLAN, revision=Revision(1, 2)))
     again = commands(rollouts, replace(named_backwards(PLAN), revision=Revision(1, 3)))

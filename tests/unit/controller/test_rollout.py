@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.rollout import Standing, Step, Way, way
-from controller.core.shares import Terms, capacity_of, routed_capacity
+from controller.core.rollout import FleetSnapshot, RolloutPath, Step, plan_path
+from controller.core.shares import RolloutInputs, capacity_of, routed_capacity
 from tests.support.plans import LARGE, SMALL, key, planned
 from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB, placements, slice_type
@@ -22,11 +22,11 @@ def capacity(family: str, device: str, kind: str, variant: str, count: int) -> f
     return slice_type(A100_40GB, kind).sm_count * PER_SM[variant] * count * (1 - 0.5 / (1 + count))
 
 
-def terms(need: float, swappable: bool = True) -> Terms:
+def rollout_inputs(need: float, swappable: bool = True) -> RolloutInputs:
     def fastest(part: PlannedSlice) -> PlannedSlice:
         return replace(part, hosted=(Hosted("toy", SMALL.name, SMALL.version, 0, 1, 1, 8),))
 
-    return Terms({"toy": need}, capacity, lambda *_: swappable, fastest, lambda *_: True)
+    return RolloutInputs({"toy": need}, capacity, lambda *_: swappable, fastest, lambda *_: True)
 
 
 def device_of(name: str, parts: tuple[PlannedSlice, ...]) -> PlannedDevice:
@@ -40,10 +40,10 @@ def plan_of(layout: dict[str, tuple[PlannedSlice, ...]]) -> Plan:
     return Plan(Revision(1, 2), nodes=(node,), routes=(Route("toy", "weighted", "fifo", targets, 100),))
 
 
-def standing_of(layout: dict[str, tuple[PlannedSlice, ...]], dead: frozenset[SliceKey] = frozenset()) -> Standing:
+def standing_of(layout: dict[str, tuple[PlannedSlice, ...]], dead: frozenset[SliceKey] = frozenset()) -> FleetSnapshot:
     plan = plan_of(layout)
     parts = {p.key: p for parts in layout.values() for p in parts}
-    return Standing(
+    return FleetSnapshot(
         {d.device: d for d in plan.nodes[0].devices},
         {k: p for k, p in parts.items() if k not in dead},
         frozenset(parts),
@@ -66,7 +66,7 @@ def device_layouts(draw: st.DrawFn, name: str) -> tuple[PlannedSlice, ...]:
 
 
 @st.composite
-def rollouts(draw: st.DrawFn) -> tuple[Standing, Plan, Terms]:
+def rollouts(draw: st.DrawFn) -> tuple[FleetSnapshot, Plan, RolloutInputs]:
     names = [f"node0/gpu{i}" for i in range(draw(st.integers(1, 3)))]
     now = {name: draw(device_layouts(name)) for name in names}
     then = {name: draw(device_layouts(name)) for name in names}
@@ -74,13 +74,13 @@ def rollouts(draw: st.DrawFn) -> tuple[Standing, Plan, Terms]:
         then[names[0]] = (planned("7g.40gb", 0, SMALL, names[0]),)
     keys = [p.key for parts in now.values() for p in parts]
     dead = frozenset(draw(st.sets(st.sampled_from(keys), max_size=1)) if keys else set())
-    return standing_of(now, dead), plan_of(then), terms(draw(st.floats(0, 200)), draw(st.booleans()))
+    return standing_of(now, dead), plan_of(then), rollout_inputs(draw(st.floats(0, 200)), draw(st.booleans()))
 
 
 class Agents:
     """What the nodes do with a step, and what must hold before, during and after it."""
 
-    def __init__(self, standing: Standing, terms: Terms, target: Plan) -> None:
+    def __init__(self, standing: FleetSnapshot, terms: RolloutInputs, target: Plan) -> None:
         self.ready, self.present = dict(standing.ready), set(standing.present)
         self.terms = terms
         wanted = [p for d in target.nodes[0].devices for p in d.slices]
@@ -124,7 +124,7 @@ class Agents:
 @given(rollouts())
 def test_every_step_is_legal_and_the_last_one_is_the_target(case):
     standing, target, rules = case
-    found = way(standing, target, rules)
+    found = plan_path(standing, target, rules)
     if found.halted:
         assert not found.steps
         assert "toy" in found.why
@@ -141,7 +141,7 @@ def test_every_step_is_legal_and_the_last_one_is_the_target(case):
 @given(rollouts(), st.data())
 def test_a_newer_plan_in_the_middle_is_as_safe(case, data):
     standing, target, rules = case
-    found = way(standing, target, rules)
+    found = plan_path(standing, target, rules)
     agents = Agents(standing, rules, target)
     taken = found.steps[: data.draw(st.integers(0, len(found.steps)))]
     for step in taken:
@@ -152,16 +152,16 @@ def test_a_newer_plan_in_the_middle_is_as_safe(case, data):
     newer = {name: data.draw(device_layouts(name)) for name in names}
     if not any(newer.values()):
         newer[names[0]] = (planned("7g.40gb", 0, SMALL, names[0]),)
-    middle = Standing(dict(taken[-1].devices), agents.ready, frozenset(agents.present), taken[-1].routes)
-    again = way(middle, plan_of(newer), rules)
+    middle = FleetSnapshot(dict(taken[-1].devices), agents.ready, frozenset(agents.present), taken[-1].routes)
+    again = plan_path(middle, plan_of(newer), rules)
     second = Agents(middle, rules, plan_of(newer))
     for step in again.steps:
         second.play(step)
     assert again.halted or second.ready == {p.key: p for parts in newer.values() for p in parts}
 
 
-def steps_of(now, then, need, swappable=True) -> Way:
-    return way(standing_of(now), plan_of(then), terms(need, swappable))
+def steps_of(now, then, need, swappable=True) -> RolloutPath:
+    return plan_path(standing_of(now), plan_of(then), rollout_inputs(need, swappable))
 
 
 def test_from_nothing_everything_starts_in_one_step():
@@ -237,7 +237,7 @@ def test_a_device_of_a_stale_node_is_left_as_it_is():
     now = {"node0/gpu0": (planned("7g.40gb", 0, SMALL),), "node0/gpu1": ()}
     then = {"node0/gpu0": (), "node0/gpu1": (planned("7g.40gb", 0, SMALL, "node0/gpu1"),)}
     standing = replace(standing_of(now), fixed=frozenset({"node0/gpu1"}))
-    found = way(standing, plan_of(then), terms(0))
+    found = plan_path(standing, plan_of(then), rollout_inputs(0))
     assert all(not s.devices["node0/gpu1"].slices for s in found.steps)
 
 
@@ -248,19 +248,19 @@ def test_what_serves_on_a_stale_node_stays_routed_to_and_the_rollout_is_not_done
     }
     then = {**now, "node0/gpu0": (planned("4g.20gb", 0), planned("2g.10gb", 4))}
     standing = replace(standing_of(now), fixed=frozenset({"node0/gpu0", "node0/gpu1"}))
-    found = way(standing, plan_of(then), terms(0))
-    assert "node0/gpu0 cannot be changed" in found.waits
+    found = plan_path(standing, plan_of(then), rollout_inputs(0))
+    assert "node0/gpu0 cannot be changed" in found.blocked
     assert not found.halted
     (settle,) = found.steps
     assert settle.devices["node0/gpu0"].slices == now["node0/gpu0"]
     (route,) = settle.routes
     assert {target.slice for target in route.targets} == set(standing.ready), "only what serves, and all of it"
-    need = capacity_of("toy", list(standing.ready.values()), terms(0))
-    loaded = way(standing, plan_of(then), terms(need)).steps[-1].routes
-    assert routed_capacity(loaded, standing.ready, terms(need))["toy"] >= need - 1e-9
+    need = capacity_of("toy", list(standing.ready.values()), rollout_inputs(0))
+    loaded = plan_path(standing, plan_of(then), rollout_inputs(need)).steps[-1].routes
+    assert routed_capacity(loaded, standing.ready, rollout_inputs(need))["toy"] >= need - 1e-9
     assert all(target.weight > 0 for target in loaded[0].targets), "under load all of it helps"
-    back = way(replace(standing, fixed=frozenset()), plan_of(then), terms(0))
-    assert (back.waits, {t.slice for t in back.steps[-1].routes[0].targets}) == (
+    back = plan_path(replace(standing, fixed=frozenset()), plan_of(then), rollout_inputs(0))
+    assert (back.blocked, {t.slice for t in back.steps[-1].routes[0].targets}) == (
         "",
         {p.key for ps in then.values() for p in ps},
     )

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.core.evaluations import refusal, refused
-from controller.core.shares import known
-from controller.core.terms import best_way, early, impossible, standing, terms
+from controller.core.evaluations import deployment_refusal, deployment_refusal_by_family
+from controller.core.shares import with_catalog_facts
+from controller.core.terms import best_path, early_routes, fleet_snapshot, rollout_inputs, rollout_refusal
 from tests.support.planners import layout, plan_of
 from tests.unit.controller.views import view
 from trefoil.core.demand import Demand
@@ -61,7 +61,7 @@ def plan(*parts: PlannedSlice):
 
 
 def test_capacity_is_pooled_and_relaxed_terms_count_saturation():
-    rules, relaxed = terms(seen(fleet())), terms(seen(fleet()), relaxed=True)
+    rules, relaxed = rollout_inputs(seen(fleet())), rollout_inputs(seen(fleet()), relaxed=True)
     one = rules.capacity("digits", GPU0, "1g.5gb", "digits-s", 1)
     assert rules.capacity("digits", GPU0, "1g.5gb", "digits-s", 7) > 7 * one
     assert relaxed.capacity("digits", GPU0, "1g.5gb", "digits-s", 1) > one
@@ -70,14 +70,14 @@ def test_capacity_is_pooled_and_relaxed_terms_count_saturation():
 
 def test_the_fastest_variant_respects_the_hard_floor():
     (part,) = LARGE
-    light = terms(seen(fleet())).fastest(part)
+    light = rollout_inputs(seen(fleet())).fastest(part)
     assert light.hosted[0].variant == "digits-s"  # digits-xs is below 0.9
     assert light.key == part.key
 
 
 def test_small_variants_swap_in_place():
     (part,) = LARGE
-    assert terms(seen(fleet())).swappable(
+    assert rollout_inputs(seen(fleet())).swappable(
         part, replace(part, hosted=layout((("7g.40gb", 0),), "digits-s", GPU0)[0].hosted)
     )
 
@@ -86,29 +86,29 @@ def test_slices_with_sequences_never_swap_in_place():
     (part,) = LARGE
     small = replace(part, hosted=layout((("7g.40gb", 0),), "digits-s", GPU0)[0].hosted)
     sequences = replace(CATALOG, families=tuple(replace(family, sequence=True) for family in CATALOG.families))
-    assert not terms(replace(seen(fleet()), catalog=sequences)).swappable(part, small)
+    assert not rollout_inputs(replace(seen(fleet()), catalog=sequences)).swappable(part, small)
 
 
 def test_a_rollout_is_impossible_only_where_nothing_can_carry_the_load_meanwhile():
     wanted = plan(*HALVES)
-    assert impossible(seen(fleet(*LARGE), current=plan(*LARGE)), wanted) == ""  # gpu1 helps
-    assert "0.0/s" in impossible(seen(fleet(*LARGE, lost=(GPU1,)), current=plan(*LARGE)), wanted)
-    assert impossible(seen(fleet(*LARGE, lost=(GPU1,)), rate=0.0, current=plan(*LARGE)), wanted) == ""
+    assert rollout_refusal(seen(fleet(*LARGE), current=plan(*LARGE)), wanted) == ""  # gpu1 helps
+    assert "0.0/s" in rollout_refusal(seen(fleet(*LARGE, lost=(GPU1,)), current=plan(*LARGE)), wanted)
+    assert rollout_refusal(seen(fleet(*LARGE, lost=(GPU1,)), rate=0.0, current=plan(*LARGE)), wanted) == ""
 
 
 def test_a_stale_node_is_fixed_and_a_lost_device_holds_nothing():
     commanded = {n.node: n for n in plan(*LARGE).nodes}
-    stale = standing(fleet(*LARGE, stale=True), commanded, ())
+    stale = fleet_snapshot(fleet(*LARGE, stale=True), commanded, ())
     assert stale.fixed == {GPU0, GPU1}
     assert stale.devices[GPU0].slices == LARGE
-    lost = standing(fleet(*LARGE, lost=(GPU0,)), commanded, ())
+    lost = fleet_snapshot(fleet(*LARGE, lost=(GPU0,)), commanded, ())
     assert lost.fixed == {GPU0}
     assert not lost.ready
     assert not lost.devices[GPU0].slices
 
 
 def test_a_starting_slice_occupies_its_place_but_does_not_serve():
-    stands = standing(fleet(starting=LARGE), {}, ())
+    stands = fleet_snapshot(fleet(starting=LARGE), {}, ())
     assert stands.present == {LARGE[0].key}
     assert not stands.ready
 
@@ -119,30 +119,32 @@ def test_slices_that_are_ready_help_early_only_when_the_load_needs_them(rate, he
     third = layout((("3g.20gb", 4),), "digits-l", GPU1)
     wanted = plan(*LARGE, *second, *third)
     looked = seen(fleet(*LARGE, *second, starting=third), rate, plan(*LARGE))
-    stands = standing(looked.fleet, {}, plan(*LARGE).routes)
-    routes = early(looked, stands, wanted)
+    stands = fleet_snapshot(looked.fleet, {}, plan(*LARGE).routes)
+    routes = early_routes(looked, stands, wanted)
     assert (routes is not None) == helped
     if routes is not None:
         assert {t.slice for t in routes[0].targets} == {LARGE[0].key, second[0].key}
         assert sum(t.weight for t in routes[0].targets) == pytest.approx(1)
-        assert early(looked, replace(stands, routes=routes), wanted) is None
+        assert early_routes(looked, replace(stands, routes=routes), wanted) is None
 
 
 def test_when_the_slo_cannot_be_kept_on_the_way_the_way_says_so():
     tight = seen(fleet(*LARGE, *layout((("7g.40gb", 0),), "digits-l", GPU1)), 45.0)
     both = layout((("4g.20gb", 0), ("3g.20gb", 4)), "digits-l", GPU1)
-    stands = standing(tight.fleet, {}, plan(*LARGE, *layout((("7g.40gb", 0),), "digits-l", GPU1)).routes)
-    found = best_way(tight, stands, plan(*HALVES, *both))
+    stands = fleet_snapshot(tight.fleet, {}, plan(*LARGE, *layout((("7g.40gb", 0),), "digits-l", GPU1)).routes)
+    found = best_path(tight, stands, plan(*HALVES, *both))
     assert not found.halted
 
 
 def test_a_candidate_that_cannot_carry_the_load_is_refused_before_it_is_deployed() -> None:
     small = plan(*layout((("1g.5gb", 0),), "digits-l", GPU0))
     runs = seen(fleet(*LARGE), rate=30.0, current=plan(*LARGE))
-    assert "the load needs 30.0/s" in refusal(runs, small)
-    assert refused(runs, small)[1] == "digits"
-    assert refusal(runs, plan(*HALVES)) == ""
-    assert refusal(replace(runs, demand=(Demand("digits", "", 500.0, 500.0),)), plan(*LARGE)) == "", "it runs already"
+    assert "the load needs 30.0/s" in deployment_refusal(runs, small)
+    assert deployment_refusal_by_family(runs, small)[1] == "digits"
+    assert deployment_refusal(runs, plan(*HALVES)) == ""
+    assert deployment_refusal(replace(runs, demand=(Demand("digits", "", 500.0, 500.0),)), plan(*LARGE)) == "", (
+        "it runs already"
+    )
 
 
 def test_without_a_profile_half_of_what_serves_goes_on_serving() -> None:
@@ -150,18 +152,20 @@ def test_without_a_profile_half_of_what_serves_goes_on_serving() -> None:
     both = (*LARGE, *layout((("7g.40gb", 0),), "digits-l", GPU1))
     halves = (*HALVES, *layout((("4g.20gb", 0), ("3g.20gb", 4)), "digits-s", GPU1))
     found = replace(seen(fleet(*both), current=plan(*both)), catalog=unprofiled)
-    assert terms(found).needs == {"digits": 7.0}
-    way = best_way(found, standing(found.fleet, {}, found.current.routes), plan(*halves))
+    assert rollout_inputs(found).needs == {"digits": 7.0}
+    way = best_path(found, fleet_snapshot(found.fleet, {}, found.current.routes), plan(*halves))
     assert not way.halted
     assert max(len({key.device for key in step.drained}) for step in way.steps) == 1, "one GPU after the other"
     alone = replace(seen(fleet(*LARGE), current=plan(*LARGE)), catalog=unprofiled)
-    assert refusal(alone, plan(*layout((("4g.20gb", 0),), "digits-s", GPU1))) == "", "through the sleeping GPU"
+    assert deployment_refusal(alone, plan(*layout((("4g.20gb", 0),), "digits-s", GPU1))) == "", (
+        "through the sleeping GPU"
+    )
 
 
 def test_what_is_published_tells_how_accurate_each_target_is():
     routed = Route("digits", targets=tuple(RouteTarget(p.key, p.hosted[0].variant, weight=0.5) for p in HALVES))
-    (route,) = known((routed,), CATALOG)
+    (route,) = with_catalog_facts((routed,), CATALOG)
     large = CATALOG.family("digits").variant("digits-l")
     assert {(t.accuracy, t.version) for t in route.targets} == {(large.accuracy, large.version)}
     stranger = replace(routed, family="nobody")
-    assert known((stranger,), CATALOG) == (stranger,)
+    assert with_catalog_facts((stranger,), CATALOG) == (stranger,)

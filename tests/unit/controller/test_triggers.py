@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.triggers import CAUSES, Memory, Thresholds, evaluate, made_for
+from controller.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate_triggers, plan_basis
 from tests.support.plans import key
 from tests.unit.controller.views import OBJECTIVE, PLAN, view
 from trefoil.core.fleet import DeviceState, FleetState, SliceState
@@ -16,24 +16,24 @@ INFINITE = float("inf")
 
 
 def fire(seen, last=None, memory=None, thresholds=LIMITS, allowed=CAUSES, rolling=False):
-    last = last or made_for(view(), PLAN, INFINITE)
-    return evaluate(seen, last, memory or Memory(), thresholds, allowed, rolling)[0]
+    last = last or plan_basis(view(), PLAN, INFINITE)
+    return evaluate_triggers(seen, last, memory or HoldTimers(), thresholds, allowed, rolling)[0]
 
 
 def play(views, thresholds=LIMITS, replan=True):
     """Causes of the triggers along a sequence of views, each replanned for."""
-    last, memory, causes = made_for(views[0], PLAN, INFINITE), Memory(), []
+    last, memory, causes = plan_basis(views[0], PLAN, INFINITE), HoldTimers(), []
     for seen in views[1:]:
-        trigger, memory = evaluate(seen, last, memory, thresholds, CAUSES)
+        trigger, memory = evaluate_triggers(seen, last, memory, thresholds, CAUSES)
         if trigger is not None:
             causes.append(trigger.cause)
             if replan:
-                last = made_for(seen, PLAN, INFINITE)
+                last = plan_basis(seen, PLAN, INFINITE)
     return causes
 
 
 def test_starts_when_there_is_no_plan():
-    assert evaluate(view(current=None), None, Memory(), LIMITS, CAUSES)[0].cause == "start"
+    assert evaluate_triggers(view(current=None), None, HoldTimers(), LIMITS, CAUSES)[0].cause == "start"
 
 
 def test_nothing_fires_when_nothing_changed():
@@ -42,7 +42,7 @@ def test_nothing_fires_when_nothing_changed():
 
 @given(st.floats(1, 1500), st.floats(1, 1500))
 def test_carbon_fires_exactly_beyond_the_ratio_of_the_last_plan(planned_g, now_g):
-    trigger = fire(view(intensity=now_g), made_for(view(intensity=planned_g), PLAN, INFINITE))
+    trigger = fire(view(intensity=now_g), plan_basis(view(intensity=planned_g), PLAN, INFINITE))
     assert (trigger is not None) == (abs(now_g - planned_g) > 0.05 * planned_g)
 
 
@@ -65,14 +65,14 @@ def test_load_above_capacity_fires_at_once():
 
 def test_growth_that_was_planned_for_does_not_fire_again_while_it_arrives():
     grown = replace(PLAN, expected={"toy": replace(PLAN.expected["toy"], capacity_per_s=60.0)})
-    last = made_for(view(rate=38.0, p90=60.0), grown, INFINITE)
+    last = plan_basis(view(rate=38.0, p90=60.0), grown, INFINITE)
     assert fire(view(now_s=1003.0, rate=48.0, p90=75.0), last) is None
     assert "rate 58.0/s > 5" in fire(view(now_s=1003.0, rate=58.0, p90=85.0), last).why
 
 
 def test_noise_above_a_tight_capacity_does_not_fire():
     tight = replace(PLAN, expected={"toy": replace(PLAN.expected["toy"], capacity_per_s=30.0)})
-    last = made_for(view(rate=26.0, p90=30.0), tight, INFINITE)
+    last = plan_basis(view(rate=26.0, p90=30.0), tight, INFINITE)
     assert fire(view(rate=29.0, p90=33.0), last) is None
 
 
@@ -94,7 +94,7 @@ def test_a_square_wave_that_leaves_the_band_for_less_than_the_hold_never_fires()
 def test_a_lasting_fall_fires_once_after_the_hold():
     views = [view(), *(view(now_s=1000 + 0.5 * i, rate=13.0) for i in range(60))]
     assert play(views) == ["load"]
-    trigger, memory = evaluate(views[1], made_for(views[0], PLAN, INFINITE), Memory(), LIMITS, CAUSES)
+    trigger, memory = evaluate_triggers(views[1], plan_basis(views[0], PLAN, INFINITE), HoldTimers(), LIMITS, CAUSES)
     assert trigger is None
     assert memory.since_s == {"load<toy": 1000.0}
 
@@ -103,7 +103,7 @@ def test_slo_breach_waits_for_the_hold_and_rests_after_a_plan():
     late = [view(now_s=1000 + 0.5 * i, attainment=0.80) for i in range(100)]
     causes = play([view(), *late])
     assert causes == ["slo"] * 3  # 50 s: after 10 s rest and 3 s hold each
-    assert fire(view(now_s=1020.0, attainment=0.94), memory=Memory({"slo:toy": 1000.0})) is None
+    assert fire(view(now_s=1020.0, attainment=0.94), memory=HoldTimers({"slo:toy": 1000.0})) is None
 
 
 def test_a_new_objective_fires():
@@ -117,9 +117,9 @@ def test_a_failed_slice_fires_after_the_hold_and_not_again_once_planned_for():
 
 
 def test_a_slice_that_is_still_starting_is_no_loss_and_neither_is_anything_during_a_rollout():
-    assert fire(view(now_s=1010.0, states={key("4g.20gb"): SliceState.STARTING}), memory=Memory()) is None
+    assert fire(view(now_s=1010.0, states={key("4g.20gb"): SliceState.STARTING}), memory=HoldTimers()) is None
     gone = view(now_s=1010.0, states={key("4g.20gb"): SliceState.GONE})
-    held = Memory({"loss:node0-gpu0-4g.20gb-0": 1000.0})
+    held = HoldTimers({"loss:node0-gpu0-4g.20gb-0": 1000.0})
     assert fire(gone, memory=held).cause == "loss"
     assert fire(gone, memory=held, rolling=True) is None
 
@@ -132,13 +132,13 @@ def test_a_lost_device_and_a_stale_node_fire_and_so_does_their_return():
     stale = replace(whole, fleet=FleetState((node,), ("node0",)))
     assert "node0/gpu1: lost" in fire(partial).why
     assert fire(stale).cause == "loss"
-    assert "can be used" in fire(whole, made_for(partial, PLAN, INFINITE)).why
+    assert "can be used" in fire(whole, plan_basis(partial, PLAN, INFINITE)).why
 
 
 @pytest.mark.parametrize("cause", ["carbon", "load", "slo"])
 def test_a_policy_that_does_not_name_a_trigger_never_sees_it(cause):
     seen = view(now_s=1100.0, intensity=900.0, rate=60.0, p90=70.0, attainment=0.1)
-    memory = Memory({"slo:toy": 1000.0, "load>toy": 1000.0})
+    memory = HoldTimers({"slo:toy": 1000.0, "load>toy": 1000.0})
     found = fire(seen, memory=memory, allowed=tuple(c for c in ("carbon", "load", "slo") if c != cause))
     assert found is not None
     assert found.cause != cause
@@ -146,7 +146,7 @@ def test_a_policy_that_does_not_name_a_trigger_never_sees_it(cause):
 
 
 def test_a_tick_gives_a_change_of_carbon_the_time_to_be_the_cause():
-    last = made_for(view(), PLAN, 1010.0)
+    last = plan_basis(view(), PLAN, 1010.0)
     assert fire(view(now_s=1010.5), last) is None
     assert fire(view(now_s=1010.5, intensity=400.0), last).cause == "carbon"
     assert fire(view(now_s=1012.0), last).cause == "tick"
@@ -155,7 +155,7 @@ def test_a_tick_gives_a_change_of_carbon_the_time_to_be_the_cause():
 def test_accuracy_below_the_floor_fires_where_a_policy_asks_for_it():
     low = view(now_s=1100.0)
     low = replace(low, measured=tuple(replace(m, accuracy=OBJECTIVE.min_accuracy - 0.01) for m in low.measured))
-    held = Memory({"accuracy:toy": 1000.0})
+    held = HoldTimers({"accuracy:toy": 1000.0})
     assert fire(low, memory=held, allowed=("accuracy",)).cause == "accuracy"
-    assert fire(low, memory=Memory(), allowed=("accuracy",)) is None
+    assert fire(low, memory=HoldTimers(), allowed=("accuracy",)) is None
     assert fire(low, memory=held, allowed=("slo",)) is None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.windows import Windows, WindowSettings
+from controller.core.windows import LoadWindows, WindowSettings
 from tests.support.plans import CATALOG, LARGE, SMALL
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.latency import of
@@ -27,7 +27,7 @@ def window(seq, starts_s, ends_s, arrived=0, small=0, large=0, worker=0, latenci
 
 
 def book(*windows, **settings):
-    found = Windows(WindowSettings(**settings))
+    found = LoadWindows(WindowSettings(**settings))
     found.open_budget("toy", 100.0, 0.0)
     for one in windows:
         found.add(one, CATALOG)
@@ -81,7 +81,7 @@ def test_the_budget_fills_then_rolls_and_survives_a_restart():
     (budget,) = found.budgets(80.0)
     assert (budget.requests, budget.accuracy_sum) == (80, pytest.approx(80 * LARGE.accuracy))
     assert 65 <= budget.elapsed_s <= 80
-    again = Windows(WindowSettings())
+    again = LoadWindows(WindowSettings())
     again.load_budgets(found.dump_budgets(), 80.0)
     assert again.budgets(80.0) == found.budgets(80.0)
     (later,) = again.budgets(150.0)
@@ -139,7 +139,7 @@ def test_a_load_that_begins_is_no_burst():
     """Ten seconds of nothing, then a Poisson stream: whatever lies where the windows are cut."""
     chance = np.random.default_rng(5)
     for cut_s in (0.0, 0.1, 0.25, 0.4):
-        windows = Windows(WindowSettings())
+        windows = LoadWindows(WindowSettings())
         at_s = 10.0 + np.cumsum(chance.exponential(1 / 26.0, 400))
         edges = np.arange(cut_s, 22.0, 0.5)
         for seq, (a, b) in enumerate(itertools.pairwise(edges.tolist())):

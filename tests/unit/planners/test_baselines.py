@@ -7,7 +7,7 @@ from controller.planners.base import BasePlanner, base_reference
 from controller.planners.co2opt import Co2OptPlanner
 from controller.planners.exact import CONSTANTS
 from controller.planners.static_mix import StaticMixPlanner
-from controller.planners.world import read
+from controller.planners.world import read_view
 from controller.planning import planner_of
 from tests.support.planning import DUCK, digits, fleet, objective, view
 from trefoil.core.errors import CatalogError, InvalidInput, SettingError
@@ -77,7 +77,7 @@ def test_static_mix_holds_the_mean_accuracy_at_every_instant_and_follows_load():
 
 def test_reference_is_base_at_the_same_demand():
     one = view(rate=20.0)
-    world = read(one, 1.0)
+    world = read_view(one, 1.0)
     reference = base_reference(world, world.tasks[0], CONSTANTS)
     planned = decide(BasePlanner(), one).plan.expected["digits"]
     assert reference.joules_per_request == pytest.approx(planned.joules_per_request)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from controller.planners.blover import blover
 from controller.planners.clover import CloverPlanner
-from controller.planners.clover.measure import Profiled, profiled
+from controller.planners.clover.measure import ProfileEstimator, profile_estimator
 from controller.planners.clover.planner import CONSTANTS
 from controller.planners.clover.pods import pods_of
 from controller.planners.clover.space import Space
 from controller.planners.oracle import OraclePlanner
 from controller.planners.table import PLANNERS
-from controller.planners.world import read
+from controller.planners.world import read_view
 from tests.support.exploring import explore, lambda_view, served, value
 from tests.support.planning import applied, digits, fleet, objective, view
 from trefoil.core.brains import Candidate, Decision, Measurement
@@ -193,8 +193,8 @@ def test_oracle_follows_carbon_and_wakes_with_the_next_reading():
 
 def test_oracle_takes_given_outcomes():
     one = lambda_view()
-    pod = pods_of(read(one, 1.0), True, False)[0]
-    look = profiled(one.catalog, pod.task, pod.space, CONSTANTS)
+    pod = pods_of(read_view(one, 1.0), True, False)[0]
+    look = profile_estimator(one.catalog, pod.task, pod.space, CONSTANTS)
     units = pod.space.units(A100_40GB)
     given = {"digits": {s.key: o for s, o in zip(units, look.many(units), strict=True)}}
     bare = replace(one, objectives=(replace(one.objectives[0], base_j_per_request=14.0),))
@@ -261,14 +261,14 @@ def test_a_gpu_that_joins_takes_the_mix_of_the_others():
     plan = explore(CloverPlanner(), lambda_view(gpus=2, weight=0.9), rng(3)).decision.plan
     grown = lambda_view(gpus=3, weight=0.9)
     running = applied(plan, grown.fleet)
-    pod = pods_of(read(replace(grown, fleet=running, current=plan), 1.0), True, False)[0]
+    pod = pods_of(read_view(replace(grown, fleet=running, current=plan), 1.0), True, False)[0]
     before = pods_of(
-        read(replace(lambda_view(gpus=2), fleet=applied(plan, lambda_view(gpus=2).fleet)), 1.0), True, False
+        read_view(replace(lambda_view(gpus=2), fleet=applied(plan, lambda_view(gpus=2).fleet)), 1.0), True, False
     )
-    assert pod.centre() == before[0].centre()
-    loose = pods_of(read(replace(grown, fleet=running, current=plan), 1.0), False, False)[0]
-    assert loose.space.legal(loose.centre())
-    assert loose.centre().graph.instances % 3 == 0
+    assert pod.current_setup() == before[0].current_setup()
+    loose = pods_of(read_view(replace(grown, fleet=running, current=plan), 1.0), False, False)[0]
+    assert loose.space.legal(loose.current_setup())
+    assert loose.current_setup().graph.instances % 3 == 0
 
 
 def test_the_fleet_graph_explores_too():
@@ -294,8 +294,8 @@ def test_presets_are_constants_that_the_planner_reads():
 
 def test_many_mixes_at_once_are_served_as_one_by_one_and_as_the_shared_kernel():
     one = lambda_view()
-    pod = pods_of(read(one, 1.0), True, False)[0]
-    look = profiled(one.catalog, pod.task, pod.space, CONSTANTS)
+    pod = pods_of(read_view(one, 1.0), True, False)[0]
+    look = profile_estimator(one.catalog, pod.task, pod.space, CONSTANTS)
     setups = [pod.space.random(rng(i)) for i in range(20)]
     together = look.many(setups)
     for setup, outcome in zip(setups, together, strict=True):
@@ -311,10 +311,14 @@ def test_many_mixes_at_once_are_served_as_one_by_one_and_as_the_shared_kernel():
 def test_a_large_pod_is_served_at_ten_devices_and_errs_on_the_safe_side():
     one = lambda_view()
     small, large = (
-        Profiled(Space(((A100_40GB, n),), digits().families[0].by_accuracy()), {}, 10.0 * n, 10.0 * n, 1.0, 0.0, 3000)
+        ProfileEstimator(
+            Space(((A100_40GB, n),), digits().families[0].by_accuracy()), {}, 10.0 * n, 10.0 * n, 1.0, 0.0, 3000
+        )
         for n in (10, 40)
     )
-    points = profiled(one.catalog, pods_of(read(one, 1.0), True, False)[0].task, small.space, CONSTANTS).points
+    points = profile_estimator(
+        one.catalog, pods_of(read_view(one, 1.0), True, False)[0].task, small.space, CONSTANTS
+    ).points
     setup = small.space.units(A100_40GB)[100]
     a, b = (replace(p, points=points)(setup) for p in (small, large))
     assert a.joules == pytest.approx(b.joules)

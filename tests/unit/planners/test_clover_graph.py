@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.planners.clover.graph import Graph, edit_distance
-from controller.planners.clover.space import NEAR, Setup, Space, distances, numbered, promise, units, usable
+from controller.planners.clover.space import (
+    NEAR,
+    Setup,
+    Space,
+    distances,
+    fitting_variants,
+    mig_configuration,
+    slo_chance,
+    unit_setups,
+)
 from tests.support.planning import digits
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import A100_40GB, V100_32GB
@@ -61,7 +70,7 @@ def test_neighbours_and_random_points_are_realisable_and_near(standardised, seed
 
 def test_a_graph_that_no_devices_make_is_not_legal():
     space = Space(((A100_40GB, 2),), VARIANTS, standardised=False)
-    seven = numbered(A100_40GB, 19)
+    seven = mig_configuration(A100_40GB, 19)
     assert space.legal(Setup(((seven, 2),), Graph.of({("xs", A100, "1g.5gb"): 14})))
     assert not space.legal(Setup(((seven, 2),), Graph.of({("xs", A100, "1g.5gb"): 13})))
     assert not space.legal(Setup(((seven, 1),), Graph.of({("xs", A100, "1g.5gb"): 7})))
@@ -69,9 +78,9 @@ def test_a_graph_that_no_devices_make_is_not_legal():
 
 def test_edges_are_disabled_where_memory_does_not_fit():
     big = Variant("big", 9, 0.999, "", 6000, 1.0, 1, "")
-    assert "big" not in usable(A100_40GB, (*VARIANTS, big))["1g.5gb"]
-    assert "big" in usable(A100_40GB, (*VARIANTS, big))["2g.10gb"]
-    only = units(A100_40GB, (big,))
+    assert "big" not in fitting_variants(A100_40GB, (*VARIANTS, big))["1g.5gb"]
+    assert "big" in fitting_variants(A100_40GB, (*VARIANTS, big))["2g.10gb"]
+    only = unit_setups(A100_40GB, (big,))
     assert {s for u in only for _, _, s in u.graph.counter} == {"2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"}
     assert all(v == "big" for u in only for v, _, _ in u.graph.counter)
     with pytest.raises(Infeasible, match="no variant fits"):
@@ -79,18 +88,20 @@ def test_edges_are_disabled_where_memory_does_not_fit():
 
 
 def test_distances_at_once_are_the_edit_distances():
-    graph = units(A100_40GB, VARIANTS)[700].graph
+    graph = unit_setups(A100_40GB, VARIANTS)[700].graph
     at_once = distances(A100_40GB, VARIANTS, graph)
-    assert [int(d) for d in at_once[:300]] == [edit_distance(u.graph, graph) for u in units(A100_40GB, VARIANTS)[:300]]
+    assert [int(d) for d in at_once[:300]] == [
+        edit_distance(u.graph, graph) for u in unit_setups(A100_40GB, VARIANTS)[:300]
+    ]
 
 
 def test_a_neighbour_near_a_violator_is_drawn_less():
     space = Space(((A100_40GB, 1),), VARIANTS)
-    centre = units(A100_40GB, VARIANTS)[600]
+    centre = unit_setups(A100_40GB, VARIANTS)[600]
     near = space.neighbourhood(centre)
-    assert len(set(promise(near, {}))) == 1
+    assert len(set(slo_chance(near, {}))) == 1
     violator = near[0].graph
-    weights = promise(near, {violator: False, centre.graph: True})
+    weights = slo_chance(near, {violator: False, centre.graph: True})
     assert weights[0] < np.median(weights) / 2
     assert min(weights) > 0
 
@@ -104,6 +115,6 @@ def test_names_lead_back_to_setups():
 
 def test_unknown_numbers_are_refused():
     with pytest.raises(InvalidInput, match="1 to 19"):
-        numbered(A100_40GB, 20)
+        mig_configuration(A100_40GB, 20)
     with pytest.raises(InvalidInput, match="1 to 19"):
-        numbered(V100_32GB, 1)
+        mig_configuration(V100_32GB, 1)

@@ -10,7 +10,7 @@ import pytest
 from controller.planners.clover import CloverPlanner
 from controller.planners.clover.planner import CONSTANTS, goal_of
 from controller.planners.clover.pods import pods_of
-from controller.planners.world import read
+from controller.planners.world import read_view
 from tests.support.exploring import explore, served
 from tests.support.planning import applied, digits, fleet, objective, view
 from trefoil.core.brains import Candidate, Measurement
@@ -64,7 +64,7 @@ def pods(plan):
 
 
 def value(one, plan, family):
-    world = read(one, 1.0)
+    world = read_view(one, 1.0)
     pod = next(p for p in pods_of(world, True, False) if p.family == family)
     return goal_of(world, pod, {}, CONSTANTS).value(served(one, plan, family))
 

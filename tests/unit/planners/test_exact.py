@@ -415,7 +415,7 @@ def test_a_class_that_the_kernel_finds_late_gets_less_load(monkeypatch):
         calls.append(solution)
         return {next(iter(solution.traffic)): 0.9} if len(calls) == 1 else {}
 
-    monkeypatch.setattr(planner_module, "failing", late_once)
+    monkeypatch.setattr(planner_module, "classes_missing_slo", late_once)
     decision = decide(view(rate=26.0, wanted=[objective(mode=INSTANT)]))
     assert len(calls) == 2
     assert decision.plan is not None

@@ -14,7 +14,7 @@ from controller.planners.exact import ExactPlanner, reuse
 from controller.planners.exact.mapping import moves, place_clocked
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.search import solve
-from controller.planners.world import read
+from controller.planners.world import read_view
 from tests.support.planning import DUCK, applied, digits, fleet, objective, reading, view
 from trefoil.core.fleet import DeviceState
 from trefoil.core.plan_check import check
@@ -24,7 +24,7 @@ LIMITS = Limits(4000, 1e-3)
 
 def problem_for(name, gpus):
     case = bench.CASES[name]
-    world = read(bench.view_of(case, gpus, bench.LOAD), 1.0, clocks=True)
+    world = read_view(bench.view_of(case, gpus, bench.LOAD), 1.0, clocks=True)
     return (world, *bench.problem_of(case, world))
 
 

@@ -16,7 +16,7 @@ from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of, value_lambda
 from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.search import solve
-from controller.planners.world import read
+from controller.planners.world import read_view
 from tests.support.planning import DUCK, NOW_S, SERIES, fleet, objective, view
 from trefoil.core.brains import BudgetState
 from trefoil.core.carbon import CarbonBand, CarbonForecast, Series
@@ -212,7 +212,7 @@ def test_a_perfect_forecast_finds_the_optimum_and_none_finds_no_better(true, req
 
 def test_the_frontier_is_convex_and_its_points_are_plans():
     one = view(wanted=[objective(slo_ms=75.0)])
-    world = read(one, 1.0)
+    world = read_view(one, 1.0)
     found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, CONSTANTS))
     problem = Problem(groups_of(world.devices), found, world.tasks, 0.0)
     hull = frontier(problem, "digits", Limits(gap=1e-6), 12)
@@ -229,7 +229,7 @@ def test_no_plan_is_taken_for_impossible_by_the_solvers_presolve():
     """A demand of which the solver, with its probing, said that no plan serves it as soon as accuracy had a price."""
     demand = Demand("digits", "", 127.55473818635774, 236.09491837372562, 1.0, 1.9290149861438821)
     one = view(wanted=[objective(slo_ms=150.0)], demand=[demand], devices=fleet(1))
-    world = read(one, 1.0)
+    world = read_view(one, 1.0)
     found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, CONSTANTS))
     problem = Problem(groups_of(world.devices), found, world.tasks, 0.0)
     problem = replace(problem, columns=undominated(found, problem.devices, keep_running=False))
@@ -243,7 +243,7 @@ def test_no_plan_is_taken_for_impossible_by_the_solvers_presolve():
 
 def test_a_search_that_ends_before_its_first_plan_leaves_the_cheapest_point(monkeypatch):
     one = view(wanted=[objective()])
-    world = read(one, 1.0)
+    world = read_view(one, 1.0)
     found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, CONSTANTS))
     problem = Problem(groups_of(world.devices), found, world.tasks, 0.0)
     monkeypatch.setattr(
@@ -256,7 +256,7 @@ def test_a_search_that_ends_before_its_first_plan_leaves_the_cheapest_point(monk
 
 def test_lambda_prefers_what_clover_figure_6_prefers():
     # lambda 0.1, C_base 1000; A: e 0.4, dAcc -4 %; B: e 1.2, dAcc -2 %. A wins at 500 g/kWh, B at 100 (CLOVER Fig. 6).
-    world = read(view(wanted=[objective(lambda_weight=0.1)]), 1.0)
+    world = read_view(view(wanted=[objective(lambda_weight=0.1)]), 1.0)
     for intensity, winner in ((500.0, "A"), (100.0, "B")):
         value = value_lambda(world.tasks[0], intensity, 4.0, 1.0, 250.0)
         score = {name: e - value * a for name, e, a in (("A", 0.4, 0.96), ("B", 1.2, 0.98))}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from controller.planners.clover.graph import Graph
-from controller.planners.clover.hunch import Hunch
 from controller.planners.clover.objective import Goal, Outcome
 from controller.planners.clover.planner import outcome_from
-from controller.planners.clover.space import Space, units
+from controller.planners.clover.space import Space, unit_setups
+from controller.planners.clover.surrogate import Surrogate
 from tests.support.planning import digits
 from trefoil.core.catalog import Variant
 from trefoil.core.demand import Measured
@@ -42,18 +42,18 @@ def truth(graph: Graph) -> Outcome:
 
 def test_nothing_measured_no_opinion():
     graphs = [unit.graph for unit in SPACE.units(A100_40GB)[:5]]
-    assert list(Hunch(SPACE, GOAL, IDLE_W, RATE_PER_S, {})(graphs)) == [1.0] * 5
+    assert list(Surrogate(SPACE, GOAL, IDLE_W, RATE_PER_S, {})(graphs)) == [1.0] * 5
     failed = {graphs[0]: Outcome(None, 0.0, float("inf"), float("inf"), 0.0, RATE_PER_S)}
-    assert list(Hunch(SPACE, GOAL, IDLE_W, RATE_PER_S, failed)(graphs)) == [1.0] * 5
+    assert list(Surrogate(SPACE, GOAL, IDLE_W, RATE_PER_S, failed)(graphs)) == [1.0] * 5
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_few_measurements_tell_which_neighbours_are_good(seed):
     rng = np.random.default_rng(seed)
-    some = [units(A100_40GB, VARIANTS)[int(i)].graph for i in rng.integers(0, 1282, 8)]
-    hunch = Hunch(SPACE, GOAL, IDLE_W, RATE_PER_S, {graph: truth(graph) for graph in some})
-    near = SPACE.neighbourhood(units(A100_40GB, VARIANTS)[int(rng.integers(0, 1282))])
-    chance = hunch([s.graph for s in near])
+    some = [unit_setups(A100_40GB, VARIANTS)[int(i)].graph for i in rng.integers(0, 1282, 8)]
+    surrogate = Surrogate(SPACE, GOAL, IDLE_W, RATE_PER_S, {graph: truth(graph) for graph in some})
+    near = SPACE.neighbourhood(unit_setups(A100_40GB, VARIANTS)[int(rng.integers(0, 1282))])
+    chance = surrogate([s.graph for s in near])
     assert ((chance > 0) & (chance <= 1)).all()
     worth = np.array([GOAL.value(o) if GOAL.feasible(o := truth(s.graph)) else -100.0 for s in near])
     drawn = worth[rng.choice(len(near), 500, p=chance / chance.sum())]
@@ -64,7 +64,9 @@ def test_a_few_measurements_tell_which_neighbours_are_good(seed):
 def test_variants_without_macs_are_told_apart_by_nothing_but_slices():
     space = Space(((A100_40GB, 1),), tuple(replace(v, macs=0) for v in VARIANTS))
     graphs = [unit.graph for unit in space.units(A100_40GB)[:50]]
-    chance = Hunch(space, GOAL, IDLE_W, RATE_PER_S, {graphs[0]: Outcome(50.0, 0.9, 200.0, 250.0, 1.0, 20.0)})(graphs)
+    chance = Surrogate(space, GOAL, IDLE_W, RATE_PER_S, {graphs[0]: Outcome(50.0, 0.9, 200.0, 250.0, 1.0, 20.0)})(
+        graphs
+    )
     assert ((chance > 0) & (chance <= 1)).all()
 
 

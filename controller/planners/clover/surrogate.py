@@ -1,4 +1,4 @@
-"""What a configuration that was never measured may be worth, by a scaling law fitted to those that were.
+"""Surrogate of configurations that were never measured: a scaling law fitted to those that were.
 
 Source: ours; CLOVER draws neighbours all alike (`guided` = 0). A proposal only: what counts is what is measured.
 Data: outcomes of known graphs, each variant's MACs and accuracy, compute slices, idle power and rate of the pod, SLO.
@@ -35,8 +35,10 @@ BUSY_SPREAD: Final = 0.05
 
 
 @dataclass(frozen=True)
-class Hunch:
-    """Weights for neighbours; of no opinion while nothing has been measured. `idle_w`: all devices of the pod."""
+class Surrogate:
+    """Surrogate of the objective: weights for neighbours; of no opinion while nothing was measured. `idle_w`: whole
+    pod.
+    """
 
     space: Space
     goal: Goal

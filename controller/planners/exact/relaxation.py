@@ -1,0 +1,154 @@
+"""Relaxation of objectives that no plan meets: joint targets first, then a ladder of what gives.
+
+Joint targets (mode budget): a window's accuracy is owed over the window, and its price says what is worth paying now.
+Every family's target (`aims.py`) comes from its own frontier, on which the others have no more than their hard minimum;
+two families that want the most of it in the same clean hour may ask for more than the fleet has. Then the program is
+solved with a price on what lacks of a target instead of the target, as high as the price of accuracy itself. What that
+plan reaches are the targets; what lacks, the window's budget owes later. Hard minima and floors of other modes stay.
+Source: DESIGN section 4, mode budget.
+
+The ladder where those cannot be met, first match wins; its names are what `Decision.degraded` starts with:
+  slo_out_of_reach        nothing in the fleet is fast enough even when idle: the fastest is aimed at instead
+  accuracy_out_of_reach   nothing that meets the SLO is accurate enough: the most accurate is aimed at instead
+  short_of_capacity       the fleet cannot serve this demand within SLO and floor: as much as it can serve
+With a plan in force the first two keep it (the objective is at fault, not the plan); the third replaces it only by a
+plan that serves more. With nothing running, the closest plan is taken.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from controller.planners.columns import columns, latency_best_ms
+from controller.planners.exact.aims import FamilyAim, mode_of
+from controller.planners.exact.milp import Limits
+from controller.planners.exact.model import Aim, Problem, as_they_are
+from controller.planners.exact.search import solve
+from controller.planners.world import PlanningInput, Task
+from trefoil.core.objective import ObjectiveMode
+
+SLACK: Final = 1e-6  # of accuracy: below what the solver's tolerance moves
+EASE: Final = 1.25  # the SLO grows by this until the fleet can serve something
+SERVED_GAIN: Final = 1.01  # a plan that serves less than this more is not worth a change
+
+
+def relaxed(
+    inputs: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]
+) -> tuple[Problem, Aim, str]:
+    """Relaxed problem that has a solution, its aim, and what had to give."""
+    reasons, tasks, target = [], [], dict(aim.target)
+    for task in inputs.tasks:
+        eased, reason = _eased(inputs, problem, task, constants)
+        if reason:
+            reasons.append(reason)
+        accuracies = [c.accuracy for c in columns(inputs.view.catalog, eased, inputs.devices, constants)]
+        best = max(accuracies, default=0.0)
+        floor = max(eased.objective.hard_min_accuracy, target.get(task.family, 0.0))
+        if floor > best:
+            reasons.append(
+                f"accuracy_out_of_reach: {task.family} asks for {floor:.4f}, {best:.4f} is the best within "
+                f"{eased.objective.slo_ms:g} ms"
+            )
+            eased = replace(
+                eased,
+                objective=replace(eased.objective, hard_min_accuracy=min(best, eased.objective.hard_min_accuracy)),
+            )
+            target[task.family] = min(best, target.get(task.family, 0.0))
+        tasks.append(eased)
+    found = tuple(c for t in tasks for c in columns(inputs.view.catalog, t, inputs.devices, constants))
+    problem = replace(problem, columns=found, tasks=tuple(tasks))
+    limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
+    aim = replace(aim, target=target)
+    if solve(problem, aim, limits) is not None:
+        return problem, aim, "; ".join(reasons)
+    aim = replace(aim, shortage_allowed=True)
+    short = solve(problem, aim, limits)
+    missing = short.shortage_per_s if short else sum(t.demand.rate_p90_per_s for t in tasks)
+    wanted = sum(t.demand.rate_p90_per_s for t in tasks)
+    names = ", ".join(t.family for t in tasks)
+    reasons.append(
+        f"short_of_capacity: {names} need {wanted:.1f}/s within SLO and floor, {wanted - missing:.1f}/s is the most "
+        f"that {len(inputs.devices)} devices serve"
+    )
+    return problem, aim, "; ".join(reasons)
+
+
+def _eased(inputs: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[Task, str]:
+    if any(c.family == task.family for c in problem.columns):
+        return task, ""
+    best = latency_best_ms(inputs.view.catalog, task, inputs.devices, constants)
+    if best is None:
+        return task, f"no_profile: nothing in the fleet has a profile of {task.family}"
+    slo_ms = best[0]
+    for _ in range(20):
+        slo_ms *= EASE
+        eased = replace(task, objective=replace(task.objective, slo_ms=slo_ms))
+        if columns(inputs.view.catalog, eased, inputs.devices, constants):
+            break
+    return eased, (
+        f"slo_out_of_reach: {task.family} asks for {task.objective.slo_ms:g} ms at the "
+        f"{task.objective.slo_quantile:.0%} quantile, {best[0]:.1f} ms ({best[1]}) is the fastest"
+    )
+
+
+def better_than_current(inputs: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> bool:
+    """Whether the relaxed plan should replace what runs."""
+    if inputs.nothing_runs:
+        return True
+    if not aim.shortage_allowed or problem.columns == ():
+        return False
+    limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
+    wanted = sum(t.demand.rate_p90_per_s for t in problem.tasks)
+    best = solve(problem, aim, limits)
+    still = solve(replace(problem, groups=as_they_are(problem.devices)), aim, limits)
+    if best is None or still is None:
+        return best is not None
+    return wanted - best.shortage_per_s > SERVED_GAIN * (wanted - still.shortage_per_s)
+
+
+def windowed_families(inputs: PlanningInput, aim: Aim) -> frozenset[str]:
+    """Families whose target is more than their hard minimum and owed over a window, not at this instant."""
+    return frozenset(
+        t.family
+        for t in inputs.tasks
+        if mode_of(t.objective) == ObjectiveMode.BUDGET
+        and aim.target.get(t.family, 0.0) > t.objective.hard_min_accuracy
+    )
+
+
+def joint_targets(
+    inputs: PlanningInput,
+    problem: Problem,
+    aim: Aim,
+    family_aims: Mapping[str, FamilyAim],
+    constants: Mapping[str, float],
+) -> tuple[Aim, dict[str, FamilyAim]] | None:
+    """Targets that families can reach together: the aim with them, and why; None: not even hard minima can be met.
+
+    Raises:
+        WallLimitHit: see `Program.solve`.
+    """
+    families = windowed_families(inputs, aim)
+    if not families:
+        return None
+    priced = replace(aim, lack_j={f: aim.value_j.get(f, 0.0) for f in families})
+    found = solve(problem, priced, Limits(int(constants["solver_nodes"]), constants["solver_gap"]))
+    if found is None:
+        return None
+    targets, raised = dict(aim.target), dict(family_aims)
+    for family in sorted(families):
+        reached = found.accuracy[family] - SLACK
+        if reached < targets[family]:
+            targets[family] = reached
+            raised[family] = replace(
+                family_aims[family],
+                target=reached,
+                why=f"{family_aims[family].why}; the fleet has {reached:.4f} for it",
+            )
+    return replace(aim, target=targets), raised
+
+
+def hard_minima(inputs: PlanningInput, aim: Aim) -> Aim:
+    """Aim without the targets of windows: to serve comes before what a window is owed."""
+    families = windowed_families(inputs, aim)
+    return replace(aim, target={f: target for f, target in aim.target.items() if f not in families})
