@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from trefoil.cli import carbon_live, carbon_outlook, carbon_scores, carbon_zones
+from trefoil.cli import carbon_chart, carbon_live, carbon_outlook, carbon_scores, carbon_zones
 from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, writing
 from trefoil.core.errors import SettingError
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from carbon_feed.forecast.backtest import Backtest
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Grid carbon intensity and its forecasts.")
-
-BARS: Final = " ▁▂▃▄▅▆▇█"
 
 
 @app.command("backtest")
@@ -78,17 +76,9 @@ def _say(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"])
     )
     rows = [[r.model, f"day {d}", *carbon_scores.cells(r.day(d))] for r in results for d in range(1, r.days + 1)]
     said.print(grid("Errors by day ahead", carbon_scores.COLUMNS, rows))
-    top = max(s.mae_g_per_kwh for r in results for s in r.scores)
-    for r in results:
-        line = _line([s.mae_g_per_kwh for s in r.scores], top)
-        said.print(f"{r.model:>12} {line} MAE, 0 to {r.scores[-1].horizon_s / 3600:g} h; full = {top:.0f} g/kWh")
-
-
-def _line(values: Sequence[float], top: float, width: int = 48) -> str:
-    """A curve in one line of text."""
-    count = min(width, len(values))
-    picked = [values[i * len(values) // count] for i in range(count)]
-    return "".join(BARS[min(len(BARS) - 1, round(v / top * (len(BARS) - 1)))] if top > 0 else BARS[0] for v in picked)
+    errors = {r.model: ([s.horizon_s / 3600 for s in r.scores], [s.mae_g_per_kwh for s in r.scores]) for r in results}
+    chart = carbon_chart.draw_errors(errors, carbon_chart.fitting_width(said))
+    said.print(chart, markup=False, soft_wrap=True)
 
 
 def _document(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> dict[str, Any]:

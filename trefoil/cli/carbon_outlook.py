@@ -18,15 +18,12 @@ from trefoil.cli.asking import DEFAULT_STATE_DIR
 from trefoil.cli.attached import as_json
 from trefoil.cli.carbon_asking import Ca, Feed, Target, ZoneArgument, ask, kind, lasted, moment, when
 from trefoil.cli.output import AsJson, StateDir, console, grid, print_json, writing
-from trefoil.core.carbon import CarbonForecast, CarbonReading, CarbonScores, Series
+from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, CarbonScores, Series
 from trefoil.core.errors import SettingError, Unavailable
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 
 HOUR_S: Final = 3600.0
-CHART_MIN: Final = 24
-CHART_MAX: Final = 96
-LABELS: Final = 14  # what stands left of a chart, and right of it under its last tick
 ROWS_MAX: Final = 24  # of a forecast's table; more are put together
 TOGETHER: Final = (1, 2, 3, 4, 6, 8, 12, 24, 36, 48, 72, 96)
 STEPS_MIN: Final = (0, 5, 15, 30, 60)
@@ -92,10 +89,10 @@ def forecast(
             return seen, await _export(export, seen, _archived(feed, series, model))
 
     seen, archived = ask(target, ca, state_dir, gather)
-    past, ahead = carbon_chart.of_readings(_with_now(seen)), carbon_chart.of_bands(_bands(seen.forecast))
+    past, ahead = _with_now(seen), _bands(seen.forecast)
     if plot is not None:
         with writing(plot, "--plot"):
-            carbon_chart.draw(plot, f"{seen.series.zone}: {kind(seen.series)}", past, ahead, now_s)
+            _save_png(plot, seen.series, past, ahead, now_s)
     if as_json_:
         print_json(_document(seen))
         return
@@ -141,7 +138,7 @@ async def _archived(feed: Feed, series: Series, model: str) -> AsyncIterator[lis
         ]
 
 
-def _bands(found: CarbonForecast | None) -> Sequence[Any]:
+def _bands(found: CarbonForecast | None) -> Sequence[CarbonBand]:
     return found.bands if found is not None else ()
 
 
@@ -152,14 +149,10 @@ def _with_now(seen: Outlook) -> list[CarbonReading]:
     return [*seen.past, *newer]
 
 
-def _say(seen: Outlook, past: Sequence[carbon_chart.Span], ahead: Sequence[carbon_chart.Span], now_s: float) -> None:
+def _say(seen: Outlook, past: Sequence[CarbonReading], ahead: Sequence[CarbonBand], now_s: float) -> None:
     out = console()
     out.print(headline(seen), markup=False, soft_wrap=True)
-    lines = carbon_chart.chart(past, ahead, now_s, width=_width(out))
-    if lines:
-        out.print(f"g/kWh, UTC   {carbon_chart.LEGEND}", markup=False)
-    for line in lines:
-        out.print(line, markup=False, soft_wrap=True)
+    _print_chart(out, past, ahead, now_s)
     if seen.forecast is not None and seen.forecast.bands:
         columns = ("from", "10 %", "50 %", "90 %")
         out.print(grid("Forecast, means in g/kWh", columns, _table(seen.forecast)))
@@ -183,9 +176,19 @@ def headline(seen: Outlook) -> str:
     return text + (f"; {found.fallback_reason}" if found.fallback_reason else "")
 
 
-def _width(out: Console) -> int:
-    """Columns of a chart that fits beside its labels."""
-    return max(CHART_MIN, min(CHART_MAX, out.width - LABELS))
+def _print_chart(out: Console, past: Sequence[CarbonReading], ahead: Sequence[CarbonBand], now_s: float) -> None:
+    """The chart in the terminal, if there is anything to draw."""
+    width = carbon_chart.fitting_width(out)
+    curves = carbon_chart.sample_curves(past, ahead, now_s, width * carbon_chart.POINTS_A_COLUMN)
+    if curves is not None:
+        out.print(carbon_chart.draw_intensity(curves, width), markup=False, soft_wrap=True)
+
+
+def _save_png(
+    path: Path, series: Series, past: Sequence[CarbonReading], ahead: Sequence[CarbonBand], now_s: float
+) -> None:
+    curves = carbon_chart.sample_curves(past, ahead, now_s, carbon_chart.PNG_POINTS)
+    carbon_chart.save_intensity_png(path, f"{series.zone}: {kind(series)}", curves)
 
 
 def _table(found: CarbonForecast) -> list[tuple[str, str, str, str]]:
@@ -273,17 +276,15 @@ def history(
     if out is not None:
         with writing(out, "--out"):
             write_csv(out, ("zone", "method", "factors", *HISTORY_COLUMNS), [_flat(reading) for reading in found])
-    spans = carbon_chart.of_readings(found)
     if plot is not None:
         with writing(plot, "--plot"):
-            carbon_chart.draw(plot, f"{series.zone}: {kind(series)}", spans, (), to_s or now_s)
+            _save_png(plot, series, found, (), to_s or now_s)
     if as_json_:
         print_json({"series": as_json(series), "readings": [as_json(reading) for reading in found]})
         return
     said = console()
     said.print(f"{series.zone} ({kind(series)}): {len(found)} intervals since {when(round(from_s))}", markup=False)
-    for line in carbon_chart.chart(spans, (), min(now_s, to_s or now_s), width=_width(said)):
-        said.print(line, markup=False, soft_wrap=True)
+    _print_chart(said, found, (), min(now_s, to_s or now_s))
     if found:
         columns = ("from", "until", "g/kWh", "quality", "rung", "provider", "known since")
         rows = [_row(reading) for reading in found[-rows_max:]]

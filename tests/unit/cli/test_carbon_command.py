@@ -214,7 +214,7 @@ def test_watch_ends_when_its_time_is_over(served):
 
 def test_forecast_draws_the_day_before_and_the_band(served):
     said_ = text(served, "forecast", "CAISO")
-    for part in ("blend, issued", "96.0 h ahead", "own blend of electricity_maps", "• past", "░", "◦", "╵", "Z "):
+    for part in ("blend, issued", "96.0 h ahead", "own blend of electricity_maps", "past │ forecast", "░", "┬", "Z "):
         assert part in said_, part
     assert "What past forecasts were worth" in said_
     assert "day 1" in said_
