@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from carbon_feed.forecast.archive import Archive
+from carbon_feed.forecast.archive import Archive, forecast_of_line, line_of
 from carbon_feed.forecast.parts import Parts
-from carbon_feed.forecast.records import forecast_of_line, line_of
 from trefoil.core.carbon import CarbonForecast, Series
 from trefoil.runtime.keys import series_name
 

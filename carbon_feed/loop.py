@@ -25,7 +25,7 @@ from carbon_feed.providers import LiveProvider, Polled, Provider, ProviderFailur
 from carbon_feed.recorder import AtHand, Shared
 from carbon_feed.role import Role
 from carbon_feed.settings import CarbonFeedSettings
-from carbon_feed.shown import Shown
+from carbon_feed.zone_metrics import ZoneMetrics
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Rung, Series, ZoneHealth
 from trefoil.core.common import Lease
@@ -57,7 +57,7 @@ class FeedLoop:
         self._settings = settings
         self._provider, self._secondary = provider, secondary
         self._state, self._clock = state, clock
-        self._shown = Shown(metrics, settings)
+        self._metrics = ZoneMetrics(metrics, settings)
         self._brain = Ladder(settings.carry_max_s, settings.static_g_per_kwh, settings.late_max_s)
         self._accepted: CarbonReading | None = None
         self._suspect: Observation | None = None
@@ -69,7 +69,7 @@ class FeedLoop:
             else AtHand(state, settings, provider)
         )
         self.history: History = self._recorder.history
-        self.outlook = ZoneOutlook(settings, provider, self.history, lambda: self.reading, metrics)
+        self.outlook = ZoneOutlook(settings, provider, self.history, lambda: self.reading, self._metrics)
         self._role = Role(state, clock, f"feed:{settings.zone}", settings.state_dir / f"epoch-{settings.zone}")
         self._written: CarbonReading | None = None
         self._settled = 0
@@ -87,7 +87,7 @@ class FeedLoop:
     async def init(self) -> None:
         """Read once, so that the first caller is answered. Nothing is written, and nobody is asked."""
         self._settings.state_dir.mkdir(parents=True, exist_ok=True)
-        self._shown.start(self.speedup)
+        self._metrics.set_speedup(self.speedup)
         for polled in self._polled:
             polled.recall(self._clock.now_s())
         if self._polled:
@@ -120,7 +120,7 @@ class FeedLoop:
             await self._publish(lease)
             if self._recorder.backlog:
                 next_tick_at_s = now_s
-        self._shown.standing(now_s, self.reading, self.leading, self._polled)
+        self._metrics.update_state(now_s, self.reading, self.leading, self._polled)
         return next_tick_at_s
 
     async def shutdown(self) -> None:
@@ -203,7 +203,7 @@ class FeedLoop:
         if accepted is not None and accepted is not self._accepted:
             self._profile.tell(accepted.starts_at_s, accepted.intensity_g_per_kwh)
         self._accepted, self._suspect = accepted, decision.suspect
-        self._shown.refused(decision.refusals, (self._provider, self._secondary))
+        self._metrics.count_refusals(decision.refusals, (self._provider, self._secondary))
         if reading is not None and reading != self.reading:
             self._tell(reading, decision.why)
         if self.reading is not None and ask:
@@ -240,7 +240,7 @@ class FeedLoop:
         news, self._news = self._news, asyncio.Event()
         news.set()
         if changed:
-            self._shown.told(reading, why)
+            self._metrics.count_reading(reading, why)
 
     # Redis
 

@@ -23,16 +23,14 @@ from carbon_feed.core.ratio import EXPANDING, WINDOWS, ratio
 from carbon_feed.core.validate import Refusal
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.archive import Archive
-from carbon_feed.forecast.days import DAY_S
 from carbon_feed.forecast.issue import Issuer, Origin
 from carbon_feed.forecast.parts import Parts, T
-from carbon_feed.forecast.scores import merged
 from carbon_feed.providers.base import Provider
 from carbon_feed.settings import CarbonFeedSettings
+from carbon_feed.zone_metrics import ZoneMetrics
 from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, CarbonScores
 from trefoil.runtime.keys import Keys
 from trefoil.runtime.state import Delete, Put, State, Write
-from trefoil.runtime.telemetry import Metrics
 
 REFRESH_MIN_S: Final = 0.25  # a replay may say something new every few milliseconds
 ISSUE_MIN_S: Final = 1.0  # of a fast replay some steps are left out
@@ -52,7 +50,7 @@ class ZoneOutlook:
         provider: Provider,
         history: History,
         reading: Callable[[], CarbonReading | None],
-        metrics: Metrics,
+        metrics: ZoneMetrics,
     ) -> None:
         """`history` is the zone's own and stays the same object; `reading` tells what holds now.
 
@@ -125,7 +123,7 @@ class ZoneOutlook:
             await self._ask(now_s)
         self._choose(now_s)
         await self._score(now_s)
-        self._show(now_s)
+        self._update_metrics(now_s)
         return before != (self.forecast, self.forecast_reason, self._scores, self.history.version)
 
     def writes(self, keys: Keys) -> list[Write]:
@@ -241,7 +239,7 @@ class ZoneOutlook:
                 self._own, self._own_why = issued.forecast or self._own, issued.why
             if issued.forecast is not None and self.archive.add(issued.forecast):
                 made.append(issued.forecast)
-                self._metrics.inc("trefoil_carbon_forecasts_issued_total", zone=self.series.zone, model=name)
+                self._metrics.count_forecast(name)
         await self._keep(made)
 
     async def _ask(self, now_s: float) -> None:
@@ -249,17 +247,12 @@ class ZoneOutlook:
         found = await self._asking.forecast(now_s)
         if isinstance(found, Refusal):
             name = self._settings.provider
-            self._metrics.inc(
-                "trefoil_carbon_provider_errors_total",
-                zone=self.series.zone,
-                provider=name,
-                cause=found.cause.value,
-            )
+            self._metrics.count_error(name, found.cause)
             self._log.info("no forecast from the provider", provider=name, why=str(found))
             return
         self._theirs = await in_parts(self.archive.banded_parts(found, self.history))
         if self.archive.add(self._theirs):
-            self._metrics.inc("trefoil_carbon_forecasts_issued_total", zone=self.series.zone, model=self._theirs.model)
+            self._metrics.count_forecast(self._theirs.model)
             await self._keep([self._theirs])
 
     async def _look_back(self, now_s: float) -> None:
@@ -325,30 +318,12 @@ class ZoneOutlook:
             self._log.warning("forecasts are not kept on disk", error=str(error))
         self._disk_ok = False
 
-    def _show(self, now_s: float) -> None:
+    def _update_metrics(self, now_s: float) -> None:
         """Metrics, and the ratios that are written."""
-        zone = self.series.zone
-        self._metrics.set("trefoil_carbon_history_intervals", len(self.history), zone=zone)
-        for window in WINDOWS:
-            found = self.ratio(window, now_s)
-            if found is not None:
-                self._metrics.set("trefoil_carbon_ratio", found.cir, zone=zone, window=window)
-        if self.forecast is not None:
-            age_s = max(0.0, now_s - self.forecast.issued_at_s)
-            self._metrics.set("trefoil_carbon_forecast_age_seconds", age_s, zone=zone)
-        if self._scored_s != now_s:
-            return
-        per_day = round(DAY_S / self._wanted.step_s)
-        for model, scored in self._scores.items():
-            for day in range(-(-len(scored.scores) // per_day)):
-                one = merged(scored.scores[day * per_day : (day + 1) * per_day])
-                labels = {"zone": zone, "model": model, "day": str(day + 1)}
-                if one.samples:
-                    self._metrics.set("trefoil_carbon_forecast_mae_grams_per_kwh", one.mae_g_per_kwh, **labels)
-                if one.mape_samples:
-                    self._metrics.set("trefoil_carbon_forecast_mape_ratio", one.mape_ratio, **labels)
-                if one.coverage_samples:
-                    self._metrics.set("trefoil_carbon_forecast_coverage_ratio", one.coverage_ratio, **labels)
+        found = [one for one in (self.ratio(window, now_s) for window in WINDOWS) if one is not None]
+        self._metrics.update_forecasts(now_s, len(self.history), found, self.forecast)
+        if self._scored_s == now_s:
+            self._metrics.update_scores(self._scores.values())
 
 
 async def in_parts(parts: Parts[T]) -> T:

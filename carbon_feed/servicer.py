@@ -9,6 +9,7 @@ import functools
 import itertools
 import math
 import operator
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -17,7 +18,6 @@ from carbon_feed.core.history import History, Piece, check_series
 from carbon_feed.core.ratio import EXPANDING, WINDOWS
 from carbon_feed.core.watching import Announced, Watching
 from carbon_feed.forecast.archive import Archive
-from carbon_feed.turns import Turns
 from carbon_feed.zones import Zone, Zones, load_zones
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
@@ -39,6 +39,7 @@ from trefoil.runtime.state import series_name
 MICROS: Final = 1_000_000
 WATCHERS_MAX: Final = 1_000
 PIECE: Final = 50  # messages that are made at once: others are answered in between
+AT_ONCE: Final = 4  # watchers that are woken before others are answered
 
 
 class Outlook(Protocol):
@@ -79,6 +80,30 @@ class ZoneFeed(Protocol):
     def watch(self) -> AsyncIterator[CarbonReading]: ...
 
     def health(self, now_s: float) -> ZoneHealth: ...
+
+
+class Turns:
+    """Few watchers at a time are told the news, so that who asks meanwhile is answered in between."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def mine(self) -> None:
+        """Return when it is the caller's turn."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(turn)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._next)
+        await turn
+
+    def _next(self) -> None:
+        for _ in range(min(AT_ONCE, len(self._waiting))):
+            turn = self._waiting.popleft()
+            if not turn.done():  # its watcher may be gone
+                turn.set_result(None)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
 
 
 class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]

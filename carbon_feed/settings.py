@@ -1,6 +1,7 @@
 """Settings of the carbon feed (`TREFOIL_CARBON_FEED_...`, deploy/config)."""
 
 import math
+import os
 import zoneinfo
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,14 +10,17 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from carbon_feed.core.trace import INTENSITY_MAX_G_PER_KWH
-from carbon_feed.outlook_settings import OutlookSettings
-from carbon_feed.secrets import checked
+from carbon_feed.forecast.archive import FORECASTS_MAX
+from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S, grid
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Series
 from trefoil.runtime.config import ServiceSettings, Settings
 
 ProviderName = Literal["trace", "constant", "neso", "electricity_maps", "watttime", "override"]
 DEFAULT_TRACE = Path(__file__).parent / "data" / "synthetic_duck_72h.csv"
+FILE: Final = "file:"
+ENVIRONMENT: Final = "env:"
+SECRET_BYTES_MAX: Final = 4096
 
 
 def known_timezone(value: str) -> str:
@@ -27,6 +31,38 @@ def known_timezone(value: str) -> str:
     except (zoneinfo.ZoneInfoNotFoundError, ValueError) as error:
         raise ValueError("no such time zone; write an IANA name, e.g. Europe/London") from error
     return value
+
+
+def checked(reference: SecretStr | None) -> SecretStr | None:
+    """Refuse a secret that stands in the settings itself; for pydantic validators."""
+    if reference is not None and not reference.get_secret_value().startswith((FILE, ENVIRONMENT)):
+        raise ValueError("a secret must not stand in the settings: write file:/path or env:NAME")
+    return reference
+
+
+def resolve(reference: SecretStr | None, field: str) -> str:
+    """The secret itself.
+
+    Raises:
+        errors.SettingError: none is configured, or the file or variable is absent or empty; never shows the secret.
+    """
+    if reference is None:
+        raise errors.SettingError("no secret", field=field, remedy="name one: file:/path or env:NAME")
+    named = reference.get_secret_value()
+    if named.startswith(ENVIRONMENT):
+        secret = os.environ.get(named.removeprefix(ENVIRONMENT), "")
+    else:
+        try:
+            with Path(named.removeprefix(FILE)).open(encoding="utf-8") as file:
+                secret = file.read(SECRET_BYTES_MAX)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = type(error).__name__
+            raise errors.SettingError(
+                f"cannot be read ({reason})", field=field, value=named, remedy="name a readable text file"
+            ) from error
+    if not secret.strip():
+        raise errors.SettingError("is empty", field=field, value=named, remedy="put the secret there")
+    return secret.strip()
 
 
 class TraceSettings(Settings):
@@ -180,6 +216,36 @@ class PollingSettings(Settings):
     """Failures in a row after which nothing but a probe goes out."""
     ask_without_redis: bool = False
     """Ask although nobody can say who holds the zone. For a feed that is alone: with several, each of them asks."""
+
+
+class OutlookSettings(Settings):
+    """What is to come, what it was worth, and what providers say of the past."""
+
+    model: Literal["blend", "climatology", "persistence", "none"] = "blend"
+    """Ours that is served where no provider forecasts; all three are archived and scored. `none`: none of ours."""
+    step_s: float = STEP_S
+    """Of our forecasts, in the source's time: 900, 1800 or 3600."""
+    horizon_s: float = Field(default=HORIZON_S, gt=0, le=14 * 86_400.0)
+    """How far ahead ours look, in the source's time."""
+    provider_every_s: float = Field(default=1800.0, ge=300)
+    """How often a provider is asked for its forecast, where it has one. Counts towards a quota."""
+    age_max_s: float = Field(default=3 * 3600.0, gt=0)
+    """How long a forecast is served when no newer one can be had, in the source's time."""
+    past_every_s: float = Field(default=3600.0, ge=300)
+    """How often a provider is asked for the last day again: values are revised for a day or more."""
+    past_h: float = Field(default=14 * 24.0, ge=24, le=60 * 24)
+    """How far back a provider is asked at the start where nothing is known."""
+    archive_max: int = Field(default=FORECASTS_MAX, ge=24, le=20_000)
+    """Issued forecasts that are kept and scored, of each model."""
+
+    @field_validator("step_s")
+    @classmethod
+    def _a_step(cls, value: float) -> float:
+        try:
+            grid(value, HORIZON_S)
+        except errors.SettingError as error:
+            raise ValueError(str(error)) from error
+        return value
 
 
 class ZoneFields(Settings):

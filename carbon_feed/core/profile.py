@@ -6,10 +6,7 @@ Formulation: c(t) = m[k(t)] + (c - m[k(t0)]) exp(-(t - t0) / tau), tau = 12 h: w
 """
 
 import math
-from collections.abc import Iterable
 from typing import Final
-
-from trefoil.core.carbon import CarbonReading, Rung
 
 HOURS: Final = 168
 HOUR_S: Final = 3600.0
@@ -71,12 +68,3 @@ class HourOfWeek:
 def hour_of_week(at_s: float) -> int:
     """0 = Monday 00:00 to 01:00 UTC."""
     return (int(at_s // HOUR_S) + EPOCH_HOUR) % HOURS
-
-
-def profile_of(history: Iterable[CarbonReading]) -> HourOfWeek:
-    """A profile learnt from a history; what only stood in for a value teaches nothing."""
-    made = HourOfWeek()
-    for reading in history:
-        if reading.rung <= Rung.SECONDARY:
-            made.tell(reading.starts_at_s, reading.intensity_g_per_kwh)
-    return made

@@ -14,8 +14,7 @@ import numpy as np
 from carbon_feed.core.trace import Trace
 from carbon_feed.forecast.days import DAY_S, DAYS, Values
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S, WINDOW_DAYS, Forecaster, Model
-from carbon_feed.forecast.scores import Tally
-from carbon_feed.forecast.scores import merged as merged
+from carbon_feed.forecast.scores import Tally, merged
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonScore
 

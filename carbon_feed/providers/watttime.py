@@ -14,8 +14,7 @@ from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import Provider, ProviderFailure
 from carbon_feed.providers.recent import Recent, holding
 from carbon_feed.providers.web import Web, grams, iso, rows_of, utc_s
-from carbon_feed.secrets import resolve
-from carbon_feed.settings import CarbonFeedSettings, WattTimeSettings
+from carbon_feed.settings import CarbonFeedSettings, WattTimeSettings, resolve
 from carbon_feed.zones import provider_zone
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Quality

@@ -1,4 +1,4 @@
-"""`trefoil carbon`: what forecasts are worth; what a feed knows is in carbon_live, carbon_outlook and carbon_zones."""
+"""`trefoil carbon`: what forecasts are worth; what a feed knows is in carbon_live and carbon_outlook."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from trefoil.cli import carbon_chart, carbon_live, carbon_outlook, carbon_scores, carbon_zones
+from trefoil.cli import carbon_chart, carbon_live, carbon_outlook, carbon_scores
 from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, writing
 from trefoil.core.errors import SettingError
 
@@ -129,7 +129,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "forecast": carbon_outlook.forecast,
     "history": carbon_outlook.history,
     "health": carbon_live.health,
-    "zones": carbon_zones.zones,
+    "zones": carbon_live.zones,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)

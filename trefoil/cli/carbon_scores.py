@@ -39,7 +39,7 @@ def row(score: CarbonScore) -> dict[str, Any]:
 
 def by_day(scores: Sequence[CarbonScore]) -> list[tuple[int, CarbonScore]]:
     """Leads pooled by day ahead, 1 = the first; days without a sample are left out. Less than a day has none."""
-    from carbon_feed.forecast.backtest import merged
+    from carbon_feed.forecast.scores import merged
 
     if not scores or scores[-1].horizon_s < DAY_S:
         return []
@@ -52,7 +52,7 @@ def by_day(scores: Sequence[CarbonScore]) -> list[tuple[int, CarbonScore]]:
 
 def by_part(scores: Sequence[CarbonScore]) -> list[tuple[str, CarbonScore]]:
     """By day ahead; what a replay in a hurry looks ahead is less than a day, and stands in four parts."""
-    from carbon_feed.forecast.backtest import merged
+    from carbon_feed.forecast.scores import merged
 
     if not scores or scores[-1].horizon_s >= DAY_S:
         return [(f"day {day}", score) for day, score in by_day(scores)]

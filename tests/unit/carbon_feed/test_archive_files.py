@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carbon_feed.archive_files import ArchiveFiles
-from carbon_feed.forecast.archive import Archive
+from carbon_feed.forecast.archive import Archive, forecast_of_line, line_of
 from carbon_feed.forecast.parts import finished
-from carbon_feed.forecast.records import forecast_of_line, line_of
 from tests.unit.carbon_feed.test_history import SERIES, T0_S
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 from trefoil.core.common import Basis, Provenance

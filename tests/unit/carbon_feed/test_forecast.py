@@ -14,10 +14,10 @@ from hypothesis.extra import numpy as hnp
 from typer.testing import CliRunner
 
 from carbon_feed.forecast import MODELS
-from carbon_feed.forecast.backtest import backtest, merged, steps_of
+from carbon_feed.forecast.backtest import backtest, steps_of
 from carbon_feed.forecast.bands import ERRORS_MIN, ErrorBook
 from carbon_feed.forecast.forecaster import Forecaster, told
-from carbon_feed.forecast.scores import Tally
+from carbon_feed.forecast.scores import Tally, merged
 from carbon_feed.providers.trace import load_trace
 from trefoil.cli.main import app
 from trefoil.core import errors

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from carbon_feed.core.feed import Observation, reading_of
 from carbon_feed.core.ladder import Ladder, LadderView, Said, forecast_of
-from carbon_feed.core.profile import FADE_S, HourOfWeek, hour_of_week, profile_of
+from carbon_feed.core.profile import FADE_S, HourOfWeek, hour_of_week
 from carbon_feed.core.validate import Cause, Refusal
 from trefoil.core.carbon import CarbonForecast, Factors, Method, Quality, Rung, Series
 
@@ -206,12 +206,6 @@ def test_the_profile_follows_the_hour_and_forgets_what_was_unusual():
     assert made.at(NOW_S + FADE_S) - 200 == pytest.approx(50.0 * math.exp(-1), abs=1.0), "half of it became the mean"
     assert told > made.at(NOW_S + FADE_S) - 200 > made.at(NOW_S + WEEK_S / 2) - 200
     assert made.at(NOW_S + WEEK_S / 2) == pytest.approx(200.0, abs=1.0)
-
-
-def test_a_profile_learns_only_from_what_a_provider_said():
-    readings = [reading_of(replace(GOOD, starts_at_s=NOW_S + k * HOUR_S), SERIES, NOW_S) for k in range(130)]
-    assert profile_of(readings).ready
-    assert not profile_of(replace(reading, rung=Rung.STATIC) for reading in readings).ready
 
 
 def points(count, step_s=1800.0, value=200.0):

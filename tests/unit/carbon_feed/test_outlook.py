@@ -14,9 +14,9 @@ from carbon_feed.core.history import History
 from carbon_feed.core.ratio import WINDOWS
 from carbon_feed.core.validate import Cause
 from carbon_feed.outlook import ISSUE_MIN_S, ZoneOutlook
-from carbon_feed.outlook_settings import OutlookSettings
 from carbon_feed.providers.base import ProviderFailure
-from carbon_feed.settings import CarbonFeedSettings
+from carbon_feed.settings import CarbonFeedSettings, OutlookSettings
+from carbon_feed.zone_metrics import ZoneMetrics
 from tests.unit.carbon_feed.test_forecast import duck
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
@@ -113,7 +113,9 @@ class World:
         self.history = History(SERIES)
         self.metrics = Metrics("carbon_feed")
         self.reading: CarbonReading | None = None
-        self.outlook = ZoneOutlook(settings, self.grid, self.history, lambda: self.reading, self.metrics)
+        self.outlook = ZoneOutlook(
+            settings, self.grid, self.history, lambda: self.reading, ZoneMetrics(self.metrics, settings)
+        )
 
     async def at(self, hour, change=True):
         now_s = T0_S + hour * HOUR_S + 60.0
@@ -351,7 +353,9 @@ async def played(folder, speedup, hours):
             simulated=True,
         )
         history.add(reading)
-    outlook = ZoneOutlook(settings, Played(speedup), history, lambda: reading, Metrics("carbon_feed"))
+    outlook = ZoneOutlook(
+        settings, Played(speedup), history, lambda: reading, ZoneMetrics(Metrics("carbon_feed"), settings)
+    )
     await outlook.refresh(T0_S + hours * wall_s + wall_s / 10)
     return outlook
 

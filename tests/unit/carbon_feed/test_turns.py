@@ -2,7 +2,7 @@
 
 import asyncio
 
-from carbon_feed.turns import AT_ONCE, Turns
+from carbon_feed.servicer import AT_ONCE, Turns
 
 
 async def test_others_get_their_turn_in_between():
