@@ -8,8 +8,8 @@ import structlog
 from carbon_feed.core.polling import Breaker
 from carbon_feed.core.validate import Cause, Refusal
 from carbon_feed.forecast.days import DAY_S
-from carbon_feed.forecast.scores import merged
-from carbon_feed.providers import Polled, Provider
+from carbon_feed.forecast.scores import pooled
+from carbon_feed.providers import PolledProvider, Provider
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, CarbonScores, Rung
 from trefoil.runtime.state import series_name
@@ -60,12 +60,12 @@ class ZoneMetrics:
     def count_refusals(self, refusals: Sequence[tuple[str, Refusal]], providers: Sequence[Provider | None]) -> None:
         """Count each refusal once; of a polled provider once a question, also where an older answer still holds."""
         for provider, (name, refusal) in zip(providers, refusals, strict=False):
-            if isinstance(provider, Polled):
+            if isinstance(provider, PolledProvider):
                 self._count_polled_refusal(provider, refusal)
             else:
                 self.count_error(name, refusal.cause)
         for provider in providers:
-            if isinstance(provider, Polled) and provider.refusal is not None:
+            if isinstance(provider, PolledProvider) and provider.refusal is not None:
                 self._count_polled_refusal(provider, provider.refusal)
 
     def count_error(self, provider: str, cause: Cause) -> None:
@@ -73,7 +73,7 @@ class ZoneMetrics:
         self._metrics.inc("trefoil_carbon_provider_errors_total", zone=self._zone, provider=provider, cause=cause.value)
 
     def update_state(
-        self, now_s: float, reading: CarbonReading | None, leading: bool, polled: Sequence[Polled]
+        self, now_s: float, reading: CarbonReading | None, leading: bool, polled: Sequence[PolledProvider]
     ) -> None:
         """Set age of the reading, leadership, quota and breakers; twice a second at most."""
         if 0 <= now_s - self._updated_at_s < UPDATE_S:
@@ -114,7 +114,7 @@ class ZoneMetrics:
         per_day = round(DAY_S / self._step_s)
         for scored in scores:
             for day in range(-(-len(scored.scores) // per_day)):
-                one = merged(scored.scores[day * per_day : (day + 1) * per_day])
+                one = pooled(scored.scores[day * per_day : (day + 1) * per_day])
                 labels = {"zone": self._zone, "model": scored.model, "day": str(day + 1)}
                 if one.samples:
                     self._metrics.set("trefoil_carbon_forecast_mae_grams_per_kwh", one.mae_g_per_kwh, **labels)
@@ -123,7 +123,7 @@ class ZoneMetrics:
                 if one.coverage_samples:
                     self._metrics.set("trefoil_carbon_forecast_coverage_ratio", one.coverage_ratio, **labels)
 
-    def _count_polled_refusal(self, provider: Polled, refusal: Refusal) -> None:
+    def _count_polled_refusal(self, provider: PolledProvider, refusal: Refusal) -> None:
         outcomes, causes = self._counted.get(provider.name, (0, set()))
         if outcomes != provider.outcomes:
             outcomes, causes = self._counted[provider.name] = (provider.outcomes, set())

@@ -1,4 +1,4 @@
-"""What was said about each interval, and when it became known: two times, so that a replay knows no more than it did.
+"""Bitemporal history: what was said of each interval, and when it became known, so that a replay knows no more.
 
 Valid time: [starts_at_s, ends_at_s) of a reading. Known time: its fetched_at_s. Nothing is overwritten: a revision is a
 further version. What is believed of an instant, as known at `as_of_s`, is the version that covers it with the best
@@ -31,8 +31,8 @@ COVERED_MIN: Final = 0.5  # a mean of less than half a step is not that step's m
 Values = NDArray[np.float64]
 
 
-class Kept(StrEnum):
-    """What became of a reading."""
+class AddResult(StrEnum):
+    """What became of a reading that was added."""
 
     NEW = "new"
     REVISION = "revision"
@@ -46,7 +46,7 @@ class Kept(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of valid time and the reading that is believed of it."""
+    """Part of valid time and the reading that is believed of it."""
 
     starts_at_s: float
     ends_at_s: float
@@ -54,7 +54,7 @@ class Piece:
 
 
 class Integral:
-    """Time-weighted means over any intervals of one state of belief."""
+    """Integral of a step function of intensities: time-weighted means over any intervals."""
 
     def __init__(self, starts: Values, ends: Values, values: Values) -> None:
         lengths = ends - starts
@@ -63,7 +63,7 @@ class Integral:
         self._covered = _risen(lengths)
 
     def means(self, begins: Values, ends: Values, covered_min: float = COVERED_MIN) -> Values:
-        """Of each [begin, end) [g/kWh]; NaN where less than that share of it is known."""
+        """Means over each [begin, end) [g/kWh]; NaN where less than that share of it is known."""
         if not len(self._knots):
             return np.full(len(begins), np.nan)
         grams = np.interp(ends, self._knots, self._grams) - np.interp(begins, self._knots, self._grams)
@@ -74,7 +74,7 @@ class Integral:
 
 
 class History:
-    """One series."""
+    """Bitemporal history of one series."""
 
     def __init__(self, series: Series, intervals_max: int = INTERVALS_MAX, revisions_max: int = REVISIONS_MAX) -> None:
         assert intervals_max >= 1
@@ -93,8 +93,8 @@ class History:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def add(self, reading: CarbonReading) -> Kept:
-        """Keep what a reading says.
+    def add(self, reading: CarbonReading) -> AddResult:
+        """Add a version of an interval.
 
         Raises:
             errors.SeriesMismatch: another zone, method or factors.
@@ -103,7 +103,7 @@ class History:
         assert math.isfinite(reading.intensity_g_per_kwh), "readings are validated before they are kept"
         assert reading.starts_at_s < reading.ends_at_s
         if reading.rung > Rung.SECONDARY or reading.quality not in (Quality.MEASURED, Quality.ESTIMATED):
-            return Kept.STAND_IN
+            return AddResult.STAND_IN
         self._then = None
         self.version += 1
         versions = self._versions.get(reading.starts_at_s)
@@ -111,7 +111,7 @@ class History:
             return self._add_interval(reading)
         at = bisect.bisect_right(versions, _known(reading), key=_known)
         if at and _content(versions[at - 1]) == _content(reading):
-            return Kept.KNOWN
+            return AddResult.KNOWN
         versions.insert(at, reading)
         ends_s = max(version.ends_at_s for version in versions)
         if len(versions) > self._revisions_max:
@@ -120,29 +120,29 @@ class History:
         row = bisect.bisect_left(self._starts, reading.starts_at_s)
         if not self._believed.replace(row, versions):
             self._repaint(reading.starts_at_s, ends_s)
-        return Kept.REVISION
+        return AddResult.REVISION
 
     def at(self, valid_s: float, as_of_s: float = math.inf) -> CarbonReading | None:
-        """What is believed of an instant; None: nobody has said anything."""
+        """Reading that is believed of an instant; None: nobody has said anything."""
         candidates = [r for r in self._near(valid_s, valid_s, as_of_s) if r.starts_at_s <= valid_s < r.ends_at_s]
         return max(candidates, key=_belief, default=None)
 
     def revisions(self, starts_at_s: float) -> tuple[CarbonReading, ...]:
-        """All versions of the interval that starts then, in the order in which they became known."""
+        """Versions of the interval that starts then, in the order in which they became known."""
         return tuple(self._versions.get(starts_at_s, ()))
 
     def starts(self, begin_s: float, end_s: float, count_max: int) -> tuple[float, ...]:
-        """Of the first intervals that start in [begin, end): for pages."""
+        """Starts of the first `count_max` intervals in [begin, end): for pages."""
         first, last = (bisect.bisect_left(self._starts, at_s) for at_s in (begin_s, end_s))
         return tuple(self._starts[first : min(last, first + count_max)])
 
     def between(self, begin_s: float, end_s: float, as_of_s: float = math.inf) -> tuple[Piece, ...]:
-        """What is believed of [begin, end), in time order, without overlap, cut at its ends; gaps stay gaps."""
+        """Believed pieces of [begin, end), in time order, without overlap, cut at its ends; gaps stay gaps."""
         found = [r for r in self._near(begin_s, end_s, as_of_s) if r.ends_at_s > begin_s and r.starts_at_s < end_s]
         return tuple(_painted(found, begin_s, end_s))
 
     def newest(self, as_of_s: float = math.inf) -> CarbonReading | None:
-        """The reading that ends last."""
+        """Reading of the interval that starts last."""
         for start in reversed(self._starts):
             versions = [r for r in self._versions[start] if r.fetched_at_s <= as_of_s]
             if versions:
@@ -158,23 +158,23 @@ class History:
         return self._then[1].views()
 
     def integral(self, as_of_s: float = math.inf, begin_s: float = -math.inf) -> Integral:
-        """For many means at once, none of which begins before `begin_s`. A copy: what is added later is not in it."""
+        """Integral for many means, none of which begins before `begin_s`. A copy: what is added later is not in it."""
         starts, ends, values = self.arrays(as_of_s)
         first = int(np.searchsorted(ends, begin_s, side="right"))
         return Integral(starts[first:], ends[first:], values[first:])
 
     def means(self, begin_s: float, step_s: float, count: int, as_of_s: float = math.inf) -> Values:
-        """Of `count` equal steps from `begin_s` [g/kWh]; NaN where less than half of a step is known."""
+        """Means of `count` equal steps from `begin_s` [g/kWh]; NaN where less than half of a step is known."""
         begins: Values = begin_s + step_s * np.arange(count, dtype=np.float64)
         starts, ends, values = self.arrays(as_of_s)
         near = slice(np.searchsorted(ends, begin_s, side="right"), np.searchsorted(starts, begin_s + count * step_s))
         return Integral(starts[near], ends[near], values[near]).means(begins, begins + step_s)
 
-    def _add_interval(self, reading: CarbonReading) -> Kept:
+    def _add_interval(self, reading: CarbonReading) -> AddResult:
         start = reading.starts_at_s
         if len(self._starts) >= self._intervals_max:
             if start < self._starts[0]:
-                return Kept.TOO_OLD
+                return AddResult.TOO_OLD
             gone = self._starts.pop(0)
             ends_s = max(version.ends_at_s for version in self._versions.pop(gone))
             if not self._believed.forget_first():
@@ -184,7 +184,7 @@ class History:
         self._longest_s = max(self._longest_s, reading.ends_at_s - start)
         if not self._believed.append(reading):
             self._repaint(start, reading.ends_at_s)
-        return Kept.NEW
+        return AddResult.NEW
 
     def _repaint(self, begin_s: float, end_s: float) -> None:
         """What is believed of [begin, end) may have changed; the rest costs nothing, however long the history is."""
@@ -270,7 +270,7 @@ def _row_array(pieces: tuple[Piece, ...]) -> Values:
 
 
 def check_series(wanted: Series, given: Series) -> None:
-    """Refuse to join two series.
+    """Check that two series may be joined or compared.
 
     Raises:
         errors.SeriesMismatch: names the field and both values.

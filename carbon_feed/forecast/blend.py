@@ -17,7 +17,7 @@ from carbon_feed.forecast.days import DAYS, Values, filled, last_days, repeated,
 
 @dataclass(frozen=True, slots=True)
 class Blend:
-    """Stateless. The two constants are flat optima: docs/carbon-forecasts.md turns them on three grids."""
+    """Blend of persistence and climatology. Both constants are flat optima: docs/carbon-forecasts.md."""
 
     name: str = "blend"
     yesterday_share: float = 0.5

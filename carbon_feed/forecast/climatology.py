@@ -14,7 +14,7 @@ from carbon_feed.forecast.days import Values, filled, last_days, repeated, same_
 
 @dataclass(frozen=True, slots=True)
 class Climatology:
-    """Stateless."""
+    """Climatology of the last seven days; stateless."""
 
     name: str = "climatology"
 

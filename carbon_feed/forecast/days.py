@@ -1,4 +1,4 @@
-"""The last days of a series, one row a day, so that a column is one hour of the day."""
+"""Daily rows of a series: the last days, one row a day, so that a column is one hour of the day."""
 
 from typing import Final
 

@@ -1,6 +1,6 @@
-"""Long work in short parts: a generator that stops where others may have their turn, and returns its result.
+"""Incremental computation: a generator that stops where others may have their turn, and returns its result.
 
-A brain cannot wait, so it says where it could; a shell gives way there, and a test does not.
+Pure code cannot wait, so it says where it could; a shell gives way there, and a test does not.
 """
 
 from collections.abc import Generator
@@ -8,11 +8,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-Parts = Generator[None, None, T]
+Incremental = Generator[None, None, T]
 
 
-def finished(parts: "Parts[T]") -> T:
-    """The result, without a break."""
+def run_to_end(parts: "Incremental[T]") -> T:
+    """Run an incremental computation without a break; returns its result."""
     while True:
         try:
             next(parts)

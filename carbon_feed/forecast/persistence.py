@@ -13,7 +13,7 @@ from carbon_feed.forecast.days import Values, filled, last_days, repeated, same_
 
 @dataclass(frozen=True, slots=True)
 class Persistence:
-    """Stateless."""
+    """Persistence of the same hour of the day; stateless."""
 
     name: str = "persistence"
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 from carbon_feed.core.feed import Observation
 from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import Provider, ProviderFailure
-from carbon_feed.providers.recent import Recent, holding
-from carbon_feed.providers.web import Web, grams, rows_of, utc_s
+from carbon_feed.providers.recent import AnswerCache, holding
+from carbon_feed.providers.web import HttpClient, list_of_objects, parse_number, parse_utc
 from carbon_feed.settings import CarbonFeedSettings
 from carbon_feed.zones import zone_of
 from trefoil.core import errors
@@ -27,15 +27,15 @@ PAST_MAX_S: Final = 14 * 24 * 3600.0  # of one query
 
 
 class NesoProvider:
-    """National, or one region."""
+    """Provider of Great Britain by NESO: national, or one region."""
 
     name = "neso"
     speedup = 1.0
     licence = "CC BY 4.0, National Energy System Operator"
 
-    def __init__(self, web: Web, poll_s: float, region_id: int | None = None, postcode: str = "") -> None:
+    def __init__(self, web: HttpClient, poll_s: float, region_id: int | None = None, postcode: str = "") -> None:
         self.poll_s = poll_s
-        self._web, self._recent = web, Recent()
+        self._web, self._recent = web, AnswerCache()
         self._zone = f"regionid {region_id}" if region_id is not None else postcode or "GB"
         self._region_id, self._postcode = region_id, postcode
 
@@ -96,17 +96,17 @@ class NesoProvider:
                 raise ProviderFailure(Cause.EMPTY, "neso answered 200 with no region")
             asked = self._region_id is not None
             echoed = f"regionid {region.get('regionid')}" if asked else str(region.get("postcode") or "").upper()
-            return rows_of(region, ("data",), self.name), echoed
-        return rows_of(parsed, ("data",), self.name), ""
+            return list_of_objects(region, ("data",), self.name), echoed
+        return list_of_objects(parsed, ("data",), self.name), ""
 
     def _value(self, row: Mapping[str, Any]) -> tuple[float | None, Quality]:
         intensity = row.get("intensity")
         if not isinstance(intensity, dict):
             raise ProviderFailure(Cause.WRONG_SHAPE, "neso gave a window without intensity")
         if intensity.get("actual") is not None:
-            return grams(intensity["actual"], "neso actual"), Quality.ESTIMATED
+            return parse_number(intensity["actual"], "neso actual"), Quality.ESTIMATED
         forecast = intensity.get("forecast")
-        return (None if forecast is None else grams(forecast, "neso forecast")), Quality.FORECAST
+        return (None if forecast is None else parse_number(forecast, "neso forecast")), Quality.FORECAST
 
     def _observation(
         self,
@@ -117,12 +117,12 @@ class NesoProvider:
         beside: tuple[float, ...],
         now_s: float,
     ) -> Observation:
-        starts_at_s = utc_s(row.get("from"), "neso from")
+        starts_at_s = parse_utc(row.get("from"), "neso from")
         actual = quality is Quality.ESTIMATED
         return Observation(
             starts_at_s=starts_at_s,
-            ends_at_s=utc_s(row.get("to"), "neso to"),
-            intensity_g_per_kwh=grams(value, "neso forecast and actual"),
+            ends_at_s=parse_utc(row.get("to"), "neso to"),
+            intensity_g_per_kwh=parse_number(value, "neso forecast and actual"),
             quality=quality,
             provider=self.name,
             api_version="2024-10-01",
@@ -138,7 +138,7 @@ class NesoProvider:
 
 
 def make_neso(settings: CarbonFeedSettings, _now_s: float) -> Provider:
-    """The provider of `[neso]`.
+    """Make the provider of `[neso]`.
 
     Raises:
         errors.SettingError: the zone is not British, or the series is one that it does not give.
@@ -162,7 +162,7 @@ def make_neso(settings: CarbonFeedSettings, _now_s: float) -> Provider:
                 remedy="use GB or GB-1..GB-17, or set neso.region_id or neso.postcode",
             )
         region_id = None if zone.neso == "national" else int(zone.neso)
-    return NesoProvider(Web(settings.web, "neso", wanted.base_url), wanted.poll_s, region_id, postcode)
+    return NesoProvider(HttpClient(settings.web, "neso", wanted.base_url), wanted.poll_s, region_id, postcode)
 
 
 def _minute(at_s: float) -> str:

@@ -1,4 +1,4 @@
-"""What a live provider said lately, and the interval of its answer that holds now."""
+"""Cache of a live provider's answers, and the interval that holds now."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,8 +12,8 @@ from trefoil.core.carbon import Quality
 RECENT_MAX: Final = 2_000
 
 
-class Recent:
-    """Bounded; one observation per interval, the newest said of it."""
+class AnswerCache:
+    """Cache of a provider's answers. Bounded; one observation per interval, the newest said of it."""
 
     def __init__(self) -> None:
         self._kept: dict[float, Observation] = {}
@@ -29,7 +29,7 @@ class Recent:
         return self._keep(said)
 
     def held(self, now_s: float) -> Observation | None:
-        """What the last answer says of now: of a later interval it was a forecast, whatever it is called."""
+        """Observation of now in the last answer: of a later interval it was a forecast, whatever it is called."""
         found = next((point for point in self._answer if point.starts_at_s <= now_s < point.ends_at_s), None)
         if found is None or self._said is None or found.starts_at_s == self._said.starts_at_s:
             return self._said
@@ -47,12 +47,12 @@ class Recent:
         return said
 
     def newest(self, count_max: int) -> tuple[Observation, ...]:
-        """Oldest first."""
+        """Newest observations, oldest first."""
         return tuple(self._kept[key] for key in sorted(self._kept)[-count_max:])
 
 
 def holding(points: Sequence[Observation], now_s: float) -> Observation:
-    """The point whose interval holds now, or else the newest that has ended: the ladder says what it is worth.
+    """Point whose interval holds now, or else the newest that has ended: the ladder says what it is worth.
 
     Raises:
         ProviderFailure: all of them are yet to come.

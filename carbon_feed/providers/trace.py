@@ -30,7 +30,7 @@ NO_VALUE: Final = ("", "null", "none", "na", "n/a", "nan")
 
 
 class TraceProvider:
-    """Bins of a trace on the wall clock."""
+    """Provider that replays a trace in bins on the wall clock."""
 
     name = "trace"
 
@@ -71,7 +71,7 @@ class TraceProvider:
 
 
 def make_trace(settings: CarbonFeedSettings, now_s: float) -> Provider:
-    """The provider of `[trace]`.
+    """Make the provider of `[trace]`.
 
     Raises:
         errors.TraceError: names file, line, value and remedy.
@@ -100,7 +100,7 @@ def make_trace(settings: CarbonFeedSettings, now_s: float) -> Provider:
 
 
 def load_trace(path: Path, wanted: TraceSettings | None = None, factors: Factors = Factors.LIFECYCLE) -> Trace:
-    """Read and validate a CSV: equal steps, no gap, every value a number in 0..1500.
+    """Load and validate a CSV: equal steps, no gap, every value a number in 0..1500.
 
     Raises:
         errors.TraceError: names file, line, value and remedy.
@@ -170,7 +170,7 @@ def _series(
 def filled(
     path: Path, name: str, times: list[float], values: list[float], options: TraceSettings
 ) -> tuple[list[float], list[float]]:
-    """Equal steps: each gap is filled by `options.gaps`. Of a file without gaps the lists themselves.
+    """Fill each gap by `options.gaps` to equal steps. Of a file without gaps the lists themselves.
 
     Raises:
         errors.TraceError: a gap is too long, or no whole number of steps.

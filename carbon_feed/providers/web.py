@@ -1,4 +1,4 @@
-"""The HTTP side of a provider: one GET, bounded in time and bytes, and each way it fails under its name.
+"""HTTP client of a provider: one GET, bounded in time and bytes, and each way it fails under its name.
 
 No redirect is followed (it would carry a key elsewhere), no cookie kept, no secret is ever part of a URL or a message.
 """
@@ -39,8 +39,8 @@ REMEDIES: Final[Mapping[Cause, str]] = {
 }
 
 
-class Web:
-    """A client of one provider. Connections are made when first used, and kept."""
+class HttpClient:
+    """HTTP client of one provider. Connections are made when first used, and kept."""
 
     def __init__(self, settings: WebSettings, name: str, base_url: str) -> None:
         self._settings, self._name = settings, name
@@ -49,7 +49,7 @@ class Web:
         self._spend: Callable[[], None] | None = None
 
     def metered(self, spend: Callable[[], None]) -> None:
-        """Call this before each request; what it raises comes out of `get`."""
+        """Call `spend` before each request; what it raises comes out of `get`."""
         self._spend = spend
 
     async def get(
@@ -62,7 +62,7 @@ class Web:
         basic: tuple[str, str] | None = None,
         secrets: tuple[str, ...] = (),
     ) -> Any:
-        """The JSON of a 200.
+        """Get a path; returns the JSON of a 200.
 
         Raises:
             ProviderFailure: everything else, under its cause.
@@ -91,6 +91,7 @@ class Web:
         return self._parsed(body)
 
     async def close(self) -> None:
+        """Close the connections."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None
@@ -151,7 +152,7 @@ class Web:
         if cause is None:
             redirected = 300 <= status < 400
             cause = Cause.REDIRECTED if redirected else Cause.SERVER_ERROR if status >= 500 else Cause.BAD_REQUEST
-        said = said_in(body)
+        said = error_message(body)
         for secret in secrets:
             said = said.replace(secret, MASK) if secret else said
         message = f"{self._name} answered {status}" + (f" {said[:MESSAGE_MAX]!r}" if said else "")
@@ -170,8 +171,8 @@ class Web:
         return parsed
 
 
-def said_in(body: bytes) -> str:
-    """What an error body says: `error.message`, `message`, `error` or `detail`; other bodies are not repeated."""
+def error_message(body: bytes) -> str:
+    """Message in an error body: `error.message`, `message`, `error` or `detail`; others are not repeated."""
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError):
@@ -197,7 +198,7 @@ def retry_after_s(text: str, now_s: float) -> float:
     return min(max(0.0, wait_s), RETRY_AFTER_MAX_S) if wait_s == wait_s else 0.0
 
 
-def utc_s(value: object, what: str) -> float:
+def parse_utc(value: object, what: str) -> float:
     """UTC seconds of an ISO 8601 time; a time without a zone is UTC.
 
     Raises:
@@ -212,13 +213,13 @@ def utc_s(value: object, what: str) -> float:
     return (parsed if parsed.tzinfo else parsed.replace(tzinfo=datetime.UTC)).timestamp()
 
 
-def iso(at_s: float) -> str:
-    """UTC seconds as a query has them, to the second."""
+def format_utc(at_s: float) -> str:
+    """ISO 8601 text of UTC seconds, to the second, as queries have it."""
     return datetime.datetime.fromtimestamp(at_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def grams(value: object, what: str) -> float:
-    """A number.
+def parse_number(value: object, what: str) -> float:
+    """Number of a JSON value.
 
     Raises:
         ProviderFailure: it is null, or something else.
@@ -233,8 +234,8 @@ def grams(value: object, what: str) -> float:
         raise ProviderFailure(Cause.TOO_HIGH, f"{what} has hundreds of digits") from error
 
 
-def rows_of(parsed: object, keys: tuple[str, ...], what: str) -> list[dict[str, Any]]:
-    """The first of these members that is a list of objects.
+def list_of_objects(parsed: object, keys: tuple[str, ...], what: str) -> list[dict[str, Any]]:
+    """List of objects under the first of these keys that holds one.
 
     Raises:
         ProviderFailure: there is none, or it is empty.

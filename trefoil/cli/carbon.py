@@ -35,7 +35,7 @@ def backtest(
 ) -> None:
     """Make every forecast that would have been made, knowing nothing after its origin, and score it."""
     from carbon_feed.forecast import MODELS
-    from carbon_feed.forecast.backtest import backtest as play
+    from carbon_feed.forecast.backtest import backtest as run_backtest
     from carbon_feed.forecast.backtest import steps_of
     from carbon_feed.providers.trace import load_trace
     from carbon_feed.settings import TraceSettings
@@ -52,36 +52,38 @@ def backtest(
     step_s = step_min * 60.0
     values = steps_of(read, step_s)
     first = max(0, round(len(values) * (1 - test_share)) - 1)
-    results = [play(MODELS[name], values, first=first, step_s=step_s, horizon_s=horizon_h * 3600.0) for name in names]
+    results = [
+        run_backtest(MODELS[name], values, first=first, step_s=step_s, horizon_s=horizon_h * 3600.0) for name in names
+    ]
     if out is not None:
-        rows = [{"model": r.model} | carbon_scores.row(score) for r in results for score in r.scores]
+        rows = [{"model": r.model} | carbon_scores.score_row(score) for r in results for score in r.scores]
         with writing(out, "--out"):
             carbon_outlook.write_csv(out, carbon_scores.CSV_COLUMNS, rows)
     if plot is not None:
         with writing(plot, "--plot"):
-            _draw(plot, read.source, results)
+            _save_png(plot, read.source, results)
     if as_json:
-        print_json(_document(read, factors, len(values), results))
+        print_json(_results_document(read, factors, len(values), results))
         return
-    _say(read, factors, len(values), results)
+    _print_results(read, factors, len(values), results)
 
 
-def _say(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> None:
-    said, one = console(), results[0]
+def _print_results(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> None:
+    out_console, one = console(), results[0]
     licence = f", {read.licence}" if read.licence else ""
-    said.print(f"{read.source} sha256:{read.digest[:12]} from {read.starts}, {steps} steps, {factors}{licence}")
-    said.print(
+    out_console.print(f"{read.source} sha256:{read.digest[:12]} from {read.starts}, {steps} steps, {factors}{licence}")
+    out_console.print(
         f"{one.last - one.first + 1} origins, every {one.step_s / 60:g} min, from step {one.first}; "
         "scored on the 50 % line; nothing after an origin is known to it"
     )
-    rows = [[r.model, f"day {d}", *carbon_scores.cells(r.day(d))] for r in results for d in range(1, r.days + 1)]
-    said.print(grid("Errors by day ahead", carbon_scores.COLUMNS, rows))
+    rows = [[r.model, f"day {d}", *carbon_scores.score_cells(r.day(d))] for r in results for d in range(1, r.days + 1)]
+    out_console.print(grid("Errors by day ahead", carbon_scores.COLUMNS, rows))
     errors = {r.model: ([s.horizon_s / 3600 for s in r.scores], [s.mae_g_per_kwh for s in r.scores]) for r in results}
-    chart = carbon_chart.draw_errors(errors, carbon_chart.fitting_width(said))
-    said.print(chart, markup=False, soft_wrap=True)
+    chart = carbon_chart.draw_errors(errors, carbon_chart.fitting_width(out_console))
+    out_console.print(chart, markup=False, soft_wrap=True)
 
 
-def _document(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> dict[str, Any]:
+def _results_document(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> dict[str, Any]:
     one = results[0]
     return {
         "trace": read.source,
@@ -94,15 +96,15 @@ def _document(read: "Trace", factors: str, steps: int, results: Sequence["Backte
         "last_origin": one.last,
         "models": {
             r.model: {
-                "days": [carbon_scores.row(r.day(d)) for d in range(1, r.days + 1)],
-                "leads": [carbon_scores.row(score) for score in r.scores],
+                "days": [carbon_scores.score_row(r.day(d)) for d in range(1, r.days + 1)],
+                "leads": [carbon_scores.score_row(score) for score in r.scores],
             }
             for r in results
         },
     }
 
 
-def _draw(path: Path, source: str, results: Sequence["Backtest"]) -> None:
+def _save_png(path: Path, source: str, results: Sequence["Backtest"]) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

@@ -9,7 +9,7 @@ import pytest
 from carbon_feed.core.history import History
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.backtest import backtest, steps_of
-from carbon_feed.outlook import ZoneOutlook
+from carbon_feed.outlook import ZoneForecasts
 from carbon_feed.providers.trace import load_trace
 from carbon_feed.settings import CarbonFeedSettings
 from carbon_feed.zone_metrics import ZoneMetrics
@@ -31,7 +31,9 @@ async def test_what_is_issued_live_is_worth_what_the_backtest_says(tmp_path):
     values = steps_of(load_trace(path))[: LEARN + PLAYED + H]
     settings = CarbonFeedSettings(state_dir=tmp_path, zone=SERIES.zone, provider="trace")
     history, now = History(SERIES), [CarbonReading()]
-    outlook = ZoneOutlook(settings, Played(1.0), history, lambda: now[0], ZoneMetrics(Metrics("carbon_feed"), settings))
+    outlook = ZoneForecasts(
+        settings, Played(1.0), history, lambda: now[0], ZoneMetrics(Metrics("carbon_feed"), settings)
+    )
     for hour, value in enumerate(values):
         start_s = T0_S + hour * HOUR_S
         now[0] = CarbonReading(SERIES, start_s, start_s + HOUR_S, float(value), Quality.MEASURED, observed_at_s=start_s)
