@@ -41,11 +41,6 @@ class QuantileForecast:
     own: int
     """Leads whose band rests on errors of their own; later ones borrow the last of these."""
 
-    @property
-    def known(self) -> bool:
-        """Whether every step has a value."""
-        return not bool(np.isnan(self.values[1]).any())
-
 
 class Forecaster:
     """Forecaster: a model, the values it observed, and the errors it made."""

@@ -6,14 +6,21 @@ A rate that is too high has come back as 401 with a good key: no 401 is final. F
 non-commercial use; forecasts and the past cost.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from carbon_feed.core.feed import Observation
 from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import Provider, ProviderFailure
-from carbon_feed.providers.recent import AnswerCache
-from carbon_feed.providers.web import HttpClient, format_utc, list_of_objects, parse_number, parse_utc
+from carbon_feed.providers.web import (
+    HttpClient,
+    WebProvider,
+    format_utc,
+    list_of_objects,
+    parse_number,
+    parse_utc,
+    read_pages,
+)
 from carbon_feed.settings import CarbonFeedSettings, ElectricityMapsSettings, read_secret
 from carbon_feed.zones import provider_zone
 from trefoil.core import errors
@@ -30,7 +37,7 @@ PAST_MAX_S: Final = 10 * 24 * 3600.0
 ROWS: Final = ("data", "history", "forecast")
 
 
-class ElectricityMapsProvider:
+class ElectricityMapsProvider(WebProvider):
     """Provider of one Electricity Maps zone."""
 
     name = "electricity_maps"
@@ -38,8 +45,9 @@ class ElectricityMapsProvider:
     licence = "Electricity Maps terms; free tier: one zone, non-commercial"
 
     def __init__(self, web: HttpClient, settings: ElectricityMapsSettings, zone: str, factors: Factors) -> None:
+        super().__init__(web)
         self.poll_s = settings.poll_s
-        self._web, self._settings, self._recent = web, settings, AnswerCache()
+        self._settings = settings
         self._zone, self._factors = zone, factors
         self._day_only = False
         """Of the past this account has the last day alone."""
@@ -47,13 +55,7 @@ class ElectricityMapsProvider:
     async def read(self, now_s: float) -> Observation:
         parsed = await self._ask("latest", now_s)
         row = parsed if isinstance(parsed, dict) else {}
-        return self._recent.remember(self._observation(row, row, (), now_s))
-
-    def history(self, now_s: float, count_max: int) -> tuple[Observation, ...]:
-        return self._recent.newest(count_max)
-
-    def held(self, now_s: float) -> Observation | None:
-        return self._recent.held(now_s)
+        return self._cache.remember(self._observation(row, row, (), now_s))
 
     async def forecast(self, now_s: float, horizon_s: float) -> tuple[Observation, ...]:
         hours = next((hours for hours in FORECAST_HOURS if hours * 3600 >= horizon_s), FORECAST_MAX_H)
@@ -63,29 +65,20 @@ class ElectricityMapsProvider:
     async def past(self, begin_s: float, end_s: float) -> tuple[Observation, ...]:
         try:
             if not self._day_only:
-                return await self._range(begin_s, end_s)
+                return await read_pages(
+                    begin_s,
+                    end_s,
+                    PAST_MAX_S,
+                    lambda at_s, until_s: self._rows(
+                        "past-range", end_s, {"start": format_utc(at_s), "end": format_utc(until_s)}
+                    ),
+                )
         except ProviderFailure as failure:
             if failure.refusal.cause not in (Cause.FORBIDDEN, Cause.UNAUTHORISED):
                 raise
         found = await self.last_day(end_s)
         self._day_only = True
         return tuple(point for point in found if begin_s <= point.starts_at_s < end_s)
-
-    async def _range(self, begin_s: float, end_s: float) -> tuple[Observation, ...]:
-        found: dict[float, Observation] = {}
-        at_s = begin_s
-        while at_s < end_s:
-            until_s = min(end_s, at_s + PAST_MAX_S)
-            for point in await self._rows("past-range", end_s, {"start": format_utc(at_s), "end": format_utc(until_s)}):
-                found[point.starts_at_s] = point
-            at_s = until_s
-        return tuple(found[key] for key in sorted(found) if begin_s <= key < end_s)
-
-    def metered(self, spend: Callable[[], None]) -> None:
-        self._web.metered(spend)
-
-    async def close(self) -> None:
-        await self._web.close()
 
     async def last_day(self, now_s: float) -> tuple[Observation, ...]:
         """Observations of the last 24 h, which free accounts have too."""

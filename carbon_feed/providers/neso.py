@@ -8,14 +8,21 @@ comes as a list and a range as an object; both are read.
 """
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from carbon_feed.core.feed import Observation
 from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import Provider, ProviderFailure
-from carbon_feed.providers.recent import AnswerCache, holding
-from carbon_feed.providers.web import HttpClient, list_of_objects, parse_number, parse_utc
+from carbon_feed.providers.web import (
+    HttpClient,
+    WebProvider,
+    holding,
+    list_of_objects,
+    parse_number,
+    parse_utc,
+    read_pages,
+)
 from carbon_feed.settings import CarbonFeedSettings
 from carbon_feed.zones import zone_of
 from trefoil.core import errors
@@ -26,7 +33,7 @@ FORECAST_MAX_S: Final = 48 * 3600.0
 PAST_MAX_S: Final = 14 * 24 * 3600.0  # of one query
 
 
-class NesoProvider:
+class NesoProvider(WebProvider):
     """Provider of Great Britain by NESO: national, or one region."""
 
     name = "neso"
@@ -34,20 +41,14 @@ class NesoProvider:
     licence = "CC BY 4.0, National Energy System Operator"
 
     def __init__(self, web: HttpClient, poll_s: float, region_id: int | None = None, postcode: str = "") -> None:
+        super().__init__(web)
         self.poll_s = poll_s
-        self._web, self._recent = web, AnswerCache()
         self._zone = f"regionid {region_id}" if region_id is not None else postcode or "GB"
         self._region_id, self._postcode = region_id, postcode
 
     async def read(self, now_s: float) -> Observation:
         points = await self._ask(_minute(now_s // WINDOW_S * WINDOW_S), "fw24h", now_s)
-        return self._recent.remember(holding(points, now_s), points)
-
-    def history(self, now_s: float, count_max: int) -> tuple[Observation, ...]:
-        return self._recent.newest(count_max)
-
-    def held(self, now_s: float) -> Observation | None:
-        return self._recent.held(now_s)
+        return self._cache.remember(holding(points, now_s), points)
 
     async def forecast(self, now_s: float, horizon_s: float) -> tuple[Observation, ...]:
         reach = "fw24h" if horizon_s <= FORECAST_MAX_S / 2 else "fw48h"
@@ -55,20 +56,9 @@ class NesoProvider:
         return tuple(point for point in points if point.ends_at_s > now_s)
 
     async def past(self, begin_s: float, end_s: float) -> tuple[Observation, ...]:
-        found: dict[float, Observation] = {}
-        at_s = begin_s
-        while at_s < end_s:
-            until_s = min(end_s, at_s + PAST_MAX_S)
-            for point in await self._ask(_minute(at_s), _minute(until_s), end_s):
-                found[point.starts_at_s] = point
-            at_s = until_s
-        return tuple(found[key] for key in sorted(found) if begin_s <= key < end_s)
-
-    def metered(self, spend: Callable[[], None]) -> None:
-        self._web.metered(spend)
-
-    async def close(self) -> None:
-        await self._web.close()
+        return await read_pages(
+            begin_s, end_s, PAST_MAX_S, lambda at_s, until_s: self._ask(_minute(at_s), _minute(until_s), end_s)
+        )
 
     async def _ask(self, begin: str, reach: str, now_s: float) -> list[Observation]:
         if self._region_id is not None:

@@ -6,14 +6,22 @@ status 200 for more than ten hours: therefore the nowcast is read together with 
 from a grid that curtails. Free accounts have CAISO_NORTH.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from carbon_feed.core.feed import Observation
 from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import Provider, ProviderFailure
-from carbon_feed.providers.recent import AnswerCache, holding
-from carbon_feed.providers.web import HttpClient, format_utc, list_of_objects, parse_number, parse_utc
+from carbon_feed.providers.web import (
+    HttpClient,
+    WebProvider,
+    format_utc,
+    holding,
+    list_of_objects,
+    parse_number,
+    parse_utc,
+    read_pages,
+)
 from carbon_feed.settings import CarbonFeedSettings, WattTimeSettings, read_secret
 from carbon_feed.zones import provider_zone
 from trefoil.core import errors
@@ -29,7 +37,7 @@ FORECAST_MAX_H: Final = 72
 PAST_MAX_S: Final = 32 * 24 * 3600.0 - PERIOD_S  # both ends are inclusive
 
 
-class WattTimeProvider:
+class WattTimeProvider(WebProvider):
     """Provider of one WattTime region and signal."""
 
     name = "watttime"
@@ -37,21 +45,16 @@ class WattTimeProvider:
     licence = "WattTime terms; free tier: CAISO_NORTH"
 
     def __init__(self, web: HttpClient, settings: WattTimeSettings, region: str, method: Method) -> None:
+        super().__init__(web)
         self.poll_s = settings.poll_s
-        self._web, self._settings, self._recent = web, settings, AnswerCache()
+        self._settings = settings
         self._region, self._method, self._signal = region, method, SIGNALS[method]
         self._token, self._token_until_s = "", float("-inf")
         self._secrets: tuple[str, ...] = ()
 
     async def read(self, now_s: float) -> Observation:
         points = await self._points("/v3/forecast", {"horizon_hours": str(READ_H)}, now_s, Quality.ESTIMATED)
-        return self._recent.remember(holding(points, now_s), points)
-
-    def history(self, now_s: float, count_max: int) -> tuple[Observation, ...]:
-        return self._recent.newest(count_max)
-
-    def held(self, now_s: float) -> Observation | None:
-        return self._recent.held(now_s)
+        return self._cache.remember(holding(points, now_s), points)
 
     async def forecast(self, now_s: float, horizon_s: float) -> tuple[Observation, ...]:
         hours = min(FORECAST_MAX_H, max(1, round(horizon_s / 3600)))
@@ -59,21 +62,11 @@ class WattTimeProvider:
         return tuple(point for point in points if point.ends_at_s > now_s)
 
     async def past(self, begin_s: float, end_s: float) -> tuple[Observation, ...]:
-        found: dict[float, Observation] = {}
-        at_s = begin_s
-        while at_s < end_s:
-            until_s = min(end_s, at_s + PAST_MAX_S)
+        async def read(at_s: float, until_s: float) -> list[Observation]:
             span = {"start": format_utc(at_s), "end": format_utc(until_s)}
-            for point in await self._points("/v3/historical", span, end_s, Quality.ESTIMATED):
-                found[point.starts_at_s] = point
-            at_s = until_s
-        return tuple(found[key] for key in sorted(found) if begin_s <= key < end_s)
+            return await self._points("/v3/historical", span, end_s, Quality.ESTIMATED)
 
-    def metered(self, spend: Callable[[], None]) -> None:
-        self._web.metered(spend)
-
-    async def close(self) -> None:
-        await self._web.close()
+        return await read_pages(begin_s, end_s, PAST_MAX_S, read)
 
     async def _login(self, now_s: float) -> None:
         username = read_secret(self._settings.username, "watttime.username")

@@ -1,4 +1,4 @@
-"""HTTP client of a provider: one GET, bounded in time and bytes, and each way it fails under its name.
+"""What providers over HTTP share: a client whose failures have names, a cache of answers, and reading in pages.
 
 No redirect is followed (it would carry a key elsewhere), no cookie kept, no secret is ever part of a URL or a message.
 """
@@ -8,19 +8,23 @@ import datetime
 import email.utils
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import httpx
 
+from carbon_feed.core.feed import Observation
 from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import ProviderFailure
 from carbon_feed.settings import WebSettings
 from trefoil.core import errors
+from trefoil.core.carbon import Quality
 
 MESSAGE_MAX: Final = 200
 RETRY_AFTER_MAX_S: Final = 24 * 3600.0
 MASK: Final = "***"
+RECENT_MAX: Final = 2_000
 STATUS: Final[Mapping[int, Cause]] = {
     400: Cause.BAD_REQUEST,
     401: Cause.UNAUTHORISED,
@@ -169,6 +173,94 @@ class HttpClient:
         if parsed is None or parsed == {} or parsed == []:
             raise ProviderFailure(Cause.EMPTY, f"{self._name} answered 200 with {json.dumps(parsed)}")
         return parsed
+
+
+class AnswerCache:
+    """Cache of a provider's answers. Bounded; one observation per interval, the newest said of it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[float, Observation] = {}
+        self._answer: tuple[Observation, ...] = ()
+        self._said: Observation | None = None
+
+    def remember(self, said: Observation, answer: Sequence[Observation] = ()) -> Observation:
+        """Keep an observation, and what the same answer says of the time before; returns the observation."""
+        self._answer, self._said = tuple(answer) or (said,), said
+        for point in self._answer:
+            if point.ends_at_s <= said.starts_at_s:
+                self._keep(point)
+        return self._keep(said)
+
+    def held(self, now_s: float) -> Observation | None:
+        """Observation of now in the last answer: of a later interval it was a forecast, whatever it is called."""
+        found = next((point for point in self._answer if point.starts_at_s <= now_s < point.ends_at_s), None)
+        if found is None or self._said is None or found.starts_at_s == self._said.starts_at_s:
+            return self._said
+        for point in self._answer:  # none is left out because nobody looked while it held
+            if self._said.starts_at_s < point.starts_at_s < found.starts_at_s and point.starts_at_s not in self._kept:
+                self._keep(replace(point, quality=Quality.FORECAST))
+        if found.starts_at_s not in self._kept:
+            self._keep(replace(found, quality=Quality.FORECAST))
+        return self._kept[found.starts_at_s]
+
+    def _keep(self, said: Observation) -> Observation:
+        self._kept[said.starts_at_s] = said
+        while len(self._kept) > RECENT_MAX:
+            del self._kept[min(self._kept)]
+        return said
+
+    def newest(self, count_max: int) -> tuple[Observation, ...]:
+        """Newest observations, oldest first."""
+        return tuple(self._kept[key] for key in sorted(self._kept)[-count_max:])
+
+
+def holding(points: Sequence[Observation], now_s: float) -> Observation:
+    """Point whose interval holds now, or else the newest that has ended: the ladder says what it is worth.
+
+    Raises:
+        ProviderFailure: all of them are yet to come.
+    """
+    begun = [point for point in points if point.starts_at_s <= now_s]
+    if not begun:
+        raise ProviderFailure(Cause.FUTURE, "no interval of the answer has begun")
+    return max(begun, key=lambda point: point.starts_at_s)
+
+
+class WebProvider:
+    """Base of providers that are asked over HTTP: their client, the cache of their answers, and reading in pages."""
+
+    def __init__(self, web: HttpClient) -> None:
+        self._web, self._cache = web, AnswerCache()
+
+    def history(self, now_s: float, count_max: int) -> tuple[Observation, ...]:
+        """Past observations in the cache, oldest first."""
+        return self._cache.newest(count_max)
+
+    def held(self, now_s: float) -> Observation | None:
+        """Observation of now in the last answer; None = nothing."""
+        return self._cache.held(now_s)
+
+    def metered(self, spend: Callable[[], None]) -> None:
+        """Call `spend` before each request."""
+        self._web.metered(spend)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._web.close()
+
+
+async def read_pages(
+    begin_s: float, end_s: float, page_s: float, read: Callable[[float, float], Awaitable[Sequence[Observation]]]
+) -> tuple[Observation, ...]:
+    """Observations of [begin, end) read in pages of at most `page_s`, oldest first; the last said of an interval."""
+    found: dict[float, Observation] = {}
+    at_s = begin_s
+    while at_s < end_s:
+        until_s = min(end_s, at_s + page_s)
+        for point in await read(at_s, until_s):
+            found[point.starts_at_s] = point
+        at_s = until_s
+    return tuple(found[key] for key in sorted(found) if begin_s <= key < end_s)
 
 
 def error_message(body: bytes) -> str:

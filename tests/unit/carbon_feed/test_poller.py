@@ -10,7 +10,7 @@ from carbon_feed.core.validate import Cause
 from carbon_feed.loop import ZoneLoop
 from carbon_feed.providers import LiveProvider, PolledProvider, ProviderFailure
 from carbon_feed.providers.polled import load_usage
-from carbon_feed.providers.recent import AnswerCache
+from carbon_feed.providers.web import AnswerCache
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Quality, Rung
