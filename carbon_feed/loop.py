@@ -115,7 +115,7 @@ class ZoneLoop:
 
     async def tick(self) -> float:
         """Run one round; returns when the next one is due at the latest."""
-        await self._keep_role()
+        await self._keep_lease()
         now_s = self._clock.now_s()
         next_tick_at_s = await self._read(now_s, poll=self._may_poll())
         lease = self._election.lease
@@ -251,7 +251,7 @@ class ZoneLoop:
 
     # Redis
 
-    async def _keep_role(self) -> None:
+    async def _keep_lease(self) -> None:
         """Hold the role, or follow who has it and take it when it is free."""
         if not self._election.check_due():
             return
@@ -329,7 +329,7 @@ class ZoneLoop:
             return
         written = self.reading
         ids = await self._state.write(lease, [*writes, *appends])
-        self._recorder.written(ids[len(writes) :])
+        self._recorder.acknowledge(ids[len(writes) :])
         self._written = written
 
     async def _refresh_forecasts(self) -> None:

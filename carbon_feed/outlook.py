@@ -24,7 +24,7 @@ from carbon_feed.core.validate import Refusal
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.archive import ForecastArchive
 from carbon_feed.forecast.issue import LiveForecaster, Origin
-from carbon_feed.forecast.parts import Incremental, T
+from carbon_feed.forecast.parts import Breaks, Incremental, T
 from carbon_feed.providers.base import Provider
 from carbon_feed.settings import CarbonFeedSettings
 from carbon_feed.zone_metrics import ZoneMetrics
@@ -330,12 +330,9 @@ class ZoneForecasts:
             self._metrics.update_scores(self._scores.values())
 
 
-async def run_with_breaks(parts: Incremental[T]) -> T:
+async def run_with_breaks(computation: Incremental[T]) -> T:
     """Run an incremental computation, giving way to others at each of its breaks."""
-    while True:
-        try:
-            next(parts)
-        except StopIteration as done:
-            result: T = done.value
-            return result
+    breaks = Breaks(computation)
+    for _ in breaks:
         await asyncio.sleep(0)
+    return breaks.result

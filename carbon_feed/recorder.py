@@ -47,7 +47,7 @@ class _HistoryStream:
         part = [self._pending[index] for index in range(min(PAGE, len(self._pending)))]
         return [Append(self._key, replace(reading, epoch=epoch), self._maxlen) for reading in part]
 
-    def written(self, ids: Sequence[str]) -> None:
+    def acknowledge(self, ids: Sequence[str]) -> None:
         """Acknowledge that the first of `appends` are in the stream."""
         for at in ids:
             self._pending.popleft()

@@ -181,7 +181,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
             await asyncio.sleep(0)
         response = pb.GetHistoryResponse()
         for at in range(0, len(found), PIECE):
-            response.readings.extend(codec.to_proto(answers.reading_in(piece)) for piece in found[at : at + PIECE])
+            response.readings.extend(codec.to_proto(answers.piece_reading(piece)) for piece in found[at : at + PIECE])
             await asyncio.sleep(0)
         _set_time(response.as_of_at, min(wanted.as_of_s, now_s), math.ceil)
         if next_s is not None:

@@ -8,7 +8,7 @@ import structlog
 from carbon_feed.core.polling import Breaker
 from carbon_feed.core.validate import Cause, Refusal
 from carbon_feed.forecast.days import DAY_S
-from carbon_feed.forecast.scores import pooled
+from carbon_feed.forecast.scores import pool_scores
 from carbon_feed.providers import PolledProvider, Provider
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, CarbonScores, Rung
@@ -88,7 +88,7 @@ class ZoneMetrics:
             sent = provider.polling.requests - self._requests.get(provider.name, 0)
             self._requests[provider.name] = provider.polling.requests
             self._metrics.inc("trefoil_carbon_requests_total", sent, **labels)
-            left = provider.polling.left(now_s)
+            left = provider.polling.requests_left(now_s)
             if left is not None:
                 self._metrics.set("trefoil_carbon_quota_left_requests", left, **labels)
             state = provider.polling.breaker(now_s).value
@@ -114,7 +114,7 @@ class ZoneMetrics:
         per_day = round(DAY_S / self._step_s)
         for scored in scores:
             for day in range(-(-len(scored.scores) // per_day)):
-                one = pooled(scored.scores[day * per_day : (day + 1) * per_day])
+                one = pool_scores(scored.scores[day * per_day : (day + 1) * per_day])
                 labels = {"zone": self._zone, "model": scored.model, "day": str(day + 1)}
                 if one.samples:
                     self._metrics.set("trefoil_carbon_forecast_mae_grams_per_kwh", one.mae_g_per_kwh, **labels)

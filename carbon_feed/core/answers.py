@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from carbon_feed.core.history import History, Piece
-from carbon_feed.forecast.resample import resampled
+from carbon_feed.forecast.resample import resample
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonForecast, CarbonReading
 from trefoil.core.common import Same
@@ -91,7 +91,7 @@ def pieces(history: History, wanted: TimeRange, revisions: bool = False) -> Iter
         begin_s = end_s
 
 
-def reading_in(piece: Piece) -> CarbonReading:
+def piece_reading(piece: Piece) -> CarbonReading:
     """Reading that is believed of a piece, with the piece's ends."""
     return dataclasses.replace(piece.reading, starts_at_s=piece.starts_at_s, ends_at_s=piece.ends_at_s)
 
@@ -130,7 +130,7 @@ def forecast_slice(
 
 @functools.lru_cache(maxsize=64)
 def _in_steps(forecast: Same[CarbonForecast], step_s: float) -> CarbonForecast:
-    return resampled(forecast.value, step_s) if step_s else forecast.value
+    return resample(forecast.value, step_s) if step_s else forecast.value
 
 
 @functools.lru_cache(maxsize=64)

@@ -105,7 +105,7 @@ class Polling:
         self._start_day(now_s)
         return self.usage.asked
 
-    def left(self, now_s: float) -> int | None:
+    def requests_left(self, now_s: float) -> int | None:
         """Requests left until midnight UTC; None = no limit."""
         if not self.rules.quota_per_day:
             return None
@@ -114,7 +114,7 @@ class Polling:
 
     def next_s(self, now_s: float) -> float:
         """UTC seconds at which the regular question is due."""
-        if self.left(now_s) == 0:
+        if self.requests_left(now_s) == 0:
             return (now_s // DAY_S + 1) * DAY_S
         return max(
             self._unless_clock_set_back(self.usage.next_s, now_s),
@@ -123,7 +123,7 @@ class Polling:
 
     def due(self, now_s: float) -> bool:
         """Whether the regular question may go out now."""
-        return not self._in_flight and self.left(now_s) != 0 and now_s >= self.next_s(now_s)
+        return not self._in_flight and self.requests_left(now_s) != 0 and now_s >= self.next_s(now_s)
 
     def breaker(self, now_s: float) -> Breaker:
         """State of the circuit breaker now."""
@@ -141,7 +141,7 @@ class Polling:
         wait_s = self._unless_clock_set_back(self.usage.not_before_s, now_s) - now_s
         if wait_s > 0:
             return Refusal(Cause.RATE_LIMITED, f"asked to wait for another {wait_s:.0f} s", wait_s)
-        left = self.left(now_s)
+        left = self.requests_left(now_s)
         if left is not None:
             share = EXTRA_SHARE * self.rules.quota_per_day * (now_s % DAY_S) / DAY_S
             if left == 0 or self.usage.extra > share:
@@ -160,7 +160,7 @@ class Polling:
         """Spend one request of the question under way; False: the quota is used up, do not send it."""
         assert self._in_flight
         self._start_day(now_s)
-        if self.left(now_s) == 0:
+        if self.requests_left(now_s) == 0:
             return False
         self.requests += 1
         more = 1 if self._extra else 0
@@ -200,7 +200,7 @@ class Polling:
             self.usage = replace(self.usage, not_before_s=until_s)
 
     def _spread_quota(self, now_s: float, again_s: float) -> float:
-        left = self.left(now_s)
+        left = self.requests_left(now_s)
         if left is None:
             return again_s
         midnight_s = (now_s // DAY_S + 1) * DAY_S

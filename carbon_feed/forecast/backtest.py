@@ -14,7 +14,7 @@ import numpy as np
 from carbon_feed.core.trace import Trace
 from carbon_feed.forecast.days import DAY_S, DAYS, Values
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S, WINDOW_DAYS, Forecaster, Model
-from carbon_feed.forecast.scores import ScoreSums, pooled
+from carbon_feed.forecast.scores import ScoreSums, pool_scores
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonScore
 
@@ -32,7 +32,7 @@ class Backtest:
     def day(self, number: int) -> CarbonScore:
         """Score of all leads of day 1, 2, ... together."""
         per_day = round(DAY_S / self.step_s)
-        return pooled(self.scores[(number - 1) * per_day : number * per_day])
+        return pool_scores(self.scores[(number - 1) * per_day : number * per_day])
 
     @property
     def days(self) -> int:
@@ -69,7 +69,7 @@ def backtest(
     return Backtest(model.name, step_s, first, total - 2, tally.scores(step_s))
 
 
-def steps_of(trace: Trace, step_s: float = STEP_S) -> Values:
+def trace_means(trace: Trace, step_s: float = STEP_S) -> Values:
     """Means of a whole trace over steps, lead-in included; an incomplete step at the end is left out.
 
     Raises:

@@ -108,7 +108,7 @@ class LiveForecaster:
             series=self._history.series,
             model=self._model.name,
             issued_at_s=now_s,
-            bands=bands(ahead, origin.until_s + skip * self._wall_s, self._wall_s),
+            bands=bands_of(ahead, origin.until_s + skip * self._wall_s, self._wall_s),
             provenance=_provenance(origin.newest, self._model),
             fallback_reason=self._reason(skip, whole.own, ahead.values.shape[1]),
         )
@@ -169,7 +169,7 @@ class LiveForecaster:
         return "; ".join(reasons)
 
 
-def bands(whole: QuantileForecast, starts_at_s: float, step_s: float) -> tuple[CarbonBand, ...]:
+def bands_of(whole: QuantileForecast, starts_at_s: float, step_s: float) -> tuple[CarbonBand, ...]:
     """Bands of a quantile forecast on the wall clock."""
     return tuple(
         CarbonBand(starts_at_s + i * step_s, starts_at_s + (i + 1) * step_s, *(float(v) for v in column))

@@ -13,7 +13,7 @@ from carbon_feed.core.history import Integral, Values
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 
 
-def resampled(forecast: CarbonForecast, step_s: float) -> CarbonForecast:
+def resample(forecast: CarbonForecast, step_s: float) -> CarbonForecast:
     """Resample a forecast to whole steps from its first band on; a step at the end or with a gap is left out."""
     assert step_s > 0
     if not forecast.bands:

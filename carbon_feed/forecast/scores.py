@@ -65,7 +65,7 @@ class ScoreSums:
         )
 
 
-def pooled(scores: tuple[CarbonScore, ...]) -> CarbonScore:
+def pool_scores(scores: tuple[CarbonScore, ...]) -> CarbonScore:
     """Pool several leads into one score, weighted by their samples; the horizon is the longest."""
     samples = sum(s.samples for s in scores)
     mape_samples = sum(s.mape_samples for s in scores)

@@ -17,10 +17,10 @@ from carbon_feed.providers.base import Provider, ProviderFailure
 from carbon_feed.providers.web import (
     HttpClient,
     WebProvider,
-    holding,
     list_of_objects,
     parse_number,
     parse_utc,
+    point_holding,
     read_pages,
 )
 from carbon_feed.settings import CarbonFeedSettings
@@ -48,7 +48,7 @@ class NesoProvider(WebProvider):
 
     async def read(self, now_s: float) -> Observation:
         points = await self._ask(_minute(now_s // WINDOW_S * WINDOW_S), "fw24h", now_s)
-        return self._cache.remember(holding(points, now_s), points)
+        return self._cache.remember(point_holding(points, now_s), points)
 
     async def forecast(self, now_s: float, horizon_s: float) -> tuple[Observation, ...]:
         reach = "fw24h" if horizon_s <= FORECAST_MAX_S / 2 else "fw48h"

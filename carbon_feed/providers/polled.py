@@ -99,7 +99,7 @@ class PolledProvider:
         answer, refusal = self._answer, self.refusal
         if answer is not None and (refusal is None or self._is_still_valid(answer, now_s)):
             return self.provider.held(now_s) or answer
-        found = refusal or (FIRST_ANSWER if self.awaits_first_answer else self._unasked(now_s))
+        found = refusal or (FIRST_ANSWER if self.awaits_first_answer else self._not_asked_yet(now_s))
         raise ProviderFailure(found.cause, found.message, retry_after_s=0.0)
 
     def history(self, now_s: float, count_max: int) -> tuple[Observation, ...]:
@@ -145,7 +145,7 @@ class PolledProvider:
             last_error_cause=self.refusal.cause.value if self.refusal is not None else "",
         )
 
-    def _unasked(self, now_s: float) -> Refusal:
+    def _not_asked_yet(self, now_s: float) -> Refusal:
         wait_s = self.polling.next_s(now_s) - now_s
         when = f", and may not be for another {wait_s:.0f} s" if 0 < wait_s < math.inf else ""
         return Refusal(Cause.UNAVAILABLE, f"was not asked yet{when}")

@@ -122,7 +122,7 @@ def load_trace(path: Path, wanted: TraceSettings | None = None, factors: Factors
     value_at = _column(path, names_at, names, options.value_column, "trace.value_column", _value_names(names, factors))
     times, values, starts = _series(path, rows, names, time_at, value_at, options)
     had = len(values)
-    times, values = filled(path, names[time_at], times, values, options)
+    times, values = fill_gaps(path, names[time_at], times, values, options)
     lead_in_h = options.lead_in_h if options.lead_in_h is not None else _number(path, header, "lead_in_h")
     return Trace(
         source=path.name,
@@ -167,7 +167,7 @@ def _series(
     return times, values, starts
 
 
-def filled(
+def fill_gaps(
     path: Path, name: str, times: list[float], values: list[float], options: TraceSettings
 ) -> tuple[list[float], list[float]]:
     """Fill each gap by `options.gaps` to equal steps. Of a file without gaps the lists themselves.

@@ -16,10 +16,10 @@ from carbon_feed.providers.web import (
     HttpClient,
     WebProvider,
     format_utc,
-    holding,
     list_of_objects,
     parse_number,
     parse_utc,
+    point_holding,
     read_pages,
 )
 from carbon_feed.settings import CarbonFeedSettings, WattTimeSettings, read_secret
@@ -54,7 +54,7 @@ class WattTimeProvider(WebProvider):
 
     async def read(self, now_s: float) -> Observation:
         points = await self._points("/v3/forecast", {"horizon_hours": str(READ_H)}, now_s, Quality.ESTIMATED)
-        return self._cache.remember(holding(points, now_s), points)
+        return self._cache.remember(point_holding(points, now_s), points)
 
     async def forecast(self, now_s: float, horizon_s: float) -> tuple[Observation, ...]:
         hours = min(FORECAST_MAX_H, max(1, round(horizon_s / 3600)))

@@ -214,7 +214,7 @@ class AnswerCache:
         return tuple(self._kept[key] for key in sorted(self._kept)[-count_max:])
 
 
-def holding(points: Sequence[Observation], now_s: float) -> Observation:
+def point_holding(points: Sequence[Observation], now_s: float) -> Observation:
     """Point whose interval holds now, or else the newest that has ended: the ladder says what it is worth.
 
     Raises:

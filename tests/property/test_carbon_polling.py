@@ -120,10 +120,10 @@ def test_whoever_takes_over_counts_what_the_one_before_may_have_spent():
     noon_s = (START_S // DAY_S) * DAY_S + DAY_S / 2
     polling = Polling(PollLimits(300.0, 48))
     polling.resume(polling.usage, noon_s, epoch=7)
-    assert polling.left(noon_s) == 24
+    assert polling.requests_left(noon_s) == 24
     assert polling.next_s(noon_s) == noon_s + 1800.0
     polling.resume(polling.usage, noon_s + DAY_S / 2, epoch=8)
-    assert polling.left(noon_s + DAY_S / 2) == 48, "a new day"
+    assert polling.requests_left(noon_s + DAY_S / 2) == 48, "a new day"
 
 
 def test_the_breaker_opens_lets_one_probe_through_and_closes():

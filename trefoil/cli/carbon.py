@@ -36,7 +36,7 @@ def backtest(
     """Make every forecast that would have been made, knowing nothing after its origin, and score it."""
     from carbon_feed.forecast import MODELS
     from carbon_feed.forecast.backtest import backtest as run_backtest
-    from carbon_feed.forecast.backtest import steps_of
+    from carbon_feed.forecast.backtest import trace_means
     from carbon_feed.providers.trace import load_trace
     from carbon_feed.settings import TraceSettings
     from trefoil.core.carbon import Factors
@@ -50,7 +50,7 @@ def backtest(
             raise SettingError("no such model", field="--model", value=name, remedy=f"one of {', '.join(MODELS)}")
     read = load_trace(trace, TraceSettings(path=trace, value_column=column), known[factors])
     step_s = step_min * 60.0
-    values = steps_of(read, step_s)
+    values = trace_means(read, step_s)
     first = max(0, round(len(values) * (1 - test_share)) - 1)
     results = [
         run_backtest(MODELS[name], values, first=first, step_s=step_s, horizon_s=horizon_h * 3600.0) for name in names

@@ -203,11 +203,11 @@ def _save_png(
 
 def _table(found: CarbonForecast) -> list[tuple[str, str, str, str]]:
     """At most `ROWS_MAX` rows; finer steps are put together to their means, the first of them from now on."""
-    from carbon_feed.forecast.resample import resampled
+    from carbon_feed.forecast.resample import resample
 
     together = next((k for k in TOGETHER if k * ROWS_MAX >= len(found.bands)), -(-len(found.bands) // ROWS_MAX))
     first = found.bands[0]
-    shown = resampled(found, together * (first.ends_at_s - first.starts_at_s)) if together > 1 else found
+    shown = resample(found, together * (first.ends_at_s - first.starts_at_s)) if together > 1 else found
     return [
         (
             format_time(round(b.starts_at_s)),

@@ -39,25 +39,25 @@ def score_row(score: CarbonScore) -> dict[str, Any]:
 
 def by_day(scores: Sequence[CarbonScore]) -> list[tuple[int, CarbonScore]]:
     """Scores pooled by day ahead, 1 = the first; days without a sample are left out. Less than a day has none."""
-    from carbon_feed.forecast.scores import pooled
+    from carbon_feed.forecast.scores import pool_scores
 
     if not scores or scores[-1].horizon_s < DAY_S:
         return []
     days: dict[int, list[CarbonScore]] = {}
     for score in scores:
         days.setdefault(max(1, math.ceil(score.horizon_s / DAY_S)), []).append(score)
-    by_number = [(day, pooled(tuple(some))) for day, some in sorted(days.items())]
+    by_number = [(day, pool_scores(tuple(some))) for day, some in sorted(days.items())]
     return [(day, score) for day, score in by_number if score.samples]
 
 
 def by_part(scores: Sequence[CarbonScore]) -> list[tuple[str, CarbonScore]]:
     """Scores pooled by day ahead, or in four parts where a fast replay looks ahead less than a day."""
-    from carbon_feed.forecast.scores import pooled
+    from carbon_feed.forecast.scores import pool_scores
 
     if not scores or scores[-1].horizon_s >= DAY_S:
         return [(f"day {day}", score) for day, score in by_day(scores)]
     width = math.ceil(len(scores) / PARTS)
-    parts = [pooled(tuple(scores[at : at + width])) for at in range(0, len(scores), width)]
+    parts = [pool_scores(tuple(scores[at : at + width])) for at in range(0, len(scores), width)]
     return [(f"to {part.horizon_s:.0f} s", part) for part in parts if part.samples]
 
 

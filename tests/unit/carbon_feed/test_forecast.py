@@ -14,10 +14,10 @@ from hypothesis.extra import numpy as hnp
 from typer.testing import CliRunner
 
 from carbon_feed.forecast import MODELS
-from carbon_feed.forecast.backtest import backtest, steps_of
+from carbon_feed.forecast.backtest import backtest, trace_means
 from carbon_feed.forecast.bands import ERRORS_MIN, LeadErrors
 from carbon_feed.forecast.forecaster import Forecaster
-from carbon_feed.forecast.scores import ScoreSums, pooled
+from carbon_feed.forecast.scores import ScoreSums, pool_scores
 from carbon_feed.providers.trace import load_trace
 from trefoil.cli.main import app
 from trefoil.core import errors
@@ -175,7 +175,7 @@ def test_scores_keep_their_counts():
     assert (one.coverage_samples, one.coverage_ratio) == (1, 0)
     assert (two.samples, two.mape_samples, two.mape_ratio) == (1, 0, 0)  # 0.5 g/kWh: no percentage
     assert (three.samples, three.coverage_samples, three.horizon_s) == (0, 0, 3 * HOUR_S)
-    assert pooled((one, two, three)).mae_g_per_kwh == pytest.approx((20 + 99.5) / 2)
+    assert pool_scores((one, two, three)).mae_g_per_kwh == pytest.approx((20 + 99.5) / 2)
 
 
 @pytest.mark.parametrize(("step_s", "horizon_s"), [(0, 1), (300, 3600), (5000, 86_400), (3600, 0), (3600, 1e9)])
@@ -186,9 +186,9 @@ def test_steps_and_horizons_that_make_no_sense_are_refused(step_s, horizon_s):
 
 def test_a_trace_is_cut_into_means():
     trace = load_trace(DUCK)
-    assert np.allclose(steps_of(trace, 7200.0), np.array(trace.values_g_per_kwh).reshape(-1, 2).mean(axis=1))
+    assert np.allclose(trace_means(trace, 7200.0), np.array(trace.values_g_per_kwh).reshape(-1, 2).mean(axis=1))
     with pytest.raises(errors.TraceError, match="multiple"):
-        steps_of(trace, 1800.0)
+        trace_means(trace, 1800.0)
 
 
 def test_the_command_prints_writes_and_draws(tmp_path):
@@ -228,7 +228,7 @@ def test_day_ahead_on_real_grids(file, mape_max, persistence):
     path = DATA / file
     if not path.exists():
         pytest.skip(f"no {path.name} in {DATA}: set TREFOIL_DATA to the evaluation data")
-    series = steps_of(load_trace(path))
+    series = trace_means(load_trace(path))
     first = len(series) // 2 - 1
     played = backtest(MODELS["blend"], series, first=first, horizon_s=24 * HOUR_S)
     blend = played.day(1)

@@ -13,7 +13,7 @@ from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.archive import ForecastArchive
 from carbon_feed.forecast.issue import LiveForecaster
 from carbon_feed.forecast.parts import run_to_end
-from carbon_feed.forecast.resample import resampled
+from carbon_feed.forecast.resample import resample
 from tests.unit.carbon_feed.test_forecast import duck, trained
 from tests.unit.carbon_feed.test_history import HOUR_S, SERIES, T0_S, said
 from trefoil.core import errors
@@ -179,18 +179,18 @@ def banded(*middles, step_s=HOUR_S, width=10.0):
 @pytest.mark.parametrize("step_s", [300.0, 900.0, 1800.0])
 def test_finer_steps_repeat_and_come_back(step_s):
     forecast = banded(100, 200, 300)
-    fine = resampled(forecast, step_s)
+    fine = resample(forecast, step_s)
     assert len(fine.bands) == 3 * HOUR_S / step_s
     assert {b.p50_g_per_kwh for b in fine.bands} == {100, 200, 300}
-    assert resampled(fine, HOUR_S) == forecast
+    assert resample(fine, HOUR_S) == forecast
 
 
 def test_coarser_steps_are_means_and_gaps_stay_gaps():
-    assert [b.p50_g_per_kwh for b in resampled(banded(100, 200, 300, 500, 700), 2 * HOUR_S).bands] == [150, 400]
+    assert [b.p50_g_per_kwh for b in resample(banded(100, 200, 300, 500, 700), 2 * HOUR_S).bands] == [150, 400]
     whole = banded(100, 200, 300)
     holed = replace(whole, bands=(whole.bands[0], whole.bands[2]))
-    assert [b.p50_g_per_kwh for b in resampled(holed, HOUR_S / 2).bands] == [100, 100, 300, 300]
-    assert resampled(replace(whole, bands=()), 300).bands == ()
+    assert [b.p50_g_per_kwh for b in resample(holed, HOUR_S / 2).bands] == [100, 100, 300, 300]
+    assert resample(replace(whole, bands=()), 300).bands == ()
 
 
 def test_what_was_issued_is_scored_by_lead_against_what_came():

@@ -8,7 +8,7 @@ import pytest
 
 from carbon_feed.core.history import History
 from carbon_feed.forecast import MODELS
-from carbon_feed.forecast.backtest import backtest, steps_of
+from carbon_feed.forecast.backtest import backtest, trace_means
 from carbon_feed.outlook import ZoneForecasts
 from carbon_feed.providers.trace import load_trace
 from carbon_feed.settings import CarbonFeedSettings
@@ -28,7 +28,7 @@ async def test_what_is_issued_live_is_worth_what_the_backtest_says(tmp_path):
     path = DATA / "em_US-CAL-CISO_2022_hourly.csv"
     if not path.exists():
         pytest.skip(f"no {path.name} in {DATA}: set TREFOIL_DATA to the evaluation data")
-    values = steps_of(load_trace(path))[: LEARN + PLAYED + H]
+    values = trace_means(load_trace(path))[: LEARN + PLAYED + H]
     settings = CarbonFeedSettings(state_dir=tmp_path, zone=SERIES.zone, provider="trace")
     history, now = History(SERIES), [CarbonReading()]
     outlook = ZoneForecasts(
