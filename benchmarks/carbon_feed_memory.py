@@ -1,6 +1,6 @@
 """The memory part of `make bench-carbon`: does the feed grow with what it reads?
 
-The loop that serves (`carbon_feed.loop.FeedLoop`) with the shipped trace replayed for ever, a new reading every tick,
+The loop that serves (`carbon_feed.loop.ZoneLoop`) with the shipped trace replayed for ever, a new reading every tick,
 on a clock that is moved, so that a million readings take minutes and not years. In the place of Redis stands the same
 store inside this process, whose stream is bounded as Redis's is, so that it counts too. One watcher is told everything,
 and every thousandth reading a client asks for a page of history and the ratio. Own forecasts are not issued: so fast a
@@ -21,7 +21,7 @@ from typing import Any, Final
 import psutil
 import structlog
 
-from carbon_feed.loop import FeedLoop
+from carbon_feed.loop import ZoneLoop
 from carbon_feed.providers import make_providers
 from carbon_feed.servicer import CarbonFeedServicer
 from carbon_feed.settings import CarbonFeedSettings, TraceSettings
@@ -85,7 +85,7 @@ async def _measure(settings: CarbonFeedSettings, readings: int, say: Callable[[s
     clock, metrics, process = ManualClock(START_S), Metrics("carbon_feed"), psutil.Process()
     state: Any = state_on(Server(clock), settings.cluster, clock, metrics)
     [provider] = make_providers(settings, clock.now_s())
-    loop = FeedLoop(settings, provider, state, clock, metrics)
+    loop = ZoneLoop(settings, provider, state, clock, metrics)
     servicer = CarbonFeedServicer([loop], clock=clock)
     told = [0]
     started_s, rss = time.process_time(), [process.memory_info().rss / MIB]

@@ -8,26 +8,25 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from carbon_feed.forecast.archive import Archive
-from carbon_feed.forecast.parts import Parts
-from carbon_feed.forecast.records import forecast_of_line, line_of
+from carbon_feed.forecast.archive import ForecastArchive, forecast_of_line, line_of
+from carbon_feed.forecast.parts import Incremental
 from trefoil.core.carbon import CarbonForecast, Series
 from trefoil.runtime.keys import series_name
 
 DAYS_KEPT: Final = 62  # FORECASTS_MAX hourly issues, and the day that is being written
-PART_LINES: Final = 16
+LINES_BETWEEN_BREAKS: Final = 16
 SUFFIX: Final = ".jsonl"
 
 
-class ArchiveFiles:
-    """Of one series; only the zone's own process writes them."""
+class ForecastFiles:
+    """Files of one series' issued forecasts; only the zone's own process writes them."""
 
     def __init__(self, state_dir: Path, series: Series, days_kept: int = DAYS_KEPT) -> None:
         self.folder = state_dir / f"forecasts-{series_name(series).replace(':', '-')}"
         self._series, self._days_kept = series, days_kept
 
     def append(self, forecasts: Iterable[CarbonForecast]) -> None:
-        """Add forecasts, each to the file of its day; when a day begins, forget the oldest.
+        """Append forecasts, each to the file of its day; when a day begins, delete the oldest.
 
         Raises:
             OSError: the disk refuses.
@@ -40,14 +39,14 @@ class ArchiveFiles:
             path = self.folder / (day + SUFFIX)
             begun = path.exists()
             with path.open("ab+") as file:
-                file.write(b"" if _ends_whole(path) else b"\n")  # a line torn by a crash spoils no other
+                file.write(b"" if _ends_with_newline(path) else b"\n")  # a line torn by a crash spoils no other
                 file.write("".join(line + "\n" for line in lines).encode())
             if not begun:
                 for old in self._paths()[: -self._days_kept]:
                     old.unlink(missing_ok=True)
 
     def lines(self) -> list[str]:
-        """All that is kept, oldest day first.
+        """Lines of all files that are kept, oldest day first.
 
         Raises:
             OSError: the disk refuses.
@@ -59,18 +58,18 @@ class ArchiveFiles:
             if line
         ]
 
-    def into(self, archive: Archive, lines: list[str]) -> Parts[int]:
-        """Put lines into an archive; how many of them were not ours."""
-        strange = 0
+    def load_into(self, archive: ForecastArchive, lines: list[str]) -> Incremental[int]:
+        """Load lines into an archive; returns how many could not be read."""
+        unreadable = 0
         for i, line in enumerate(lines, 1):
             forecast = forecast_of_line(line, self._series)
             if forecast is None:
-                strange += 1
+                unreadable += 1
             else:
                 archive.add(forecast)
-            if i % PART_LINES == 0:
+            if i % LINES_BETWEEN_BREAKS == 0:
                 yield
-        return strange
+        return unreadable
 
     def _paths(self) -> list[Path]:
         return sorted(self.folder.glob("*" + SUFFIX)) if self.folder.is_dir() else []
@@ -80,7 +79,7 @@ def _day(at_s: float) -> str:
     return datetime.datetime.fromtimestamp(at_s, datetime.UTC).strftime("%Y-%m-%d")
 
 
-def _ends_whole(path: Path) -> bool:
+def _ends_with_newline(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(0, 2)
         if file.tell() == 0:

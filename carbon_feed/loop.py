@@ -1,4 +1,4 @@
-"""The shell around the feed's brain, for one zone: hold or follow the role, ask, publish, keep history, wake watchers.
+"""Loop of one zone: hold the lease or follow its holder, poll, publish, keep history, wake watchers.
 
 A zone whose provider is polled has one process that asks, the holder of `feed:<zone>`; the others read what it wrote
 and serve that from memory, and one of them takes over when the lease is free. What is at hand (a replay, a setting) is
@@ -17,15 +17,15 @@ import structlog
 
 from carbon_feed.core.feed import Observation
 from carbon_feed.core.history import History
-from carbon_feed.core.ladder import Ladder, LadderView, Said
-from carbon_feed.core.profile import HourOfWeek
+from carbon_feed.core.ladder import FallbackLadder, FallbackView, ProviderAnswer
+from carbon_feed.core.profile import HourOfWeekProfile
 from carbon_feed.core.validate import Cause, Refusal
-from carbon_feed.outlook import ZoneOutlook
-from carbon_feed.providers import LiveProvider, Polled, Provider, ProviderFailure
-from carbon_feed.recorder import AtHand, Shared
-from carbon_feed.role import Role
+from carbon_feed.outlook import ZoneForecasts
+from carbon_feed.providers import LiveProvider, PolledProvider, Provider, ProviderFailure
+from carbon_feed.recorder import LocalRecorder, SharedRecorder
+from carbon_feed.role import LeaderElection
 from carbon_feed.settings import CarbonFeedSettings
-from carbon_feed.shown import Shown
+from carbon_feed.zone_metrics import ZoneMetrics
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Rung, Series, ZoneHealth
 from trefoil.core.common import Lease
@@ -36,11 +36,11 @@ from trefoil.runtime.telemetry import Metrics
 
 TICK_S: Final = 0.5  # an emptied Redis is noticed by the next renewal, and rewritten well within a second
 TICK_MIN_S: Final = 0.002
-OUTLOOK_S: Final = 0.5
+FORECASTS_S: Final = 0.5
 
 
-class FeedLoop:
-    """One zone. `reading` is what everybody is told."""
+class ZoneLoop:
+    """Loop of one zone. `reading` is the one in force."""
 
     def __init__(
         self,
@@ -57,105 +57,108 @@ class FeedLoop:
         self._settings = settings
         self._provider, self._secondary = provider, secondary
         self._state, self._clock = state, clock
-        self._shown = Shown(metrics, settings)
-        self._brain = Ladder(settings.carry_max_s, settings.static_g_per_kwh, settings.late_max_s)
+        self._metrics = ZoneMetrics(metrics, settings)
+        self._ladder = FallbackLadder(settings.carry_max_s, settings.static_g_per_kwh, settings.late_max_s)
         self._accepted: CarbonReading | None = None
         self._suspect: Observation | None = None
-        self._profile = HourOfWeek()
-        self._polled = tuple(one for one in (provider, secondary) if isinstance(one, Polled))
+        self._profile = HourOfWeekProfile()
+        self._polled = tuple(one for one in (provider, secondary) if isinstance(one, PolledProvider))
         self._recorder = (
-            Shared(state, settings, provider, self._profile)
-            if isinstance(provider, Polled)
-            else AtHand(state, settings, provider)
+            SharedRecorder(state, settings, provider, self._profile)
+            if isinstance(provider, PolledProvider)
+            else LocalRecorder(state, settings, provider)
         )
         self.history: History = self._recorder.history
-        self.outlook = ZoneOutlook(settings, provider, self.history, lambda: self.reading, metrics)
-        self._role = Role(state, clock, f"feed:{settings.zone}", settings.state_dir / f"epoch-{settings.zone}")
+        self.forecasts = ZoneForecasts(settings, provider, self.history, lambda: self.reading, self._metrics)
+        self._election = LeaderElection(
+            state, clock, f"feed:{settings.zone}", settings.state_dir / f"epoch-{settings.zone}"
+        )
         self._written: CarbonReading | None = None
-        self._settled = 0
+        self._synced_epoch = 0
         """The epoch under which Redis was compared with what we know."""
-        self._look = True
-        self._news = asyncio.Event()
-        self._silent = ""
+        self._verify_redis = True
+        self._changed = asyncio.Event()
+        self._redis_error = ""
         self._log = structlog.get_logger().bind(zone=settings.zone)
 
     @property
     def leading(self) -> bool:
-        """Whether this process holds the role."""
-        return self._role.lease is not None
+        """Whether this process holds the zone's lease."""
+        return self._election.lease is not None
 
     async def init(self) -> None:
         """Read once, so that the first caller is answered. Nothing is written, and nobody is asked."""
         self._settings.state_dir.mkdir(parents=True, exist_ok=True)
-        self._shown.start(self.speedup)
+        self._metrics.set_speedup(self.speedup)
         for polled in self._polled:
-            polled.recall(self._clock.now_s())
+            polled.restore_usage(self._clock.now_s())
         if self._polled:
             try:
-                self._heed(await self._state.get(self._now_key, CarbonReading))
+                self._adopt(await self._state.get(self._now_key, CarbonReading))
             except errors.StateUnavailable as error:
-                self._unheard(str(error))
-        await self._read(self._clock.now_s(), ask=not self._polled)
+                self._redis_failed(str(error))
+        await self._read(self._clock.now_s(), poll=not self._polled)
 
     async def run(self) -> None:
-        looking_ahead = asyncio.create_task(self._look_ahead(), name=f"outlook of {self.series.zone}")
+        """Run until cancelled: ticks, and forecasts in a task of their own."""
+        refreshing = asyncio.create_task(self._refresh_forecasts(), name=f"forecasts of {self.series.zone}")
         try:
             while True:
                 next_tick_at_s = await self.tick()
-                if looking_ahead.done():
-                    looking_ahead.result()  # a bug in it is heard
+                if refreshing.done():
+                    refreshing.result()  # a bug in it is heard
                 now_s = self._clock.now_s()
                 await self._clock.sleep(min(TICK_S, max(TICK_MIN_S, next_tick_at_s - now_s)))
         finally:
-            looking_ahead.cancel()
-            await asyncio.gather(looking_ahead, return_exceptions=True)
+            refreshing.cancel()
+            await asyncio.gather(refreshing, return_exceptions=True)
 
     async def tick(self) -> float:
-        """One round; returns when the next one is due at the latest."""
-        await self._keep_role()
+        """Run one round; returns when the next one is due at the latest."""
+        await self._keep_lease()
         now_s = self._clock.now_s()
-        next_tick_at_s = await self._read(now_s, ask=self._may_ask())
-        lease = self._role.lease
-        if lease is not None and self._is_settled() and not self._silent:
+        next_tick_at_s = await self._read(now_s, poll=self._may_poll())
+        lease = self._election.lease
+        if lease is not None and self._is_synced() and not self._redis_error:
             await self._publish(lease)
             if self._recorder.backlog:
                 next_tick_at_s = now_s
-        self._shown.standing(now_s, self.reading, self.leading, self._polled)
+        self._metrics.update_state(now_s, self.reading, self.leading, self._polled)
         return next_tick_at_s
 
     async def shutdown(self) -> None:
-        """Give the role and the connections back."""
+        """Release the lease and close connections."""
         for provider in (self._provider, self._secondary):
             if isinstance(provider, LiveProvider):
                 await provider.close()
-        await self._role.release()
+        await self._election.release()
 
     async def watch(self) -> AsyncIterator[CarbonReading]:
-        """The reading now, then each new one; a slow watcher sees the latest only."""
+        """Stream the reading now, then each new one; a slow watcher sees the latest only."""
         seen: CarbonReading | None = None
         while True:
-            news = self._news
+            changed = self._changed
             if self.reading is not None and self.reading != seen:
                 seen = self.reading
                 yield seen
             else:
-                await news.wait()
+                await changed.wait()
 
     def health(self, now_s: float) -> ZoneHealth:
-        """How the zone stands, as this process sees it."""
+        """Health of the zone, as this process sees it."""
         made = ZoneHealth(
             series=self.series,
             provider=self._provider.name,
             secondary=self._secondary.name if self._secondary is not None else "",
             leading=self.leading,
-            holder=self._role.me if self.leading else self._role.holder,
-            redis_answers=not self._silent,
+            holder=self._election.identity if self.leading else self._election.holder,
+            redis_answers=not self._redis_error,
             breaker="closed",
             history_intervals=len(self.history),
         )
-        if isinstance(self._provider, Polled):
-            made = self._provider.stand(made, now_s, asking=self._may_ask())
-        reading, forecast, newest = self.reading, self.outlook.forecast, self.history.newest()
+        if isinstance(self._provider, PolledProvider):
+            made = self._provider.fill_health(made, now_s, asking=self._may_poll())
+        reading, forecast, newest = self.reading, self.forecasts.forecast, self.history.newest()
         if reading is not None:
             made = replace(
                 made,
@@ -174,129 +177,133 @@ class FeedLoop:
     def _now_key(self) -> str:
         return self._state.keys.carbon_now(self.series)
 
-    def _may_ask(self) -> bool:
+    def _may_poll(self) -> bool:
         """What is at hand is read by everyone; a provider is asked by the holder."""
-        alone = self._settings.polling.ask_without_redis and bool(self._silent)
+        alone = self._settings.polling.ask_without_redis and bool(self._redis_error)
         return not self._polled or self.leading or alone
 
-    def _is_settled(self) -> bool:
+    def _is_synced(self) -> bool:
         """Whether Redis was compared with what we know since the role is ours."""
-        lease = self._role.lease
-        return lease is not None and lease.epoch == self._settled
+        lease = self._election.lease
+        return lease is not None and lease.epoch == self._synced_epoch
 
     # What holds now
 
-    async def _read(self, now_s: float, ask: bool) -> float:
-        if not ask and not self._silent and self._role.holder:
+    async def _read(self, now_s: float, poll: bool) -> float:
+        if not poll and not self._redis_error and self._election.holder:
             return now_s + TICK_S  # the holder decides, and we follow
-        first = await said_by(self._provider, now_s, ask)
-        view = LadderView(now_s, self.series, (first,), self.reading, self._accepted, self._suspect, self._profile)
-        if self._secondary is not None and self._brain.refusal(first, view) is not None and not self._awaited():
-            view = replace(view, said=(first, await said_by(self._secondary, now_s, ask)))
-        if self._polled and self._wait_and_see(view, ask):
+        first = await read_provider(self._provider, now_s, poll)
+        view = FallbackView(now_s, self.series, (first,), self.reading, self._accepted, self._suspect, self._profile)
+        if (
+            self._secondary is not None
+            and self._ladder.refusal(first, view) is not None
+            and not self._awaits_first_answer()
+        ):
+            view = replace(view, answers=(first, await read_provider(self._secondary, now_s, poll)))
+        if self._polled and self._keeps_current(view, poll):
             return now_s + TICK_S
-        decision = self._brain.decide(view)
-        reading, accepted, lease = decision.reading, decision.accepted, self._role.lease
+        decision = self._ladder.decide(view)
+        reading, accepted, lease = decision.reading, decision.accepted, self._election.lease
         if reading is not None and reading is not self.reading and lease is not None:
             reading = replace(reading, epoch=lease.epoch)  # as it will be written: watchers are woken once
             accepted = reading if accepted is decision.reading else accepted
         if accepted is not None and accepted is not self._accepted:
-            self._profile.tell(accepted.starts_at_s, accepted.intensity_g_per_kwh)
+            self._profile.observe(accepted.starts_at_s, accepted.intensity_g_per_kwh)
         self._accepted, self._suspect = accepted, decision.suspect
-        self._shown.refused(decision.refusals, (self._provider, self._secondary))
+        self._metrics.count_refusals(decision.refusals, (self._provider, self._secondary))
         if reading is not None and reading != self.reading:
-            self._tell(reading, decision.why)
-        if self.reading is not None and ask:
-            self._recorder.tell(self.reading, now_s)
+            self._put_in_force(reading, decision.why)
+        if self.reading is not None and poll:
+            self._recorder.record(self.reading, now_s)
         return decision.next_tick_at_s
 
-    def _wait_and_see(self, view: LadderView, ask: bool) -> bool:
+    def _keeps_current(self, view: FallbackView, poll: bool) -> bool:
         """Whether what is in force stays so: nobody may be asked, or the first answer is on its way."""
         reading, now_s = view.last, view.now_s
         if reading is None or reading.rung > Rung.SECONDARY or now_s < reading.starts_at_s:
             return False
-        if not ask and now_s < reading.ends_at_s:
+        if not poll and now_s < reading.ends_at_s:
             return True
-        silent = all(said.observation is None for said in view.said)
+        silent = all(answer.observation is None for answer in view.answers)
         holds = now_s <= reading.ends_at_s + self._settings.late_max_s
-        return silent and holds and (not ask or self._awaited())
+        return silent and holds and (not poll or self._awaits_first_answer())
 
-    def _awaited(self) -> bool:
-        return any(one.awaited for one in self._polled)
+    def _awaits_first_answer(self) -> bool:
+        return any(one.awaits_first_answer for one in self._polled)
 
-    def _heed(self, stored: CarbonReading | None) -> None:
+    def _adopt(self, stored: CarbonReading | None) -> None:
         """Serve what the zone's holder wrote."""
         if stored is None or stored.simulated:  # a replay of the same name was here before
             return
         if stored.rung <= Rung.SECONDARY:
             self._accepted = stored
         if self.reading is None or (stored.epoch, stored.as_of) > (self.reading.epoch, self.reading.as_of):
-            self._tell(stored, "as the zone's holder says")
+            self._put_in_force(stored, "as the zone's holder says")
 
-    def _tell(self, reading: CarbonReading, why: str) -> None:
+    def _put_in_force(self, reading: CarbonReading, why: str) -> None:
         """Put a reading in force in this process: log it, count it, wake who watches."""
-        changed = self.reading is None or self.reading.as_of != reading.as_of
+        is_new = self.reading is None or self.reading.as_of != reading.as_of
         self.reading = reading
-        news, self._news = self._news, asyncio.Event()
-        news.set()
-        if changed:
-            self._shown.told(reading, why)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        if is_new:
+            self._metrics.count_reading(reading, why)
 
     # Redis
 
-    async def _keep_role(self) -> None:
+    async def _keep_lease(self) -> None:
         """Hold the role, or follow who has it and take it when it is free."""
-        if not self._role.due():
+        if not self._election.check_due():
             return
-        self._look = True
+        self._verify_redis = True
         try:
-            if not await self._role.renewed():
-                free = await self._role.free()
+            if not await self._election.renew():
+                free = await self._election.is_free()
                 await self._follow()
                 if free:
-                    await self._role.take()
-            lease = self._role.lease
-            if lease is not None and lease.epoch != self._settled:
-                await self._settle(lease)
-            self._heard()
+                    await self._election.acquire()
+            lease = self._election.lease
+            if lease is not None and lease.epoch != self._synced_epoch:
+                await self._take_over(lease)
+            self._redis_answered()
         except errors.StateUnavailable as error:
-            self._unheard(str(error))
+            self._redis_failed(str(error))
         except errors.Fenced as error:
             self._fenced(error)
 
     async def _follow(self) -> None:
         if not self._polled:
             return
-        await self._recorder.catch_up()
-        self._heed(await self._state.get(self._now_key, CarbonReading))
-        if self._role.holder:
-            await self.outlook.follow(self._state, self._clock.now_s())
+        await self._recorder.read_new_entries()
+        self._adopt(await self._state.get(self._now_key, CarbonReading))
+        if self._election.holder:
+            await self.forecasts.follow(self._state, self._clock.now_s())
 
-    async def _settle(self, lease: Lease) -> None:
+    async def _take_over(self, lease: Lease) -> None:
         """Go on from what Redis holds: with everything that a successor or an emptied Redis needs."""
         now_s = self._clock.now_s()
         for polled in self._polled:
-            polled.lead(now_s, lease.epoch)
+            polled.start_leading(now_s, lease.epoch)
         stored = await self._state.get(self._now_key, CarbonReading)
         if self.reading is not None:
             as_of = max(self.reading.as_of, stored.as_of + 1 if stored is not None else 0)
-            self._tell(replace(self.reading, epoch=lease.epoch, as_of=as_of), "role taken")
-        await self._recorder.taken(lease, self.reading, now_s)
-        if self._accepted is None and isinstance(self._recorder, Shared):
+            self._put_in_force(replace(self.reading, epoch=lease.epoch, as_of=as_of), "role taken")
+        await self._recorder.start_leading(lease, self.reading, now_s)
+        if self._accepted is None and isinstance(self._recorder, SharedRecorder):
             self._accepted = self._recorder.newest()
         self._written = None
-        self.outlook.forget_written()
-        self._settled = lease.epoch
+        self.forecasts.forget_written()
+        self._synced_epoch = lease.epoch
         self._log.info("leased", epoch=lease.epoch)
 
     async def _publish(self, lease: Lease) -> None:
         try:
             await self._write(lease)
         except errors.StateUnavailable as error:
-            self._recorder.unsure()
+            self._recorder.mark_uncertain()
             self._written = None
-            self.outlook.forget_written()
-            self._unheard(str(error))
+            self.forecasts.forget_written()
+            self._redis_failed(str(error))
         except errors.Fenced as error:
             self._fenced(error)
 
@@ -305,55 +312,55 @@ class FeedLoop:
         if self.reading is None:
             return
         if self.reading.epoch != lease.epoch:
-            self._tell(replace(self.reading, epoch=lease.epoch), "role taken")
-        if self._recorder.lost_track:
-            await self._recorder.taken(lease, self.reading, self._clock.now_s())
-        if self._look:
+            self._put_in_force(replace(self.reading, epoch=lease.epoch), "role taken")
+        if self._recorder.is_uncertain:
+            await self._recorder.start_leading(lease, self.reading, self._clock.now_s())
+        if self._verify_redis:
             stored = await self._state.get(self._now_key, CarbonReading)
             if stored is None or codec.encode(stored) != codec.encode(self.reading):
                 self._written = None
-            self._look = False
+            self._verify_redis = False
         writes: list[Write] = []
         if self._written != self.reading:
             writes.append(Put(self._now_key, self.reading))
-        writes += self.outlook.writes(self._state.keys)
+        writes += self.forecasts.writes(self._state.keys)
         appends = self._recorder.appends(lease.epoch)
         if not writes and not appends:
             return
-        told = self.reading
+        written = self.reading
         ids = await self._state.write(lease, [*writes, *appends])
-        self._recorder.written(ids[len(writes) :])
-        self._written = told
+        self._recorder.acknowledge(ids[len(writes) :])
+        self._written = written
 
-    async def _look_ahead(self) -> None:
+    async def _refresh_forecasts(self) -> None:
         """Forecasts, scores, and what the provider says of the past: while this process leads."""
         while True:
-            if self._may_ask() and (not self.leading or self._is_settled()):
-                await self.outlook.refresh(self._clock.now_s())
-            await self._clock.sleep(OUTLOOK_S)
+            if self._may_poll() and (not self.leading or self._is_synced()):
+                await self.forecasts.refresh(self._clock.now_s())
+            await self._clock.sleep(FORECASTS_S)
 
     def _fenced(self, error: errors.Fenced) -> None:
-        self._role.lost()  # taken again in the next round
+        self._election.forget()  # taken again in the next round
         self._log.warning("fenced", error=str(error))
 
-    def _heard(self) -> None:
-        if self._silent:
-            self._silent = ""
+    def _redis_answered(self) -> None:
+        if self._redis_error:
+            self._redis_error = ""
             self._log.info("redis answers again")
 
-    def _unheard(self, error: str) -> None:
-        if not self._silent:
+    def _redis_failed(self, error: str) -> None:
+        if not self._redis_error:
             self._log.warning("redis does not answer, serving from memory", error=error)
-        self._silent = error
+        self._redis_error = error
 
 
-async def said_by(provider: Provider, now_s: float, ask: bool = True) -> Said:
-    """What a provider says now, or why it says nothing; one that is polled may be looked at without a question."""
+async def read_provider(provider: Provider, now_s: float, poll: bool = True) -> ProviderAnswer:
+    """Read a provider's answer for now; a polled one may be looked at without a question."""
     try:
-        if not ask and isinstance(provider, Polled):
-            return Said(provider.name, observation=provider.peek(now_s))
-        return Said(provider.name, observation=await provider.read(now_s))
+        if not poll and isinstance(provider, PolledProvider):
+            return ProviderAnswer(provider.name, observation=provider.peek(now_s))
+        return ProviderAnswer(provider.name, observation=await provider.read(now_s))
     except ProviderFailure as failure:
-        return Said(provider.name, refusal=failure.refusal)
+        return ProviderAnswer(provider.name, refusal=failure.refusal)
     except errors.Unavailable as error:
-        return Said(provider.name, refusal=Refusal(Cause.UNAVAILABLE, str(error)))
+        return ProviderAnswer(provider.name, refusal=Refusal(Cause.UNAVAILABLE, str(error)))

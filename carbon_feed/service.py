@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from carbon_feed.loop import FeedLoop
+from carbon_feed.loop import ZoneLoop
 from carbon_feed.providers import make_providers
 from carbon_feed.servicer import CarbonFeedServicer
 from carbon_feed.settings import CarbonFeedSettings
@@ -18,9 +18,12 @@ from trefoil.runtime.state import State
 FULL_NAME = "trefoil.carbon_feed.v1.CarbonFeed"
 
 
-class Kept:
-    """What is there at the start stays: the collector need not look at it again, for 50 ms each time, in which nobody
-    is answered. Not a leak: what is no longer referred to is freed as ever, and cycles that come later are found."""
+class GcFreeze:
+    """Part that freezes what exists at the start for the garbage collector.
+
+    Else it would look at it again for 50 ms each time, in which nobody is answered. Not a leak: what is no longer
+    referred to is freed as ever, and cycles that come later are found.
+    """
 
     async def init(self) -> None:
         gc.collect()
@@ -34,21 +37,21 @@ class Kept:
 
 
 def build(argv: Sequence[str]) -> list[service.Part]:
-    """Settings, provider, loop, server: the one place where they meet."""
+    """Build the service from its settings: providers, loops, servicer, server."""
     settings = config.parser_main(CarbonFeedSettings, "carbon_feed", argv)
     telemetry.setup_logging("carbon_feed", settings.log_level, settings.log_json)
     structlog.get_logger().info("settings", **config.masked(settings))
     clock = WallClock()
     metrics = telemetry.Metrics("carbon_feed")
-    made = [(zone, make_providers(zone, clock.now_s())) for zone in settings.each()]
+    made = [(zone, make_providers(zone, clock.now_s())) for zone in settings.per_zone()]
     state = State.connect(settings.redis_url, settings.cluster, clock=clock, metrics=metrics)
-    loops = [FeedLoop(zone, provider, state, clock, metrics, *others) for zone, (provider, *others) in made]
+    loops = [ZoneLoop(zone, provider, state, clock, metrics, *others) for zone, (provider, *others) in made]
     servicer = CarbonFeedServicer(loops, load_zones(settings.zones_file), clock, settings.watchers_max)
     entries: list[rpc.ServiceEntry] = [(pb_grpc.add_CarbonFeedServicer_to_server, servicer, FULL_NAME)]
     return [
         service.StatePart(state),
         service.MetricsPart(metrics, settings.metrics_address),
         *loops,
-        Kept(),
+        GcFreeze(),
         service.ServerPart(lambda: rpc.make_server(settings, entries, metrics=metrics)),
     ]

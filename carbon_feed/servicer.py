@@ -9,15 +9,15 @@ import functools
 import itertools
 import math
 import operator
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from carbon_feed.core import answers
 from carbon_feed.core.history import History, Piece, check_series
 from carbon_feed.core.ratio import EXPANDING, WINDOWS
-from carbon_feed.core.watching import Announced, Watching
-from carbon_feed.forecast.archive import Archive
-from carbon_feed.turns import Turns
+from carbon_feed.core.watching import Announced, ChangeFilter
+from carbon_feed.forecast.archive import ForecastArchive
 from carbon_feed.zones import Zone, Zones, load_zones
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
@@ -39,13 +39,14 @@ from trefoil.runtime.state import series_name
 MICROS: Final = 1_000_000
 WATCHERS_MAX: Final = 1_000
 PIECE: Final = 50  # messages that are made at once: others are answered in between
+WAKEUPS_AT_ONCE: Final = 4  # watchers that are woken before others are answered
 
 
-class Outlook(Protocol):
-    """What comes, of one zone (`carbon_feed.outlook.ZoneOutlook`)."""
+class Forecasts(Protocol):
+    """Forecasts of one zone (`carbon_feed.outlook.ZoneForecasts`)."""
 
     @property
-    def archive(self) -> Archive: ...
+    def archive(self) -> ForecastArchive: ...
 
     @property
     def forecast(self) -> CarbonForecast | None: ...
@@ -59,7 +60,7 @@ class Outlook(Protocol):
 
 
 class ZoneFeed(Protocol):
-    """What is known of one zone (`carbon_feed.loop.FeedLoop`)."""
+    """Feed of one zone (`carbon_feed.loop.ZoneLoop`)."""
 
     @property
     def series(self) -> Series: ...
@@ -71,7 +72,7 @@ class ZoneFeed(Protocol):
     def history(self) -> History: ...
 
     @property
-    def outlook(self) -> Outlook: ...
+    def forecasts(self) -> Forecasts: ...
 
     @property
     def speedup(self) -> float: ...
@@ -81,8 +82,32 @@ class ZoneFeed(Protocol):
     def health(self, now_s: float) -> ZoneHealth: ...
 
 
+class FairWakeup:
+    """Fair wake-up of many watchers: a few at a time, so that who asks meanwhile is answered in between."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait_turn(self) -> None:
+        """Wait until it is the caller's turn."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(turn)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._next)
+        await turn
+
+    def _next(self) -> None:
+        for _ in range(min(WAKEUPS_AT_ONCE, len(self._waiting))):
+            turn = self._waiting.popleft()
+            if not turn.done():  # its watcher may be gone
+                turn.set_result(None)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
 class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
-    """Zones are found by our name, and by every other name that the registry has for them."""
+    """Servicer of the feed's RPCs. Zones are found by our name and by every other name of the registry."""
 
     def __init__(
         self,
@@ -102,18 +127,18 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         self._clock = clock or WallClock()
         self._watchers_max = watchers_max
         self._watchers = 0
-        self._turns = Turns()
-        self._told: dict[str, tuple[CarbonReading, Any]] = {}
-        self._announced: dict[tuple[str, str], tuple[CarbonReading, Any]] = {}
+        self._wakeup = FairWakeup()
+        self._intensity_messages: dict[str, tuple[CarbonReading, Any]] = {}
+        self._announcements: dict[tuple[str, str], tuple[CarbonReading, Any]] = {}
 
     async def GetIntensity(self, request: Any, context: Any) -> Any:
         feed = self._feed(request.zone)
-        reading = _known(feed)
-        told = self._told.get(feed.series.zone)
-        if told is None or told[0] is not reading:
-            told = reading, pb.GetIntensityResponse(reading=codec.to_proto(reading))
-            self._told[feed.series.zone] = told
-        return told[1]
+        reading = _reading_of(feed)
+        made = self._intensity_messages.get(feed.series.zone)
+        if made is None or made[0] is not reading:
+            made = reading, pb.GetIntensityResponse(reading=codec.to_proto(reading))
+            self._intensity_messages[feed.series.zone] = made
+        return made[1]
 
     async def GetMany(self, request: Any, context: Any) -> Any:
         response = pb.GetManyResponse()
@@ -127,7 +152,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
     async def WatchIntensity(self, request: Any, context: Any) -> AsyncIterator[Any]:
         feed = self._feed(request.zone)
         hysteresis = request.hysteresis_ratio if request.HasField("hysteresis_ratio") else None
-        watching = Watching.of(request.change_ratio, hysteresis)
+        watching = ChangeFilter.of(request.change_ratio, hysteresis)
         if self._watchers >= self._watchers_max:
             raise errors.Unavailable(
                 f"{self._watchers} watchers are open", remedy="close some, or raise watchers_max of the feed"
@@ -139,7 +164,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
                 decision = watching.decide(last, reading)
                 last = decision.announced
                 if decision.why:
-                    await self._turns.mine()
+                    await self._wakeup.wait_turn()
                     yield self._announcement(feed, reading, decision.why)
         finally:
             self._watchers -= 1
@@ -147,7 +172,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
     async def GetHistory(self, request: Any, context: Any) -> Any:
         feed = self._feed(request.zone)
         limit = answers.page_limit(request.limit)
-        wanted = answers.Range.of(*(_time(request, field) for field in ("from_at", "to_at", "as_of_at")))
+        wanted = answers.TimeRange.of(*(_time(request, field) for field in ("from_at", "to_at", "as_of_at")))
         now_s = self._clock.now_s()
         page, next_s = answers.page(feed.history, wanted, limit)
         found: list[Piece] = []
@@ -156,7 +181,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
             await asyncio.sleep(0)
         response = pb.GetHistoryResponse()
         for at in range(0, len(found), PIECE):
-            response.readings.extend(codec.to_proto(answers.reading_in(piece)) for piece in found[at : at + PIECE])
+            response.readings.extend(codec.to_proto(answers.piece_reading(piece)) for piece in found[at : at + PIECE])
             await asyncio.sleep(0)
         _set_time(response.as_of_at, min(wanted.as_of_s, now_s), math.ceil)
         if next_s is not None:
@@ -168,7 +193,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         answers.check_forecast_request(request.horizon_s, request.step_s)
         whole = self._forecast(feed, request.model)
         now_s = self._clock.now_s()
-        part = answers.part(whole, now_s, request.horizon_s, request.step_s, feed.speedup)
+        part = answers.forecast_slice(whole, now_s, request.horizon_s, request.step_s, feed.speedup)
         if not part.bands:
             raise errors.Unavailable(
                 f"the newest forecast of {feed.series.zone} ended before now, or is shorter than one step",
@@ -182,7 +207,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         if window not in WINDOWS:
             remedy = f"use one of: {', '.join(WINDOWS)}"
             raise errors.InvalidInput("no such window", field="window", value=window, remedy=remedy)
-        found = feed.outlook.ratio(window, self._clock.now_s())
+        found = feed.forecasts.ratio(window, self._clock.now_s())
         if found is None:
             raise errors.Unavailable(
                 f"no ratio of {feed.series.zone}: less than 24 h of the window {window!r} are known",
@@ -192,18 +217,18 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
 
     async def GetScores(self, request: Any, context: Any) -> Any:
         feed = self._feed(request.zone)
-        scores = feed.outlook.scores()
+        scores = feed.forecasts.scores()
         models = sorted({one.model for one in scores})
         if request.model and request.model not in models:
-            raise errors.NotFound("no such model", field="model", value=request.model, remedy=_use(models))
+            raise errors.NotFound("no such model", field="model", value=request.model, remedy=_remedy(models))
         chosen = (one for one in scores if request.model in ("", one.model))
         return pb.GetScoresResponse(scores=[codec.to_proto(one) for one in chosen])
 
     async def ListForecasts(self, request: Any, context: Any) -> AsyncIterator[Any]:
         feed = self._feed(request.zone)
-        archive = feed.outlook.archive
+        archive = feed.forecasts.archive
         if request.model and request.model not in archive.models:
-            raise errors.NotFound("no such model", field="model", value=request.model, remedy=_use(archive.models))
+            raise errors.NotFound("no such model", field="model", value=request.model, remedy=_remedy(archive.models))
         rows = archive.rows(feed.history)
         for (model, issued_at_s), bands in itertools.groupby(rows, operator.itemgetter("model", "issued_at_s")):
             if request.model in ("", model):
@@ -230,27 +255,27 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
     def _announcement(self, feed: ZoneFeed, reading: CarbonReading, why: str) -> Any:
         """One message for all watchers that are told the same."""
         key = feed.series.zone, why
-        made = self._announced.get(key)
+        made = self._announcements.get(key)
         if made is None or made[0] is not reading:
-            if len(self._announced) >= ANNOUNCEMENTS_MAX:
-                self._announced.clear()
+            if len(self._announcements) >= ANNOUNCEMENTS_MAX:
+                self._announcements.clear()
             made = reading, pb.WatchIntensityResponse(reading=codec.to_proto(reading), why=why)
-            self._announced[key] = made
+            self._announcements[key] = made
         return made[1]
 
     def _forecast(self, feed: ZoneFeed, model: str) -> CarbonForecast:
-        outlook = feed.outlook
+        forecasts = feed.forecasts
         if not model:
-            if outlook.forecast is None:
+            if forecasts.forecast is None:
                 raise errors.Unavailable(
-                    f"no forecast of {feed.series.zone}: {outlook.forecast_reason or 'none was issued yet'}",
+                    f"no forecast of {feed.series.zone}: {forecasts.forecast_reason or 'none was issued yet'}",
                     remedy="plan without one; GetZoneHealth tells how much of the past is known",
                 )
-            return outlook.forecast
-        found = outlook.archive.latest(model)
+            return forecasts.forecast
+        found = forecasts.archive.latest(model)
         if found is None:
-            models = sorted(outlook.archive.models)
-            raise errors.NotFound("no such model", field="model", value=model, remedy=_use(models))
+            models = sorted(forecasts.archive.models)
+            raise errors.NotFound("no such model", field="model", value=model, remedy=_remedy(models))
         return found
 
     def _wanted(self, request: Any) -> list[ZoneFeed]:
@@ -260,8 +285,8 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
                 "given beside zones", field="series", value=len(request.series), remedy="give zones or series, not both"
             )
         if request.series:
-            return _once([self._feed_of(codec.from_proto(one)) for one in request.series], "series")
-        found = _once([self._feed(name) for name in request.zones], "zones") or list(self._feeds.values())
+            return _without_repeats([self._feed_of(codec.from_proto(one)) for one in request.series], "series")
+        found = _without_repeats([self._feed(name) for name in request.zones], "zones") or list(self._feeds.values())
         for feed in found[1:]:
             _comparable(found[0].series, feed.series)
         return found
@@ -289,10 +314,10 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         if feed is not None:
             return feed
         if not name:
-            raise errors.InvalidInput("not given", field="zone", remedy=_use(self._feeds))
+            raise errors.InvalidInput("not given", field="zone", remedy=_remedy(self._feeds))
         zone = self._zones.get(name)
         if zone is None or zone.id not in self._by_id:
-            raise errors.NotFound("no such zone", field="zone", value=name, remedy=_use(self._feeds))
+            raise errors.NotFound("no such zone", field="zone", value=name, remedy=_remedy(self._feeds))
         return self._by_id[zone.id]
 
     def _listed(self, name: str) -> list[Zone]:
@@ -310,7 +335,7 @@ ZONE_FIELDS: Final = (
 )  # fmt: skip
 
 
-def _known(feed: ZoneFeed) -> CarbonReading:
+def _reading_of(feed: ZoneFeed) -> CarbonReading:
     if feed.reading is None:
         raise errors.Unavailable(_no_reading(feed), remedy="look at the feed's log for what its provider says")
     return feed.reading
@@ -332,7 +357,7 @@ def _comparable(one: Series, other: Series) -> None:
         ) from error
 
 
-def _once(feeds: list[ZoneFeed], field: str) -> list[ZoneFeed]:
+def _without_repeats(feeds: list[ZoneFeed], field: str) -> list[ZoneFeed]:
     names = [feed.series.zone for feed in feeds]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -340,7 +365,7 @@ def _once(feeds: list[ZoneFeed], field: str) -> list[ZoneFeed]:
     return feeds
 
 
-def _use(names: Iterable[str]) -> str:
+def _remedy(names: Iterable[str]) -> str:
     found = ", ".join(sorted(names))
     return f"use one of: {found}" if found else "none is known here: ask the zone's holder (GetZoneHealth)"
 

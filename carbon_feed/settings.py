@@ -1,6 +1,7 @@
 """Settings of the carbon feed (`TREFOIL_CARBON_FEED_...`, deploy/config)."""
 
 import math
+import os
 import zoneinfo
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,18 +10,21 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from carbon_feed.core.trace import INTENSITY_MAX_G_PER_KWH
-from carbon_feed.outlook_settings import OutlookSettings
-from carbon_feed.secrets import checked
+from carbon_feed.forecast.archive import FORECASTS_MAX
+from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S, grid
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Series
 from trefoil.runtime.config import ServiceSettings, Settings
 
 ProviderName = Literal["trace", "constant", "neso", "electricity_maps", "watttime", "override"]
 DEFAULT_TRACE = Path(__file__).parent / "data" / "synthetic_duck_72h.csv"
+FILE: Final = "file:"
+ENVIRONMENT: Final = "env:"
+SECRET_BYTES_MAX: Final = 4096
 
 
 def known_timezone(value: str) -> str:
-    """An IANA name, for pydantic validators."""
+    """Check an IANA time zone, for pydantic validators."""
     try:
         if value != "UTC":  # a machine without a time zone database knows this one
             zoneinfo.ZoneInfo(value)
@@ -29,8 +33,40 @@ def known_timezone(value: str) -> str:
     return value
 
 
+def check_secret_reference(reference: SecretStr | None) -> SecretStr | None:
+    """Refuse a secret that stands in the settings itself; for pydantic validators."""
+    if reference is not None and not reference.get_secret_value().startswith((FILE, ENVIRONMENT)):
+        raise ValueError("a secret must not stand in the settings: write file:/path or env:NAME")
+    return reference
+
+
+def read_secret(reference: SecretStr | None, field: str) -> str:
+    """Read a secret from the file or variable that a setting names; anew at each use, since secrets rotate.
+
+    Raises:
+        errors.SettingError: none is configured, or the file or variable is absent or empty; never shows the secret.
+    """
+    if reference is None:
+        raise errors.SettingError("no secret", field=field, remedy="name one: file:/path or env:NAME")
+    named = reference.get_secret_value()
+    if named.startswith(ENVIRONMENT):
+        secret = os.environ.get(named.removeprefix(ENVIRONMENT), "")
+    else:
+        try:
+            with Path(named.removeprefix(FILE)).open(encoding="utf-8") as file:
+                secret = file.read(SECRET_BYTES_MAX)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = type(error).__name__
+            raise errors.SettingError(
+                f"cannot be read ({reason})", field=field, value=named, remedy="name a readable text file"
+            ) from error
+    if not secret.strip():
+        raise errors.SettingError("is empty", field=field, value=named, remedy="put the secret there")
+    return secret.strip()
+
+
 class TraceSettings(Settings):
-    """A recorded or synthetic trace, replayed."""
+    """Settings of a recorded or synthetic trace that is replayed."""
 
     path: Path = DEFAULT_TRACE
     """CSV with a header line: a column of times and one of intensities [g/kWh]."""
@@ -70,7 +106,7 @@ class TraceSettings(Settings):
 
 
 class ConstantSettings(Settings):
-    """One value for ever."""
+    """Settings of one value for ever."""
 
     intensity_g_per_kwh: float = Field(default=400.0, ge=0, le=INTENSITY_MAX_G_PER_KWH)
     interval_s: float = Field(default=300.0, gt=0)
@@ -80,7 +116,7 @@ class ConstantSettings(Settings):
 
 
 class WebSettings(Settings):
-    """How providers are reached."""
+    """Settings of how providers are reached."""
 
     timeout_s: float = Field(default=10.0, gt=0, le=120)
     """Of one whole exchange."""
@@ -94,7 +130,7 @@ class WebSettings(Settings):
 
 
 class NesoSettings(Settings):
-    """NESO Carbon Intensity (Great Britain); no key. Average, direct factors."""
+    """Settings of NESO Carbon Intensity (Great Britain); no key. Average, direct factors."""
 
     base_url: str = "https://api.carbonintensity.org.uk"
     region_id: int | None = Field(default=None, ge=1, le=17)
@@ -114,7 +150,7 @@ class NesoSettings(Settings):
 
 
 class ElectricityMapsSettings(Settings):
-    """Electricity Maps. Average, direct or lifecycle factors."""
+    """Settings of Electricity Maps. Average, direct or lifecycle factors."""
 
     base_url: str = "https://api.electricitymaps.com"
     api_version: Literal["v4", "v3"] = "v4"
@@ -130,11 +166,11 @@ class ElectricityMapsSettings(Settings):
     quota_per_day: int = Field(default=0, ge=0)
     """Requests in a UTC day, spread over it; 0 = no limit."""
 
-    _named = field_validator("token")(checked)
+    _named = field_validator("token")(check_secret_reference)
 
 
 class WattTimeSettings(Settings):
-    """WattTime v3. Marginal (co2_moer) or average (co2_aoer), direct factors."""
+    """Settings of WattTime v3. Marginal (co2_moer) or average (co2_aoer), direct factors."""
 
     base_url: str = "https://api.watttime.org"
     region: str = ""
@@ -148,11 +184,11 @@ class WattTimeSettings(Settings):
     quota_per_day: int = Field(default=0, ge=0)
     """Requests in a UTC day, logins too, spread over it; 0 = no limit."""
 
-    _named = field_validator("username", "password")(checked)
+    _named = field_validator("username", "password")(check_secret_reference)
 
 
 class OverrideSettings(Settings):
-    """On-site power: a fixed value, or the grid's diluted by the site's own share as its meter tells."""
+    """Settings of on-site power: a fixed value, or the grid's diluted by the site's own share as its meter tells."""
 
     base: Literal["trace", "constant", "neso", "electricity_maps", "watttime"] = "constant"
     """Who tells the grid's part."""
@@ -172,7 +208,7 @@ class OverrideSettings(Settings):
 
 
 class PollingSettings(Settings):
-    """When live providers are asked; how often, and how much in a day, stands with each provider."""
+    """Settings of when live providers are asked; how often, and how much in a day, stands with each provider."""
 
     hard_ttl_s: float = Field(default=1800.0, ge=0)
     """How old an answer may be while asking again fails, at most until its interval ends; then the ladder decides."""
@@ -182,8 +218,38 @@ class PollingSettings(Settings):
     """Ask although nobody can say who holds the zone. For a feed that is alone: with several, each of them asks."""
 
 
+class ForecastSettings(Settings):
+    """Settings of forecasts, their scores, and what providers are asked of the past (`[outlook]`)."""
+
+    model: Literal["blend", "climatology", "persistence", "none"] = "blend"
+    """Ours that is served where no provider forecasts; all three are archived and scored. `none`: none of ours."""
+    step_s: float = STEP_S
+    """Of our forecasts, in the source's time: 900, 1800 or 3600."""
+    horizon_s: float = Field(default=HORIZON_S, gt=0, le=14 * 86_400.0)
+    """How far ahead ours look, in the source's time."""
+    provider_every_s: float = Field(default=1800.0, ge=300)
+    """How often a provider is asked for its forecast, where it has one. Counts towards a quota."""
+    age_max_s: float = Field(default=3 * 3600.0, gt=0)
+    """How long a forecast is served when no newer one can be had, in the source's time."""
+    past_every_s: float = Field(default=3600.0, ge=300)
+    """How often a provider is asked for the last day again: values are revised for a day or more."""
+    past_h: float = Field(default=14 * 24.0, ge=24, le=60 * 24)
+    """How far back a provider is asked at the start where nothing is known."""
+    archive_max: int = Field(default=FORECASTS_MAX, ge=24, le=20_000)
+    """Issued forecasts that are kept and scored, of each model."""
+
+    @field_validator("step_s")
+    @classmethod
+    def _a_step(cls, value: float) -> float:
+        try:
+            grid(value, HORIZON_S)
+        except errors.SettingError as error:
+            raise ValueError(str(error)) from error
+        return value
+
+
 class ZoneFields(Settings):
-    """What is read of one zone, and from whom."""
+    """Settings of one zone: what is read, and from whom."""
 
     zone: str = Field(default="demo", pattern=r"^[A-Za-z0-9._-]+$")
     method: Literal["average", "marginal"] = "average"
@@ -206,12 +272,12 @@ class ZoneFields(Settings):
 
     @property
     def series(self) -> Series:
-        """What is read."""
+        """Series that is read: zone, method and factors."""
         return Series(self.zone, Method[self.method.upper()], Factors[self.factors.upper()])
 
 
 class FurtherZone(ZoneFields):
-    """A table of `[[zones]]`. Keys and addresses of providers are those of the top where it does not say its own."""
+    """Table of `[[zones]]`. Keys and addresses of providers are those of the top where it does not say its own."""
 
     zone: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     provider: ProviderName
@@ -226,7 +292,7 @@ SHARED: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class CarbonFeedSettings(ZoneFields, ServiceSettings):
-    """The carbon feed: reads the intensity of one zone or several and publishes it."""
+    """Settings of the carbon feed, which reads the intensity of one zone or several and publishes it."""
 
     admin_address: str = "127.0.0.1:8101"
     metrics_address: str = "127.0.0.1:8111"
@@ -234,7 +300,7 @@ class CarbonFeedSettings(ZoneFields, ServiceSettings):
     """Further zones of this process; the first one stands at the top."""
     web: WebSettings = WebSettings()
     polling: PollingSettings = PollingSettings()
-    outlook: OutlookSettings = OutlookSettings()
+    outlook: ForecastSettings = ForecastSettings()
     watchers_max: int = Field(default=1_000, ge=1)
     """Watch streams at once; one more is refused."""
     zones_file: Path | None = None
@@ -251,8 +317,8 @@ class CarbonFeedSettings(ZoneFields, ServiceSettings):
             return raw
         return {**raw, "zones": [_with_shared(raw, zone) for zone in raw["zones"]]}
 
-    def each(self) -> tuple["CarbonFeedSettings", ...]:
-        """One for each zone, the first one first.
+    def per_zone(self) -> tuple["CarbonFeedSettings", ...]:
+        """Settings of each zone, the first one first.
 
         Raises:
             errors.SettingError: two of them have the same name.

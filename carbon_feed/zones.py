@@ -17,7 +17,7 @@ CLOUDS: Final = ("aws", "gcp", "azure")
 
 
 class Zone(Settings):
-    """One grid zone. Empty = that provider does not have it, or under a name that we do not know."""
+    """Grid zone. Empty = that provider does not have it, or under a name that we do not know."""
 
     id: str
     name: str
@@ -48,7 +48,7 @@ class Zone(Settings):
 
 
 class Zones:
-    """Found by our name, an alias, a provider's name or a cloud region."""
+    """Zone registry: zones by our name, an alias, a provider's name or a cloud region."""
 
     def __init__(self, zones: Mapping[str, Zone]) -> None:
         self._zones = dict(zones)
@@ -64,11 +64,11 @@ class Zones:
         return iter(self._zones.values())
 
     def get(self, name: str) -> Zone | None:
-        """A zone by any of its names."""
+        """Zone of any of its names; None: unknown."""
         return self._by_name.get(name.lower())
 
     def find(self, name: str) -> Zone:
-        """A zone by any of its names.
+        """Zone of any of its names.
 
         Raises:
             errors.NotFound: names near ones.
@@ -83,7 +83,7 @@ class Zones:
 
 @lru_cache(maxsize=8)
 def load_zones(more: Path | None = None) -> Zones:
-    """The shipped registry, and a file that adds to it and wins over it.
+    """Load the shipped registry, and a file that adds to it and wins over it.
 
     Raises:
         errors.SettingError: a bad file, field or value.
@@ -92,12 +92,12 @@ def load_zones(more: Path | None = None) -> Zones:
 
 
 def zone_of(settings: CarbonFeedSettings) -> Zone | None:
-    """The registry's entry of the configured zone, if it has one: a name of one's own is allowed."""
+    """Registry entry of the configured zone, if it has one: a name of one's own is allowed."""
     return load_zones(settings.zones_file).get(settings.zone)
 
 
 def provider_zone(settings: CarbonFeedSettings, provider: Literal["electricity_maps", "watttime"], field: str) -> str:
-    """A provider's own name of the configured zone.
+    """Provider's own name of the configured zone.
 
     Raises:
         errors.SettingError: the registry does not know it.

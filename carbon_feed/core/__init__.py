@@ -1,1 +1,1 @@
-"""What a reading is worth, and when to ask for another: pure, without clock, logs or I/O."""
+"""Decisions of the carbon feed: what a reading is worth, when to poll again. Pure: no clock, logs or I/O."""

@@ -1,4 +1,4 @@
-"""What the feed is asked and what it holds, brought together: pages of a history, parts of a forecast."""
+"""Queries of what the feed holds: pages of a history, slices of a forecast."""
 
 import bisect
 import dataclasses
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from carbon_feed.core.history import History, Piece
-from carbon_feed.forecast.resample import resampled
+from carbon_feed.forecast.resample import resample
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonForecast, CarbonReading
 from trefoil.core.common import Same
@@ -22,16 +22,16 @@ STEPS_S: Final = (300, 900, 1800, 3600)
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """A part of valid time as it was known at a time; infinite = without that limit."""
+class TimeRange:
+    """Range of valid time as it was known at a time; infinite = without that limit."""
 
     from_s: float = -math.inf
     to_s: float = math.inf
     as_of_s: float = math.inf
 
     @classmethod
-    def of(cls, from_s: float | None, to_s: float | None, as_of_s: float | None) -> "Range":
-        """None = without that limit.
+    def of(cls, from_s: float | None, to_s: float | None, as_of_s: float | None) -> "TimeRange":
+        """Range from optional limits; None = without that limit.
 
         Raises:
             errors.InvalidInput: it ends before it begins.
@@ -49,7 +49,7 @@ class Range:
 
 
 def page_limit(limit: int) -> int:
-    """How many intervals a page holds.
+    """Intervals of a page: the limit that was asked for, or the default for 0.
 
     Raises:
         errors.InvalidInput: more than PAGE_MAX.
@@ -61,8 +61,8 @@ def page_limit(limit: int) -> int:
     return limit or PAGE
 
 
-def page(history: History, wanted: Range, limit: int) -> tuple[Range, float | None]:
-    """The range of a page of so many intervals, and where the next one begins (None = nowhere)."""
+def page(history: History, wanted: TimeRange, limit: int) -> tuple[TimeRange, float | None]:
+    """Range of a page of so many intervals, and where the next page begins (None = nowhere)."""
     for start in history.starts(wanted.from_s - TICK_S, wanted.from_s + TICK_S, 1):
         wanted = dataclasses.replace(wanted, from_s=start)
     starts = history.starts(wanted.from_s, wanted.to_s, limit + 1)
@@ -71,8 +71,8 @@ def page(history: History, wanted: Range, limit: int) -> tuple[Range, float | No
     return dataclasses.replace(wanted, to_s=starts[limit]), starts[limit]
 
 
-def pieces(history: History, wanted: Range, revisions: bool = False) -> Iterator[list[Piece]]:
-    """What a page holds, a few intervals at a time; what is added meanwhile may be seen or not."""
+def pieces(history: History, wanted: TimeRange, revisions: bool = False) -> Iterator[list[Piece]]:
+    """Pieces of a page, a few intervals at a time; what is added meanwhile may be seen or not."""
     begin_s, more = wanted.from_s, True
     last: Piece | None = None
     while more:
@@ -91,13 +91,17 @@ def pieces(history: History, wanted: Range, revisions: bool = False) -> Iterator
         begin_s = end_s
 
 
-def reading_in(piece: Piece) -> CarbonReading:
-    """The reading that is believed of a piece, with the piece's ends."""
+def piece_reading(piece: Piece) -> CarbonReading:
+    """Reading that is believed of a piece, with the piece's ends."""
     return dataclasses.replace(piece.reading, starts_at_s=piece.starts_at_s, ends_at_s=piece.ends_at_s)
 
 
 def check_forecast_request(horizon_s: float, step_s: float) -> None:
-    """Raises errors.InvalidInput: a horizon that is not a time ahead, or a step that is not offered."""
+    """Check horizon and step of a forecast request.
+
+    Raises:
+        errors.InvalidInput: a horizon that is not a time ahead, or a step that is not offered.
+    """
     if not 0.0 <= horizon_s < math.inf:
         raise errors.InvalidInput(
             "not a time ahead", field="horizon_s", value=horizon_s, remedy="give seconds, e.g. 86400; 0 = all of it"
@@ -109,8 +113,10 @@ def check_forecast_request(horizon_s: float, step_s: float) -> None:
         )
 
 
-def part(forecast: CarbonForecast, now_s: float, horizon_s: float, step_s: float, speedup: float) -> CarbonForecast:
-    """The bands that are still to come, up to a horizon (0 = all) and in other steps (0 = as they are).
+def forecast_slice(
+    forecast: CarbonForecast, now_s: float, horizon_s: float, step_s: float, speedup: float
+) -> CarbonForecast:
+    """Slice of a forecast: the bands to come, up to a horizon (0 = all), in other steps (0 = as they are).
 
     Both are of the source's time, which runs `speedup` times as fast as ours.
     """
@@ -124,7 +130,7 @@ def part(forecast: CarbonForecast, now_s: float, horizon_s: float, step_s: float
 
 @functools.lru_cache(maxsize=64)
 def _in_steps(forecast: Same[CarbonForecast], step_s: float) -> CarbonForecast:
-    return resampled(forecast.value, step_s) if step_s else forecast.value
+    return resample(forecast.value, step_s) if step_s else forecast.value
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""What a provider says, and the reading that it becomes."""
+"""Observations of providers, and the readings that they become."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,7 @@ from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a provider says of one interval. `record` = it belongs to the history.
+    """Observation of one interval by a provider. `record` = it belongs to the history.
 
     What it cannot tell stays empty: no method or factors = those that were asked for, no zone = it does not echo one.
     """
@@ -33,7 +33,7 @@ class Observation:
 
 
 def reading_of(observation: Observation, series: Series, fetched_at_s: float, as_of: int = 0) -> CarbonReading:
-    """An accepted observation as a reading on rung 0."""
+    """Reading on rung 0 of an accepted observation."""
     return CarbonReading(
         series=series,
         starts_at_s=observation.starts_at_s,
@@ -50,18 +50,18 @@ def reading_of(observation: Observation, series: Series, fetched_at_s: float, as
     )
 
 
-def same(last: CarbonReading, fresh: CarbonReading) -> bool:
+def is_unchanged(last: CarbonReading, fresh: CarbonReading) -> bool:
     """Whether a fresh reading says nothing new: only the wording of why it stands in may differ."""
     return _bare(last) == _bare(fresh) and causes(last.fallback_reason) == causes(fresh.fallback_reason)
 
 
 def causes(reason: str) -> tuple[str, ...]:
-    """The causes in a fallback reason, which is `provider cause: message; provider cause: message`."""
+    """Causes in a fallback reason, which is `provider cause: message; provider cause: message`."""
     return tuple(part.partition(":")[0] for part in reason.split("; "))
 
 
 def next_as_of(last: CarbonReading | None) -> int:
-    """The revision counter: it grows with every change of what is known."""
+    """Next revision number: it grows with every change of what is known."""
     return 1 if last is None else last.as_of + 1
 
 

@@ -1,4 +1,4 @@
-"""What was said about each interval, and when it became known: two times, so that a replay knows no more than it did.
+"""Bitemporal history: what was said of each interval, and when it became known, so that a replay knows no more.
 
 Valid time: [starts_at_s, ends_at_s) of a reading. Known time: its fetched_at_s. Nothing is overwritten: a revision is a
 further version. What is believed of an instant, as known at `as_of_s`, is the version that covers it with the best
@@ -31,8 +31,8 @@ COVERED_MIN: Final = 0.5  # a mean of less than half a step is not that step's m
 Values = NDArray[np.float64]
 
 
-class Kept(StrEnum):
-    """What became of a reading."""
+class AddResult(StrEnum):
+    """What became of a reading that was added."""
 
     NEW = "new"
     REVISION = "revision"
@@ -46,7 +46,7 @@ class Kept(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of valid time and the reading that is believed of it."""
+    """Part of valid time and the reading that is believed of it."""
 
     starts_at_s: float
     ends_at_s: float
@@ -54,16 +54,16 @@ class Piece:
 
 
 class Integral:
-    """Time-weighted means over any intervals of one state of belief."""
+    """Integral of a step function of intensities: time-weighted means over any intervals."""
 
     def __init__(self, starts: Values, ends: Values, values: Values) -> None:
         lengths = ends - starts
         self._knots = np.stack([starts, ends], axis=1).ravel()
-        self._grams = _risen(values * lengths)
-        self._covered = _risen(lengths)
+        self._grams = _cumulated(values * lengths)
+        self._covered = _cumulated(lengths)
 
     def means(self, begins: Values, ends: Values, covered_min: float = COVERED_MIN) -> Values:
-        """Of each [begin, end) [g/kWh]; NaN where less than that share of it is known."""
+        """Means over each [begin, end) [g/kWh]; NaN where less than that share of it is known."""
         if not len(self._knots):
             return np.full(len(begins), np.nan)
         grams = np.interp(ends, self._knots, self._grams) - np.interp(begins, self._knots, self._grams)
@@ -74,7 +74,7 @@ class Integral:
 
 
 class History:
-    """One series."""
+    """Bitemporal history of one series."""
 
     def __init__(self, series: Series, intervals_max: int = INTERVALS_MAX, revisions_max: int = REVISIONS_MAX) -> None:
         assert intervals_max >= 1
@@ -87,14 +87,14 @@ class History:
         self._longest_s = 0.0
         self.version = 0
         """Another number whenever something was added."""
-        self._believed = _Arrays()
-        self._then: tuple[float, _Arrays] | None = None  # the last look back, until something is added
+        self._current_arrays = _PieceArrays()
+        self._past_arrays: tuple[float, _PieceArrays] | None = None  # the last look back, until something is added
 
     def __len__(self) -> int:
         return len(self._starts)
 
-    def add(self, reading: CarbonReading) -> Kept:
-        """Keep what a reading says.
+    def add(self, reading: CarbonReading) -> AddResult:
+        """Add a version of an interval.
 
         Raises:
             errors.SeriesMismatch: another zone, method or factors.
@@ -103,95 +103,99 @@ class History:
         assert math.isfinite(reading.intensity_g_per_kwh), "readings are validated before they are kept"
         assert reading.starts_at_s < reading.ends_at_s
         if reading.rung > Rung.SECONDARY or reading.quality not in (Quality.MEASURED, Quality.ESTIMATED):
-            return Kept.STAND_IN
-        self._then = None
+            return AddResult.STAND_IN
+        self._past_arrays = None
         self.version += 1
         versions = self._versions.get(reading.starts_at_s)
         if versions is None:
             return self._add_interval(reading)
-        at = bisect.bisect_right(versions, _known(reading), key=_known)
+        at = bisect.bisect_right(versions, _known_order(reading), key=_known_order)
         if at and _content(versions[at - 1]) == _content(reading):
-            return Kept.KNOWN
+            return AddResult.KNOWN
         versions.insert(at, reading)
         ends_s = max(version.ends_at_s for version in versions)
         if len(versions) > self._revisions_max:
             del versions[1]
         self._longest_s = max(self._longest_s, reading.ends_at_s - reading.starts_at_s)
         row = bisect.bisect_left(self._starts, reading.starts_at_s)
-        if not self._believed.replace(row, versions):
-            self._repaint(reading.starts_at_s, ends_s)
-        return Kept.REVISION
+        if not self._current_arrays.replace(row, versions):
+            self._update_pieces(reading.starts_at_s, ends_s)
+        return AddResult.REVISION
 
     def at(self, valid_s: float, as_of_s: float = math.inf) -> CarbonReading | None:
-        """What is believed of an instant; None: nobody has said anything."""
-        candidates = [r for r in self._near(valid_s, valid_s, as_of_s) if r.starts_at_s <= valid_s < r.ends_at_s]
-        return max(candidates, key=_belief, default=None)
+        """Reading that is believed of an instant; None: nobody has said anything."""
+        candidates = [
+            r for r in self._versions_near(valid_s, valid_s, as_of_s) if r.starts_at_s <= valid_s < r.ends_at_s
+        ]
+        return max(candidates, key=_precedence, default=None)
 
     def revisions(self, starts_at_s: float) -> tuple[CarbonReading, ...]:
-        """All versions of the interval that starts then, in the order in which they became known."""
+        """Versions of the interval that starts then, in the order in which they became known."""
         return tuple(self._versions.get(starts_at_s, ()))
 
     def starts(self, begin_s: float, end_s: float, count_max: int) -> tuple[float, ...]:
-        """Of the first intervals that start in [begin, end): for pages."""
+        """Starts of the first `count_max` intervals in [begin, end): for pages."""
         first, last = (bisect.bisect_left(self._starts, at_s) for at_s in (begin_s, end_s))
         return tuple(self._starts[first : min(last, first + count_max)])
 
     def between(self, begin_s: float, end_s: float, as_of_s: float = math.inf) -> tuple[Piece, ...]:
-        """What is believed of [begin, end), in time order, without overlap, cut at its ends; gaps stay gaps."""
-        found = [r for r in self._near(begin_s, end_s, as_of_s) if r.ends_at_s > begin_s and r.starts_at_s < end_s]
-        return tuple(_painted(found, begin_s, end_s))
+        """Believed pieces of [begin, end), in time order, without overlap, cut at its ends; gaps stay gaps."""
+        found = [
+            r for r in self._versions_near(begin_s, end_s, as_of_s) if r.ends_at_s > begin_s and r.starts_at_s < end_s
+        ]
+        return tuple(_visible_pieces(found, begin_s, end_s))
 
     def newest(self, as_of_s: float = math.inf) -> CarbonReading | None:
-        """The reading that ends last."""
+        """Reading of the interval that starts last."""
         for start in reversed(self._starts):
             versions = [r for r in self._versions[start] if r.fetched_at_s <= as_of_s]
             if versions:
-                return max(versions, key=_belief)
+                return max(versions, key=_precedence)
         return None
 
     def arrays(self, as_of_s: float = math.inf) -> tuple[Values, Values, Values]:
         """Starts, ends [s] and values [g/kWh] of all that is believed, in time order, without overlap."""
         if math.isinf(as_of_s) and as_of_s > 0:
-            return self._believed.views()
-        if self._then is None or self._then[0] != as_of_s:
-            self._then = as_of_s, _Arrays(self.between(-math.inf, math.inf, as_of_s))
-        return self._then[1].views()
+            return self._current_arrays.views()
+        if self._past_arrays is None or self._past_arrays[0] != as_of_s:
+            self._past_arrays = as_of_s, _PieceArrays(self.between(-math.inf, math.inf, as_of_s))
+        return self._past_arrays[1].views()
 
     def integral(self, as_of_s: float = math.inf, begin_s: float = -math.inf) -> Integral:
-        """For many means at once, none of which begins before `begin_s`. A copy: what is added later is not in it."""
+        """Integral for many means, none of which begins before `begin_s`. A copy: what is added later is not in it."""
         starts, ends, values = self.arrays(as_of_s)
         first = int(np.searchsorted(ends, begin_s, side="right"))
         return Integral(starts[first:], ends[first:], values[first:])
 
     def means(self, begin_s: float, step_s: float, count: int, as_of_s: float = math.inf) -> Values:
-        """Of `count` equal steps from `begin_s` [g/kWh]; NaN where less than half of a step is known."""
+        """Means of `count` equal steps from `begin_s` [g/kWh]; NaN where less than half of a step is known."""
         begins: Values = begin_s + step_s * np.arange(count, dtype=np.float64)
         starts, ends, values = self.arrays(as_of_s)
         near = slice(np.searchsorted(ends, begin_s, side="right"), np.searchsorted(starts, begin_s + count * step_s))
         return Integral(starts[near], ends[near], values[near]).means(begins, begins + step_s)
 
-    def _add_interval(self, reading: CarbonReading) -> Kept:
+    def _add_interval(self, reading: CarbonReading) -> AddResult:
         start = reading.starts_at_s
         if len(self._starts) >= self._intervals_max:
             if start < self._starts[0]:
-                return Kept.TOO_OLD
+                return AddResult.TOO_OLD
             gone = self._starts.pop(0)
             ends_s = max(version.ends_at_s for version in self._versions.pop(gone))
-            if not self._believed.forget_first():
-                self._repaint(gone, ends_s)
+            if not self._current_arrays.forget_first():
+                self._update_pieces(gone, ends_s)
         bisect.insort(self._starts, start)
         self._versions[start] = [reading]
         self._longest_s = max(self._longest_s, reading.ends_at_s - start)
-        if not self._believed.append(reading):
-            self._repaint(start, reading.ends_at_s)
-        return Kept.NEW
+        if not self._current_arrays.append(reading):
+            self._update_pieces(start, reading.ends_at_s)
+        return AddResult.NEW
 
-    def _repaint(self, begin_s: float, end_s: float) -> None:
+    def _update_pieces(self, begin_s: float, end_s: float) -> None:
         """What is believed of [begin, end) may have changed; the rest costs nothing, however long the history is."""
-        begin_s, end_s, rows = self._believed.around(begin_s, end_s)
-        self._believed.put(rows, self.between(begin_s, end_s), len(self._starts))
+        begin_s, end_s, rows = self._current_arrays.around(begin_s, end_s)
+        self._current_arrays.put(rows, self.between(begin_s, end_s), len(self._starts))
 
-    def _near(self, begin_s: float, end_s: float, as_of_s: float) -> Iterator[CarbonReading]:
+    def _versions_near(self, begin_s: float, end_s: float, as_of_s: float) -> Iterator[CarbonReading]:
         """All versions known by then whose interval may touch [begin, end]."""
         first = bisect.bisect_left(self._starts, begin_s - self._longest_s)
         for start in self._starts[first : bisect.bisect_right(self._starts, end_s)]:
@@ -200,7 +204,7 @@ class History:
                     yield reading
 
 
-class _Arrays:
+class _PieceArrays:
     """Belief as arrays. `plain`: row i is all of interval i, so that a row can be changed alone."""
 
     def __init__(self, pieces: tuple[Piece, ...] = ()) -> None:
@@ -222,7 +226,7 @@ class _Arrays:
         held_end_s = self._rows[self._first + row, 1] if self._plain else math.nan
         if any(version.ends_at_s != held_end_s for version in versions):
             return False
-        self._rows[self._first + row, 2] = max(versions, key=_belief).intensity_g_per_kwh
+        self._rows[self._first + row, 2] = max(versions, key=_precedence).intensity_g_per_kwh
         return True
 
     def forget_first(self) -> bool:
@@ -270,7 +274,7 @@ def _row_array(pieces: tuple[Piece, ...]) -> Values:
 
 
 def check_series(wanted: Series, given: Series) -> None:
-    """Refuse to join two series.
+    """Check that two series may be joined or compared.
 
     Raises:
         errors.SeriesMismatch: names the field and both values.
@@ -286,14 +290,14 @@ def check_series(wanted: Series, given: Series) -> None:
             )
 
 
-def _known(reading: CarbonReading) -> tuple[Any, ...]:
+def _known_order(reading: CarbonReading) -> tuple[Any, ...]:
     """Order of becoming known; total, so that the order of adding does not matter."""
     return (reading.fetched_at_s, reading.as_of, reading.epoch, *_content(reading), reading.starts_at_s)
 
 
-def _belief(reading: CarbonReading) -> tuple[Any, ...]:
+def _precedence(reading: CarbonReading) -> tuple[Any, ...]:
     """The greatest of all that cover an instant is believed."""
-    return (-reading.quality, *_known(reading))
+    return (-reading.quality, *_known_order(reading))
 
 
 def _content(reading: CarbonReading) -> tuple[Any, ...]:
@@ -308,10 +312,10 @@ def _content(reading: CarbonReading) -> tuple[Any, ...]:
     )
 
 
-def _painted(readings: list[CarbonReading], begin_s: float, end_s: float) -> Iterator[Piece]:
+def _visible_pieces(readings: list[CarbonReading], begin_s: float, end_s: float) -> Iterator[Piece]:
     """Paint the least believed first; what is left to see is what is believed."""
     best: dict[tuple[float, float], CarbonReading] = {}
-    for reading in sorted(readings, key=_belief):
+    for reading in sorted(readings, key=_precedence):
         best[reading.starts_at_s, reading.ends_at_s] = reading
     spans = sorted(best)
     if all(one[1] <= other[0] for one, other in itertools.pairwise(spans)):
@@ -321,7 +325,7 @@ def _painted(readings: list[CarbonReading], begin_s: float, end_s: float) -> Ite
     edges = sorted({edge for span in spans for edge in span})
     place = {edge: i for i, edge in enumerate(edges)}
     seen: list[CarbonReading | None] = [None] * (len(edges) - 1)
-    for reading in sorted(best.values(), key=_belief):
+    for reading in sorted(best.values(), key=_precedence):
         first, last = place[reading.starts_at_s], place[reading.ends_at_s]
         seen[first:last] = [reading] * (last - first)
     i = 0
@@ -336,7 +340,7 @@ def _painted(readings: list[CarbonReading], begin_s: float, end_s: float) -> Ite
         i = j
 
 
-def _risen(amounts: Values) -> Values:
+def _cumulated(amounts: Values) -> Values:
     """Cumulated amounts at the two ends of each piece."""
     after = np.cumsum(amounts)
     return np.stack([after - amounts, after], axis=1).ravel()

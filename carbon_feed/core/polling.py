@@ -1,4 +1,4 @@
-"""When a live provider may be asked: the rules, without a clock and without a network.
+"""Poll scheduling: when a live provider may be asked (back-off, quota, breaker), without clock or network.
 
 Two kinds of questions: the regular one for what holds now, and extra ones (a forecast, the past). One question at a
 time, of either kind. Each request of a question counts, a login too.
@@ -9,7 +9,7 @@ Quota: at most `quota_per_day` requests in a UTC day. What is left is spread ove
 gap >= (midnight - now) / left. Extra questions get at most a quarter of it, in step with the day.
 Breaker: from `breaker_failures` failures in a row on it is open until the next regular question is due; that one is the
 probe (half open), and until it is answered nothing else is asked.
-Kept over a restart: `Spent`. Who takes over from somebody else counts what that one may have spent by the rules above.
+Kept over a restart: `PollUsage`. Who takes over from somebody else counts what that one may have spent by these rules.
 """
 
 import math
@@ -30,7 +30,7 @@ NEVER: Final = float("-inf")
 
 
 class Breaker(StrEnum):
-    """Whether questions go out at all."""
+    """State of a circuit breaker: whether questions go out at all."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -38,8 +38,8 @@ class Breaker(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PollRules:
-    """Limits of one provider of one zone."""
+class PollLimits:
+    """Limits of polling one provider for one zone."""
 
     poll_s: float
     quota_per_day: int = 0
@@ -52,8 +52,8 @@ class PollRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """What outlives the process."""
+class PollUsage:
+    """Requests spent and when to ask next: what outlives the process."""
 
     day: int = 0
     """UTC days since 1970."""
@@ -67,11 +67,11 @@ class Spent:
 
 
 class Polling:
-    """One provider of one zone. In order: `due` or `refused_extra`, `begin`, `spend` each request, one of the ends."""
+    """Polling state of one provider of one zone. In order: `due` or `extra_refusal`, `begin`, `spend`s, an end."""
 
-    def __init__(self, rules: PollRules, spent: Spent | None = None) -> None:
+    def __init__(self, rules: PollLimits, usage: PollUsage | None = None) -> None:
         self.rules = rules
-        self.spent = spent or Spent()
+        self.usage = usage or PollUsage()
         self.asked = 0
         """Questions of this process, of both kinds."""
         self.requests = 0
@@ -81,108 +81,112 @@ class Polling:
         self._in_flight = False
         self._extra = False
 
-    def resume(self, spent: Spent, now_s: float, epoch: int) -> None:
-        """Go on with what the disk knows; who held an epoch in between is taken at his limit."""
+    def resume(self, usage: PollUsage, now_s: float, epoch: int) -> None:
+        """Resume from the usage on disk; who held an epoch in between is taken to have spent all he may."""
         assert not self._in_flight
-        known = max(spent, self.spent, key=lambda one: (one.day, one.asked))
-        predecessor = epoch > max(spent.epoch, self.spent.epoch) + 1
-        next_s = max(spent.next_s, self.spent.next_s) if self.rules.quota_per_day else NEVER
-        wait_s = max(spent.not_before_s, self.spent.not_before_s)
-        self.spent = replace(known, epoch=epoch, next_s=next_s, not_before_s=wait_s)
-        self._roll(now_s)
+        known = max(usage, self.usage, key=lambda one: (one.day, one.asked))
+        predecessor = epoch > max(usage.epoch, self.usage.epoch) + 1
+        next_s = max(usage.next_s, self.usage.next_s) if self.rules.quota_per_day else NEVER
+        wait_s = max(usage.not_before_s, self.usage.not_before_s)
+        self.usage = replace(known, epoch=epoch, next_s=next_s, not_before_s=wait_s)
+        self._start_day(now_s)
         if predecessor and self.rules.quota_per_day:
             may_have = math.ceil(self.rules.quota_per_day * (now_s % DAY_S) / DAY_S)
-            self.spent = replace(self.spent, asked=max(self.spent.asked, may_have))
-            self.spent = replace(self.spent, next_s=max(self.spent.next_s, self._spread(now_s, now_s)))
+            self.usage = replace(self.usage, asked=max(self.usage.asked, may_have))
+            self.usage = replace(self.usage, next_s=max(self.usage.next_s, self._spread_quota(now_s, now_s)))
 
     @property
     def in_flight(self) -> bool:
-        """A question is under way."""
+        """Whether a question is under way."""
         return self._in_flight
 
     def asked_today(self, now_s: float) -> int:
         """Requests since midnight UTC."""
-        self._roll(now_s)
-        return self.spent.asked
+        self._start_day(now_s)
+        return self.usage.asked
 
-    def left(self, now_s: float) -> int | None:
-        """Requests until midnight UTC; None = no limit."""
+    def requests_left(self, now_s: float) -> int | None:
+        """Requests left until midnight UTC; None = no limit."""
         if not self.rules.quota_per_day:
             return None
-        self._roll(now_s)
-        return max(0, self.rules.quota_per_day - self.spent.asked)
+        self._start_day(now_s)
+        return max(0, self.rules.quota_per_day - self.usage.asked)
 
     def next_s(self, now_s: float) -> float:
-        """When the regular question is due."""
-        if self.left(now_s) == 0:
+        """UTC seconds at which the regular question is due."""
+        if self.requests_left(now_s) == 0:
             return (now_s // DAY_S + 1) * DAY_S
-        return max(self._sane(self.spent.next_s, now_s), self._sane(self.spent.not_before_s, now_s))
+        return max(
+            self._unless_clock_set_back(self.usage.next_s, now_s),
+            self._unless_clock_set_back(self.usage.not_before_s, now_s),
+        )
 
     def due(self, now_s: float) -> bool:
         """Whether the regular question may go out now."""
-        return not self._in_flight and self.left(now_s) != 0 and now_s >= self.next_s(now_s)
+        return not self._in_flight and self.requests_left(now_s) != 0 and now_s >= self.next_s(now_s)
 
     def breaker(self, now_s: float) -> Breaker:
+        """State of the circuit breaker now."""
         if self.failures < self.rules.breaker_failures:
             return Breaker.CLOSED
         probing = self._in_flight and not self._extra
         return Breaker.HALF_OPEN if probing or now_s >= self.next_s(now_s) else Breaker.OPEN
 
-    def refused_extra(self, now_s: float) -> Refusal | None:
-        """Why an extra question may not go out now; None = it may."""
+    def extra_refusal(self, now_s: float) -> Refusal | None:
+        """Refusal of an extra question (forecast, past) now; None = it may go out."""
         if self._in_flight:
             return Refusal(Cause.UNAVAILABLE, "another question is under way")
         if self.breaker(now_s) is not Breaker.CLOSED:
             return Refusal(Cause.UNAVAILABLE, f"{self.failures} questions in a row failed: none but a probe goes out")
-        wait_s = self._sane(self.spent.not_before_s, now_s) - now_s
+        wait_s = self._unless_clock_set_back(self.usage.not_before_s, now_s) - now_s
         if wait_s > 0:
             return Refusal(Cause.RATE_LIMITED, f"asked to wait for another {wait_s:.0f} s", wait_s)
-        left = self.left(now_s)
+        left = self.requests_left(now_s)
         if left is not None:
             share = EXTRA_SHARE * self.rules.quota_per_day * (now_s % DAY_S) / DAY_S
-            if left == 0 or self.spent.extra > share:
+            if left == 0 or self.usage.extra > share:
                 return Refusal(
-                    Cause.QUOTA, f"{self.spent.asked} of {self.rules.quota_per_day} requests of today are spent"
+                    Cause.QUOTA, f"{self.usage.asked} of {self.rules.quota_per_day} requests of today are spent"
                 )
         return None
 
     def begin(self, now_s: float, extra: bool = False) -> None:
-        """A question goes out."""
-        assert self.refused_extra(now_s) is None if extra else self.due(now_s)
+        """Begin a question, regular or extra."""
+        assert self.extra_refusal(now_s) is None if extra else self.due(now_s)
         self._in_flight, self._extra = True, extra
         self.asked += 1
 
     def spend(self, now_s: float) -> bool:
-        """One request of the question under way; False: the quota is used up, do not send it."""
+        """Spend one request of the question under way; False: the quota is used up, do not send it."""
         assert self._in_flight
-        self._roll(now_s)
-        if self.left(now_s) == 0:
+        self._start_day(now_s)
+        if self.requests_left(now_s) == 0:
             return False
         self.requests += 1
         more = 1 if self._extra else 0
-        self.spent = replace(self.spent, asked=self.spent.asked + 1, extra=self.spent.extra + more)
+        self.usage = replace(self.usage, asked=self.usage.asked + 1, extra=self.usage.extra + more)
         return True
 
     def answered(self, now_s: float, ends_at_s: float = math.inf) -> None:
-        """The regular question was answered; `ends_at_s`: when the answer stops to say what holds."""
+        """End the regular question with an answer; `ends_at_s`: when the answer stops to say what holds."""
         self._end()
         self.failures = 0
         poll_s = self.rules.poll_s
         jitter_s = JITTER_RATIO * poll_s * self._jitter()
         again_s = now_s + poll_s + jitter_s
         again_s = min(again_s, max(ends_at_s + jitter_s / 10, now_s + FIRST_RATIO * poll_s))
-        self.spent = replace(self.spent, next_s=self._spread(now_s, again_s))
+        self.usage = replace(self.usage, next_s=self._spread_quota(now_s, again_s))
 
     def refused(self, now_s: float, retry_after_s: float = 0.0) -> None:
-        """The regular question failed."""
+        """End the regular question with a failure, and back off."""
         self._end()
         self.failures += 1
         wait_s = back_off_s(self.rules.poll_s, self.failures) * (1 + JITTER_RATIO * self._jitter())
-        self.spent = replace(self.spent, next_s=self._spread(now_s, now_s + wait_s))
+        self.usage = replace(self.usage, next_s=self._spread_quota(now_s, now_s + wait_s))
         self._wait(now_s, retry_after_s)
 
     def extra_ended(self, now_s: float, retry_after_s: float = 0.0) -> None:
-        """An extra question is over, whatever came of it."""
+        """End an extra question, whatever came of it."""
         self._end()
         self._wait(now_s, retry_after_s)
 
@@ -192,23 +196,23 @@ class Polling:
 
     def _wait(self, now_s: float, retry_after_s: float) -> None:
         if retry_after_s > 0:
-            until_s = max(self._sane(self.spent.not_before_s, now_s), now_s + retry_after_s)
-            self.spent = replace(self.spent, not_before_s=until_s)
+            until_s = max(self._unless_clock_set_back(self.usage.not_before_s, now_s), now_s + retry_after_s)
+            self.usage = replace(self.usage, not_before_s=until_s)
 
-    def _spread(self, now_s: float, again_s: float) -> float:
-        left = self.left(now_s)
+    def _spread_quota(self, now_s: float, again_s: float) -> float:
+        left = self.requests_left(now_s)
         if left is None:
             return again_s
         midnight_s = (now_s // DAY_S + 1) * DAY_S
         return max(again_s, min(midnight_s, now_s + (midnight_s - now_s) / max(1, left)))
 
-    def _roll(self, now_s: float) -> None:
+    def _start_day(self, now_s: float) -> None:
         """A new UTC day has the whole quota. A clock that was set back by less than a day does not bring one."""
         day = int(now_s // DAY_S)
-        if day > self.spent.day or day < self.spent.day - 1:
-            self.spent = replace(self.spent, day=day, asked=0, extra=0)
+        if day > self.usage.day or day < self.usage.day - 1:
+            self.usage = replace(self.usage, day=day, asked=0, extra=0)
 
-    def _sane(self, at_s: float, now_s: float) -> float:
+    def _unless_clock_set_back(self, at_s: float, now_s: float) -> float:
         """A time to wait for; one that no rule gives means that the clock was set back."""
         return at_s if at_s - now_s <= DAY_S + (BACK_OFF_MAX_RATIO + 1) * self.rules.poll_s else NEVER
 
@@ -218,5 +222,5 @@ class Polling:
 
 
 def back_off_s(every_s: float, failures: int) -> float:
-    """How long to wait after so many failures in a row of what is asked every so often."""
+    """Back-off [s] after so many failures in a row of what is asked every so often."""
     return every_s * min(RETRY_RATIO * 2.0 ** min(failures - 1, 16), BACK_OFF_MAX_RATIO)

@@ -1,4 +1,4 @@
-"""A zone's own hour-of-week profile: what stands in for a reading when nobody answers for hours.
+"""Hour-of-week profile of a zone: what stands in for a reading when nobody answers for hours.
 
 Source: ours; other feeds embed an hourly profile per region, here it is learnt from the zone's own history.
 Data: the running mean m[k] of each of the 168 hours of the week (UTC); the last accepted value c at time t0.
@@ -6,10 +6,7 @@ Formulation: c(t) = m[k(t)] + (c - m[k(t0)]) exp(-(t - t0) / tau), tau = 12 h: w
 """
 
 import math
-from collections.abc import Iterable
 from typing import Final
-
-from trefoil.core.carbon import CarbonReading, Rung
 
 HOURS: Final = 168
 HOUR_S: Final = 3600.0
@@ -19,8 +16,8 @@ WEEKS: Final = 8  # the weight of a new value is at least 1/8: the profile follo
 FILLED_MIN: Final = 120  # hours of the week with a value: five days, so that a weekday is not told by a weekend alone
 
 
-class HourOfWeek:
-    """Bounded: 168 means and counts, however much it is told."""
+class HourOfWeekProfile:
+    """Mean intensity by hour of the week. Bounded: 168 means and counts, however much it observes."""
 
     def __init__(self) -> None:
         self._means = [0.0] * HOURS
@@ -34,12 +31,12 @@ class HourOfWeek:
 
     @property
     def newest_s(self) -> float:
-        """UTC seconds of the newest value that it was told."""
+        """UTC seconds of the newest value observed."""
         assert self._last is not None, "nothing was told"
         return self._last[0]
 
-    def tell(self, at_s: float, intensity_g_per_kwh: float) -> None:
-        """One accepted value; several of one hour are averaged into it."""
+    def observe(self, at_s: float, intensity_g_per_kwh: float) -> None:
+        """Observe an accepted value; several of one hour are averaged into it."""
         assert math.isfinite(intensity_g_per_kwh)
         hour = hour_of_week(at_s)
         if self._last is None or at_s // HOUR_S != self._last[0] // HOUR_S:
@@ -50,13 +47,13 @@ class HourOfWeek:
             self._last = (at_s, intensity_g_per_kwh)
 
     def at(self, now_s: float) -> float:
-        """The value of the hour that holds now [g/kWh]; the same all through that hour."""
+        """Estimate for the hour that holds now [g/kWh]; the same all through that hour."""
         assert self.ready
         assert self._last is not None
-        told_at_s, told = self._last
+        last_at_s, last = self._last
         start_s = now_s // HOUR_S * HOUR_S
-        unusual = told - self._mean(told_at_s)
-        return max(0.0, self._mean(start_s) + unusual * math.exp(-max(0.0, start_s - told_at_s) / FADE_S))
+        unusual = last - self._mean(last_at_s)
+        return max(0.0, self._mean(start_s) + unusual * math.exp(-max(0.0, start_s - last_at_s) / FADE_S))
 
     def _mean(self, at_s: float) -> float:
         """An hour that was never seen takes the mean of that hour on the days that were."""
@@ -69,14 +66,5 @@ class HourOfWeek:
 
 
 def hour_of_week(at_s: float) -> int:
-    """0 = Monday 00:00 to 01:00 UTC."""
+    """Hour of the week in UTC; 0 = Monday 00:00 to 01:00."""
     return (int(at_s // HOUR_S) + EPOCH_HOUR) % HOURS
-
-
-def profile_of(history: Iterable[CarbonReading]) -> HourOfWeek:
-    """A profile learnt from a history; what only stood in for a value teaches nothing."""
-    made = HourOfWeek()
-    for reading in history:
-        if reading.rung <= Rung.SECONDARY:
-            made.tell(reading.starts_at_s, reading.intensity_g_per_kwh)
-    return made

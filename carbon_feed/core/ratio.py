@@ -1,4 +1,4 @@
-"""The average carbon intensity (ACI) that a current one is compared with, and their ratio (CIR).
+"""Carbon intensity ratio (CIR): current over average intensity (ACI).
 
 Source: CARBONDIS, section IV-A and algorithm 1, lines 1-3: ACI = mean of the history, CIR = CCI / ACI, and only then is
 the current value added to the history. The paper does not say how far the history reaches; its figures fit `expanding`.
@@ -40,7 +40,7 @@ def ratio(
     as_of_s: float = math.inf,
     speedup: float = 1.0,
 ) -> CarbonRatio | None:
-    """CIR with its ACI, window and number of pieces; None: less than 24 h of the window are known, or ACI is 0.
+    """Ratio CIR with its ACI, window and number of pieces; None: less than 24 h of the window are known, or ACI is 0.
 
     Raises:
         errors.SettingError: no such window.

@@ -1,4 +1,4 @@
-"""Playing a trace of carbon intensity: a step function of trace time, mapped to wall time by an anchor and a speed-up.
+"""Playback of a trace of carbon intensity: a step function of trace time, mapped to wall time by anchor and speed-up.
 
 Data: values v_i [g/kWh], each valid for [i, i + 1) * step_s of trace time; time zero lies `lead_in_s` after the first.
 Resampling: a bin of `bin_s` holds the mean of the step function over it (energy drawn evenly emits by that mean).
@@ -17,7 +17,7 @@ BOUNDARY_S: Final = 1e-6  # a clock that reads this much too early is already in
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A validated trace. `lead_in_s` is a multiple of nothing: any part of the file may be history."""
+    """Validated trace. `lead_in_s` is a multiple of nothing: any part of the file may be history."""
 
     source: str
     digest: str
@@ -38,7 +38,7 @@ class Trace:
         return self.step_s * len(self.values_g_per_kwh) - self.lead_in_s
 
     def mean_g_per_kwh(self, begin_s: float, end_s: float) -> float:
-        """The mean over [begin, end) of trace time, counted from the first row."""
+        """Mean over [begin, end) of trace time, counted from the first row."""
         assert 0 <= begin_s < end_s <= self.step_s * len(self.values_g_per_kwh) + BOUNDARY_S
         total = 0.0
         for i in range(int(begin_s / self.step_s), min(len(self.values_g_per_kwh), math.ceil(end_s / self.step_s))):
@@ -57,7 +57,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """One interval of wall time. `record` = it belongs to the history; a held value does not."""
+    """Interval of wall time and its value. `record` = it belongs to the history; a held value does not."""
 
     starts_at_s: float
     ends_at_s: float
@@ -67,7 +67,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Playback:
-    """A trace in bins on the wall clock. `starts_at_s` may be infinite: the first bin holds for ever."""
+    """Playback of a trace in bins on the wall clock. `starts_at_s` may be infinite: the first bin holds for ever."""
 
     lead_g_per_kwh: tuple[float, ...]
     body_g_per_kwh: tuple[float, ...]
@@ -83,7 +83,7 @@ class Playback:
         return self.bin_s / self.speedup
 
     def at(self, now_s: float) -> Bin | None:
-        """The bin that holds now; None: the trace has ended."""
+        """Bin that holds now; None: the trace has ended."""
         if math.isinf(self.starts_at_s):
             return self._bin(math.floor((now_s - self.created_at_s) / self.wall_s), self.created_at_s, held=True)
         index = math.floor((now_s - self.starts_at_s + BOUNDARY_S) / self.wall_s)
@@ -92,7 +92,7 @@ class Playback:
         return self._bin(index, self.starts_at_s, held=index < 0)
 
     def history(self, now_s: float, count_max: int) -> tuple[Bin, ...]:
-        """The lead-in and all bins that have begun, oldest first, at most the newest `count_max`."""
+        """Lead-in and all bins that have begun, oldest first, at most the newest `count_max`."""
         if math.isinf(self.starts_at_s):
             return ()
         begun = math.floor((now_s - self.starts_at_s + BOUNDARY_S) / self.wall_s)
@@ -114,7 +114,7 @@ class Playback:
 def playback(
     trace: Trace, *, bin_s: float, speedup: float, starts_at_s: float, created_at_s: float, loop: bool
 ) -> Playback:
-    """Cut a trace into bins of `bin_s` (0 = as it is), aligned to time zero; incomplete ones at the ends are left out.
+    """Playback of a trace in bins of `bin_s` (0 = as it is), aligned to time zero; incomplete end bins are left out.
 
     The trace must be long enough for one bin; `bin_fits` tells.
     """

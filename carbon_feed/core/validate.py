@@ -1,4 +1,4 @@
-"""What is wrong with what a provider says: one cause out of a closed list, so that it can be counted and looked up.
+"""Validation of provider answers: what is wrong is one cause of a closed list, to be counted and looked up.
 
 Values: finite, 0..1,500 g/kWh, not an answer of nothing but zeros, not more than ten times (or less than a tenth of)
 the last accepted value until the next interval says the same again.
@@ -27,7 +27,7 @@ HORIZON_MIN_RATIO: Final = 0.9  # NESO's 48 h are 96 or 97 points, and a forecas
 
 
 class Cause(StrEnum):
-    """Why a poll brought no value. The first group never reached a value; the second did, and it is not believed."""
+    """Cause of a refusal. The first group never reached a value; the second did, and it is not believed."""
 
     UNAVAILABLE = "unavailable"
     CONNECTION = "connection"
@@ -64,7 +64,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why there is no value, in a word and in a sentence. `retry_after_s` = what the provider asked us to wait."""
+    """Refusal: why there is no value, in a word and in a sentence. `retry_after_s` = the wait that was asked for."""
 
     cause: Cause
     message: str
@@ -75,102 +75,106 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What a value is compared with: the last accepted one, and one that was refused for its jump."""
+class JumpReference:
+    """Values that a jump is measured from: the last accepted one, and one that was refused for its jump."""
 
     last_g_per_kwh: float | None = None
     suspect: Observation | None = None
 
 
 def check_observation(
-    said: Observation, series: Series, now_s: float, known: Known | None = None, late_max_s: float = CLOCK_SLACK_S
+    point: Observation,
+    series: Series,
+    now_s: float,
+    reference: JumpReference | None = None,
+    late_max_s: float = CLOCK_SLACK_S,
 ) -> Refusal | None:
-    """Why an observation cannot be accepted as what holds now; None = it can.
+    """Check whether an observation can be accepted as what holds now; returns why not, None = it can.
 
     `late_max_s`: how long after its end an interval still holds, for zones that publish late.
     """
-    refusal = check_content(said, series)
+    refusal = check_content(point, series)
     if refusal is not None:
         return refusal
-    if said.starts_at_s > now_s + CLOCK_SLACK_S:
-        return Refusal(Cause.FUTURE, f"an interval that starts in {said.starts_at_s - now_s:.0f} s")
-    if known is not None and not believed_of_itself(said) and jumps(said, known):
+    if point.starts_at_s > now_s + CLOCK_SLACK_S:
+        return Refusal(Cause.FUTURE, f"an interval that starts in {point.starts_at_s - now_s:.0f} s")
+    if reference is not None and not is_trusted(point) and is_jump(point, reference):
         return Refusal(
             Cause.JUMP,
-            f"{said.intensity_g_per_kwh:.0f} g/kWh after {known.last_g_per_kwh:.0f}, "
+            f"{point.intensity_g_per_kwh:.0f} g/kWh after {reference.last_g_per_kwh:.0f}, "
             f"more than {JUMP_RATIO:.0f} times; believed when the next interval says it again",
         )
-    if said.ends_at_s < now_s - max(late_max_s, CLOCK_SLACK_S):
-        return Refusal(Cause.ENDED, f"its newest interval ended {now_s - said.ends_at_s:.0f} s ago")
+    if point.ends_at_s < now_s - max(late_max_s, CLOCK_SLACK_S):
+        return Refusal(Cause.ENDED, f"its newest interval ended {now_s - point.ends_at_s:.0f} s ago")
     return None
 
 
-def check_content(said: Observation, series: Series) -> Refusal | None:
-    """What an observation says, whenever its interval is; None = it may be believed."""
-    return check_identity(said, series) or check_value(said) or check_interval(said)
+def check_content(point: Observation, series: Series) -> Refusal | None:
+    """Check identity, value and length, whenever the interval is; returns why not, None = it may be believed."""
+    return check_identity(point, series) or check_value(point) or check_interval(point)
 
 
-def check_identity(said: Observation, series: Series) -> Refusal | None:
-    """Zone, method and factors are those that were asked for."""
-    if said.zone_asked and said.zone_echoed and said.zone_echoed != said.zone_asked:
-        return Refusal(Cause.WRONG_ZONE, f"asked for {said.zone_asked!r}, answered for {said.zone_echoed!r}")
-    if said.method not in (Method.UNSPECIFIED, series.method):
-        return Refusal(Cause.WRONG_SERIES, f"{said.method.name.lower()} where {series.method.name.lower()} is read")
-    if said.factors not in (Factors.UNSPECIFIED, series.factors):
-        return Refusal(Cause.WRONG_SERIES, f"{said.factors.name.lower()} where {series.factors.name.lower()} is read")
+def check_identity(point: Observation, series: Series) -> Refusal | None:
+    """Check that zone, method and factors are those that were asked for."""
+    if point.zone_asked and point.zone_echoed and point.zone_echoed != point.zone_asked:
+        return Refusal(Cause.WRONG_ZONE, f"asked for {point.zone_asked!r}, answered for {point.zone_echoed!r}")
+    if point.method not in (Method.UNSPECIFIED, series.method):
+        return Refusal(Cause.WRONG_SERIES, f"{point.method.name.lower()} where {series.method.name.lower()} is read")
+    if point.factors not in (Factors.UNSPECIFIED, series.factors):
+        return Refusal(Cause.WRONG_SERIES, f"{point.factors.name.lower()} where {series.factors.name.lower()} is read")
     return None
 
 
-def check_value(said: Observation) -> Refusal | None:
-    """The value alone, and the answer that it came in."""
-    value = said.intensity_g_per_kwh
+def check_value(point: Observation) -> Refusal | None:
+    """Check the value alone, and the answer that it came in."""
+    value = point.intensity_g_per_kwh
     if not math.isfinite(value):
         return Refusal(Cause.NOT_A_NUMBER, f"said {value} g/kWh")
     if value < 0:
         return Refusal(Cause.NEGATIVE, f"said {value:g} g/kWh, outside 0..{INTENSITY_MAX_G_PER_KWH:.0f}")
     if value > INTENSITY_MAX_G_PER_KWH:
         return Refusal(Cause.TOO_HIGH, f"said {value:g} g/kWh, outside 0..{INTENSITY_MAX_G_PER_KWH:.0f}")
-    if value == 0 and not believed_of_itself(said) and not any(said.beside_g_per_kwh):
-        points = max(1, len(said.beside_g_per_kwh))
+    if value == 0 and not is_trusted(point) and not any(point.beside_g_per_kwh):
+        points = max(1, len(point.beside_g_per_kwh))
         return Refusal(Cause.ALL_ZERO, f"said 0 g/kWh at each of {points} points, the mark of an outage")
     return None
 
 
-def check_interval(said: Observation) -> Refusal | None:
-    """How long the interval is."""
-    long_s = said.ends_at_s - said.starts_at_s
+def check_interval(point: Observation) -> Refusal | None:
+    """Check that the interval ends after it starts and is no longer than INTERVAL_MAX_S."""
+    long_s = point.ends_at_s - point.starts_at_s
     if not long_s > 0:
         return Refusal(Cause.BAD_INTERVAL, "an interval that ends before it starts")
-    if long_s > INTERVAL_MAX_S and not believed_of_itself(said):
+    if long_s > INTERVAL_MAX_S and not is_trusted(point):
         return Refusal(
             Cause.BAD_INTERVAL, f"one value for {long_s / 3600:.1f} h, longer than {INTERVAL_MAX_S / 3600:.0f} h"
         )
     return None
 
 
-def believed_of_itself(said: Observation) -> bool:
-    """Recordings and settings, which no outage of a provider can spoil."""
-    return said.simulated or said.quality is Quality.STATIC
+def is_trusted(point: Observation) -> bool:
+    """Whether it is a recording or a setting, which no outage of a provider can spoil."""
+    return point.simulated or point.quality is Quality.STATIC
 
 
-def jumps(said: Observation, known: Known) -> bool:
+def is_jump(point: Observation, reference: JumpReference) -> bool:
     """Whether a value is too far from the last one and was not said before for an earlier interval."""
-    if known.last_g_per_kwh is None or not far(said.intensity_g_per_kwh, known.last_g_per_kwh):
+    if reference.last_g_per_kwh is None or not differ_widely(point.intensity_g_per_kwh, reference.last_g_per_kwh):
         return False
-    suspect = known.suspect
-    if suspect is None or suspect.provider != said.provider or suspect.starts_at_s >= said.starts_at_s:
+    suspect = reference.suspect
+    if suspect is None or suspect.provider != point.provider or suspect.starts_at_s >= point.starts_at_s:
         return True
-    return far(said.intensity_g_per_kwh, suspect.intensity_g_per_kwh)
+    return differ_widely(point.intensity_g_per_kwh, suspect.intensity_g_per_kwh)
 
 
-def far(one_g_per_kwh: float, other_g_per_kwh: float) -> bool:
+def differ_widely(one_g_per_kwh: float, other_g_per_kwh: float) -> bool:
     """Whether two values differ by more than JUMP_RATIO."""
     low, high = sorted((max(one_g_per_kwh, JUMP_FLOOR_G), max(other_g_per_kwh, JUMP_FLOOR_G)))
     return high > JUMP_RATIO * low
 
 
 def check_forecast(points: Sequence[Observation], series: Series, now_s: float, horizon_s: float) -> Refusal | None:
-    """Why a provider's forecast cannot be accepted whole; None = it can."""
+    """Check whether a provider's forecast can be accepted whole; returns why not, None = it can."""
     if not points:
         return Refusal(Cause.EMPTY, "a forecast without points")
     for point in points:

@@ -1,4 +1,4 @@
-"""Which of a zone's readings a watcher is told: those that change something for it, and no flapping.
+"""Change filter with hysteresis: which of a zone's readings a watcher is told, without flapping.
 
 Data: reading v [g/kWh], the last announced a, the direction d of the last announced change (0 = none yet), change ratio
 c, hysteresis h, floor f = 1 g/kWh under which a share of the value says nothing.
@@ -25,30 +25,30 @@ HYSTERESIS_SHARE: Final = 0.5  # of the change ratio, where nobody says otherwis
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What a watcher was told last. `direction`: +1 up, -1 down, 0 = its value has not changed yet."""
+    """Reading announced last. `direction`: +1 up, -1 down, 0 = its value has not changed yet."""
 
     reading: CarbonReading
     direction: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
-    """What to remember, and why the reading is told; no reason = keep silent."""
+class AnnouncementDecision:
+    """Decision: what to remember, and why the reading is announced; no reason = keep silent."""
 
     announced: Announced
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Watching:
-    """The limits of one watcher. `change_ratio` 0 = every reading."""
+class ChangeFilter:
+    """Filter of one watcher's readings, with hysteresis. `change_ratio` 0 = every reading."""
 
     change_ratio: float = 0.0
     hysteresis_ratio: float = 0.0
 
     @classmethod
-    def of(cls, change_ratio: float, hysteresis_ratio: float | None = None) -> "Watching":
-        """Checked limits.
+    def of(cls, change_ratio: float, hysteresis_ratio: float | None = None) -> "ChangeFilter":
+        """Filter with checked limits.
 
         Raises:
             errors.InvalidInput: a ratio that is not in 0..1.
@@ -59,23 +59,25 @@ class Watching:
                 raise InvalidInput("not a ratio", field=field, value=value, remedy="give 0..1, e.g. 0.05 for 5 %")
         return cls(change_ratio, given)
 
-    def decide(self, last: Announced | None, reading: CarbonReading) -> Announcement:
-        """Whether to announce a reading, given what was announced last (None: nothing yet)."""
+    def decide(self, last: Announced | None, reading: CarbonReading) -> AnnouncementDecision:
+        """Decide whether to announce a reading, given what was announced last (None: nothing yet)."""
         assert math.isfinite(reading.intensity_g_per_kwh), "readings are validated before they are told"
         if last is None:
-            return Announcement(Announced(reading), "first")
+            return AnnouncementDecision(Announced(reading), "first")
         was = last.reading
         change = reading.intensity_g_per_kwh - was.intensity_g_per_kwh
         ratio = change / max(was.intensity_g_per_kwh, FLOOR_G_PER_KWH)
         direction = (change > 0) - (change < 0)
         told = Announced(reading, direction or last.direction)
         if reading.quality != was.quality:
-            return Announcement(told, f"quality {was.quality.name.lower()} -> {reading.quality.name.lower()}")
+            return AnnouncementDecision(told, f"quality {was.quality.name.lower()} -> {reading.quality.name.lower()}")
         if reading.rung != was.rung:
-            return Announcement(told, f"rung {Rung(was.rung).name.lower()} -> {Rung(reading.rung).name.lower()}")
+            return AnnouncementDecision(
+                told, f"rung {Rung(was.rung).name.lower()} -> {Rung(reading.rung).name.lower()}"
+            )
         if self.change_ratio == 0.0:
-            return Announcement(told, "reading") if reading != was else Announcement(last, "")
+            return AnnouncementDecision(told, "reading") if reading != was else AnnouncementDecision(last, "")
         turned = direction * last.direction < 0
         if abs(ratio) > self.change_ratio + (self.hysteresis_ratio if turned else 0.0):
-            return Announcement(told, f"{ratio:+.1%} since the last announcement")
-        return Announcement(last, "")
+            return AnnouncementDecision(told, f"{ratio:+.1%} since the last announcement")
+        return AnnouncementDecision(last, "")

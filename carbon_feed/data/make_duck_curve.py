@@ -45,7 +45,7 @@ def shape(hour: float, trough_g: float, peak_g: float) -> float:
 
 
 def values(seed: int = SEED) -> list[float]:
-    """Hourly intensities [g/kWh]."""
+    """Hourly intensities of all days [g/kWh]."""
     rng = np.random.default_rng(seed)
     days = HOURS // 24
     troughs = TROUGH_G * (1 + DAY_SIGMA * 2 * rng.standard_normal(days))
@@ -59,7 +59,7 @@ def values(seed: int = SEED) -> list[float]:
 
 
 def text() -> str:
-    """The whole file."""
+    """Text of the whole CSV file."""
     rows = (f"{STARTS + datetime.timedelta(hours=i):%Y-%m-%dT%H:%MZ},{value:.1f}\n" for i, value in enumerate(values()))
     return HEADER + "".join(rows)
 

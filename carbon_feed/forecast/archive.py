@@ -1,14 +1,16 @@
-"""Forecasts as they were issued, ours and providers' alike: no provider keeps its own. Scored against what is known.
+"""Archive of forecasts as they were issued, ours and providers' alike, scored against what is known.
 
 Data: forecast f issued at t with bands [s, e); its actual is the history's mean over it, as known at `as_of_s`.
 Formulation: lead of a band = the steps of `lead_s` from t to its start, rounded up, at least 1; per lead MAE, bias and
 MAPE of the 50 % line and the share of actuals inside the 10..90 % band (`carbon_feed.forecast.scores`).
 Bands from a provider's own errors: 10, 50 and 90 % quantile per lead of actual - forecast over its archived forecasts.
 Bounded: `forecasts_max` forecasts of each model, the oldest go first; four days of hours are 3 kB each.
+On disk a forecast is one line of JSON: times in seconds, intensities in g/kWh to a tenth.
 """
 
 import bisect
 import dataclasses
+import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -20,21 +22,26 @@ from carbon_feed.core.history import History, Integral, check_series
 from carbon_feed.forecast.bands import ERRORS_MIN, LEVELS
 from carbon_feed.forecast.days import Values
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S
-from carbon_feed.forecast.parts import Parts, finished
-from carbon_feed.forecast.scores import Tally
+from carbon_feed.forecast.parts import Incremental
+from carbon_feed.forecast.scores import ScoreSums
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonScores, Series
+from trefoil.core.common import Basis, Provenance
 
 FORECASTS_MAX: Final = 24 * 60  # two months of hourly issues
 SLACK_LEADS: Final = 1e-6
-PART_FORECASTS: Final = 32  # settled between two places where others may have their turn: some milliseconds
-PART_LEADS: Final = 2
+FORECASTS_BETWEEN_BREAKS: Final = 32  # settled between two places where others may have their turn: some milliseconds
+LEADS_BETWEEN_BREAKS: Final = 2
+FORMAT: Final = 1
+DECIMALS: Final = 1  # ten times finer than any provider says an intensity
+SLACK_S: Final = 1e-3
+LINES: Final = ("p10_g_per_kwh", "p50_g_per_kwh", "p90_g_per_kwh")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Kept:
+class _CompactForecast:
     """A forecast in a tenth of the memory that its bands would take."""
 
-    bare: CarbonForecast
+    header: CarbonForecast
     even: tuple[float, float] | None
     """Start and step, where these tell the spans to the last bit."""
     spans: Values | None
@@ -53,23 +60,23 @@ class _Kept:
         return zip(*self.times.tolist(), *self.lines.tolist(), strict=True)
 
     def whole(self) -> CarbonForecast:
-        return dataclasses.replace(self.bare, bands=tuple(CarbonBand(*row) for row in self.rows()))
+        return dataclasses.replace(self.header, bands=tuple(CarbonBand(*row) for row in self.rows()))
 
 
-class Archive:
-    """One series, any number of models."""
+class ForecastArchive:
+    """Archive of issued forecasts of one series, any number of models."""
 
     def __init__(self, series: Series, forecasts_max: int = FORECASTS_MAX) -> None:
         self.series = series
         self._max = forecasts_max
-        self._issued: dict[str, list[_Kept]] = {}
+        self._issued: dict[str, list[_CompactForecast]] = {}
 
     def __len__(self) -> int:
         return sum(len(kept) for kept in self._issued.values())
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Of which something is kept."""
+        """Models of which something is kept."""
         return tuple(self._issued)
 
     def add(self, forecast: CarbonForecast) -> bool:
@@ -81,7 +88,7 @@ class Archive:
         check_series(self.series, forecast.series)
         kept = self._issued.setdefault(forecast.model, [])
         at = bisect.bisect_left(kept, forecast.issued_at_s, key=_issued_at)
-        if at < len(kept) and kept[at].bare.issued_at_s == forecast.issued_at_s:
+        if at < len(kept) and kept[at].header.issued_at_s == forecast.issued_at_s:
             return False
         kept.insert(at, _compact(forecast))
         if len(kept) > self._max:
@@ -89,12 +96,12 @@ class Archive:
         return True
 
     def latest(self, model: str, as_of_s: float = math.inf) -> CarbonForecast | None:
-        """The newest forecast issued by then."""
+        """Newest forecast of a model that was issued by then."""
         kept = self._issued.get(model, [])
         at = bisect.bisect_right(kept, as_of_s, key=_issued_at)
         return kept[at - 1].whole() if at else None
 
-    def scores(
+    def scores_incrementally(
         self,
         history: History,
         model: str,
@@ -103,26 +110,16 @@ class Archive:
         lead_s: float = STEP_S,
         horizon_s: float = HORIZON_S,
         as_of_s: float = math.inf,
-    ) -> CarbonScores:
-        """Every band of every kept forecast of which the actual is known."""
-        return finished(self.scores_parts(history, model, now_s, lead_s=lead_s, horizon_s=horizon_s, as_of_s=as_of_s))
+    ) -> Incremental[CarbonScores]:
+        """Scores by lead of every band of a model's kept forecasts of which the actual is known.
 
-    def scores_parts(
-        self,
-        history: History,
-        model: str,
-        now_s: float,
-        *,
-        lead_s: float = STEP_S,
-        horizon_s: float = HORIZON_S,
-        as_of_s: float = math.inf,
-    ) -> Parts[CarbonScores]:
-        """`scores` with breaks; what becomes known during one is of the next scores."""
+        With breaks: what becomes known during one is of the next scores.
+        """
         check_series(self.series, history.series)
         leads = round(horizon_s / lead_s)
-        tally, kept = Tally(leads), tuple(self._issued.get(model, ()))
+        tally, kept = ScoreSums(leads), tuple(self._issued.get(model, ()))
         actuals = history.integral(as_of_s, _begin_s(kept))
-        for settled in _settled(kept, actuals):
+        for settled in _scored_batches(kept, actuals):
             at = settled.leads(lead_s)
             wanted = at < leads
             tally.add(settled.lines[:, wanted], settled.actual[wanted], at[wanted])
@@ -132,28 +129,22 @@ class Archive:
             model=model,
             scores=tally.scores(lead_s),
             forecasts=len(kept),
-            issued_from_at_s=kept[0].bare.issued_at_s if kept else 0.0,
-            issued_to_at_s=kept[-1].bare.issued_at_s if kept else 0.0,
+            issued_from_at_s=kept[0].header.issued_at_s if kept else 0.0,
+            issued_to_at_s=kept[-1].header.issued_at_s if kept else 0.0,
             observed_at_s=now_s,
         )
 
-    def banded(
+    def banded_incrementally(
         self, forecast: CarbonForecast, history: History, *, lead_s: float = STEP_S, as_of_s: float = math.inf
-    ) -> CarbonForecast:
+    ) -> Incremental[CarbonForecast]:
         """A provider's points with bands from the errors of its archived forecasts; unchanged while these are too few.
 
         Its own 50 % line stays as it said it. A lead with too few errors takes the band of the nearest shorter one.
         """
-        return finished(self.banded_parts(forecast, history, lead_s=lead_s, as_of_s=as_of_s))
-
-    def banded_parts(
-        self, forecast: CarbonForecast, history: History, *, lead_s: float = STEP_S, as_of_s: float = math.inf
-    ) -> Parts[CarbonForecast]:
-        """`banded` with breaks."""
         found: list[Values] = [np.empty(0)]
         places: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
         kept = tuple(self._issued.get(forecast.model, ()))
-        for settled in _settled(kept, history.integral(as_of_s, _begin_s(kept))):
+        for settled in _scored_batches(kept, history.integral(as_of_s, _begin_s(kept))):
             found.append(settled.actual - settled.lines[1])
             places.append(settled.leads(lead_s))
             yield
@@ -167,7 +158,7 @@ class Archive:
                 low, high = np.quantile(mine, [LEVELS[0], LEVELS[-1]])
                 last = (min(0.0, float(low)), max(0.0, float(high)))
             by_lead[lead] = last
-            if lead % PART_LEADS == 0:
+            if lead % LEADS_BETWEEN_BREAKS == 0:
                 yield
         made = []
         for band in forecast.bands:
@@ -181,7 +172,7 @@ class Archive:
         return dataclasses.replace(forecast, bands=tuple(made))
 
     def rows(self, history: History, as_of_s: float = math.inf) -> Iterator[dict[str, Any]]:
-        """For export: one flat row a band, oldest issue first; `actual_g_per_kwh` None while nobody knows it."""
+        """Rows for export, one a band, oldest issue first; `actual_g_per_kwh` None while nobody knows it."""
         series, actuals = self.series, history.integral(as_of_s)
         for model, issued in list(self._issued.items()):
             for kept in tuple(issued):
@@ -192,7 +183,7 @@ class Archive:
                         "method": series.method.name.lower(),
                         "factors": series.factors.name.lower(),
                         "model": model,
-                        "issued_at_s": kept.bare.issued_at_s,
+                        "issued_at_s": kept.header.issued_at_s,
                         "starts_at_s": start,
                         "ends_at_s": end,
                         "p10_g_per_kwh": low,
@@ -203,7 +194,7 @@ class Archive:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Settled:
+class _ScoredBatch:
     """All bands of some forecasts in one go."""
 
     ahead_s: Values
@@ -217,29 +208,29 @@ class _Settled:
 
 
 def lead_of(ahead_s: float, lead_s: float) -> int:
-    """The lead, 0 = the first, of a band that starts so long after its issue."""
+    """Lead (0 = the first) of a band that starts so long after its issue."""
     return max(0, math.ceil(ahead_s / lead_s - SLACK_LEADS) - 1)
 
 
-def _settled(kept: Sequence[_Kept], actuals: Integral) -> Iterator[_Settled]:
+def _scored_batches(kept: Sequence[_CompactForecast], actuals: Integral) -> Iterator[_ScoredBatch]:
     """A few forecasts at a time."""
-    for i in range(0, len(kept), PART_FORECASTS):
-        some = kept[i : i + PART_FORECASTS]
+    for i in range(0, len(kept), FORECASTS_BETWEEN_BREAKS):
+        some = kept[i : i + FORECASTS_BETWEEN_BREAKS]
         starts, ends = np.concatenate([one.times for one in some], axis=1)
-        issued = np.repeat([one.bare.issued_at_s for one in some], [one.lines.shape[1] for one in some])
+        issued = np.repeat([one.header.issued_at_s for one in some], [one.lines.shape[1] for one in some])
         lines = np.concatenate([one.lines for one in some], axis=1)
         lines[:: len(LEVELS) - 1, lines[0] == lines[-1]] = np.nan  # three equal lines are a point, not a band
-        yield _Settled(starts - issued, lines, actuals.means(starts, ends))
+        yield _ScoredBatch(starts - issued, lines, actuals.means(starts, ends))
 
 
-def _compact(forecast: CarbonForecast) -> _Kept:
+def _compact(forecast: CarbonForecast) -> _CompactForecast:
     bands = [(b.starts_at_s, b.ends_at_s, b.p10_g_per_kwh, b.p50_g_per_kwh, b.p90_g_per_kwh) for b in forecast.bands]
     rows = np.array(bands, dtype=np.float64).reshape(-1, 5).T
     spans, lines = rows[:2].copy(), rows[2:].copy()
-    bare = dataclasses.replace(forecast, bands=())
+    header = dataclasses.replace(forecast, bands=())
     if bands and np.array_equal(spans, _even(bands[0][0], bands[0][1] - bands[0][0], len(bands))):
-        return _Kept(bare, (bands[0][0], bands[0][1] - bands[0][0]), None, lines)
-    return _Kept(bare, None, spans, lines)
+        return _CompactForecast(header, (bands[0][0], bands[0][1] - bands[0][0]), None, lines)
+    return _CompactForecast(header, None, spans, lines)
 
 
 def _even(start_s: float, step_s: float, count: int) -> Values:
@@ -247,10 +238,80 @@ def _even(start_s: float, step_s: float, count: int) -> Values:
     return np.stack([edges[:-1], edges[1:]])
 
 
-def _begin_s(kept: Sequence[_Kept]) -> float:
+def _begin_s(kept: Sequence[_CompactForecast]) -> float:
     """Nothing that these forecasts speak of begins before."""
     return min((float(one.times[0, 0]) for one in kept if one.lines.shape[1]), default=math.inf)
 
 
-def _issued_at(kept: _Kept) -> float:
-    return kept.bare.issued_at_s
+def _issued_at(kept: _CompactForecast) -> float:
+    return kept.header.issued_at_s
+
+
+def line_of(forecast: CarbonForecast) -> str:
+    """Line of JSON for a forecast, without a line feed."""
+    edges = [b.starts_at_s for b in forecast.bands] + [b.ends_at_s for b in forecast.bands[-1:]]
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "model": forecast.model,
+        "issued_at_s": forecast.issued_at_s,
+        **_times(edges, forecast),
+        **{name: [round(getattr(b, name), DECIMALS) for b in forecast.bands] for name in LINES},
+    }
+    if forecast.fallback_reason:
+        document["fallback_reason"] = forecast.fallback_reason
+    if forecast.provenance is not None:
+        origin = forecast.provenance
+        document["provenance"] = [origin.basis.name, origin.source, origin.version, origin.licence, origin.as_of_s]
+    return json.dumps(document, separators=(",", ":"), allow_nan=False)
+
+
+def forecast_of_line(line: str, series: Series) -> CarbonForecast | None:
+    """Forecast of a line; None: not a line of ours (torn by a crash, or of a later format)."""
+    try:
+        document = json.loads(line)
+        if document["format"] != FORMAT:
+            return None
+        lows, middles, highs = (document[name] for name in LINES)
+        spans = _spans(document, len(middles))
+        bands = tuple(
+            CarbonBand(start, end, float(low), float(middle), float(high))
+            for (start, end), low, middle, high in zip(spans, lows, middles, highs, strict=True)
+        )
+        numbers = (n for b in bands for n in (b.starts_at_s, b.ends_at_s, b.p10_g_per_kwh, b.p50_g_per_kwh))
+        if not all(math.isfinite(number) for number in numbers):
+            return None
+        return CarbonForecast(
+            series=series,
+            model=str(document["model"]),
+            issued_at_s=float(document["issued_at_s"]),
+            bands=bands,
+            provenance=_provenance(document.get("provenance")),
+            fallback_reason=str(document.get("fallback_reason", "")),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _times(edges: list[float], forecast: CarbonForecast) -> dict[str, Any]:
+    """Where they are equal, a start and a step say all; a provider's may not be."""
+    if len(edges) > 1:
+        step_s = edges[1] - edges[0]
+        even = np.array(edges[0]) + step_s * np.arange(len(edges))
+        whole = all(abs(b.ends_at_s - after) <= SLACK_S for b, after in zip(forecast.bands, edges[1:], strict=True))
+        if whole and float(np.abs(even - np.array(edges)).max()) <= SLACK_S:
+            return {"starts_at_s": edges[0], "step_s": step_s}
+    return {"spans_s": [[b.starts_at_s, b.ends_at_s] for b in forecast.bands]}
+
+
+def _spans(document: dict[str, Any], count: int) -> list[tuple[float, float]]:
+    if "spans_s" in document:
+        return [(float(start), float(end)) for start, end in document["spans_s"]]
+    start_s, step_s = float(document["starts_at_s"]), float(document["step_s"])
+    return [(start_s + i * step_s, start_s + (i + 1) * step_s) for i in range(count)]
+
+
+def _provenance(document: Any) -> Provenance | None:
+    if document is None:
+        return None
+    basis, source, version, licence, as_of_s = document
+    return Provenance(Basis[basis], str(source), str(version), str(licence), float(as_of_s))

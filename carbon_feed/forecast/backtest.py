@@ -1,4 +1,4 @@
-"""Play a past again and judge every forecast that would have been made: each origin knows nothing after itself.
+"""Backtest: play a past again and score every forecast that would have been made; no origin knows what follows.
 
 The values lie in a buffer that starts as NaN and is filled one step at a time; a model that looked ahead would see
 NaN. Actuals meet forecasts only in the scoring, after the forecast is fixed.
@@ -14,8 +14,7 @@ import numpy as np
 from carbon_feed.core.trace import Trace
 from carbon_feed.forecast.days import DAY_S, DAYS, Values
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S, WINDOW_DAYS, Forecaster, Model
-from carbon_feed.forecast.scores import Tally
-from carbon_feed.forecast.scores import merged as merged
+from carbon_feed.forecast.scores import ScoreSums, pool_scores
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonScore
 
@@ -31,9 +30,9 @@ class Backtest:
     scores: tuple[CarbonScore, ...]
 
     def day(self, number: int) -> CarbonScore:
-        """All leads of day 1, 2, ... together."""
+        """Score of all leads of day 1, 2, ... together."""
         per_day = round(DAY_S / self.step_s)
-        return merged(self.scores[(number - 1) * per_day : number * per_day])
+        return pool_scores(self.scores[(number - 1) * per_day : number * per_day])
 
     @property
     def days(self) -> int:
@@ -44,7 +43,7 @@ class Backtest:
 def backtest(
     model: Model, values: Values, *, first: int, step_s: float = STEP_S, horizon_s: float = HORIZON_S
 ) -> Backtest:
-    """Forecast at every step and score those from origin `first` on.
+    """Backtest a model: forecast at every step and score those from origin `first` on.
 
     Raises:
         errors.InvalidInput: no step is left to score.
@@ -55,23 +54,23 @@ def backtest(
             f"{total} steps leave nothing to score", field="first", value=first, remedy="start earlier, or give more"
         )
     forecaster = Forecaster(model, step_s, horizon_s)
-    tally = Tally(forecaster.steps)
+    tally = ScoreSums(forecaster.steps)
     days_back = WINDOW_DAYS + DAYS + -(-forecaster.steps // forecaster.per_day) + 1  # older values change nothing
     begin = max(0, first // forecaster.per_day - days_back) * forecaster.per_day
     for origin in range(begin, total - 1):
         forecaster.observe(float(values[origin]))
         if origin < first:
             continue
-        outlook = forecaster.outlook()
+        forecast = forecaster.quantile_forecast()
         actual = np.full(forecaster.steps, np.nan)
         after = values[origin + 1 : origin + 1 + forecaster.steps]
         actual[: len(after)] = after
-        tally.add(outlook.values, actual)
+        tally.add(forecast.values, actual)
     return Backtest(model.name, step_s, first, total - 2, tally.scores(step_s))
 
 
-def steps_of(trace: Trace, step_s: float = STEP_S) -> Values:
-    """The whole trace, lead-in included, as means over steps; an incomplete one at the end is left out.
+def trace_means(trace: Trace, step_s: float = STEP_S) -> Values:
+    """Means of a whole trace over steps, lead-in included; an incomplete step at the end is left out.
 
     Raises:
         errors.TraceError: the trace is coarser than the step, or of a step that does not fit into it.

@@ -1,4 +1,4 @@
-"""How wrong a model has been at each lead time, and the band that follows: nothing is assumed about the errors.
+"""Bands from empirical error quantiles at each lead time: nothing is assumed about the errors.
 
 Data: errors e(t, h) = actual of step t - its forecast at lead h = 1..H steps, of the last `window` actuals; an error is
 booked when its actual is known, so a band never knows more than its origin did.
@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carbon_feed.forecast.days import Values
-from carbon_feed.forecast.parts import Parts, finished
+from carbon_feed.forecast.parts import Incremental, run_to_end
 
 LEVELS: Final = (0.1, 0.5, 0.9)
 ERRORS_MIN: Final = 24  # a day of hourly origins: fewer cannot tell a tenth
-PART_LEADS: Final = 24  # sorted between two places where others may have their turn: a millisecond or two
+LEADS_BETWEEN_BREAKS: Final = 24  # sorted between two places where others may have their turn: a millisecond or two
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Of the errors [g/kWh], as [3, H]; `own` leads have enough errors of their own, all later ones borrow."""
+    """Quantiles of the errors [g/kWh], as [3, H]; `own` leads have enough errors, all later ones borrow."""
 
     values: Values
     own: int
@@ -34,8 +34,8 @@ class Quantiles:
         return self.own > 0
 
 
-class ErrorBook:
-    """Rings of the forecasts that are still open and of the errors that the last `window` actuals settled."""
+class LeadErrors:
+    """Errors by lead: rings of open forecasts and of the errors that the last `window` actuals settled."""
 
     def __init__(self, window: int, steps: int) -> None:
         self._open = steps + 1
@@ -43,36 +43,36 @@ class ErrorBook:
         self._leads = np.arange(1, steps + 1)
         self._forecasts = np.full((self._open, steps), np.nan)
         self._errors = np.full((steps, window), np.nan)  # one row a lead, one column an actual
-        self._seen = self._errors.copy()
+        self._learnt = self._errors.copy()
 
     def forecast(self, origin: int, curve: Values) -> None:
-        """Keep what is forecast at an origin; origins count up by one."""
+        """Keep the forecast made at an origin; origins count up by one."""
         self._forecasts[origin % self._open] = curve
 
     def last(self, origin: int) -> Values:
-        """What was forecast at an origin."""
+        """Forecast made at an origin."""
         kept: Values = self._forecasts[origin % self._open]
         return kept
 
     def actual(self, index: int, value: float) -> None:
-        """Book the errors that the value of step `index` (= origin + lead) settles; NaN settles nothing."""
+        """Settle the errors that the value of step `index` (= origin + lead) decides; NaN settles nothing."""
         origins = index - self._leads
         made = self._forecasts[origins % self._open, self._leads - 1]
         self._errors[:, index % self._window] = np.where(origins >= 0, value - made, np.nan)
 
-    def look(self) -> None:
-        """Take the errors held now as those that bands are learnt from."""
-        self._seen = self._errors.copy()
+    def refresh(self) -> None:
+        """Refresh the copy of the errors that bands are learnt from."""
+        self._learnt = self._errors.copy()
 
     def quantiles(self) -> Quantiles:
-        """Of the errors held at the last look."""
-        return finished(self.quantiles_parts())
+        """Quantiles of the errors held at the last refresh."""
+        return run_to_end(self.quantiles_incrementally())
 
-    def quantiles_parts(self) -> Parts[Quantiles]:
-        """`quantiles` with breaks: of those held when it begins."""
-        seen, sorted_rows = self._seen, []
-        for first in range(0, len(seen), PART_LEADS):
-            sorted_rows.append(np.sort(seen[first : first + PART_LEADS], axis=1))  # NaN goes last
+    def quantiles_incrementally(self) -> Incremental[Quantiles]:
+        """Quantiles with breaks: of the errors held when it begins."""
+        learnt, sorted_rows = self._learnt, []
+        for first in range(0, len(learnt), LEADS_BETWEEN_BREAKS):
+            sorted_rows.append(np.sort(learnt[first : first + LEADS_BETWEEN_BREAKS], axis=1))  # NaN goes last
             yield
         ordered = np.concatenate(sorted_rows)
         counts = (~np.isnan(ordered)).sum(axis=1)

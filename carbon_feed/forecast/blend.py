@@ -12,12 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from carbon_feed.forecast.days import DAYS, Values, filled, last_days, repeated, same_hour_mean, same_hour_newest
+from carbon_feed.forecast.days import (
+    DAYS,
+    Values,
+    fill_unknown_hours,
+    last_days,
+    repeat_day,
+    same_hour_mean,
+    same_hour_newest,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Blend:
-    """Stateless. The two constants are flat optima: docs/carbon-forecasts.md turns them on three grids."""
+    """Blend of persistence and climatology. Both constants are flat optima: docs/carbon-forecasts.md."""
 
     name: str = "blend"
     yesterday_share: float = 0.5
@@ -25,7 +33,7 @@ class Blend:
 
     def curve(self, values: Values, per_day: int, steps: int) -> Values:
         """Intensities [g/kWh] of the next `steps` steps; NaN when no value of the week is known."""
-        base = repeated(self._base(last_days(values, per_day)), steps)
+        base = repeat_day(self._base(last_days(values, per_day)), steps)
         newest = self._newest(values, per_day)
         if newest is None:
             return base
@@ -40,7 +48,7 @@ class Blend:
 
     def _base(self, rows: Values) -> Values:
         newest, mean = same_hour_newest(rows), same_hour_mean(rows)
-        return filled(self.yesterday_share * newest + (1 - self.yesterday_share) * mean)
+        return fill_unknown_hours(self.yesterday_share * newest + (1 - self.yesterday_share) * mean)
 
     @staticmethod
     def _newest(values: Values, per_day: int) -> tuple[int, float] | None:

@@ -9,15 +9,15 @@ Deviations: hours of the day are those of UTC; in the week after a change of clo
 
 from dataclasses import dataclass
 
-from carbon_feed.forecast.days import Values, filled, last_days, repeated, same_hour_mean
+from carbon_feed.forecast.days import Values, fill_unknown_hours, last_days, repeat_day, same_hour_mean
 
 
 @dataclass(frozen=True, slots=True)
 class Climatology:
-    """Stateless."""
+    """Climatology of the last seven days; stateless."""
 
     name: str = "climatology"
 
     def curve(self, values: Values, per_day: int, steps: int) -> Values:
         """Intensities [g/kWh] of the next `steps` steps; NaN when no value of the week is known."""
-        return repeated(filled(same_hour_mean(last_days(values, per_day))), steps)
+        return repeat_day(fill_unknown_hours(same_hour_mean(last_days(values, per_day))), steps)

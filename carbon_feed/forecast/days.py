@@ -1,4 +1,4 @@
-"""The last days of a series, one row a day, so that a column is one hour of the day."""
+"""Daily rows of a series: the last days, one row a day, so that a column is one hour of the day."""
 
 from typing import Final
 
@@ -42,7 +42,7 @@ def same_hour_mean(rows: Values) -> Values:
     return mean
 
 
-def filled(curve: Values) -> Values:
+def fill_unknown_hours(curve: Values) -> Values:
     """A day's curve whose unknown hours take the mean of the known ones; all NaN stays so."""
     unknown = np.isnan(curve)
     if not unknown.any() or unknown.all():
@@ -50,6 +50,6 @@ def filled(curve: Values) -> Values:
     return np.where(unknown, curve[~unknown].mean(), curve)
 
 
-def repeated(curve: Values, steps: int) -> Values:
+def repeat_day(curve: Values, steps: int) -> Values:
     """A day's curve, day after day, for `steps` steps."""
     return np.resize(curve, steps)

@@ -1,18 +1,17 @@
-"""A model with bands: one object for the live feed and for the backtest.
+"""Forecaster: a model with bands, one object for the live feed and for the backtest.
 
 It is told one value per step, in order, and can only know what it was told.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
 
-from carbon_feed.forecast.bands import ErrorBook, Quantiles
+from carbon_feed.forecast.bands import LeadErrors, Quantiles
 from carbon_feed.forecast.days import DAY_S, DAYS, Values
-from carbon_feed.forecast.parts import Parts
+from carbon_feed.forecast.parts import Incremental
 from trefoil.core import errors
 
 HORIZON_S: Final = 96 * 3600.0
@@ -22,11 +21,11 @@ WINDOW_DAYS: Final = 60  # of errors that bands are learnt from: two months foll
 
 
 class Model(Protocol):
-    """One closed form. A new one is a file and a line of MODELS."""
+    """Model of a forecast in closed form. A new one is a file and a line of MODELS."""
 
     @property
     def name(self) -> str:
-        """As in settings, tables and CarbonForecast.model."""
+        """Name as in settings, tables and CarbonForecast.model."""
         ...
 
     def curve(self, values: Values, per_day: int, steps: int) -> Values:
@@ -35,21 +34,16 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """10, 50 and 90 % of each step to come, as [3, H] in g/kWh. Without bands the outer two are NaN."""
+class QuantileForecast:
+    """Quantiles 10, 50 and 90 % of each step to come, as [3, H] in g/kWh. Without bands the outer two are NaN."""
 
     values: Values
     own: int
     """Leads whose band rests on errors of their own; later ones borrow the last of these."""
 
-    @property
-    def known(self) -> bool:
-        """Whether every step has a value."""
-        return not bool(np.isnan(self.values[1]).any())
-
 
 class Forecaster:
-    """A model, the values it was told, and the errors it made."""
+    """Forecaster: a model, the values it observed, and the errors it made."""
 
     def __init__(
         self, model: Model, step_s: float = STEP_S, horizon_s: float = HORIZON_S, window_days: int = WINDOW_DAYS
@@ -60,11 +54,11 @@ class Forecaster:
         self._count = 0
         self._index = -1
         self._known = 0
-        self._book = ErrorBook(window_days * self.per_day, self.steps)
+        self._errors = LeadErrors(window_days * self.per_day, self.steps)
         self._quantiles: Quantiles | None = None
 
     def observe(self, value_g_per_kwh: float) -> None:
-        """The value of the next step; NaN when nobody knows it. Settles the errors of what was forecast for it."""
+        """Observe the value of the next step (NaN = unknown), which settles the errors of its forecasts."""
         if self._count == len(self._values):  # keep the newest quarter and make room for the rest
             keep = DAYS * self.per_day + 1
             self._values[:keep] = self._values[-keep:]
@@ -73,15 +67,15 @@ class Forecaster:
         self._values[self._count] = value_g_per_kwh
         self._count += 1
         self._index += 1
-        self._book.actual(self._index, value_g_per_kwh)
+        self._errors.actual(self._index, value_g_per_kwh)
         self._known += not math.isnan(value_g_per_kwh)
-        self._book.forecast(self._index, self._curve())
+        self._errors.forecast(self._index, self._curve())
         if self._index % self.per_day == 0:
-            self._book.look()  # now, not when somebody asks: asking must not change the answer
+            self._errors.refresh()  # now, not when somebody asks: asking must not change the answer
             self._quantiles = None
 
     def revise(self, newest: Values) -> bool:
-        """Put better values in place of the newest told, whose count may be a week's; whether any was another.
+        """Revise the newest values, at most a week's; returns whether any was another.
 
         Errors stay as they were first known: a forecast is judged once. A value must not become known or unknown.
         """
@@ -91,11 +85,11 @@ class Forecaster:
         if np.array_equal(held, newest, equal_nan=True):
             return False
         held[:] = newest
-        self._book.forecast(self._index, self._curve())
+        self._errors.forecast(self._index, self._curve())
         return True
 
     def newest(self, count: int) -> Values:
-        """The newest values told, at most a week's."""
+        """Newest values observed, at most a week's."""
         held: Values = self._values[max(0, self._count - min(count, DAYS * self.per_day)) : self._count]
         return held
 
@@ -105,33 +99,25 @@ class Forecaster:
             return np.full(self.steps, np.nan)
         return self._model.curve(self._values[: self._count], self.per_day, self.steps)
 
-    def learn_parts(self) -> Parts[None]:
-        """What `outlook` has to compute first, with breaks."""
+    def prepare_incrementally(self) -> Incremental[None]:
+        """Compute with breaks what `quantile_forecast` needs."""
         if self._quantiles is None:
-            self._quantiles = yield from self._book.quantiles_parts()
+            self._quantiles = yield from self._errors.quantiles_incrementally()
 
-    def outlook(self) -> Outlook:
-        """The steps after the last value that was told."""
+    def quantile_forecast(self) -> QuantileForecast:
+        """Forecast of the steps after the last value observed."""
         assert self._index >= 0, "nothing was observed yet"
         if self._quantiles is None:
-            self._quantiles = self._book.quantiles()
-        point = self._book.last(self._index)
+            self._quantiles = self._errors.quantiles()
+        point = self._errors.last(self._index)
         found = self._quantiles
         if not found.known:
-            return Outlook(np.stack([np.full(self.steps, np.nan), point, np.full(self.steps, np.nan)]), 0)
-        return Outlook(np.clip(point[None, :] + found.values, 0.0, None), found.own)
-
-
-def told(model: Model, values: Iterable[float], step_s: float = STEP_S, horizon_s: float = HORIZON_S) -> Forecaster:
-    """A forecaster that has been told a past, oldest value first."""
-    made = Forecaster(model, step_s, horizon_s)
-    for value in values:
-        made.observe(value)
-    return made
+            return QuantileForecast(np.stack([np.full(self.steps, np.nan), point, np.full(self.steps, np.nan)]), 0)
+        return QuantileForecast(np.clip(point[None, :] + found.values, 0.0, None), found.own)
 
 
 def grid(step_s: float, horizon_s: float) -> tuple[int, int]:
-    """Steps a day and steps in the horizon.
+    """Grid of a forecast: steps a day and steps in the horizon.
 
     Raises:
         errors.SettingError: a step that does not divide the day, or is too fine; a horizon of no step.

@@ -8,15 +8,15 @@ Deviations: none.
 
 from dataclasses import dataclass
 
-from carbon_feed.forecast.days import Values, filled, last_days, repeated, same_hour_newest
+from carbon_feed.forecast.days import Values, fill_unknown_hours, last_days, repeat_day, same_hour_newest
 
 
 @dataclass(frozen=True, slots=True)
 class Persistence:
-    """Stateless."""
+    """Persistence of the same hour of the day; stateless."""
 
     name: str = "persistence"
 
     def curve(self, values: Values, per_day: int, steps: int) -> Values:
         """Intensities [g/kWh] of the next `steps` steps; NaN when no value of the week is known."""
-        return repeated(filled(same_hour_newest(last_days(values, per_day))), steps)
+        return repeat_day(fill_unknown_hours(same_hour_newest(last_days(values, per_day))), steps)

@@ -1,4 +1,4 @@
-"""The same forecast in other steps: finer ones repeat their step, coarser ones are its means.
+"""Resampling of a forecast to other steps: finer ones repeat their step, coarser ones are its means.
 
 A mean of 10 % lines is the 10 % line of a mean whose steps err together, which errors of neighbouring hours nearly do;
 where they do not, the band is too wide, never too narrow.
@@ -13,8 +13,8 @@ from carbon_feed.core.history import Integral, Values
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 
 
-def resampled(forecast: CarbonForecast, step_s: float) -> CarbonForecast:
-    """From the first band's start in whole steps; an incomplete one at the end, or one with a gap, is left out."""
+def resample(forecast: CarbonForecast, step_s: float) -> CarbonForecast:
+    """Resample a forecast to whole steps from its first band on; a step at the end or with a gap is left out."""
     assert step_s > 0
     if not forecast.bands:
         return forecast

@@ -1,4 +1,4 @@
-"""Errors by lead time, added up. What is not known adds nothing, and every mean keeps its count."""
+"""Scores by lead time: sums of errors. What is not known adds nothing, and every mean keeps its count."""
 
 from typing import Final
 
@@ -11,14 +11,14 @@ from trefoil.core.carbon import CarbonScore
 MAPE_FLOOR_G_PER_KWH: Final = 1.0  # below, a percentage of the actual says nothing
 
 
-class Tally:
-    """Sums by lead; memory does not grow with what is added."""
+class ScoreSums:
+    """Sums of scores by lead; memory does not grow with what is added."""
 
     def __init__(self, steps: int) -> None:
         self._sums = {name: np.zeros(steps) for name in ("n", "abs", "bias", "mape_n", "mape", "band_n", "inside")}
 
     def add(self, quantiles: Values, actual: Values, leads: NDArray[np.int64] | None = None) -> None:
-        """One forecast as [3, H] and what came, NaN where nobody knows it or nothing was forecast.
+        """Add one forecast as [3, H] and its actuals, NaN where nobody knows them or nothing was forecast.
 
         `leads`: where each column belongs, 0 = the first lead; None = column by column.
         """
@@ -44,7 +44,7 @@ class Tally:
                 np.add.at(self._sums[name], leads, amount.astype(np.float64))
 
     def scores(self, step_s: float) -> tuple[CarbonScore, ...]:
-        """One score a lead: 1, 2, ... steps."""
+        """Scores, one a lead: 1, 2, ... steps."""
         sums = self._sums
 
         def mean(total: str, count: str, at: int) -> float:
@@ -65,8 +65,8 @@ class Tally:
         )
 
 
-def merged(scores: tuple[CarbonScore, ...]) -> CarbonScore:
-    """Several leads as one, weighted by their samples; the horizon is the longest."""
+def pool_scores(scores: tuple[CarbonScore, ...]) -> CarbonScore:
+    """Pool several leads into one score, weighted by their samples; the horizon is the longest."""
     samples = sum(s.samples for s in scores)
     mape_samples = sum(s.mape_samples for s in scores)
     inside = sum(s.coverage_samples for s in scores)

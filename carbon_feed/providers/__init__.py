@@ -1,15 +1,15 @@
-"""Where intensities come from. A new provider is one file and one line of PROVIDERS."""
+"""Providers of carbon intensities. A new provider is one file and one line of PROVIDERS."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from carbon_feed.core.polling import PollRules
+from carbon_feed.core.polling import PollLimits
 from carbon_feed.providers.base import LiveProvider, Provider, ProviderFailure
 from carbon_feed.providers.constant import make_constant
 from carbon_feed.providers.electricity_maps import make_electricity_maps
 from carbon_feed.providers.neso import make_neso
 from carbon_feed.providers.override import make_override
-from carbon_feed.providers.polled import Polled
+from carbon_feed.providers.polled import PolledProvider
 from carbon_feed.providers.trace import make_trace
 from carbon_feed.providers.watttime import make_watttime
 from carbon_feed.settings import CarbonFeedSettings
@@ -34,7 +34,7 @@ LIVE: Final = ("neso", "electricity_maps", "watttime")
 
 
 def make_providers(settings: CarbonFeedSettings, now_s: float) -> tuple[Provider, ...]:
-    """The zone's provider and, where one is set, the second of the same method and factors. Live ones are polled.
+    """Make a zone's provider and, where one is set, the second of the same method and factors. Live ones are polled.
 
     Raises:
         errors.SettingError, errors.TraceError: one of them cannot be made.
@@ -48,15 +48,15 @@ def make_providers(settings: CarbonFeedSettings, now_s: float) -> tuple[Provider
     return tuple(made)
 
 
-def _polled(settings: CarbonFeedSettings, provider: LiveProvider, asks: str) -> Polled:
-    rules = PollRules(
+def _polled(settings: CarbonFeedSettings, provider: LiveProvider, asks: str) -> PolledProvider:
+    rules = PollLimits(
         poll_s=provider.poll_s,
         quota_per_day=getattr(settings, asks).quota_per_day,
         hard_ttl_s=settings.polling.hard_ttl_s,
         breaker_failures=settings.polling.breaker_failures,
         seed=f"{settings.cluster} {settings.zone} {provider.name}",
     )
-    return Polled(provider, rules, settings.state_dir / f"polling-{settings.zone}-{provider.name}.json")
+    return PolledProvider(provider, rules, settings.state_dir / f"polling-{settings.zone}-{provider.name}.json")
 
 
-__all__ = ["PROVIDERS", "LiveProvider", "Polled", "Provider", "ProviderFailure", "make_providers"]
+__all__ = ["PROVIDERS", "LiveProvider", "PolledProvider", "Provider", "ProviderFailure", "make_providers"]

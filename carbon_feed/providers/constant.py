@@ -8,7 +8,7 @@ from trefoil.core.carbon import Quality
 
 
 class ConstantProvider:
-    """The value in equal intervals since the start, so that its readings do not grow stale."""
+    """Provider of one value in equal intervals since the start, so that its readings do not grow stale."""
 
     name = "constant"
     speedup = 1.0
@@ -41,6 +41,6 @@ class ConstantProvider:
 
 
 def make_constant(settings: CarbonFeedSettings, now_s: float) -> Provider:
-    """The provider of `[constant]`."""
+    """Make the provider of `[constant]`."""
     constant = settings.constant
     return ConstantProvider(constant.intensity_g_per_kwh, constant.interval_s, constant.source, now_s)

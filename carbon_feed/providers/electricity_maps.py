@@ -6,16 +6,22 @@ A rate that is too high has come back as 401 with a good key: no 401 is final. F
 non-commercial use; forecasts and the past cost.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from carbon_feed.core.feed import Observation
 from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import Provider, ProviderFailure
-from carbon_feed.providers.recent import Recent
-from carbon_feed.providers.web import Web, grams, iso, rows_of, utc_s
-from carbon_feed.secrets import resolve
-from carbon_feed.settings import CarbonFeedSettings, ElectricityMapsSettings
+from carbon_feed.providers.web import (
+    HttpClient,
+    WebProvider,
+    format_utc,
+    list_of_objects,
+    parse_number,
+    parse_utc,
+    read_pages,
+)
+from carbon_feed.settings import CarbonFeedSettings, ElectricityMapsSettings, read_secret
 from carbon_feed.zones import provider_zone
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Quality
@@ -31,16 +37,17 @@ PAST_MAX_S: Final = 10 * 24 * 3600.0
 ROWS: Final = ("data", "history", "forecast")
 
 
-class ElectricityMapsProvider:
-    """One zone."""
+class ElectricityMapsProvider(WebProvider):
+    """Provider of one Electricity Maps zone."""
 
     name = "electricity_maps"
     speedup = 1.0
     licence = "Electricity Maps terms; free tier: one zone, non-commercial"
 
-    def __init__(self, web: Web, settings: ElectricityMapsSettings, zone: str, factors: Factors) -> None:
+    def __init__(self, web: HttpClient, settings: ElectricityMapsSettings, zone: str, factors: Factors) -> None:
+        super().__init__(web)
         self.poll_s = settings.poll_s
-        self._web, self._settings, self._recent = web, settings, Recent()
+        self._settings = settings
         self._zone, self._factors = zone, factors
         self._day_only = False
         """Of the past this account has the last day alone."""
@@ -48,13 +55,7 @@ class ElectricityMapsProvider:
     async def read(self, now_s: float) -> Observation:
         parsed = await self._ask("latest", now_s)
         row = parsed if isinstance(parsed, dict) else {}
-        return self._recent.remember(self._observation(row, row, (), now_s))
-
-    def history(self, now_s: float, count_max: int) -> tuple[Observation, ...]:
-        return self._recent.newest(count_max)
-
-    def held(self, now_s: float) -> Observation | None:
-        return self._recent.held(now_s)
+        return self._cache.remember(self._observation(row, row, (), now_s))
 
     async def forecast(self, now_s: float, horizon_s: float) -> tuple[Observation, ...]:
         hours = next((hours for hours in FORECAST_HOURS if hours * 3600 >= horizon_s), FORECAST_MAX_H)
@@ -64,7 +65,14 @@ class ElectricityMapsProvider:
     async def past(self, begin_s: float, end_s: float) -> tuple[Observation, ...]:
         try:
             if not self._day_only:
-                return await self._range(begin_s, end_s)
+                return await read_pages(
+                    begin_s,
+                    end_s,
+                    PAST_MAX_S,
+                    lambda at_s, until_s: self._rows(
+                        "past-range", end_s, {"start": format_utc(at_s), "end": format_utc(until_s)}
+                    ),
+                )
         except ProviderFailure as failure:
             if failure.refusal.cause not in (Cause.FORBIDDEN, Cause.UNAUTHORISED):
                 raise
@@ -72,28 +80,12 @@ class ElectricityMapsProvider:
         self._day_only = True
         return tuple(point for point in found if begin_s <= point.starts_at_s < end_s)
 
-    async def _range(self, begin_s: float, end_s: float) -> tuple[Observation, ...]:
-        found: dict[float, Observation] = {}
-        at_s = begin_s
-        while at_s < end_s:
-            until_s = min(end_s, at_s + PAST_MAX_S)
-            for point in await self._rows("past-range", end_s, {"start": iso(at_s), "end": iso(until_s)}):
-                found[point.starts_at_s] = point
-            at_s = until_s
-        return tuple(found[key] for key in sorted(found) if begin_s <= key < end_s)
-
-    def metered(self, spend: Callable[[], None]) -> None:
-        self._web.metered(spend)
-
-    async def close(self) -> None:
-        await self._web.close()
-
     async def last_day(self, now_s: float) -> tuple[Observation, ...]:
-        """The last 24 h, which free accounts have too."""
+        """Observations of the last 24 h, which free accounts have too."""
         return tuple(await self._rows("history", now_s, {}))
 
     async def _ask(self, call: str, now_s: float, more: Mapping[str, str] | None = None) -> Any:
-        token = resolve(self._settings.token, "electricity_maps.token")
+        token = read_secret(self._settings.token, "electricity_maps.token")
         version = self._settings.api_version
         switch, off = CALLER_LOOKUP_OFF[version]
         params = {
@@ -111,9 +103,9 @@ class ElectricityMapsProvider:
         self, call: str, now_s: float, more: Mapping[str, str], quality: Quality | None = None
     ) -> list[Observation]:
         parsed = await self._ask(call, now_s, more)
-        rows = rows_of(parsed, ROWS, self.name)
+        rows = list_of_objects(parsed, ROWS, self.name)
         beside = tuple(
-            grams(v, "electricity_maps carbonIntensity")
+            parse_number(v, "electricity_maps carbonIntensity")
             for row in rows
             if (v := row.get("carbonIntensity")) is not None
         )
@@ -128,7 +120,7 @@ class ElectricityMapsProvider:
         now_s: float,
         quality: Quality | None = None,
     ) -> Observation:
-        starts_at_s = utc_s(row.get("datetime"), "electricity_maps datetime")
+        starts_at_s = parse_utc(row.get("datetime"), "electricity_maps datetime")
         granularity = str(row.get("temporalGranularity") or answer.get("temporalGranularity") or "")
         estimated = row.get("isEstimated") is True
         said = str(row.get("emissionFactorType") or answer.get("emissionFactorType") or "")
@@ -137,12 +129,12 @@ class ElectricityMapsProvider:
         return Observation(
             starts_at_s=starts_at_s,
             ends_at_s=starts_at_s + GRANULARITY_S.get(granularity, GRANULARITY_S["hourly"]),
-            intensity_g_per_kwh=grams(row.get("carbonIntensity"), "electricity_maps carbonIntensity"),
+            intensity_g_per_kwh=parse_number(row.get("carbonIntensity"), "electricity_maps carbonIntensity"),
             quality=quality or (Quality.ESTIMATED if estimated else Quality.MEASURED),
             provider=self.name,
             api_version=self._settings.api_version,
             estimation_method=method,
-            observed_at_s=min(utc_s(observed, "updatedAt") if observed else starts_at_s, now_s),
+            observed_at_s=min(parse_utc(observed, "updatedAt") if observed else starts_at_s, now_s),
             simulated=False,
             method=Method.AVERAGE,
             factors=Factors[said.upper()] if said.upper() in Factors.__members__ else self._factors,
@@ -153,7 +145,7 @@ class ElectricityMapsProvider:
 
 
 def make_electricity_maps(settings: CarbonFeedSettings, _now_s: float) -> Provider:
-    """The provider of `[electricity_maps]`.
+    """Make the provider of `[electricity_maps]`.
 
     Raises:
         errors.SettingError: no zone or key, or a series that it does not give.
@@ -166,7 +158,7 @@ def make_electricity_maps(settings: CarbonFeedSettings, _now_s: float) -> Provid
             value=settings.method,
             remedy='set method = "average", or use another provider',
         )
-    resolve(wanted.token, "electricity_maps.token")
+    read_secret(wanted.token, "electricity_maps.token")
     zone = wanted.zone or provider_zone(settings, "electricity_maps", "electricity_maps.zone")
-    web = Web(settings.web, "electricity_maps", wanted.base_url)
+    web = HttpClient(settings.web, "electricity_maps", wanted.base_url)
     return ElectricityMapsProvider(web, wanted, zone, settings.series.factors)

@@ -8,14 +8,21 @@ comes as a list and a range as an object; both are read.
 """
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from carbon_feed.core.feed import Observation
 from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import Provider, ProviderFailure
-from carbon_feed.providers.recent import Recent, holding
-from carbon_feed.providers.web import Web, grams, rows_of, utc_s
+from carbon_feed.providers.web import (
+    HttpClient,
+    WebProvider,
+    list_of_objects,
+    parse_number,
+    parse_utc,
+    point_holding,
+    read_pages,
+)
 from carbon_feed.settings import CarbonFeedSettings
 from carbon_feed.zones import zone_of
 from trefoil.core import errors
@@ -26,28 +33,22 @@ FORECAST_MAX_S: Final = 48 * 3600.0
 PAST_MAX_S: Final = 14 * 24 * 3600.0  # of one query
 
 
-class NesoProvider:
-    """National, or one region."""
+class NesoProvider(WebProvider):
+    """Provider of Great Britain by NESO: national, or one region."""
 
     name = "neso"
     speedup = 1.0
     licence = "CC BY 4.0, National Energy System Operator"
 
-    def __init__(self, web: Web, poll_s: float, region_id: int | None = None, postcode: str = "") -> None:
+    def __init__(self, web: HttpClient, poll_s: float, region_id: int | None = None, postcode: str = "") -> None:
+        super().__init__(web)
         self.poll_s = poll_s
-        self._web, self._recent = web, Recent()
         self._zone = f"regionid {region_id}" if region_id is not None else postcode or "GB"
         self._region_id, self._postcode = region_id, postcode
 
     async def read(self, now_s: float) -> Observation:
         points = await self._ask(_minute(now_s // WINDOW_S * WINDOW_S), "fw24h", now_s)
-        return self._recent.remember(holding(points, now_s), points)
-
-    def history(self, now_s: float, count_max: int) -> tuple[Observation, ...]:
-        return self._recent.newest(count_max)
-
-    def held(self, now_s: float) -> Observation | None:
-        return self._recent.held(now_s)
+        return self._cache.remember(point_holding(points, now_s), points)
 
     async def forecast(self, now_s: float, horizon_s: float) -> tuple[Observation, ...]:
         reach = "fw24h" if horizon_s <= FORECAST_MAX_S / 2 else "fw48h"
@@ -55,20 +56,9 @@ class NesoProvider:
         return tuple(point for point in points if point.ends_at_s > now_s)
 
     async def past(self, begin_s: float, end_s: float) -> tuple[Observation, ...]:
-        found: dict[float, Observation] = {}
-        at_s = begin_s
-        while at_s < end_s:
-            until_s = min(end_s, at_s + PAST_MAX_S)
-            for point in await self._ask(_minute(at_s), _minute(until_s), end_s):
-                found[point.starts_at_s] = point
-            at_s = until_s
-        return tuple(found[key] for key in sorted(found) if begin_s <= key < end_s)
-
-    def metered(self, spend: Callable[[], None]) -> None:
-        self._web.metered(spend)
-
-    async def close(self) -> None:
-        await self._web.close()
+        return await read_pages(
+            begin_s, end_s, PAST_MAX_S, lambda at_s, until_s: self._ask(_minute(at_s), _minute(until_s), end_s)
+        )
 
     async def _ask(self, begin: str, reach: str, now_s: float) -> list[Observation]:
         if self._region_id is not None:
@@ -96,17 +86,17 @@ class NesoProvider:
                 raise ProviderFailure(Cause.EMPTY, "neso answered 200 with no region")
             asked = self._region_id is not None
             echoed = f"regionid {region.get('regionid')}" if asked else str(region.get("postcode") or "").upper()
-            return rows_of(region, ("data",), self.name), echoed
-        return rows_of(parsed, ("data",), self.name), ""
+            return list_of_objects(region, ("data",), self.name), echoed
+        return list_of_objects(parsed, ("data",), self.name), ""
 
     def _value(self, row: Mapping[str, Any]) -> tuple[float | None, Quality]:
         intensity = row.get("intensity")
         if not isinstance(intensity, dict):
             raise ProviderFailure(Cause.WRONG_SHAPE, "neso gave a window without intensity")
         if intensity.get("actual") is not None:
-            return grams(intensity["actual"], "neso actual"), Quality.ESTIMATED
+            return parse_number(intensity["actual"], "neso actual"), Quality.ESTIMATED
         forecast = intensity.get("forecast")
-        return (None if forecast is None else grams(forecast, "neso forecast")), Quality.FORECAST
+        return (None if forecast is None else parse_number(forecast, "neso forecast")), Quality.FORECAST
 
     def _observation(
         self,
@@ -117,12 +107,12 @@ class NesoProvider:
         beside: tuple[float, ...],
         now_s: float,
     ) -> Observation:
-        starts_at_s = utc_s(row.get("from"), "neso from")
+        starts_at_s = parse_utc(row.get("from"), "neso from")
         actual = quality is Quality.ESTIMATED
         return Observation(
             starts_at_s=starts_at_s,
-            ends_at_s=utc_s(row.get("to"), "neso to"),
-            intensity_g_per_kwh=grams(value, "neso forecast and actual"),
+            ends_at_s=parse_utc(row.get("to"), "neso to"),
+            intensity_g_per_kwh=parse_number(value, "neso forecast and actual"),
             quality=quality,
             provider=self.name,
             api_version="2024-10-01",
@@ -138,7 +128,7 @@ class NesoProvider:
 
 
 def make_neso(settings: CarbonFeedSettings, _now_s: float) -> Provider:
-    """The provider of `[neso]`.
+    """Make the provider of `[neso]`.
 
     Raises:
         errors.SettingError: the zone is not British, or the series is one that it does not give.
@@ -162,7 +152,7 @@ def make_neso(settings: CarbonFeedSettings, _now_s: float) -> Provider:
                 remedy="use GB or GB-1..GB-17, or set neso.region_id or neso.postcode",
             )
         region_id = None if zone.neso == "national" else int(zone.neso)
-    return NesoProvider(Web(settings.web, "neso", wanted.base_url), wanted.poll_s, region_id, postcode)
+    return NesoProvider(HttpClient(settings.web, "neso", wanted.base_url), wanted.poll_s, region_id, postcode)
 
 
 def _minute(at_s: float) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from carbon_feed.core.feed import Observation
 from carbon_feed.core.validate import CLOCK_SLACK_S, Cause
 from carbon_feed.providers.base import LiveProvider, Provider, ProviderFailure
-from carbon_feed.providers.web import utc_s
+from carbon_feed.providers.web import parse_utc
 from carbon_feed.settings import OverrideSettings
 from trefoil.core import errors
 
@@ -24,7 +24,7 @@ METER_BYTES_MAX: Final = 4096
 
 
 class OverrideProvider:
-    """The grid's provider, diluted."""
+    """Provider of a site with power of its own: the grid's provider, diluted."""
 
     name = "override"
 
@@ -39,14 +39,14 @@ class OverrideProvider:
         return self._diluted(await self._grid.read(now_s), share)
 
     def history(self, now_s: float, count_max: int) -> tuple[Observation, ...]:
-        """The past of a fixed share; what a meter once said is not known any more."""
+        """Past of a fixed share; what a meter once said is not known any more."""
         if self._settings.own_share is None:
             return ()
         share = self._settings.own_share
         return tuple(self._diluted(observation, share) for observation in self._grid.history(now_s, count_max))
 
     def held(self, now_s: float) -> Observation | None:
-        """Of a meter only its own moment is known."""
+        """Observation of now with a fixed share; of a meter only its own moment is known."""
         share = self._settings.own_share
         grid = self._grid.held(now_s) if share is not None and isinstance(self._grid, LiveProvider) else None
         return self._diluted(grid, share) if grid is not None and share is not None else None
@@ -76,7 +76,7 @@ class OverrideProvider:
             return self._settings.own_share
         assert self._settings.meter_file is not None
         parsed = await asyncio.to_thread(_meter, self._settings.meter_file)
-        age_s = now_s - utc_s(parsed.get("at"), "meter at")
+        age_s = now_s - parse_utc(parsed.get("at"), "meter at")
         if age_s > self._settings.meter_max_age_s:
             raise ProviderFailure(Cause.ENDED, f"the site's meter last spoke {age_s:.0f} s ago")
         if age_s < -CLOCK_SLACK_S:
@@ -98,7 +98,7 @@ class OverrideProvider:
 
 
 def make_override(grid: Provider, settings: OverrideSettings) -> OverrideProvider:
-    """The provider of `[override]` in front of the grid's.
+    """Make the provider of `[override]` in front of the grid's.
 
     Raises:
         errors.SettingError: nothing says the share.

@@ -30,7 +30,7 @@ NO_VALUE: Final = ("", "null", "none", "na", "n/a", "nan")
 
 
 class TraceProvider:
-    """Bins of a trace on the wall clock."""
+    """Provider that replays a trace in bins on the wall clock."""
 
     name = "trace"
 
@@ -71,7 +71,7 @@ class TraceProvider:
 
 
 def make_trace(settings: CarbonFeedSettings, now_s: float) -> Provider:
-    """The provider of `[trace]`.
+    """Make the provider of `[trace]`.
 
     Raises:
         errors.TraceError: names file, line, value and remedy.
@@ -100,7 +100,7 @@ def make_trace(settings: CarbonFeedSettings, now_s: float) -> Provider:
 
 
 def load_trace(path: Path, wanted: TraceSettings | None = None, factors: Factors = Factors.LIFECYCLE) -> Trace:
-    """Read and validate a CSV: equal steps, no gap, every value a number in 0..1500.
+    """Load and validate a CSV: equal steps, no gap, every value a number in 0..1500.
 
     Raises:
         errors.TraceError: names file, line, value and remedy.
@@ -122,7 +122,7 @@ def load_trace(path: Path, wanted: TraceSettings | None = None, factors: Factors
     value_at = _column(path, names_at, names, options.value_column, "trace.value_column", _value_names(names, factors))
     times, values, starts = _series(path, rows, names, time_at, value_at, options)
     had = len(values)
-    times, values = filled(path, names[time_at], times, values, options)
+    times, values = fill_gaps(path, names[time_at], times, values, options)
     lead_in_h = options.lead_in_h if options.lead_in_h is not None else _number(path, header, "lead_in_h")
     return Trace(
         source=path.name,
@@ -167,10 +167,10 @@ def _series(
     return times, values, starts
 
 
-def filled(
+def fill_gaps(
     path: Path, name: str, times: list[float], values: list[float], options: TraceSettings
 ) -> tuple[list[float], list[float]]:
-    """Equal steps: each gap is filled by `options.gaps`. Of a file without gaps the lists themselves.
+    """Fill each gap by `options.gaps` to equal steps. Of a file without gaps the lists themselves.
 
     Raises:
         errors.TraceError: a gap is too long, or no whole number of steps.

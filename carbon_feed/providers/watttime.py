@@ -6,16 +6,23 @@ status 200 for more than ten hours: therefore the nowcast is read together with 
 from a grid that curtails. Free accounts have CAISO_NORTH.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from carbon_feed.core.feed import Observation
 from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import Provider, ProviderFailure
-from carbon_feed.providers.recent import Recent, holding
-from carbon_feed.providers.web import Web, grams, iso, rows_of, utc_s
-from carbon_feed.secrets import resolve
-from carbon_feed.settings import CarbonFeedSettings, WattTimeSettings
+from carbon_feed.providers.web import (
+    HttpClient,
+    WebProvider,
+    format_utc,
+    list_of_objects,
+    parse_number,
+    parse_utc,
+    point_holding,
+    read_pages,
+)
+from carbon_feed.settings import CarbonFeedSettings, WattTimeSettings, read_secret
 from carbon_feed.zones import provider_zone
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Quality
@@ -30,29 +37,24 @@ FORECAST_MAX_H: Final = 72
 PAST_MAX_S: Final = 32 * 24 * 3600.0 - PERIOD_S  # both ends are inclusive
 
 
-class WattTimeProvider:
-    """One region and signal."""
+class WattTimeProvider(WebProvider):
+    """Provider of one WattTime region and signal."""
 
     name = "watttime"
     speedup = 1.0
     licence = "WattTime terms; free tier: CAISO_NORTH"
 
-    def __init__(self, web: Web, settings: WattTimeSettings, region: str, method: Method) -> None:
+    def __init__(self, web: HttpClient, settings: WattTimeSettings, region: str, method: Method) -> None:
+        super().__init__(web)
         self.poll_s = settings.poll_s
-        self._web, self._settings, self._recent = web, settings, Recent()
+        self._settings = settings
         self._region, self._method, self._signal = region, method, SIGNALS[method]
         self._token, self._token_until_s = "", float("-inf")
         self._secrets: tuple[str, ...] = ()
 
     async def read(self, now_s: float) -> Observation:
         points = await self._points("/v3/forecast", {"horizon_hours": str(READ_H)}, now_s, Quality.ESTIMATED)
-        return self._recent.remember(holding(points, now_s), points)
-
-    def history(self, now_s: float, count_max: int) -> tuple[Observation, ...]:
-        return self._recent.newest(count_max)
-
-    def held(self, now_s: float) -> Observation | None:
-        return self._recent.held(now_s)
+        return self._cache.remember(point_holding(points, now_s), points)
 
     async def forecast(self, now_s: float, horizon_s: float) -> tuple[Observation, ...]:
         hours = min(FORECAST_MAX_H, max(1, round(horizon_s / 3600)))
@@ -60,25 +62,15 @@ class WattTimeProvider:
         return tuple(point for point in points if point.ends_at_s > now_s)
 
     async def past(self, begin_s: float, end_s: float) -> tuple[Observation, ...]:
-        found: dict[float, Observation] = {}
-        at_s = begin_s
-        while at_s < end_s:
-            until_s = min(end_s, at_s + PAST_MAX_S)
-            span = {"start": iso(at_s), "end": iso(until_s)}
-            for point in await self._points("/v3/historical", span, end_s, Quality.ESTIMATED):
-                found[point.starts_at_s] = point
-            at_s = until_s
-        return tuple(found[key] for key in sorted(found) if begin_s <= key < end_s)
+        async def read(at_s: float, until_s: float) -> list[Observation]:
+            span = {"start": format_utc(at_s), "end": format_utc(until_s)}
+            return await self._points("/v3/historical", span, end_s, Quality.ESTIMATED)
 
-    def metered(self, spend: Callable[[], None]) -> None:
-        self._web.metered(spend)
-
-    async def close(self) -> None:
-        await self._web.close()
+        return await read_pages(begin_s, end_s, PAST_MAX_S, read)
 
     async def _login(self, now_s: float) -> None:
-        username = resolve(self._settings.username, "watttime.username")
-        password = resolve(self._settings.password, "watttime.password")
+        username = read_secret(self._settings.username, "watttime.username")
+        password = read_secret(self._settings.password, "watttime.password")
         answer = await self._web.get("/login", now_s=now_s, basic=(username, password), secrets=(password, username))
         self._secrets = (password, username)
         token = answer.get("token") if isinstance(answer, dict) else None
@@ -114,7 +106,7 @@ class WattTimeProvider:
     async def _points(self, path: str, more: Mapping[str, str], now_s: float, quality: Quality) -> list[Observation]:
         params = {"region": self._region, "signal_type": self._signal, **more}
         parsed = await self._ask(path, params, now_s)
-        rows = rows_of(parsed, ("data",), self.name)
+        rows = list_of_objects(parsed, ("data",), self.name)
         meta = parsed.get("meta")
         if not isinstance(meta, dict):
             raise ProviderFailure(Cause.WRONG_SHAPE, "watttime answered without meta")
@@ -127,7 +119,7 @@ class WattTimeProvider:
                 Cause.WRONG_SERIES,
                 f"watttime answered {str(meta.get('signal_type'))[:40]!r}, asked for {self._signal!r}",
             )
-        values = [g_per_kwh_of_lbs_per_mwh(grams(row.get("value"), "watttime value")) for row in rows]
+        values = [g_per_kwh_of_lbs_per_mwh(parse_number(row.get("value"), "watttime value")) for row in rows]
         beside = tuple(values)
         points = [
             self._observation(row, value, meta, beside, now_s, quality) for row, value in zip(rows, values, strict=True)
@@ -143,19 +135,19 @@ class WattTimeProvider:
         now_s: float,
         quality: Quality,
     ) -> Observation:
-        starts_at_s = utc_s(row.get("point_time"), "watttime point_time")
+        starts_at_s = parse_utc(row.get("point_time"), "watttime point_time")
         period_s = meta.get("data_point_period_seconds")
         generated = row.get("last_updated") or meta.get("generated_at")
         notes = [_model(meta), "imputed" if row.get("imputed_data_used") is True else "", *_warnings(meta)]
         return Observation(
             starts_at_s=starts_at_s,
-            ends_at_s=starts_at_s + (PERIOD_S if period_s is None else grams(period_s, "watttime period")),
+            ends_at_s=starts_at_s + (PERIOD_S if period_s is None else parse_number(period_s, "watttime period")),
             intensity_g_per_kwh=value,
             quality=quality,
             provider=self.name,
             api_version="v3",
             estimation_method=", ".join(note for note in notes if note),
-            observed_at_s=min(utc_s(generated, "watttime generated_at") if generated else starts_at_s, now_s),
+            observed_at_s=min(parse_utc(generated, "watttime generated_at") if generated else starts_at_s, now_s),
             simulated=False,
             method=self._method,
             factors=Factors.DIRECT,
@@ -166,7 +158,7 @@ class WattTimeProvider:
 
 
 def make_watttime(settings: CarbonFeedSettings, _now_s: float) -> Provider:
-    """The provider of `[watttime]`.
+    """Make the provider of `[watttime]`.
 
     Raises:
         errors.SettingError: no region or account, or a series that it does not give.
@@ -180,9 +172,11 @@ def make_watttime(settings: CarbonFeedSettings, _now_s: float) -> Provider:
             remedy='set factors = "direct", or use another provider',
         )
     for field, secret in (("watttime.username", wanted.username), ("watttime.password", wanted.password)):
-        resolve(secret, field)
+        read_secret(secret, field)
     region = wanted.region or provider_zone(settings, "watttime", "watttime.region")
-    return WattTimeProvider(Web(settings.web, "watttime", wanted.base_url), wanted, region, settings.series.method)
+    return WattTimeProvider(
+        HttpClient(settings.web, "watttime", wanted.base_url), wanted, region, settings.series.method
+    )
 
 
 def _model(meta: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The HTTP side of a provider: one GET, bounded in time and bytes, and each way it fails under its name.
+"""What providers over HTTP share: a client whose failures have names, a cache of answers, and reading in pages.
 
 No redirect is followed (it would carry a key elsewhere), no cookie kept, no secret is ever part of a URL or a message.
 """
@@ -8,19 +8,23 @@ import datetime
 import email.utils
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import httpx
 
+from carbon_feed.core.feed import Observation
 from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import ProviderFailure
 from carbon_feed.settings import WebSettings
 from trefoil.core import errors
+from trefoil.core.carbon import Quality
 
 MESSAGE_MAX: Final = 200
 RETRY_AFTER_MAX_S: Final = 24 * 3600.0
 MASK: Final = "***"
+RECENT_MAX: Final = 2_000
 STATUS: Final[Mapping[int, Cause]] = {
     400: Cause.BAD_REQUEST,
     401: Cause.UNAUTHORISED,
@@ -39,8 +43,8 @@ REMEDIES: Final[Mapping[Cause, str]] = {
 }
 
 
-class Web:
-    """A client of one provider. Connections are made when first used, and kept."""
+class HttpClient:
+    """HTTP client of one provider. Connections are made when first used, and kept."""
 
     def __init__(self, settings: WebSettings, name: str, base_url: str) -> None:
         self._settings, self._name = settings, name
@@ -49,7 +53,7 @@ class Web:
         self._spend: Callable[[], None] | None = None
 
     def metered(self, spend: Callable[[], None]) -> None:
-        """Call this before each request; what it raises comes out of `get`."""
+        """Call `spend` before each request; what it raises comes out of `get`."""
         self._spend = spend
 
     async def get(
@@ -62,7 +66,7 @@ class Web:
         basic: tuple[str, str] | None = None,
         secrets: tuple[str, ...] = (),
     ) -> Any:
-        """The JSON of a 200.
+        """Get a path; returns the JSON of a 200.
 
         Raises:
             ProviderFailure: everything else, under its cause.
@@ -91,6 +95,7 @@ class Web:
         return self._parsed(body)
 
     async def close(self) -> None:
+        """Close the connections."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None
@@ -151,7 +156,7 @@ class Web:
         if cause is None:
             redirected = 300 <= status < 400
             cause = Cause.REDIRECTED if redirected else Cause.SERVER_ERROR if status >= 500 else Cause.BAD_REQUEST
-        said = said_in(body)
+        said = error_message(body)
         for secret in secrets:
             said = said.replace(secret, MASK) if secret else said
         message = f"{self._name} answered {status}" + (f" {said[:MESSAGE_MAX]!r}" if said else "")
@@ -170,8 +175,96 @@ class Web:
         return parsed
 
 
-def said_in(body: bytes) -> str:
-    """What an error body says: `error.message`, `message`, `error` or `detail`; other bodies are not repeated."""
+class AnswerCache:
+    """Cache of a provider's answers. Bounded; one observation per interval, the newest said of it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[float, Observation] = {}
+        self._answer: tuple[Observation, ...] = ()
+        self._said: Observation | None = None
+
+    def remember(self, said: Observation, answer: Sequence[Observation] = ()) -> Observation:
+        """Keep an observation, and what the same answer says of the time before; returns the observation."""
+        self._answer, self._said = tuple(answer) or (said,), said
+        for point in self._answer:
+            if point.ends_at_s <= said.starts_at_s:
+                self._keep(point)
+        return self._keep(said)
+
+    def held(self, now_s: float) -> Observation | None:
+        """Observation of now in the last answer: of a later interval it was a forecast, whatever it is called."""
+        found = next((point for point in self._answer if point.starts_at_s <= now_s < point.ends_at_s), None)
+        if found is None or self._said is None or found.starts_at_s == self._said.starts_at_s:
+            return self._said
+        for point in self._answer:  # none is left out because nobody looked while it held
+            if self._said.starts_at_s < point.starts_at_s < found.starts_at_s and point.starts_at_s not in self._kept:
+                self._keep(replace(point, quality=Quality.FORECAST))
+        if found.starts_at_s not in self._kept:
+            self._keep(replace(found, quality=Quality.FORECAST))
+        return self._kept[found.starts_at_s]
+
+    def _keep(self, said: Observation) -> Observation:
+        self._kept[said.starts_at_s] = said
+        while len(self._kept) > RECENT_MAX:
+            del self._kept[min(self._kept)]
+        return said
+
+    def newest(self, count_max: int) -> tuple[Observation, ...]:
+        """Newest observations, oldest first."""
+        return tuple(self._kept[key] for key in sorted(self._kept)[-count_max:])
+
+
+def point_holding(points: Sequence[Observation], now_s: float) -> Observation:
+    """Point whose interval holds now, or else the newest that has ended: the ladder says what it is worth.
+
+    Raises:
+        ProviderFailure: all of them are yet to come.
+    """
+    begun = [point for point in points if point.starts_at_s <= now_s]
+    if not begun:
+        raise ProviderFailure(Cause.FUTURE, "no interval of the answer has begun")
+    return max(begun, key=lambda point: point.starts_at_s)
+
+
+class WebProvider:
+    """Base of providers that are asked over HTTP: their client, the cache of their answers, and reading in pages."""
+
+    def __init__(self, web: HttpClient) -> None:
+        self._web, self._cache = web, AnswerCache()
+
+    def history(self, now_s: float, count_max: int) -> tuple[Observation, ...]:
+        """Past observations in the cache, oldest first."""
+        return self._cache.newest(count_max)
+
+    def held(self, now_s: float) -> Observation | None:
+        """Observation of now in the last answer; None = nothing."""
+        return self._cache.held(now_s)
+
+    def metered(self, spend: Callable[[], None]) -> None:
+        """Call `spend` before each request."""
+        self._web.metered(spend)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._web.close()
+
+
+async def read_pages(
+    begin_s: float, end_s: float, page_s: float, read: Callable[[float, float], Awaitable[Sequence[Observation]]]
+) -> tuple[Observation, ...]:
+    """Observations of [begin, end) read in pages of at most `page_s`, oldest first; the last said of an interval."""
+    found: dict[float, Observation] = {}
+    at_s = begin_s
+    while at_s < end_s:
+        until_s = min(end_s, at_s + page_s)
+        for point in await read(at_s, until_s):
+            found[point.starts_at_s] = point
+        at_s = until_s
+    return tuple(found[key] for key in sorted(found) if begin_s <= key < end_s)
+
+
+def error_message(body: bytes) -> str:
+    """Message in an error body: `error.message`, `message`, `error` or `detail`; others are not repeated."""
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError):
@@ -197,7 +290,7 @@ def retry_after_s(text: str, now_s: float) -> float:
     return min(max(0.0, wait_s), RETRY_AFTER_MAX_S) if wait_s == wait_s else 0.0
 
 
-def utc_s(value: object, what: str) -> float:
+def parse_utc(value: object, what: str) -> float:
     """UTC seconds of an ISO 8601 time; a time without a zone is UTC.
 
     Raises:
@@ -212,13 +305,13 @@ def utc_s(value: object, what: str) -> float:
     return (parsed if parsed.tzinfo else parsed.replace(tzinfo=datetime.UTC)).timestamp()
 
 
-def iso(at_s: float) -> str:
-    """UTC seconds as a query has them, to the second."""
+def format_utc(at_s: float) -> str:
+    """ISO 8601 text of UTC seconds, to the second, as queries have it."""
     return datetime.datetime.fromtimestamp(at_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def grams(value: object, what: str) -> float:
-    """A number.
+def parse_number(value: object, what: str) -> float:
+    """Number of a JSON value.
 
     Raises:
         ProviderFailure: it is null, or something else.
@@ -233,8 +326,8 @@ def grams(value: object, what: str) -> float:
         raise ProviderFailure(Cause.TOO_HIGH, f"{what} has hundreds of digits") from error
 
 
-def rows_of(parsed: object, keys: tuple[str, ...], what: str) -> list[dict[str, Any]]:
-    """The first of these members that is a list of objects.
+def list_of_objects(parsed: object, keys: tuple[str, ...], what: str) -> list[dict[str, Any]]:
+    """List of objects under the first of these keys that holds one.
 
     Raises:
         ProviderFailure: there is none, or it is empty.

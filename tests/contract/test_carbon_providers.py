@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from carbon_feed.core.feed import Observation
-from carbon_feed.core.ladder import Ladder, LadderView, Said, forecast_of
-from carbon_feed.core.profile import HourOfWeek
+from carbon_feed.core.ladder import FallbackLadder, FallbackView, ProviderAnswer, forecast_of
+from carbon_feed.core.profile import HourOfWeekProfile
 from carbon_feed.core.validate import Cause, Refusal, check_forecast
-from carbon_feed.providers import PROVIDERS, LiveProvider, Polled, ProviderFailure, make_providers
+from carbon_feed.providers import PROVIDERS, LiveProvider, PolledProvider, ProviderFailure, make_providers
 from carbon_feed.settings import CarbonFeedSettings
 from tests.support.carbon_answers import (
     CAUSES,
@@ -126,8 +126,8 @@ async def failure_of(awaited) -> Refusal:
     return caught.value.refusal
 
 
-def said_by(case: Case, said: Observation | Refusal) -> Said:
-    return Said(case.name, said) if isinstance(said, Observation) else Said(case.name, refusal=said)
+def said_by(case: Case, said: Observation | Refusal) -> ProviderAnswer:
+    return ProviderAnswer(case.name, said) if isinstance(said, Observation) else ProviderAnswer(case.name, refusal=said)
 
 
 async def ask(provider: LiveProvider, now_s: float) -> Observation | Refusal:
@@ -144,7 +144,9 @@ async def ask(provider: LiveProvider, now_s: float) -> Observation | Refusal:
 async def test_the_documented_answer_is_read_as_it_stands(case, make, server):
     server.reply(case.path, Reply(case.document))
     said = await make(case).read(case.now_s)
-    decision = Ladder().decide(LadderView(case.now_s, settings_of(case, "").series, (Said(case.name, said),)))
+    decision = FallbackLadder().decide(
+        FallbackView(case.now_s, settings_of(case, "").series, (ProviderAnswer(case.name, said),))
+    )
     assert decision.refusals == ()
     reading = decision.reading
     assert reading.intensity_g_per_kwh == pytest.approx(case.value_g)
@@ -252,11 +254,11 @@ NONSENSE = {
 async def refusal_of(case: Case, provider: LiveProvider, now_s: float, before_g: float | None = None) -> Refusal:
     """What the ladder says of a read, after one of another value."""
     series = settings_of(case, "").series
-    decision = Ladder().decide(LadderView(now_s, series, (said_by(case, await ask(provider, now_s)),)))
+    decision = FallbackLadder().decide(FallbackView(now_s, series, (said_by(case, await ask(provider, now_s)),)))
     if before_g is not None:
         first = before(case, before_g)
-        view = LadderView(now_s, series, (said_by(case, await ask(provider, now_s)),), first, first)
-        decision = Ladder().decide(view)
+        view = FallbackView(now_s, series, (said_by(case, await ask(provider, now_s)),), first, first)
+        decision = FallbackLadder().decide(view)
         assert decision.reading.intensity_g_per_kwh == before_g
     return decision.refusals[0][1]
 
@@ -266,8 +268,8 @@ def before(case: Case, value_g: float):
     said = Observation(
         case.now_s - 600, case.now_s, value_g, Quality.MEASURED, case.name, "", "", case.now_s - 600, False
     )
-    view = LadderView(case.now_s - 100, settings_of(case, "").series, (Said(case.name, said),))
-    return Ladder().decide(view).reading
+    view = FallbackView(case.now_s - 100, settings_of(case, "").series, (ProviderAnswer(case.name, said),))
+    return FallbackLadder().decide(view).reading
 
 
 @every_provider
@@ -553,38 +555,38 @@ async def test_a_ca_bundle_is_what_is_trusted():
 # Never waited for, never too often
 
 
-async def polled_answer(polled: Polled, now_s: float) -> Observation | Refusal:
+async def polled_answer(polled: PolledProvider, now_s: float) -> Observation | Refusal:
     await ask(polled, now_s)
-    await polled.answered()
+    await polled.wait_answered()
     return await ask(polled, now_s)
 
 
 async def test_readers_never_wait_and_one_question_is_under_way(make, server):
     server.reply("/intensity", Reply(hang=True))
-    polled = Polled(make("neso", web={"timeout_s": 60.0}), "seed")
+    polled = PolledProvider(make("neso", web={"timeout_s": 60.0}), "seed")
     async with asyncio.timeout(30.0):
         for second in range(50):
             assert (await ask(polled, NESO_DOC_S + second)).message == "the first answer is awaited"
         while not server.asked:
             await asyncio.sleep(0.01)
-    assert polled.asked == len(server.asked) == 1
+    assert polled.questions == len(server.asked) == 1
     await polled.close()
 
 
 async def test_the_next_half_hour_of_an_answer_needs_no_question(make, server):
     server.reply("/intensity", Reply(neso(actual=None)))
-    polled = Polled(make("neso"), "seed")
+    polled = PolledProvider(make("neso"), "seed")
     first = await polled_answer(polled, NESO_DOC_S + 1100)
     assert polled.next_s >= NESO_DOC_S + 1400
     then = await ask(polled, NESO_DOC_S + 1205)  # 12:30:05, and the next question is at 12:33
     assert (then.starts_at_s, then.quality) == (first.ends_at_s, Quality.FORECAST)
-    assert polled.asked == 1
+    assert polled.questions == 1
     await polled.close()
 
 
 async def test_one_value_at_a_time_is_asked_for_when_its_interval_ends(make, server):
     server.reply("/v4/", Reply(EM_DOC))
-    polled = Polled(make("electricity_maps"), "seed")
+    polled = PolledProvider(make("electricity_maps"), "seed")
     await polled_answer(polled, EM_DOC_S + 2000)  # 12:53:20
     assert EM_DOC_S + 2400 <= polled.next_s <= EM_DOC_S + 2410
     await polled.close()
@@ -592,11 +594,11 @@ async def test_one_value_at_a_time_is_asked_for_when_its_interval_ends(make, ser
 
 async def test_it_is_asked_every_poll_and_less_often_while_it_fails(make, server):
     server.reply("/intensity", Reply(neso()))
-    polled = Polled(make("neso"), "seed")
+    polled = PolledProvider(make("neso"), "seed")
     await polled_answer(polled, NESO_DOC_S)
     for seconds in range(1, 300, 10):
         assert (await polled_answer(polled, NESO_DOC_S + seconds)).intensity_g_per_kwh == 266.0
-    assert polled.asked == 1
+    assert polled.questions == 1
     assert 300 <= polled.next_s - NESO_DOC_S <= 330
     server.reply("/intensity", Reply("", 500))
     waits, now_s = [], NESO_DOC_S
@@ -653,12 +655,12 @@ def rung_of(case: Case, said: Observation | Refusal, have: dict) -> str:
     carry_max_s = 3600.0 if have.get("fresh") else 60.0
     last = before(case, 450.0) if have.get("fresh") or have.get("aged") else None
     second = Observation(now_s - 60, now_s + 60, 300.0, Quality.MEASURED, "other", "", "", now_s, False)
-    profile = HourOfWeek()
+    profile = HourOfWeekProfile()
     for hours in range(168 if have.get("profile") else 0, 0, -1):
-        profile.tell(now_s - hours * HOUR_S, 200.0)
-    every = (said_by(case, said), *([Said("other", second)] if have.get("second") else []))
-    view = LadderView(now_s, series, every, last, last, profile=profile)
-    decision = Ladder(carry_max_s, have.get("static")).decide(view)
+        profile.observe(now_s - hours * HOUR_S, 200.0)
+    every = (said_by(case, said), *([ProviderAnswer("other", second)] if have.get("second") else []))
+    view = FallbackView(now_s, series, every, last, last, profile=profile)
+    decision = FallbackLadder(carry_max_s, have.get("static")).decide(view)
     if decision.reading is None:
         return "-"
     assert decision.reading.fallback_reason.startswith(f"{case.name} ") or decision.reading.rung == 0
@@ -725,9 +727,9 @@ async def test_each_failure_leads_to_its_rung(make, server):
 def test_what_is_at_hand_is_not_polled():
     share = {"own_share": 0.5, "base": "trace"}
     (replay,) = make_providers(CarbonFeedSettings.model_validate({"provider": "override", "override": share}), 0.0)
-    assert not isinstance(replay, Polled)
+    assert not isinstance(replay, PolledProvider)
     (live,) = make_providers(settings_of(CASES["neso"], "http://127.0.0.1:9"), 0.0)
-    assert isinstance(live, Polled)
+    assert isinstance(live, PolledProvider)
 
 
 def test_a_second_provider_of_another_kind_stops_the_start():

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carbon_feed.core.feed import Observation
-from carbon_feed.core.ladder import Ladder, LadderView, Said
+from carbon_feed.core.ladder import FallbackLadder, FallbackView, ProviderAnswer
 from carbon_feed.core.validate import check_forecast
 from carbon_feed.providers.base import ProviderFailure
 from carbon_feed.providers.electricity_maps import ElectricityMapsProvider
@@ -32,7 +32,7 @@ ANY = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictio
 
 
 class Told:
-    """In the place of `Web`: answers what it is told."""
+    """In the place of `HttpClient`: answers what it is told."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -93,9 +93,9 @@ def test_no_answer_is_a_crash_and_none_is_believed_that_is_no_intensity(name, da
 
     async def ask():
         try:
-            said = Said(name, await asked.read(now_s))
+            said = ProviderAnswer(name, await asked.read(now_s))
         except ProviderFailure as failure:
-            said = Said(name, refusal=failure.refusal)
+            said = ProviderAnswer(name, refusal=failure.refusal)
         try:
             points = await asked.forecast(now_s, 48 * 3600.0)
         except ProviderFailure:
@@ -104,7 +104,7 @@ def test_no_answer_is_a_crash_and_none_is_believed_that_is_no_intensity(name, da
 
     said, points = asyncio.run(ask())
     assert check_forecast(points, series, now_s, 48 * 3600.0) is not None, "two points are no forecast"
-    decision = Ladder().decide(LadderView(now_s, series, (said,)))
+    decision = FallbackLadder().decide(FallbackView(now_s, series, (said,)))
     if decision.reading is not None:
         assert isinstance(said.observation, Observation)
         assert 0 <= decision.reading.intensity_g_per_kwh <= 1500

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from carbon_feed import servicer
 from carbon_feed.core import answers
-from carbon_feed.core.answers import Range, page, pieces
+from carbon_feed.core.answers import TimeRange, page, pieces
 from carbon_feed.core.history import History
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
@@ -46,7 +46,7 @@ def told(history, wanted, limit, revisions=False):
         if next_s is None:
             return found, pages
         assert next_s > wanted.from_s
-        wanted = Range(next_s, wanted.to_s, wanted.as_of_s)
+        wanted = TimeRange(next_s, wanted.to_s, wanted.as_of_s)
 
 
 @settings(deadline=None)
@@ -57,7 +57,7 @@ def test_pages_say_together_what_is_believed(readings, begin, end, as_of, limit)
         history.add(reading)
     if begin is not None and end is not None and begin >= end:
         begin, end = end, begin + 1
-    wanted = Range.of(begin, end, as_of)
+    wanted = TimeRange.of(begin, end, as_of)
     whole = history.between(wanted.from_s, wanted.to_s, wanted.as_of_s)
     found, pages = told(history, wanted, limit)
     assert found == [(piece.starts_at_s, piece.ends_at_s, piece.reading) for piece in whole]
@@ -72,7 +72,7 @@ def test_pages_of_revisions_hold_each_version_once(readings, limit):
         history.add(reading)
     starts = history.starts(-math.inf, math.inf, 10_000)
     every = [version for start in starts for version in history.revisions(start)]
-    assert [reading for _, _, reading in told(history, Range(), limit, revisions=True)[0]] == every
+    assert [reading for _, _, reading in told(history, TimeRange(), limit, revisions=True)[0]] == every
 
 
 def test_the_pieces_that_are_looked_up_at_once_do_not_show(monkeypatch):
@@ -85,11 +85,11 @@ def test_a_page_begins_where_the_last_one_ended_though_times_are_cut_on_the_wire
     history = History(SERIES)
     for at_s in (start_s, start_s + length_s):
         history.add(CarbonReading(SERIES, at_s, at_s + length_s, 100.0, Quality.MEASURED))
-    _, next_s = page(history, Range(), 1)
+    _, next_s = page(history, TimeRange(), 1)
     response = pb.GetHistoryResponse()
     servicer._set_time(response.next_from_at, next_s, math.floor)
     again = pb.GetHistoryRequest(zone="GB")
     again.from_at.CopyFrom(response.next_from_at)
-    wanted, more = page(history, Range.of(servicer._time(again, "from_at"), None, None), 1)
+    wanted, more = page(history, TimeRange.of(servicer._time(again, "from_at"), None, None), 1)
     assert (wanted.from_s, more) == (start_s + length_s, None)
     assert [len(some) for some in pieces(history, wanted)] == [1]

@@ -6,12 +6,12 @@ import math
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from carbon_feed.core.polling import DAY_S, Breaker, Polling, PollRules
+from carbon_feed.core.polling import DAY_S, Breaker, Polling, PollLimits
 
 START_S = 1_795_000_000.0
 
 rules = st.builds(
-    PollRules,
+    PollLimits,
     poll_s=st.sampled_from([60.0, 300.0, 900.0]),
     quota_per_day=st.sampled_from([0, 1, 3, 24, 50, 400]),
     breaker_failures=st.integers(1, 6),
@@ -32,7 +32,7 @@ steps = st.lists(
 class Played:
     """One poller and what is known of its requests."""
 
-    def __init__(self, wanted: PollRules) -> None:
+    def __init__(self, wanted: PollLimits) -> None:
         self.rules, self.now_s, self.told_to_wait_s = wanted, START_S, -math.inf
         self.polling = Polling(wanted)
         self.sent: list[float] = []
@@ -50,7 +50,7 @@ class Played:
             return
         self.polling.begin(self.now_s)
         assert not self.polling.due(self.now_s), "one question at a time"
-        assert self.polling.refused_extra(self.now_s) is not None, "of either kind"
+        assert self.polling.extra_refusal(self.now_s) is not None, "of either kind"
         asked_s = self.now_s
         sent = self.request()
         self.now_s += min(wait_s, 10.0)  # the exchange
@@ -64,7 +64,7 @@ class Played:
             self.told_to_wait_s = max(self.told_to_wait_s, asked_s + retry_s if retry_s else -math.inf)
 
     def extra(self, retry_s: float, requests: int) -> None:
-        if self.polling.refused_extra(self.now_s) is not None:
+        if self.polling.extra_refusal(self.now_s) is not None:
             return
         assert self.polling.breaker(self.now_s) is Breaker.CLOSED
         self.polling.begin(self.now_s, extra=True)
@@ -77,7 +77,7 @@ class Played:
 
 @settings(max_examples=150, deadline=None)
 @given(rules, steps)
-@example(PollRules(60.0, 3), [("ask", "refused", 0.0), ("wait", 86_400.0)] * 9)
+@example(PollLimits(60.0, 3), [("ask", "refused", 0.0), ("wait", 86_400.0)] * 9)
 def test_never_above_the_quota_never_two_and_never_too_early(wanted, played):
     one = Played(wanted)
     for step in played:
@@ -89,7 +89,7 @@ def test_never_above_the_quota_never_two_and_never_too_early(wanted, played):
             case ("extra", retry_s, requests):
                 one.extra(retry_s, requests)
             case ("restart", somebody_else):
-                kept = one.polling.spent
+                kept = one.polling.usage
                 one.polling = Polling(wanted)
                 one.polling.resume(kept, one.now_s, kept.epoch + (2 if somebody_else else 1))
         assert one.polling.next_s(one.now_s) - one.now_s <= DAY_S + 5 * wanted.poll_s
@@ -102,7 +102,7 @@ def test_never_above_the_quota_never_two_and_never_too_early(wanted, played):
 
 @given(st.sampled_from([1, 5, 24, 96, 1000]), st.sampled_from([60.0, 900.0]), st.floats(0.0, 0.99))
 def test_a_quota_is_spread_over_what_is_left_of_the_day(quota, poll_s, gone):
-    one = Played(PollRules(poll_s, quota))
+    one = Played(PollLimits(poll_s, quota))
     midnight_s = (START_S // DAY_S + 1) * DAY_S
     begin_s = one.now_s = midnight_s - DAY_S * (1 - gone)
     while one.now_s < midnight_s:
@@ -118,22 +118,22 @@ def test_a_quota_is_spread_over_what_is_left_of_the_day(quota, poll_s, gone):
 
 def test_whoever_takes_over_counts_what_the_one_before_may_have_spent():
     noon_s = (START_S // DAY_S) * DAY_S + DAY_S / 2
-    polling = Polling(PollRules(300.0, 48))
-    polling.resume(polling.spent, noon_s, epoch=7)
-    assert polling.left(noon_s) == 24
+    polling = Polling(PollLimits(300.0, 48))
+    polling.resume(polling.usage, noon_s, epoch=7)
+    assert polling.requests_left(noon_s) == 24
     assert polling.next_s(noon_s) == noon_s + 1800.0
-    polling.resume(polling.spent, noon_s + DAY_S / 2, epoch=8)
-    assert polling.left(noon_s + DAY_S / 2) == 48, "a new day"
+    polling.resume(polling.usage, noon_s + DAY_S / 2, epoch=8)
+    assert polling.requests_left(noon_s + DAY_S / 2) == 48, "a new day"
 
 
 def test_the_breaker_opens_lets_one_probe_through_and_closes():
-    one = Played(PollRules(300.0, breaker_failures=3))
+    one = Played(PollLimits(300.0, breaker_failures=3))
     for failures in range(1, 4):
         one.now_s = max(one.now_s, one.polling.next_s(one.now_s))
         one.ask("refused", 0.0)
         assert one.polling.failures == failures
     assert one.polling.breaker(one.now_s) is Breaker.OPEN
-    assert "none but a probe" in one.polling.refused_extra(one.now_s).message
+    assert "none but a probe" in one.polling.extra_refusal(one.now_s).message
     one.now_s = one.polling.next_s(one.now_s)
     assert one.polling.breaker(one.now_s) is Breaker.HALF_OPEN
     one.polling.begin(one.now_s)
@@ -146,7 +146,7 @@ def test_the_breaker_opens_lets_one_probe_through_and_closes():
 
 
 def test_extra_questions_get_a_quarter_of_the_quota_in_step_with_the_day():
-    one = Played(PollRules(300.0, 40))
+    one = Played(PollLimits(300.0, 40))
     one.now_s = (START_S // DAY_S) * DAY_S
     for _ in range(24 * 4):
         one.extra(0.0, 1)
@@ -155,7 +155,7 @@ def test_extra_questions_get_a_quarter_of_the_quota_in_step_with_the_day():
 
 
 def test_a_clock_that_was_set_back_does_not_silence_the_poller():
-    one = Played(PollRules(300.0, 24))
+    one = Played(PollLimits(300.0, 24))
     one.ask("refused, wait", 3600.0)
     one.now_s -= 40 * DAY_S
     assert one.polling.due(one.now_s)

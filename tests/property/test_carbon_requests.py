@@ -71,9 +71,9 @@ def test_any_question_is_answered_or_refused_by_name(request):
     feeds = [Feed("GB"), Feed("FR")]
     filled(feeds[0], 60)
     feeds[0].told = [feeds[0].reading]
-    feeds[0].outlook.forecast = forecast(feeds[0].series, "blend")
-    feeds[0].outlook.archive.add(feeds[0].outlook.forecast)
-    feeds[0].outlook.ratio = lambda window, now_s: CarbonRatio(feeds[0].series, 200.0, 0.9, window, 48, now_s)
+    feeds[0].forecasts.forecast = forecast(feeds[0].series, "blend")
+    feeds[0].forecasts.archive.add(feeds[0].forecasts.forecast)
+    feeds[0].forecasts.ratio = lambda window, now_s: CarbonRatio(feeds[0].series, 200.0, 0.9, window, 48, now_s)
     answer = asyncio.run(asked(CarbonFeedServicer(feeds, clock=ManualClock(NOW_S)), request))
     if isinstance(answer, errors.TrefoilError):
         assert "Remedy: " in str(answer), str(answer)

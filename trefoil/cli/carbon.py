@@ -1,4 +1,4 @@
-"""`trefoil carbon`: what forecasts are worth; what a feed knows is in carbon_live, carbon_outlook and carbon_zones."""
+"""`trefoil carbon`: what forecasts are worth; what a feed knows is in carbon_live and carbon_outlook."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from trefoil.cli import carbon_live, carbon_outlook, carbon_scores, carbon_zones
+from trefoil.cli import carbon_chart, carbon_live, carbon_outlook, carbon_scores
 from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, writing
 from trefoil.core.errors import SettingError
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from carbon_feed.forecast.backtest import Backtest
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Grid carbon intensity and its forecasts.")
-
-BARS: Final = " ▁▂▃▄▅▆▇█"
 
 
 @app.command("backtest")
@@ -37,8 +35,8 @@ def backtest(
 ) -> None:
     """Make every forecast that would have been made, knowing nothing after its origin, and score it."""
     from carbon_feed.forecast import MODELS
-    from carbon_feed.forecast.backtest import backtest as play
-    from carbon_feed.forecast.backtest import steps_of
+    from carbon_feed.forecast.backtest import backtest as run_backtest
+    from carbon_feed.forecast.backtest import trace_means
     from carbon_feed.providers.trace import load_trace
     from carbon_feed.settings import TraceSettings
     from trefoil.core.carbon import Factors
@@ -52,46 +50,40 @@ def backtest(
             raise SettingError("no such model", field="--model", value=name, remedy=f"one of {', '.join(MODELS)}")
     read = load_trace(trace, TraceSettings(path=trace, value_column=column), known[factors])
     step_s = step_min * 60.0
-    values = steps_of(read, step_s)
+    values = trace_means(read, step_s)
     first = max(0, round(len(values) * (1 - test_share)) - 1)
-    results = [play(MODELS[name], values, first=first, step_s=step_s, horizon_s=horizon_h * 3600.0) for name in names]
+    results = [
+        run_backtest(MODELS[name], values, first=first, step_s=step_s, horizon_s=horizon_h * 3600.0) for name in names
+    ]
     if out is not None:
-        rows = [{"model": r.model} | carbon_scores.row(score) for r in results for score in r.scores]
+        rows = [{"model": r.model} | carbon_scores.score_row(score) for r in results for score in r.scores]
         with writing(out, "--out"):
             carbon_outlook.write_csv(out, carbon_scores.CSV_COLUMNS, rows)
     if plot is not None:
         with writing(plot, "--plot"):
-            _draw(plot, read.source, results)
+            _save_png(plot, read.source, results)
     if as_json:
-        print_json(_document(read, factors, len(values), results))
+        print_json(_results_document(read, factors, len(values), results))
         return
-    _say(read, factors, len(values), results)
+    _print_results(read, factors, len(values), results)
 
 
-def _say(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> None:
-    said, one = console(), results[0]
+def _print_results(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> None:
+    out_console, one = console(), results[0]
     licence = f", {read.licence}" if read.licence else ""
-    said.print(f"{read.source} sha256:{read.digest[:12]} from {read.starts}, {steps} steps, {factors}{licence}")
-    said.print(
+    out_console.print(f"{read.source} sha256:{read.digest[:12]} from {read.starts}, {steps} steps, {factors}{licence}")
+    out_console.print(
         f"{one.last - one.first + 1} origins, every {one.step_s / 60:g} min, from step {one.first}; "
         "scored on the 50 % line; nothing after an origin is known to it"
     )
-    rows = [[r.model, f"day {d}", *carbon_scores.cells(r.day(d))] for r in results for d in range(1, r.days + 1)]
-    said.print(grid("Errors by day ahead", carbon_scores.COLUMNS, rows))
-    top = max(s.mae_g_per_kwh for r in results for s in r.scores)
-    for r in results:
-        line = _line([s.mae_g_per_kwh for s in r.scores], top)
-        said.print(f"{r.model:>12} {line} MAE, 0 to {r.scores[-1].horizon_s / 3600:g} h; full = {top:.0f} g/kWh")
+    rows = [[r.model, f"day {d}", *carbon_scores.score_cells(r.day(d))] for r in results for d in range(1, r.days + 1)]
+    out_console.print(grid("Errors by day ahead", carbon_scores.COLUMNS, rows))
+    errors = {r.model: ([s.horizon_s / 3600 for s in r.scores], [s.mae_g_per_kwh for s in r.scores]) for r in results}
+    chart = carbon_chart.draw_errors(errors, carbon_chart.fitting_width(out_console))
+    out_console.print(chart, markup=False, soft_wrap=True)
 
 
-def _line(values: Sequence[float], top: float, width: int = 48) -> str:
-    """A curve in one line of text."""
-    count = min(width, len(values))
-    picked = [values[i * len(values) // count] for i in range(count)]
-    return "".join(BARS[min(len(BARS) - 1, round(v / top * (len(BARS) - 1)))] if top > 0 else BARS[0] for v in picked)
-
-
-def _document(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> dict[str, Any]:
+def _results_document(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> dict[str, Any]:
     one = results[0]
     return {
         "trace": read.source,
@@ -104,15 +96,15 @@ def _document(read: "Trace", factors: str, steps: int, results: Sequence["Backte
         "last_origin": one.last,
         "models": {
             r.model: {
-                "days": [carbon_scores.row(r.day(d)) for d in range(1, r.days + 1)],
-                "leads": [carbon_scores.row(score) for score in r.scores],
+                "days": [carbon_scores.score_row(r.day(d)) for d in range(1, r.days + 1)],
+                "leads": [carbon_scores.score_row(score) for score in r.scores],
             }
             for r in results
         },
     }
 
 
-def _draw(path: Path, source: str, results: Sequence["Backtest"]) -> None:
+def _save_png(path: Path, source: str, results: Sequence["Backtest"]) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -139,7 +131,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "forecast": carbon_outlook.forecast,
     "history": carbon_outlook.history,
     "health": carbon_live.health,
-    "zones": carbon_zones.zones,
+    "zones": carbon_live.zones,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)

@@ -1,4 +1,4 @@
-"""What `trefoil carbon` commands about a living feed share: how they reach it, which zone is meant, how times read."""
+"""Client of a running carbon feed for `trefoil carbon`, and how zones, times and rungs are read and written."""
 
 import asyncio
 import re
@@ -32,14 +32,14 @@ ZoneArgument = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
-    """A connected carbon feed."""
+class FeedClient:
+    """Client of a connected carbon feed."""
 
     address: str
     stub: Any
 
-    async def ask(self, method: str, request: Any) -> Any:
-        """One RPC with a deadline; its errors come back as what they were.
+    async def call(self, method: str, request: Any) -> Any:
+        """Call one RPC with a deadline; its errors come back as what they were.
 
         Raises:
             Unavailable: no feed answers there, or it has nothing to say yet.
@@ -47,34 +47,34 @@ class Feed:
         try:
             return await rpc.call(getattr(self.stub, method), request, RPC_TIMEOUT_S)
         except Unavailable as error:
-            raise self._silent(error) from error
+            raise self._explain_unavailable(error) from error
 
     async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
-        """The answers of a stream, each as it comes."""
+        """Stream the answers of an RPC, each as it comes."""
         try:
             async for answer in getattr(self.stub, method)(request):
                 yield answer
         except grpc.aio.AioRpcError as error:
             failure = rpc.error_of(error)
             failure.__cause__ = error
-            raise (self._silent(failure) if isinstance(failure, Unavailable) else failure) from error
+            raise (self._explain_unavailable(failure) if isinstance(failure, Unavailable) else failure) from error
 
     async def zones(self) -> list[Any]:
-        """Those that it reads."""
-        return list((await self.ask("ListZones", pb.ListZonesRequest(polled_only=True))).zones)
+        """Zones that the feed reads."""
+        return list((await self.call("ListZones", pb.ListZonesRequest(polled_only=True))).zones)
 
     async def series(self, names: Sequence[str]) -> list[Series]:
-        """What it reads under these names (ours, older, a provider's, a cloud region); all of it for none.
+        """Series that it reads under these names (ours, older, a provider's, a cloud region); all of them for none.
 
         Raises:
             NotFound: a zone that this feed does not read.
         """
         read = await self.zones()
-        chosen = [_named(read, name) for name in names] if names else read
+        chosen = [_find_zone(read, name) for name in names] if names else read
         return [codec.from_proto(zone.series) for zone in chosen]
 
-    async def one(self, name: str) -> Series:
-        """The zone of this name, or the only one.
+    async def only_series(self, name: str) -> Series:
+        """Series of the zone of this name, or of the only one.
 
         Raises:
             NotFound: a zone that this feed does not read.
@@ -89,21 +89,21 @@ class Feed:
     async def history(
         self, zone: str, from_s: float, to_s: float, as_of_s: float = 0.0, revisions: bool = False
     ) -> list[CarbonReading]:
-        """What is known of [from, to) [UTC seconds; 0 = without limit], all pages as of one moment."""
+        """History of [from, to) [UTC seconds; 0 = without limit], all pages as of one moment."""
         request = pb.GetHistoryRequest(zone=zone, limit=PAGE, revisions=revisions)
         for field, at_s in (("from_at", from_s), ("to_at", to_s), ("as_of_at", as_of_s)):
             if at_s:
                 getattr(request, field).FromMicroseconds(round(at_s * 1e6))
         found: list[CarbonReading] = []
         while True:
-            answer = await self.ask("GetHistory", request)
+            answer = await self.call("GetHistory", request)
             found += [codec.from_proto(reading) for reading in answer.readings]
             if not answer.HasField("next_from_at"):
                 return found
             request.from_at.CopyFrom(answer.next_from_at)
             request.as_of_at.CopyFrom(answer.as_of_at)
 
-    def _silent(self, error: Exception) -> Exception:
+    def _explain_unavailable(self, error: Exception) -> Exception:
         """A feed that does not answer is said to be so; one that answers has said itself what it lacks."""
         cause = error.__cause__
         if not isinstance(cause, grpc.aio.AioRpcError):
@@ -118,32 +118,32 @@ class Feed:
         )
 
 
-def ask(target: str, ca: Path | None, state_dir: str, work: Callable[[Feed], Awaitable[T]]) -> T:
-    """Connect, do one thing, let go."""
+def with_feed(target: str, ca: Path | None, state_dir: str, work: Callable[[FeedClient], Awaitable[T]]) -> T:
+    """Connect to a feed, await one piece of work, and disconnect."""
 
     async def attached() -> T:
         address = address_of("carbon_feed", target, state_dir)
         async with dialled(address, ca) as channel:
-            return await work(Feed(address, pb_grpc.CarbonFeedStub(channel)))
+            return await work(FeedClient(address, pb_grpc.CarbonFeedStub(channel)))
 
     return asyncio.run(attached())
 
 
-def names_of(zone: Any) -> tuple[str, ...]:
-    """All names by which a zone of the registry is found."""
+def zone_names(zone: Any) -> tuple[str, ...]:
+    """Names by which a zone of the registry is found."""
     return tuple(n for n in (zone.id, *zone.aliases, zone.electricity_maps, zone.watttime, *zone.clouds) if n)
 
 
-def _named(read: Sequence[Any], name: str) -> Any:
+def _find_zone(read: Sequence[Any], name: str) -> Any:
     exact = [zone for zone in read if zone.id == name]
-    found = exact or [zone for zone in read if name.lower() in (known.lower() for known in names_of(zone))]
+    found = exact or [zone for zone in read if name.lower() in (known.lower() for known in zone_names(zone))]
     if not found:
         known = ", ".join(sorted(zone.id for zone in read))
         raise NotFound("this feed does not read it", field="zone", value=name, remedy=f"use one of: {known}")
     return found[0]
 
 
-def moment(text: str, option: str, now_s: float) -> float:
+def parse_moment(text: str, option: str, now_s: float) -> float:
     """UTC seconds of an ISO 8601 time (UTC unless it says otherwise), or of so long ago: `90min`, `24h`, `7d`.
 
     Raises:
@@ -161,16 +161,16 @@ def moment(text: str, option: str, now_s: float) -> float:
         raise SettingError("not a time", field=option, value=text, remedy=remedy) from error
 
 
-def when(at_s: float) -> str:
-    """A UTC time for people, as fine as it needs to be; a dash for what is unset."""
+def format_time(at_s: float) -> str:
+    """UTC time for people, as fine as it needs to be; a dash for what is unset."""
     if not at_s:
         return "-"
     at = datetime.fromtimestamp(at_s, UTC)
     return at.strftime("%Y-%m-%d %H:%MZ" if at.second == 0 and at.microsecond == 0 else "%Y-%m-%d %H:%M:%SZ")
 
 
-def lasted(seconds: float) -> str:
-    """A length of time in the unit that suits it."""
+def format_duration(seconds: float) -> str:
+    """Duration in the unit that suits it."""
     if abs(seconds) < 120:
         return f"{seconds:.0f} s"
     if abs(seconds) < 2 * UNIT_S["h"]:
@@ -179,10 +179,10 @@ def lasted(seconds: float) -> str:
 
 
 def rung_name(rung: int) -> str:
-    """`2 carried`; a number alone where this version has no name for it."""
+    """Number and name of a rung (`2 carried`); a number alone where this version has no name for it."""
     return f"{rung} {Rung(rung).name.lower()}" if rung in Rung.__members__.values() else str(rung)
 
 
-def kind(series: Series) -> str:
-    """`average, lifecycle`."""
+def series_kind(series: Series) -> str:
+    """Method and factors of a series: `average, lifecycle`."""
     return f"{series.method.name.lower()}, {series.factors.name.lower()}"

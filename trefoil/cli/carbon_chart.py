@@ -1,185 +1,188 @@
-"""The past and a forecast of carbon intensity as a few lines of text, or as a PNG. Pure but for writing the PNG."""
+"""Charts of carbon intensity and of forecast errors: plotext in the terminal, matplotlib for PNG files."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from rich.console import Console
 
 from trefoil.core.carbon import CarbonBand, CarbonReading
 
-PAST: Final = "•"
-AHEAD: Final = "◦"
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+HEIGHT: Final = 16
+WIDTH_MIN: Final = 24
+WIDTH_MAX: Final = 110
+POINTS_A_COLUMN: Final = 2  # what a braille character can show
+PNG_POINTS: Final = 2_000
+TICKS_MAX: Final = 7
+TICKS_S: Final = (1, 10, 60, 300, 900, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86_400)
+LINE: Final = "braille"
 BAND: Final = "░"
-NOW: Final = "│"
-LEGEND: Final = f"{PAST} past   {AHEAD} forecast   {BAND} 10-90 %   {NOW} now"
-HOUR_S: Final = 3600.0
-TICKS_S: Final = (1, 5, 10, 30, 60, 300, 600, 1800, HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S, 24 * HOUR_S)
-LABEL_WIDTH: Final = 12  # columns of the chart that one label of the time axis takes, with room
-TOPS: Final = (1.0, 1.2, 1.6, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Intensities [g/kWh] of [starts_at_s, ends_at_s); all three equal where there is no band."""
+class Curve:
+    """Mean intensities [g/kWh] of equal steps; NaN where nothing is known."""
 
-    starts_at_s: float
-    ends_at_s: float
-    low: float
-    middle: float
-    high: float
+    times_s: "NDArray[np.float64]"
+    values: "NDArray[np.float64]"
 
 
-Cell = tuple[float, float, float] | None  # low, middle, high of one column; None: nobody knows it
+@dataclass(frozen=True, slots=True)
+class IntensityCurves:
+    """The past and a forecast with its band, sampled on one grid of times."""
+
+    past: Curve
+    p10: Curve
+    p50: Curve
+    p90: Curve
+    now_s: float
+
+    @property
+    def has_band(self) -> bool:
+        """Whether the forecast is more than a line."""
+        return bool((self.p90.values > self.p10.values).any())
 
 
-def of_readings(readings: Iterable[CarbonReading]) -> tuple[Span, ...]:
-    """Readings as spans, in time order; a later version of an interval stands for it."""
-    by_start = {reading.starts_at_s: reading for reading in readings}
-    return tuple(
-        Span(r.starts_at_s, r.ends_at_s, r.intensity_g_per_kwh, r.intensity_g_per_kwh, r.intensity_g_per_kwh)
-        for _, r in sorted(by_start.items())
+def sample_curves(
+    readings: Iterable[CarbonReading], bands: Sequence[CarbonBand], now_s: float, points: int
+) -> IntensityCurves | None:
+    """Time-weighted means of readings and forecast bands over equal steps; None where there are neither.
+
+    Of several versions of one interval the last one counts.
+    """
+    past = [r for _, r in sorted({reading.starts_at_s: reading for reading in readings}.items())]
+    starts = [r.starts_at_s for r in past] + [b.starts_at_s for b in bands]
+    ends = [r.ends_at_s for r in past] + [b.ends_at_s for b in bands]
+    if not starts:
+        return None
+    begin_s, end_s = min(starts), max(ends)
+    edges = np.linspace(begin_s, end_s if bands else max(end_s, now_s), points + 1)
+    return IntensityCurves(
+        _sample(past, [r.intensity_g_per_kwh for r in past], edges),
+        _sample(bands, [b.p10_g_per_kwh for b in bands], edges),
+        _sample(bands, [b.p50_g_per_kwh for b in bands], edges),
+        _sample(bands, [b.p90_g_per_kwh for b in bands], edges),
+        now_s,
     )
 
 
-def of_bands(bands: Iterable[CarbonBand]) -> tuple[Span, ...]:
-    """A forecast's bands as spans."""
-    return tuple(Span(b.starts_at_s, b.ends_at_s, b.p10_g_per_kwh, b.p50_g_per_kwh, b.p90_g_per_kwh) for b in bands)
+def fitting_width(out: Console) -> int:
+    """Columns of a chart that fits a terminal."""
+    return max(WIDTH_MIN, min(WIDTH_MAX, out.width))
 
 
-def chart(past: Sequence[Span], ahead: Sequence[Span], now_s: float, *, width: int = 96, height: int = 12) -> list[str]:
-    """Lines of text: the past as points, the forecast as points in its band, both from zero; times in UTC.
-
-    Each column is the time-weighted mean of what it covers. Nothing known gives no line.
-    """
-    if not past and not ahead:
-        return []
-    begin_s = min(s.starts_at_s for s in (*past, *ahead))
-    end_s = max(s.ends_at_s for s in (*past, *ahead))
-    if past and not ahead:
-        end_s = max(end_s, now_s)
-    column_s = (end_s - begin_s) / width
-    now_at = min(width - 1, max(-1, math.floor((now_s - begin_s) / column_s)))
-    then, later = _columns(past, begin_s, column_s, width), _columns(ahead, begin_s, column_s, width)
-    cells = [_shown(then[i], later[i], i <= now_at) for i in range(width)]
-    top = nice_top(max(cell[2] for _, cell in cells if cell is not None))
-    label = len(f"{top:g}")
-    lines = []
-    for row in range(height, 0, -1):
-        low, high = top * (row - 1) / height, top * row / height
-        text = "".join(_drawn(mark, cell, low, high, i == now_at) for i, (mark, cell) in enumerate(cells))
-        lines.append(f"{_level(high, top, row, height):>{label}} ┤{text}".rstrip())
-    lines.append(f"{0:>{label}} └{'─' * width}")
-    lines.append(" " * (label + 2) + _axis(begin_s, column_s, width))
-    return lines
+def draw_intensity(curves: IntensityCurves, width: int) -> str:
+    """The past, now, and a forecast in its band as lines of text, from zero; times in UTC."""
+    figure = _terminal_figure(width)
+    if curves.has_band:
+        high, low = (_signal(figure, curve, BAND) for curve in (curves.p90, curves.p10))
+        figure.draw(high.fill(low))
+    for curve in (curves.past, curves.p50):
+        figure.draw(_line(figure, curve))
+    times = curves.past.times_s
+    figure.line(curves.now_s, orientation="vertical")
+    figure.ruler("x").lim(times[0], max(times[-1], curves.now_s))
+    figure.ruler("x").ticks(*_time_ticks(float(times[0]), float(times[-1])))
+    title = "g CO2/kWh, UTC; past │ forecast" if not np.isnan(curves.p50.values).all() else "g CO2/kWh, UTC"
+    figure.title(title + (f", {BAND} 10-90 %" if curves.has_band else ""))
+    return _text(figure)
 
 
-def draw(
-    path: Path, title: str, past: Sequence[Span], ahead: Sequence[Span], now_s: float, *, width_in: float = 9.0
-) -> None:
-    """The same as PNG; times in UTC."""
+def draw_errors(errors_by_model: Mapping[str, tuple[Sequence[float], Sequence[float]]], width: int) -> str:
+    """Mean absolute errors [g/kWh] over hours ahead as lines of text, one letter a model: its first."""
+    figure = _terminal_figure(width)
+    for model, (hours, errors) in errors_by_model.items():
+        figure.draw(figure.signal(list(hours), list(errors), marker=model[0]).label(model))
+    figure.title(f"MAE in g/kWh by hours ahead: {', '.join(f'{model[0]} = {model}' for model in errors_by_model)}")
+    return _text(figure)
+
+
+def save_intensity_png(path: Path, title: str, curves: IntensityCurves | None) -> None:
+    """The same as `draw_intensity` as a PNG file; times in UTC."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width_in, 3.6), layout="constrained")
+    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     axes = figure.subplots()
-    for spans, colour, label in ((past, "#5b6470", "past"), (ahead, "#2f9e6e", "50 %")):
-        if spans:
-            times, middle = _stairs(spans, [s.middle for s in spans])
-            axes.plot(date2num(times), middle, linewidth=1.6, color=colour, label=label)
-    if any(s.low < s.high for s in ahead):
-        times, low = _stairs(ahead, [s.low for s in ahead])
-        high = _stairs(ahead, [s.high for s in ahead])[1]
-        axes.fill_between(date2num(times), low, high, color="#2f9e6e", alpha=0.2, linewidth=0, label="10-90 %")
-    axes.axvline(date2num(_utc(now_s)), color="grey", linewidth=0.8)
-    locator = AutoDateLocator()
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    if curves is not None:
+        times = date2num([_utc(at_s) for at_s in curves.past.times_s])
+        for curve, colour, label in ((curves.past, "#5b6470", "past"), (curves.p50, "#2f9e6e", "50 %")):
+            if not np.isnan(curve.values).all():
+                axes.plot(times, curve.values, linewidth=1.6, color=colour, label=label)
+        if curves.has_band:
+            low, high = curves.p10.values, curves.p90.values
+            axes.fill_between(times, low, high, color="#2f9e6e", alpha=0.2, linewidth=0, label="10-90 %")
+        axes.axvline(date2num(_utc(curves.now_s)), color="grey", linewidth=0.8)
+        locator = AutoDateLocator()
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        axes.legend(frameon=False)
     axes.set_title(title)
     axes.set_ylabel("g CO2 / kWh")
     axes.set_xlabel("UTC")
     axes.set_ylim(bottom=0)
     axes.margins(x=0)
-    if past or ahead:
-        axes.legend(frameon=False)
     figure.savefig(path, dpi=110, format="png")
 
 
-def nice_top(value: float) -> float:
-    """A round number at or above a value."""
-    if value <= 0:
-        return 1.0
-    scale = 10.0 ** math.floor(math.log10(value))
-    return float(f"{next(top * scale for top in TOPS if top * scale >= value * (1 - 1e-12)):.12g}")
+def _sample(
+    spans: Sequence[CarbonReading] | Sequence[CarbonBand], values: Sequence[float], edges: "NDArray[np.float64]"
+) -> Curve:
+    from carbon_feed.core.history import Integral
+
+    starts, ends = (np.array([getattr(x, name) for x in spans], dtype=float) for name in ("starts_at_s", "ends_at_s"))
+    means = Integral(starts, ends, np.array(values, dtype=float)).means(edges[:-1], edges[1:], covered_min=0.0)
+    return Curve((edges[:-1] + edges[1:]) / 2, means)
 
 
-def _columns(spans: Sequence[Span], begin_s: float, column_s: float, width: int) -> list[Cell]:
-    """The time-weighted mean of each column; one pass, since spans lie in time order."""
-    sums = [[0.0, 0.0, 0.0, 0.0] for _ in range(width)]
-    for span in spans:
-        first = max(0, math.floor((span.starts_at_s - begin_s) / column_s))
-        last = min(width - 1, math.ceil((span.ends_at_s - begin_s) / column_s) - 1)
-        for at in range(first, last + 1):
-            left_s = begin_s + at * column_s
-            held_s = min(span.ends_at_s, left_s + column_s) - max(span.starts_at_s, left_s)
-            if held_s > 0:
-                cell = sums[at]
-                cell[0] += held_s
-                cell[1] += held_s * span.low
-                cell[2] += held_s * span.middle
-                cell[3] += held_s * span.high
-    return [(low / held, middle / held, high / held) if held else None for held, low, middle, high in sums]
+def _terminal_figure(width: int) -> Any:
+    """An empty chart without colours or legend; its values begin at zero."""
+    import plotext
+
+    plotext.terminal.limit(False, False)
+    figure = plotext.figure
+    figure.clear()
+    figure.theme("colorless")
+    figure.plot_size(width, HEIGHT)
+    figure.legend(False)
+    figure.ruler("y").lim(0, None)
+    return figure
 
 
-def _shown(then: Cell, later: Cell, is_past: bool) -> tuple[str, Cell]:
-    """Up to now what came, from then on what is forecast; where that is unknown, the other."""
-    if (is_past and then is not None) or later is None:
-        return PAST, then
-    return AHEAD, later
+def _signal(figure: Any, curve: Curve, marker: str) -> Any:
+    """The known points of a curve for plotext, whose kernel ends the process at a NaN."""
+    known = np.flatnonzero(~np.isnan(curve.values))
+    return figure.signal(curve.times_s[known].tolist(), curve.values[known].tolist(), marker=marker)
 
 
-def _drawn(mark: str, cell: Cell, low: float, high: float, is_now: bool) -> str:
-    if cell is not None:
-        if low < cell[1] <= high or (cell[1] <= 0 and low == 0):
-            return mark
-        if cell[0] < high and cell[2] > low and cell[0] < cell[2]:
-            return BAND
-    return NOW if is_now else " "
+def _line(figure: Any, curve: Curve) -> Any:
+    """A line through the known points, broken where something is unknown."""
+    line = _signal(figure, curve, LINE).lines(True)
+    known = np.flatnonzero(~np.isnan(curve.values))
+    for index in np.flatnonzero(np.diff(known) > 1) + 1:
+        line.line(int(index), False)
+    return line
 
 
-def _level(high: float, top: float, row: int, height: int) -> str:
-    """A label at every third row, counted from the top."""
-    return f"{high:g}" if (height - row) % 3 == 0 and len(f"{high:g}") <= len(f"{top:g}") else ""
+def _text(figure: Any) -> str:
+    return "\n".join(line.rstrip() for line in figure.build().string(colorless=True).rstrip().splitlines())
 
 
-def _axis(begin_s: float, column_s: float, width: int) -> str:
-    """Labels at round times; each begins at its own column."""
-    tick_s = next((t for t in TICKS_S if t >= LABEL_WIDTH * column_s), 24 * HOUR_S)
-    tick_s *= max(1, math.ceil(LABEL_WIDTH * column_s / tick_s))
-    form = "%H:%M:%S" if tick_s < 60 else "%a %H:%M" if tick_s < 24 * HOUR_S else "%a %d %b"
-    line = [" "] * (width + LABEL_WIDTH)
-    at_s = math.ceil(begin_s / tick_s) * tick_s
-    while (column := round((at_s - begin_s) / column_s)) < width:
-        text = f"╵{_utc(at_s).strftime(form)}"
-        line[column : column + len(text)] = text
-        at_s += tick_s
-    return "".join(line).rstrip()
-
-
-def _stairs(spans: Sequence[Span], values: Sequence[float]) -> tuple[list[datetime], list[float]]:
-    """Each value from its start to its end; NaN across a gap."""
-    times: list[datetime] = []
-    heights: list[float] = []
-    for span, value in zip(spans, values, strict=True):
-        start = _utc(span.starts_at_s)
-        if times and start > times[-1]:
-            times.append(times[-1])
-            heights.append(math.nan)
-        times += [start, _utc(span.ends_at_s)]
-        heights += [value, value]
-    return times, heights
+def _time_ticks(begin_s: float, end_s: float) -> tuple[list[float], list[str]]:
+    """Round times of UTC and their labels."""
+    step_s = next((s for s in TICKS_S if (end_s - begin_s) / s <= TICKS_MAX), 0.0)
+    step_s = step_s or TICKS_S[-1] * math.ceil((end_s - begin_s) / TICKS_S[-1] / TICKS_MAX)
+    form = "%H:%M:%S" if step_s < 60 else "%a %H:%M" if step_s < TICKS_S[-1] else "%a %d %b"
+    times = np.arange(math.ceil(begin_s / step_s) * step_s, end_s, step_s).tolist()
+    return times, [_utc(at_s).strftime(form) for at_s in times]
 
 
 def _utc(at_s: float) -> datetime:
-    return datetime.fromtimestamp(at_s, UTC)
+    return datetime.fromtimestamp(float(at_s), UTC)

@@ -1,8 +1,9 @@
-"""`trefoil carbon now`, `watch` and `health`: what a feed says at this moment."""
+"""`trefoil carbon now`, `watch`, `health` and `zones`: what a feed reads, and how it stands."""
 
 import asyncio
 import json
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 from rich.markup import escape
@@ -10,15 +11,26 @@ from rich.markup import escape
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from trefoil.cli.asking import DEFAULT_STATE_DIR
 from trefoil.cli.attached import as_json
-from trefoil.cli.carbon_asking import Ca, Feed, Target, ZoneArgument, ask, kind, lasted, rung_name, when
+from trefoil.cli.carbon_asking import (
+    Ca,
+    FeedClient,
+    Target,
+    ZoneArgument,
+    format_duration,
+    format_time,
+    rung_name,
+    series_kind,
+    with_feed,
+)
 from trefoil.cli.output import AsJson, StateDir, console, grid, print_json
-from trefoil.core.carbon import CarbonRatio, CarbonReading, ZoneHealth
+from trefoil.core.carbon import CarbonRatio, CarbonReading, Series, ZoneHealth
 from trefoil.core.errors import SettingError, Unavailable
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 PCT = 100.0
+NAMES: Final = ("id", "name", "timezone", "aliases", "neso", "electricity_maps", "watttime", "eia", "clouds")
 
 
 def now(
@@ -34,13 +46,13 @@ def now(
     """Show the intensity that holds now, where it comes from, how good and how old it is."""
     now_s = WallClock().now_s()
 
-    async def gather(feed: Feed) -> tuple[list[CarbonReading], list[Any], dict[str, CarbonRatio | str]]:
+    async def gather(feed: FeedClient) -> tuple[list[CarbonReading], list[Any], dict[str, CarbonRatio | str]]:
         series = await feed.series(zones or [])
-        answer = await feed.ask("GetMany", pb.GetManyRequest(series=[codec.to_proto(s) for s in series]))
+        answer = await feed.call("GetMany", pb.GetManyRequest(series=[codec.to_proto(s) for s in series]))
         ratios = {s.zone: await _ratio(feed, s.zone, window) for s in series}
         return [codec.from_proto(r) for r in answer.readings], list(answer.missing), ratios
 
-    readings, missing, ratios = ask(target, ca, state_dir, gather)
+    readings, missing, ratios = with_feed(target, ca, state_dir, gather)
     if as_json_:
         document = [_reading(r, now_s) | {"ratio": _ratio_document(ratios[r.series.zone])} for r in readings]
         print_json({"readings": document, "missing": [{"zone": m.series.zone, "why": m.why} for m in missing]})
@@ -49,12 +61,12 @@ def now(
         (
             r.series.zone,
             f"{r.intensity_g_per_kwh:.1f}",
-            kind(r.series),
+            series_kind(r.series),
             r.quality.name.lower(),
             rung_name(r.rung),
             _source(r),
-            when(r.ends_at_s),
-            lasted(max(0.0, now_s - r.observed_at_s)),
+            format_time(r.ends_at_s),
+            format_duration(max(0.0, now_s - r.observed_at_s)),
             _cir(ratios[r.series.zone]),
         )
         for r in readings
@@ -66,14 +78,14 @@ def now(
     for r in readings:
         if r.fallback_reason:
             out.print(f"{r.series.zone} stands on rung {rung_name(r.rung)}: {r.fallback_reason}", markup=False)
-    for told in missing:
-        out.print(f"{told.series.zone}: no reading: {told.why}", markup=False)
+    for absent in missing:
+        out.print(f"{absent.series.zone}: no reading: {absent.why}", markup=False)
 
 
-async def _ratio(feed: Feed, zone: str, window: str) -> CarbonRatio | str:
+async def _ratio(feed: FeedClient, zone: str, window: str) -> CarbonRatio | str:
     """CIR, or why there is none yet."""
     try:
-        answer = await feed.ask("GetRatio", pb.GetRatioRequest(zone=zone, window=window))
+        answer = await feed.call("GetRatio", pb.GetRatioRequest(zone=zone, window=window))
     except Unavailable as error:
         return str(error)
     ratio: CarbonRatio = codec.from_proto(answer.ratio)
@@ -124,24 +136,24 @@ def watch(
             remedy="give --change",
         )
 
-    async def follow(feed: Feed) -> None:
-        request = pb.WatchIntensityRequest(zone=(await feed.one(zone)).zone, change_ratio=change_pct / PCT)
+    async def follow(feed: FeedClient) -> None:
+        request = pb.WatchIntensityRequest(zone=(await feed.only_series(zone)).zone, change_ratio=change_pct / PCT)
         if hysteresis_pct is not None:
             request.hysteresis_ratio = hysteresis_pct / PCT
-        shown, last = 0, None
+        count_shown, last = 0, None
         try:
             async with asyncio.timeout(seconds or None):
                 async for answer in feed.stream("WatchIntensity", request):
                     reading: CarbonReading = codec.from_proto(answer.reading)
                     _announce(reading, answer.why, last, as_json_)
-                    shown, last = shown + 1, reading
-                    if shown == count:
+                    count_shown, last = count_shown + 1, reading
+                    if count_shown == count:
                         return
         except TimeoutError:
             return  # as long as was asked for
 
     try:
-        ask(target, ca, state_dir, follow)
+        with_feed(target, ca, state_dir, follow)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
@@ -154,9 +166,9 @@ def _announce(reading: CarbonReading, why: str, last: CarbonReading | None, as_j
     moved = ""
     if last is not None and last.intensity_g_per_kwh > 0:
         moved = f" ({PCT * (reading.intensity_g_per_kwh / last.intensity_g_per_kwh - 1):+.1f} %)"
-    line = f"{when(round(now_s))}  {reading.series.zone}  {reading.intensity_g_per_kwh:.1f} g/kWh{moved}"
+    line = f"{format_time(round(now_s))}  {reading.series.zone}  {reading.intensity_g_per_kwh:.1f} g/kWh{moved}"
     line += f"  {reading.quality.name.lower()}, rung {rung_name(reading.rung)}, {_source(reading)}"
-    typer.echo(line + f", until {when(reading.ends_at_s)}" + (f": {why}" if why else ""))
+    typer.echo(line + f", until {format_time(reading.ends_at_s)}" + (f": {why}" if why else ""))
 
 
 def health(
@@ -168,42 +180,106 @@ def health(
 ) -> None:
     """Show how each zone's feed stands: who asks, its rung, staleness, quota, breaker, forecast and history."""
 
-    async def gather(feed: Feed) -> list[ZoneHealth]:
-        name = (await feed.one(zone)).zone if zone else ""
-        answer = await feed.ask("GetZoneHealth", pb.GetZoneHealthRequest(zone=name))
+    async def gather(feed: FeedClient) -> list[ZoneHealth]:
+        name = (await feed.only_series(zone)).zone if zone else ""
+        answer = await feed.call("GetZoneHealth", pb.GetZoneHealthRequest(zone=name))
         return [codec.from_proto(one) for one in answer.zones]
 
-    found = ask(target, ca, state_dir, gather)
+    found = with_feed(target, ca, state_dir, gather)
     if as_json_:
         print_json({"zones": [as_json(one) for one in found]})
         return
     columns = ("", *(one.series.zone for one in found))
-    told = [_told(one) for one in found]
-    rows = [(name, *(each[name] for each in told)) for name in told[0]] if told else []
+    columns_of = [_health_rows(one) for one in found]
+    rows = [(name, *(each[name] for each in columns_of)) for name in columns_of[0]] if columns_of else []
     console().print(grid("Carbon feed", columns, rows))
 
 
-def _told(one: ZoneHealth) -> dict[str, str]:
+def _health_rows(one: ZoneHealth) -> dict[str, str]:
     """One zone as lines of a table."""
     stale = "beyond its hard limit: the ladder stands in" if one.hard_stale else "soft: asked for anew"
     quota = f" of {one.quota_per_day}" if one.quota_per_day else ", no quota"
-    forecast = f"{one.forecast_model}, issued {when(round(one.forecast_issued_at_s))}" if one.forecast_model else "none"
+    forecast = (
+        f"{one.forecast_model}, issued {format_time(round(one.forecast_issued_at_s))}" if one.forecast_model else "none"
+    )
     return {
-        "kind": kind(one.series),
+        "kind": series_kind(one.series),
         "provider": one.provider + (" (SIMULATED)" if one.simulated else ""),
         "secondary": one.secondary or "-",
         "this process": "asks the provider" if one.leading else "follows the holder",
         "holder": one.holder or "-",
         "rung": rung_name(one.rung),
         "why": escape(one.fallback_reason) or "-",
-        "age": lasted(one.age_s),
-        "holds until": when(round(one.ends_at_s)),
+        "age": format_duration(one.age_s),
+        "holds until": format_time(round(one.ends_at_s)),
         "stale": stale if one.hard_stale or one.soft_stale else "no",
         "asked today": f"{one.asked_today}{quota}",
         "breaker": one.breaker or "-",
-        "asks next": when(round(one.next_ask_at_s)),
+        "asks next": format_time(round(one.next_ask_at_s)),
         "last error": one.last_error_cause or "-",
         "Redis": "answers" if one.redis_answers else "DOES NOT ANSWER",
         "forecast": forecast,
-        "history": f"{one.history_intervals} intervals, newest {when(round(one.history_newest_s))}",
+        "history": f"{one.history_intervals} intervals, newest {format_time(round(one.history_newest_s))}",
     }
+
+
+def zones(
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="Only the zone of this name, provider's key or cloud region.")
+    ] = "",
+    zones_file: Annotated[
+        Path | None, typer.Option(help="TOML that adds zones to the shipped ones, as the feed's setting does.")
+    ] = None,
+    target: Target = "",
+    ca: Ca = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the grid zones that have a name here, and what providers and clouds call them. Offline without --target."""
+    if target and zones_file is not None:
+        raise SettingError(
+            "a feed has its own", field="--zones-file", value=str(zones_file), remedy="give it without --target"
+        )
+    found = _of_feed(name, target, ca) if target else _of_file(name, zones_file)
+    if as_json:
+        print_json({"asked": target or None, "zones": found})
+        return
+    columns = ["zone", "name", "time zone", "NESO", "Electricity Maps", "WattTime", "EIA", "clouds"]
+    rows = [
+        [
+            ", ".join((zone["id"], *zone["aliases"])),
+            zone["name"] or "-",
+            zone["timezone"],
+            *(zone[key] or "-" for key in ("neso", "electricity_maps", "watttime", "eia")),
+            " ".join(zone["clouds"]) or "-",
+        ]
+        for zone in found
+    ]
+    if target:
+        columns.insert(1, "read as")
+        for row, zone in zip(rows, found, strict=True):
+            row.insert(1, zone["read_as"] or "-")
+    console().print(grid("Zones", columns, rows))
+
+
+def _of_file(name: str, zones_file: Path | None) -> list[dict[str, Any]]:
+    """The registry as it lies on this machine."""
+    from carbon_feed.zones import load_zones
+
+    known = load_zones(zones_file)
+    found = [known.find(name)] if name else list(known)
+    return [zone.model_dump(mode="json") for zone in found]
+
+
+def _of_feed(name: str, target: str, ca: Path | None) -> list[dict[str, Any]]:
+    """The registry of a feed, and which of the zones it reads."""
+
+    async def gather(feed: FeedClient) -> list[Any]:
+        return list((await feed.call("ListZones", pb.ListZonesRequest(name=name))).zones)
+
+    def plain(zone: Any) -> dict[str, Any]:
+        values = {key: getattr(zone, key) for key in NAMES}
+        values |= {key: list(values[key]) for key in ("aliases", "clouds")}
+        series: Series = codec.from_proto(zone.series)
+        return {**values, "polled": zone.polled, "read_as": series_kind(series) if zone.polled else ""}
+
+    return [plain(zone) for zone in with_feed(target, ca, DEFAULT_STATE_DIR, gather)]

@@ -16,17 +16,24 @@ from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from trefoil.cli import carbon_chart, carbon_scores
 from trefoil.cli.asking import DEFAULT_STATE_DIR
 from trefoil.cli.attached import as_json
-from trefoil.cli.carbon_asking import Ca, Feed, Target, ZoneArgument, ask, kind, lasted, moment, when
+from trefoil.cli.carbon_asking import (
+    Ca,
+    FeedClient,
+    Target,
+    ZoneArgument,
+    format_duration,
+    format_time,
+    parse_moment,
+    series_kind,
+    with_feed,
+)
 from trefoil.cli.output import AsJson, StateDir, console, grid, print_json, writing
-from trefoil.core.carbon import CarbonForecast, CarbonReading, CarbonScores, Series
+from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, CarbonScores, Series
 from trefoil.core.errors import SettingError, Unavailable
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 
 HOUR_S: Final = 3600.0
-CHART_MIN: Final = 24
-CHART_MAX: Final = 96
-LABELS: Final = 14  # what stands left of a chart, and right of it under its last tick
 ROWS_MAX: Final = 24  # of a forecast's table; more are put together
 TOGETHER: Final = (1, 2, 3, 4, 6, 8, 12, 24, 36, 48, 72, 96)
 STEPS_MIN: Final = (0, 5, 15, 30, 60)
@@ -43,8 +50,8 @@ Plot = Annotated[Path | None, typer.Option("--plot", help="PNG of it.")]
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """All that a person wants to see of one zone's near future."""
+class ForecastView:
+    """Forecast of one zone with its past, the reading now and scores."""
 
     series: Series
     forecast: CarbonForecast | None
@@ -82,49 +89,49 @@ def forecast(
         )
     now_s = WallClock().now_s()
 
-    async def gather(feed: Feed) -> tuple[Outlook, int]:
-        series = await feed.one(zone)
+    async def gather(feed: FeedClient) -> tuple[ForecastView, int]:
+        series = await feed.only_series(zone)
         request = pb.GetForecastRequest(zone=series.zone, horizon_s=hours * HOUR_S, step_s=step_min * 60.0, model=model)
-        seen = await _outlook(feed, series, request, past_h, now_s)
+        view = await _gather(feed, series, request, past_h, now_s)
         if export is None:
-            return seen, 0
+            return view, 0
         with writing(export, "--export"):
-            return seen, await _export(export, seen, _archived(feed, series, model))
+            return view, await _export(export, view, _archived(feed, series, model))
 
-    seen, archived = ask(target, ca, state_dir, gather)
-    past, ahead = carbon_chart.of_readings(_with_now(seen)), carbon_chart.of_bands(_bands(seen.forecast))
+    view, archived = with_feed(target, ca, state_dir, gather)
+    past, ahead = _with_now(view), _bands(view.forecast)
     if plot is not None:
         with writing(plot, "--plot"):
-            carbon_chart.draw(plot, f"{seen.series.zone}: {kind(seen.series)}", past, ahead, now_s)
+            _save_png(plot, view.series, past, ahead, now_s)
     if as_json_:
-        print_json(_document(seen))
+        print_json(_document(view))
         return
-    _say(seen, past, ahead, now_s)
+    _print_view(view, past, ahead, now_s)
     if export is not None:
-        told = f"{archived} archived bands in {export}"
+        exported = f"{archived} archived bands in {export}"
         if not archived:
-            told += ": only the process that asks the provider keeps forecasts (trefoil carbon health)"
-        console().print(told, markup=False, soft_wrap=True)
+            exported += ": only the process that asks the provider keeps forecasts (trefoil carbon health)"
+        console().print(exported, markup=False, soft_wrap=True)
 
 
-async def _outlook(feed: Feed, series: Series, request: Any, past_h: float, now_s: float) -> Outlook:
+async def _gather(feed: FeedClient, series: Series, request: Any, past_h: float, now_s: float) -> ForecastView:
     found, why = None, ""
     try:
-        found = codec.from_proto((await feed.ask("GetForecast", request)).forecast)
+        found = codec.from_proto((await feed.call("GetForecast", request)).forecast)
     except Unavailable as error:
         why = str(error)  # no forecast is an answer too; a feed that is gone fails at the next question
-    told = await feed.ask("GetScores", pb.GetScoresRequest(zone=series.zone))
-    scores = tuple(codec.from_proto(one) for one in told.scores if request.model in ("", one.model))
-    many = await feed.ask("GetMany", pb.GetManyRequest(series=[codec.to_proto(series)]))
+    answer = await feed.call("GetScores", pb.GetScoresRequest(zone=series.zone))
+    scores = tuple(codec.from_proto(one) for one in answer.scores if request.model in ("", one.model))
+    many = await feed.call("GetMany", pb.GetManyRequest(series=[codec.to_proto(series)]))
     now = codec.from_proto(many.readings[0]) if many.readings else None
     span_s = past_h * HOUR_S
     if now is not None and now.simulated and found is not None and found.bands:
         span_s = min(span_s, found.bands[-1].ends_at_s - now_s)  # a replay's hours are shorter than ours
     past = await feed.history(series.zone, now_s - span_s, now_s) if span_s > 0 else []
-    return Outlook(series, found, why, scores, tuple(past), now)
+    return ForecastView(series, found, why, scores, tuple(past), now)
 
 
-async def _archived(feed: Feed, series: Series, model: str) -> AsyncIterator[list[dict[str, Any]]]:
+async def _archived(feed: FeedClient, series: Series, model: str) -> AsyncIterator[list[dict[str, Any]]]:
     """Every archived forecast as one flat row a band, with what came; oldest first, model by model."""
     head = {"zone": series.zone, "method": series.method.name.lower(), "factors": series.factors.name.lower()}
     async for answer in feed.stream("ListForecasts", pb.ListForecastsRequest(zone=series.zone, model=model)):
@@ -141,83 +148,97 @@ async def _archived(feed: Feed, series: Series, model: str) -> AsyncIterator[lis
         ]
 
 
-def _bands(found: CarbonForecast | None) -> Sequence[Any]:
+def _bands(found: CarbonForecast | None) -> Sequence[CarbonBand]:
     return found.bands if found is not None else ()
 
 
-def _with_now(seen: Outlook) -> list[CarbonReading]:
+def _with_now(view: ForecastView) -> list[CarbonReading]:
     """The past and, where it is no part of it yet, what holds now."""
-    known_s = max((reading.ends_at_s for reading in seen.past), default=-math.inf)
-    newer = [seen.now] if seen.now is not None and seen.now.starts_at_s >= known_s - 1e-3 else []
-    return [*seen.past, *newer]
+    known_s = max((reading.ends_at_s for reading in view.past), default=-math.inf)
+    newer = [view.now] if view.now is not None and view.now.starts_at_s >= known_s - 1e-3 else []
+    return [*view.past, *newer]
 
 
-def _say(seen: Outlook, past: Sequence[carbon_chart.Span], ahead: Sequence[carbon_chart.Span], now_s: float) -> None:
+def _print_view(view: ForecastView, past: Sequence[CarbonReading], ahead: Sequence[CarbonBand], now_s: float) -> None:
     out = console()
-    out.print(headline(seen), markup=False, soft_wrap=True)
-    lines = carbon_chart.chart(past, ahead, now_s, width=_width(out))
-    if lines:
-        out.print(f"g/kWh, UTC   {carbon_chart.LEGEND}", markup=False)
-    for line in lines:
-        out.print(line, markup=False, soft_wrap=True)
-    if seen.forecast is not None and seen.forecast.bands:
+    out.print(headline(view), markup=False, soft_wrap=True)
+    _print_chart(out, past, ahead, now_s)
+    if view.forecast is not None and view.forecast.bands:
         columns = ("from", "10 %", "50 %", "90 %")
-        out.print(grid("Forecast, means in g/kWh", columns, _table(seen.forecast)))
-    if seen.scores:
-        rows = carbon_scores.rows_of(seen.scores)
+        out.print(grid("Forecast, means in g/kWh", columns, _table(view.forecast)))
+    if view.scores:
+        rows = carbon_scores.table_rows(view.scores)
         out.print(grid("What past forecasts were worth", carbon_scores.COLUMNS, rows))
 
 
-def headline(seen: Outlook) -> str:
-    """One line: whose forecast, since when, how far, and its reservations."""
-    named = f"{seen.series.zone} ({kind(seen.series)})"
-    found = seen.forecast
+def headline(view: ForecastView) -> str:
+    """Headline of a forecast: whose it is, since when, how far, and its reservations."""
+    named = f"{view.series.zone} ({series_kind(view.series)})"
+    found = view.forecast
     if found is None or not found.bands:
-        return f"{named}: no forecast: {seen.why or 'it has no step'}"
-    reach = lasted(found.bands[-1].ends_at_s - found.bands[0].starts_at_s)
-    text = f"{named}: {found.model}, issued {when(round(found.issued_at_s))}, {reach} ahead"
+        return f"{named}: no forecast: {view.why or 'it has no step'}"
+    reach = format_duration(found.bands[-1].ends_at_s - found.bands[0].starts_at_s)
+    text = f"{named}: {found.model}, issued {format_time(round(found.issued_at_s))}, {reach} ahead"
     if found.provenance is not None:
         text += f", {found.provenance.source}" + (f", {found.provenance.licence}" if found.provenance.licence else "")
-    if seen.now is not None and seen.now.simulated:
+    if view.now is not None and view.now.simulated:
         text += " (SIMULATED: a replay, in wall time)"
     return text + (f"; {found.fallback_reason}" if found.fallback_reason else "")
 
 
-def _width(out: Console) -> int:
-    """Columns of a chart that fits beside its labels."""
-    return max(CHART_MIN, min(CHART_MAX, out.width - LABELS))
+def _print_chart(out: Console, past: Sequence[CarbonReading], ahead: Sequence[CarbonBand], now_s: float) -> None:
+    """The chart in the terminal, if there is anything to draw."""
+    width = carbon_chart.fitting_width(out)
+    curves = carbon_chart.sample_curves(past, ahead, now_s, width * carbon_chart.POINTS_A_COLUMN)
+    if curves is not None:
+        out.print(carbon_chart.draw_intensity(curves, width), markup=False, soft_wrap=True)
+
+
+def _save_png(
+    path: Path, series: Series, past: Sequence[CarbonReading], ahead: Sequence[CarbonBand], now_s: float
+) -> None:
+    curves = carbon_chart.sample_curves(past, ahead, now_s, carbon_chart.PNG_POINTS)
+    carbon_chart.save_intensity_png(path, f"{series.zone}: {series_kind(series)}", curves)
 
 
 def _table(found: CarbonForecast) -> list[tuple[str, str, str, str]]:
     """At most `ROWS_MAX` rows; finer steps are put together to their means, the first of them from now on."""
-    from carbon_feed.forecast.resample import resampled
+    from carbon_feed.forecast.resample import resample
 
     together = next((k for k in TOGETHER if k * ROWS_MAX >= len(found.bands)), -(-len(found.bands) // ROWS_MAX))
     first = found.bands[0]
-    shown = resampled(found, together * (first.ends_at_s - first.starts_at_s)) if together > 1 else found
+    shown = resample(found, together * (first.ends_at_s - first.starts_at_s)) if together > 1 else found
     return [
-        (when(round(b.starts_at_s)), f"{b.p10_g_per_kwh:.0f}", f"{b.p50_g_per_kwh:.0f}", f"{b.p90_g_per_kwh:.0f}")
+        (
+            format_time(round(b.starts_at_s)),
+            f"{b.p10_g_per_kwh:.0f}",
+            f"{b.p50_g_per_kwh:.0f}",
+            f"{b.p90_g_per_kwh:.0f}",
+        )
         for b in shown.bands
     ]
 
 
-def _document(seen: Outlook) -> dict[str, Any]:
+def _document(view: ForecastView) -> dict[str, Any]:
     return {
-        "series": as_json(seen.series),
-        "forecast": as_json(seen.forecast) if seen.forecast is not None else None,
-        "why": seen.why,
-        "scores": [carbon_scores.document(told) for told in seen.scores],
-        "past": [as_json(reading) for reading in seen.past],
-        "now": as_json(seen.now) if seen.now is not None else None,
+        "series": as_json(view.series),
+        "forecast": as_json(view.forecast) if view.forecast is not None else None,
+        "why": view.why,
+        "scores": [carbon_scores.scores_document(scored) for scored in view.scores],
+        "past": [as_json(reading) for reading in view.past],
+        "now": as_json(view.now) if view.now is not None else None,
     }
 
 
-async def _export(path: Path, seen: Outlook, archived: AsyncIterator[list[dict[str, Any]]]) -> int:
+async def _export(path: Path, view: ForecastView, archived: AsyncIterator[list[dict[str, Any]]]) -> int:
     """Write rows as they come, since an archive may be long; how many they were."""
     count = 0
     with path.open("w", newline="", encoding="utf-8") as file:
         if path.suffix == ".json":
-            head = {"series": as_json(seen.series), "scores": [carbon_scores.document(told) for told in seen.scores]}
+            head = {
+                "series": as_json(view.series),
+                "scores": [carbon_scores.scores_document(scored) for scored in view.scores],
+            }
             file.write(json.dumps(head, indent=1)[:-2] + ',\n "forecasts": [')
             async for rows in archived:
                 file.write("".join(f"{',' if count + i else ''}\n  {json.dumps(row)}" for i, row in enumerate(rows)))
@@ -229,13 +250,13 @@ async def _export(path: Path, seen: Outlook, archived: AsyncIterator[list[dict[s
         async for rows in archived:
             writer.writerows(rows)
             count += len(rows)
-    flat = carbon_scores.flat(seen.scores)
+    flat = carbon_scores.csv_rows(view.scores)
     write_csv(path.with_name(f"{path.stem}-scores.csv"), carbon_scores.CSV_COLUMNS, flat)
     return count
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows under a header line that is there even when they are none; None is an empty field."""
+    """Write rows under a header line that is there even when they are none; None is an empty field."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(columns), lineterminator="\n")
         writer.writeheader()
@@ -260,50 +281,51 @@ def history(
 ) -> None:
     """Show what is known of the past, or was known at an earlier time, with its revisions if wanted."""
     now_s = WallClock().now_s()
-    from_s, to_s = moment(since, "--from", now_s), moment(until, "--to", now_s)
-    as_of_s = moment(as_of, "--as-of", now_s)
+    from_s, to_s = parse_moment(since, "--from", now_s), parse_moment(until, "--to", now_s)
+    as_of_s = parse_moment(as_of, "--as-of", now_s)
     if to_s and from_s >= to_s:
         raise SettingError("not before --to", field="--from", value=since, remedy="give an earlier time")
 
-    async def gather(feed: Feed) -> tuple[Series, list[CarbonReading]]:
-        series = await feed.one(zone)
+    async def gather(feed: FeedClient) -> tuple[Series, list[CarbonReading]]:
+        series = await feed.only_series(zone)
         return series, await feed.history(series.zone, from_s, to_s, as_of_s, revisions)
 
-    series, found = ask(target, ca, state_dir, gather)
+    series, found = with_feed(target, ca, state_dir, gather)
     if out is not None:
         with writing(out, "--out"):
-            write_csv(out, ("zone", "method", "factors", *HISTORY_COLUMNS), [_flat(reading) for reading in found])
-    spans = carbon_chart.of_readings(found)
+            write_csv(out, ("zone", "method", "factors", *HISTORY_COLUMNS), [_csv_row(reading) for reading in found])
     if plot is not None:
         with writing(plot, "--plot"):
-            carbon_chart.draw(plot, f"{series.zone}: {kind(series)}", spans, (), to_s or now_s)
+            _save_png(plot, series, found, (), to_s or now_s)
     if as_json_:
         print_json({"series": as_json(series), "readings": [as_json(reading) for reading in found]})
         return
-    said = console()
-    said.print(f"{series.zone} ({kind(series)}): {len(found)} intervals since {when(round(from_s))}", markup=False)
-    for line in carbon_chart.chart(spans, (), min(now_s, to_s or now_s), width=_width(said)):
-        said.print(line, markup=False, soft_wrap=True)
+    out_console = console()
+    out_console.print(
+        f"{series.zone} ({series_kind(series)}): {len(found)} intervals since {format_time(round(from_s))}",
+        markup=False,
+    )
+    _print_chart(out_console, found, (), min(now_s, to_s or now_s))
     if found:
         columns = ("from", "until", "g/kWh", "quality", "rung", "provider", "known since")
-        rows = [_row(reading) for reading in found[-rows_max:]]
+        rows = [_table_row(reading) for reading in found[-rows_max:]]
         shown = f", the newest {rows_max}" if len(found) > rows_max else ""
-        said.print(grid(f"Known intervals{shown}", columns, rows))
+        out_console.print(grid(f"Known intervals{shown}", columns, rows))
 
 
-def _row(reading: CarbonReading) -> tuple[str, ...]:
+def _table_row(reading: CarbonReading) -> tuple[str, ...]:
     return (
-        when(round(reading.starts_at_s, 3)),
-        when(round(reading.ends_at_s, 3)),
+        format_time(round(reading.starts_at_s, 3)),
+        format_time(round(reading.ends_at_s, 3)),
         f"{reading.intensity_g_per_kwh:.1f}",
         reading.quality.name.lower(),
         str(reading.rung),
         escape(reading.provider),
-        when(round(reading.fetched_at_s)),
+        format_time(round(reading.fetched_at_s)),
     )
 
 
-def _flat(reading: CarbonReading) -> dict[str, Any]:
+def _csv_row(reading: CarbonReading) -> dict[str, Any]:
     series = reading.series
     head = {"zone": series.zone, "method": series.method.name.lower(), "factors": series.factors.name.lower()}
     values = {name: getattr(reading, name) for name in HISTORY_COLUMNS}

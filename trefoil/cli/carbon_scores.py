@@ -1,4 +1,4 @@
-"""Scores of forecasts as text, JSON and rows of a CSV. A mean of nothing is a dash or null, never a 0."""
+"""Forecast scores as text, JSON and rows of a CSV. A mean of nothing is a dash or null, never a 0."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,8 +14,8 @@ COLUMNS: Final = ("model", "ahead", "MAPE %", "MAE g/kWh", "bias g/kWh", "in 10-
 CSV_COLUMNS: Final = ("model", "horizon_h", "samples", "mape_pct", "mae_g_per_kwh", "bias_g_per_kwh", "coverage_pct")
 
 
-def cells(score: CarbonScore) -> list[str]:
-    """One score as the last columns of `COLUMNS`."""
+def score_cells(score: CarbonScore) -> list[str]:
+    """Score as the last columns of `COLUMNS`."""
     return [
         f"{PCT * score.mape_ratio:.2f}" if score.mape_samples else "-",
         f"{score.mae_g_per_kwh:.1f}" if score.samples else "-",
@@ -25,8 +25,8 @@ def cells(score: CarbonScore) -> list[str]:
     ]
 
 
-def row(score: CarbonScore) -> dict[str, Any]:
-    """One score as plain values."""
+def score_row(score: CarbonScore) -> dict[str, Any]:
+    """Score as plain values."""
     return {
         "horizon_h": score.horizon_s / HOUR_S,
         "samples": score.samples,
@@ -38,54 +38,54 @@ def row(score: CarbonScore) -> dict[str, Any]:
 
 
 def by_day(scores: Sequence[CarbonScore]) -> list[tuple[int, CarbonScore]]:
-    """Leads pooled by day ahead, 1 = the first; days without a sample are left out. Less than a day has none."""
-    from carbon_feed.forecast.backtest import merged
+    """Scores pooled by day ahead, 1 = the first; days without a sample are left out. Less than a day has none."""
+    from carbon_feed.forecast.scores import pool_scores
 
     if not scores or scores[-1].horizon_s < DAY_S:
         return []
     days: dict[int, list[CarbonScore]] = {}
     for score in scores:
         days.setdefault(max(1, math.ceil(score.horizon_s / DAY_S)), []).append(score)
-    pooled = [(day, merged(tuple(some))) for day, some in sorted(days.items())]
-    return [(day, score) for day, score in pooled if score.samples]
+    by_number = [(day, pool_scores(tuple(some))) for day, some in sorted(days.items())]
+    return [(day, score) for day, score in by_number if score.samples]
 
 
 def by_part(scores: Sequence[CarbonScore]) -> list[tuple[str, CarbonScore]]:
-    """By day ahead; what a replay in a hurry looks ahead is less than a day, and stands in four parts."""
-    from carbon_feed.forecast.backtest import merged
+    """Scores pooled by day ahead, or in four parts where a fast replay looks ahead less than a day."""
+    from carbon_feed.forecast.scores import pool_scores
 
     if not scores or scores[-1].horizon_s >= DAY_S:
         return [(f"day {day}", score) for day, score in by_day(scores)]
     width = math.ceil(len(scores) / PARTS)
-    parts = [merged(tuple(scores[at : at + width])) for at in range(0, len(scores), width)]
+    parts = [pool_scores(tuple(scores[at : at + width])) for at in range(0, len(scores), width)]
     return [(f"to {part.horizon_s:.0f} s", part) for part in parts if part.samples]
 
 
-def rows_of(scores: Iterable[CarbonScores]) -> list[list[str]]:
+def table_rows(scores: Iterable[CarbonScores]) -> list[list[str]]:
     """Rows of a table with `COLUMNS`; models without a sample say how many forecasts wait for one."""
     rows = []
-    for told in scores:
-        parts = by_part(told.scores)
-        rows += [[told.model, part, *cells(score)] for part, score in parts]
+    for scored in scores:
+        parts = by_part(scored.scores)
+        rows += [[scored.model, part, *score_cells(score)] for part, score in parts]
         if not parts:
-            waiting = f"{told.forecasts} forecast{'s' if told.forecasts != 1 else ''}, none settled"
-            rows.append([told.model, waiting, "-", "-", "-", "-", "0"])
+            waiting = f"{scored.forecasts} forecast{'s' if scored.forecasts != 1 else ''}, none settled"
+            rows.append([scored.model, waiting, "-", "-", "-", "-", "0"])
     return rows
 
 
-def document(told: CarbonScores) -> dict[str, Any]:
+def scores_document(scored: CarbonScores) -> dict[str, Any]:
     """Scores of one model as plain JSON values."""
     return {
-        "model": told.model,
-        "forecasts": told.forecasts,
-        "issued_from_at_s": told.issued_from_at_s,
-        "issued_to_at_s": told.issued_to_at_s,
-        "observed_at_s": told.observed_at_s,
-        "days": [{"day": day} | row(score) for day, score in by_day(told.scores)],
-        "leads": [row(score) for score in told.scores],
+        "model": scored.model,
+        "forecasts": scored.forecasts,
+        "issued_from_at_s": scored.issued_from_at_s,
+        "issued_to_at_s": scored.issued_to_at_s,
+        "observed_at_s": scored.observed_at_s,
+        "days": [{"day": day} | score_row(score) for day, score in by_day(scored.scores)],
+        "leads": [score_row(score) for score in scored.scores],
     }
 
 
-def flat(scores: Iterable[CarbonScores]) -> list[dict[str, Any]]:
+def csv_rows(scores: Iterable[CarbonScores]) -> list[dict[str, Any]]:
     """Rows of a CSV: one a model and lead time."""
-    return [{"model": told.model} | row(score) for told in scores for score in told.scores]
+    return [{"model": scored.model} | score_row(score) for scored in scores for score in scored.scores]

@@ -15,7 +15,7 @@ from carbon_feed.core.ratio import ratio
 from carbon_feed.core.trace import Playback, bin_fits, playback
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S
-from carbon_feed.forecast.issue import Issuer
+from carbon_feed.forecast.issue import LiveForecaster
 from carbon_feed.providers.trace import load_trace
 from carbon_feed.settings import DEFAULT_TRACE, TraceSettings
 from trefoil.core import errors
@@ -93,7 +93,7 @@ class ForecastFeed:
     name: str
     intensity: Intensity
     _played: Playback | None = None
-    _issuer: Issuer | None = None
+    _forecaster: LiveForecaster | None = None
     _history: History | None = None
 
     def at(self, now_s: float) -> CarbonForecast | None:
@@ -103,9 +103,11 @@ class ForecastFeed:
         if self.name == PERFECT:
             return self._perfect_forecast(now_s)
         history, series = self._history_until(now_s), self.intensity.series
-        if self._issuer is None:
-            self._issuer = Issuer(history, MODELS[self.name], STEP_S, HORIZON_S, self.intensity.played.speedup)
-        issued = self._issuer.issue(now_s)
+        if self._forecaster is None:
+            self._forecaster = LiveForecaster(
+                history, MODELS[self.name], STEP_S, HORIZON_S, self.intensity.played.speedup
+            )
+        issued = self._forecaster.forecast(now_s)
         return issued.forecast or CarbonForecast(series, self.name, now_s, fallback_reason=issued.why)
 
     def ratio(self, now_s: float) -> float | None:
@@ -118,7 +120,7 @@ class ForecastFeed:
         played, history, count = self.intensity.played, self._history, 2
         if history is None or self._played is not played:
             history, count = History(self.intensity.series), LEAD_IN_MAX
-            self._played, self._history, self._issuer = played, history, None
+            self._played, self._history, self._forecaster = played, history, None
         for reading in self.intensity.history(now_s, count):
             history.add(replace(reading, fetched_at_s=reading.starts_at_s))
         return history

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carbon_feed.archive_files import ArchiveFiles
-from carbon_feed.forecast.archive import Archive
-from carbon_feed.forecast.parts import finished
-from carbon_feed.forecast.records import forecast_of_line, line_of
+from carbon_feed.archive_files import ForecastFiles
+from carbon_feed.forecast.archive import ForecastArchive, forecast_of_line, line_of
+from carbon_feed.forecast.parts import run_to_end
 from tests.unit.carbon_feed.test_history import SERIES, T0_S
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 from trefoil.core.common import Basis, Provenance
@@ -72,7 +71,7 @@ def issued(day, hour=0.0):
 
 
 def test_a_file_a_day_old_ones_go_and_a_torn_line_spoils_no_other(tmp_path):
-    files = ArchiveFiles(tmp_path, SERIES, days_kept=3)
+    files = ForecastFiles(tmp_path, SERIES, days_kept=3)
     assert files.lines() == []
     for day in range(5):
         files.append([issued(day, 1), issued(day, 2)])
@@ -81,7 +80,7 @@ def test_a_file_a_day_old_ones_go_and_a_torn_line_spoils_no_other(tmp_path):
     with (files.folder / names[-1]).open("ab") as file:
         file.write(b'{"torn')
     files.append([issued(4, 3)])
-    found = Archive(SERIES)
-    assert finished(files.into(found, files.lines())) == 1
+    found = ForecastArchive(SERIES)
+    assert run_to_end(files.load_into(found, files.lines())) == 1
     assert len(found) == 7
     assert found.latest("blend") == issued(4, 3)

@@ -14,10 +14,10 @@ from hypothesis.extra import numpy as hnp
 from typer.testing import CliRunner
 
 from carbon_feed.forecast import MODELS
-from carbon_feed.forecast.backtest import backtest, merged, steps_of
-from carbon_feed.forecast.bands import ERRORS_MIN, ErrorBook
-from carbon_feed.forecast.forecaster import Forecaster, told
-from carbon_feed.forecast.scores import Tally
+from carbon_feed.forecast.backtest import backtest, trace_means
+from carbon_feed.forecast.bands import ERRORS_MIN, LeadErrors
+from carbon_feed.forecast.forecaster import Forecaster
+from carbon_feed.forecast.scores import ScoreSums, pool_scores
 from carbon_feed.providers.trace import load_trace
 from trefoil.cli.main import app
 from trefoil.core import errors
@@ -40,6 +40,14 @@ def duck(days: int, seed: int = 1) -> np.ndarray:
     for i in range(1, len(noise)):
         noise[i] = 0.9 * noise[i - 1] + rng.normal(0, 8)
     return np.maximum(5.0, 250 + 80 * np.sin(np.arange(24 * days) * 2 * np.pi / 24) + noise)
+
+
+def trained(model, values, horizon_s=H * HOUR_S):
+    """A forecaster that has observed a past, oldest value first."""
+    made = Forecaster(model, HOUR_S, horizon_s)
+    for value in values:
+        made.observe(value)
+    return made
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -100,7 +108,7 @@ def test_in_a_backtest_everything_after_the_origin_is_nan():
 @given(origin=st.integers(24 * 9, 24 * 12), name=st.sampled_from(sorted(MODELS)), noise=st.floats(0, 1500))
 def test_no_forecast_depends_on_what_came_after_it_or_on_who_asked_before(origin, name, noise):
     truth = duck(13)
-    alone = told(MODELS[name], truth[: origin + 1], horizon_s=24 * HOUR_S).outlook().values
+    alone = trained(MODELS[name], truth[: origin + 1], horizon_s=24 * HOUR_S).quantile_forecast().values
     other = truth.copy()
     other[origin + 1 :] = noise
     asked = Forecaster(MODELS[name], horizon_s=24 * HOUR_S)
@@ -108,7 +116,7 @@ def test_no_forecast_depends_on_what_came_after_it_or_on_who_asked_before(origin
     for i, value in enumerate(other):
         asked.observe(float(value))
         if i in (origin - 31, origin - 3, origin):
-            kept[i] = asked.outlook().values.copy()
+            kept[i] = asked.quantile_forecast().values.copy()
     assert np.array_equal(kept[origin], alone)
 
 
@@ -117,12 +125,12 @@ def test_where_a_backtest_begins_to_learn_changes_nothing(name):
     long = duck(130)
     late = backtest(MODELS[name], long, first=24 * 110, horizon_s=24 * HOUR_S)
     whole = Forecaster(MODELS[name], horizon_s=24 * HOUR_S)
-    tally = Tally(24)
+    tally = ScoreSums(24)
     for origin in range(len(long) - 1):
         whole.observe(float(long[origin]))
         if origin >= 24 * 110:
             after = long[origin + 1 : origin + 25]
-            tally.add(whole.outlook().values, np.append(after, np.full(24 - len(after), math.nan)))
+            tally.add(whole.quantile_forecast().values, np.append(after, np.full(24 - len(after), math.nan)))
     assert late.scores == tally.scores(HOUR_S)
 
 
@@ -132,7 +140,7 @@ def test_bands_cover_what_they_say_on_errors_of_any_shape():
 
 
 def test_quantiles_are_those_of_numpy_and_borrowed_beyond():
-    book = ErrorBook(window=100, steps=30)
+    book = LeadErrors(window=100, steps=30)
     rng = np.random.default_rng(3)
     made, errors_at = {}, {lead: [] for lead in range(1, 31)}
     for index in range(45):
@@ -143,7 +151,7 @@ def test_quantiles_are_those_of_numpy_and_borrowed_beyond():
                 errors_at[lead].append(value - made[index - lead][lead - 1])
         made[index] = rng.normal(200, 30, 30)
         book.forecast(index, made[index])
-    book.look()
+    book.refresh()
     found = book.quantiles()
     assert found.own == sum(len(e) >= ERRORS_MIN for e in errors_at.values())
     assert 0 < found.own < 30
@@ -153,13 +161,13 @@ def test_quantiles_are_those_of_numpy_and_borrowed_beyond():
 
 
 def test_bands_are_ordered_and_never_negative():
-    outlook = told(MODELS["blend"], duck(20) - 180).outlook()
-    low, middle, high = outlook.values
+    forecast = trained(MODELS["blend"], duck(20) - 180).quantile_forecast()
+    low, middle, high = forecast.values
     assert ((low >= 0) & (low <= middle) & (middle <= high)).all()
 
 
 def test_scores_keep_their_counts():
-    tally = Tally(3)
+    tally = ScoreSums(3)
     low, high = np.array([90, 90, math.nan]), np.array([110, 110, math.nan])
     tally.add(np.stack([low, np.array([100.0, 100, 100]), high]), np.array([80.0, 0.5, math.nan]))
     one, two, three = tally.scores(HOUR_S)
@@ -167,7 +175,7 @@ def test_scores_keep_their_counts():
     assert (one.coverage_samples, one.coverage_ratio) == (1, 0)
     assert (two.samples, two.mape_samples, two.mape_ratio) == (1, 0, 0)  # 0.5 g/kWh: no percentage
     assert (three.samples, three.coverage_samples, three.horizon_s) == (0, 0, 3 * HOUR_S)
-    assert merged((one, two, three)).mae_g_per_kwh == pytest.approx((20 + 99.5) / 2)
+    assert pool_scores((one, two, three)).mae_g_per_kwh == pytest.approx((20 + 99.5) / 2)
 
 
 @pytest.mark.parametrize(("step_s", "horizon_s"), [(0, 1), (300, 3600), (5000, 86_400), (3600, 0), (3600, 1e9)])
@@ -178,9 +186,9 @@ def test_steps_and_horizons_that_make_no_sense_are_refused(step_s, horizon_s):
 
 def test_a_trace_is_cut_into_means():
     trace = load_trace(DUCK)
-    assert np.allclose(steps_of(trace, 7200.0), np.array(trace.values_g_per_kwh).reshape(-1, 2).mean(axis=1))
+    assert np.allclose(trace_means(trace, 7200.0), np.array(trace.values_g_per_kwh).reshape(-1, 2).mean(axis=1))
     with pytest.raises(errors.TraceError, match="multiple"):
-        steps_of(trace, 1800.0)
+        trace_means(trace, 1800.0)
 
 
 def test_the_command_prints_writes_and_draws(tmp_path):
@@ -220,7 +228,7 @@ def test_day_ahead_on_real_grids(file, mape_max, persistence):
     path = DATA / file
     if not path.exists():
         pytest.skip(f"no {path.name} in {DATA}: set TREFOIL_DATA to the evaluation data")
-    series = steps_of(load_trace(path))
+    series = trace_means(load_trace(path))
     first = len(series) // 2 - 1
     played = backtest(MODELS["blend"], series, first=first, horizon_s=24 * HOUR_S)
     blend = played.day(1)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carbon_feed.core.history import History, Kept
+from carbon_feed.core.history import AddResult, History
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 
@@ -130,7 +130,7 @@ def test_an_estimate_does_not_replace_a_measurement():
 def test_said_again_is_no_revision_and_taken_back_is_one():
     history = History(SERIES)
     told = [history.add(said(0, v, k)) for v, k in ((200, 1), (200, 2), (210, 3), (200, 4))]
-    assert told == [Kept.NEW, Kept.KNOWN, Kept.REVISION, Kept.REVISION]
+    assert told == [AddResult.NEW, AddResult.KNOWN, AddResult.REVISION, AddResult.REVISION]
     assert history.at(T0_S, T0_S + 3).intensity_g_per_kwh == 210
     assert history.at(T0_S).intensity_g_per_kwh == 200
 
@@ -138,9 +138,9 @@ def test_said_again_is_no_revision_and_taken_back_is_one():
 @pytest.mark.parametrize("quality", [Quality.FORECAST, Quality.CARRIED, Quality.CLIMATOLOGY, Quality.STATIC])
 def test_stand_ins_never_become_history(quality):
     history = History(SERIES)
-    assert history.add(said(0, 200, quality=quality)) is Kept.STAND_IN
-    assert history.add(said(0, 200, rung=2)) is Kept.STAND_IN
-    assert history.add(said(0, 200, rung=1)) is Kept.NEW  # a second provider of the same kind
+    assert history.add(said(0, 200, quality=quality)) is AddResult.STAND_IN
+    assert history.add(said(0, 200, rung=2)) is AddResult.STAND_IN
+    assert history.add(said(0, 200, rung=1)) is AddResult.NEW  # a second provider of the same kind
     assert len(history) == 1
 
 
@@ -158,7 +158,7 @@ def test_it_is_bounded():
     for hour in range(1000):
         history.add(said(hour, hour % 700))
     assert len(history) == 10
-    assert history.add(said(5, 1)) is Kept.TOO_OLD
+    assert history.add(said(5, 1)) is AddResult.TOO_OLD
     for i in range(20):
         history.add(said(999, 1 + i, 4e6 + i))
     assert [r.intensity_g_per_kwh for r in history.revisions(T0_S + 999 * HOUR_S)] == [299, 19, 20]

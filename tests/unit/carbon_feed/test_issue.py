@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from carbon_feed.core.history import History
 from carbon_feed.forecast import MODELS
-from carbon_feed.forecast.archive import Archive
-from carbon_feed.forecast.forecaster import told
-from carbon_feed.forecast.issue import Issuer, issue
-from carbon_feed.forecast.resample import resampled
-from tests.unit.carbon_feed.test_forecast import duck
+from carbon_feed.forecast.archive import ForecastArchive
+from carbon_feed.forecast.issue import LiveForecaster
+from carbon_feed.forecast.parts import run_to_end
+from carbon_feed.forecast.resample import resample
+from tests.unit.carbon_feed.test_forecast import duck, trained
 from tests.unit.carbon_feed.test_history import HOUR_S, SERIES, T0_S, said
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonBand, CarbonForecast
@@ -30,6 +30,11 @@ def past(hours, values=TRUTH):
     for hour in range(hours):
         history.add(said(hour, float(values[hour])))
     return history
+
+
+def issue(history, model, now_s, **options):
+    """One forecast of a forecaster that is used once."""
+    return LiveForecaster(history, model, **options).forecast(now_s)
 
 
 def issued(history, hour, **options):
@@ -98,7 +103,7 @@ def test_too_little_is_said_and_not_made_up(hours, why):
 def test_what_was_learnt_before_makes_no_difference_to_where_a_forecast_stands(late, start, revised):
     """One issuer through gaps, late values and revisions: the same steps and 50 % lines as one that starts anew."""
     history = past(start)
-    kept, known = Issuer(history, BLEND, horizon_s=24 * HOUR_S), start
+    kept, known = LiveForecaster(history, BLEND, horizon_s=24 * HOUR_S), start
     for ahead in late:
         hour = min(700, known + ahead)
         for back in range(min(30, known)):  # the newest day is revised
@@ -108,7 +113,7 @@ def test_what_was_learnt_before_makes_no_difference_to_where_a_forecast_stands(l
             history.add(said(new, float(TRUTH[new])))
         known = max(known, hour - ahead % 3)
         now_s = T0_S + hour * HOUR_S + 60
-        one = kept.issue(now_s).forecast
+        one = kept.forecast(now_s).forecast
         other = issue(history, BLEND, now_s, horizon_s=24 * HOUR_S).forecast
         assert [b.starts_at_s for b in one.bands] == [b.starts_at_s for b in other.bands]
         widths = [abs(a.p50_g_per_kwh - b.p50_g_per_kwh) for a, b in zip(one.bands, other.bands, strict=True)]
@@ -117,14 +122,14 @@ def test_what_was_learnt_before_makes_no_difference_to_where_a_forecast_stands(l
 
 def test_an_issuer_learns_as_the_backtest_does():
     history = past(20 * DAY_H)
-    kept = Issuer(history, BLEND)
+    kept = LiveForecaster(history, BLEND)
     for hour in range(20 * DAY_H, 24 * DAY_H + 1):
         history.add(said(hour, float(TRUTH[hour])))
-        made = kept.issue(T0_S + (hour + 1) * HOUR_S).forecast
+        made = kept.forecast(T0_S + (hour + 1) * HOUR_S).forecast
     anew = issue(history, BLEND, T0_S + (24 * DAY_H + 1) * HOUR_S).forecast
     assert replace(made, bands=()) == replace(anew, bands=())
     assert [b.p10_g_per_kwh for b in made.bands] == pytest.approx([b.p10_g_per_kwh for b in anew.bands])
-    lines = told(BLEND, TRUTH[: 24 * DAY_H + 1].tolist()).outlook().values
+    lines = trained(BLEND, TRUTH[: 24 * DAY_H + 1].tolist()).quantile_forecast().values
     assert [b.p90_g_per_kwh for b in made.bands] == pytest.approx(list(lines[2]))
 
 
@@ -174,25 +179,25 @@ def banded(*middles, step_s=HOUR_S, width=10.0):
 @pytest.mark.parametrize("step_s", [300.0, 900.0, 1800.0])
 def test_finer_steps_repeat_and_come_back(step_s):
     forecast = banded(100, 200, 300)
-    fine = resampled(forecast, step_s)
+    fine = resample(forecast, step_s)
     assert len(fine.bands) == 3 * HOUR_S / step_s
     assert {b.p50_g_per_kwh for b in fine.bands} == {100, 200, 300}
-    assert resampled(fine, HOUR_S) == forecast
+    assert resample(fine, HOUR_S) == forecast
 
 
 def test_coarser_steps_are_means_and_gaps_stay_gaps():
-    assert [b.p50_g_per_kwh for b in resampled(banded(100, 200, 300, 500, 700), 2 * HOUR_S).bands] == [150, 400]
+    assert [b.p50_g_per_kwh for b in resample(banded(100, 200, 300, 500, 700), 2 * HOUR_S).bands] == [150, 400]
     whole = banded(100, 200, 300)
     holed = replace(whole, bands=(whole.bands[0], whole.bands[2]))
-    assert [b.p50_g_per_kwh for b in resampled(holed, HOUR_S / 2).bands] == [100, 100, 300, 300]
-    assert resampled(replace(whole, bands=()), 300).bands == ()
+    assert [b.p50_g_per_kwh for b in resample(holed, HOUR_S / 2).bands] == [100, 100, 300, 300]
+    assert resample(replace(whole, bands=()), 300).bands == ()
 
 
 def test_what_was_issued_is_scored_by_lead_against_what_came():
-    archive, history = Archive(SERIES), past(3)  # of the fourth band nothing is known yet
+    archive, history = ForecastArchive(SERIES), past(3)  # of the fourth band nothing is known yet
     actual = TRUTH[:3]
     archive.add(banded(*(actual + np.array([0, 5, -20])), 100))
-    scores = archive.scores(history, "neso", T0_S + 9, horizon_s=4 * HOUR_S)
+    scores = run_to_end(archive.scores_incrementally(history, "neso", T0_S + 9, horizon_s=4 * HOUR_S))
     one, two, three = scores.scores[:3]
     assert (one.samples, one.mae_g_per_kwh, two.samples) == (2, pytest.approx(2.5), 1)  # the hour now and the next
     assert (two.mae_g_per_kwh, two.bias_g_per_kwh) == (pytest.approx(20), pytest.approx(-20))
@@ -206,7 +211,7 @@ def test_what_was_issued_is_scored_by_lead_against_what_came():
 
 
 def test_the_archive_keeps_what_was_first_issued_refuses_other_series_and_is_bounded():
-    archive = Archive(SERIES, forecasts_max=3)
+    archive = ForecastArchive(SERIES, forecasts_max=3)
     first = banded(100)
     assert archive.add(first)
     assert not archive.add(banded(999))
@@ -215,7 +220,7 @@ def test_the_archive_keeps_what_was_first_issued_refuses_other_series_and_is_bou
         archive.add(replace(first, issued_at_s=T0_S + i))
     assert archive.latest("neso", T0_S + 5.5) is None
     assert archive.latest("neso", T0_S + 7).issued_at_s == T0_S + 7
-    assert archive.scores(past(3), "neso", T0_S).forecasts == 3
+    assert run_to_end(archive.scores_incrementally(past(3), "neso", T0_S)).forecasts == 3
     with pytest.raises(errors.SeriesMismatch):
         archive.add(replace(first, series=replace(SERIES, zone="FR")))
 
@@ -223,7 +228,7 @@ def test_the_archive_keeps_what_was_first_issued_refuses_other_series_and_is_bou
 @pytest.mark.parametrize("hours", [20 * DAY_H + 1, 29 * DAY_H + 1])
 def test_the_live_feed_and_the_backtest_are_one(hours):
     """Where the backtest looks at its errors, once a day, both say the same."""
-    played = told(BLEND, TRUTH[:hours].tolist()).outlook().values
+    played = trained(BLEND, TRUTH[:hours].tolist()).quantile_forecast().values
     live = issued(past(hours), hours).bands
     assert [b.p10_g_per_kwh for b in live] == pytest.approx(list(played[0]))
     assert [b.p50_g_per_kwh for b in live] == pytest.approx(list(played[1]))
@@ -231,7 +236,7 @@ def test_the_live_feed_and_the_backtest_are_one(hours):
 
 
 def test_a_providers_points_get_bands_from_its_own_errors_and_points_are_no_bands():
-    archive, history = Archive(SERIES), past(30 * DAY_H)
+    archive, history = ForecastArchive(SERIES), past(30 * DAY_H)
     rng = np.random.default_rng(5)
     for hour in range(20 * DAY_H):
         noisy = [float(TRUTH[hour + i] + rng.normal(0, 10)) for i in range(4)]
@@ -241,12 +246,12 @@ def test_a_providers_points_get_bands_from_its_own_errors_and_points_are_no_band
             for b in points.bands
         )
         archive.add(replace(points, issued_at_s=T0_S + hour * HOUR_S - 1, bands=moved))
-    assert {s.coverage_samples for s in archive.scores(history, "neso", T0_S).scores} == {0}
+    assert {s.coverage_samples for s in run_to_end(archive.scores_incrementally(history, "neso", T0_S)).scores} == {0}
     fresh = replace(banded(300, 300, 300, 300, width=0.0), issued_at_s=T0_S - 1)
-    widened = archive.banded(fresh, history)
+    widened = run_to_end(archive.banded_incrementally(fresh, history))
     for band in widened.bands:
         assert band.p50_g_per_kwh == 300
         assert band.p10_g_per_kwh == pytest.approx(300 - 12.8, abs=2.5)
         assert band.p90_g_per_kwh == pytest.approx(300 + 12.8, abs=2.5)
-    assert Archive(SERIES).banded(fresh, history) == fresh
+    assert run_to_end(ForecastArchive(SERIES).banded_incrementally(fresh, history)) == fresh
     assert not any(math.isnan(b.p10_g_per_kwh) for b in widened.bands)

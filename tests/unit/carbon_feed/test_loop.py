@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from carbon_feed.core.feed import Observation
-from carbon_feed.loop import FeedLoop
-from carbon_feed.role import read_epoch, write_epoch
+from carbon_feed.loop import ZoneLoop
+from carbon_feed.role import load_epoch, save_epoch
 from carbon_feed.service import CarbonFeedServicer
 from carbon_feed.settings import CarbonFeedSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
@@ -59,7 +59,7 @@ def metrics():
 @pytest.fixture
 def loop(state, provider, clock, metrics, tmp_path):
     state._clock = clock
-    return FeedLoop(CarbonFeedSettings(state_dir=tmp_path), provider, state, clock, metrics)
+    return ZoneLoop(CarbonFeedSettings(state_dir=tmp_path), provider, state, clock, metrics)
 
 
 async def tick(loop):
@@ -119,7 +119,7 @@ async def test_a_failing_provider_degrades_by_a_named_rung_and_is_counted(loop, 
 async def test_a_deleted_key_is_rewritten_in_the_next_round(loop, state):
     await loop.init()
     await tick(loop)
-    await state.delete(loop._role.lease, state.keys.carbon_now(loop.series))
+    await state.delete(loop._election.lease, state.keys.carbon_now(loop.series))
     await tick(loop)
     assert (await stored(state, loop)).intensity_g_per_kwh == 200.0
 
@@ -162,11 +162,11 @@ async def test_a_zone_without_any_reading_is_unavailable_not_zero(loop, provider
 
 def test_the_disk_remembers_the_epoch(tmp_path):
     path = tmp_path / "epoch"
-    assert read_epoch(path) == 0
-    write_epoch(path, 7)
-    write_epoch(path, 8)
-    assert read_epoch(path) == 8
+    assert load_epoch(path) == 0
+    save_epoch(path, 7)
+    save_epoch(path, 8)
+    assert load_epoch(path) == 8
     assert [entry.name for entry in tmp_path.iterdir()] == ["epoch"]
     path.write_text("seven")
     with pytest.raises(errors.StartError, match="not a number"):
-        read_epoch(path)
+        load_epoch(path)

@@ -13,10 +13,10 @@ from carbon_feed.core.feed import Observation
 from carbon_feed.core.history import History
 from carbon_feed.core.ratio import WINDOWS
 from carbon_feed.core.validate import Cause
-from carbon_feed.outlook import ISSUE_MIN_S, ZoneOutlook
-from carbon_feed.outlook_settings import OutlookSettings
+from carbon_feed.outlook import ISSUE_MIN_S, ZoneForecasts
 from carbon_feed.providers.base import ProviderFailure
-from carbon_feed.settings import CarbonFeedSettings
+from carbon_feed.settings import CarbonFeedSettings, ForecastSettings
+from carbon_feed.zone_metrics import ZoneMetrics
 from tests.unit.carbon_feed.test_forecast import duck
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
@@ -108,12 +108,14 @@ class World:
             zone="GB",
             factors="direct",
             provider="neso",
-            outlook=OutlookSettings(**{"provider_every_s": HOUR_S, **outlook}),
+            outlook=ForecastSettings(**{"provider_every_s": HOUR_S, **outlook}),
         )
         self.history = History(SERIES)
         self.metrics = Metrics("carbon_feed")
         self.reading: CarbonReading | None = None
-        self.outlook = ZoneOutlook(settings, self.grid, self.history, lambda: self.reading, self.metrics)
+        self.forecasts = ZoneForecasts(
+            settings, self.grid, self.history, lambda: self.reading, ZoneMetrics(self.metrics, settings)
+        )
 
     async def at(self, hour, change=True):
         now_s = T0_S + hour * HOUR_S + 60.0
@@ -121,7 +123,7 @@ class World:
         self.reading = CarbonReading(
             SERIES, start_s, start_s + WINDOW_S, truth(start_s), Quality.FORECAST, "neso", observed_at_s=start_s
         )
-        changed = await self.outlook.refresh(now_s)
+        changed = await self.forecasts.refresh(now_s)
         assert changed is change or change is None
         return now_s
 
@@ -133,7 +135,7 @@ def world(tmp_path):
 
 async def test_at_the_start_the_past_is_asked_for_and_everything_follows_from_it(world):
     now_s = await world.at(0)
-    outlook = world.outlook
+    outlook = world.forecasts
     assert len(world.history) == 14 * 48
     assert world.history.newest().quality == Quality.ESTIMATED, "a forecast of the past is no past"
     forecast = outlook.forecast
@@ -155,7 +157,7 @@ async def test_once_a_step_and_when_a_step_more_is_known_and_not_at_every_look(w
     issued = []
     for minute in range(0, 181, 5):
         await world.at(minute / 60, change=None)
-        newest = world.outlook.archive.latest("blend").issued_at_s
+        newest = world.forecasts.archive.latest("blend").issued_at_s
         if not issued or issued[-1] != newest:
             issued.append(newest)
     minutes = [round((at - T0_S) / 60) for at in issued]
@@ -163,30 +165,30 @@ async def test_once_a_step_and_when_a_step_more_is_known_and_not_at_every_look(w
     assert len(minutes) == 6, "and twice when the past was looked at, which is stretched by up to a tenth"
     assert world.grid.forecasts_asked <= 3
     assert world.grid.pasts_asked <= 4 + 2, "four pieces at the start"
-    assert not await world.outlook.refresh(T0_S + 181 * 60.0), "not twice in a quarter of a second"
+    assert not await world.forecasts.refresh(T0_S + 181 * 60.0), "not twice in a quarter of a second"
 
 
 async def test_a_truncated_forecast_is_replaced_by_ours_and_says_why_until_it_is_whole_again(world):
     world.grid.reach_s = 15 * HOUR_S
     await world.at(0)
-    ours = world.outlook.forecast
+    ours = world.forecasts.forecast
     assert ours.model == "blend"
     assert ours.fallback_reason.startswith("neso truncated: 30 points reach ")
     text = world.metrics.text()
     assert 'trefoil_carbon_provider_errors_total{cause="truncated",provider="neso"' in text
     world.grid.reach_s = 48 * HOUR_S
     await world.at(1)
-    assert (world.outlook.forecast.model, world.outlook.forecast.fallback_reason) == ("neso", "")
+    assert (world.forecasts.forecast.model, world.forecasts.forecast.fallback_reason) == ("neso", "")
 
 
 async def test_a_forecast_that_gets_old_gives_way_to_ours(world):
     await world.at(0)
     world.grid.fails = ProviderFailure(Cause.SERVER_ERROR, "500")
     await world.at(2)
-    assert world.outlook.forecast.model == "neso"
+    assert world.forecasts.forecast.model == "neso"
     await world.at(4)
-    assert world.outlook.forecast.model == "blend"
-    assert world.outlook.forecast.fallback_reason.startswith("neso server_error: 500")
+    assert world.forecasts.forecast.model == "blend"
+    assert world.forecasts.forecast.fallback_reason.startswith("neso server_error: 500")
 
 
 @pytest.mark.parametrize(
@@ -201,8 +203,8 @@ async def test_after_a_failure_it_is_asked_again_when_that_makes_sense(world, fa
     world.grid.fails = failure
     await world.at(0, change=None)
     assert (world.grid.forecasts_asked, world.grid.pasts_asked) == (1, 1)
-    assert world.outlook.forecast is None
-    assert "nothing is known of the past" in world.outlook.forecast_reason
+    assert world.forecasts.forecast is None
+    assert "nothing is known of the past" in world.forecasts.forecast_reason
     await world.at(next_h * 0.95, change=None)
     assert world.grid.forecasts_asked == 1
     await world.at(next_h * 1.11 + 0.01, change=None)
@@ -212,13 +214,13 @@ async def test_after_a_failure_it_is_asked_again_when_that_makes_sense(world, fa
 async def test_what_was_issued_is_scored_shown_and_gives_providers_their_bands(world):
     for hour in range(0, 72):
         await world.at(hour)
-    scores = {one.model: one for one in world.outlook.scores()}
+    scores = {one.model: one for one in world.forecasts.scores()}
     assert set(scores) == {"blend", "climatology", "persistence", "neso"}
     theirs = scores["neso"]
     assert theirs.scores[5].mae_g_per_kwh == pytest.approx(6.0)
     assert theirs.scores[5].samples >= 60
     assert scores["blend"].scores[95].samples == 0, "nobody knows yet"
-    band = world.outlook.forecast.bands[10]
+    band = world.forecasts.forecast.bands[10]
     assert band.p10_g_per_kwh == pytest.approx(band.p50_g_per_kwh - 6.0, abs=0.5)
     assert band.p90_g_per_kwh == pytest.approx(band.p50_g_per_kwh + 6.0, abs=0.5)
     text = world.metrics.text()
@@ -231,22 +233,22 @@ async def test_what_was_issued_is_scored_shown_and_gives_providers_their_bands(w
 async def test_a_restart_goes_on_where_the_last_process_was(world, tmp_path):
     for hour in range(30):
         await world.at(hour)
-    before = {one.model: one for one in world.outlook.scores()}
-    page = sorted(world.outlook._files.folder.glob("*.jsonl"))[-1]
+    before = {one.model: one for one in world.forecasts.scores()}
+    page = sorted(world.forecasts._files.folder.glob("*.jsonl"))[-1]
     with page.open("ab") as file:
         file.write(b'{"format":1,"model":"ble')  # killed while it wrote
 
     again = World(tmp_path)
     again.grid.fails = ProviderFailure(Cause.CONNECTION, "nobody there")
     await again.at(30)
-    assert again.outlook.forecast.model == "neso", "the last process's, which is an hour old"
+    assert again.forecasts.forecast.model == "neso", "the last process's, which is an hour old"
     again.grid.fails = None
     await again.at(31)
-    after = {one.model: one for one in again.outlook.scores()}
+    after = {one.model: one for one in again.forecasts.scores()}
     assert after["blend"].issued_from_at_s == before["blend"].issued_from_at_s
     assert after["neso"].forecasts == before["neso"].forecasts + 1
     assert after["neso"].scores[3].mae_g_per_kwh == pytest.approx(6.0, abs=0.1), "kept to a tenth of a gram"
-    row = next(iter(again.outlook.archive.rows(again.history)))
+    row = next(iter(again.forecasts.archive.rows(again.history)))
     assert row["actual_g_per_kwh"] == pytest.approx(truth(row["starts_at_s"]))
 
 
@@ -254,47 +256,47 @@ async def test_a_disk_that_refuses_stops_nothing(tmp_path):
     (tmp_path / "forecasts-GB-average-direct").write_text("a file where a folder should be")
     world = World(tmp_path)
     await world.at(0)
-    assert world.outlook.forecast is not None
+    assert world.forecasts.forecast is not None
 
 
 async def test_only_what_has_changed_is_written_and_all_of_it_after_redis_was_emptied(world):
-    assert world.outlook.writes(KEYS) == []
+    assert world.forecasts.writes(KEYS) == []
     await world.at(0)
-    first = world.outlook.writes(KEYS)
+    first = world.forecasts.writes(KEYS)
     keys = {write.key: write.obj for write in first}
-    assert keys[KEYS.carbon_forecast(SERIES)] == world.outlook.forecast
+    assert keys[KEYS.carbon_forecast(SERIES)] == world.forecasts.forecast
     assert keys[KEYS.carbon_ratio(SERIES)].window == "expanding"
     assert keys[KEYS.carbon_ratio(SERIES, "30d")].window == "30d"
     assert keys[KEYS.carbon_scores(SERIES)].model == "neso"
     assert keys[KEYS.carbon_scores(SERIES, "blend")].model == "blend"
-    assert world.outlook.writes(KEYS) == []
+    assert world.forecasts.writes(KEYS) == []
     await world.at(1.2)
-    assert Put(KEYS.carbon_forecast(SERIES), world.outlook.forecast) in world.outlook.writes(KEYS)
-    world.outlook.forget_written()
-    assert {write.key for write in world.outlook.writes(KEYS)} == set(keys)
-    world.outlook.forecast = None
-    assert Delete(KEYS.carbon_forecast(SERIES)) in world.outlook.writes(KEYS)
+    assert Put(KEYS.carbon_forecast(SERIES), world.forecasts.forecast) in world.forecasts.writes(KEYS)
+    world.forecasts.forget_written()
+    assert {write.key for write in world.forecasts.writes(KEYS)} == set(keys)
+    world.forecasts.forecast = None
+    assert Delete(KEYS.carbon_forecast(SERIES)) in world.forecasts.writes(KEYS)
 
 
 async def test_a_follower_serves_what_the_leader_wrote(world, tmp_path, state):
     await world.at(0)
     lease = await state.acquire("feed:GB", "leader")
-    await state.write(lease, world.outlook.writes(state.keys))
+    await state.write(lease, world.forecasts.writes(state.keys))
     follower = World(tmp_path / "other")
-    await follower.outlook.follow(state, T0_S)
-    mine = follower.outlook.forecast
-    assert replace(mine, bands=()) == replace(world.outlook.forecast, bands=())
-    assert {one.model for one in follower.outlook.scores()} >= {"neso", "blend"}
-    await follower.outlook.follow(state, T0_S + 1)
-    assert follower.outlook.forecast is mine, "an equal one is not a new one"
+    await follower.forecasts.follow(state, T0_S)
+    mine = follower.forecasts.forecast
+    assert replace(mine, bands=()) == replace(world.forecasts.forecast, bands=())
+    assert {one.model for one in follower.forecasts.scores()} >= {"neso", "blend"}
+    await follower.forecasts.follow(state, T0_S + 1)
+    assert follower.forecasts.forecast is mine, "an equal one is not a new one"
     assert follower.grid.forecasts_asked == 0
     follower.reading = replace(world.reading, intensity_g_per_kwh=1.0)
-    assert follower.outlook.ratio("expanding", T0_S).cir == world.outlook.ratio("expanding", T0_S).cir
-    assert follower.outlook.archive.latest("neso") is not None, "who leads next begins where this leader was"
+    assert follower.forecasts.ratio("expanding", T0_S).cir == world.forecasts.ratio("expanding", T0_S).cir
+    assert follower.forecasts.archive.latest("neso") is not None, "who leads next begins where this leader was"
     await state.write(lease, [Delete(state.keys.carbon_forecast(SERIES))])
-    await follower.outlook.follow(state, T0_S + 2)
-    assert follower.outlook.forecast is None
-    assert "leader" in follower.outlook.forecast_reason
+    await follower.forecasts.follow(state, T0_S + 2)
+    assert follower.forecasts.forecast is None
+    assert "leader" in follower.forecasts.forecast_reason
 
 
 async def test_what_is_missing_is_asked_for_though_the_newest_value_is_there(world):
@@ -351,7 +353,9 @@ async def played(folder, speedup, hours):
             simulated=True,
         )
         history.add(reading)
-    outlook = ZoneOutlook(settings, Played(speedup), history, lambda: reading, Metrics("carbon_feed"))
+    outlook = ZoneForecasts(
+        settings, Played(speedup), history, lambda: reading, ZoneMetrics(Metrics("carbon_feed"), settings)
+    )
     await outlook.refresh(T0_S + hours * wall_s + wall_s / 10)
     return outlook
 
@@ -382,8 +386,8 @@ async def test_none_is_a_choice(tmp_path):
     world = World(tmp_path, model="none")
     world.grid.fails = ProviderFailure(Cause.FORBIDDEN, "not in your plan")
     await world.at(0, change=None)
-    assert world.outlook.forecast is None
-    assert "outlook.model is none" in world.outlook.forecast_reason
+    assert world.forecasts.forecast is None
+    assert "outlook.model is none" in world.forecasts.forecast_reason
 
 
 async def test_others_have_their_turn_all_the_time(world):
@@ -410,4 +414,4 @@ async def test_others_have_their_turn_all_the_time(world):
     print(f"99 % of them within {1e3 * gaps[int(0.99 * len(gaps))]:.1f} ms, the longest {1e3 * gaps[-1]:.1f} ms")
     assert len(turns) > 400
     assert gaps[-1] <= 0.1, "20 ms, five times slower"
-    assert not math.isnan(world.outlook.forecast.bands[0].p50_g_per_kwh)
+    assert not math.isnan(world.forecasts.forecast.bands[0].p50_g_per_kwh)

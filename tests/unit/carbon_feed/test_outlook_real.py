@@ -8,10 +8,11 @@ import pytest
 
 from carbon_feed.core.history import History
 from carbon_feed.forecast import MODELS
-from carbon_feed.forecast.backtest import backtest, steps_of
-from carbon_feed.outlook import ZoneOutlook
+from carbon_feed.forecast.backtest import backtest, trace_means
+from carbon_feed.outlook import ZoneForecasts
 from carbon_feed.providers.trace import load_trace
 from carbon_feed.settings import CarbonFeedSettings
+from carbon_feed.zone_metrics import ZoneMetrics
 from tests.unit.carbon_feed.test_outlook import Played
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.runtime.telemetry import Metrics
@@ -27,10 +28,12 @@ async def test_what_is_issued_live_is_worth_what_the_backtest_says(tmp_path):
     path = DATA / "em_US-CAL-CISO_2022_hourly.csv"
     if not path.exists():
         pytest.skip(f"no {path.name} in {DATA}: set TREFOIL_DATA to the evaluation data")
-    values = steps_of(load_trace(path))[: LEARN + PLAYED + H]
+    values = trace_means(load_trace(path))[: LEARN + PLAYED + H]
     settings = CarbonFeedSettings(state_dir=tmp_path, zone=SERIES.zone, provider="trace")
     history, now = History(SERIES), [CarbonReading()]
-    outlook = ZoneOutlook(settings, Played(1.0), history, lambda: now[0], Metrics("carbon_feed"))
+    outlook = ZoneForecasts(
+        settings, Played(1.0), history, lambda: now[0], ZoneMetrics(Metrics("carbon_feed"), settings)
+    )
     for hour, value in enumerate(values):
         start_s = T0_S + hour * HOUR_S
         now[0] = CarbonReading(SERIES, start_s, start_s + HOUR_S, float(value), Quality.MEASURED, observed_at_s=start_s)

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from carbon_feed.core.feed import Observation
-from carbon_feed.core.polling import DAY_S, Breaker, PollRules
+from carbon_feed.core.polling import DAY_S, Breaker, PollLimits
 from carbon_feed.core.validate import Cause
-from carbon_feed.loop import FeedLoop
-from carbon_feed.providers import LiveProvider, Polled, ProviderFailure
-from carbon_feed.providers.polled import read_spent
-from carbon_feed.providers.recent import Recent
+from carbon_feed.loop import ZoneLoop
+from carbon_feed.providers import LiveProvider, PolledProvider, ProviderFailure
+from carbon_feed.providers.polled import load_usage
+from carbon_feed.providers.web import AnswerCache
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Quality, Rung
@@ -43,7 +43,7 @@ class Metered:
 
     def __init__(self, told):
         self.told = told
-        self.recent = Recent()
+        self.recent = AnswerCache()
         self._spend = lambda: None
 
     async def read(self, now_s):
@@ -110,9 +110,9 @@ def make(state, provider, clock, metrics, tmp_path):
         wanted = CarbonFeedSettings.model_validate({"state_dir": folder, "zone": "Z", "outlook": outlook, **more})
         asked = Metered(provider)
         assert isinstance(asked, LiveProvider)
-        polled = Polled(asked, rules or PollRules(300.0), folder / "polling.json")
-        loop = FeedLoop(wanted, polled, state, clock, metrics)
-        loop._role.me = name
+        polled = PolledProvider(asked, rules or PollLimits(300.0), folder / "polling.json")
+        loop = ZoneLoop(wanted, polled, state, clock, metrics)
+        loop._election.identity = name
         return loop
 
     return one
@@ -122,7 +122,7 @@ async def ticks(loop, seconds=0.5):
     """Rounds, half a second apart; questions are answered in between."""
     for _ in range(max(1, round(seconds / 0.5))):
         await loop.tick()
-        await loop._provider.answered()
+        await loop._provider.wait_answered()
         loop._clock.move(0.5)
 
 
@@ -153,7 +153,7 @@ async def test_the_follower_asks_nobody_and_serves_what_the_holder_wrote(make, p
 
 
 async def test_a_failure_does_not_take_back_what_was_said_before_the_hard_ttl(make, provider, clock, metrics):
-    loop = make(rules=PollRules(60.0, hard_ttl_s=150.0))
+    loop = make(rules=PollLimits(60.0, hard_ttl_s=150.0))
     await loop.init()
     await ticks(loop, 1)
     provider.value = None
@@ -170,7 +170,7 @@ async def test_a_failure_does_not_take_back_what_was_said_before_the_hard_ttl(ma
 
 
 async def test_the_breaker_keeps_all_questions_back(make, provider, clock):
-    loop = make(rules=PollRules(300.0, breaker_failures=2))
+    loop = make(rules=PollLimits(300.0, breaker_failures=2))
     await loop.init()
     provider.value = None
     await ticks(loop, 60)
@@ -186,11 +186,11 @@ async def test_the_breaker_keeps_all_questions_back(make, provider, clock):
 
 
 async def test_a_quota_outlives_the_process_but_not_midnight(make, provider, clock, metrics, state):
-    rules = PollRules(300.0, quota_per_day=10)
+    rules = PollLimits(300.0, quota_per_day=10)
     loop = make(rules=rules)
     await loop.init()
     await ticks(loop, 1)
-    spent = read_spent(loop._provider._kept)
+    spent = load_usage(loop._provider._usage_file)
     assert (spent.asked, spent.epoch) == (1, 1)
     assert 'trefoil_carbon_quota_left_requests{provider="metered"' in metrics.text()
     await loop.shutdown()
@@ -202,7 +202,7 @@ async def test_a_quota_outlives_the_process_but_not_midnight(make, provider, clo
     await expire(state)
     await ticks(again, 1)
     assert provider.sent == 2
-    again._provider._kept.write_text(json.dumps({"day": spent.day, "asked": 10, "epoch": 2}))
+    again._provider._usage_file.write_text(json.dumps({"day": spent.day, "asked": 10, "epoch": 2}))
     await again.shutdown()
     third = make(rules=rules)
     await third.init()
@@ -278,7 +278,7 @@ async def test_a_write_that_nobody_confirmed_is_looked_up_before_it_is_repeated(
     loop._clock.move(300.0)
     await expire(state)
     await loop.tick()  # takes the role again, and asks
-    await loop._provider.answered()
+    await loop._provider.wait_answered()
     loop._clock.move(0.5)
     with monkeypatch.context() as lost:
         lost.setattr(state, "_fenced", heard_by_nobody)
@@ -345,7 +345,7 @@ def test_zones_share_keys_and_addresses_but_not_places():
         "electricity_maps": {"token": "env:KEY", "zone": "GB"},
         "zones": [{"zone": "FR", "provider": "electricity_maps", "electricity_maps": {"poll_s": 600}}],
     }
-    first, second = CarbonFeedSettings.model_validate(top).each()
+    first, second = CarbonFeedSettings.model_validate(top).per_zone()
     assert (first.zone, first.neso.region_id) == ("GB", 13)
     assert (second.zone, second.provider, second.factors) == ("FR", "electricity_maps", "lifecycle")
     assert second.electricity_maps.token.get_secret_value() == "env:KEY"
@@ -368,7 +368,7 @@ def test_zones_share_keys_and_addresses_but_not_places():
 )
 def test_bad_zones_are_named(zones, named):
     with pytest.raises(errors.SettingError, match=named):
-        config.load(CarbonFeedSettings, overrides={"zones": zones}).each()
+        config.load(CarbonFeedSettings, overrides={"zones": zones}).per_zone()
 
 
 def test_a_secret_in_a_further_zone_is_refused_and_not_shown():
@@ -421,7 +421,7 @@ async def test_what_redis_interrupts_while_the_role_is_taken_is_done_again(make,
 
 
 async def test_a_feed_that_is_alone_keeps_its_quota_without_redis_too(make, provider, state, monkeypatch):
-    rules = PollRules(300.0, quota_per_day=10)
+    rules = PollLimits(300.0, quota_per_day=10)
     loop = make(rules=rules)
     await loop.init()
     await ticks(loop, 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carbon_feed.core.history import History
 from carbon_feed.core.ratio import EXPANDING, MONTH, SAME_HOUR, WINDOWS, ratio
-from carbon_feed.forecast.backtest import steps_of
+from carbon_feed.forecast.backtest import trace_means
 from carbon_feed.providers.trace import load_trace
 from tests.unit.carbon_feed.test_history import HOUR_S, SERIES, T0_S, kept, said
 from trefoil.core import errors
@@ -101,7 +101,7 @@ def test_how_far_it_swings_on_real_grids(file, expanding, month):
         pytest.skip(f"no {path.name} in {DATA}: set TREFOIL_DATA to the evaluation data")
     history = History(SERIES)
     found = {EXPANDING: [], MONTH: []}
-    for hour, value in enumerate(steps_of(load_trace(path))):
+    for hour, value in enumerate(trace_means(load_trace(path))):
         current = said(hour, float(value))
         for window, ratios in found.items():
             one = ratio(history, current, window)

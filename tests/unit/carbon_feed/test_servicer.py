@@ -8,7 +8,7 @@ import pytest
 
 from carbon_feed.core.answers import PAGE_MAX
 from carbon_feed.core.history import History
-from carbon_feed.forecast.archive import Archive
+from carbon_feed.forecast.archive import ForecastArchive
 from carbon_feed.service import FULL_NAME
 from carbon_feed.servicer import CarbonFeedServicer
 from carbon_feed.zones import load_zones
@@ -62,7 +62,7 @@ def forecast(series: Series, model: str, count: int = 4, step_s: float = 3600.0)
 
 
 class Feed:
-    """In the place of a `FeedLoop`."""
+    """In the place of a `ZoneLoop`."""
 
     speedup = 1.0
 
@@ -72,8 +72,8 @@ class Feed:
         self.history = History(self.series)
         self.told: list[CarbonReading] = []
         self.stays = False
-        self.outlook = SimpleNamespace(
-            archive=Archive(self.series),
+        self.forecasts = SimpleNamespace(
+            archive=ForecastArchive(self.series),
             forecast=None,
             forecast_reason="6 h of the last 7 days are known, a forecast needs 24 h",
             ratio=lambda *_: None,
@@ -330,28 +330,28 @@ async def test_nothing_known_is_an_empty_page(stub):
 
 
 async def test_a_forecast_from_now_on_to_a_horizon_in_other_steps(stub, gb):
-    gb.outlook.forecast = forecast(gb.series, "blend")
+    gb.forecasts.forecast = forecast(gb.series, "blend")
     whole = (await ask(stub.GetForecast, pb.GetForecastRequest(zone="GB"))).forecast
-    assert codec.from_proto(whole) == gb.outlook.forecast
+    assert codec.from_proto(whole) == gb.forecasts.forecast
     near = (await ask(stub.GetForecast, pb.GetForecastRequest(zone="GB", horizon_s=3600, step_s=1800))).forecast
     assert [band.p50_g_per_kwh for band in near.bands] == [100.0, 101.0], "the half hour that has ended is left out"
     assert codec.from_proto(near).bands[0].starts_at_s == NOW_S
-    assert codec.from_proto(near).issued_at_s == gb.outlook.forecast.issued_at_s
+    assert codec.from_proto(near).issued_at_s == gb.forecasts.forecast.issued_at_s
 
 
 async def test_the_time_of_a_replay_is_its_own(stub, gb):
     gb.speedup = 60.0
     begin_s = NOW_S
     bands = tuple(CarbonBand(begin_s + 60 * i, begin_s + 60 * (i + 1), 1, 2 + i, 30) for i in range(4))
-    gb.outlook.forecast = replace(forecast(gb.series, "blend"), bands=bands)
+    gb.forecasts.forecast = replace(forecast(gb.series, "blend"), bands=bands)
     answer = await ask(stub.GetForecast, pb.GetForecastRequest(zone="GB", horizon_s=2 * 3600, step_s=1800))
     starts = [band.starts_at_s - begin_s for band in codec.from_proto(answer.forecast).bands]
     assert starts == pytest.approx([0, 30, 60, 90]), "two hours of the trace are two minutes"
 
 
 async def test_a_forecast_of_another_model(stub, gb):
-    gb.outlook.forecast = forecast(gb.series, "neso")
-    gb.outlook.archive.add(forecast(gb.series, "blend", 3))
+    gb.forecasts.forecast = forecast(gb.series, "neso")
+    gb.forecasts.archive.add(forecast(gb.series, "blend", 3))
     answer = await ask(stub.GetForecast, pb.GetForecastRequest(zone="GB", model="blend"))
     assert (answer.forecast.model, len(answer.forecast.bands)) == ("blend", 3)
     with pytest.raises(errors.NotFound, match=r"model = 'oracle': no such model. Remedy: use one of: blend"):
@@ -368,7 +368,7 @@ async def test_a_forecast_of_another_model(stub, gb):
     ],
 )
 async def test_what_cannot_be_asked_of_a_forecast(stub, gb, fields, match):
-    gb.outlook.forecast = forecast(gb.series, "blend")
+    gb.forecasts.forecast = forecast(gb.series, "blend")
     with pytest.raises(errors.InvalidInput, match=match):
         await ask(stub.GetForecast, pb.GetForecastRequest(zone="GB", **fields))
 
@@ -376,7 +376,7 @@ async def test_what_cannot_be_asked_of_a_forecast(stub, gb, fields, match):
 async def test_why_there_is_no_forecast(stub, gb):
     with pytest.raises(errors.Unavailable, match="no forecast of GB: 6 h of the last 7 days are known"):
         await ask(stub.GetForecast, pb.GetForecastRequest(zone="GB"))
-    gb.outlook.forecast = forecast(gb.series, "blend", 1, HALF_HOUR_S)
+    gb.forecasts.forecast = forecast(gb.series, "blend", 1, HALF_HOUR_S)
     with pytest.raises(errors.Unavailable, match="the newest forecast of GB ended before now"):
         await ask(stub.GetForecast, pb.GetForecastRequest(zone="GB"))
 
@@ -384,7 +384,7 @@ async def test_why_there_is_no_forecast(stub, gb):
 async def test_ratios(stub, gb):
     with pytest.raises(errors.Unavailable, match="no ratio of GB: less than 24 h of the window 'expanding' are known"):
         await ask(stub.GetRatio, pb.GetRatioRequest(zone="GB"))
-    gb.outlook.ratio = lambda window, now_s: CarbonRatio(gb.series, 200.0, 0.9, window, 48, now_s)
+    gb.forecasts.ratio = lambda window, now_s: CarbonRatio(gb.series, 200.0, 0.9, window, 48, now_s)
     assert (await ask(stub.GetRatio, pb.GetRatioRequest(zone="GB"))).ratio.window == "expanding"
     assert (await ask(stub.GetRatio, pb.GetRatioRequest(zone="GB", window="same_hour"))).ratio.samples == 48
     with pytest.raises(errors.InvalidInput, match=r"window = '7d': no such window. Remedy: use one of: expanding, 30d"):
@@ -395,7 +395,7 @@ async def test_scores(stub, gb):
     kept = tuple(
         CarbonScores(gb.series, model, (CarbonScore(3600.0, 5, 12.0),), 7, 1.0, 2.0, NOW_S) for model in ("a", "b")
     )
-    gb.outlook.scores = lambda: kept
+    gb.forecasts.scores = lambda: kept
     answer = await ask(stub.GetScores, pb.GetScoresRequest(zone="GB"))
     assert tuple(codec.from_proto(one) for one in answer.scores) == kept
     assert [one.model for one in (await ask(stub.GetScores, pb.GetScoresRequest(zone="GB", model="b"))).scores] == ["b"]

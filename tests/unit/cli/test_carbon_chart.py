@@ -1,82 +1,94 @@
-"""The terminal plot: what is drawn where, and that nothing unknown is."""
+"""Charts of intensity and of forecast errors: what is drawn is what is known, and each column is a mean."""
 
+import numpy as np
 import pytest
 
-from trefoil.cli.carbon_chart import AHEAD, BAND, NOW, PAST, Span, chart, draw, nice_top, of_bands, of_readings
+from trefoil.cli.carbon_chart import (
+    BAND,
+    HEIGHT,
+    IntensityCurves,
+    draw_errors,
+    draw_intensity,
+    sample_curves,
+    save_intensity_png,
+)
 from trefoil.core.carbon import CarbonBand, CarbonReading
 
 HOUR_S = 3600.0
 NOON_S = 20_700 * 86400 + 12 * HOUR_S  # Friday
 
 
-def flat(begin_h: float, end_h: float, low: float, middle: float, high: float) -> Span:
-    return Span(NOON_S + begin_h * HOUR_S, NOON_S + end_h * HOUR_S, low, middle, high)
+def past(begin_h: float, end_h: float, value: float) -> CarbonReading:
+    return CarbonReading(
+        starts_at_s=NOON_S + begin_h * HOUR_S, ends_at_s=NOON_S + end_h * HOUR_S, intensity_g_per_kwh=value
+    )
 
 
-def cells(lines: list[str], width: int) -> list[str]:
-    """The columns of the plot, each from the top down."""
-    rows = [line.partition("┤")[2].ljust(width) for line in lines if "┤" in line]
-    return ["".join(row[i] for row in rows) for i in range(width)]
+def ahead(begin_h: float, end_h: float, low: float, middle: float, high: float) -> CarbonBand:
+    return CarbonBand(NOON_S + begin_h * HOUR_S, NOON_S + end_h * HOUR_S, low, middle, high)
 
 
-def test_past_now_and_band_stand_where_they_belong():
-    lines = chart([flat(-4, 0, 50, 50, 50)], [flat(0, 4, 25, 50, 95)], NOON_S, width=8, height=4)
-    columns = cells(lines, 8)
-    assert columns[0] == columns[3] == f"  {PAST} ", "50 of 100: the second of four rows from below"
-    assert columns[5] == f"{BAND}{BAND}{AHEAD} "
-    assert columns[4] == f"{BAND}{BAND}{AHEAD}{NOW}"
-    assert lines[0].startswith("100 ┤")
-    assert lines[-2].startswith("  0 └")
+def sampled(readings: list[CarbonReading], bands: list[CarbonBand], points: int) -> IntensityCurves:
+    curves = sample_curves(readings, bands, NOON_S, points)
+    assert curves is not None
+    return curves
+
+
+def test_a_point_is_the_mean_over_time_of_what_it_covers():
+    curves = sampled([], [ahead(0, 3, 0, 0, 0), ahead(3, 4, 80, 100, 120)], 1)
+    assert [c.values.tolist() for c in (curves.p10, curves.p50, curves.p90)] == [[20.0], [25.0], [30.0]]
 
 
 def test_a_gap_stays_a_gap():
-    columns = cells(chart([flat(-4, -3, 9, 9, 9), flat(-1, 0, 9, 9, 9)], [], NOON_S, width=4, height=3), 4)
-    assert [PAST in column for column in columns] == [True, False, False, True]
+    values = sampled([past(-4, -3, 9), past(-1, 0, 9)], [], 4).past.values
+    assert np.isnan(values).tolist() == [False, True, True, False]
+    drawn = draw_intensity(sampled([past(-4, -3, 9), past(-1, 0, 9)], [], 160), 80).splitlines()
+    (line,) = [row for row in drawn if "⠤⠤⠤" in row or "⠒⠒⠒" in row or "⠉⠉⠉" in row]
+    assert 30 < line.rindex("    ") - line.index("┤") < 70, "half of the line is empty"
 
 
-def test_a_column_is_the_mean_over_time_of_what_it_covers():
-    ahead = [flat(0, 3, 0, 0, 0), flat(3, 4, 100, 100, 100)]
-    lines = chart([], ahead, NOON_S - HOUR_S, width=1, height=5)
-    assert cells(lines, 1) == [f"{AHEAD}    "], "25 g/kWh, which is the top"
-    assert lines[0].startswith("25 ┤")
+def test_a_later_version_of_an_interval_stands_for_it():
+    assert sampled([past(-1, 0, 5), past(-1, 0, 6)], [], 1).past.values.tolist() == [6.0]
 
 
-def test_what_came_wins_over_what_was_forecast():
-    columns = cells(chart([flat(-2, 1, 8, 8, 8)], [flat(-1, 2, 2, 2, 2)], NOON_S, width=4, height=4), 4)
-    assert [PAST in column for column in columns] == [True, True, True, False]
+def test_past_band_and_now_are_drawn_and_named():
+    curves = sampled([past(-4, 0, 50)], [ahead(0, 4, 25, 50, 95)], 120)
+    text = draw_intensity(curves, 60)
+    assert BAND in text
+    assert "past │ forecast" in text
+    assert "Fri 12:00" in text
+    lines = text.splitlines()
+    assert len(lines) == HEIGHT
+    assert max(map(len, lines)) <= 60
+    assert all(BAND not in line[:25] for line in lines[1:]), "nothing is forecast of the past"
 
 
-def test_the_axis_names_round_hours_of_utc():
-    axis = chart([flat(-24, 0, 1, 1, 1)], [flat(0, 24, 1, 1, 1)], NOON_S, width=96)[-1]
-    assert axis.index("╵Fri 12:00") == len("1 ┤") + 48, "half way"
-    assert axis.index("╵Sat 00:00") == len("1 ┤") + 72
+def test_a_forecast_of_points_has_no_band():
+    assert BAND not in draw_intensity(sampled([], [ahead(0, 4, 50, 50, 50)], 60), 60)
 
 
 @pytest.mark.parametrize("hours", [0.001, 0.1, 5, 96, 24 * 400])
-def test_any_length_of_time_fits(hours):
-    lines = chart([flat(-hours, 0, 400, 400, 400)], [], NOON_S, width=60)
-    assert max(map(len, lines)) <= 60 + 12 + len("400 ┤")
-    assert lines[-1].count("╵") >= 1
+@pytest.mark.parametrize("value", [0.0, 400.0])
+def test_any_length_of_time_and_any_value_fit(hours, value):
+    lines = draw_intensity(sampled([past(-hours, 0, value)], [], 120), 60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert any("┬" in line for line in lines)
 
 
-def test_zero_is_drawn_and_nothing_is_not():
-    assert PAST in cells(chart([flat(-1, 0, 0, 0, 0)], [], NOON_S, width=2, height=3), 2)[0]
-    assert chart([], [], NOON_S) == []
+def test_nothing_known_is_not_drawn():
+    assert sample_curves([], [], NOON_S, 10) is None
 
 
-@pytest.mark.parametrize(("value", "top"), [(0.0, 1.0), (95.0, 100.0), (100.0, 100.0), (101.0, 120.0), (0.3, 0.3)])
-def test_the_top_is_a_round_number(value, top):
-    assert nice_top(value) == top
-
-
-def test_spans_of_readings_and_bands():
-    old = CarbonReading(starts_at_s=0, ends_at_s=1, intensity_g_per_kwh=5)
-    new = CarbonReading(starts_at_s=0, ends_at_s=1, intensity_g_per_kwh=6)
-    assert of_readings([old, new]) == (Span(0, 1, 6, 6, 6),), "a later version of an interval stands for it"
-    assert of_bands([CarbonBand(0, 1, 2, 3, 4)]) == (Span(0, 1, 2, 3, 4),)
+def test_errors_of_models_stand_under_their_first_letter():
+    text = draw_errors({"blend": ([1, 2, 3], [1.0, 2.0, 3.0]), "climatology": ([1, 2, 3], [5.0, 5.0, 5.0])}, 60)
+    assert "b = blend, c = climatology" in text
+    assert "c" in text.splitlines()[2]
 
 
 def test_png(tmp_path):
     path = tmp_path / "plot.png"
-    draw(path, "GB", [flat(-4, -3, 9, 9, 9), flat(-1, 0, 9, 9, 9)], [flat(0, 4, 5, 9, 12)], NOON_S)
+    curves = sampled([past(-4, -3, 9), past(-1, 0, 9)], [ahead(0, 4, 5, 9, 12)], 100)
+    save_intensity_png(path, "GB", curves)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    save_intensity_png(path, "GB", None)
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from carbon_feed.core.history import History
 from carbon_feed.core.ratio import ratio
 from carbon_feed.forecast import MODELS
-from carbon_feed.forecast.archive import Archive
-from carbon_feed.forecast.issue import issue
+from carbon_feed.forecast.archive import ForecastArchive
+from carbon_feed.forecast.issue import LiveForecaster
+from carbon_feed.forecast.parts import run_to_end
 from carbon_feed.servicer import CarbonFeedServicer
 from carbon_feed.settings import CarbonFeedSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
@@ -55,17 +56,18 @@ def said(series: Series, at_s: float, quality: Quality = Quality.MEASURED) -> Ca
     )
 
 
-class Outlook:
+class Forecasts:
     """What a zone's own outlook says, from the brains that it uses."""
 
     def __init__(self, history: History, reading: CarbonReading | None) -> None:
-        self.archive = Archive(history.series)
+        self.archive = ForecastArchive(history.series)
         self.history, self._reading = history, reading
         for hours in (30, 6):
-            made = issue(history, MODELS["climatology"], BEGIN_S - hours * HOUR_S, as_of_s=BEGIN_S - hours * HOUR_S)
+            then_s = BEGIN_S - hours * HOUR_S
+            made = LiveForecaster(history, MODELS["climatology"], as_of_s=then_s).forecast(then_s)
             if made.forecast is not None:
                 self.archive.add(made.forecast)
-        made = issue(history, MODELS["blend"], NOW_S)
+        made = LiveForecaster(history, MODELS["blend"]).forecast(NOW_S)
         self.forecast: CarbonForecast | None = made.forecast
         self.forecast_reason = "" if made.forecast else made.why
         if made.forecast is not None:
@@ -75,7 +77,9 @@ class Outlook:
         return ratio(self.history, self._reading, window) if self._reading is not None else None
 
     def scores(self) -> tuple[CarbonScores, ...]:
-        return tuple(self.archive.scores(self.history, model, NOW_S) for model in self.archive.models)
+        return tuple(
+            run_to_end(self.archive.scores_incrementally(self.history, model, NOW_S)) for model in self.archive.models
+        )
 
 
 @dataclass
@@ -88,7 +92,7 @@ class Zone:
     told: ZoneHealth
     speedup: float = 1.0
     history: History = field(init=False)
-    outlook: Outlook = field(init=False)
+    forecasts: Forecasts = field(init=False)
 
     def __post_init__(self) -> None:
         self.history = History(self.series)
@@ -98,7 +102,7 @@ class Zone:
             late = said(self.series, BEGIN_S - 2 * HOUR_S)
             revised = replace(late, intensity_g_per_kwh=333.0, fetched_at_s=NOW_S - 60, as_of=9)
             self.history.add(revised)
-        self.outlook = Outlook(self.history, self.reading)
+        self.forecasts = Forecasts(self.history, self.reading)
 
     async def watch(self) -> AsyncIterator[CarbonReading]:
         if self.reading is None:
@@ -214,7 +218,7 @@ def test_watch_ends_when_its_time_is_over(served):
 
 def test_forecast_draws_the_day_before_and_the_band(served):
     said_ = text(served, "forecast", "CAISO")
-    for part in ("blend, issued", "96.0 h ahead", "own blend of electricity_maps", "• past", "░", "◦", "╵", "Z "):
+    for part in ("blend, issued", "96.0 h ahead", "own blend of electricity_maps", "past │ forecast", "░", "┬", "Z "):
         assert part in said_, part
     assert "What past forecasts were worth" in said_
     assert "day 1" in said_

@@ -1,6 +1,6 @@
 """Scores as people and programs read them: pooled by day, a mean of nothing is a dash."""
 
-from trefoil.cli.carbon_scores import by_day, by_part, document, flat, rows_of
+from trefoil.cli.carbon_scores import by_day, by_part, csv_rows, scores_document, table_rows
 from trefoil.core.carbon import CarbonScore, CarbonScores
 
 HOUR_S = 3600.0
@@ -28,7 +28,7 @@ def test_a_replay_in_a_hurry_is_told_in_parts():
 
 def test_nothing_settled_is_a_dash_and_null_never_a_zero():
     told = CarbonScores(model="blend", scores=scores(2, HOUR_S, samples=0), forecasts=1)
-    assert rows_of([told]) == [["blend", "1 forecast, none settled", "-", "-", "-", "-", "0"]]
-    assert document(told)["days"] == []
-    assert {row["mae_g_per_kwh"] for row in flat([told])} == {None}
+    assert table_rows([told]) == [["blend", "1 forecast, none settled", "-", "-", "-", "-", "0"]]
+    assert scores_document(told)["days"] == []
+    assert {row["mae_g_per_kwh"] for row in csv_rows([told])} == {None}
     assert by_part(()) == []
