@@ -102,29 +102,6 @@ class Inventory(Gauges):
                         found.append(self._observe_slice(device, profile, instance))
         return tuple(sorted(found, key=lambda observed: observed.key.start))
 
-    def create_slice(self, device: str, slice_type: str, start: int) -> ObservedSlice:
-        """GPU instance at that start, one full-width compute instance, UUID read after creation.
-
-        Idempotent: what exists already is completed or returned. A GPU instance whose compute instance cannot be made
-        is removed again. Raises NoRoom when something else occupies the place (the text names it).
-        """
-        key = self.create_gpu_instance(device, slice_type, start).key
-        try:
-            return self.create_compute_instance(key)
-        except DeviceError:
-            self.destroy_gpu_instance(key)
-            raise
-
-    def destroy_slice(self, key: SliceKey) -> None:
-        """Compute instances, then the GPU instance, then a listing that proves it gone. Idempotent.
-
-        Raises:
-            DeviceBusy: processes still run there; `holders` names their pids.
-            DeviceError: the driver reported success but the instance is still listed.
-        """
-        self.destroy_compute_instances(key)
-        self.destroy_gpu_instance(key)
-
     def create_gpu_instance(self, device: str, slice_type: str, start: int) -> ObservedSlice:
         profile = self._profile(device, slice_type)
         sizes = dict(profile.placements)

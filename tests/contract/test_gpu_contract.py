@@ -13,7 +13,7 @@ from power_agent.devices.inspect import inspect
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.machine import Machine
 from power_agent.devices.nvml import install_simulated, uninstall
-from tests.support.simulated_driver import NodeProcess, pynvml_on
+from tests.support.simulated_driver import NodeProcess, create_slice, destroy_slice, pynvml_on
 from trefoil.core.device_types import DEVICE_TYPES, device_type, slice_type
 from trefoil.core.fleet import DeviceKind
 from trefoil.runtime.clock import WallClock
@@ -190,19 +190,19 @@ def test_a_whole_gpu_has_clocks_and_limits_and_no_instances(simulated):
     simulated.set_power_limit_w(TURING, limits.default_w)
     assert simulated.gpu_instances(TURING) == ()
     with pytest.raises(DeviceUnsupported):
-        simulated.create_slice(TURING, "1g.5gb", 0)
+        create_slice(simulated, TURING, "1g.5gb", 0)
     with pytest.raises(DeviceUnsupported):
         simulated.lock_clock(PASCAL, 500, 600)
 
 
 @pytest.mark.parametrize(("device", "name"), [(AMPERE, "3g.20gb"), (HOPPER, "3g.40gb")])
 def test_slices_come_and_go(simulated, device, name):
-    made = simulated.create_slice(device, name, 4)
+    made = create_slice(simulated, device, name, 4)
     assert simulated.gpu_instances(device) == (made,)
-    assert simulated.create_slice(device, name, 4) == made
+    assert create_slice(simulated, device, name, 4) == made
     with pytest.raises(NoRoom):
-        simulated.create_slice(device, next(p.name for p in simulated.profiles(device) if p.compute_slices == 7), 0)
-    simulated.destroy_slice(made.key)
+        create_slice(simulated, device, next(p.name for p in simulated.profiles(device) if p.compute_slices == 7), 0)
+    destroy_slice(simulated, made.key)
     assert simulated.gpu_instances(device) == ()
 
 

@@ -15,7 +15,7 @@ from power_agent.runtimes.node import NodeRuntime
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.runtimes.split import SplitRuntime
 from tests.support.runtime_contract import Kit, RuntimeContract
-from tests.support.simulated_driver import NodeProcess
+from tests.support.simulated_driver import NodeProcess, create_slice
 from trefoil.runtime.clock import WallClock
 
 
@@ -34,7 +34,7 @@ def gpu_uuid(client: NodeClient) -> str:
     inventory = Inventory("node0")
     try:
         inventory.open()
-        return inventory.create_slice("node0/gpu0", "7g.40gb", 0).mig_uuid
+        return create_slice(inventory, "node0/gpu0", "7g.40gb", 0).mig_uuid
     finally:
         inventory.close()
         uninstall()

@@ -18,6 +18,7 @@ from power_agent.ledger import Ledger
 from protos.power_agent.v1 import power_agent_pb2
 from tests.support.agent_cluster import NODE, AgentCluster, Load, key, node_plan, planned, until
 from tests.support.awake import Awake
+from tests.support.simulated_driver import create_slice, destroy_slice
 from trefoil.core.accounting import active_j, check_conservation
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad
@@ -336,7 +337,7 @@ async def test_a_foreign_instance_is_reported_not_touched_and_planned_around(clu
     nvml.install_simulated(cluster.folder / "node" / "node.sock")
     try:
         inventory.open()
-        inventory.create_slice(f"{NODE}/gpu0", "1g.5gb", 6)
+        create_slice(inventory, f"{NODE}/gpu0", "1g.5gb", 6)
 
         async def drift() -> bool:
             return (await cluster.node()).devices[0].drift == ("foreign instance 1g.5gb@6",)
@@ -344,7 +345,7 @@ async def test_a_foreign_instance_is_reported_not_touched_and_planned_around(clu
         await until(drift, 60)
         with pytest.raises(PlanError, match=r"1g\.5gb-6, which this agent did not make"):
             await cluster.apply(plan(planned("4g.20gb", 0, 1), planned("3g.20gb", 4, 1)))
-        inventory.destroy_slice(key("1g.5gb", 6))
+        destroy_slice(inventory, key("1g.5gb", 6))
     finally:
         inventory.close()
         nvml.uninstall()

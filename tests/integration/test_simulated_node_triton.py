@@ -15,7 +15,7 @@ from power_agent.triton import TritonServer, TritonUnready
 from power_agent.triton_slice import SliceSpec, prepare_slice
 from tests.support.awake import Awake
 from tests.support.ports import free_ports
-from tests.support.simulated_driver import NodeProcess
+from tests.support.simulated_driver import NodeProcess, create_slice
 from tests.support.triton_process import MODELS, hosted, install
 from trefoil.runtime.clock import WallClock
 
@@ -52,7 +52,7 @@ async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
         install_simulated(folder / "node.sock")
         inventory = Inventory("node0")
         inventory.open()
-        made = inventory.create_slice(GPU, "3g.20gb", 4)
+        made = create_slice(inventory, GPU, "3g.20gb", 4)
         grpc_port, metrics_port = free_ports(2)
         parts = (hosted(4),)
         spec = SliceSpec(made.key.name, folder / "slice", MODELS, parts, grpc_port, metrics_port, made.mig_uuid)

@@ -12,17 +12,30 @@ from power_agent.devices.calls import CALLS
 from power_agent.devices.driver import Driver, Nvml, NvmlFault
 from power_agent.devices.errors import NodeUnreachable
 from power_agent.devices.faults import FaultPlan
+from power_agent.devices.inventory import Inventory, ObservedSlice
 from power_agent.devices.machine import Machine
 from power_agent.devices.node_client import NodeClient
 from power_agent.devices.nvml import install, uninstall
 from power_agent.devices.nvml_shim import Send
 from power_agent.devices.tables import A100_40GB, GpuModel
+from trefoil.core.fleet import SliceKey
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def make_driver(*models: GpuModel, **options: Any) -> Driver:
     return Driver("node0", models or (A100_40GB,), **{"load_number": 7, **options})
+
+
+def create_slice(inventory: Inventory, device: str, slice_type: str, start: int) -> ObservedSlice:
+    """GPU instance and compute instance at that start; what exists already is completed or returned."""
+    return inventory.create_compute_instance(inventory.create_gpu_instance(device, slice_type, start).key)
+
+
+def destroy_slice(inventory: Inventory, key: SliceKey) -> None:
+    """Compute instances, then the GPU instance."""
+    inventory.destroy_compute_instances(key)
+    inventory.destroy_gpu_instance(key)
 
 
 def outcome(call: Any, *args: Any) -> tuple[Any, Nvml]:

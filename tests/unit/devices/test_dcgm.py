@@ -7,7 +7,7 @@ import pytest
 
 from power_agent.devices.dcgm import Dcgm, parse
 from power_agent.devices.inventory import Inventory
-from tests.support.simulated_driver import make_driver, pynvml_on
+from tests.support.simulated_driver import create_slice, make_driver, pynvml_on
 from trefoil.core.energy import AttributionMethod
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.clock import ManualClock
@@ -103,7 +103,7 @@ def test_a_gpu_without_mig_has_no_instance():
 
 
 def test_slices_get_their_activity_once_dcgm_can_have_seen_them(exporter, inventory, clock):
-    made = inventory.create_slice(GPU, "2g.10gb", 2)
+    made = create_slice(inventory, GPU, "2g.10gb", 2)
     exporter.text = page(inventory.uuid(GPU), [("2g.10gb", made.gi_id, 0.25)])
     dcgm = Dcgm(exporter.url, inventory, clock)
     assert dcgm.method == AttributionMethod.DCGM
@@ -119,7 +119,7 @@ def test_slices_get_their_activity_once_dcgm_can_have_seen_them(exporter, invent
 
 
 def test_a_page_that_stands_still_is_stale_and_says_how_to_mend_it(exporter, inventory, clock):
-    made = inventory.create_slice(GPU, "2g.10gb", 2)
+    made = create_slice(inventory, GPU, "2g.10gb", 2)
     values = [("2g.10gb", made.gi_id, 0.25)]
     dcgm = Dcgm(exporter.url, inventory, clock)
     dcgm.activity(GPU, {made.key: 1})

@@ -10,7 +10,7 @@ from power_agent.devices.errors import DeviceBusy
 from power_agent.devices.faults import FaultPlan
 from power_agent.devices.holders import HIDDEN, capability_minor, instance_devices, name_holders, openers
 from power_agent.devices.inventory import Inventory
-from tests.support.simulated_driver import make_driver, pynvml_on
+from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
 
 
 @pytest.fixture
@@ -82,10 +82,10 @@ def test_the_refusal_names_the_holder(proc):
     with pynvml_on(driver, faults):
         inventory = Inventory("node0", proc)
         inventory.open()
-        made = inventory.create_slice("node0/gpu0", "2g.10gb", 2)
+        made = create_slice(inventory, "node0/gpu0", "2g.10gb", 2)
         faults.plan("nvmlGpuInstanceDestroy", code=Nvml.IN_USE, times=1)
         with pytest.raises(DeviceBusy, match=r"812 \(nv-hostengine\).*stop it, then retry") as caught:
-            inventory.destroy_slice(made.key)
+            destroy_slice(inventory, made.key)
         assert caught.value.holders == (812,)
 
 
