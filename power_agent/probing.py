@@ -12,7 +12,8 @@ import structlog
 from power_agent.capabilities import Capabilities, probe_devices
 from power_agent.devices.dcgm import Dcgm
 from power_agent.devices.errors import DeviceError
-from power_agent.devices.inventory import Inventory, ObservedDevice
+from power_agent.devices.gpus import ObservedDevice
+from power_agent.devices.inventory import Inventory
 from power_agent.mig import Mig
 from power_agent.node import Node
 from trefoil.core.errors import Unavailable

@@ -8,13 +8,21 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from power_agent.devices import calls_mig as mig
-from power_agent.devices import calls_power as power
-from power_agent.devices import calls_watch as watch
-from power_agent.devices.driver import ComputeInstance, Driver, DriverProcess, Gpu, Nvml, NvmlFault
+from power_agent.devices.driver import Driver
+from power_agent.devices.energy import settled_c
+from power_agent.devices.gpu_state import ComputeInstance, DriverProcess, Gpu, Nvml, NvmlFault
+from power_agent.devices.monitoring import XID_EVENT
 
 CUDA_VERSION: Final = 12020
 MEBIBYTE: Final = 2**20
 RESERVED_MIB: Final = 600  # what the driver itself keeps of a GPU's memory
+
+CLOCK_KINDS: Final = 4
+CLOCK_MEMORY: Final = 2
+ADA_ARCHITECTURE: Final = 8
+FIELD_ENERGY, FIELD_ENERGY_SINCE_LOAD = 83, 191
+FIELD_POWER_AVERAGE, FIELD_POWER_INSTANT, FIELD_POWER_LIMIT = 185, 186, 190
+IDLE, LOCKED, POWER_CAP, THERMAL = 0x1, 0x2, 0x4, 0x20  # clock event reasons
 
 Call = Callable[..., list[Any]]
 
@@ -130,6 +138,207 @@ def set_persistence(driver: Driver, handle: int, mode: int) -> list[Any]:
     return []
 
 
+# --- power, energy, clocks and sensors: of physical GPUs only ---
+
+
+def milli(value: float) -> int:
+    """Watts to milliwatts, as NVML has them."""
+    return round(value * 1e3)
+
+
+def temperature(driver: Driver, handle: int, *_sensor: int) -> list[Any]:
+    gpu = driver.gpu(handle)
+    return [round(settled_c(gpu.power_w) if gpu.temperature_c is None else gpu.temperature_c)]
+
+
+def utilization(driver: Driver, handle: int) -> list[Any]:
+    """NOT_SUPPORTED while MIG is on."""
+    gpu = driver.gpu(handle)
+    if gpu.mig_current:
+        raise NvmlFault(Nvml.NOT_SUPPORTED)
+    return [{"gpu": round(100 * gpu.utilization), "memory": round(35 * gpu.utilization)}]
+
+
+# --- energy and power ---
+
+
+def energy(driver: Driver, handle: int) -> list[Any]:
+    gpu = driver.gpu(handle)
+    if not gpu.model.energy_counter:
+        raise NvmlFault(Nvml.NOT_SUPPORTED)
+    return [gpu.energy_mj]
+
+
+def power_limit_bounds(driver: Driver, handle: int) -> list[Any]:
+    low_w, _, high_w = driver.gpu(handle).model.power_limit_w
+    return [milli(low_w), milli(high_w)]
+
+
+def set_power_limit(driver: Driver, handle: int, limit_mw: int) -> list[Any]:
+    driver.set_power_limit(driver.gpu(handle), limit_mw / 1e3)
+    return []
+
+
+def _or(watts: float | None, otherwise_w: float) -> float:
+    return otherwise_w if watts is None else watts
+
+
+def field_values(driver: Driver, handle: int, field_ids: list[int]) -> list[Any]:
+    """Each with a return code of its own. The 1 s average came after GA100."""
+    gpu = driver.gpu(handle)
+    known = {FIELD_POWER_INSTANT: milli(_or(gpu.instant_w, gpu.power_w)), FIELD_POWER_LIMIT: milli(gpu.power_limit_w)}
+    if gpu.model.energy_counter:
+        known |= {FIELD_ENERGY: gpu.energy_mj, FIELD_ENERGY_SINCE_LOAD: gpu.energy_mj}
+    if gpu.model.architecture >= ADA_ARCHITECTURE:
+        known[FIELD_POWER_AVERAGE] = milli(_or(gpu.average_w, gpu.power_w))
+    missing = {"nvmlReturn": int(Nvml.NOT_SUPPORTED), "value": 0}
+    return [[{"nvmlReturn": 0, "value": known[i]} if i in known else missing for i in field_ids]]
+
+
+# --- clocks ---
+
+
+def clock_info(driver: Driver, handle: int, kind: int) -> list[Any]:
+    gpu = driver.gpu(handle)
+    if kind >= CLOCK_KINDS:
+        raise NvmlFault(Nvml.INVALID_ARGUMENT)
+    if kind != CLOCK_MEMORY:
+        return [gpu.clock_at_mhz(driver.now_s)]
+    return [gpu.locked_memory_mhz[1] if gpu.locked_memory_mhz else gpu.model.memory_clocks_mhz[0]]
+
+
+def max_clock_info(driver: Driver, handle: int, kind: int) -> list[Any]:
+    gpu = driver.gpu(handle)
+    if kind >= CLOCK_KINDS:
+        raise NvmlFault(Nvml.INVALID_ARGUMENT)
+    return [gpu.model.memory_clocks_mhz[0] if kind == CLOCK_MEMORY else gpu.model.clock_max_mhz]
+
+
+def graphics_clocks(driver: Driver, handle: int, memory_mhz: int) -> list[Any]:
+    model = driver.gpu(handle).model
+    if memory_mhz not in model.memory_clocks_mhz:
+        raise NvmlFault(Nvml.NOT_FOUND)
+    return [list(reversed(model.clocks_mhz))]
+
+
+def event_reasons(driver: Driver, handle: int) -> list[Any]:
+    gpu = driver.gpu(handle)
+    bits = {
+        IDLE: not gpu.processes,
+        LOCKED: gpu.lock_mhz(driver.now_s) is not None,
+        POWER_CAP: gpu.capped or gpu.throttle_mhz is not None,
+        THERMAL: gpu.thermal_mhz is not None,
+    }
+    return [sum(bit for bit, holds in bits.items() if holds)]
+
+
+def lock_clocks(driver: Driver, handle: int, low_mhz: int, high_mhz: int) -> list[Any]:
+    driver.lock_clocks(driver.gpu(handle), low_mhz, high_mhz)
+    return []
+
+
+def reset_clocks(driver: Driver, handle: int) -> list[Any]:
+    driver.reset_clocks(driver.gpu(handle))
+    return []
+
+
+def lock_memory_clocks(driver: Driver, handle: int, low_mhz: int, high_mhz: int) -> list[Any]:
+    driver.lock_memory_clocks(driver.gpu(handle), low_mhz, high_mhz)
+    return []
+
+
+def reset_memory_clocks(driver: Driver, handle: int) -> list[Any]:
+    gpu = driver.gpu(handle)
+    if not gpu.model.memory_lockable:
+        raise NvmlFault(Nvml.NOT_SUPPORTED)
+    gpu.locked_memory_mhz = None
+    return []
+
+
+# --- events ---
+
+
+def event_set_create(driver: Driver) -> list[Any]:
+    handle = driver.token()
+    driver.events.create(handle)
+    return [handle]
+
+
+def _current(driver: Driver, handle: int) -> int:
+    if driver.is_earlier_load(handle):
+        raise NvmlFault(Nvml.UNINITIALIZED)
+    return handle
+
+
+def event_set_free(driver: Driver, event_set: int) -> list[Any]:
+    driver.events.free(_current(driver, event_set))
+    return []
+
+
+def register_events(driver: Driver, handle: int, mask: int, event_set: int) -> list[Any]:
+    driver.events.register(_current(driver, event_set), driver.gpu(handle).index, mask)
+    return []
+
+
+def supported_events(driver: Driver, handle: int) -> list[Any]:
+    driver.gpu(handle)
+    return [XID_EVENT]
+
+
+def event_wait(driver: Driver, event_set: int, _timeout_ms: int) -> list[Any]:
+    """TIMEOUT at once where hardware would block: nobody can wait inside a driver model."""
+    event = driver.events.take(_current(driver, event_set))
+    fields = {"device": event.device, "eventType": event.kind, "eventData": event.data}
+    return [{**fields, "gpuInstanceId": event.gi_id, "computeInstanceId": 0xFFFFFFFF}]
+
+
+# --- performance monitoring ---
+
+
+def _monitored(driver: Driver, handle: int) -> Gpu:
+    gpu = driver.gpu(handle)
+    if not gpu.model.gpm:
+        raise NvmlFault(Nvml.NOT_SUPPORTED)
+    return gpu
+
+
+def gpm_support(driver: Driver, handle: int) -> list[Any]:
+    return [{"isSupportedDevice": int(driver.gpu(handle).model.gpm)}]
+
+
+def gpm_allocate(driver: Driver) -> list[Any]:
+    handle = driver.token()
+    driver.gpm.allocate(handle)
+    return [handle]
+
+
+def gpm_free(driver: Driver, sample: int) -> list[Any]:
+    driver.gpm.free(_current(driver, sample))
+    return []
+
+
+def gpm_sample(driver: Driver, handle: int, sample: int) -> list[Any]:
+    driver.gpm.take(_current(driver, sample), _monitored(driver, handle), None, driver.now_s)
+    return []
+
+
+def gpm_mig_sample(driver: Driver, handle: int, gi_id: int, sample: int) -> list[Any]:
+    gpu = _monitored(driver, handle)
+    if not gpu.mig_current:
+        raise NvmlFault(Nvml.NOT_SUPPORTED)
+    if gi_id not in gpu.instances:
+        raise NvmlFault(Nvml.NOT_FOUND)
+    driver.gpm.take(_current(driver, sample), gpu, gpu.instances[gi_id], driver.now_s)
+    return []
+
+
+def gpm_metrics(driver: Driver, first: int, second: int, wanted: list[int]) -> list[Any]:
+    return [driver.gpm.metrics(_current(driver, first), _current(driver, second), wanted)]
+
+
+# --- the table ---
+
+
 def _read(pick: Callable[[Gpu], Any]) -> Call:
     """A getter on a physical GPU."""
 
@@ -176,38 +385,38 @@ CALLS: Final[dict[str, Call]] = {
     "nvmlDeviceSetPersistenceMode": set_persistence,
     "nvmlDeviceGetVirtualizationMode": _read(lambda _gpu: 0),
     "nvmlDeviceGetComputeRunningProcesses_v3": running_processes,
-    "nvmlDeviceGetUtilizationRates": power.utilization,
-    "nvmlDeviceGetTemperature": power.temperature,
-    "nvmlDeviceGetTemperatureV": power.temperature,
-    "nvmlDeviceGetTotalEnergyConsumption": power.energy,
-    "nvmlDeviceGetPowerUsage": _read(lambda gpu: power.milli(gpu.power_w)),
-    "nvmlDeviceGetFieldValues": power.field_values,
-    "nvmlDeviceGetPowerManagementLimit": _read(lambda gpu: power.milli(gpu.power_limit_w)),
-    "nvmlDeviceGetEnforcedPowerLimit": _read(lambda gpu: power.milli(gpu.power_limit_w)),
-    "nvmlDeviceGetPowerManagementDefaultLimit": _read(lambda gpu: power.milli(gpu.model.power_limit_w[1])),
-    "nvmlDeviceGetPowerManagementLimitConstraints": power.power_limit_bounds,
-    "nvmlDeviceSetPowerManagementLimit": power.set_power_limit,
-    "nvmlDeviceGetClockInfo": power.clock_info,
-    "nvmlDeviceGetMaxClockInfo": power.max_clock_info,
+    "nvmlDeviceGetUtilizationRates": utilization,
+    "nvmlDeviceGetTemperature": temperature,
+    "nvmlDeviceGetTemperatureV": temperature,
+    "nvmlDeviceGetTotalEnergyConsumption": energy,
+    "nvmlDeviceGetPowerUsage": _read(lambda gpu: milli(gpu.power_w)),
+    "nvmlDeviceGetFieldValues": field_values,
+    "nvmlDeviceGetPowerManagementLimit": _read(lambda gpu: milli(gpu.power_limit_w)),
+    "nvmlDeviceGetEnforcedPowerLimit": _read(lambda gpu: milli(gpu.power_limit_w)),
+    "nvmlDeviceGetPowerManagementDefaultLimit": _read(lambda gpu: milli(gpu.model.power_limit_w[1])),
+    "nvmlDeviceGetPowerManagementLimitConstraints": power_limit_bounds,
+    "nvmlDeviceSetPowerManagementLimit": set_power_limit,
+    "nvmlDeviceGetClockInfo": clock_info,
+    "nvmlDeviceGetMaxClockInfo": max_clock_info,
     "nvmlDeviceGetSupportedMemoryClocks": _read(lambda gpu: list(gpu.model.memory_clocks_mhz)),
-    "nvmlDeviceGetSupportedGraphicsClocks": power.graphics_clocks,
-    "nvmlDeviceGetCurrentClocksEventReasons": power.event_reasons,
-    "nvmlDeviceGetCurrentClocksThrottleReasons": power.event_reasons,
-    "nvmlDeviceSetGpuLockedClocks": power.lock_clocks,
-    "nvmlDeviceResetGpuLockedClocks": power.reset_clocks,
-    "nvmlDeviceSetMemoryLockedClocks": power.lock_memory_clocks,
-    "nvmlDeviceResetMemoryLockedClocks": power.reset_memory_clocks,
-    "nvmlEventSetCreate": watch.event_set_create,
-    "nvmlEventSetFree": watch.event_set_free,
-    "nvmlEventSetWait_v2": watch.event_wait,
-    "nvmlDeviceRegisterEvents": watch.register_events,
-    "nvmlDeviceGetSupportedEventTypes": watch.supported_events,
-    "nvmlGpmQueryDeviceSupport": watch.gpm_support,
-    "nvmlGpmSampleAlloc": watch.gpm_allocate,
-    "nvmlGpmSampleFree": watch.gpm_free,
-    "nvmlGpmSampleGet": watch.gpm_sample,
-    "nvmlGpmMigSampleGet": watch.gpm_mig_sample,
-    "nvmlGpmMetricsGet": watch.gpm_metrics,
+    "nvmlDeviceGetSupportedGraphicsClocks": graphics_clocks,
+    "nvmlDeviceGetCurrentClocksEventReasons": event_reasons,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": event_reasons,
+    "nvmlDeviceSetGpuLockedClocks": lock_clocks,
+    "nvmlDeviceResetGpuLockedClocks": reset_clocks,
+    "nvmlDeviceSetMemoryLockedClocks": lock_memory_clocks,
+    "nvmlDeviceResetMemoryLockedClocks": reset_memory_clocks,
+    "nvmlEventSetCreate": event_set_create,
+    "nvmlEventSetFree": event_set_free,
+    "nvmlEventSetWait_v2": event_wait,
+    "nvmlDeviceRegisterEvents": register_events,
+    "nvmlDeviceGetSupportedEventTypes": supported_events,
+    "nvmlGpmQueryDeviceSupport": gpm_support,
+    "nvmlGpmSampleAlloc": gpm_allocate,
+    "nvmlGpmSampleFree": gpm_free,
+    "nvmlGpmSampleGet": gpm_sample,
+    "nvmlGpmMigSampleGet": gpm_mig_sample,
+    "nvmlGpmMetricsGet": gpm_metrics,
     "nvmlDeviceGetMigMode": mig.mig_mode,
     "nvmlDeviceSetMigMode": mig.set_mig_mode,
     "nvmlDeviceGetGpuInstanceProfileInfo": mig.gi_profile_by_constant,

@@ -1,9 +1,10 @@
-"""MIG symbols over the driver: modes, GPU instances, compute instances and their devices (see calls.py)."""
+"""MIG symbols over the driver: modes, GPU instances, compute instances and their devices (see `calls`)."""
 
 from typing import Any, Final
 
-from power_agent.devices.driver import GHOST_DEVICE, Driver, Gpu, GpuInstance, Nvml, NvmlFault
-from power_agent.devices.tables import KNOWN_PROFILE_CONSTANTS, MEMORY_SLICES, GiProfile
+from power_agent.devices.driver import GHOST_DEVICE, Driver
+from power_agent.devices.gpu_models import KNOWN_PROFILE_CONSTANTS, MEMORY_SLICES, GiProfile
+from power_agent.devices.gpu_state import Gpu, GpuInstance, Nvml, NvmlFault
 
 MIG_DEVICES_MAX: Final = MEMORY_SLICES - 1
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from power_agent.devices.activity import InstanceIds
+from power_agent.devices.gpm import InstanceIds
 from power_agent.devices.inventory import Inventory
 from trefoil.core.energy import AttributionMethod
 from trefoil.core.fleet import SliceKey

@@ -3,7 +3,7 @@
 Pure state: no pynvml, no clock (`now_s` is set by whoever owns it), no files. A refused call raises NvmlFault with the
 code that NVML documents for it. Handles are opaque integers that are never reused; a destroyed instance leaves a handle
 that is refused, and a handle of an earlier driver load is told apart (UNINITIALIZED), so a client notices that its
-driver went away. calls.py puts NVML's symbols over it, machine.py adds power, faults and time.
+driver went away. `calls` puts NVML's symbols over it, `machine` adds power, faults and time.
 """
 
 import uuid
@@ -11,10 +11,9 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from power_agent.devices.event_sets import EventSets, Xid
-from power_agent.devices.gpm import GpmSamples
-from power_agent.devices.gpu import ComputeInstance, DriverProcess, Gpu, GpuInstance, Nvml, NvmlFault
-from power_agent.devices.tables import COMPUTE_SLICES, GI_IDS, GiProfile, GpuModel
+from power_agent.devices.gpu_models import COMPUTE_SLICES, GI_IDS, GiProfile, GpuModel
+from power_agent.devices.gpu_state import ComputeInstance, DriverProcess, Gpu, GpuInstance, Nvml, NvmlFault
+from power_agent.devices.monitoring import EventSets, GpmSamples, Xid
 
 __all__ = ["ComputeInstance", "Driver", "DriverProcess", "Gpu", "GpuInstance", "Nvml", "NvmlFault"]
 

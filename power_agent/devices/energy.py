@@ -1,18 +1,23 @@
-"""Where the joules of one simulated GPU go: integrated tick by tick into the counter and into its true split.
+"""True energy of one simulated GPU, split by slice and version, and what its sensors make of its power.
 
-Each term is integrated on its own; none is computed as what the others leave. idle_j is the baseline while at least one
-slice serves; unallocated_j the baseline while none does, plus what a slice draws before it serves (start, warm-up) and
-what foreign processes draw; active_j the rest, per slice and version. A slice serves from the end of its process's
-first batch (the warm-up) to the end of the process.
-"""
+Power is integrated tick by tick into the counter and into its true split. Each term is integrated on its own; none is
+computed as what the others leave. idle_j is the baseline while at least one slice serves; unallocated_j the baseline
+while none does, plus what a slice draws before it serves (start, warm-up) and what foreign processes draw; active_j the
+rest, per slice and version. A slice serves from the end of its process's first batch (the warm-up) to the end of the
+process.
 
+Power sensors sample for a quarter of the time (GA100) or average over a second. Source: arXiv 2312.02741 (A100 samples
+25 ms of each 100 ms); nvml.h (instantaneous up to GA100, 1 s average later)."""
+
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from power_agent.devices.tables import GPU_MODELS
+from power_agent.devices.gpu_models import GPU_MODELS
+from power_agent.devices.gpu_state import Gpu
 from trefoil.core import power
 from trefoil.core.fleet import DeviceState, DeviceType
 
@@ -184,3 +189,59 @@ class DeviceEnergy:
             else:
                 draw.account.active_j += joules
         return Tick(base_w + bent_w, capped)
+
+
+TEMPERATURE_AT_REST_C: Final = 30.0
+TEMPERATURE_C_PER_W: Final = 0.11
+AVERAGE_S: Final = 1.0
+HEAT_S: Final = 15.0  # time constant of the temperature; an assumption
+
+
+def settled_c(power_w: float) -> float:
+    """Where the temperature goes at that power."""
+    return TEMPERATURE_AT_REST_C + TEMPERATURE_C_PER_W * power_w
+
+
+class Sensors:
+    """The sensors of one GPU; `feed` after each stretch of constant power."""
+
+    def __init__(self, gpu: Gpu, at_rest_w: float) -> None:
+        self._gpu = gpu
+        self._recent: deque[tuple[float, float, float]] = deque([(-AVERAGE_S, 0.0, at_rest_w)])  # from, to [s], watts
+        self._held_w = at_rest_w  # of the last finished sampling window, which began at
+        self._held_since_s = -AVERAGE_S
+        gpu.power_w = gpu.instant_w = gpu.average_w = at_rest_w
+        gpu.temperature_c = settled_c(at_rest_w)
+
+    def feed(self, now_s: float, dt_s: float, power_w: float) -> None:
+        """The GPU drew `power_w` for `dt_s` seconds until `now_s`."""
+        gpu = self._gpu
+        self._recent.append((now_s - dt_s, now_s, power_w))
+        while len(self._recent) > 1 and self._recent[0][1] <= now_s - AVERAGE_S:
+            self._recent.popleft()
+        if gpu.model.power_average_s:
+            gpu.power_w = gpu.average_w = self._mean_w(now_s - AVERAGE_S, now_s)
+            gpu.instant_w = power_w
+        elif gpu.model.power_duty:
+            gpu.power_w = gpu.instant_w = self._sampled_w(now_s, *gpu.model.power_duty)
+        else:
+            gpu.power_w = gpu.instant_w = power_w
+        share = min(1.0, dt_s / HEAT_S)
+        assert gpu.temperature_c is not None
+        gpu.temperature_c += share * (settled_c(power_w) - gpu.temperature_c)
+
+    def _mean_w(self, start_s: float, end_s: float) -> float:
+        parts = [(min(end_s, to_s) - max(start_s, from_s), watts) for from_s, to_s, watts in self._recent]
+        covered_s = sum(part_s for part_s, _ in parts if part_s > 0)
+        if covered_s <= 0:
+            return self._recent[-1][2]
+        return sum(part_s * watts for part_s, watts in parts if part_s > 0) / covered_s
+
+    def _sampled_w(self, now_s: float, sampled_s: float, period_s: float) -> float:
+        window_s = now_s // period_s * period_s
+        if now_s < window_s + sampled_s:
+            window_s -= period_s  # this one is still open
+        if window_s > self._held_since_s:
+            self._held_since_s = window_s
+            self._held_w = self._mean_w(window_s, window_s + sampled_s)
+        return self._held_w

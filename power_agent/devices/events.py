@@ -15,9 +15,8 @@ from typing import Any, Final
 import pynvml
 import structlog
 
-from power_agent.devices.errors import DeviceError, DeviceLost, DeviceUnsupported
+from power_agent.devices.errors import DeviceError, DeviceLost, DeviceUnsupported, translated
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml_errors import translated
 from trefoil.runtime.clock import Clock
 
 WAIT_MS: Final = 500

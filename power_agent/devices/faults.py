@@ -7,8 +7,8 @@ import numpy as np
 
 from power_agent.devices.calls import CALLS
 from power_agent.devices.errors import NodeRefused
-from power_agent.devices.gpu import Nvml
-from power_agent.devices.nvml_symbols import SYMBOLS
+from power_agent.devices.gpu_state import Nvml
+from power_agent.devices.nvml_shim import SYMBOLS
 
 EFFECTS: Final = ("fail", "fail_after", "pretend", "delay", "lose", "reload")
 ANY: Final = "*"
@@ -47,7 +47,7 @@ class FaultPlan:
         plan("*", effect="lose", after=7, index=0)                            lost after seven calls
         plan("*", effect="reload", after=7)
         plan("nvmlGpuInstanceDestroy", code=19, times=100, probability=0.3)
-    A hidden client that holds an instance until it lets go is Foreign.hold.
+    A hidden client that holds an instance until it lets go is Interference.leak_handle.
     """
 
     def __init__(self, seed: int = 0) -> None:

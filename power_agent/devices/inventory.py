@@ -1,26 +1,22 @@
-"""What the agent sees of its GPUs: one typed wrapper over the unmodified pynvml, for real and simulated hardware alike.
+"""MIG slices of a node's GPUs: one typed wrapper over the unmodified pynvml, for real and simulated hardware alike.
 
 Slices are named by (profile, start, size) as in plans; GPU-instance ids and MIG UUIDs are read anew at each listing and
 never kept, because drivers reuse the one and change the other; a kept handle is asked what it stands for before it is
-used. NVML keeps no generation: the agent counts re-creations
-in its journal. Nothing here retries: the caller knows how long it may wait (errors say who holds what). `gpus` opens
-and names the devices, `gauges` reads and sets clocks and power; here they are cut.
-"""
+used. NVML keeps no generation: the agent counts re-creations in its journal. Nothing here retries: the caller knows how
+long it may wait (errors say who holds what). `gpus` opens and names the devices, reads and sets them."""
 
 import contextlib
 import ctypes
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pynvml
 
-from power_agent.devices.errors import DeviceError, DeviceUnsupported, NoRoom, SliceMissing
-from power_agent.devices.gauges import CLOCK_EVENT_REASONS, Gauges
-from power_agent.devices.gpus import MEBIBYTE, boot_id, driver_load_id
+from power_agent.devices.errors import DeviceError, DeviceUnsupported, NoRoom, SliceMissing, translated
+from power_agent.devices.gpus import MEBIBYTE, Gpus, ObservedDevice
 from power_agent.devices.holders import Holders, name_holders
-from power_agent.devices.nvml_errors import translated
-from power_agent.devices.observed import ObservedDevice, ObservedProcess, ObservedSlice, PowerLimits, Profile
 from trefoil.core.device_types import WHOLE
 from trefoil.core.fleet import SliceKey
 
@@ -30,20 +26,43 @@ FULL_WIDTH_CI_CONSTANT: Final = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
 GHOST: Final = (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument)
 REV1_GI_CONSTANT: Final = 7  # 1g with the media engines: its compute instance has a constant of its own, also 7
 
-__all__ = [
-    "CLOCK_EVENT_REASONS",
-    "Inventory",
-    "ObservedDevice",
-    "ObservedProcess",
-    "ObservedSlice",
-    "PowerLimits",
-    "Profile",
-    "boot_id",
-    "driver_load_id",
-]
+
+@dataclass(frozen=True, slots=True)
+class ObservedSlice:
+    """One GPU instance, or a whole GPU (gi_id -1, `mig_uuid` is the GPU's own).
+
+    `mig_uuid` is empty while an instance has no compute instance (an interrupted creation).
+    """
+
+    key: SliceKey
+    gi_id: int
+    ci_id: int | None
+    mig_uuid: str
+    memory_mib: int
+    sm_count: int
 
 
-class Inventory(Gauges):
+@dataclass(frozen=True, slots=True)
+class ObservedProcess:
+    pid: int
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A GPU-instance profile of one device. `constant` asks for the profile, `id` creates and lists: they differ."""
+
+    name: str
+    constant: int
+    id: int
+    compute_slices: int
+    instances_max: int
+    sm_count: int
+    memory_mib: int
+    placements: tuple[tuple[int, int], ...]  # (start, size) in memory slices
+
+
+class Inventory(Gpus):
     """Long-lived view of one node's GPUs. Every method raises a DeviceError subclass when the driver refuses.
 
     `proc`: where to look for whoever holds an instance that NVML calls in use; None on a simulated node.

@@ -8,10 +8,9 @@ Synchronous and in-process, so that a test may own one. Time is told, not read:
     machine.advance(0.5, [Load(uuid, busy_s=0.2, variant="digits-l", density=0.9)])
     machine.truth()                               # where the joules went
     machine.faults.plan("nvmlGpuInstanceDestroy", code=19, times=3)
-    machine.foreign.create_gi(0, "3g.20gb", 4)    # somebody else was here
     machine.reload()                              # the driver restarts
 
-`node.py` adds processes with pace files, `simulated.py` the socket.
+`interference` adds what others do to it, `node` processes with pace files, `node_server` the socket.
 """
 
 import threading
@@ -23,15 +22,13 @@ import numpy as np
 
 from power_agent.devices.calls import CALLS
 from power_agent.devices.driver import DRIVER_VERSION, Driver
-from power_agent.devices.energy import DeviceEnergy, Draw, SliceAccount, VersionAccount
+from power_agent.devices.energy import DeviceEnergy, Draw, Sensors, SliceAccount, VersionAccount
 from power_agent.devices.errors import NodeRefused
 from power_agent.devices.faults import Fault, FaultPlan
-from power_agent.devices.foreign import Foreign
-from power_agent.devices.gpm import WHOLE_GPU
-from power_agent.devices.gpu import ComputeInstance, Gpu, Nvml, NvmlFault
+from power_agent.devices.gpu_models import GPU_MODELS
+from power_agent.devices.gpu_state import ComputeInstance, Gpu, Nvml, NvmlFault
+from power_agent.devices.monitoring import WHOLE_GPU
 from power_agent.devices.pace import family_crc32
-from power_agent.devices.sensors import Sensors
-from power_agent.devices.tables import GPU_MODELS
 from trefoil.core import power
 from trefoil.core.device_types import device_type
 
@@ -138,7 +135,6 @@ class Machine:
             DeviceEnergy(device_type(model.name), chance, noise_ratio)
             for model, chance in zip(models, np.random.default_rng(seed).spawn(len(models)), strict=True)
         )
-        self.foreign = Foreign(self)
         self.on_reload: Callable[[], None] = self.reload  # what the fault `reload` does; a node replaces it
         self.calls = 0
         self._latency = np.random.default_rng(seed + 1) if call_latency else None
@@ -177,7 +173,7 @@ class Machine:
         if symbol not in CALLS or symbol in self.symbols_missing:
             return int(Nvml.FUNCTION_NOT_FOUND), []
         if fault is not None and fault.effect == "lose":
-            self.foreign.lose(fault.index)
+            self.driver.lose(self.gpu(fault.index))
         if fault is not None and fault.effect == "reload":
             self.on_reload()
         if fault is not None and fault.effect in ("fail", "pretend"):

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from power_agent.devices.driver import Gpu
 from power_agent.devices.energy import Draw, SliceAccount, VersionAccount
 from power_agent.devices.errors import NodeRefused
+from power_agent.devices.gpu_state import Gpu
 from power_agent.devices.machine import CONTEXT_MIB, Machine
 from power_agent.devices.pace import PaceFile, Work
 from power_agent.devices.processes import Child, ProcessTable, kill_session

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from power_agent.devices.calls import CALLS
 from power_agent.devices.driver import DRIVER_VERSION
-from power_agent.devices.tables import GPU_MODELS
+from power_agent.devices.gpu_models import GPU_MODELS
 from trefoil.core import errors
 from trefoil.runtime import config
 

@@ -21,9 +21,7 @@ import requests.exceptions
 import structlog
 
 from power_agent.runtimes.base import RunningTriton
-from power_agent.runtimes.docker_engine import Engine, refusal
-from power_agent.runtimes.docker_health import health_command
-from power_agent.runtimes.docker_image import TritonImage, find_image
+from power_agent.runtimes.docker_engine import Engine, TritonImage, find_image, refusal
 from power_agent.triton_install import TritonInstall
 from power_agent.triton_slice import SliceLaunch
 from trefoil.core.errors import StartError, Unavailable
@@ -43,6 +41,28 @@ KILLED_S: Final = 30.0  # SIGKILL of a process in an uninterruptible call takes 
 SIGNALLED: Final = 128  # an engine reports an end by signal n as exit code 128 + n
 MIB: Final = 2**20
 NANO: Final = 1_000_000_000
+# Asks Triton's gRPC health service with nothing but a bare Python, because Triton's HTTP port with its /v2/health/ready
+# stays closed and images bring no gRPC client. The one request is short enough to be written by hand (HTTP/2: preface,
+# SETTINGS, HEADERS, DATA; RFC 9113 and 7541, gRPC health checking protocol). The engine runs it, so that `docker ps`
+# tells the truth; the agent's own checks infer. A complete program; argv: host, port. Exit code 0: SERVING.
+PROGRAM: Final = r"""
+import socket, struct, sys
+def frame(kind, flags, stream, payload):
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+def text(value):
+    return bytes([len(value)]) + value
+headers = b"\x83\x86\x04" + text(b"/grpc.health.v1.Health/Check") + b"\x01" + text(b"localhost")
+headers += b"\x0f\x10" + text(b"application/grpc") + b"\x00" + text(b"te") + text(b"trailers")
+call = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, headers) + frame(0, 1, 1, bytes(5))
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 3) as connection:
+    connection.sendall(call)
+    answer = b""
+    while b"\x00\x00\x00\x00\x02\x08\x01" not in answer:
+        more = connection.recv(4096)
+        if not more:
+            sys.exit("not serving")
+        answer += more
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +314,12 @@ class DockerRuntime:
             "start_period": 60 * NANO,
             "retries": 3,
         }
+
+
+def health_command(python: str, target: str) -> list[str]:
+    """For a container's health check; `target` is host:port of Triton's gRPC."""
+    host, _, port = target.rpartition(":")
+    return ["CMD", python, "-I", "-S", "-c", PROGRAM, host, port]
 
 
 def create(api: docker.APIClient, configuration: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,26 @@
-"""Speaks to a Docker engine: a connection per thread, and refusals as errors that say what to do."""
+"""Docker engine: calls with a connection per thread, refusals as errors that say what to do, and Triton images.
 
+An image is looked into without running it: which backends it has, and what can check its health. NVIDIA's image keeps
+its Triton below /opt/tritonserver and brings the onnxruntime backend; a smaller image may have only the python backend,
+with numpy < 2 and onnxruntime in its Python. The engine answers questions about files of a container that was created
+and never started."""
+
+import posixpath
 import threading
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import docker
 import docker.errors
 import requests.exceptions
 from docker.utils import kwargs_from_env
 
-from trefoil.core.errors import StartError, TrefoilError, Unavailable
+from power_agent.triton_install import BACKENDS, TritonInstall
+from trefoil.core.errors import BinaryMissing, StartError, TrefoilError, Unavailable
+from trefoil.runtime.model_files import ENGINES
 
 T = TypeVar("T")
 CALL_TIMEOUT_S: Final = 60  # a start with a GPU takes seconds
@@ -105,3 +116,123 @@ def reason(error: BaseException) -> str:
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return str(error) or type(error).__name__
+
+
+ROOT: Final = "/opt/tritonserver"
+BINARY: Final = f"{ROOT}/bin/tritonserver"
+PULL_TIMEOUT_S: Final = 3600
+DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class TritonImage:
+    """What an image offers."""
+
+    name: str
+    id: str
+    backends: tuple[str, ...]  # those of BACKENDS that it has, at least one, and ENGINES
+    python: str  # an interpreter in it; "" = none, then no health check
+
+    def install(self, *, sees_gpus: bool) -> TritonInstall:
+        """The installation as paths inside the container; Python's side of it is the image's own affair."""
+        root = Path(ROOT)
+        return TritonInstall(
+            binary=root / "bin" / "tritonserver",
+            backends=root / "backends",
+            caches=root / "caches",
+            environment=Path(posixpath.dirname(posixpath.dirname(self.python)) or "/usr"),
+            python_version="",
+            numpy_version="",
+            onnxruntime_version="",
+            libpython="",
+            libpython_loads=True,
+            libpython_folder="",
+            offers=self.backends,
+            sees_gpus=sees_gpus,
+        )
+
+
+def find_image(engine: Engine, name: str, *, pull: bool, labels: Mapping[str, str]) -> TritonImage:
+    """Look at the image; `pull` fetches one that is not there (minutes: NVIDIA's has 10 GB and more).
+
+    Args:
+        labels: for the container that is created to look into the image and removed at once; nobody else uses them.
+
+    Raises:
+        StartError: it is not there and may not be pulled, or cannot be.
+        BinaryMissing: it holds no Triton, or none of the backends.
+        Unavailable: no engine.
+    """
+    described = _describe(engine, name, pull)
+    config = described.get("Config") or {}
+    wanted = {"label": [f"{label}={value}" for label, value in labels.items()]}
+    for left in engine.look("listing containers", lambda api: api.containers(all=True, filters=wanted)):
+        _remove(engine, left["Id"])  # of an agent that was killed while it looked
+    found = engine.call(
+        f"looking into image {name}",
+        lambda api: api.create_container(
+            described["Id"], ["never-started"], labels=dict(labels), network_disabled=True
+        ),
+    )["Id"]
+    try:
+        if not _holds(engine, found, BINARY):
+            raise BinaryMissing(
+                f"image {name} has no {BINARY}",
+                field="docker_image",
+                remedy="take NVIDIA's Triton server image, or one that keeps Triton where that one does",
+            )
+        backends = tuple(one for one in (*BACKENDS, ENGINES) if _holds(engine, found, f"{ROOT}/backends/{one}"))
+        python = next((path for path in _pythons(config) if _holds(engine, found, path)), "")
+    finally:
+        _remove(engine, found)
+    if not set(backends) & set(BACKENDS):
+        raise BinaryMissing(
+            f"image {name} has neither of Triton's backends {', '.join(BACKENDS)} below {ROOT}/backends",
+            field="docker_image",
+            remedy="take an image with the onnxruntime backend",
+        )
+    return TritonImage(name, described["Id"], backends, python)
+
+
+def _remove(engine: Engine, container: str) -> None:
+    with suppress(docker.errors.NotFound):
+        engine.call("removing a container", lambda api: api.remove_container(container, v=True, force=True))
+
+
+def _describe(engine: Engine, name: str, pull: bool) -> dict[str, Any]:
+    try:
+        return engine.call(f"image {name}", lambda api: _inspect(api, name))
+    except docker.errors.NotFound as error:
+        if not pull:
+            raise StartError(
+                f"image {name} is not on this machine, and images are not pulled unless docker_pull is set",
+                field="docker_image",
+                remedy=f"run `docker pull {name}`, or set docker_pull=true",
+            ) from error
+    try:
+        engine.call(f"pulling image {name}", lambda api: api.pull(name), timeout_s=PULL_TIMEOUT_S)
+        return engine.call(f"image {name}", lambda api: _inspect(api, name))
+    except docker.errors.NotFound as error:
+        raise StartError(
+            f"image {name} cannot be pulled: {error.explanation}", field="docker_image", remedy="check name and login"
+        ) from error
+
+
+def _inspect(api: docker.APIClient, name: str) -> dict[str, Any]:
+    return dict(api.inspect_image(name))  # type: ignore[no-untyped-call]  # its stub lost the types to a decorator
+
+
+def _pythons(config: Mapping[str, Any]) -> list[str]:
+    environment = dict(one.partition("=")[::2] for one in config.get("Env") or [])
+    return [posixpath.join(folder, "python3") for folder in environment.get("PATH", DEFAULT_PATH).split(":") if folder]
+
+
+def _holds(engine: Engine, container: str, path: str) -> bool:
+    def look(api: docker.APIClient) -> bool:
+        # The public call would stream the whole folder as a tar; HEAD of the same address only says what is there.
+        answer = api.head(f"{api.base_url}/v{api.api_version}/containers/{container}/archive", params={"path": path})
+        if answer.status_code not in (200, 404):
+            answer.raise_for_status()
+        return answer.status_code == 200
+
+    return engine.call(f"looking for {path}", look)

@@ -1,7 +1,7 @@
 """Tritons as processes of this host. They lead sessions of their own and outlive the agent.
 
 <state>/runtime/<tag>.json says which process a tag is: pid, start ticks and boot, so that a number that somebody else
-got meanwhile is never taken for it. It is written before the process may become a Triton (see enter.py), so that an
+got meanwhile is never taken for it. It is written before the process may become a Triton (see launcher.py), so that an
 agent that is killed in between leaves nothing unknown behind. After a restart the process is nobody's child: its end is
 seen in /proc, its exit code is unknown.
 CPU slices get control groups (see cgroup.py), else an affinity; either holds for all that a Triton starts.
@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from power_agent.runtimes import enter
+from power_agent.runtimes import launcher
 from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.cgroup import Cgroups, members, remove
 from power_agent.triton_slice import SliceLaunch, clean_shared_memory
@@ -195,7 +195,7 @@ class ProcessRuntime:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             child = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(enter.__file__)],
+                [sys.executable, "-I", "-S", str(launcher.__file__)],
                 env={**launch.env, MARK: record.mark},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

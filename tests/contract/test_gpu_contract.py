@@ -9,10 +9,10 @@ import pytest
 
 from power_agent.capabilities import probe_devices
 from power_agent.devices.errors import DeviceUnsupported, NoRoom, SliceMissing
-from power_agent.devices.inspect import inspect
+from power_agent.devices.hardware_report import hardware_report
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.machine import Machine
-from power_agent.devices.nvml import install_simulated, uninstall
+from power_agent.devices.nvml_shim import install_simulated, uninstall
 from tests.support.simulated_driver import NodeProcess, create_slice, destroy_slice, pynvml_on
 from trefoil.core.device_types import DEVICE_TYPES, device_type, slice_type
 from trefoil.core.fleet import DeviceKind
@@ -156,10 +156,10 @@ def test_what_exists_is_listed_without_being_touched(inventory, devices):
         assert device.mig_current or seen == ()
 
 
-def test_probing_and_inspecting_answer_for_every_device(inventory, devices):
+def test_probing_and_the_report_answer_for_every_device(inventory, devices):
     found = probe_devices(inventory, devices, "")
     assert set(found.devices) == {device.device for device in devices}
-    transcript = inspect(inventory, WallClock().block, "", "")
+    transcript = hardware_report(inventory, WallClock().block, "", "")
     assert [device["device"] for device in transcript["devices"]] == [device.device for device in devices]
 
 
@@ -207,7 +207,7 @@ def test_slices_come_and_go(simulated, device, name):
 
 
 def test_the_transcript_of_a_simulated_node_keeps_its_shape(simulated):
-    transcript = inspect(simulated, WallClock().block, "", "")
+    transcript = hardware_report(simulated, WallClock().block, "", "")
     hopper, pascal = transcript["devices"][1], transcript["devices"][4]
     assert set(transcript) == {"driver_version", "lost", "capabilities", "missing", "devices"}
     assert set(hopper) == {

@@ -6,7 +6,6 @@ import pynvml
 import pytest
 
 from power_agent.devices.calls import CALLS
-from power_agent.devices.driver import Nvml
 from power_agent.devices.errors import (
     DeviceBusy,
     DeviceError,
@@ -18,10 +17,11 @@ from power_agent.devices.errors import (
     SliceMissing,
 )
 from power_agent.devices.faults import FaultPlan
-from power_agent.devices.inventory import Inventory, boot_id, driver_load_id
-from power_agent.devices.nvml import uninstall
-from power_agent.devices.nvml_shim import SYMBOLS, NvmlShim
-from power_agent.devices.tables import A100_40GB, H100_80GB
+from power_agent.devices.gpu_models import A100_40GB, H100_80GB
+from power_agent.devices.gpu_state import Nvml
+from power_agent.devices.gpus import boot_id, driver_load_id
+from power_agent.devices.inventory import Inventory
+from power_agent.devices.nvml_shim import SYMBOLS, NvmlShim, uninstall
 from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
 from trefoil.core.fleet import SliceKey
 

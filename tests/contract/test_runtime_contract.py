@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.devices.inventory import Inventory, boot_id
+from power_agent.devices.gpus import boot_id
+from power_agent.devices.inventory import Inventory
 from power_agent.devices.node_client import NodeClient
-from power_agent.devices.nvml import install_simulated, uninstall
+from power_agent.devices.nvml_shim import install_simulated, uninstall
 from power_agent.runtimes.cgroup import Cgroups, find_cgroups
-from power_agent.runtimes.node import NodeRuntime
+from power_agent.runtimes.node import NodeRuntime, SplitRuntime
 from power_agent.runtimes.process import ProcessRuntime
-from power_agent.runtimes.split import SplitRuntime
 from tests.support.runtime_contract import Kit, RuntimeContract
 from tests.support.simulated_driver import NodeProcess, create_slice
 from trefoil.runtime.clock import WallClock

@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from power_agent.devices.errors import DeviceBusy, DriverUnavailable, NodeRefused, NodeUnreachable
-from power_agent.devices.inventory import Inventory, driver_load_id
+from power_agent.devices.gpus import driver_load_id
+from power_agent.devices.inventory import Inventory
 from power_agent.devices.node_client import NodeClient
-from power_agent.devices.nvml import install_simulated, uninstall
+from power_agent.devices.nvml_shim import install_simulated, uninstall
 from tests.support.awake import Awake
 from tests.support.simulated_driver import ROOT, NodeProcess, create_slice, destroy_slice
 
@@ -163,7 +164,7 @@ def test_a_killed_leader_takes_its_session_along(client, inventory, folder):
 CLIENT_THAT_DIES = """
 import os, signal, sys
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml import install_simulated
+from power_agent.devices.nvml_shim import install_simulated
 from tests.integration.test_simulated_node import start
 from tests.support.simulated_driver import create_slice
 from pathlib import Path

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml import install_simulated, uninstall
+from power_agent.devices.nvml_shim import install_simulated, uninstall
 from power_agent.triton import TritonServer, TritonUnready
 from power_agent.triton_slice import SliceSpec, prepare_slice
 from tests.support.awake import Awake

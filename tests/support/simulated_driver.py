@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from power_agent.devices.calls import CALLS
-from power_agent.devices.driver import Driver, Nvml, NvmlFault
+from power_agent.devices.driver import Driver
 from power_agent.devices.errors import NodeUnreachable
 from power_agent.devices.faults import FaultPlan
+from power_agent.devices.gpu_models import A100_40GB, GpuModel
+from power_agent.devices.gpu_state import Nvml, NvmlFault
 from power_agent.devices.inventory import Inventory, ObservedSlice
 from power_agent.devices.machine import Machine
 from power_agent.devices.node_client import NodeClient
-from power_agent.devices.nvml import install, uninstall
-from power_agent.devices.nvml_shim import Send
-from power_agent.devices.tables import A100_40GB, GpuModel
+from power_agent.devices.nvml_shim import Send, install, uninstall
 from trefoil.core.fleet import SliceKey
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.devices.driver import Nvml
 from power_agent.devices.errors import DeviceBusy
 from power_agent.devices.faults import FaultPlan
+from power_agent.devices.gpu_state import Nvml
 from power_agent.devices.holders import HIDDEN, capability_minor, instance_devices, name_holders, openers
 from power_agent.devices.inventory import Inventory
 from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on

@@ -3,11 +3,11 @@
 import pytest
 
 from power_agent.core.meter import MeterState, advance
-from power_agent.devices.activity import Gpm
 from power_agent.devices.errors import DeviceUnsupported
+from power_agent.devices.gpm import Gpm
+from power_agent.devices.gpu_models import A100_40GB, H100_80GB, P4
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.rapl import RaplCounter
-from power_agent.devices.tables import A100_40GB, H100_80GB, P4
 from power_agent.readings import DeviceReading
 from power_agent.sources import Measured, Sources
 from tests.support.powercap import Powercap

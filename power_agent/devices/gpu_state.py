@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from power_agent.devices.tables import GiProfile, GpuModel
+from power_agent.devices.gpu_models import GiProfile, GpuModel
 
 
 class Nvml(IntEnum):

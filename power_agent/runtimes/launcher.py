@@ -1,6 +1,6 @@
 """The first program of a Triton's process: waits until the agent has written down its pid, then becomes the Triton.
 
-Run by path as `python -I -S enter.py`; imports nothing of Trefoil. One JSON line on stdin says what to become:
+Run by path as `python -I -S launcher.py`; imports nothing of Trefoil. One JSON line on stdin says what to become:
 {"argv": [...], "cwd": "...", "cores": [...] | null, "groups": ["<cgroup folder>", ...]}. An end of file instead means
 that the agent is gone: nothing was started, nothing is left. Whatever fails is said on stdout, which closes when the
 program has taken over.
@@ -38,7 +38,7 @@ def drop_privileges() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def enter(spec: dict) -> None:  # type: ignore[type-arg]
+def exec_program(spec: dict) -> None:  # type: ignore[type-arg]
     """Join the groups, pin, let go of privileges, become the program. Raises OSError."""
     for group in spec["groups"]:
         with open(os.path.join(group, "cgroup.procs"), "w") as file:
@@ -63,7 +63,7 @@ def main() -> int:
         return 0
     said = os.dup(1)  # not inheritable: closes when the program takes over
     try:
-        enter(json.loads(line))
+        exec_program(json.loads(line))
     except OSError as error:
         os.write(said, str(error).encode())
     return 127

@@ -1,19 +1,18 @@
-"""Which runtime a node's settings ask for."""
+"""Factory of the runtime that a node's settings ask for, and of the Triton installation that it starts."""
 
 import hashlib
 import os
 
 import structlog
 
-from power_agent.devices.inventory import boot_id
+from power_agent.devices.gpus import boot_id
 from power_agent.devices.node_client import NodeClient
 from power_agent.runtimes.base import Runtime
 from power_agent.runtimes.cgroup import find_cgroups
 from power_agent.runtimes.docker import DockerOptions, DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
-from power_agent.runtimes.node import NodeRuntime
+from power_agent.runtimes.node import NodeRuntime, SplitRuntime
 from power_agent.runtimes.process import ProcessRuntime
-from power_agent.runtimes.split import SplitRuntime
 from power_agent.settings import PowerAgentSettings
 from power_agent.triton_install import TritonInstall, find_triton, prepare_triton, with_backend
 from trefoil.core.errors import SettingError

@@ -1,26 +1,23 @@
-"""Somebody else at the simulated GPUs: an operator, another tool, a broken board. Every method is an admin verb.
+"""Interference with simulated GPUs: what an operator, another tool or a broken board does to them.
 
-What others do has no faults, no latency and no permission; it is refused where the driver would refuse it.
+It has no faults, no latency and needs no permission; it is refused where the driver would refuse it.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from power_agent.devices.errors import NodeRefused
-from power_agent.devices.gpu import Gpu, GpuInstance, Nvml, NvmlFault
-
-if TYPE_CHECKING:
-    from power_agent.devices.machine import Machine
+from power_agent.devices.gpu_state import Gpu, GpuInstance, Nvml, NvmlFault
+from power_agent.devices.machine import Machine
 
 
-class Foreign:
-    """Hands of somebody else. `index` names a GPU, `start` a GPU instance on it.
+class Interference:
+    """Changes by others to a machine; each method is an admin verb. `index` names a GPU, `start` a GPU instance on it.
 
     Raises:
         NodeRefused: no such GPU or instance, or the driver says no; the text names its code.
     """
 
-    def __init__(self, machine: "Machine") -> None:
+    def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
     # --- drift ---
@@ -88,11 +85,11 @@ class Foreign:
     def detach(self, pid: int) -> None:
         self._machine.detach(pid)
 
-    def hold(self, index: int, start: int | None = None) -> None:
+    def leak_handle(self, index: int, start: int | None = None) -> None:
         """A client that NVML does not list (a handle that DCGM leaked) keeps an instance, or the GPU, IN_USE."""
         (self._machine.gpu(index) if start is None else self._instance(index, start)).held = True
 
-    def release(self, index: int) -> None:
+    def release_handles(self, index: int) -> None:
         """The hidden client is gone (DCGM was restarted)."""
         gpu = self._machine.gpu(index)
         gpu.held = False
