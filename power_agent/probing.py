@@ -100,8 +100,8 @@ class Probing:
             have.add("rapl")
         missing = {name: why for name, why in self.found.missing.items() if not why.startswith(MODE_OFF)}
         if self._dcgm is not None:
-            if self._dcgm.trouble:
-                missing[DCGM] = f"{self._dcgm.trouble}. Until then activity is GPM's or Triton's"
+            if self._dcgm.unavailable_reason:
+                missing[DCGM] = f"{self._dcgm.unavailable_reason}. Until then activity is GPM's or Triton's"
             else:
                 have.add(DCGM)
         if self._node.settings.meter != "nvml":

@@ -31,29 +31,33 @@ Call = Callable[..., list[Any]]
 
 
 def init(driver: Driver, *_flags: int) -> list[Any]:
-    """A new session sees what is there; older ones may have been shown what was (see Driver.stale_listing)."""
+    """Answer nvmlInitWithFlags: forget what `Driver.stale_listing` kept listed, as a new session does."""
     for gpu in driver.gpus:
-        gpu.ghosts.clear()
+        gpu.stale_listed.clear()
     return []
 
 
 def device_count(driver: Driver) -> list[Any]:
+    """Answer nvmlDeviceGetCount_v2."""
     return [len(driver.gpus)]
 
 
 def handle_by_index(driver: Driver, index: int) -> list[Any]:
+    """Answer nvmlDeviceGetHandleByIndex_v2."""
     if index >= len(driver.gpus):
         raise NvmlFault(Nvml.INVALID_ARGUMENT)
     return [driver.handle(_present(driver.gpus[index]))]
 
 
 def handle_by_uuid(driver: Driver, wanted: str) -> list[Any]:
+    """Answer nvmlDeviceGetHandleByUUID."""
     target = driver.by_uuid(wanted)
     _present(target if isinstance(target, Gpu) else target.gi.gpu)
     return [driver.handle(target)]
 
 
 def handle_by_pci(driver: Driver, bus_id: str) -> list[Any]:
+    """Answer nvmlDeviceGetHandleByPciBusId_v2."""
     for gpu in driver.gpus:
         pci = _pci(gpu)
         if bus_id.upper() in (pci["busId"], pci["busIdLegacy"]):
@@ -68,6 +72,7 @@ def _present(gpu: Gpu) -> Gpu:
 
 
 def name(driver: Driver, handle: int) -> list[Any]:
+    """Answer nvmlDeviceGetName."""
     target = driver.device(handle)
     if isinstance(target, Gpu):
         return [target.model.nvml_name]
@@ -75,11 +80,13 @@ def name(driver: Driver, handle: int) -> list[Any]:
 
 
 def device_uuid(driver: Driver, handle: int) -> list[Any]:
+    """Answer nvmlDeviceGetUUID."""
     target = driver.device(handle)
     return [target.uuid if isinstance(target, Gpu) else target.mig_uuid]
 
 
 def index(driver: Driver, handle: int) -> list[Any]:
+    """Answer nvmlDeviceGetIndex."""
     target = driver.device(handle)
     return [target.index if isinstance(target, Gpu) else list(target.gi.gpu.computes()).index(target)]
 
@@ -98,6 +105,7 @@ def _pci(gpu: Gpu) -> dict[str, Any]:
 
 
 def memory_info(driver: Driver, handle: int) -> list[Any]:
+    """Answer nvmlDeviceGetMemoryInfo: bytes of a GPU or of a MIG device."""
     target = driver.device(handle)
     if isinstance(target, Gpu):
         total_mib, processes = target.model.memory_mib, list(target.processes.values())
@@ -117,6 +125,7 @@ def _processes_of(compute: ComputeInstance) -> list[DriverProcess]:
 
 
 def running_processes(driver: Driver, handle: int) -> list[Any]:
+    """Answer nvmlDeviceGetComputeRunningProcesses_v3: of a GPU or of a MIG device."""
     target = driver.device(handle)
     processes = list(target.processes.values()) if isinstance(target, Gpu) else _processes_of(target)
     none = 0xFFFFFFFF
@@ -134,6 +143,7 @@ def running_processes(driver: Driver, handle: int) -> list[Any]:
 
 
 def set_persistence(driver: Driver, handle: int, mode: int) -> list[Any]:
+    """Answer nvmlDeviceSetPersistenceMode."""
     driver.gpu(handle).persistence = bool(mode)
     return []
 
@@ -141,18 +151,19 @@ def set_persistence(driver: Driver, handle: int, mode: int) -> list[Any]:
 # --- power, energy, clocks and sensors: of physical GPUs only ---
 
 
-def milli(value: float) -> int:
+def to_milli(value: float) -> int:
     """Watts to milliwatts, as NVML has them."""
     return round(value * 1e3)
 
 
 def temperature(driver: Driver, handle: int, *_sensor: int) -> list[Any]:
+    """Answer nvmlDeviceGetTemperature: whole degrees Celsius."""
     gpu = driver.gpu(handle)
     return [round(settled_c(gpu.power_w) if gpu.temperature_c is None else gpu.temperature_c)]
 
 
 def utilization(driver: Driver, handle: int) -> list[Any]:
-    """NOT_SUPPORTED while MIG is on."""
+    """Answer nvmlDeviceGetUtilizationRates: percent; NOT_SUPPORTED while MIG is on."""
     gpu = driver.gpu(handle)
     if gpu.mig_current:
         raise NvmlFault(Nvml.NOT_SUPPORTED)
@@ -163,6 +174,7 @@ def utilization(driver: Driver, handle: int) -> list[Any]:
 
 
 def energy(driver: Driver, handle: int) -> list[Any]:
+    """Answer nvmlDeviceGetTotalEnergyConsumption [mJ]."""
     gpu = driver.gpu(handle)
     if not gpu.model.energy_counter:
         raise NvmlFault(Nvml.NOT_SUPPORTED)
@@ -170,27 +182,32 @@ def energy(driver: Driver, handle: int) -> list[Any]:
 
 
 def power_limit_bounds(driver: Driver, handle: int) -> list[Any]:
+    """Answer nvmlDeviceGetPowerManagementLimitConstraints: least and most [mW]."""
     low_w, _, high_w = driver.gpu(handle).model.power_limit_w
-    return [milli(low_w), milli(high_w)]
+    return [to_milli(low_w), to_milli(high_w)]
 
 
 def set_power_limit(driver: Driver, handle: int, limit_mw: int) -> list[Any]:
+    """Answer nvmlDeviceSetPowerManagementLimit [mW]."""
     driver.set_power_limit(driver.gpu(handle), limit_mw / 1e3)
     return []
 
 
-def _or(watts: float | None, otherwise_w: float) -> float:
+def _value_or(watts: float | None, otherwise_w: float) -> float:
     return otherwise_w if watts is None else watts
 
 
 def field_values(driver: Driver, handle: int, field_ids: list[int]) -> list[Any]:
-    """Each with a return code of its own. The 1 s average came after GA100."""
+    """Answer nvmlDeviceGetFieldValues: each with a return code of its own. The 1 s average came after GA100."""
     gpu = driver.gpu(handle)
-    known = {FIELD_POWER_INSTANT: milli(_or(gpu.instant_w, gpu.power_w)), FIELD_POWER_LIMIT: milli(gpu.power_limit_w)}
+    known = {
+        FIELD_POWER_INSTANT: to_milli(_value_or(gpu.instant_w, gpu.power_w)),
+        FIELD_POWER_LIMIT: to_milli(gpu.power_limit_w),
+    }
     if gpu.model.energy_counter:
         known |= {FIELD_ENERGY: gpu.energy_mj, FIELD_ENERGY_SINCE_LOAD: gpu.energy_mj}
     if gpu.model.architecture >= ADA_ARCHITECTURE:
-        known[FIELD_POWER_AVERAGE] = milli(_or(gpu.average_w, gpu.power_w))
+        known[FIELD_POWER_AVERAGE] = to_milli(_value_or(gpu.average_w, gpu.power_w))
     missing = {"nvmlReturn": int(Nvml.NOT_SUPPORTED), "value": 0}
     return [[{"nvmlReturn": 0, "value": known[i]} if i in known else missing for i in field_ids]]
 
@@ -199,6 +216,7 @@ def field_values(driver: Driver, handle: int, field_ids: list[int]) -> list[Any]
 
 
 def clock_info(driver: Driver, handle: int, kind: int) -> list[Any]:
+    """Answer nvmlDeviceGetClockInfo [MHz]."""
     gpu = driver.gpu(handle)
     if kind >= CLOCK_KINDS:
         raise NvmlFault(Nvml.INVALID_ARGUMENT)
@@ -208,6 +226,7 @@ def clock_info(driver: Driver, handle: int, kind: int) -> list[Any]:
 
 
 def max_clock_info(driver: Driver, handle: int, kind: int) -> list[Any]:
+    """Answer nvmlDeviceGetMaxClockInfo [MHz]."""
     gpu = driver.gpu(handle)
     if kind >= CLOCK_KINDS:
         raise NvmlFault(Nvml.INVALID_ARGUMENT)
@@ -215,6 +234,7 @@ def max_clock_info(driver: Driver, handle: int, kind: int) -> list[Any]:
 
 
 def graphics_clocks(driver: Driver, handle: int, memory_mhz: int) -> list[Any]:
+    """Answer nvmlDeviceGetSupportedGraphicsClocks: descending [MHz]."""
     model = driver.gpu(handle).model
     if memory_mhz not in model.memory_clocks_mhz:
         raise NvmlFault(Nvml.NOT_FOUND)
@@ -222,6 +242,7 @@ def graphics_clocks(driver: Driver, handle: int, memory_mhz: int) -> list[Any]:
 
 
 def event_reasons(driver: Driver, handle: int) -> list[Any]:
+    """Answer nvmlDeviceGetCurrentClocksEventReasons: bits of what holds the clock."""
     gpu = driver.gpu(handle)
     bits = {
         IDLE: not gpu.processes,
@@ -233,21 +254,25 @@ def event_reasons(driver: Driver, handle: int) -> list[Any]:
 
 
 def lock_clocks(driver: Driver, handle: int, low_mhz: int, high_mhz: int) -> list[Any]:
+    """Answer nvmlDeviceSetGpuLockedClocks."""
     driver.lock_clocks(driver.gpu(handle), low_mhz, high_mhz)
     return []
 
 
 def reset_clocks(driver: Driver, handle: int) -> list[Any]:
+    """Answer nvmlDeviceResetGpuLockedClocks."""
     driver.reset_clocks(driver.gpu(handle))
     return []
 
 
 def lock_memory_clocks(driver: Driver, handle: int, low_mhz: int, high_mhz: int) -> list[Any]:
+    """Answer nvmlDeviceSetMemoryLockedClocks."""
     driver.lock_memory_clocks(driver.gpu(handle), low_mhz, high_mhz)
     return []
 
 
 def reset_memory_clocks(driver: Driver, handle: int) -> list[Any]:
+    """Answer nvmlDeviceResetMemoryLockedClocks."""
     gpu = driver.gpu(handle)
     if not gpu.model.memory_lockable:
         raise NvmlFault(Nvml.NOT_SUPPORTED)
@@ -259,7 +284,8 @@ def reset_memory_clocks(driver: Driver, handle: int) -> list[Any]:
 
 
 def event_set_create(driver: Driver) -> list[Any]:
-    handle = driver.token()
+    """Answer nvmlEventSetCreate."""
+    handle = driver.new_handle()
     driver.events.create(handle)
     return [handle]
 
@@ -271,22 +297,25 @@ def _current(driver: Driver, handle: int) -> int:
 
 
 def event_set_free(driver: Driver, event_set: int) -> list[Any]:
+    """Answer nvmlEventSetFree."""
     driver.events.free(_current(driver, event_set))
     return []
 
 
 def register_events(driver: Driver, handle: int, mask: int, event_set: int) -> list[Any]:
+    """Answer nvmlDeviceRegisterEvents."""
     driver.events.register(_current(driver, event_set), driver.gpu(handle).index, mask)
     return []
 
 
 def supported_events(driver: Driver, handle: int) -> list[Any]:
+    """Answer nvmlDeviceGetSupportedEventTypes."""
     driver.gpu(handle)
     return [XID_EVENT]
 
 
 def event_wait(driver: Driver, event_set: int, _timeout_ms: int) -> list[Any]:
-    """TIMEOUT at once where hardware would block: nobody can wait inside a driver model."""
+    """Answer nvmlEventSetWait_v2: TIMEOUT at once where hardware would block: nobody can wait inside a driver model."""
     event = driver.events.take(_current(driver, event_set))
     fields = {"device": event.device, "eventType": event.kind, "eventData": event.data}
     return [{**fields, "gpuInstanceId": event.gi_id, "computeInstanceId": 0xFFFFFFFF}]
@@ -303,26 +332,31 @@ def _monitored(driver: Driver, handle: int) -> Gpu:
 
 
 def gpm_support(driver: Driver, handle: int) -> list[Any]:
+    """Answer nvmlGpmQueryDeviceSupport: Hopper and newer."""
     return [{"isSupportedDevice": int(driver.gpu(handle).model.gpm)}]
 
 
 def gpm_allocate(driver: Driver) -> list[Any]:
-    handle = driver.token()
+    """Answer nvmlGpmSampleAlloc."""
+    handle = driver.new_handle()
     driver.gpm.allocate(handle)
     return [handle]
 
 
 def gpm_free(driver: Driver, sample: int) -> list[Any]:
+    """Answer nvmlGpmSampleFree."""
     driver.gpm.free(_current(driver, sample))
     return []
 
 
 def gpm_sample(driver: Driver, handle: int, sample: int) -> list[Any]:
+    """Answer nvmlGpmSampleGet."""
     driver.gpm.take(_current(driver, sample), _monitored(driver, handle), None, driver.now_s)
     return []
 
 
 def gpm_mig_sample(driver: Driver, handle: int, gi_id: int, sample: int) -> list[Any]:
+    """Answer nvmlGpmMigSampleGet."""
     gpu = _monitored(driver, handle)
     if not gpu.mig_current:
         raise NvmlFault(Nvml.NOT_SUPPORTED)
@@ -333,6 +367,7 @@ def gpm_mig_sample(driver: Driver, handle: int, gi_id: int, sample: int) -> list
 
 
 def gpm_metrics(driver: Driver, first: int, second: int, wanted: list[int]) -> list[Any]:
+    """Answer nvmlGpmMetricsGet between two samples."""
     return [driver.gpm.metrics(_current(driver, first), _current(driver, second), wanted)]
 
 
@@ -358,6 +393,7 @@ def _nothing(_driver: Driver, *_args: Any) -> list[Any]:
 
 
 def is_mig_device(driver: Driver, handle: int) -> list[Any]:
+    """Answer nvmlDeviceIsMigDeviceHandle."""
     return [int(isinstance(driver.device(handle), ComputeInstance))]
 
 
@@ -389,11 +425,11 @@ CALLS: Final[dict[str, Call]] = {
     "nvmlDeviceGetTemperature": temperature,
     "nvmlDeviceGetTemperatureV": temperature,
     "nvmlDeviceGetTotalEnergyConsumption": energy,
-    "nvmlDeviceGetPowerUsage": _read(lambda gpu: milli(gpu.power_w)),
+    "nvmlDeviceGetPowerUsage": _read(lambda gpu: to_milli(gpu.power_w)),
     "nvmlDeviceGetFieldValues": field_values,
-    "nvmlDeviceGetPowerManagementLimit": _read(lambda gpu: milli(gpu.power_limit_w)),
-    "nvmlDeviceGetEnforcedPowerLimit": _read(lambda gpu: milli(gpu.power_limit_w)),
-    "nvmlDeviceGetPowerManagementDefaultLimit": _read(lambda gpu: milli(gpu.model.power_limit_w[1])),
+    "nvmlDeviceGetPowerManagementLimit": _read(lambda gpu: to_milli(gpu.power_limit_w)),
+    "nvmlDeviceGetEnforcedPowerLimit": _read(lambda gpu: to_milli(gpu.power_limit_w)),
+    "nvmlDeviceGetPowerManagementDefaultLimit": _read(lambda gpu: to_milli(gpu.model.power_limit_w[1])),
     "nvmlDeviceGetPowerManagementLimitConstraints": power_limit_bounds,
     "nvmlDeviceSetPowerManagementLimit": set_power_limit,
     "nvmlDeviceGetClockInfo": clock_info,

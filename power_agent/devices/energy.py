@@ -25,8 +25,8 @@ NOISE_CLIP: Final = 3.0  # in standard deviations
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """One version's work on one slice in a tick. `account` is where it is booked; None = unallocated."""
+class PowerDraw:
+    """Work of one version on one slice in a tick. `account` is where its energy is booked; None = unallocated."""
 
     slice_type: str
     busy_s: float
@@ -37,7 +37,7 @@ class Draw:
 
 @dataclass(slots=True)
 class VersionAccount:
-    """What one version did on one slice."""
+    """Energy and work of one version on one slice."""
 
     family: str
     variant: str
@@ -50,7 +50,7 @@ class VersionAccount:
 
 @dataclass(slots=True)
 class SliceAccount:
-    """One creation of one slice."""
+    """Energy of one slice, from its creation to its end."""
 
     slice_type: str
     start: int
@@ -60,6 +60,7 @@ class SliceAccount:
     versions: dict[tuple[int, int], VersionAccount] = field(default_factory=dict)
 
     def truth(self) -> dict[str, Any]:
+        """True energy and work of the slice by version, as JSON values."""
         return {
             "slice_type": self.slice_type,
             "start": self.start,
@@ -72,15 +73,15 @@ class SliceAccount:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """What the driver reports of the last tick."""
+class TickPower:
+    """Power that the driver reports of the last tick."""
 
     power_w: float
     capped: bool
 
 
 class DeviceEnergy:
-    """Counter and true split of one GPU [J]."""
+    """Energy counter and true split of one GPU [J]."""
 
     def __init__(self, device: DeviceType, chance: np.random.Generator, noise_ratio: float) -> None:
         self.device = device
@@ -96,7 +97,7 @@ class DeviceEnergy:
         self._full_w: dict[tuple[str, int], float] = {}
         self._shares: dict[str, float] = {}
 
-    def full_w(self, slice_type: str, clock_mhz: int) -> float:
+    def full_load_w(self, slice_type: str, clock_mhz: int) -> float:
         """Power above idle of a slice that computes without pause at density 1."""
         key = (slice_type, clock_mhz)
         if key not in self._full_w:
@@ -105,7 +106,7 @@ class DeviceEnergy:
         return self._full_w[key]
 
     def sm_share(self, slice_type: str) -> float:
-        """Also of instances that others make and no plan knows, such as 1g.5gb+me."""
+        """Share of the GPU's multiprocessors; also of instances that no plan knows, such as 1g.5gb+me."""
         if slice_type not in self._shares:
             known = {kind.name for kind in self.device.slice_types} | {power.WHOLE}
             if slice_type in known:
@@ -117,10 +118,11 @@ class DeviceEnergy:
 
     @property
     def at_rest_w(self) -> float:
+        """Power of the GPU while no process has a context."""
         return power.idle_w(self.device, DeviceState.ASLEEP, 0)
 
     def account(self, slice_type: str, start: int, size: int, generation: int, uuid: str) -> SliceAccount:
-        """The books of this creation of a slice; opened when it is first asked for."""
+        """Account of this creation of a slice; opened when it is first asked for."""
         for found in reversed(self.slices):
             if (found.generation, found.mig_uuid) == (generation, uuid):
                 return found
@@ -145,10 +147,12 @@ class DeviceEnergy:
 
     @property
     def unallocated_j(self) -> float:
+        """Joules of sleep, starts, warm-ups and foreign processes."""
         return self.asleep_j + self.starting_j + self.warm_up_j + self.foreign_j
 
     @property
     def active_j(self) -> float:
+        """Joules of all versions on all slices, above the baseline."""
         return sum(version.active_j for account in self.slices for version in account.versions.values())
 
     def step(
@@ -159,14 +163,16 @@ class DeviceEnergy:
         limit_w: float,
         occupied: bool,
         serving: bool,
-        draws: Sequence[Draw],
+        draws: Sequence[PowerDraw],
         foreign_w: float = 0.0,
-    ) -> Tick:
+    ) -> TickPower:
         """Book `dt_s` seconds. `occupied`: a process has a context; `serving`: a slice is past its warm-up."""
         state = DeviceState.AWAKE if occupied or foreign_w else DeviceState.ASLEEP
         noise = 1.0 + self._noise_ratio * float(np.clip(self._chance.standard_normal(), -NOISE_CLIP, NOISE_CLIP))
         base_w = power.idle_w(self.device, state, clock_mhz) * noise
-        linear_w = [draw.busy_s / dt_s * (draw.density * self.full_w(draw.slice_type, clock_mhz)) for draw in draws]
+        linear_w = [
+            draw.busy_s / dt_s * (draw.density * self.full_load_w(draw.slice_type, clock_mhz)) for draw in draws
+        ]
         total_w = sum(linear_w) + foreign_w
         bent_w = power.saturated_w(self.device, total_w) * noise
         capped = base_w + bent_w > limit_w
@@ -188,7 +194,7 @@ class DeviceEnergy:
                 self.warm_up_j += joules
             else:
                 draw.account.active_j += joules
-        return Tick(base_w + bent_w, capped)
+        return TickPower(base_w + bent_w, capped)
 
 
 TEMPERATURE_AT_REST_C: Final = 30.0
@@ -198,23 +204,23 @@ HEAT_S: Final = 15.0  # time constant of the temperature; an assumption
 
 
 def settled_c(power_w: float) -> float:
-    """Where the temperature goes at that power."""
+    """Temperature that the GPU settles at under that power."""
     return TEMPERATURE_AT_REST_C + TEMPERATURE_C_PER_W * power_w
 
 
 class Sensors:
-    """The sensors of one GPU; `feed` after each stretch of constant power."""
+    """Power and temperature sensors of one GPU; `update` after each stretch of constant power."""
 
     def __init__(self, gpu: Gpu, at_rest_w: float) -> None:
         self._gpu = gpu
         self._recent: deque[tuple[float, float, float]] = deque([(-AVERAGE_S, 0.0, at_rest_w)])  # from, to [s], watts
-        self._held_w = at_rest_w  # of the last finished sampling window, which began at
-        self._held_since_s = -AVERAGE_S
+        self._window_w = at_rest_w  # of the last finished sampling window, which began at
+        self._window_began_s = -AVERAGE_S
         gpu.power_w = gpu.instant_w = gpu.average_w = at_rest_w
         gpu.temperature_c = settled_c(at_rest_w)
 
-    def feed(self, now_s: float, dt_s: float, power_w: float) -> None:
-        """The GPU drew `power_w` for `dt_s` seconds until `now_s`."""
+    def update(self, now_s: float, dt_s: float, power_w: float) -> None:
+        """Update the sensors: the GPU drew `power_w` for `dt_s` seconds until `now_s`."""
         gpu = self._gpu
         self._recent.append((now_s - dt_s, now_s, power_w))
         while len(self._recent) > 1 and self._recent[0][1] <= now_s - AVERAGE_S:
@@ -241,7 +247,7 @@ class Sensors:
         window_s = now_s // period_s * period_s
         if now_s < window_s + sampled_s:
             window_s -= period_s  # this one is still open
-        if window_s > self._held_since_s:
-            self._held_since_s = window_s
-            self._held_w = self._mean_w(window_s, window_s + sampled_s)
-        return self._held_w
+        if window_s > self._window_began_s:
+            self._window_began_s = window_s
+            self._window_w = self._mean_w(window_s, window_s + sampled_s)
+        return self._window_w

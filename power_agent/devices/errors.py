@@ -45,11 +45,11 @@ class NoRoom(DeviceError):
 
 
 class SliceMissing(DeviceError):
-    """Gone, or never was."""
+    """A slice, device or GPU instance does not exist (any more)."""
 
 
 class NoPermission(DeviceError):
-    """Root or CAP_SYS_ADMIN is needed."""
+    """The call needs root or CAP_SYS_ADMIN."""
 
 
 class DeviceLost(DeviceError):
@@ -88,7 +88,7 @@ ERROR_TABLE: Final[dict[int, tuple[type[DeviceError], str]]] = {
 
 
 @contextmanager
-def translated(where: str, verb: str, holders: Callable[[], Holders] = Holders) -> Iterator[None]:
+def translate_nvml_errors(where: str, verb: str, holders: Callable[[], Holders] = Holders) -> Iterator[None]:
     """Turn an NVMLError into a DeviceError that says where, what was tried, and what to do.
 
     `holders` is asked when the driver says IN_USE.

@@ -16,15 +16,15 @@ from trefoil.core.fleet import SliceKey
 WHOLE_GPU: Final = None  # stands for a GPU-instance id where there are none
 
 
-class InstanceIds:
+class GpuInstanceIds:
     """GPU-instance ids of the slices of a device, listed again only when its slices change. Blocking."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._known: dict[str, tuple[Mapping[SliceKey, int], dict[SliceKey, int | None]]] = {}
 
-    def of(self, device: str, generations: Mapping[SliceKey, int]) -> Mapping[SliceKey, int | None]:
-        """The id of each of these slices that exists; None for a whole GPU.
+    def lookup(self, device: str, generations: Mapping[SliceKey, int]) -> Mapping[SliceKey, int | None]:
+        """GPU-instance id of each of these slices that exists; None for a whole GPU.
 
         Raises:
             DeviceError: the driver refuses the listing.
@@ -38,8 +38,8 @@ class InstanceIds:
         self._known[device] = (dict(generations), found)
         return found
 
-    def forget(self, device: str) -> None:
-        """List anew next time."""
+    def invalidate(self, device: str) -> None:
+        """Invalidate what is known of a device, so that it is listed anew next time."""
         self._known.pop(device, None)
 
 
@@ -50,7 +50,7 @@ class Gpm:
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
-        self._ids = InstanceIds(inventory)
+        self._ids = GpuInstanceIds(inventory)
         self._supported: dict[str, bool] = {}
         self._samples: dict[str, dict[tuple[SliceKey, int], Any]] = {}
 
@@ -68,7 +68,7 @@ class Gpm:
         after: dict[tuple[SliceKey, int], Any] = {}
         found: dict[SliceKey, float] = {}
         try:
-            for key, gi_id in self._ids.of(device, generations).items():
+            for key, gi_id in self._ids.lookup(device, generations).items():
                 place = (key, generations[key])
                 try:
                     after[place] = self._inventory.gpm_sample(device, gi_id)
@@ -78,7 +78,7 @@ class Gpm:
                 if value is not None:
                     found[key] = value
         except DeviceError as error:
-            self._ids.forget(device)
+            self._ids.invalidate(device)
             self._supported.pop(device)
             if isinstance(error, DeviceLost | DriverUnavailable):
                 raise
@@ -93,7 +93,7 @@ class Gpm:
         return None if before is None else self._inventory.gpm_sm_activity(device, before, after)
 
     def close(self) -> None:
-        """Give all samples back; before NVML is shut down."""
+        """Free all samples; before NVML is shut down."""
         for samples in self._samples.values():
             for sample in samples.values():
                 self._inventory.gpm_free(sample)

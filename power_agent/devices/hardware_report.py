@@ -19,7 +19,7 @@ from power_agent.devices.errors import DeviceError
 from power_agent.devices.gpm import Gpm
 from power_agent.devices.gpus import ObservedDevice, driver_load_id
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml_shim import install_simulated
+from power_agent.devices.nvml_shim import install_simulated_node
 from power_agent.devices.rapl import RaplCounter, RaplUnavailable
 from trefoil.core.device_types import device_type
 from trefoil.core.errors import NotFound, TrefoilError
@@ -29,7 +29,7 @@ BETWEEN_S: Final = 0.5  # between the two readings of each counter
 
 
 def answer_of(read: Callable[[], Any]) -> Any:
-    """An answer, or the refusal in its place."""
+    """Answer of a read, or its refusal in its place."""
     try:
         return read()
     except DeviceError as error:
@@ -181,7 +181,7 @@ def _cpu(node: str, powercap: Path, clock: WallClock) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the transcript; 2 when there is no driver."""
+    """Print the report; exit code 2 when there is no driver."""
     parser = argparse.ArgumentParser(prog="python -m power_agent.devices.hardware_report", description=__doc__)
     parser.add_argument("--node", default="node0", help="name of the node in the transcript")
     parser.add_argument("--socket", type=Path, help="look at a simulated node instead of this machine")
@@ -191,7 +191,7 @@ def main(argv: Sequence[str]) -> int:
     simulated = arguments.socket is not None
     try:
         if simulated:
-            install_simulated(arguments.socket)
+            install_simulated_node(arguments.socket)
         inventory = Inventory(arguments.node, None if simulated else Path("/proc"))
         inventory.open()
         not_root, no_mig_device = ("", "") if simulated else (effective_root(), mig_device())

@@ -30,7 +30,7 @@ class Xid(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What nvmlEventSetWait returns; `device` is the handle of the physical GPU."""
+    """Event that nvmlEventSetWait returns; `device` is the handle of the physical GPU."""
 
     device: int
     kind: int
@@ -45,36 +45,40 @@ class _EventSet:
 
 
 class EventSets:
-    """All event sets of a driver load."""
+    """Event sets of a driver load."""
 
     def __init__(self) -> None:
         self._sets: dict[int, _EventSet] = {}
 
     def clear(self) -> None:
+        """Forget all event sets."""
         self._sets.clear()
 
     def create(self, handle: int) -> None:
+        """Create an event set under this handle; the oldest goes when there are too many."""
         if len(self._sets) >= SETS_MAX:
             del self._sets[next(iter(self._sets))]
         self._sets[handle] = _EventSet()
 
     def free(self, handle: int) -> None:
+        """Free an event set."""
         self._get(handle)
         del self._sets[handle]
 
     def register(self, handle: int, index: int, mask: int) -> None:
-        """Only errors (Xid) are simulated."""
+        """Register a GPU with an event set; only errors (Xid) are simulated."""
         if mask & ~XID_EVENT or not mask:
             raise NvmlFault(Nvml.NOT_SUPPORTED)
         self._get(handle).masks[index] = mask
 
     def post(self, index: int, device: int, code: int, gi_id: int | None = None) -> None:
+        """Post an Xid of a GPU to every event set that it is registered with."""
         for found in self._sets.values():
             if found.masks.get(index, 0) & XID_EVENT:
                 found.queue.append(Event(device, XID_EVENT, int(code), NONE_ID if gi_id is None else gi_id))
 
     def take(self, handle: int) -> Event:
-        """The oldest event that nobody has taken from this set.
+        """Take the oldest event of this set.
 
         Raises:
             NvmlFault: TIMEOUT when there is none; how long to wait is the caller's business.
@@ -100,7 +104,7 @@ SCALE: Final = {GRAPHICS_UTIL: 100.0, SM_UTIL: 100.0, SM_OCCUPANCY: 40.0, ANY_TE
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Work at one moment. busy_s: seconds with a kernel; dense_s: the same, weighted by how full the SMs were."""
+    """GPM sample: work until one moment. busy_s: seconds with a kernel; dense_s: weighted by how full the SMs were."""
 
     at_s: float
     busy_s: float
@@ -108,24 +112,28 @@ class Sample:
 
 
 class GpmSamples:
-    """The samples that clients have allocated; bounded, as killed clients free nothing."""
+    """GPM samples that clients have allocated; bounded, as killed clients free nothing."""
 
     def __init__(self) -> None:
         self._samples: dict[int, Sample | None] = {}
 
     def clear(self) -> None:
+        """Forget all samples."""
         self._samples.clear()
 
     def allocate(self, handle: int) -> None:
+        """Allocate a sample under this handle; the oldest goes when there are too many."""
         if len(self._samples) >= SAMPLES_MAX:
             del self._samples[next(iter(self._samples))]
         self._samples[handle] = None
 
     def free(self, handle: int) -> None:
+        """Free a sample."""
         self._known(handle)
         del self._samples[handle]
 
     def take(self, handle: int, gpu: Gpu, instance: GpuInstance | None, now_s: float) -> None:
+        """Take a sample of a GPU, or of one GPU instance."""
         self._known(handle)
         busy_s, dense_s = gpu.busy_s.get(instance.generation if instance else WHOLE_GPU, (0.0, 0.0))
         self._samples[handle] = Sample(now_s, busy_s, dense_s)

@@ -27,7 +27,13 @@ from power_agent.devices.machine import SETTLE_S, Machine
 from power_agent.devices.node import SimulatedNode
 from power_agent.devices.node_client import FRAME, FRAME_BYTES_MAX
 from power_agent.devices.node_settings import NodeSettings
-from power_agent.devices.processes import Child, become_subreaper, kill_session, region_prefix, remove_regions
+from power_agent.devices.processes import (
+    Child,
+    become_subreaper,
+    kill_session,
+    remove_shared_memory,
+    shared_memory_prefix,
+)
 from power_agent.devices.workload import Workload
 from trefoil.core import errors
 from trefoil.core.catalog import Catalog
@@ -42,7 +48,7 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 
 
 class NodeServer:
-    """The socket, the ticks and the end of a simulated node."""
+    """Server of a simulated node: its socket, its ticks and its end."""
 
     def __init__(self, settings: NodeSettings, catalog: Catalog, clock: Clock) -> None:
         self._settings = settings
@@ -108,7 +114,7 @@ class NodeServer:
             await asyncio.gather(ticking, *self._handlers, return_exceptions=True)
             self._settings.socket.unlink(missing_ok=True)
             for child in self.node.processes:
-                remove_regions(child.region_prefix)
+                remove_shared_memory(child.shared_memory_prefix)
             self._prefixes_path.unlink(missing_ok=True)
             log.info("simulated node is down")
 
@@ -125,7 +131,7 @@ class NodeServer:
             leftover.unlink()
         if self._prefixes_path.exists():  # a predecessor was killed, and its processes with it
             for prefix in self._prefixes_path.read_text().split():
-                remove_regions(prefix)
+                remove_shared_memory(prefix)
             self._prefixes_path.unlink()
         self._write_load_id()
 
@@ -135,10 +141,11 @@ class NodeServer:
             self.tick()
 
     def tick(self) -> None:
+        """Integrate power until now, and clear away after processes that have ended."""
         now_s = self._clock.monotonic_s()
         for child in self.node.tick(now_s):
             log.info("process ended", tag=child.tag, pid=child.pid, exit_code=child.exit_code)
-            removed = remove_regions(child.region_prefix)
+            removed = remove_shared_memory(child.shared_memory_prefix)
             if removed:
                 log.info("removed shared memory that a killed process left", tag=child.tag, regions=removed)
 
@@ -198,16 +205,16 @@ class NodeServer:
 
     async def _nvml(self, fn: str, args: Sequence[Any]) -> tuple[int, list[Any]]:
         machine = self.node.machine
-        pending = machine.prepare(fn, args)
+        pending = machine.begin_call(fn, args)
         if pending.delay_s:
             await self._clock.sleep(pending.delay_s)
         self.node.driver.now_s = self._clock.monotonic_s()
-        return machine.carry_out(pending, args)
+        return machine.execute_call(pending, args)
 
     async def _process_start(
         self, tag: str, argv: list[str], env: dict[str, str], log_path: str, cwd: str = ""
     ) -> dict[str, Any]:
-        prefix = region_prefix(argv)
+        prefix = shared_memory_prefix(argv)
         if prefix:
             with self._prefixes_path.open("a") as file:
                 file.write(f"{prefix}\n")
@@ -259,7 +266,7 @@ class NodeServer:
             "started_at_s": self._started_at_s,
             "root": self._settings.root,
             "symbols_missing": list(self._settings.symbols_missing),
-            "faults": self.node.machine.faults.describe(),
+            "faults": self.node.machine.faults.summary(),
         }
 
     async def _admin(self, verb: str, args: dict[str, Any]) -> Any:
@@ -299,7 +306,7 @@ INTERFERENCE_VERBS: Final = tuple(name for name in vars(Interference) if not nam
 
 
 def build_machine(settings: NodeSettings, load_number: int = 1) -> Machine:
-    """The machine that these settings describe."""
+    """Build the machine that these settings describe."""
     return Machine(
         settings.node,
         settings.devices,
@@ -323,6 +330,7 @@ def _load_number(driver_load_id: str) -> int:
 
 
 def listens(path: str) -> bool:
+    """Whether a node listens at this socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)

@@ -68,7 +68,7 @@ class NodeSettings(config.Settings):
 
 
 def parse(argv: Sequence[str]) -> tuple[NodeSettings, bool]:
-    """Flags over environment over the settings file; and whether the fleet shall only be described."""
+    """Parse the command line (flags over environment over the settings file); True: only describe the fleet."""
     parser = argparse.ArgumentParser(prog="python -m power_agent.devices.simulated", description=__doc__)
     parser.add_argument("--config", type=Path, metavar="TOML", help="settings file")
     parser.add_argument("--node", help="name of the node")

@@ -1,7 +1,7 @@
 """Stand-in for libnvidia-ml.so inside pynvml: ctypes arguments on one side, plain values on the other.
 
-    client = install_simulated(socket_path)       # pynvml of this process answers from a simulated node
-    install(machine.send)                         # ... from a machine in this process
+    client = install_simulated_node(socket_path)       # pynvml of this process answers from a simulated node
+    install_simulated_driver(machine.send)                         # ... from a machine in this process
 
 Each symbol is a row of argument kinds in the order of the C prototype. pynvml's own code (structure versions, two-call
 sizing, error classes, missing symbols) runs unmodified above it. What would crash a real driver raises here: a
@@ -124,7 +124,7 @@ SYMBOLS: Final[dict[str, str]] = {
 
 
 class NvmlShim:
-    """One callable per symbol; one that is not there raises AttributeError, as ctypes does for an old driver."""
+    """Stand-in for the loaded library: one callable per symbol; a missing one raises AttributeError, as with ctypes."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -289,8 +289,8 @@ def _fill_fields(array: Any, values: list[dict[str, int]]) -> None:
         field.value.ullVal = value["value"]
 
 
-def install_simulated(socket_path: Path | str) -> NodeClient:
-    """Answer every pynvml call of this process from the simulated node at `socket_path`; returns the client in use.
+def install_simulated_node(socket_path: Path | str) -> NodeClient:
+    """Install the simulated node at `socket_path` behind pynvml in this process; returns the client in use.
 
     pynvml resolves each C symbol by `getattr` on its module global `nvmlLib` and remembers it; both are replaced here,
     so a later call of this function moves the process to another node.
@@ -299,12 +299,12 @@ def install_simulated(socket_path: Path | str) -> NodeClient:
     missing: Sequence[str] = ()
     with contextlib.suppress(NodeUnreachable):  # not up yet: it will refuse what it lacks when it is called
         missing = client.describe().get("symbols_missing", ())
-    install(client.nvml, missing)
+    install_simulated_driver(client.nvml, missing)
     return client
 
 
-def install(send: Send, symbols_missing: Collection[str] = ()) -> None:
-    """Answer every pynvml call of this process through `send`, such as Machine.send.
+def install_simulated_driver(send: Send, symbols_missing: Collection[str] = ()) -> None:
+    """Install a simulated driver behind pynvml in this process; `send` answers every call, such as Machine.send.
 
     symbols_missing: C names that pynvml does not even find, as in the library of an old driver.
     """
@@ -316,8 +316,8 @@ def install(send: Send, symbols_missing: Collection[str] = ()) -> None:
         pynvml._nvmlGetFunctionPointer_cache.clear()
 
 
-def uninstall() -> None:
-    """Back to the real library, which is loaded at the next nvmlInit."""
+def uninstall_simulated() -> None:
+    """Uninstall the simulated driver: the real library is loaded at the next nvmlInit."""
     with pynvml.libLoadLock:
         pynvml.nvmlLib = None
         pynvml._nvmlGetFunctionPointer_cache.clear()

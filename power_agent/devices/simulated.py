@@ -13,7 +13,7 @@ import pynvml
 
 from power_agent.devices.node_server import NodeServer, build_machine, listens
 from power_agent.devices.node_settings import NodeSettings, parse
-from power_agent.devices.nvml_shim import install, install_simulated
+from power_agent.devices.nvml_shim import install_simulated_driver, install_simulated_node
 from trefoil.core import errors
 from trefoil.core.catalog import Catalog
 from trefoil.runtime.clock import WallClock
@@ -110,6 +110,7 @@ def _instance_table(lines: list[str]) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run the node, or print its fleet; exit code 2 when the settings are refused."""
     try:
         settings, only_describe = parse(argv)
         if only_describe:
@@ -127,12 +128,12 @@ def main(argv: Sequence[str]) -> int:
 def _listing(settings: NodeSettings) -> str:
     """The node that listens at the socket, or what these settings would start."""
     if listens(str(settings.socket)):
-        client = install_simulated(settings.socket)
+        client = install_simulated_node(settings.socket)
         try:
             return nvidia_smi_listing()
         finally:
             client.close()
-    install(build_machine(settings).send)
+    install_simulated_driver(build_machine(settings).send)
     return nvidia_smi_listing()
 
 

@@ -46,7 +46,7 @@ REMEDIES: Final = (
 
 
 class Engine:
-    """A Docker engine. Thread-safe: every thread has a connection of its own."""
+    """Client of a Docker engine. Thread-safe: every thread has a connection of its own."""
 
     def __init__(self, url: str = "", timeout_s: int = CALL_TIMEOUT_S) -> None:
         """`url` as in DOCKER_HOST; empty takes that variable, or the engine's usual socket. Connects at first use."""
@@ -54,7 +54,7 @@ class Engine:
         self._own = threading.local()
 
     def call(self, what: str, ask: Callable[[docker.APIClient], T], timeout_s: int | None = None) -> T:
-        """Ask the engine; `what` begins the error message.
+        """Call the engine; `what` begins the error message.
 
         Raises:
             Unavailable: it does not answer.
@@ -66,17 +66,17 @@ class Engine:
         except docker.errors.NotFound:
             raise
         except docker.errors.APIError as error:
-            raise refusal(what, error) from error
+            raise refusal_error(what, error) from error
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
             raise Unavailable(
-                f"{what}: no Docker engine answers at {self.where}: {reason(error)}",
+                f"{what}: no Docker engine answers at {self.address}: {innermost_cause(error)}",
                 field="docker_url",
                 remedy="start it (`systemctl start docker`), let the agent's user use its socket (group docker), "
                 "or set runtime=process",
             ) from error
 
-    def look(self, what: str, ask: Callable[[docker.APIClient], T]) -> T:
-        """Ask what there is: an engine that cannot even tell is as good as none.
+    def query(self, what: str, ask: Callable[[docker.APIClient], T]) -> T:
+        """Query what there is: an engine that cannot even tell is as good as none.
 
         Raises:
             Unavailable: it does not answer, or with an error of its own.
@@ -88,8 +88,8 @@ class Engine:
             raise Unavailable(str(error)) from error
 
     @property
-    def where(self) -> str:
-        """Its address, for people."""
+    def address(self) -> str:
+        """Address of the engine, for people."""
         return self._url or str(kwargs_from_env().get("base_url") or "unix:///var/run/docker.sock")
 
     def _client(self, timeout_s: int | None) -> docker.APIClient:
@@ -104,15 +104,15 @@ class Engine:
         return client
 
 
-def refusal(what: str, error: docker.errors.APIError) -> TrefoilError:
-    """The engine's own words, and the remedy where we know one."""
+def refusal_error(what: str, error: docker.errors.APIError) -> TrefoilError:
+    """Error from an engine's refusal: its own words, and the remedy where we know one."""
     said = str(error.explanation or error).strip()
     remedy = next((remedy for text, remedy in REMEDIES if text in said.lower()), "see the engine's own log")
     return StartError(f"{what}: the Docker engine refuses: {said}", remedy=remedy)
 
 
-def reason(error: BaseException) -> str:
-    """The innermost cause: the SDK wraps 'connection refused' four times."""
+def innermost_cause(error: BaseException) -> str:
+    """Text of the innermost cause: the SDK wraps 'connection refused' four times."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return str(error) or type(error).__name__
@@ -126,7 +126,7 @@ DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 
 @dataclass(frozen=True, slots=True)
 class TritonImage:
-    """What an image offers."""
+    """A Docker image with a Triton, and the backends in it."""
 
     name: str
     id: str
@@ -134,7 +134,7 @@ class TritonImage:
     python: str  # an interpreter in it; "" = none, then no health check
 
     def install(self, *, sees_gpus: bool) -> TritonInstall:
-        """The installation as paths inside the container; Python's side of it is the image's own affair."""
+        """Triton installation as paths inside the container; Python's side of it is the image's own affair."""
         root = Path(ROOT)
         return TritonInstall(
             binary=root / "bin" / "tritonserver",
@@ -153,7 +153,7 @@ class TritonImage:
 
 
 def find_image(engine: Engine, name: str, *, pull: bool, labels: Mapping[str, str]) -> TritonImage:
-    """Look at the image; `pull` fetches one that is not there (minutes: NVIDIA's has 10 GB and more).
+    """Find a Triton image and look into it; `pull` fetches a missing one (minutes: NVIDIA's has 10 GB and more).
 
     Args:
         labels: for the container that is created to look into the image and removed at once; nobody else uses them.
@@ -166,7 +166,7 @@ def find_image(engine: Engine, name: str, *, pull: bool, labels: Mapping[str, st
     described = _describe(engine, name, pull)
     config = described.get("Config") or {}
     wanted = {"label": [f"{label}={value}" for label, value in labels.items()]}
-    for left in engine.look("listing containers", lambda api: api.containers(all=True, filters=wanted)):
+    for left in engine.query("listing containers", lambda api: api.containers(all=True, filters=wanted)):
         _remove(engine, left["Id"])  # of an agent that was killed while it looked
     found = engine.call(
         f"looking into image {name}",

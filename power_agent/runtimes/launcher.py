@@ -24,7 +24,7 @@ KEPT = 1 << CAP_DAC_OVERRIDE | 1 << CAP_DAC_READ_SEARCH
 
 
 def drop_privileges() -> None:
-    """Keep only what reads files; no_new_privs makes sure that the next program does not get the rest back."""
+    """Drop all capabilities but reading files; no_new_privs makes sure that the next program does not get them back."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
@@ -39,7 +39,7 @@ def drop_privileges() -> None:
 
 
 def exec_program(spec: dict) -> None:  # type: ignore[type-arg]
-    """Join the groups, pin, let go of privileges, become the program. Raises OSError."""
+    """Become the program: join the groups, pin, drop privileges, execve. Raises OSError."""
     for group in spec["groups"]:
         with open(os.path.join(group, "cgroup.procs"), "w") as file:
             file.write("0")  # the writer itself
@@ -57,7 +57,7 @@ def exec_program(spec: dict) -> None:  # type: ignore[type-arg]
 
 
 def main() -> int:
-    """Returns only when it did not work, or was not wanted."""
+    """Wait for the word and become the program; returns only when it did not work, or was not wanted."""
     line = sys.stdin.readline()
     if not line.endswith("\n"):
         return 0

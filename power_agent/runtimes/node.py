@@ -14,7 +14,7 @@ from trefoil.core.errors import StartError
 
 
 class NodeRuntime:
-    """Asks the node's process by its socket; a slice is named to it by CUDA_VISIBLE_DEVICES in the environment."""
+    """Runtime of Tritons on a simulated node; a slice is named to it by CUDA_VISIBLE_DEVICES in the environment."""
 
     name = "node"
 
@@ -36,15 +36,15 @@ class NodeRuntime:
             raise StartError(str(error)) from error
 
     def list(self) -> Sequence[RunningTriton]:
-        """Everything on this node's slices."""
+        """List every Triton on this node's slices."""
         return tuple(_running(status) for status in self._client.process_list())
 
     def stop(self, tag: str, kill_after_s: float) -> None:
-        """See Runtime; no-op when unknown."""
+        """Stop a Triton (see Runtime); no-op when unknown."""
         try:
             self._client.process_stop(tag, kill_after_s)
         except NodeRefused:
-            if self._knows(tag):
+            if self._has(tag):
                 raise
 
     def forget(self, tag: str) -> None:
@@ -52,10 +52,10 @@ class NodeRuntime:
         try:
             self._client.process_forget(tag)
         except NodeRefused:
-            if self._knows(tag):
+            if self._has(tag):
                 raise
 
-    def _knows(self, tag: str) -> bool:
+    def _has(self, tag: str) -> bool:
         return any(status.tag == tag for status in self._client.process_list())
 
 
@@ -71,29 +71,29 @@ def _running(status: ProcessStatus) -> RunningTriton:
 
 
 class SplitRuntime:
-    """One runtime made of two; a tag belongs to the one that its slice's hardware asks for."""
+    """Runtime made of two: GPU slices go to one, CPU slices to the other."""
 
     def __init__(self, gpus: Runtime, cpus: ProcessRuntime) -> None:
         self._gpus, self._cpus = gpus, cpus
-        self.lacks = cpus.lacks
+        self.missing_resources = cpus.missing_resources
         self.name = f"{gpus.name}+{cpus.name}"
 
     def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
-        """See Runtime."""
+        """Start it where its hardware is (see Runtime)."""
         runtime = self._gpus if launch.gpu_uuid else self._cpus
         return runtime.start(tag, launch, log_path)
 
     def list(self) -> Sequence[RunningTriton]:
-        """See Runtime."""
+        """List the Tritons of both runtimes."""
         return (*self._gpus.list(), *self._cpus.list())
 
     def stop(self, tag: str, kill_after_s: float) -> None:
-        """See Runtime."""
-        self._of(tag).stop(tag, kill_after_s)
+        """Stop it where it runs (see Runtime)."""
+        self._runtime_of(tag).stop(tag, kill_after_s)
 
     def forget(self, tag: str) -> None:
-        """See Runtime."""
-        self._of(tag).forget(tag)
+        """Forget it where it ran (see Runtime)."""
+        self._runtime_of(tag).forget(tag)
 
-    def _of(self, tag: str) -> Runtime:
+    def _runtime_of(self, tag: str) -> Runtime:
         return self._cpus if any(one.tag == tag for one in self._cpus.list()) else self._gpus

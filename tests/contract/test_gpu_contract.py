@@ -12,7 +12,7 @@ from power_agent.devices.errors import DeviceUnsupported, NoRoom, SliceMissing
 from power_agent.devices.hardware_report import hardware_report
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.machine import Machine
-from power_agent.devices.nvml_shim import install_simulated, uninstall
+from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
 from tests.support.simulated_driver import NodeProcess, create_slice, destroy_slice, pynvml_on
 from trefoil.core.device_types import DEVICE_TYPES, device_type, slice_type
 from trefoil.core.fleet import DeviceKind
@@ -36,17 +36,17 @@ def over_socket(folder):
     devices = "[" + ",".join(f'"{name}"' for name in TYPES) + "]"
     node = NodeProcess(folder, f"devices={devices}")
     node.start()
-    install_simulated(node.socket)
+    install_simulated_node(node.socket)
     try:
         yield Inventory("node0", None)
     finally:
-        uninstall()
+        uninstall_simulated()
         node.end()
 
 
 @contextmanager
 def real(_folder):
-    uninstall()
+    uninstall_simulated()
     yield Inventory("node0")
 
 

@@ -21,7 +21,7 @@ from power_agent.devices.gpu_models import A100_40GB, H100_80GB
 from power_agent.devices.gpu_state import Nvml
 from power_agent.devices.gpus import boot_id, driver_load_id
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml_shim import SYMBOLS, NvmlShim, uninstall
+from power_agent.devices.nvml_shim import SYMBOLS, NvmlShim, uninstall_simulated
 from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
 from trefoil.core.fleet import SliceKey
 
@@ -286,7 +286,7 @@ def test_nothing_works_before_open_or_after_the_driver_went():
         with pytest.raises(DriverUnavailable):
             Inventory("node0").open()
     finally:
-        uninstall()
+        uninstall_simulated()
 
 
 def test_boot_and_driver_load_have_identities(tmp_path):

@@ -287,7 +287,7 @@ def _compare_with_truth(samples, since_s: float, before: dict, after: dict) -> N
 async def test_the_stream_holds_what_the_counter_counted(cluster):
     """After everything above: kills, swaps, repartitions and a restart of the agent."""
     inventory = Inventory(NODE)
-    nvml_shim.install_simulated(cluster.folder / "node" / "node.sock")
+    nvml_shim.install_simulated_node(cluster.folder / "node" / "node.sock")
     try:
         inventory.open()
         earlier_j = {f"{NODE}/gpu{index}": inventory.energy_j(f"{NODE}/gpu{index}") for index in range(2)}
@@ -295,7 +295,7 @@ async def test_the_stream_holds_what_the_counter_counted(cluster):
         later_j = {f"{NODE}/gpu{index}": inventory.energy_j(f"{NODE}/gpu{index}") for index in range(2)}
     finally:
         inventory.close()
-        nvml_shim.uninstall()
+        nvml_shim.uninstall_simulated()
     samples = await cluster.samples()
     ledger = Ledger(cluster.folder / "agent", 600)  # the counter readings themselves, by seq
     counters = {(device, state.seq): state.counter_j for device, state in ledger.history()}
@@ -334,7 +334,7 @@ async def test_samples_are_sent_again_when_redis_comes_back_empty(cluster):
 async def test_a_foreign_instance_is_reported_not_touched_and_planned_around(cluster):
     await run(cluster, planned("4g.20gb", 0, 1))
     inventory = Inventory(NODE)
-    nvml_shim.install_simulated(cluster.folder / "node" / "node.sock")
+    nvml_shim.install_simulated_node(cluster.folder / "node" / "node.sock")
     try:
         inventory.open()
         create_slice(inventory, f"{NODE}/gpu0", "1g.5gb", 6)
@@ -348,7 +348,7 @@ async def test_a_foreign_instance_is_reported_not_touched_and_planned_around(clu
         destroy_slice(inventory, key("1g.5gb", 6))
     finally:
         inventory.close()
-        nvml_shim.uninstall()
+        nvml_shim.uninstall_simulated()
 
     async def clean() -> bool:
         return (await cluster.node()).devices[0].drift == ()

@@ -174,7 +174,7 @@ def test_a_quota_that_cannot_be_had_is_refused_with_the_remedy_and_leaves_nothin
     with pytest.raises(StartError, match=r"cpu_quota = 0\.5: cannot make /x.*Remedy: run the agent as root$"):
         runtime.start("a.g1", replace(kit.launch(), cpu_quota=0.5), kit.log)
     assert runtime.list() == ()
-    assert runtime.lacks == {"cpu_quota": groups.missing["cpu"]}
+    assert runtime.missing_resources == {"cpu_quota": groups.missing["cpu"]}
     with pytest.raises(StartError, match=r"a\.g1.*Remedy"):
         kit.again().start("a.g1", replace(kit.launch(), cpu_cores=(4000,)), kit.log)
     assert kit.again().list() == ()

@@ -15,7 +15,7 @@ from power_agent.devices.errors import DeviceBusy, DriverUnavailable, NodeRefuse
 from power_agent.devices.gpus import driver_load_id
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.node_client import NodeClient
-from power_agent.devices.nvml_shim import install_simulated, uninstall
+from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
 from tests.support.awake import Awake
 from tests.support.simulated_driver import ROOT, NodeProcess, create_slice, destroy_slice
 
@@ -47,12 +47,12 @@ def client(node):
 
 @pytest.fixture
 def inventory(node, client):
-    used = install_simulated(node.socket)
+    used = install_simulated_node(node.socket)
     opened = Inventory("node0")
     opened.open()
     yield opened
     used.close()
-    uninstall()
+    uninstall_simulated()
 
 
 def until(true, deadline_s=60.0):
@@ -164,12 +164,12 @@ def test_a_killed_leader_takes_its_session_along(client, inventory, folder):
 CLIENT_THAT_DIES = """
 import os, signal, sys
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml_shim import install_simulated
+from power_agent.devices.nvml_shim import install_simulated_node
 from tests.integration.test_simulated_node import start
 from tests.support.simulated_driver import create_slice
 from pathlib import Path
 folder = Path(sys.argv[1])
-client = install_simulated(folder / "node.sock")
+client = install_simulated_node(folder / "node.sock")
 inventory = Inventory("node0")
 inventory.open()
 made = create_slice(inventory, "node0/gpu0", "3g.20gb", 4)
@@ -300,7 +300,7 @@ def test_the_fleet_is_described_like_nvidia_smi(node, client, inventory):
 def test_a_process_on_a_whole_gpu_is_paced_and_metered(node, folder):
     node._argv += ["--set", 'devices=["Tesla P4"]']
     client = node.start()
-    described = install_simulated(node.socket)
+    described = install_simulated_node(node.socket)
     opened = Inventory("node0")
     opened.open()
     try:
@@ -316,7 +316,7 @@ def test_a_process_on_a_whole_gpu_is_paced_and_metered(node, folder):
     finally:
         described.close()
         client.close()
-        uninstall()
+        uninstall_simulated()
 
 
 def test_a_process_needs_a_slice_that_exists(client, inventory, folder):

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml_shim import install_simulated, uninstall
+from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
 from power_agent.triton import TritonServer, TritonUnready
 from power_agent.triton_slice import SliceSpec, prepare_slice
 from tests.support.awake import Awake
@@ -49,7 +49,7 @@ async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
         folder = Path(name)
         node = NodeProcess(folder, "noise_ratio=0")
         client = node.start()
-        install_simulated(folder / "node.sock")
+        install_simulated_node(folder / "node.sock")
         inventory = Inventory("node0")
         inventory.open()
         made = create_slice(inventory, GPU, "3g.20gb", 4)
@@ -105,6 +105,6 @@ async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
             assert regions(launch) == []
         finally:
             await triton.close()
-            uninstall()
+            uninstall_simulated()
             if node.process.poll() is None:
                 node.end()

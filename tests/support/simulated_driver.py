@@ -17,7 +17,7 @@ from power_agent.devices.gpu_state import Nvml, NvmlFault
 from power_agent.devices.inventory import Inventory, ObservedSlice
 from power_agent.devices.machine import Machine
 from power_agent.devices.node_client import NodeClient
-from power_agent.devices.nvml_shim import Send, install, uninstall
+from power_agent.devices.nvml_shim import Send, install_simulated_driver, uninstall_simulated
 from trefoil.core.fleet import SliceKey
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +55,7 @@ def pynvml_on(driver: Driver | Machine, faults: FaultPlan | None = None) -> Iter
         return
 
     def send(symbol: str, args: Any) -> tuple[int, list[Any]]:
-        fault = faults.hit(symbol) if faults else None
+        fault = faults.next_fault(symbol) if faults else None
         if fault is not None:
             return (fault.code, []) if fault.effect == "fail" else (0, [])
         try:
@@ -69,11 +69,11 @@ def pynvml_on(driver: Driver | Machine, faults: FaultPlan | None = None) -> Iter
 
 @contextmanager
 def _pynvml_through(send: Send) -> Iterator[None]:
-    install(send)
+    install_simulated_driver(send)
     try:
         yield
     finally:
-        uninstall()
+        uninstall_simulated()
 
 
 class NodeProcess:

@@ -8,7 +8,7 @@ import pytest
 from power_agent.devices.errors import DeviceBusy
 from power_agent.devices.faults import FaultPlan
 from power_agent.devices.gpu_state import Nvml
-from power_agent.devices.holders import HIDDEN, capability_minor, instance_devices, name_holders, openers
+from power_agent.devices.holders import HIDDEN_HOLDER, capability_minor, find_holders, instance_devices, openers
 from power_agent.devices.inventory import Inventory
 from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
 
@@ -54,27 +54,27 @@ def test_openers_are_found_and_named(proc):
 
 def test_pids_of_nvml_come_first(proc):
     process(proc, 4711, "tritonserver")
-    held = name_holders([4711], proc, 0, 3, own_pid=1)
+    held = find_holders([4711], proc, 0, 3, own_pid=1)
     assert (held.pids, held.text) == ((4711,), "processes 4711 (tritonserver)")
 
 
 def test_whoever_has_the_instance_open_comes_next(proc):
     process(proc, 77, "tritonserver", "/dev/nvidia-caps/nvidia-cap31")
-    held = name_holders([], proc, 0, 3, own_pid=1)
+    held = find_holders([], proc, 0, 3, own_pid=1)
     assert held.pids == (77,)
     assert held.text == "no compute process, but 77 (tritonserver) has /dev/nvidia-caps/nvidia-cap31 open"
 
 
 def test_then_whoever_may_watch_all_instances_but_never_ourselves(proc):
-    held = name_holders([], proc, 0, 3, own_pid=1)
+    held = find_holders([], proc, 0, 3, own_pid=1)
     assert held.pids == (812,)
     assert "812 (nv-hostengine) may hold a handle through /dev/nvidia-caps/nvidia-cap2" in held.text
-    assert name_holders([], proc, 0, 3, own_pid=812).text == HIDDEN
+    assert find_holders([], proc, 0, 3, own_pid=812).text == HIDDEN_HOLDER
 
 
 def test_a_simulated_node_does_not_blame_this_machine():
-    assert name_holders([], None, 0, 3, own_pid=1).text == HIDDEN
-    assert name_holders([5], None, 0, 3, own_pid=1).text == "processes 5"
+    assert find_holders([], None, 0, 3, own_pid=1).text == HIDDEN_HOLDER
+    assert find_holders([5], None, 0, 3, own_pid=1).text == "processes 5"
 
 
 def test_the_refusal_names_the_holder(proc):

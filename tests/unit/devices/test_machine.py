@@ -78,7 +78,7 @@ def test_each_slice_gets_its_own_joules_and_warm_up_is_nobodys():
     machine.attach(1, small, serving=False)
     machine.attach(2, large)
     machine.advance(1.0, [Load(small, 1.0), Load(large, 0.5)])
-    machine.serve(1)
+    machine.mark_serving(1)
     machine.advance(
         1.0, [Load(small, 0.5, "a", 0.9, version=3), Load(small, 0.5, "b", 1.0, version=2), Load(large, 0.5, "b")]
     )

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from power_agent.devices.errors import NodeRefused
 from power_agent.devices.interference import Interference
 from power_agent.devices.machine import Load, Machine
-from power_agent.devices.nvml_shim import install, uninstall
+from power_agent.devices.nvml_shim import install_simulated_driver, uninstall_simulated
 
 DEVICES = ("A100-SXM4-40GB", "H100-SXM5-80GB", "Tesla V100-SXM2-32GB", "Tesla P4")
 INDEX = st.integers(0, len(DEVICES) - 1)
@@ -20,14 +20,14 @@ class MachineLife(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.machine = Machine(devices=DEVICES, seed=5, noise_ratio=0.02, stale_listing=True, settle_s=(0.005, 0.05))
-        install(self.machine.send)
+        install_simulated_driver(self.machine.send)
         pynvml.nvmlInit()
         self.pid = 0
         self.counter_mj = [0] * len(DEVICES)
         self.restarted = [False] * len(DEVICES)
 
     def teardown(self):
-        uninstall()
+        uninstall_simulated()
 
     def attempt(self, verb, *args):
         try:

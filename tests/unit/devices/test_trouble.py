@@ -129,7 +129,7 @@ def test_chance_is_seeded():
     def pattern(seed):
         plan = FaultPlan(seed)
         plan.plan("nvmlGpuInstanceDestroy", code=19, times=1000, probability=0.3)
-        return [plan.hit("nvmlGpuInstanceDestroy") is not None for _ in range(200)]
+        return [plan.next_fault("nvmlGpuInstanceDestroy") is not None for _ in range(200)]
 
     assert pattern(1) == pattern(1) != pattern(2)
     assert 30 < sum(pattern(1)) < 90
@@ -156,7 +156,7 @@ def test_rules_are_bounded_and_can_be_cleared():
     with pytest.raises(NodeRefused, match="clear them"):
         plan.plan("*")
     plan.clear()
-    assert plan.hit("nvmlInitWithFlags") is None
+    assert plan.next_fault("nvmlInitWithFlags") is None
 
 
 def test_tables_name_symbols_that_exist():
@@ -224,9 +224,9 @@ def test_a_stale_session_goes_on_listing_what_somebody_else_destroyed():
         assert pynvml.nvmlDeviceGetUUID(mig) == uuid
         assert len(instances(gpu)) == 1
         Interference(machine).destroy(0, 4)
-        (ghost,) = instances(gpu)
+        (stale,) = instances(gpu)
         with pytest.raises(pynvml.NVMLError_InvalidArgument):
-            pynvml.nvmlGpuInstanceGetInfo(ghost)
+            pynvml.nvmlGpuInstanceGetInfo(stale)
         with pytest.raises(pynvml.NVMLError_NotFound):
             pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0))
         pynvml.nvmlInit()
