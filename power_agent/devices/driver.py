@@ -281,10 +281,10 @@ class Driver:
 
     def destroy_gpu_instance(self, instance: GpuInstance) -> None:
         """Destroy a GPU instance; IN_USE while it has compute instances, processes or a leaked handle."""
-        held = instance.handle_leaked or any(
+        in_use = instance.handle_leaked or any(
             p.compute and p.compute.gi is instance for p in instance.gpu.processes.values()
         )
-        if instance.computes or held:
+        if instance.computes or in_use:
             raise NvmlFault(Nvml.IN_USE)
         self._drop_instance(instance)
 

@@ -160,10 +160,10 @@ class Inventory(Gpus):
             SliceMissing: no such GPU instance.
         """
         profile = self._profile(key.device, key.slice_type)
-        held = self._instance_handle(key)
-        if held is None:
+        known = self._instance_handle(key)
+        if known is None:
             raise SliceMissing(f"{key.name}: no such GPU instance", remedy="create it first")
-        instance, gi_id = held
+        instance, gi_id = known
         try:
             with translate_nvml_errors(key.device, f"create the compute instance of {key.name}"):
                 compute = pynvml.nvmlGpuInstanceCreateComputeInstance(
@@ -184,12 +184,12 @@ class Inventory(Gpus):
         Raises:
             DeviceBusy: processes still run there; `holders` names their pids.
         """
-        held = self._instance_handle(key)
-        if held is None:
+        known = self._instance_handle(key)
+        if known is None:
             return
         profile = self._profile(key.device, key.slice_type)
         with translate_nvml_errors(key.device, f"list the compute instances of {key.name}"):
-            computes = self._compute_instances(profile, held[0])
+            computes = self._compute_instances(profile, known[0])
         for compute in computes:
             with translate_nvml_errors(
                 key.device, f"destroy the compute instance of {key.name}", lambda: self._holders(key)
@@ -203,11 +203,11 @@ class Inventory(Gpus):
             DeviceBusy: something holds it; `holders` names the pids as far as they can be told.
             DeviceError: the driver reported success but the instance is still listed.
         """
-        held = self._instance_handle(key)
-        if held is None:
+        known = self._instance_handle(key)
+        if known is None:
             return
         with translate_nvml_errors(key.device, f"destroy {key.name}", lambda: self._holders(key)):
-            pynvml.nvmlGpuInstanceDestroy(held[0])
+            pynvml.nvmlGpuInstanceDestroy(known[0])
         self._instance_handles.pop(key, None)
         if self._find_instance(key) is not None:
             message = f"{key.name}: the driver reported the instance destroyed, but still lists it"
