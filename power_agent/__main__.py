@@ -9,12 +9,13 @@ import structlog
 from power_agent.agent import AgentPart
 from power_agent.capabilities import NOT_ROOT, effective_root, mig_device
 from power_agent.clock_keeper import ClockKeeper
-from power_agent.devices.activity import Gpm
 from power_agent.devices.cpu import Cpu, cpu_mode
 from power_agent.devices.dcgm import Dcgm
-from power_agent.devices.inventory import Inventory, boot_id, driver_load_id
+from power_agent.devices.gpm import Gpm
+from power_agent.devices.gpus import boot_id, driver_load_id
+from power_agent.devices.inventory import Inventory
 from power_agent.devices.node_client import NodeClient
-from power_agent.devices.nvml import install_simulated
+from power_agent.devices.nvml_shim import install_simulated_node
 from power_agent.devices.rapl import RaplCounter, RaplUnavailable
 from power_agent.driver_watch import DriverWatch
 from power_agent.energy_feed import EnergyFeed
@@ -28,7 +29,7 @@ from power_agent.mig import Mig
 from power_agent.node import Node
 from power_agent.probing import Probing
 from power_agent.pursuit import Pursuit
-from power_agent.runtimes.choose import choose_runtime, lacks
+from power_agent.runtimes.factory import build_runtime, missing_resources
 from power_agent.service import FULL_NAME, PowerAgentServicer
 from power_agent.settings import PowerAgentSettings
 from power_agent.sources import Sources
@@ -57,9 +58,9 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     if settings.governor:
         governor_of(settings.governor, settings.parts.get("governor", {}))
     clock = WallClock()
-    client = install_simulated(settings.node_socket) if settings.node_socket else None
+    client = install_simulated_node(settings.node_socket) if settings.node_socket else None
     metrics = Metrics("power_agent", simulated=client is not None and bool(client.describe()["simulated"]))
-    runtime = choose_runtime(settings, client)
+    runtime = build_runtime(settings, client)
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
     inventory = Inventory(settings.node, Path("/proc") if client is None else None)
     calls = ThreadPoolExecutor(4, "node")
@@ -74,7 +75,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     publisher = Publisher(node, state, ledger)
     feed = EnergyFeed(ledger)
     rapl, cpu, cpu_serves = _cpus(settings, clock, node, simulated=metrics.simulated)
-    for name, why in lacks(runtime).items() if cpu_serves else ():
+    for name, why in missing_resources(runtime).items() if cpu_serves else ():
         node.miss(name, why)
     dcgm = Dcgm(settings.dcgm_exporter_url, inventory, clock) if settings.dcgm_exporter_url else None
     sensors = (Gpm(inventory), *((dcgm,) if dcgm else ()))

@@ -14,7 +14,8 @@ import structlog
 
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.errors import DeviceError
-from power_agent.devices.inventory import Inventory, ObservedDevice, ObservedSlice
+from power_agent.devices.gpus import ObservedDevice
+from power_agent.devices.inventory import Inventory, ObservedSlice
 from power_agent.journal import SliceMemory
 from power_agent.mig import Mig
 from power_agent.node import Device, Node

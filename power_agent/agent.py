@@ -21,7 +21,7 @@ from power_agent.node import Node
 from power_agent.owner import own_driver
 from power_agent.probing import Probing
 from power_agent.pursuit import Pursuit
-from power_agent.runtimes.choose import install_triton
+from power_agent.runtimes.factory import install_triton
 from power_agent.slices import Slice
 from power_agent.verbs import Verbs
 from power_agent.xids import XidWatch

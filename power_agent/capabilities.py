@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from power_agent.devices.errors import DeviceError
+from power_agent.devices.gpus import ObservedDevice
 from power_agent.devices.holders import capability_minor
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.observed import ObservedDevice
 
 CAP_SYS_ADMIN: Final = 21  # bit of CapEff
 ARCHITECTURE_VOLTA: Final = 5

@@ -26,7 +26,7 @@ from power_agent.core.clocks import (
 )
 from power_agent.core.governing import Governed
 from power_agent.devices.errors import DeviceLost
-from power_agent.devices.observed import PowerLimits
+from power_agent.devices.gpus import PowerLimits
 from power_agent.memory import Override
 from power_agent.node import Device, Node
 from trefoil.core.errors import TrefoilError

@@ -12,7 +12,8 @@ import structlog
 
 from power_agent.adopt import list_devices
 from power_agent.devices.errors import DeviceError, DeviceLost
-from power_agent.devices.inventory import Inventory, ObservedSlice, driver_load_id
+from power_agent.devices.gpus import driver_load_id
+from power_agent.devices.inventory import Inventory, ObservedSlice
 from power_agent.mig import Mig
 from power_agent.mig_mode import enable_mig
 from power_agent.node import Device, Node

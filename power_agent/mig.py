@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from power_agent.devices.errors import DeviceBusy, DeviceError, DeviceLost, NoRoom
-from power_agent.devices.inventory import Inventory, ObservedDevice, ObservedSlice
+from power_agent.devices.gpus import ObservedDevice
+from power_agent.devices.inventory import Inventory, ObservedSlice
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.clock import Clock
 

@@ -12,7 +12,8 @@ import structlog
 from power_agent.capabilities import Capabilities, probe_devices
 from power_agent.devices.dcgm import Dcgm
 from power_agent.devices.errors import DeviceError
-from power_agent.devices.inventory import Inventory, ObservedDevice
+from power_agent.devices.gpus import ObservedDevice
+from power_agent.devices.inventory import Inventory
 from power_agent.mig import Mig
 from power_agent.node import Node
 from trefoil.core.errors import Unavailable
@@ -99,8 +100,8 @@ class Probing:
             have.add("rapl")
         missing = {name: why for name, why in self.found.missing.items() if not why.startswith(MODE_OFF)}
         if self._dcgm is not None:
-            if self._dcgm.trouble:
-                missing[DCGM] = f"{self._dcgm.trouble}. Until then activity is GPM's or Triton's"
+            if self._dcgm.unavailable_reason:
+                missing[DCGM] = f"{self._dcgm.unavailable_reason}. Until then activity is GPM's or Triton's"
             else:
                 have.add(DCGM)
         if self._node.settings.meter != "nvml":

@@ -150,7 +150,7 @@ class Verbs:
             grpc_port=port,
             metrics_port=port + 1,
             gpu_uuid=part.mig_uuid,
-            cpu_cores=self._cpu.pinned(part.key) if part.key.device == self._cpu.device else None,
+            cpu_cores=self._cpu.pinned_cores(part.key) if part.key.device == self._cpu.device else None,
             cpu_quota=cpu_quota(part.key.slice_type),
         )
         return prepare_slice(self.install, spec)

@@ -28,14 +28,14 @@ def cpu_device(node: str) -> str:
 
 
 def cpu_mode(wanted: Literal["off", "meter", "serve", "auto"], *, simulated: bool, readable: bool) -> Mode:
-    """What the setting `cpu` means here: auto does not meter this machine's CPUs as those of a simulated node."""
+    """Mode that the setting `cpu` means here: auto does not meter this machine's CPUs as those of a simulated node."""
     if wanted != "auto":
         return wanted
     return "meter" if readable and not simulated else "off"
 
 
 class Cpu:
-    """All CPUs that this process may use."""
+    """CPUs that this process may use, as one device."""
 
     def __init__(self, node: str, sys_root: Path = Path("/sys")) -> None:
         self.device = cpu_device(node)
@@ -44,8 +44,8 @@ class Cpu:
         self.memory_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MEBIBYTE
         self._sys = sys_root
 
-    def pinned(self, key: SliceKey) -> tuple[int, ...] | None:
-        """The machine's numbers of the cores of a `cpu:N` slice; None for a quota, which is pinned nowhere.
+    def pinned_cores(self, key: SliceKey) -> tuple[int, ...] | None:
+        """Kernel numbers of the cores of a `cpu:N` slice; None for a quota, which is pinned nowhere.
 
         Raises:
             SliceMissing: cores beyond those that this process may use.
@@ -59,13 +59,13 @@ class Cpu:
         return tuple(self.cores[core] for core in wanted)
 
     def clock_mhz(self) -> int:
-        """Mean over the cores now; 0 where the kernel does not tell."""
+        """Clock now, as the mean over the cores [MHz]; 0 where the kernel does not tell."""
         found = [self._number(f"devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq") for core in self.cores]
         khz = [value for value in found if value]
         return round(sum(khz) / len(khz) / KHZ_PER_MHZ) if khz else 0
 
     def temperature_c(self) -> float | None:
-        """The hottest package; None without a sensor."""
+        """Temperature of the hottest package; None without a sensor."""
         hottest = None
         for sensor in (self._sys / "class" / "hwmon").glob("hwmon*"):
             name = _text(sensor / "name")

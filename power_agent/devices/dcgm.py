@@ -6,7 +6,8 @@ The key is the GPU's UUID and the instance id. SM_ACTIVE is preferred: busy mult
 above 1 (github.com/NVIDIA/DCGM issue 152), so it is clamped. GR_ENGINE_ACTIVE, which the exporter's default list has,
 counts one busy engine as 1/g of an instance of g compute slices (issue 138), so it is multiplied by g.
 Whatever is not fresh is not given: the exporter's own interval is 30 s unless told otherwise, and its view of instances
-lags up to 10 s behind a rebuild (issue 230). `trouble` says in words why there is nothing; the meter then falls back.
+lags up to 10 s behind a rebuild (issue 230). `unavailable_reason` says in words why there is nothing; the meter then
+falls back.
 """
 
 import http.client
@@ -21,7 +22,7 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from power_agent.devices.activity import InstanceIds
+from power_agent.devices.gpm import GpuInstanceIds
 from power_agent.devices.inventory import Inventory
 from trefoil.core.energy import AttributionMethod
 from trefoil.core.fleet import SliceKey
@@ -35,25 +36,25 @@ FRESH_S: Final = 3.0  # a page that has not changed for so long describes the pa
 SETTLE_S: Final = 12.0  # DCGM looks for instances every 10 s
 PAGE_BYTES_MAX: Final = 16 * 2**20
 
-Place = tuple[str, int | None]  # (GPU UUID, GPU-instance id; None: the whole GPU)
+InstanceKey = tuple[str, int | None]  # (GPU UUID, GPU-instance id; None: the whole GPU)
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """What one fetch found; `changed_s`: when this content was first seen."""
+class MetricsPage:
+    """Metrics page of one fetch; `changed_s`: when this content was first seen."""
 
     changed_s: float = -math.inf
     text: bytes = b""
-    activity: Mapping[Place, float] = field(default_factory=dict)
+    activity: Mapping[InstanceKey, float] = field(default_factory=dict)
 
 
-def parse(text: str) -> dict[Place, float]:
+def parse_metrics(text: str) -> dict[InstanceKey, float]:
     """Activity 0..1 of each instance on a metrics page.
 
     Raises:
         ValueError: no metrics page.
     """
-    found: dict[str, dict[Place, float]] = {SM_ACTIVE: {}, ENGINE_ACTIVE: {}}
+    found: dict[str, dict[InstanceKey, float]] = {SM_ACTIVE: {}, ENGINE_ACTIVE: {}}
     for family in text_string_to_metric_families(text):
         if family.name not in found:
             continue
@@ -74,7 +75,7 @@ def _width(profile: str) -> int:
 
 
 class Dcgm:
-    """Fetches the page in a thread of its own; `activity` only looks at what was fetched."""
+    """Activity of each slice by DCGM: a thread fetches the page; `activity` only looks at what was fetched."""
 
     method = AttributionMethod.DCGM
 
@@ -82,24 +83,24 @@ class Dcgm:
         self._url = url
         self._inventory = inventory
         self._clock = clock
-        self._ids = InstanceIds(inventory)
-        self._page = Page()
+        self._ids = GpuInstanceIds(inventory)
+        self._page = MetricsPage()
         self._error = "nothing fetched yet"
-        self._born_s: dict[tuple[SliceKey, int], float] = {}
+        self._first_seen_s: dict[tuple[SliceKey, int], float] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dcgm", daemon=True)
 
     def start(self) -> None:
-        """Begin to fetch."""
+        """Start the thread that fetches the page."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop fetching; returns at once."""
+        """Stop the thread that fetches the page; returns at once."""
         self._stop.set()
 
     @property
-    def trouble(self) -> str:
-        """Why no activity can be given now, and what to do; empty when it can."""
+    def unavailable_reason(self) -> str:
+        """Reason why no activity can be given now, and what to do; empty when it can."""
         if self._error:
             return f"{self._url}: {self._error}"
         if not self._page.activity:
@@ -117,31 +118,31 @@ class Dcgm:
         """
         now_s = self._clock.monotonic_s()
         places = {(key, generation) for key, generation in generations.items()}
-        for place in [p for p in self._born_s if p[0].device == device and p not in places]:
-            self._born_s.pop(place)
+        for place in [p for p in self._first_seen_s if p[0].device == device and p not in places]:
+            self._first_seen_s.pop(place)
         for place in places:
-            self._born_s.setdefault(place, now_s)
+            self._first_seen_s.setdefault(place, now_s)
         page = self._page
         if self._error or now_s - page.changed_s > FRESH_S:
             return {}
         uuid = self._inventory.uuid(device)
         found = {}
-        for key, gi_id in self._ids.of(device, generations).items():
+        for key, gi_id in self._ids.lookup(device, generations).items():
             value = page.activity.get((uuid, gi_id))
-            settled = gi_id is None or now_s - self._born_s[key, generations[key]] >= SETTLE_S
+            settled = gi_id is None or now_s - self._first_seen_s[key, generations[key]] >= SETTLE_S
             if value is not None and settled:
                 found[key] = value
         return found
 
     def fetch(self) -> None:
-        """One look at the page; what goes wrong is kept for `trouble`."""
+        """Fetch the page once; what goes wrong is kept for `unavailable_reason`."""
         try:
             with urllib.request.urlopen(self._url, timeout=FETCH_TIMEOUT_S) as answer:
                 text = answer.read(PAGE_BYTES_MAX + 1)
             if len(text) > PAGE_BYTES_MAX:
                 raise ValueError(f"more than {PAGE_BYTES_MAX} bytes")
             if text != self._page.text:
-                self._page = Page(self._clock.monotonic_s(), text, parse(text.decode()))
+                self._page = MetricsPage(self._clock.monotonic_s(), text, parse_metrics(text.decode()))
             self._error = ""
         except (OSError, urllib.error.URLError, http.client.HTTPException, ValueError) as error:
             self._error = f"{error or type(error).__name__}; is the exporter running?"

@@ -3,7 +3,7 @@
 Pure state: no pynvml, no clock (`now_s` is set by whoever owns it), no files. A refused call raises NvmlFault with the
 code that NVML documents for it. Handles are opaque integers that are never reused; a destroyed instance leaves a handle
 that is refused, and a handle of an earlier driver load is told apart (UNINITIALIZED), so a client notices that its
-driver went away. calls.py puts NVML's symbols over it, machine.py adds power, faults and time.
+driver went away. `calls` puts NVML's symbols over it, `machine` adds power, faults and time.
 """
 
 import uuid
@@ -11,16 +11,13 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from power_agent.devices.event_sets import EventSets, Xid
-from power_agent.devices.gpm import GpmSamples
-from power_agent.devices.gpu import ComputeInstance, DriverProcess, Gpu, GpuInstance, Nvml, NvmlFault
-from power_agent.devices.tables import COMPUTE_SLICES, GI_IDS, GiProfile, GpuModel
-
-__all__ = ["ComputeInstance", "Driver", "DriverProcess", "Gpu", "GpuInstance", "Nvml", "NvmlFault"]
+from power_agent.devices.gpu_models import COMPUTE_SLICES, GI_IDS, GiProfile, GpuModel
+from power_agent.devices.gpu_state import ComputeInstance, DriverProcess, Gpu, GpuInstance, Nvml, NvmlFault
+from power_agent.devices.monitoring import EventSets, GpmSamples, Xid
 
 UUID_NAMESPACE: Final = uuid.UUID("6f1c2f5e-0a53-5e0b-9d0c-7c1f6b1f7a10")
 LOAD_SHIFT: Final = 32
-GHOST_DEVICE: Final = -1  # in place of a profile id: the ghost is a MIG device
+STALE_MIG_DEVICE: Final = -1  # in place of a profile id: what is listed is a MIG device
 DRIVER_VERSION: Final = "535.161.08"
 FOUR_WITH_THREE_SINCE: Final = 510  # older drivers refuse 4g beside 3g: 18 maximal configurations instead of 19
 
@@ -30,7 +27,7 @@ LivingT = TypeVar("LivingT", GpuInstance, ComputeInstance)
 
 
 class Driver:
-    """Everything that a driver load owns; `load_number` makes the handles of another load recognisable.
+    """State of a driver load; `load_number` makes the handles of another load recognisable.
 
     `settle_s`: how long a clock takes to follow a lock, drawn between these two. `stale_listing`: instances that
     somebody else destroyed stay listed, with dead handles, until the next nvmlInit (seen: libcudacxx#224).
@@ -82,9 +79,9 @@ class Driver:
         for gpu in self.gpus:
             gpu.processes.clear()
             gpu.instances.clear()
-            gpu.energy_mj, gpu.capped, gpu.throttle_mhz, gpu.held = 0, False, None, False
+            gpu.energy_mj, gpu.capped, gpu.throttle_mhz, gpu.handle_leaked = 0, False, None, False
             gpu.busy_s.clear()
-            gpu.ghosts.clear()
+            gpu.stale_listed.clear()
             if not gpu.persistence:
                 self._to_defaults(gpu)
             if gpu.model.mig_mode_immediate:
@@ -93,7 +90,7 @@ class Driver:
         self._start_load(load_number)
 
     def deinitialise(self, gpu: Gpu) -> None:
-        """Nobody uses it and persistence mode is off: locks, limits and counter start anew."""
+        """Deinitialise a GPU that nobody uses, without persistence mode: locks, limits and counter start anew."""
         self._to_defaults(gpu)
         gpu.energy_mj, gpu.capped, gpu.throttle_mhz = 0, False, None
 
@@ -102,20 +99,21 @@ class Driver:
         gpu.locked_mhz = gpu.locked_before_mhz = gpu.locked_memory_mhz = None
         gpu.power_limit_w = gpu.model.power_limit_w[1]
 
-    def token(self) -> int:
-        """A number that no handle and no other token of this load has."""
+    def new_handle(self) -> int:
+        """Number that was no handle in this load yet; also for event sets and samples, which have their own tables."""
         self._next_handle += 0x10
         return self._next_handle
 
     def is_earlier_load(self, handle: int) -> bool:
+        """Whether a handle was given by another load of the driver."""
         return handle >> LOAD_SHIFT not in (0, self.load_number)
 
     # --- handles ---
 
     def handle(self, target: Target) -> int:
-        """The handle of an object; the same one for as long as it lives."""
+        """Handle of an object; the same one for as long as it lives."""
         if target not in self._handle_of:
-            handle = self.token()
+            handle = self.new_handle()
             self._handle_of[target] = handle
             self._handles[handle] = target
         return self._handle_of[target]
@@ -125,21 +123,21 @@ class Driver:
         if handle is not None:
             del self._handles[handle]
 
-    def haunt(self, target: GpuInstance | ComputeInstance) -> None:
-        """About to be destroyed by somebody else: sessions that know its handle go on listing it, if they are stale."""
+    def keep_listed(self, target: GpuInstance | ComputeInstance) -> None:
+        """Keep an instance listed by a dead handle, when somebody else is about to destroy it; with `stale_listing`."""
         if self.stale_listing and target in self._handle_of:
             gpu = target.gpu if isinstance(target, GpuInstance) else target.gi.gpu
-            kind = target.profile.id if isinstance(target, GpuInstance) else GHOST_DEVICE
-            gpu.ghosts.append((kind, self._handle_of[target]))
+            kind = target.profile.id if isinstance(target, GpuInstance) else STALE_MIG_DEVICE
+            gpu.stale_listed.append((kind, self._handle_of[target]))
 
-    def _resolve(self, handle: int, stale: Nvml) -> Target:
+    def _target(self, handle: int, stale: Nvml) -> Target:
         if handle in self._handles:
             return self._handles[handle]
         raise NvmlFault(Nvml.UNINITIALIZED if self.is_earlier_load(handle) else stale)
 
     def device(self, handle: int) -> Gpu | ComputeInstance:
-        """A GPU, or a MIG device (which is its compute instance)."""
-        target = self._resolve(handle, Nvml.NOT_FOUND)
+        """GPU, or MIG device (which is its compute instance), of a handle."""
+        target = self._target(handle, Nvml.NOT_FOUND)
         if isinstance(target, GpuInstance):
             raise NvmlFault(Nvml.INVALID_ARGUMENT)
         if (target if isinstance(target, Gpu) else target.gi.gpu).lost:
@@ -147,26 +145,29 @@ class Driver:
         return target
 
     def gpu(self, handle: int, mig_refusal: Nvml = Nvml.NOT_SUPPORTED) -> Gpu:
-        """A physical GPU; power, energy and clocks know no MIG device."""
+        """Physical GPU of a handle; power, energy and clocks know no MIG device."""
         target = self.device(handle)
         if isinstance(target, ComputeInstance):
             raise NvmlFault(mig_refusal)
         return target
 
     def mig_device(self, handle: int) -> ComputeInstance:
+        """MIG device of a handle; INVALID_ARGUMENT for a physical GPU."""
         target = self.device(handle)
         if isinstance(target, Gpu):
             raise NvmlFault(Nvml.INVALID_ARGUMENT)
         return target
 
     def gpu_instance(self, handle: int) -> GpuInstance:
-        target = self._resolve(handle, Nvml.INVALID_ARGUMENT)
+        """GPU instance of a handle."""
+        target = self._target(handle, Nvml.INVALID_ARGUMENT)
         if not isinstance(target, GpuInstance):
             raise NvmlFault(Nvml.INVALID_ARGUMENT)
         return self._unless_lost(target, target.gpu)
 
     def compute_instance(self, handle: int) -> ComputeInstance:
-        target = self._resolve(handle, Nvml.INVALID_ARGUMENT)
+        """Compute instance of a handle."""
+        target = self._target(handle, Nvml.INVALID_ARGUMENT)
         if not isinstance(target, ComputeInstance):
             raise NvmlFault(Nvml.INVALID_ARGUMENT)
         return self._unless_lost(target, target.gi.gpu)
@@ -178,6 +179,7 @@ class Driver:
         return target
 
     def by_uuid(self, wanted: str) -> Gpu | ComputeInstance:
+        """GPU or MIG device of a UUID; NOT_FOUND when there is none."""
         found = self._by_uuid.get(wanted)
         if found is None:
             raise NvmlFault(Nvml.NOT_FOUND)
@@ -186,7 +188,7 @@ class Driver:
     # --- MIG ---
 
     def set_mig_mode(self, gpu: Gpu, enabled: bool) -> Nvml:
-        """The activation status; the call itself succeeds. A100 changes mode only with `reset` of the idle GPU.
+        """Set MIG mode and return the activation status; A100 changes mode only with `reset` of the idle GPU.
 
         On A100 the mode is pending from then on, whatever the status; Hopper changes at once or not at all.
         """
@@ -196,7 +198,7 @@ class Driver:
             gpu.mig_pending = enabled
         if gpu.mig_current == enabled:
             return Nvml.SUCCESS
-        if gpu.instances or gpu.processes or gpu.held:
+        if gpu.instances or gpu.processes or gpu.handle_leaked:
             return Nvml.IN_USE
         if not gpu.model.mig_mode_immediate:
             return Nvml.RESET_REQUIRED
@@ -204,8 +206,8 @@ class Driver:
         return Nvml.SUCCESS
 
     def reset(self, gpu: Gpu) -> None:
-        """A GPU reset: pending MIG mode applies (Ampere) or is lost (Hopper); locks, limits and counter start anew."""
-        if gpu.processes or gpu.held:
+        """Reset a GPU: pending MIG mode applies (Ampere) or is lost (Hopper); locks, limits and counter start anew."""
+        if gpu.processes or gpu.handle_leaked:
             raise NvmlFault(Nvml.IN_USE)
         for instance in list(gpu.instances.values()):
             for compute in list(instance.computes.values()):
@@ -217,17 +219,18 @@ class Driver:
         self._to_defaults(gpu)
 
     def lose(self, gpu: Gpu) -> None:
-        """It fell off the bus: Xid 79 for those who listen, GPU_IS_LOST for everybody, until a reset."""
+        """Let a GPU fall off the bus: Xid 79 for those who listen, GPU_IS_LOST for everybody, until a reset."""
         self.xid(gpu, Xid.FELL_OFF_THE_BUS)
         gpu.lost = True
 
     def xid(self, gpu: Gpu, code: int, instance: GpuInstance | None = None) -> None:
-        """Report a critical error; the GPU goes on."""
+        """Report an Xid error to those who listen; the GPU goes on."""
         self.events.post(gpu.index, self.handle(gpu), code, instance.id if instance else None)
 
     # --- GPU instances ---
 
     def profile(self, gpu: Gpu, profile_id: int) -> GiProfile:
+        """GPU-instance profile by its id; NOT_SUPPORTED without MIG."""
         if not gpu.model.mig_capable:
             raise NvmlFault(Nvml.NOT_SUPPORTED)
         profile = gpu.model.profile(profile_id)
@@ -252,13 +255,14 @@ class Driver:
         )
 
     def remaining_capacity(self, gpu: Gpu, profile: GiProfile) -> int:
+        """How many more instances of this profile would fit now."""
         peers = sum(instance.profile is profile for instance in gpu.instances.values())
         compute_used = sum(instance.profile.compute_slices for instance in gpu.instances.values())
         by_compute = (COMPUTE_SLICES - compute_used) // profile.compute_slices
         return min(len(self.free_starts(gpu, profile)), profile.instances_max - peers, by_compute)
 
     def create_gpu_instance(self, gpu: Gpu, profile_id: int, placement: tuple[int, int] | None = None) -> GpuInstance:
-        """INSUFFICIENT_RESOURCES also when the very same instance exists already, as on hardware."""
+        """Create a GPU instance; INSUFFICIENT_RESOURCES also when the very same one exists already, as on hardware."""
         if not gpu.mig_current:
             raise NvmlFault(Nvml.NOT_SUPPORTED)
         profile = self.profile(gpu, profile_id)
@@ -276,18 +280,23 @@ class Driver:
         return instance
 
     def destroy_gpu_instance(self, instance: GpuInstance) -> None:
-        held = instance.held or any(p.compute and p.compute.gi is instance for p in instance.gpu.processes.values())
-        if instance.computes or held:
+        """Destroy a GPU instance; IN_USE while it has compute instances, processes or a leaked handle."""
+        in_use = instance.handle_leaked or any(
+            p.compute and p.compute.gi is instance for p in instance.gpu.processes.values()
+        )
+        if instance.computes or in_use:
             raise NvmlFault(Nvml.IN_USE)
         self._drop_instance(instance)
 
     def free_ci_starts(self, instance: GpuInstance, width: int) -> tuple[int, ...]:
+        """Starts where a compute instance of this width fits now."""
         taken = {start for ci in instance.computes.values() for start in range(ci.start, ci.start + ci.width)}
         return tuple(
             start for start in instance.profile.ci_starts(width) if taken.isdisjoint(range(start, start + width))
         )
 
     def ci_width(self, instance: GpuInstance, ci_profile_id: int) -> int:
+        """Width in compute slices of a compute-instance profile; NOT_SUPPORTED where the instance lacks it."""
         for width in instance.profile.ci_widths:
             if instance.profile.ci_id(width) == ci_profile_id:
                 return width
@@ -296,6 +305,7 @@ class Driver:
     def create_compute_instance(
         self, instance: GpuInstance, ci_profile_id: int, placement: tuple[int, int] | None = None
     ) -> ComputeInstance:
+        """Create a compute instance, and with it a MIG device under a UUID of its own."""
         width = self.ci_width(instance, ci_profile_id)
         if placement is not None and (placement[1] != width or placement[0] not in instance.profile.ci_starts(width)):
             raise NvmlFault(Nvml.INVALID_ARGUMENT)
@@ -305,13 +315,14 @@ class Driver:
         ci_id = next(i for i in range(COMPUTE_SLICES) if i not in instance.computes)
         seed = f"{instance.gpu.uuid}/{instance.id}/{ci_id}"
         if self._fresh_uuids:  # as the DRA driver reports; R470 repeated them
-            seed += f"/{self.load_number}/{instance.generation}/{self.token()}"
+            seed += f"/{self.load_number}/{instance.generation}/{self.new_handle()}"
         mig_uuid = f"MIG-{uuid.uuid5(UUID_NAMESPACE, seed)}"
         compute = ComputeInstance(instance, ci_id, width, free[0] if placement is None else placement[0], mig_uuid)
         instance.computes[ci_id] = self._by_uuid[mig_uuid] = compute
         return compute
 
     def destroy_compute_instance(self, compute: ComputeInstance) -> None:
+        """Destroy a compute instance; IN_USE while a process has a context on it."""
         if any(process.compute is compute for process in compute.gi.gpu.processes.values()):
             raise NvmlFault(Nvml.IN_USE)
         self._drop_compute(compute)
@@ -328,40 +339,43 @@ class Driver:
     # --- processes, clocks, limits ---
 
     def attach(self, pid: int, target: Gpu | ComputeInstance, memory_mib: int) -> None:
-        """A process made a context. CUDA refuses a whole GPU whose MIG mode is on."""
+        """Open a context of a process on a slice. CUDA refuses a whole GPU whose MIG mode is on."""
         gpu = target if isinstance(target, Gpu) else target.gi.gpu
         if isinstance(target, Gpu) and gpu.mig_current:
             raise NvmlFault(Nvml.INVALID_ARGUMENT)
         gpu.processes[pid] = DriverProcess(pid, None if isinstance(target, Gpu) else target, memory_mib)
 
     def detach(self, pid: int) -> None:
-        """The process is gone; so are its contexts."""
+        """Close all contexts of a process that is gone."""
         for gpu in self.gpus:
             gpu.processes.pop(pid, None)
 
     def lock_clocks(self, gpu: Gpu, low_mhz: int, high_mhz: int) -> None:
-        """Snaps down to supported clocks, as in-range values do on hardware."""
+        """Lock the SM clocks, snapped down to supported ones, as in-range values are on hardware."""
         if not gpu.model.lockable:
             raise NvmlFault(Nvml.NOT_SUPPORTED)
-        self._follow(gpu, _snapped(gpu.model.clocks_mhz, low_mhz, high_mhz))
+        self._set_lock(gpu, _snapped(gpu.model.clocks_mhz, low_mhz, high_mhz))
 
     def reset_clocks(self, gpu: Gpu) -> None:
+        """Unlock the SM clocks."""
         if not gpu.model.lockable:
             raise NvmlFault(Nvml.NOT_SUPPORTED)
-        self._follow(gpu, None)
+        self._set_lock(gpu, None)
 
-    def _follow(self, gpu: Gpu, locked_mhz: tuple[int, int] | None) -> None:
+    def _set_lock(self, gpu: Gpu, locked_mhz: tuple[int, int] | None) -> None:
         low_s, high_s = self._settle_s
         gpu.locked_before_mhz = gpu.lock_mhz(self.now_s)
         gpu.settles_at_s = self.now_s + low_s + (high_s - low_s) * float(self._chance.random())
         gpu.locked_mhz = locked_mhz
 
     def lock_memory_clocks(self, gpu: Gpu, low_mhz: int, high_mhz: int) -> None:
+        """Lock the memory clocks; since Ampere."""
         if not gpu.model.memory_lockable:
             raise NvmlFault(Nvml.NOT_SUPPORTED)
         gpu.locked_memory_mhz = _snapped(tuple(sorted(gpu.model.memory_clocks_mhz)), low_mhz, high_mhz)
 
     def set_power_limit(self, gpu: Gpu, limit_w: float) -> None:
+        """Set the power limit; INVALID_ARGUMENT outside the range of the model."""
         low_w, _, high_w = gpu.model.power_limit_w
         if not low_w <= limit_w <= high_w:
             raise NvmlFault(Nvml.INVALID_ARGUMENT)

@@ -15,9 +15,8 @@ from typing import Any, Final
 import pynvml
 import structlog
 
-from power_agent.devices.errors import DeviceError, DeviceLost, DeviceUnsupported
+from power_agent.devices.errors import DeviceError, DeviceLost, DeviceUnsupported, translate_nvml_errors
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml_errors import translated
 from trefoil.runtime.clock import Clock
 
 WAIT_MS: Final = 500
@@ -58,13 +57,13 @@ class GpuEvent:
 
     @property
     def text(self) -> str:
-        """For a person."""
+        """Meaning of the Xid, for a person."""
         meaning = FATAL_XIDS.get(self.xid, "see NVIDIA's Xid catalog")
         return f"Xid {self.xid}: {meaning}"
 
 
 class EventWatch:
-    """Waits for Xids of a set of GPUs until stopped. `watching`: those that report events."""
+    """Watch for Xids of a set of GPUs until stopped. `watching`: those that report events."""
 
     def __init__(
         self, inventory: Inventory, clock: Clock, on_event: Callable[[GpuEvent], None], wait_ms: int = WAIT_MS
@@ -81,7 +80,7 @@ class EventWatch:
         self._log = structlog.get_logger()
 
     def start(self, devices: Sequence[str]) -> None:
-        """Watch these; called again it watches the new ones, also after the driver was loaded again."""
+        """Watch these GPUs; called again it watches the new ones, also after the driver was loaded again."""
         self._devices = tuple(devices)
         self._wake.set()
         if self._thread is None:
@@ -89,7 +88,7 @@ class EventWatch:
             self._thread.start()
 
     def stop(self) -> None:
-        """Returns when the thread has ended, about one wait later; to be called before NVML is shut down. Blocking."""
+        """Stop; returns when the thread has ended, about one wait later. Call it before NVML is shut down. Blocking."""
         self._stopping = True
         self._wake.set()
         if self._thread is not None:
@@ -124,7 +123,7 @@ class EventWatch:
         if not self._devices:
             return  # a node without GPUs may have no driver either
         try:
-            with translated("events", "create an event set"):
+            with translate_nvml_errors("events", "create an event set"):
                 events = pynvml.nvmlEventSetCreate()
         except DeviceUnsupported:
             return
@@ -151,7 +150,7 @@ class EventWatch:
         """One event, or None after a bounded wait."""
         began_s = self._clock.monotonic_s()
         try:
-            with translated("events", "wait for events"):
+            with translate_nvml_errors("events", "wait for events"):
                 try:
                     data = pynvml.nvmlEventSetWait_v2(events, self._wait_ms)
                 except pynvml.NVMLError_Timeout:
@@ -166,7 +165,7 @@ class EventWatch:
         if data.eventType != pynvml.nvmlEventTypeXidCriticalError:
             return None
         gi_id = None if data.gpuInstanceId == NO_INSTANCE else int(data.gpuInstanceId)
-        return GpuEvent(self._inventory.device_of(data.device), int(data.eventData), gi_id)
+        return GpuEvent(self._inventory.device_of_handle(data.device), int(data.eventData), gi_id)
 
     def _free(self, events: Any) -> None:
         try:

@@ -7,8 +7,8 @@ import numpy as np
 
 from power_agent.devices.calls import CALLS
 from power_agent.devices.errors import NodeRefused
-from power_agent.devices.gpu import Nvml
-from power_agent.devices.nvml_symbols import SYMBOLS
+from power_agent.devices.gpu_state import Nvml
+from power_agent.devices.nvml_shim import SYMBOLS
 
 EFFECTS: Final = ("fail", "fail_after", "pretend", "delay", "lose", "reload")
 ANY: Final = "*"
@@ -36,7 +36,7 @@ class Fault:
 
 
 class FaultPlan:
-    """All planned faults; each call counts against every rule of its symbol. Same seed and calls, same faults.
+    """Plan of faults; each call counts against every rule of its symbol. Same seed and calls, same faults.
 
     What has been seen on hardware, as rules:
         plan("nvmlGpuInstanceDestroy", code=19, times=3)                      IN_USE three times, then done
@@ -47,7 +47,7 @@ class FaultPlan:
         plan("*", effect="lose", after=7, index=0)                            lost after seven calls
         plan("*", effect="reload", after=7)
         plan("nvmlGpuInstanceDestroy", code=19, times=100, probability=0.3)
-    A hidden client that holds an instance until it lets go is Foreign.hold.
+    A hidden client that holds an instance until it lets go is Interference.leak_handle.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -65,7 +65,7 @@ class FaultPlan:
         probability: float = 1.0,
         index: int = 0,
     ) -> None:
-        """Add a rule.
+        """Add a rule to the plan.
 
         Raises:
             NodeRefused: no such symbol or effect, or too many rules.
@@ -83,24 +83,26 @@ class FaultPlan:
         self._rules.append(Fault(symbol, effect, int(Nvml(code)), after, times, delay_s, probability, index))
 
     def clear(self) -> None:
+        """Remove all rules."""
         self._rules.clear()
 
-    def hit(self, symbol: str) -> Fault | None:
-        """The fault that this call meets, if any."""
+    def next_fault(self, symbol: str) -> Fault | None:
+        """Fault that this call meets, if any; counts the call."""
         met = None
         for rule in self._rules:
             if rule.symbol not in (symbol, ANY):
                 continue
             if rule.after > 0:
                 rule.after -= 1
-            elif rule.times > 0 and met is None and self._strikes(rule):
+            elif rule.times > 0 and met is None and self._is_drawn(rule):
                 rule.times -= 1
                 met = rule
         self._rules = [rule for rule in self._rules if rule.times > 0]
         return met
 
-    def _strikes(self, rule: Fault) -> bool:
+    def _is_drawn(self, rule: Fault) -> bool:
         return rule.probability >= 1.0 or float(self._chance.random()) < rule.probability
 
-    def describe(self) -> list[dict[str, Any]]:
+    def summary(self) -> list[dict[str, Any]]:
+        """Rules that still apply, as JSON values."""
         return [{"symbol": rule.symbol, "effect": rule.effect, "times": rule.times} for rule in self._rules]

@@ -1,73 +1,100 @@
-"""GPU performance monitoring of the simulated driver (Hopper): samples of work done, and metrics between two of them.
+"""How busy each slice was, by sensors: GPM (NVML's own counters, Hopper and newer) here, DCGM in `dcgm`.
 
-A sample keeps what its GPU or GPU instance had worked so far. Two samples of different generations of one GPU-instance
-id give nonsense, as on hardware: ids are reused.
+Both are keyed by GPU-instance ids, which drivers reuse at once: so a value belongs to a slice and its generation, and
+a slice that was created anew starts without one.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Final
 
-from power_agent.devices.gpu import Gpu, GpuInstance, Nvml, NvmlFault
+from power_agent.devices.errors import DeviceError, DeviceLost, DeviceUnsupported, DriverUnavailable
+from power_agent.devices.inventory import Inventory
+from trefoil.core.device_types import WHOLE
+from trefoil.core.energy import AttributionMethod
+from trefoil.core.fleet import SliceKey
 
-SAMPLES_MAX: Final = 1024
-PERIOD_S: Final = 0.1  # the hardware counts in steps of this: closer samples hold no data
-WHOLE_GPU: Final = 0  # key of Gpu.busy_s; GPU instances have their generation
-GRAPHICS_UTIL, SM_UTIL, SM_OCCUPANCY, ANY_TENSOR_UTIL, DRAM_BW_UTIL = 1, 2, 3, 5, 10
-# Percent of full use at density 1; only the first two matter here, the others are plausible.
-SCALE: Final = {GRAPHICS_UTIL: 100.0, SM_UTIL: 100.0, SM_OCCUPANCY: 40.0, ANY_TENSOR_UTIL: 30.0, DRAM_BW_UTIL: 35.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Work at one moment. busy_s: seconds with a kernel; dense_s: the same, weighted by how full the SMs were."""
-
-    at_s: float
-    busy_s: float
-    dense_s: float
+WHOLE_GPU: Final = None  # stands for a GPU-instance id where there are none
 
 
-class GpmSamples:
-    """The samples that clients have allocated; bounded, as killed clients free nothing."""
+class GpuInstanceIds:
+    """GPU-instance ids of the slices of a device, listed again only when its slices change. Blocking."""
 
-    def __init__(self) -> None:
-        self._samples: dict[int, Sample | None] = {}
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._known: dict[str, tuple[Mapping[SliceKey, int], dict[SliceKey, int | None]]] = {}
 
-    def clear(self) -> None:
-        self._samples.clear()
+    def lookup(self, device: str, generations: Mapping[SliceKey, int]) -> Mapping[SliceKey, int | None]:
+        """GPU-instance id of each of these slices that exists; None for a whole GPU.
 
-    def allocate(self, handle: int) -> None:
-        if len(self._samples) >= SAMPLES_MAX:
-            del self._samples[next(iter(self._samples))]
-        self._samples[handle] = None
-
-    def free(self, handle: int) -> None:
-        self._known(handle)
-        del self._samples[handle]
-
-    def take(self, handle: int, gpu: Gpu, instance: GpuInstance | None, now_s: float) -> None:
-        self._known(handle)
-        busy_s, dense_s = gpu.busy_s.get(instance.generation if instance else WHOLE_GPU, (0.0, 0.0))
-        self._samples[handle] = Sample(now_s, busy_s, dense_s)
-
-    def metrics(self, first: int, second: int, wanted: list[int]) -> list[dict[str, Any]]:
-        """Mean of each metric between two samples [percent], with a return code of its own."""
-        before, after = self._known(first), self._known(second)
-        if before is None or after is None:
-            raise NvmlFault(Nvml.INVALID_ARGUMENT)
-        span_s = after.at_s - before.at_s
-        found = []
-        for metric in wanted:
-            if metric not in SCALE:
-                found.append({"nvmlReturn": int(Nvml.NOT_SUPPORTED), "value": 0.0})
-            elif span_s < PERIOD_S:
-                found.append({"nvmlReturn": int(Nvml.NO_DATA), "value": 0.0})
-            else:
-                done_s = after.busy_s - before.busy_s if metric == GRAPHICS_UTIL else after.dense_s - before.dense_s
-                percent = min(max(SCALE[metric] * done_s / span_s, 0.0), 100.0)
-                found.append({"nvmlReturn": int(Nvml.SUCCESS), "value": percent})
+        Raises:
+            DeviceError: the driver refuses the listing.
+        """
+        known = self._known.get(device)
+        if known is not None and known[0] == generations and len(known[1]) == len(generations):
+            return known[1]
+        found: dict[SliceKey, int | None] = {key: WHOLE_GPU for key in generations if key.slice_type == WHOLE}
+        if len(found) < len(generations):
+            found |= {s.key: s.gi_id for s in self._inventory.gpu_instances(device) if s.key in generations}
+        self._known[device] = (dict(generations), found)
         return found
 
-    def _known(self, handle: int) -> Sample | None:
-        if handle not in self._samples:
-            raise NvmlFault(Nvml.INVALID_ARGUMENT)
-        return self._samples[handle]
+    def invalidate(self, device: str) -> None:
+        """Invalidate what is known of a device, so that it is listed anew next time."""
+        self._known.pop(device, None)
+
+
+class Gpm:
+    """Activity of each slice between two calls, by NVML's GPM counters. One thread per device may call it."""
+
+    method = AttributionMethod.GPM
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._ids = GpuInstanceIds(inventory)
+        self._supported: dict[str, bool] = {}
+        self._samples: dict[str, dict[tuple[SliceKey, int], Any]] = {}
+
+    def activity(self, device: str, generations: Mapping[SliceKey, int]) -> Mapping[SliceKey, float]:
+        """Mean busy share of the multiprocessors of each slice since the last call, 0..1; new slices are absent.
+
+        Raises:
+            DeviceError: the GPU is lost or its driver gone.
+        """
+        if device not in self._supported:
+            self._supported[device] = self._inventory.gpm_supported(device)
+        if not self._supported[device]:
+            return {}
+        before = self._samples.pop(device, {})
+        after: dict[tuple[SliceKey, int], Any] = {}
+        found: dict[SliceKey, float] = {}
+        try:
+            for key, gi_id in self._ids.lookup(device, generations).items():
+                place = (key, generations[key])
+                try:
+                    after[place] = self._inventory.gpm_sample(device, gi_id)
+                    value = self._compare(device, before.get(place), after[place])
+                except DeviceUnsupported:
+                    continue  # an instance that is being rebuilt
+                if value is not None:
+                    found[key] = value
+        except DeviceError as error:
+            self._ids.invalidate(device)
+            self._supported.pop(device)
+            if isinstance(error, DeviceLost | DriverUnavailable):
+                raise
+            found.clear()  # no reason to go without the counter: the meter has other ways to split it
+        finally:
+            for sample in before.values():
+                self._inventory.gpm_free(sample)
+            self._samples[device] = after
+        return found
+
+    def _compare(self, device: str, before: Any, after: Any) -> float | None:
+        return None if before is None else self._inventory.gpm_sm_activity(device, before, after)
+
+    def close(self) -> None:
+        """Free all samples; before NVML is shut down."""
+        for samples in self._samples.values():
+            for sample in samples.values():
+                self._inventory.gpm_free(sample)
+        self._samples.clear()

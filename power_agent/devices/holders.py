@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Final
 
 CAPS_FOLDER: Final = "/dev/nvidia-caps/"
-HIDDEN: Final = "no visible process: a client such as DCGM may hold a handle; restart it"
-SHOWN_MAX: Final = 8  # pids in one text
+HIDDEN_HOLDER: Final = "no visible process: a client such as DCGM may hold a handle; restart it"
+PIDS_LISTED_MAX: Final = 8  # pids in one text
 
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """`pids` in the way, and the same in words for a person."""
+    """Processes that hold a GPU instance: their pids, and the same in words for a person."""
 
     pids: tuple[int, ...] = ()
-    text: str = HIDDEN
+    text: str = HIDDEN_HOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,19 @@ class Opener:
     path: str
 
 
-def name_holders(
+def find_holders(
     listed: Collection[int], proc: Path | None, minor: int | None, gi_id: int | None, own_pid: int
 ) -> Holders:
-    """The pids that NVML lists, else the openers of the instance's device, else those who may watch all instances.
+    """Find who holds an instance: pids that NVML lists, else openers of its device, else who may watch all instances.
 
     proc: the proc file system to search; None: nowhere (the driver is simulated, this machine's devices are not its).
     """
     if listed:
         pids = tuple(sorted(listed))
-        commands = {} if proc is None else {pid: command(proc, pid) for pid in pids[:SHOWN_MAX]}
-        return Holders(pids, "processes " + ", ".join(_shown(pid, commands.get(pid, "")) for pid in pids[:SHOWN_MAX]))
+        commands = {} if proc is None else {pid: command(proc, pid) for pid in pids[:PIDS_LISTED_MAX]}
+        return Holders(
+            pids, "processes " + ", ".join(_process_text(pid, commands.get(pid, "")) for pid in pids[:PIDS_LISTED_MAX])
+        )
     if proc is None:
         return Holders()
     found = [opener for opener in openers(proc) if opener.pid != own_pid]
@@ -54,12 +56,12 @@ def name_holders(
     if not chosen:
         return Holders()
     pids = tuple(sorted({opener.pid for opener in chosen}))
-    shown = [f"{_shown(opener.pid, opener.command)} {how} {opener.path}" for opener in chosen[:SHOWN_MAX]]
+    shown = [f"{_process_text(opener.pid, opener.command)} {how} {opener.path}" for opener in chosen[:PIDS_LISTED_MAX]]
     return Holders(pids, "no compute process, but " + "; ".join(shown) + (" open" if exact else ""))
 
 
 def openers(proc: Path) -> tuple[Opener, ...]:
-    """Every process with a file below /dev/nvidia-caps open; those whose files may not be read are passed over."""
+    """List processes with a file below /dev/nvidia-caps open; those whose files may not be read are passed over."""
     found = set()
     for folder in proc.iterdir():
         if not folder.name.isdigit():
@@ -74,7 +76,7 @@ def openers(proc: Path) -> tuple[Opener, ...]:
 
 
 def instance_devices(proc: Path, minor: int, gi_id: int) -> set[str]:
-    """The capability devices of one GPU instance and of its compute instances."""
+    """Capability devices of one GPU instance and of its compute instances."""
     instance = proc / "driver" / "nvidia" / "capabilities" / f"gpu{minor}" / "mig" / f"gi{gi_id}"
     numbers = (capability_minor(path) for path in (instance / "access", *instance.glob("ci*/access")))
     return {f"{CAPS_FOLDER}nvidia-cap{number}" for number in numbers if number is not None}
@@ -91,12 +93,12 @@ def capability_minor(path: Path) -> int | None:
 
 
 def command(proc: Path, pid: int) -> str:
-    """The short name of a process; empty when it is gone."""
+    """Short name of a process; empty when it is gone."""
     try:
         return (proc / str(pid) / "comm").read_text().strip()
     except OSError:
         return ""
 
 
-def _shown(pid: int, name: str) -> str:
+def _process_text(pid: int, name: str) -> str:
     return f"{pid} ({name})" if name else str(pid)

@@ -1,50 +1,71 @@
-"""What the agent sees of its GPUs: one typed wrapper over the unmodified pynvml, for real and simulated hardware alike.
+"""MIG slices of a node's GPUs: one typed wrapper over the unmodified pynvml, for real and simulated hardware alike.
 
 Slices are named by (profile, start, size) as in plans; GPU-instance ids and MIG UUIDs are read anew at each listing and
 never kept, because drivers reuse the one and change the other; a kept handle is asked what it stands for before it is
-used. NVML keeps no generation: the agent counts re-creations
-in its journal. Nothing here retries: the caller knows how long it may wait (errors say who holds what). `gpus` opens
-and names the devices, `gauges` reads and sets clocks and power; here they are cut.
-"""
+used. NVML keeps no generation: the agent counts re-creations in its journal. Nothing here retries: the caller knows how
+long it may wait (errors say who holds what). `gpus` opens and names the devices, reads and sets them."""
 
 import contextlib
 import ctypes
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pynvml
 
-from power_agent.devices.errors import DeviceError, DeviceUnsupported, NoRoom, SliceMissing
-from power_agent.devices.gauges import CLOCK_EVENT_REASONS, Gauges
-from power_agent.devices.gpus import MEBIBYTE, boot_id, driver_load_id
-from power_agent.devices.holders import Holders, name_holders
-from power_agent.devices.nvml_errors import translated
-from power_agent.devices.observed import ObservedDevice, ObservedProcess, ObservedSlice, PowerLimits, Profile
+from power_agent.devices.errors import DeviceError, DeviceUnsupported, NoRoom, SliceMissing, translate_nvml_errors
+from power_agent.devices.gpus import MEBIBYTE, Gpus, ObservedDevice
+from power_agent.devices.holders import Holders, find_holders
 from trefoil.core.device_types import WHOLE
 from trefoil.core.fleet import SliceKey
 
 # NVML's constant of the compute-instance profile that fills a GPU instance of that many compute slices.
 FULL_WIDTH_CI_CONSTANT: Final = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
 # A long-lived NVML session may list instances that another process has destroyed (github.com/NVIDIA/libcudacxx 224).
-GHOST: Final = (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument)
+STALE_HANDLE_ERRORS: Final = (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument)
 REV1_GI_CONSTANT: Final = 7  # 1g with the media engines: its compute instance has a constant of its own, also 7
 
-__all__ = [
-    "CLOCK_EVENT_REASONS",
-    "Inventory",
-    "ObservedDevice",
-    "ObservedProcess",
-    "ObservedSlice",
-    "PowerLimits",
-    "Profile",
-    "boot_id",
-    "driver_load_id",
-]
+
+@dataclass(frozen=True, slots=True)
+class ObservedSlice:
+    """One GPU instance, or a whole GPU (gi_id -1, `mig_uuid` is the GPU's own).
+
+    `mig_uuid` is empty while an instance has no compute instance (an interrupted creation).
+    """
+
+    key: SliceKey
+    gi_id: int
+    ci_id: int | None
+    mig_uuid: str
+    memory_mib: int
+    sm_count: int
 
 
-class Inventory(Gauges):
-    """Long-lived view of one node's GPUs. Every method raises a DeviceError subclass when the driver refuses.
+@dataclass(frozen=True, slots=True)
+class ObservedProcess:
+    """One compute process on a slice as the driver reports it."""
+
+    pid: int
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A GPU-instance profile of one device. `constant` asks for the profile, `id` creates and lists: they differ."""
+
+    name: str
+    constant: int
+    id: int
+    compute_slices: int
+    instances_max: int
+    sm_count: int
+    memory_mib: int
+    placements: tuple[tuple[int, int], ...]  # (start, size) in memory slices
+
+
+class Inventory(Gpus):
+    """GPUs and MIG slices of one node. Every method raises a DeviceError subclass when the driver refuses.
 
     `proc`: where to look for whoever holds an instance that NVML calls in use; None on a simulated node.
     """
@@ -53,18 +74,18 @@ class Inventory(Gauges):
         super().__init__(node)
         self._proc = proc
         self._profiles: dict[str, tuple[Profile, ...]] = {}
-        self._held: dict[SliceKey, tuple[Any, int]] = {}  # handle and id of a GPU instance
+        self._instance_handles: dict[SliceKey, tuple[Any, int]] = {}  # handle and id of a GPU instance
         self._compute_profiles: dict[tuple[str, str], int] = {}
 
     def _forget_handles(self) -> None:
         super()._forget_handles()
         self._profiles.clear()
-        self._held.clear()
+        self._instance_handles.clear()
         self._compute_profiles.clear()
 
     def set_mig_mode(self, device: str, enabled: bool) -> ObservedDevice:
-        """Ask for MIG mode and read it back: on A100 `mig_current` changes only with the reset of an idle GPU."""
-        with translated(device, "set MIG mode"):
+        """Set MIG mode and read it back: on A100 `mig_current` changes only with the reset of an idle GPU."""
+        with translate_nvml_errors(device, "set MIG mode"):
             pynvml.nvmlDeviceSetMigMode(self._handle(device), int(enabled))  # returns a status, not an error: re-read
         # A change of mode may renumber the device and void its handles.
         self._forget_handles()
@@ -77,9 +98,9 @@ class Inventory(Gauges):
     # --- slices ---
 
     def profiles(self, device: str) -> tuple[Profile, ...]:
-        """GPU-instance profiles of this device, read once per driver load; none without MIG or with its mode off."""
+        """MIG profiles of this device, read once per driver load; none without MIG or with its mode off."""
         if device not in self._profiles:
-            with translated(device, "read MIG profiles"):
+            with translate_nvml_errors(device, "read MIG profiles"):
                 found = self._read_profiles(device)
             if not found:
                 return ()  # not remembered: the mode may be switched on
@@ -87,45 +108,28 @@ class Inventory(Gauges):
         return self._profiles[device]
 
     def whole_slice(self, device: str) -> ObservedSlice:
-        """The one slice of a GPU that is not cut: all of it, addressed by the GPU's own UUID."""
-        with translated(device, "read its memory"):
+        """Slice of a GPU that is not cut: all of it, addressed by the GPU's own UUID."""
+        with translate_nvml_errors(device, "read its memory"):
             memory_mib = int(pynvml.nvmlDeviceGetMemoryInfo(self._handle(device)).total) // MEBIBYTE
         return ObservedSlice(SliceKey(device, WHOLE, 0, 1), -1, None, self.uuid(device), memory_mib, 0)
 
     def gpu_instances(self, device: str) -> tuple[ObservedSlice, ...]:
-        """Every GPU instance that exists now, ordered by start; also those without a compute instance."""
+        """List every GPU instance that exists now, by start; also those without a compute instance."""
         found = []
-        with translated(device, "list GPU instances"):
+        with translate_nvml_errors(device, "list GPU instances"):
             for profile in self.profiles(device):
                 for instance in self._instances(device, profile):
-                    with contextlib.suppress(*GHOST):
+                    with contextlib.suppress(*STALE_HANDLE_ERRORS):
                         found.append(self._observe_slice(device, profile, instance))
         return tuple(sorted(found, key=lambda observed: observed.key.start))
 
-    def create_slice(self, device: str, slice_type: str, start: int) -> ObservedSlice:
-        """GPU instance at that start, one full-width compute instance, UUID read after creation.
-
-        Idempotent: what exists already is completed or returned. A GPU instance whose compute instance cannot be made
-        is removed again. Raises NoRoom when something else occupies the place (the text names it).
-        """
-        key = self.create_gpu_instance(device, slice_type, start).key
-        try:
-            return self.create_compute_instance(key)
-        except DeviceError:
-            self.destroy_gpu_instance(key)
-            raise
-
-    def destroy_slice(self, key: SliceKey) -> None:
-        """Compute instances, then the GPU instance, then a listing that proves it gone. Idempotent.
+    def create_gpu_instance(self, device: str, slice_type: str, start: int) -> ObservedSlice:
+        """Create a GPU instance at that start, or return the one that is there; it has no compute instance yet.
 
         Raises:
-            DeviceBusy: processes still run there; `holders` names their pids.
-            DeviceError: the driver reported success but the instance is still listed.
+            DeviceUnsupported: no such profile, or it cannot start there.
+            NoRoom: something else occupies the place; the text names it.
         """
-        self.destroy_compute_instances(key)
-        self.destroy_gpu_instance(key)
-
-    def create_gpu_instance(self, device: str, slice_type: str, start: int) -> ObservedSlice:
         profile = self._profile(device, slice_type)
         sizes = dict(profile.placements)
         if start not in sizes:
@@ -134,29 +138,34 @@ class Inventory(Gauges):
         key = SliceKey(device, slice_type, start, sizes[start])
         placement = pynvml.c_nvmlGpuInstancePlacement_t(start, sizes[start])
         try:
-            with translated(device, f"create {slice_type} at {start}"):
+            with translate_nvml_errors(device, f"create {slice_type} at {start}"):
                 instance = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
                     self._handle(device), profile.id, ctypes.byref(placement)
                 )
                 gi_id = int(pynvml.nvmlGpuInstanceGetInfo(instance).id)
-                self._held[key] = (instance, gi_id)
+                self._instance_handles[key] = (instance, gi_id)
                 return ObservedSlice(key, gi_id, None, "", profile.memory_mib, profile.sm_count)
         except NoRoom as error:
-            existing = self._find(key)  # the same answer is given when the very instance exists
+            existing = self._find_instance(key)  # the same answer is given when the very instance exists
             if existing is not None:
-                return self._look_at(key, profile, existing[0])
+                return self._read_slice(key, profile, existing[0])
             held = ", ".join(f"{other.key.slice_type}@{other.key.start}" for other in self.gpu_instances(device))
             message = f"{device}: no room for {slice_type} at {start}, it holds {held or 'nothing'}"
             raise NoRoom(message, remedy="list the instances and plan around them", code=error.code) from error
 
     def create_compute_instance(self, key: SliceKey) -> ObservedSlice:
+        """Create a full-width compute instance, or return the one that is there; its UUID is read after creation.
+
+        Raises:
+            SliceMissing: no such GPU instance.
+        """
         profile = self._profile(key.device, key.slice_type)
-        held = self._instance(key)
-        if held is None:
+        known = self._instance_handle(key)
+        if known is None:
             raise SliceMissing(f"{key.name}: no such GPU instance", remedy="create it first")
-        instance, gi_id = held
+        instance, gi_id = known
         try:
-            with translated(key.device, f"create the compute instance of {key.name}"):
+            with translate_nvml_errors(key.device, f"create the compute instance of {key.name}"):
                 compute = pynvml.nvmlGpuInstanceCreateComputeInstance(
                     instance, self._compute_profile(key.device, profile, instance)
                 )
@@ -164,30 +173,43 @@ class Inventory(Gauges):
                 uuid = str(pynvml.nvmlDeviceGetUUID(made.device))
                 return ObservedSlice(key, gi_id, made.id, uuid, profile.memory_mib, profile.sm_count)
         except NoRoom:
-            observed = self._look_at(key, profile, instance)
+            observed = self._read_slice(key, profile, instance)
             if observed.ci_id is None:
                 raise
             return observed  # it had one already
 
     def destroy_compute_instances(self, key: SliceKey) -> None:
-        held = self._instance(key)
-        if held is None:
+        """Destroy all compute instances of a GPU instance; idempotent.
+
+        Raises:
+            DeviceBusy: processes still run there; `holders` names their pids.
+        """
+        known = self._instance_handle(key)
+        if known is None:
             return
         profile = self._profile(key.device, key.slice_type)
-        with translated(key.device, f"list the compute instances of {key.name}"):
-            computes = self._compute_instances(profile, held[0])
+        with translate_nvml_errors(key.device, f"list the compute instances of {key.name}"):
+            computes = self._compute_instances(profile, known[0])
         for compute in computes:
-            with translated(key.device, f"destroy the compute instance of {key.name}", lambda: self._holders(key)):
+            with translate_nvml_errors(
+                key.device, f"destroy the compute instance of {key.name}", lambda: self._holders(key)
+            ):
                 pynvml.nvmlComputeInstanceDestroy(compute)
 
     def destroy_gpu_instance(self, key: SliceKey) -> None:
-        held = self._instance(key)
-        if held is None:
+        """Destroy a GPU instance, and prove by a listing that it is gone; idempotent.
+
+        Raises:
+            DeviceBusy: something holds it; `holders` names the pids as far as they can be told.
+            DeviceError: the driver reported success but the instance is still listed.
+        """
+        known = self._instance_handle(key)
+        if known is None:
             return
-        with translated(key.device, f"destroy {key.name}", lambda: self._holders(key)):
-            pynvml.nvmlGpuInstanceDestroy(held[0])
-        self._held.pop(key, None)
-        if self._find(key) is not None:
+        with translate_nvml_errors(key.device, f"destroy {key.name}", lambda: self._holders(key)):
+            pynvml.nvmlGpuInstanceDestroy(known[0])
+        self._instance_handles.pop(key, None)
+        if self._find_instance(key) is not None:
             message = f"{key.name}: the driver reported the instance destroyed, but still lists it"
             raise DeviceError(message, remedy="retry; if it stays, reset the GPU")
 
@@ -197,7 +219,7 @@ class Inventory(Gauges):
         Raises:
             SliceMissing: no such MIG device any more.
         """
-        with translated(mig_uuid, "list processes"):
+        with translate_nvml_errors(mig_uuid, "list processes"):
             handle = pynvml.nvmlDeviceGetHandleByUUID(mig_uuid)
             rows = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
         return tuple(ObservedProcess(int(row.pid), int(row.usedGpuMemory or 0) // MEBIBYTE) for row in rows)
@@ -267,7 +289,7 @@ class Inventory(Gauges):
     def _observe_slice(self, device: str, profile: Profile, instance: Any) -> ObservedSlice:
         info = pynvml.nvmlGpuInstanceGetInfo(instance)
         key = SliceKey(device, profile.name, info.placement.start, info.placement.size)
-        self._held[key] = (instance, int(info.id))
+        self._instance_handles[key] = (instance, int(info.id))
         ci_id, mig_uuid = None, ""
         for compute in self._compute_instances(profile, instance):
             compute_info = pynvml.nvmlComputeInstanceGetInfo(compute)
@@ -275,8 +297,8 @@ class Inventory(Gauges):
                 ci_id, mig_uuid = compute_info.id, str(pynvml.nvmlDeviceGetUUID(compute_info.device))
         return ObservedSlice(key, info.id, ci_id, mig_uuid, profile.memory_mib, profile.sm_count)
 
-    def _look_at(self, key: SliceKey, profile: Profile, instance: Any) -> ObservedSlice:
-        with translated(key.device, f"look at {key.name}"):
+    def _read_slice(self, key: SliceKey, profile: Profile, instance: Any) -> ObservedSlice:
+        with translate_nvml_errors(key.device, f"look at {key.name}"):
             return self._observe_slice(key.device, profile, instance)
 
     def _compute_profile(self, device: str, profile: Profile, instance: Any) -> int:
@@ -290,28 +312,28 @@ class Inventory(Gauges):
             self._compute_profiles[device, profile.name] = int(info.id)
         return self._compute_profiles[device, profile.name]
 
-    def _instance(self, key: SliceKey) -> tuple[Any, int] | None:
+    def _instance_handle(self, key: SliceKey) -> tuple[Any, int] | None:
         """The instance in that very place. A handle that we hold may by now stand for somebody else's instance."""
-        kept = self._held.get(key)
+        kept = self._instance_handles.get(key)
         if kept is None:
-            return self._find(key)
+            return self._find_instance(key)
         profile = self._profile(key.device, key.slice_type)
-        with translated(key.device, f"look at {key.name}"), contextlib.suppress(*GHOST):
+        with translate_nvml_errors(key.device, f"look at {key.name}"), contextlib.suppress(*STALE_HANDLE_ERRORS):
             info = pynvml.nvmlGpuInstanceGetInfo(kept[0])
             if (info.profileId, info.placement.start, info.id) == (profile.id, key.start, kept[1]):
                 return kept
-        self._held.pop(key)
-        return self._find(key)
+        self._instance_handles.pop(key)
+        return self._find_instance(key)
 
-    def _find(self, key: SliceKey) -> tuple[Any, int] | None:
+    def _find_instance(self, key: SliceKey) -> tuple[Any, int] | None:
         profile = self._profile(key.device, key.slice_type)
-        with translated(key.device, f"look for {key.name}"):
+        with translate_nvml_errors(key.device, f"look for {key.name}"):
             for instance in self._instances(key.device, profile):
-                with contextlib.suppress(*GHOST):
+                with contextlib.suppress(*STALE_HANDLE_ERRORS):
                     info = pynvml.nvmlGpuInstanceGetInfo(instance)
                     if info.placement.start == key.start:
-                        self._held[key] = (instance, int(info.id))
-                        return self._held[key]
+                        self._instance_handles[key] = (instance, int(info.id))
+                        return self._instance_handles[key]
         return None
 
     def _holders(self, key: SliceKey) -> Holders:
@@ -320,5 +342,5 @@ class Inventory(Gauges):
             if observed.key == key:
                 listed = self.processes(observed.mig_uuid) if observed.mig_uuid else ()
                 pids = [process.pid for process in listed]
-                return name_holders(pids, self._proc, self.minor(key.device), observed.gi_id, os.getpid())
-        return name_holders((), self._proc, None, None, os.getpid())
+                return find_holders(pids, self._proc, self.minor(key.device), observed.gi_id, os.getpid())
+        return find_holders((), self._proc, None, None, os.getpid())

@@ -8,10 +8,9 @@ Synchronous and in-process, so that a test may own one. Time is told, not read:
     machine.advance(0.5, [Load(uuid, busy_s=0.2, variant="digits-l", density=0.9)])
     machine.truth()                               # where the joules went
     machine.faults.plan("nvmlGpuInstanceDestroy", code=19, times=3)
-    machine.foreign.create_gi(0, "3g.20gb", 4)    # somebody else was here
     machine.reload()                              # the driver restarts
 
-`node.py` adds processes with pace files, `simulated.py` the socket.
+`interference` adds what others do to it, `node` processes with pace files, `node_server` the socket.
 """
 
 import threading
@@ -23,15 +22,13 @@ import numpy as np
 
 from power_agent.devices.calls import CALLS
 from power_agent.devices.driver import DRIVER_VERSION, Driver
-from power_agent.devices.energy import DeviceEnergy, Draw, SliceAccount, VersionAccount
+from power_agent.devices.energy import DeviceEnergy, PowerDraw, Sensors, SliceAccount, VersionAccount
 from power_agent.devices.errors import NodeRefused
 from power_agent.devices.faults import Fault, FaultPlan
-from power_agent.devices.foreign import Foreign
-from power_agent.devices.gpm import WHOLE_GPU
-from power_agent.devices.gpu import ComputeInstance, Gpu, Nvml, NvmlFault
+from power_agent.devices.gpu_models import GPU_MODELS
+from power_agent.devices.gpu_state import ComputeInstance, Gpu, Nvml, NvmlFault
+from power_agent.devices.monitoring import WHOLE_GPU
 from power_agent.devices.pace import family_crc32
-from power_agent.devices.sensors import Sensors
-from power_agent.devices.tables import GPU_MODELS
 from trefoil.core import power
 from trefoil.core.device_types import device_type
 
@@ -75,7 +72,7 @@ SLOW_MIG_MODE_FACTOR: Final = 6.0  # before Hopper
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one version computed on one slice during a step. Loads that come before a slice serves are its warm-up."""
+    """Work of one version on one slice during a step. Loads that come before a slice serves are its warm-up."""
 
     uuid: str  # of the MIG device or the whole GPU
     busy_s: float
@@ -88,8 +85,8 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
-    """A call that has been met by its fault, if any, and has not been carried out."""
+class PendingCall:
+    """A call that has met its fault, if any, and has not been executed."""
 
     symbol: str
     fault: Fault | None
@@ -97,7 +94,7 @@ class Pending:
 
 
 class Machine:
-    """GPUs, driver, faults and energy of one node."""
+    """A simulated machine: GPUs, driver, faults and energy of one node."""
 
     def __init__(
         self,
@@ -138,7 +135,6 @@ class Machine:
             DeviceEnergy(device_type(model.name), chance, noise_ratio)
             for model, chance in zip(models, np.random.default_rng(seed).spawn(len(models)), strict=True)
         )
-        self.foreign = Foreign(self)
         self.on_reload: Callable[[], None] = self.reload  # what the fault `reload` does; a node replaces it
         self.calls = 0
         self._latency = np.random.default_rng(seed + 1) if call_latency else None
@@ -152,15 +148,15 @@ class Machine:
 
     # --- NVML ---
 
-    def prepare(self, symbol: str, args: Sequence[Any]) -> Pending:
-        """Meet the fault plan; the caller waits `delay_s` before it carries the call out."""
-        fault = self.faults.hit(symbol)
+    def begin_call(self, symbol: str, args: Sequence[Any]) -> PendingCall:
+        """Begin a driver call: meet the fault plan; the caller waits `delay_s` before it executes the call."""
+        fault = self.faults.next_fault(symbol)
         delay_s = fault.delay_s if fault else 0.0
         if self._latency is not None and symbol in LATENCY_S:
             mean_s, spread_s = LATENCY_S[symbol]
             own_s = mean_s + spread_s * (2 * float(self._latency.random()) - 1)
             delay_s += own_s * (SLOW_MIG_MODE_FACTOR if self._resets_for_mig(symbol, args) else 1.0)
-        return Pending(symbol, fault, delay_s)
+        return PendingCall(symbol, fault, delay_s)
 
     def _resets_for_mig(self, symbol: str, args: Sequence[Any]) -> bool:
         if symbol != "nvmlDeviceSetMigMode":
@@ -170,14 +166,14 @@ class Machine:
         except NvmlFault:
             return False
 
-    def carry_out(self, pending: Pending, args: Sequence[Any]) -> tuple[int, list[Any]]:
-        """Return (nvmlReturn_t, out values)."""
+    def execute_call(self, pending: PendingCall, args: Sequence[Any]) -> tuple[int, list[Any]]:
+        """Execute a driver call; returns (nvmlReturn_t, out values)."""
         self.calls += 1
         fault, symbol = pending.fault, pending.symbol
         if symbol not in CALLS or symbol in self.symbols_missing:
             return int(Nvml.FUNCTION_NOT_FOUND), []
         if fault is not None and fault.effect == "lose":
-            self.foreign.lose(fault.index)
+            self.driver.lose(self.gpu(fault.index))
         if fault is not None and fault.effect == "reload":
             self.on_reload()
         if fault is not None and fault.effect in ("fail", "pretend"):
@@ -191,11 +187,11 @@ class Machine:
         return (fault.code, []) if fault is not None and fault.effect == "fail_after" else (0, out)
 
     def send(self, symbol: str, args: Sequence[Any]) -> tuple[int, list[Any]]:
-        """One call as NvmlShim makes it, from any thread; waiting is told time, not slept."""
+        """Send one driver call as NvmlShim does, from any thread; a wait moves the machine's time, nobody sleeps."""
         with self._lock:
-            pending = self.prepare(symbol, args)
+            pending = self.begin_call(symbol, args)
             self.driver.now_s += pending.delay_s
-            return self.carry_out(pending, args)
+            return self.execute_call(pending, args)
 
     # --- processes and time ---
 
@@ -215,7 +211,7 @@ class Machine:
         return target
 
     def account(self, target: Gpu | ComputeInstance) -> SliceAccount:
-        """Where the energy of this creation of a slice is booked."""
+        """Account where the energy of this creation of a slice is booked."""
         if isinstance(target, Gpu):
             return self.energies[target.index].account(power.WHOLE, 0, WHOLE_SIZE, WHOLE_GPU, target.uuid)
         gi = target.gi
@@ -223,26 +219,27 @@ class Machine:
         return energy.account(gi.profile.name, gi.start, gi.size, gi.generation, target.mig_uuid)
 
     def attach(self, pid: int, uuid: str, memory_mib: int = CONTEXT_MIB, serving: bool = True) -> None:
-        """A process opened a slice; until it serves, what it draws is start-up and warm-up."""
+        """Attach a process to a slice; until it serves, what it draws is start-up and warm-up."""
         with self._lock:
             self.driver.attach(pid, self.target(uuid), memory_mib)
             if serving:
-                self.serve(pid)
+                self.mark_serving(pid)
 
-    def serve(self, pid: int) -> None:
-        """Its warm-up is over."""
+    def mark_serving(self, pid: int) -> None:
+        """Mark a process as serving: its warm-up is over."""
         self._serving.add(pid)
 
     def detach(self, pid: int) -> None:
+        """Detach a process that has ended."""
         with self._lock:
             self.driver.detach(pid)
             self._serving.discard(pid)
 
     def advance(self, dt_s: float, loads: Sequence[Load] = ()) -> None:
-        """One step of constant power: `dt_s` seconds in which the slices computed `loads`."""
+        """Advance time by one step of constant power: `dt_s` seconds in which the slices computed `loads`."""
         with self._lock:
             self.driver.now_s += dt_s
-            draws: dict[int, list[Draw]] = {gpu.index: [] for gpu in self.driver.gpus}
+            draws: dict[int, list[PowerDraw]] = {gpu.index: [] for gpu in self.driver.gpus}
             for load in loads:
                 target = self.target(load.uuid)
                 index = target.index if isinstance(target, Gpu) else target.gi.gpu.index
@@ -251,7 +248,7 @@ class Machine:
                 serving = any(pid in self._serving for pid in gpu.processes)
                 self.integrate(gpu, dt_s, draws[gpu.index], serving)
 
-    def _draw(self, target: Gpu | ComputeInstance, load: Load) -> Draw:
+    def _draw(self, target: Gpu | ComputeInstance, load: Load) -> PowerDraw:
         account = self.account(target)
         key = (family_crc32(load.family), load.version)
         version = account.versions.setdefault(key, VersionAccount(load.family, load.variant, load.version))
@@ -264,9 +261,9 @@ class Machine:
             if process.compute is (None if isinstance(target, Gpu) else target)
         ]
         warm = any(pid in self._serving for pid in on)
-        return Draw(account.slice_type, load.busy_s, load.density, version if warm else None, account.generation)
+        return PowerDraw(account.slice_type, load.busy_s, load.density, version if warm else None, account.generation)
 
-    def integrate(self, gpu: Gpu, dt_s: float, draws: Sequence[Draw], serving: bool) -> None:
+    def integrate(self, gpu: Gpu, dt_s: float, draws: Sequence[PowerDraw], serving: bool) -> None:
         """Book `dt_s` seconds of one GPU until now, and let its sensors see them."""
         now_s = self.driver.now_s
         energy = self.energies[gpu.index]
@@ -281,11 +278,11 @@ class Machine:
         )
         gpu.capped = tick.capped
         _throttle(gpu, tick.power_w)
-        self._sensors[gpu.index].feed(now_s, dt_s, tick.power_w)
+        self._sensors[gpu.index].update(now_s, dt_s, tick.power_w)
         for draw in draws:
-            _work(gpu, draw.generation, draw.busy_s, draw.density, 1.0)
+            _add_busy_time(gpu, draw.generation, draw.busy_s, draw.density, 1.0)
             if draw.generation != WHOLE_GPU:
-                _work(gpu, WHOLE_GPU, draw.busy_s, draw.density, energy.sm_share(draw.slice_type))
+                _add_busy_time(gpu, WHOLE_GPU, draw.busy_s, draw.density, energy.sm_share(draw.slice_type))
         gpu.utilization = min(1.0, sum(draw.busy_s for draw in draws) / dt_s)
         period_s = self._counter_period_s
         if not period_s or (now_s - dt_s) // period_s != now_s // period_s:
@@ -294,29 +291,30 @@ class Machine:
     # --- trouble ---
 
     def gpu(self, index: int) -> Gpu:
+        """GPU by its index."""
         if not 0 <= index < len(self.driver.gpus):
             raise NodeRefused(f"no GPU {index}", remedy=f"0 to {len(self.driver.gpus) - 1}")
         return self.driver.gpus[index]
 
     def reset(self, gpu: Gpu) -> None:
-        """A GPU reset by a person: the counter starts anew, the true split goes on."""
+        """Reset a GPU as a person does: the counter starts anew, the true split goes on."""
         self.driver.reset(gpu)
         self._counter_zero_j[gpu.index] = self.energies[gpu.index].counter_j
 
     def deinitialise(self, gpu: Gpu) -> None:
-        """The driver lets an unused GPU go: what is not persistent starts anew."""
+        """Deinitialise an unused GPU as the driver does: what is not persistent starts anew."""
         self.driver.deinitialise(gpu)
         self._counter_zero_j[gpu.index] = self.energies[gpu.index].counter_j
 
     def reload(self, load_number: int | None = None) -> None:
-        """The driver is unloaded and loaded: see Driver.reload. The true split goes on."""
+        """Reload the driver: see Driver.reload. The true split goes on."""
         with self._lock:
             self.driver.reload(self.driver.load_number + 1 if load_number is None else load_number)
             self._serving.clear()
             self._counter_zero_j = [energy.counter_j for energy in self.energies]
 
     def truth(self) -> dict[str, Any]:
-        """The hidden split since the machine started; all terms of a device stem from the same steps."""
+        """True energy split since the machine started; all terms of a device stem from the same steps."""
         devices = [
             {"device": f"{self.node}/gpu{gpu.index}", "uuid": gpu.uuid, **energy.truth()}
             for gpu, energy in zip(self.driver.gpus, self.energies, strict=True)
@@ -324,7 +322,7 @@ class Machine:
         return {"node": self.node, "devices": devices}
 
 
-def _work(gpu: Gpu, key: int, busy_s: float, density: float, share: float) -> None:
+def _add_busy_time(gpu: Gpu, key: int, busy_s: float, density: float, share: float) -> None:
     busy, dense = gpu.busy_s.get(key, (0.0, 0.0))
     gpu.busy_s[key] = (busy + busy_s * share, dense + busy_s * density * share)
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from power_agent.devices.driver import Gpu
-from power_agent.devices.energy import Draw, SliceAccount, VersionAccount
+from power_agent.devices.energy import PowerDraw, SliceAccount, VersionAccount
 from power_agent.devices.errors import NodeRefused
+from power_agent.devices.gpu_state import Gpu
 from power_agent.devices.machine import CONTEXT_MIB, Machine
-from power_agent.devices.pace import PaceFile, Work
+from power_agent.devices.pace import PacedWork, PaceFile
 from power_agent.devices.processes import Child, ProcessTable, kill_session
 from power_agent.devices.workload import Workload
 
@@ -24,8 +24,8 @@ LOAD_MODEL: Final = "--load-model="  # what a Triton's command line says it will
 
 
 @dataclass(slots=True)
-class Tenant:
-    """One process on one slice."""
+class SliceProcess:
+    """A process on a slice, with its pace file and its account."""
 
     child: Child
     gpu: Gpu
@@ -38,12 +38,12 @@ class Tenant:
 
     @property
     def serving(self) -> bool:
-        """Past its first batch, which is the warm-up."""
+        """Whether it is past its first batch, which is the warm-up."""
         return self.batches > 0
 
 
 class SimulatedNode:
-    """Everything that lives and dies with the node's process."""
+    """A simulated node: a machine and the processes on its slices."""
 
     def __init__(
         self, machine: Machine, workloads: Mapping[str, Workload], pace_dir: Path, seed: int, now_s: float
@@ -56,17 +56,17 @@ class SimulatedNode:
         self._workloads = workloads
         self._pace_dir = pace_dir
         self._seeds = np.random.default_rng(seed)
-        self._tenants: dict[int, Tenant] = {}
+        self._slice_processes: dict[int, SliceProcess] = {}
         self._starts = 0
         self._last_s = machine.driver.now_s = now_s
-        self._paced = Work(0, 0, 0.0, 0, 0, 0, 0.0)
+        self._work_total = PacedWork(0, 0, 0.0, 0, 0, 0, 0.0)
 
     # --- processes ---
 
     def start(
         self, tag: str, argv: Sequence[str], env: Mapping[str, str], log_path: str, cwd: str, now_s: float
     ) -> Child:
-        """Idempotent by tag. `env` names the slice; the pace file is added to it."""
+        """Start a process on the slice that `env` names; idempotent by tag. The pace file is added to `env`."""
         running = self.processes.find_alive(tag)
         if running is not None:
             if running.argv == tuple(argv):
@@ -91,7 +91,7 @@ class SimulatedNode:
             pace.close()
             raise
         self.driver.attach(child.pid, target, CONTEXT_MIB)
-        self._tenants[child.pid] = Tenant(child, gpu, pace, account, clock_mhz, families)
+        self._slice_processes[child.pid] = SliceProcess(child, gpu, pace, account, clock_mhz, families)
         return child
 
     # --- time ---
@@ -106,59 +106,61 @@ class SimulatedNode:
             self._integrate(gpu, dt_s, int(now_s * 1e9))
         ended = self.processes.poll()
         for child in ended:
-            tenant = self._tenants.pop(child.pid)
-            tenant.pace.close()
+            process = self._slice_processes.pop(child.pid)
+            process.pace.close()
             self.machine.detach(child.pid)
         return ended
 
     def _integrate(self, gpu: Gpu, dt_s: float, now_ns: int) -> None:
-        tenants = [tenant for pid, tenant in self._tenants.items() if tenant.gpu is gpu and pid in gpu.processes]
+        slice_processes = [
+            process for pid, process in self._slice_processes.items() if process.gpu is gpu and pid in gpu.processes
+        ]
         clock_mhz = gpu.serving_clock_at_mhz(self.driver.now_s)
         draws = []
-        for tenant in tenants:
-            if tenant.clock_mhz != clock_mhz:
-                tenant.clock_mhz = clock_mhz
+        for process in slice_processes:
+            if process.clock_mhz != clock_mhz:
+                process.clock_mhz = clock_mhz
                 workload = self._workloads[gpu.model.name]
-                entries = workload.entries(tenant.account.slice_type, clock_mhz, tenant.families)
-                tenant.pace.write_table(clock_mhz, entries)
-            draws += self._draws(tenant, dt_s, now_ns)
-        self.machine.integrate(gpu, dt_s, draws, any(tenant.serving for tenant in tenants))
+                entries = workload.entries(process.account.slice_type, clock_mhz, process.families)
+                process.pace.write_table(clock_mhz, entries)
+            draws += self._draws(process, dt_s, now_ns)
+        self.machine.integrate(gpu, dt_s, draws, any(process.serving for process in slice_processes))
 
-    def _draws(self, tenant: Tenant, dt_s: float, now_ns: int) -> list[Draw]:
-        works = tenant.pace.advance(now_ns)
-        busy_s = sum(work.busy_s for work in works)
+    def _draws(self, process: SliceProcess, dt_s: float, now_ns: int) -> list[PowerDraw]:
+        done = process.pace.collect_work(now_ns)
+        busy_s = sum(work.busy_s for work in done)
         # Two versions at once (a swap) share the slice: together they cannot compute longer than the tick.
         scale = min(1.0, dt_s / busy_s) if busy_s else 1.0
-        warm = tenant.serving
+        warm = process.serving
         draws = []
-        for work in works:
+        for work in done:
             key = (work.family_crc32, work.version)
             if work.batches:
-                tenant.mean_batch[key] = work.items / work.batches
-            version, density = self._version(tenant, key)
-            account = tenant.account.versions.setdefault(key, version)
+                process.mean_batch[key] = work.items / work.batches
+            version, density = self._version(process, key)
+            account = process.account.versions.setdefault(key, version)
             account.busy_s += work.busy_s
             account.batches += work.batches
             account.items += work.items
-            tenant.batches += work.batches
-            self._paced = _add(self._paced, work)
+            process.batches += work.batches
+            self._work_total = _add(self._work_total, work)
             booked = account if warm else None
-            generation = tenant.account.generation
-            draws.append(Draw(tenant.account.slice_type, work.busy_s * scale, density, booked, generation))
+            generation = process.account.generation
+            draws.append(PowerDraw(process.account.slice_type, work.busy_s * scale, density, booked, generation))
         return draws
 
-    def _version(self, tenant: Tenant, key: tuple[int, int]) -> tuple[VersionAccount, float]:
-        workload = self._workloads[tenant.gpu.model.name]
-        loaded = workload.loaded(tenant.account.slice_type, tenant.clock_mhz).get(key)
+    def _version(self, process: SliceProcess, key: tuple[int, int]) -> tuple[VersionAccount, float]:
+        workload = self._workloads[process.gpu.model.name]
+        loaded = workload.versions(process.account.slice_type, process.clock_mhz).get(key)
         if loaded is None:  # a model that the catalogue does not know: it computes all the same
             return VersionAccount(f"crc32:{key[0]:08x}", "", key[1]), 1.0
-        density = loaded.density(tenant.mean_batch.get(key, 1.0))
+        density = loaded.density(process.mean_batch.get(key, 1.0))
         return VersionAccount(loaded.family, loaded.variant, loaded.version), density
 
     # --- what others may see ---
 
     def reload(self, load_number: int) -> None:
-        """The driver restarts: whatever computes on its slices dies with it."""
+        """Reload the driver: whatever computes on its slices dies with it."""
         for child in self.processes:
             if child.alive:
                 child.popen.kill()
@@ -166,7 +168,8 @@ class SimulatedNode:
         self.machine.reload(load_number)
 
     def pace_summary(self) -> dict[str, Any]:
-        total = self._paced
+        """Batches, items and overruns of all padded models since the node started, as JSON values."""
+        total = self._work_total
         return {
             "batches": total.batches,
             "items": total.items,
@@ -176,12 +179,12 @@ class SimulatedNode:
         }
 
     def truth(self) -> dict[str, Any]:
-        """The hidden split since the node started."""
+        """True energy split since the node started."""
         return self.machine.truth()
 
 
-def _add(total: Work, work: Work) -> Work:
-    return Work(
+def _add(total: PacedWork, work: PacedWork) -> PacedWork:
+    return PacedWork(
         0,
         0,
         total.busy_s + work.busy_s,

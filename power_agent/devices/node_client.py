@@ -38,7 +38,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class PaceSummary:
-    """What padded models did since the node started. Overrun: a batch whose real work outlasted its drawn time."""
+    """Work of padded models since the node started. Overrun: a batch whose real work outlasted its drawn time."""
 
     batches: int
     items: int
@@ -48,11 +48,12 @@ class PaceSummary:
 
     @property
     def overrun_ratio(self) -> float:
+        """Share of batches that were overruns."""
         return self.overruns / self.batches if self.batches else 0.0
 
 
 class NodeClient:
-    """The agent's end of a simulated node's socket."""
+    """Client of a simulated node's socket."""
 
     def __init__(self, socket_path: Path | str, timeout_s: float = 10.0) -> None:
         self._path = str(socket_path)
@@ -75,14 +76,15 @@ class NodeClient:
         return _status(self.call("process_start", **request))
 
     def process_list(self) -> tuple[ProcessStatus, ...]:
+        """List the processes that the node started."""
         return tuple(_status(row) for row in self.call("process_list"))
 
     def process_stop(self, tag: str, kill_after_s: float = 8.0) -> ProcessStatus:
-        """SIGTERM, then SIGKILL of the whole session after `kill_after_s`. Returns when every process of it is gone."""
+        """Stop a process: SIGTERM, SIGKILL of its session after `kill_after_s`. Returns when all of it is gone."""
         return _status(self.call("process_stop", kill_after_s + self._timeout_s, tag=tag, kill_after_s=kill_after_s))
 
     def process_wait(self, tag: str, timeout_s: float) -> ProcessStatus:
-        """Return when the process has exited or `timeout_s` has passed; `alive` tells which."""
+        """Wait until the process has exited or `timeout_s` has passed; `alive` tells which."""
         return _status(self.call("process_wait", timeout_s + self._timeout_s, tag=tag, timeout_s=timeout_s))
 
     def process_forget(self, tag: str) -> None:
@@ -92,20 +94,21 @@ class NodeClient:
     # --- observation ---
 
     def describe(self) -> dict[str, Any]:
-        """Node name, pid, driver_load_id, device types and start time of the simulated node."""
+        """Description of the node: name, pid, driver_load_id, device types, start time."""
         described: dict[str, Any] = self.call("describe")
         return described
 
     def pace_summary(self) -> PaceSummary:
+        """Summary of what padded models did since the node started."""
         return PaceSummary(**self.call("pace_summary"))
 
     def truth(self) -> dict[str, Any]:
-        """The driver's hidden split per device and slice, in joules. For tests: no product code may act on it."""
+        """True energy split per device and slice [J]. For tests: no product code may act on it."""
         split: dict[str, Any] = self.call("truth")
         return split
 
     def admin(self, verb: str, **args: Any) -> Any:
-        """Rehearse trouble: foreign load, faults, a lost GPU (see simulated.py for the verbs)."""
+        """Inject a fault: foreign load, failing calls, a lost GPU (see node_server.py for the verbs)."""
         return self.call("admin", verb=verb, args=args)
 
     def shutdown(self) -> None:
@@ -115,14 +118,14 @@ class NodeClient:
     # --- NVML ---
 
     def nvml(self, function: str, args: Sequence[Any]) -> tuple[int, list[Any]]:
-        """One driver call by its C name; returns (nvmlReturn_t, out values)."""
+        """Send one driver call by its C name; returns (nvmlReturn_t, out values)."""
         ret, out = self.call("nvml", fn=function, args=list(args))
         return ret, out
 
     # --- transport ---
 
     def call(self, op: str, timeout_s: float | None = None, /, **args: Any) -> Any:
-        """One request and its answer.
+        """Send one request and return its answer.
 
         Raises:
             NodeUnreachable: nobody listens, the node went away mid-call, or it did not answer in time.
@@ -144,6 +147,7 @@ class NodeClient:
         return answer["result"]
 
     def close(self) -> None:
+        """Close all idle connections."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from power_agent.devices.calls import CALLS
 from power_agent.devices.driver import DRIVER_VERSION
-from power_agent.devices.tables import GPU_MODELS
+from power_agent.devices.gpu_models import GPU_MODELS
 from trefoil.core import errors
 from trefoil.runtime import config
 
@@ -68,7 +68,7 @@ class NodeSettings(config.Settings):
 
 
 def parse(argv: Sequence[str]) -> tuple[NodeSettings, bool]:
-    """Flags over environment over the settings file; and whether the fleet shall only be described."""
+    """Parse the command line (flags over environment over the settings file); True: only describe the fleet."""
     parser = argparse.ArgumentParser(prog="python -m power_agent.devices.simulated", description=__doc__)
     parser.add_argument("--config", type=Path, metavar="TOML", help="settings file")
     parser.add_argument("--node", help="name of the node")

@@ -1,21 +1,23 @@
-"""The object that stands in for libnvidia-ml.so inside pynvml: ctypes arguments on one side, plain values on the other.
+"""Stand-in for libnvidia-ml.so inside pynvml: ctypes arguments on one side, plain values on the other.
+
+    client = install_simulated_node(socket_path)       # pynvml of this process answers from a simulated node
+    install_simulated_driver(machine.send)                         # ... from a machine in this process
 
 Each symbol is a row of argument kinds in the order of the C prototype. pynvml's own code (structure versions, two-call
 sizing, error classes, missing symbols) runs unmodified above it. What would crash a real driver raises here: a
-structure passed by value where C wants a pointer.
-"""
+structure passed by value where C wants a pointer."""
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import pynvml
 
 from power_agent.devices.errors import NodeUnreachable
-from power_agent.devices.nvml_symbols import SYMBOLS
-
-__all__ = ["SYMBOLS", "NvmlShim", "Send"]
+from power_agent.devices.node_client import NodeClient
 
 Send = Callable[[str, Sequence[Any]], tuple[int, list[Any]]]
 SUCCESS: Final = 0
@@ -29,9 +31,100 @@ STRUCT_VERSIONS: Final = {
     "nvmlDeviceGetTemperatureV": pynvml.nvmlTemperature_v1,
 }
 
+# The C prototypes of the simulated driver's symbols, as kinds of arguments in order. In: h handle, u integer, s string,
+# p pointer to a placement. Out: H handle, U integer, S struct, V temperature struct, T text buffer and length, A count
+# and array, B array and count, F count and field values. In and out: G the struct of nvmlGpmMetricsGet.
+SYMBOLS: Final[dict[str, str]] = {
+    "nvmlInitWithFlags": "u",
+    "nvmlShutdown": "",
+    "nvmlSystemGetDriverVersion": "T",
+    "nvmlSystemGetNVMLVersion": "T",
+    "nvmlSystemGetCudaDriverVersion": "U",
+    "nvmlSystemGetCudaDriverVersion_v2": "U",
+    "nvmlDeviceGetCount_v2": "U",
+    "nvmlDeviceGetHandleByIndex_v2": "uH",
+    "nvmlDeviceGetHandleByUUID": "sH",
+    "nvmlDeviceGetHandleByPciBusId_v2": "sH",
+    "nvmlDeviceGetName": "hT",
+    "nvmlDeviceGetUUID": "hT",
+    "nvmlDeviceGetIndex": "hU",
+    "nvmlDeviceGetMinorNumber": "hU",
+    "nvmlDeviceGetArchitecture": "hU",
+    "nvmlDeviceGetCudaComputeCapability": "hUU",
+    "nvmlDeviceGetPciInfo_v3": "hS",
+    "nvmlDeviceGetMemoryInfo": "hS",
+    "nvmlDeviceGetMemoryInfo_v2": "hS",
+    "nvmlDeviceGetPersistenceMode": "hU",
+    "nvmlDeviceSetPersistenceMode": "hu",
+    "nvmlDeviceGetVirtualizationMode": "hU",
+    "nvmlDeviceGetComputeRunningProcesses_v3": "hA",
+    "nvmlDeviceGetUtilizationRates": "hS",
+    "nvmlDeviceGetTemperature": "huU",
+    "nvmlDeviceGetTemperatureV": "hV",
+    "nvmlDeviceGetTotalEnergyConsumption": "hU",
+    "nvmlDeviceGetPowerUsage": "hU",
+    "nvmlDeviceGetFieldValues": "hF",
+    "nvmlDeviceGetPowerManagementLimit": "hU",
+    "nvmlDeviceGetEnforcedPowerLimit": "hU",
+    "nvmlDeviceGetPowerManagementDefaultLimit": "hU",
+    "nvmlDeviceGetPowerManagementLimitConstraints": "hUU",
+    "nvmlDeviceSetPowerManagementLimit": "hu",
+    "nvmlDeviceGetClockInfo": "huU",
+    "nvmlDeviceGetMaxClockInfo": "huU",
+    "nvmlDeviceGetSupportedMemoryClocks": "hA",
+    "nvmlDeviceGetSupportedGraphicsClocks": "huA",
+    "nvmlDeviceGetCurrentClocksEventReasons": "hU",
+    "nvmlDeviceGetCurrentClocksThrottleReasons": "hU",
+    "nvmlDeviceSetGpuLockedClocks": "huu",
+    "nvmlDeviceResetGpuLockedClocks": "h",
+    "nvmlDeviceSetMemoryLockedClocks": "huu",
+    "nvmlDeviceResetMemoryLockedClocks": "h",
+    "nvmlEventSetCreate": "H",
+    "nvmlEventSetFree": "h",
+    "nvmlEventSetWait_v2": "hSu",
+    "nvmlDeviceRegisterEvents": "huh",
+    "nvmlDeviceGetSupportedEventTypes": "hU",
+    "nvmlGpmQueryDeviceSupport": "hS",
+    "nvmlGpmSampleAlloc": "H",
+    "nvmlGpmSampleFree": "h",
+    "nvmlGpmSampleGet": "hh",
+    "nvmlGpmMigSampleGet": "huh",
+    "nvmlGpmMetricsGet": "G",
+    "nvmlDeviceGetMigMode": "hUU",
+    "nvmlDeviceSetMigMode": "huU",
+    "nvmlDeviceGetGpuInstanceProfileInfo": "huS",
+    "nvmlDeviceGetGpuInstanceProfileInfoV": "huS",
+    "nvmlDeviceGetGpuInstanceProfileInfoByIdV": "huS",
+    "nvmlDeviceGetGpuInstancePossiblePlacements_v2": "huB",
+    "nvmlDeviceGetGpuInstanceRemainingCapacity": "huU",
+    "nvmlDeviceCreateGpuInstance": "huH",
+    "nvmlDeviceCreateGpuInstanceWithPlacement": "hupH",
+    "nvmlGpuInstanceDestroy": "h",
+    "nvmlDeviceGetGpuInstances": "huB",
+    "nvmlDeviceGetGpuInstanceById": "huH",
+    "nvmlGpuInstanceGetInfo": "hS",
+    "nvmlGpuInstanceGetComputeInstanceProfileInfo": "huuS",
+    "nvmlGpuInstanceGetComputeInstanceProfileInfoV": "huuS",
+    "nvmlGpuInstanceGetComputeInstanceRemainingCapacity": "huU",
+    "nvmlGpuInstanceGetComputeInstancePossiblePlacements": "huB",
+    "nvmlGpuInstanceCreateComputeInstance": "huH",
+    "nvmlGpuInstanceCreateComputeInstanceWithPlacement": "hupH",
+    "nvmlComputeInstanceDestroy": "h",
+    "nvmlGpuInstanceGetComputeInstances": "huB",
+    "nvmlGpuInstanceGetComputeInstanceById": "huH",
+    "nvmlComputeInstanceGetInfo_v2": "hS",
+    "nvmlDeviceIsMigDeviceHandle": "hU",
+    "nvmlDeviceGetGpuInstanceId": "hU",
+    "nvmlDeviceGetComputeInstanceId": "hU",
+    "nvmlDeviceGetMaxMigDeviceCount": "hU",
+    "nvmlDeviceGetMigDeviceHandleByIndex": "huH",
+    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": "hH",
+    "nvmlDeviceGetAttributes_v2": "hS",
+}
+
 
 class NvmlShim:
-    """One callable per symbol; one that is not there raises AttributeError, as ctypes does for an old driver."""
+    """Stand-in for the loaded library: one callable per symbol; a missing one raises AttributeError, as with ctypes."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -194,3 +287,37 @@ def _fill_fields(array: Any, values: list[dict[str, int]]) -> None:
         field.nvmlReturn = value["nvmlReturn"]
         field.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
         field.value.ullVal = value["value"]
+
+
+def install_simulated_node(socket_path: Path | str) -> NodeClient:
+    """Install the simulated node at `socket_path` behind pynvml in this process; returns the client in use.
+
+    pynvml resolves each C symbol by `getattr` on its module global `nvmlLib` and remembers it; both are replaced here,
+    so a later call of this function moves the process to another node.
+    """
+    client = NodeClient(socket_path)
+    missing: Sequence[str] = ()
+    with contextlib.suppress(NodeUnreachable):  # not up yet: it will refuse what it lacks when it is called
+        missing = client.describe().get("symbols_missing", ())
+    install_simulated_driver(client.nvml, missing)
+    return client
+
+
+def install_simulated_driver(send: Send, symbols_missing: Collection[str] = ()) -> None:
+    """Install a simulated driver behind pynvml in this process; `send` answers every call, such as Machine.send.
+
+    symbols_missing: C names that pynvml does not even find, as in the library of an old driver.
+    """
+    shim = NvmlShim(send)
+    for symbol in symbols_missing:
+        delattr(shim, symbol)
+    with pynvml.libLoadLock:
+        pynvml.nvmlLib = shim
+        pynvml._nvmlGetFunctionPointer_cache.clear()
+
+
+def uninstall_simulated() -> None:
+    """Uninstall the simulated driver: the real library is loaded at the next nvmlInit."""
+    with pynvml.libLoadLock:
+        pynvml.nvmlLib = None
+        pynvml._nvmlGetFunctionPointer_cache.clear()

@@ -39,7 +39,7 @@ STALLED_S_MIN: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PaceEntry:
-    """How long a batch of a version takes on this slice at this clock."""
+    """Service time of a batch of a version on this slice at this clock."""
 
     family: str
     version: int
@@ -49,8 +49,8 @@ class PaceEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What one version did since the last reading."""
+class PacedWork:
+    """Work of one version since the last reading."""
 
     family_crc32: int
     version: int
@@ -74,12 +74,12 @@ class _Slot:
 
 
 def family_crc32(family: str) -> int:
-    """How a pace file names a family."""
+    """CRC-32 by which a pace file names a family."""
     return zlib.crc32(family.encode())
 
 
 class PaceFile:
-    """One process on one slice. A new process gets a new file, so a leftover writer cannot reach it."""
+    """Pace file of one process on one slice. A new process gets a new file, so a leftover writer cannot reach it."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.path = path
@@ -124,8 +124,8 @@ class PaceFile:
         self._sequence += 1
         self._map[SEQUENCE_AT : SEQUENCE_AT + 8] = SEQUENCE.pack(self._sequence)
 
-    def advance(self, now_ns: int) -> list[Work]:
-        """What each version did since the last call, the batch in progress included. Never negative."""
+    def collect_work(self, now_ns: int) -> list[PacedWork]:
+        """Work of each version since the last call, the batch in progress included. Never negative."""
         done = []
         for position in range(SLOTS):
             raw = SLOT.unpack_from(self._map, SLOTS_AT + position * SLOT.size)
@@ -140,7 +140,7 @@ class PaceFile:
                 done.append(work)
         return done
 
-    def _difference(self, raw: tuple[int, ...], last: _Slot, now_ns: int) -> Work | None:
+    def _difference(self, raw: tuple[int, ...], last: _Slot, now_ns: int) -> PacedWork | None:
         version, crc, busy_ns, batches, items, overruns, overrun_ns, started_ns, _ = raw
         if busy_ns < last.busy_ns or batches < last.batches:  # the slot was taken anew and counts from zero
             last.busy_ns = last.batches = last.items = last.overruns = last.overrun_ns = last.running_ns = 0
@@ -148,7 +148,7 @@ class PaceFile:
         # A killed stub leaves its start behind: nothing more is drawn for it, and what was counted stays counted.
         running_ns = min(elapsed_ns, self._stalled_ns)
         gained_ns = (busy_ns - last.busy_ns) + running_ns - last.running_ns
-        work = Work(
+        work = PacedWork(
             family_crc32=crc,
             version=version,
             busy_s=max(0, gained_ns) / 1e9,

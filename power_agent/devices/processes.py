@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children instead of init's."""
+    """Make this process a child subreaper: orphans below it become its children instead of init's."""
     if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
@@ -55,19 +55,21 @@ class Child:
 
     @property
     def pid(self) -> int:
+        """Pid of the leader of its session."""
         return self.popen.pid
 
     @property
     def alive(self) -> bool:
-        """Until every process of the session is gone, so that ports and memory are free when this turns False."""
+        """Whether any process of the session is left: when it turns False, ports and memory are free."""
         return not self.ended.is_set()
 
     @property
-    def region_prefix(self) -> str:
-        """How its shared memory is named; empty when its command line does not say."""
-        return region_prefix(self.argv)
+    def shared_memory_prefix(self) -> str:
+        """Prefix of its shared memory; empty when its command line does not say."""
+        return shared_memory_prefix(self.argv)
 
     def status(self) -> dict[str, Any]:
+        """Status of the process, as JSON values."""
         return {
             "tag": self.tag,
             "pid": self.pid,
@@ -81,7 +83,7 @@ class Child:
 
 
 class ProcessTable:
-    """All children by tag. `poll` must be called regularly: it notices exits and finishes sessions off."""
+    """Table of all children by tag. `poll` must be called regularly: it notices exits and finishes sessions off."""
 
     def __init__(self) -> None:
         self._children: dict[str, Child] = {}
@@ -90,12 +92,14 @@ class ProcessTable:
         return iter(tuple(self._children.values()))
 
     def get(self, tag: str) -> Child:
+        """Child by its tag; NodeRefused when there is none."""
         if tag not in self._children:
             known = ", ".join(self._children) or "none"
             raise NodeRefused(f"no process with tag {tag!r}", remedy=f"one of: {known}")
         return self._children[tag]
 
     def find_alive(self, tag: str) -> Child | None:
+        """Live child by its tag; None when there is none."""
         child = self._children.get(tag)
         return child if child is not None and child.alive else None
 
@@ -109,6 +113,7 @@ class ProcessTable:
         mig_uuid: str,
         now_s: float,
     ) -> Child:
+        """Start a process in a session of its own; NodeRefused when it cannot be started."""
         if len(self._children) >= CHILDREN_MAX:
             raise NodeRefused(f"{CHILDREN_MAX} processes are listed", remedy="forget those that have exited")
         try:
@@ -133,6 +138,7 @@ class ProcessTable:
         return child
 
     def forget(self, tag: str) -> None:
+        """Forget a child that has ended; a live one is refused."""
         if self.get(tag).alive:
             raise NodeRefused(f"{tag} is alive", remedy="stop it first")
         del self._children[tag]
@@ -165,7 +171,8 @@ class ProcessTable:
                 os.waitpid(found.si_pid, 0)
 
 
-def region_prefix(argv: Sequence[str]) -> str:
+def shared_memory_prefix(argv: Sequence[str]) -> str:
+    """Prefix of the shared memory of a Triton, by its command line; empty when it does not say."""
     found = REGION_PREFIX_OPTION.search(" ".join(argv))
     return found.group(1) if found else ""
 
@@ -180,6 +187,7 @@ def kill_session(session: int) -> list[int]:
 
 
 def session_members(session: int) -> list[int]:
+    """Pids of the processes of a session."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -194,7 +202,7 @@ def session_members(session: int) -> list[int]:
     return found
 
 
-def remove_regions(prefix: str, folder: Path = SHARED_MEMORY) -> int:
+def remove_shared_memory(prefix: str, folder: Path = SHARED_MEMORY) -> int:
     """Remove the shared memory of a Triton that is gone; the empty prefix is nobody's."""
     left = [entry for entry in folder.iterdir() if entry.name.startswith(prefix)] if prefix else []
     for region in left:

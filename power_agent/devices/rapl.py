@@ -46,8 +46,8 @@ class Zone:
 
 
 @dataclass(frozen=True, slots=True)
-class RaplMemory:
-    """The last reading: raw counters, and what they stood for."""
+class RaplReading:
+    """Reading of the counters: raw values, and what they stood for."""
 
     boot: str
     identity: str
@@ -57,7 +57,7 @@ class RaplMemory:
 
 
 def find_zones(root: Path) -> tuple[Zone, ...]:
-    """The CPU packages below a powercap root.
+    """Find the CPU packages below a powercap root.
 
     Raises:
         RaplUnavailable: none, or not readable; says why and what to do.
@@ -82,7 +82,7 @@ def find_zones(root: Path) -> tuple[Zone, ...]:
 
 
 def read_zone(zone: Zone) -> int:
-    """Microjoules, from 0 to the zone's range."""
+    """Read the counter of a package: microjoules, from 0 to the zone's range."""
     return int((zone.path / "energy_uj").read_text())
 
 
@@ -95,10 +95,10 @@ def _unreadable(path: Path, error: Exception) -> RaplUnavailable:
 
 
 class RaplCounter:
-    """All packages of the machine as one counter that only grows."""
+    """Energy counter of all packages of the machine, that only grows."""
 
-    def __init__(self, root: Path, clock: Clock, boot: str, memory_path: Path | None = None) -> None:
-        """memory_path: where to leave the last reading for a successor; None: nowhere.
+    def __init__(self, root: Path, clock: Clock, boot: str, reading_path: Path | None = None) -> None:
+        """reading_path: where to leave the last reading for a successor; None: nowhere.
 
         Raises:
             RaplUnavailable: no package can be read.
@@ -106,23 +106,23 @@ class RaplCounter:
         self.zones = find_zones(root)
         self._clock = clock
         self._boot = boot
-        self._memory_path = memory_path
-        self._last = self._remembered()
+        self._reading_path = reading_path
+        self._last = self._load_reading()
         self._saved_s = float("-inf")
         self._starts = 0
 
     @property
-    def bridgeable_s(self) -> float:
-        """The longest pause between two readings in which no package can have wrapped twice."""
+    def gap_max_s(self) -> float:
+        """Longest pause between two readings in which no package can have wrapped twice."""
         return min(zone.range_uj for zone in self.zones) * MICRO / PACKAGE_W_MAX
 
     @property
     def identity(self) -> str:
-        """Of the last reading; counts under different identities have nothing in common."""
+        """Identity of the last reading; counts under different identities have nothing in common."""
         return "" if self._last is None else self._last.identity
 
     def energy_j(self) -> float:
-        """Joules of all packages since the identity began. Blocking.
+        """Energy of all packages since the identity began [J]. Blocking.
 
         Raises:
             RaplUnavailable: the files have become unreadable.
@@ -136,25 +136,25 @@ class RaplCounter:
         if self._last is None or delta_uj is None:
             self._starts += 1
             identity = f"rapl-{self._boot}-{now_s:.3f}-{self._starts}"
-            self._last = RaplMemory(self._boot, identity, now_s, 0, raw_uj)
+            self._last = RaplReading(self._boot, identity, now_s, 0, raw_uj)
         else:
-            self._last = RaplMemory(self._boot, self._last.identity, now_s, self._last.total_uj + delta_uj, raw_uj)
+            self._last = RaplReading(self._boot, self._last.identity, now_s, self._last.total_uj + delta_uj, raw_uj)
         if now_s - self._saved_s >= SAVE_S:
             self._saved_s = now_s
             self.save()
         return self._last.total_uj * MICRO
 
     def save(self) -> None:
-        """Leave the last reading to a successor; also at the end of the agent."""
-        if self._memory_path is None or self._last is None:
+        """Save the last reading for a successor; also at the end of the agent."""
+        if self._reading_path is None or self._last is None:
             return
-        beside = self._memory_path.with_suffix(".new")
+        beside = self._reading_path.with_suffix(".new")
         try:
-            self._memory_path.parent.mkdir(parents=True, exist_ok=True)
+            self._reading_path.parent.mkdir(parents=True, exist_ok=True)
             beside.write_text(json.dumps(asdict(self._last)))
-            beside.replace(self._memory_path)
+            beside.replace(self._reading_path)
         except OSError as error:  # a full disk costs a gap after the next restart, nothing now
-            structlog.get_logger().warning("cannot keep the RAPL reading", path=str(self._memory_path), why=str(error))
+            structlog.get_logger().warning("cannot keep the RAPL reading", path=str(self._reading_path), why=str(error))
 
     def _delta_uj(self, raw_uj: Mapping[str, int], now_s: float) -> int | None:
         """Microjoules since the last reading; None when nobody can know."""
@@ -162,7 +162,7 @@ class RaplCounter:
         if last is None or last.boot != self._boot or set(last.raw_uj) != set(raw_uj):
             return None
         elapsed_s = now_s - last.monotonic_s
-        if not 0 <= elapsed_s <= self.bridgeable_s:
+        if not 0 <= elapsed_s <= self.gap_max_s:
             return None
         total_uj = 0
         for zone in self.zones:
@@ -174,13 +174,13 @@ class RaplCounter:
             total_uj += delta_uj
         return total_uj
 
-    def _remembered(self) -> RaplMemory | None:
-        if self._memory_path is None:
+    def _load_reading(self) -> RaplReading | None:
+        if self._reading_path is None:
             return None
         try:
-            return RaplMemory(**json.loads(self._memory_path.read_text()))
+            return RaplReading(**json.loads(self._reading_path.read_text()))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
-            structlog.get_logger().warning("RAPL reading is not usable", path=str(self._memory_path), why=str(error))
+            structlog.get_logger().warning("RAPL reading is not usable", path=str(self._reading_path), why=str(error))
             return None

@@ -19,8 +19,8 @@ from trefoil.core.queueing import service_time
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """One operating point of a version on a slice."""
+class OperatingPoint:
+    """Service time and power density of a version on a slice at one batch size."""
 
     batch: int
     service_ms_mean: float
@@ -29,16 +29,16 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A version as a slice of some type at some clock runs it."""
+class LoadedVersion:
+    """A version as a slice of one type at one clock runs it."""
 
     family: str
     variant: str
     version: int
-    operations: tuple[Operation, ...]  # ascending batch
+    operations: tuple[OperatingPoint, ...]  # ascending batch
 
     def density(self, batch: float) -> float:
-        """Interpolated between listed batches, constant outside them."""
+        """Power density at a batch size: interpolated between listed batches, constant outside them."""
         points = self.operations
         at = bisect_left([point.batch for point in points], batch)
         if at == 0:
@@ -51,7 +51,7 @@ class Loaded:
 
 
 class Workload:
-    """The catalogue as one type of device runs it."""
+    """Catalogue of models as one type of device runs it."""
 
     def __init__(self, device: DeviceType, catalog: Catalog) -> None:
         self._device = device
@@ -60,13 +60,13 @@ class Workload:
         self._memory_mib = {
             (family_crc32(f.name), v.version): v.memory_mib for f in catalog.families for v in f.variants
         }
-        self._cache: dict[tuple[str, int], dict[tuple[int, int], Loaded]] = {}
+        self._cache: dict[tuple[str, int], dict[tuple[int, int], LoadedVersion]] = {}
         for row in catalog.rows:
             if row.device_type == device.name and row.stage == 0 and not row.cohosted:
                 self._rows[row.slice_type].append(row)
 
-    def loaded(self, slice_type: str, clock_mhz: int) -> dict[tuple[int, int], Loaded]:
-        """Every version of the catalogue on that slice at that clock, by (crc32 of the family, version)."""
+    def versions(self, slice_type: str, clock_mhz: int) -> dict[tuple[int, int], LoadedVersion]:
+        """Versions of the catalogue on that slice at that clock, by (crc32 of the family, version)."""
         key = (slice_type, clock_mhz)
         if key not in self._cache:
             self._cache[key] = self._load(slice_type, clock_mhz)
@@ -76,12 +76,12 @@ class Workload:
         """Service times of these families, all by default: a pace file does not hold a large catalogue."""
         return [
             PaceEntry(version.family, version.version, op.batch, op.service_ms_mean, op.service_cv)
-            for version in self.loaded(slice_type, clock_mhz).values()
+            for version in self.versions(slice_type, clock_mhz).values()
             if families is None or version.family in families
             for op in version.operations
         ]
 
-    def _load(self, slice_type: str, clock_mhz: int) -> dict[tuple[int, int], Loaded]:
+    def _load(self, slice_type: str, clock_mhz: int) -> dict[tuple[int, int], LoadedVersion]:
         by_variant: dict[tuple[str, str], list[ProfileRow]] = defaultdict(list)
         for row in self._rows[slice_type]:
             by_variant[row.family, row.variant].append(row)
@@ -90,17 +90,17 @@ class Workload:
             version = self._versions[family, variant]
             nearest = min({row.clock_mhz for row in rows}, key=lambda listed: abs(listed - clock_mhz))
             points = tuple(
-                self._operation(row, clock_mhz)
+                self._operating_point(row, clock_mhz)
                 for row in sorted(rows, key=lambda row: row.batch)
                 if row.clock_mhz == nearest
             )
-            found[family_crc32(family), version] = Loaded(family, variant, version, points)
+            found[family_crc32(family), version] = LoadedVersion(family, variant, version, points)
         return found
 
-    def _operation(self, row: ProfileRow, clock_mhz: int) -> Operation:
+    def _operating_point(self, row: ProfileRow, clock_mhz: int) -> OperatingPoint:
         service = service_time(row)
         mean_ms, cv = service.mean_ms, service.cv
         density = power.density(
             self._device, row.slice_type, row.clock_mhz, mean_ms / 1e3, row.energy_active_j_per_batch
         )
-        return Operation(row.batch, mean_ms * power.stretch(row.clock_mhz, clock_mhz), cv, density)
+        return OperatingPoint(row.batch, mean_ms * power.stretch(row.clock_mhz, clock_mhz), cv, density)

@@ -25,12 +25,12 @@ class RunningTriton:
 
 
 class Runtime(Protocol):
-    """Starts, finds and ends Tritons."""
+    """Protocol of what starts, finds and ends Tritons."""
 
     name: str
 
     def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
-        """Start it; a live one of that tag with the same command is returned as it is.
+        """Start a Triton; a live one of that tag with the same command is returned as it is.
 
         Raises:
             StartError: what is missing, and what brings it.
@@ -39,13 +39,13 @@ class Runtime(Protocol):
         ...
 
     def list(self) -> Sequence[RunningTriton]:
-        """Everything that this agent's node runs or ran, whoever of its predecessors started it."""
+        """List every Triton that this agent's node runs or ran, whoever of its predecessors started it."""
         ...
 
     def stop(self, tag: str, kill_after_s: float) -> None:
-        """SIGTERM, SIGKILL of all that belongs to it after `kill_after_s`; returns when all of it is gone."""
+        """Stop a Triton: SIGTERM, SIGKILL of all of it after `kill_after_s`; returns when all of it is gone."""
         ...
 
     def forget(self, tag: str) -> None:
-        """Drop one that has ended, with what it left behind; no-op when unknown."""
+        """Forget one that has ended, with what it left behind; no-op when unknown."""
         ...

@@ -30,14 +30,14 @@ OWN: Final = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """Where groups can be made: `parents` maps `cpu` and `cpuset` to a folder, as far as they can be had."""
+    """Control groups that can be made: `parents` maps `cpu` and `cpuset` to a folder, as far as they can be had."""
 
     version: int  # 1, 2, or 0 = none found
     parents: dict[str, Path]
     missing: dict[str, str]  # controller -> why and remedy
 
     def create(self, tag: str, cores: Sequence[int] | None, quota: float | None) -> tuple[Path, ...]:
-        """Make the groups of one slice; idempotent. Empty where a slice needs none, or pinning has to do without.
+        """Create the groups of one slice; idempotent. Empty where a slice needs none, or pinning has to do without.
 
         Raises:
             StartError: a quota cannot be had here, or the kernel refuses.
@@ -60,20 +60,20 @@ class Cgroups:
                 for name, content in files.items():
                     _write(folder / name, content)
             except OSError as error:
-                remove(made)
+                remove_groups(made)
                 remedy = "see that cores and quota are within those of the agent's own group"
                 raise StartError(f"{folder} refused {files}: {error.strerror}", remedy=remedy) from error
         return tuple(made)
 
     def remove_unknown(self, known: Collection[Path]) -> None:
-        """Remove what an agent made and was killed before it wrote that down; such a group is empty."""
+        """Remove groups that an agent made and was killed before it wrote that down; such a group is empty."""
         for parent in self.parents.values():
             if parent.is_dir():
-                remove([folder for folder in parent.iterdir() if folder.is_dir() and folder not in known])
+                remove_groups([folder for folder in parent.iterdir() if folder.is_dir() and folder not in known])
 
 
-def members(folders: Sequence[Path]) -> frozenset[int]:
-    """Processes in these groups."""
+def member_pids(folders: Sequence[Path]) -> frozenset[int]:
+    """Pids of the processes in these groups."""
     found: set[int] = set()
     for folder in folders:
         with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ def members(folders: Sequence[Path]) -> frozenset[int]:
     return frozenset(found)
 
 
-def remove(folders: Sequence[Path]) -> bool:
+def remove_groups(folders: Sequence[Path]) -> bool:
     """Remove empty groups, and with the last one what held them.
 
     False when one is left because the kernel still counts a process in it.
@@ -94,7 +94,7 @@ def remove(folders: Sequence[Path]) -> bool:
 
 
 def find_cgroups(name: str, parent: Path | None = None, mounts: Path = MOUNTS, own: Path = OWN) -> Cgroups:
-    """Look for groups that this process may make. Those of slices will be in `trefoil-<name>`.
+    """Find where this process may make groups. Those of slices will be in `trefoil-<name>`.
 
     `parent`: a folder of cgroup v2 to use instead of the agent's own.
     """
@@ -122,7 +122,7 @@ def _find_v1(name: str, trees: dict[str, Path]) -> Cgroups:
             missing[controller] = f"cannot make {folder}: {error.strerror}. Remedy: {DELEGATE}"
         else:
             parents[controller] = folder
-            remove([folder / "none"])
+            remove_groups([folder / "none"])
     return Cgroups(1, parents, missing)
 
 
@@ -147,7 +147,7 @@ def _find_v2(name: str, unified: Path, *, given: bool) -> Cgroups:
             )
         else:
             parents[controller] = folder
-    remove([folder / "none"])
+    remove_groups([folder / "none"])
     return Cgroups(2, parents, missing)
 
 

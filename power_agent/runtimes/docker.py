@@ -21,9 +21,7 @@ import requests.exceptions
 import structlog
 
 from power_agent.runtimes.base import RunningTriton
-from power_agent.runtimes.docker_engine import Engine, refusal
-from power_agent.runtimes.docker_health import health_command
-from power_agent.runtimes.docker_image import TritonImage, find_image
+from power_agent.runtimes.docker_engine import Engine, TritonImage, find_image, refusal_error
 from power_agent.triton_install import TritonInstall
 from power_agent.triton_slice import SliceLaunch
 from trefoil.core.errors import StartError, Unavailable
@@ -43,11 +41,33 @@ KILLED_S: Final = 30.0  # SIGKILL of a process in an uninterruptible call takes 
 SIGNALLED: Final = 128  # an engine reports an end by signal n as exit code 128 + n
 MIB: Final = 2**20
 NANO: Final = 1_000_000_000
+# Asks Triton's gRPC health service with nothing but a bare Python, because Triton's HTTP port with its /v2/health/ready
+# stays closed and images bring no gRPC client. The one request is short enough to be written by hand (HTTP/2: preface,
+# SETTINGS, HEADERS, DATA; RFC 9113 and 7541, gRPC health checking protocol). The engine runs it, so that `docker ps`
+# tells the truth; the agent's own checks infer. A complete program; argv: host, port. Exit code 0: SERVING.
+PROGRAM: Final = r"""
+import socket, struct, sys
+def frame(kind, flags, stream, payload):
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+def text(value):
+    return bytes([len(value)]) + value
+headers = b"\x83\x86\x04" + text(b"/grpc.health.v1.Health/Check") + b"\x01" + text(b"localhost")
+headers += b"\x0f\x10" + text(b"application/grpc") + b"\x00" + text(b"te") + text(b"trailers")
+call = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, headers) + frame(0, 1, 1, bytes(5))
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 3) as connection:
+    connection.sendall(call)
+    answer = b""
+    while b"\x00\x00\x00\x00\x02\x08\x01" not in answer:
+        more = connection.recv(4096)
+        if not more:
+            sys.exit("not serving")
+        answer += more
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DockerOptions:
-    """What all containers of one agent have in common."""
+    """Options that all containers of one agent have in common."""
 
     cluster: str
     node: str
@@ -60,7 +80,7 @@ class DockerOptions:
 
 
 class DockerRuntime:
-    """Starts, finds and ends containers. Thread-safe."""
+    """Runtime of Tritons in Docker containers. Thread-safe."""
 
     name = "docker"
 
@@ -68,13 +88,14 @@ class DockerRuntime:
         self._engine, self._options = engine, options
         self._image: TritonImage | None = None
         self._lock = threading.Lock()
-        self._seen: dict[str, tuple[str, dict[str, Any]]] = {}  # container id -> (its summary, what inspect said then)
+        # container id -> (its summary, what inspect said then)
+        self._inspections: dict[str, tuple[str, dict[str, Any]]] = {}
         self._log = structlog.get_logger()
         if options.gpu == "none":
             self._log.warning("containers get no GPU", docker_gpu="none", why="right only where GPUs are simulated")
 
     def image(self) -> TritonImage:
-        """The image, looked into at the first call.
+        """Triton image, looked into at the first call.
 
         Raises:
             StartError, BinaryMissing: it is not there, or holds no Triton that could serve.
@@ -88,7 +109,7 @@ class DockerRuntime:
             return self._image
 
     def install(self) -> TritonInstall:
-        """The image's Triton, as paths in a container. Raises as `image` does."""
+        """Triton installation of the image, as paths in a container. Raises as `image` does."""
         return self.image().install(sees_gpus=self._options.gpu == "nvidia")
 
     def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
@@ -100,11 +121,11 @@ class DockerRuntime:
         """
         image = self.image()
         configuration = self._configuration(tag, launch, image)
-        command = digest(configuration)
+        command = configuration_digest(configuration)
         found = self._find(tag)
         if found is not None and found["State"]["Status"] in ALIVE:
             if found["Config"]["Labels"].get(f"{LABEL}command") == command:
-                return running(tag, found)
+                return running_triton(tag, found)
             raise StartError(
                 f"container {found['Id'][:12]} runs another command under that tag",
                 field="tag",
@@ -118,18 +139,18 @@ class DockerRuntime:
         container = self._create(tag, {**configuration, "labels": labels})
         try:
             self._engine.call(f"starting {tag}", lambda api: api.start(container))
-            return running(tag, self._inspect(container))
+            return running_triton(tag, self._inspect(container))
         except (StartError, docker.errors.NotFound) as error:
             self._engine.call(f"removing {tag}", lambda api: api.remove_container(container, v=True, force=True))
             if isinstance(error, StartError):
                 raise
-            raise refusal(f"starting {tag}", error) from error  # removed meanwhile, or it lacks its program
+            raise refusal_error(f"starting {tag}", error) from error  # removed meanwhile, or it lacks its program
 
     def list(self) -> Sequence[RunningTriton]:
         """See Runtime. Every container with this node's labels, whoever made it."""
-        described = {one["Id"]: one for one in map(self._described, self._containers()) if one is not None}
-        self._seen = {container: seen for container, seen in self._seen.items() if container in described}
-        return tuple(running(one["Config"]["Labels"][f"{LABEL}tag"], one) for one in described.values())
+        described = {one["Id"]: one for one in map(self._inspect_cached, self._containers()) if one is not None}
+        self._inspections = {container: seen for container, seen in self._inspections.items() if container in described}
+        return tuple(running_triton(one["Config"]["Labels"][f"{LABEL}tag"], one) for one in described.values())
 
     def stop(self, tag: str, kill_after_s: float) -> None:
         """See Runtime; no-op when unknown. The end of a container's first process is the end of all in it.
@@ -173,7 +194,7 @@ class DockerRuntime:
     def _containers(self, **labels: str) -> Sequence[Mapping[str, Any]]:
         wanted = self._labels() | {f"{LABEL}{name}": value for name, value in labels.items()}
         filters = {"label": [f"{name}={value}" for name, value in wanted.items()]}
-        found: Sequence[Mapping[str, Any]] = self._engine.look(
+        found: Sequence[Mapping[str, Any]] = self._engine.query(
             "listing containers", lambda api: api.containers(all=True, filters=filters)
         )
         return [one for one in found if f"{LABEL}tag" in one["Labels"] and one["State"] != "removing"]
@@ -187,28 +208,28 @@ class DockerRuntime:
         return None
 
     def _inspect(self, container: str) -> dict[str, Any]:
-        return dict(self._engine.look("looking at a container", lambda api: api.inspect_container(container)))
+        return dict(self._engine.query("looking at a container", lambda api: api.inspect_container(container)))
 
-    def _described(self, summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _inspect_cached(self, summary: Mapping[str, Any]) -> dict[str, Any] | None:
         """What inspect says; asked again only when the engine's summary reads differently.
 
         The summary tells since when it is up ("Up 3 minutes (healthy)"), so a container that somebody restarted reads
         differently; without this, polling 56 containers twice a second would keep the engine busy.
         """
         reads = f"{summary['State']} {summary['Status']}"
-        seen = self._seen.get(summary["Id"])
+        seen = self._inspections.get(summary["Id"])
         if seen is not None and seen[0] == reads:
             return seen[1]
         try:
             described = self._inspect(summary["Id"])
         except docker.errors.NotFound:
             return None
-        self._seen[summary["Id"]] = (reads, described)
+        self._inspections[summary["Id"]] = (reads, described)
         return described
 
     def _create(self, tag: str, configuration: Mapping[str, Any], *, again: bool = True) -> str:
         try:
-            made = self._engine.call(f"creating {tag}", lambda api: create(api, configuration))
+            made = self._engine.call(f"creating {tag}", lambda api: create_container(api, configuration))
         except docker.errors.NotFound as error:
             with self._lock:
                 self._image = None  # removed since we looked into it, and perhaps there is a new one of that name
@@ -228,7 +249,7 @@ class DockerRuntime:
         if within_s <= 0:
             return False
         try:
-            return self._engine.call("waiting", lambda api: wait(api, container, within_s))
+            return self._engine.call("waiting", lambda api: wait_for_exit(api, container, within_s))
         except docker.errors.NotFound:
             return True
 
@@ -237,7 +258,7 @@ class DockerRuntime:
         try:
             if log_path:
                 said = self._engine.call("reading its log", lambda api: api.logs(found["Id"], tail=LAST_LINES))
-                append(Path(log_path), said)
+                append_log(Path(log_path), said)
         except (docker.errors.NotFound, StartError, OSError) as error:
             self._log.warning("the log of a container is lost", container=found["Id"][:12], why=str(error))
         try:
@@ -296,15 +317,21 @@ class DockerRuntime:
         }
 
 
-def create(api: docker.APIClient, configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """The create call."""
+def health_command(python: str, target: str) -> list[str]:
+    """Health check command of a container; `target` is host:port of Triton's gRPC."""
+    host, _, port = target.rpartition(":")
+    return ["CMD", python, "-I", "-S", "-c", PROGRAM, host, port]
+
+
+def create_container(api: docker.APIClient, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Create a container; the configuration as `DockerRuntime` digests it."""
     host = api.create_host_config(**configuration["host"])
     rest = {name: value for name, value in configuration.items() if name != "host"}
     return dict(api.create_container(**rest, host_config=host))
 
 
-def wait(api: docker.APIClient, container: str, within_s: float) -> bool:
-    """Whether it has ended within that time."""
+def wait_for_exit(api: docker.APIClient, container: str, within_s: float) -> bool:
+    """Wait for a container's end; False when it has not ended within that time."""
     try:
         api.wait(container, timeout=within_s)  # type: ignore[arg-type]  # it takes fractions, its stub does not know
     except requests.exceptions.Timeout:
@@ -317,20 +344,20 @@ def wait(api: docker.APIClient, container: str, within_s: float) -> bool:
 
 
 def gpu_request(uuid: str) -> list[docker.types.DeviceRequest]:
-    """One device, by the UUID of a MIG instance (MIG-...) or of a whole GPU (GPU-...)."""
+    """Device request for one device, by the UUID of a MIG instance (MIG-...) or of a whole GPU (GPU-...)."""
     return [
         docker.types.DeviceRequest(driver="nvidia", device_ids=[uuid], capabilities=[["gpu", "compute", "utility"]])
     ]
 
 
 def mounts(launch: SliceLaunch) -> list[docker.types.Mount]:
-    """The slice's repository and the shared one that its links lead to, at the paths they have outside; read-only."""
+    """Mounts of the slice's repository and the shared one its links lead to, at their paths outside; read-only."""
     folders = dict.fromkeys((launch.repository.absolute(), launch.repository.resolve(), launch.source.resolve()))
     return [docker.types.Mount(str(folder), str(folder), type="bind", read_only=True) for folder in folders]
 
 
 def make_readable(repository: Path) -> None:
-    """Let the container's user read the slice's own repository: it holds links and a configuration, no secret."""
+    """Make the slice's repository readable for the container's user: it holds links and a configuration."""
     for folder, _, files in os.walk(repository):
         os.chmod(folder, 0o755)
         for name in files:
@@ -340,23 +367,23 @@ def make_readable(repository: Path) -> None:
 
 
 def own_user() -> str:
-    """The agent's user and group, or nobody where the agent is root."""
+    """User and group of the agent, or nobody where the agent is root."""
     return f"{os.getuid()}:{os.getgid()}" if os.getuid() else NOBODY
 
 
 def container_name(options: DockerOptions, tag: str) -> str:
-    """Readable in `docker ps`; found by labels, not by this."""
+    """Name of a container, readable in `docker ps`; it is found by labels, not by this."""
     name = f"trefoil-{options.cluster}-{options.node}-{tag}"
     return "".join(char if char.isascii() and (char.isalnum() or char in "_.-") else "_" for char in name)
 
 
-def digest(configuration: Mapping[str, Any]) -> str:
-    """Tells whether two configurations are the same."""
+def configuration_digest(configuration: Mapping[str, Any]) -> str:
+    """Digest of a configuration: the same for two that are the same."""
     return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def running(tag: str, described: Mapping[str, Any]) -> RunningTriton:
-    """From what inspect says of a container."""
+def running_triton(tag: str, described: Mapping[str, Any]) -> RunningTriton:
+    """State of a Triton from what inspect says of its container."""
     state, container = described["State"], str(described["Id"])[:12]
     alive = state["Status"] in ALIVE
     started = str(state["StartedAt"])
@@ -371,12 +398,12 @@ def running(tag: str, described: Mapping[str, Any]) -> RunningTriton:
 
 
 def exit_code(reported: int) -> int:
-    """Negative: the signal that ended it."""
+    """Exit code; negative: the signal that ended it."""
     return SIGNALLED - reported if reported > SIGNALLED else reported
 
 
-def append(path: Path, lines: bytes) -> None:
-    """Add to a log file."""
+def append_log(path: Path, lines: bytes) -> None:
+    """Append lines to a log file, whose folder is made where it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         file.write(lines)

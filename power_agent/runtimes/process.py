@@ -1,7 +1,7 @@
 """Tritons as processes of this host. They lead sessions of their own and outlive the agent.
 
 <state>/runtime/<tag>.json says which process a tag is: pid, start ticks and boot, so that a number that somebody else
-got meanwhile is never taken for it. It is written before the process may become a Triton (see enter.py), so that an
+got meanwhile is never taken for it. It is written before the process may become a Triton (see launcher.py), so that an
 agent that is killed in between leaves nothing unknown behind. After a restart the process is nobody's child: its end is
 seen in /proc, its exit code is unknown.
 CPU slices get control groups (see cgroup.py), else an affinity; either holds for all that a Triton starts.
@@ -21,16 +21,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from power_agent.runtimes import enter
+from power_agent.runtimes import launcher
 from power_agent.runtimes.base import RunningTriton
-from power_agent.runtimes.cgroup import Cgroups, members, remove
+from power_agent.runtimes.cgroup import Cgroups, member_pids, remove_groups
 from power_agent.triton_slice import SliceLaunch, clean_shared_memory
 from trefoil.core.errors import StartError, Unavailable
 from trefoil.runtime import proc
 from trefoil.runtime.clock import WallClock
 
 MARK: Final = "TREFOIL_RUNTIME_ID"  # in the environment of all that belongs to one Triton
-ENTER_PATIENCE_S: Final = 10.0
+EXEC_PATIENCE_S: Final = 10.0
 KILL_PATIENCE_S: Final = 5.0
 REMOVE_PATIENCE_S: Final = 0.5
 POLL_S: Final = 0.02
@@ -40,7 +40,7 @@ LOG_TAIL_BYTES: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is kept of one tag. `pid` 0: it was about to be started."""
+    """Record of one tag on disk. `pid` 0: it was about to be started."""
 
     tag: str
     mark: str
@@ -58,16 +58,16 @@ class Record:
 
     @property
     def identity(self) -> proc.Identity:
-        """Of the leader of its session."""
+        """Identity of the leader of its session."""
         return proc.Identity(self.pid, self.start_ticks)
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Its control groups."""
+        """Folders of its control groups."""
         return tuple(map(Path, self.groups))
 
     def running(self) -> RunningTriton:
-        """As the agent sees it."""
+        """State of the Triton as the agent sees it."""
         return RunningTriton(
             tag=self.tag,
             id=str(self.pid),
@@ -79,7 +79,7 @@ class Record:
 
 
 class ProcessRuntime:
-    """One agent's processes on this host. Thread-safe; calls for one tag wait for each other, `list` for nobody."""
+    """Runtime of host processes. Thread-safe; calls for one tag wait for each other, `list` for nobody."""
 
     name = "process"
 
@@ -98,17 +98,19 @@ class ProcessRuntime:
         """Read at the first use, when this agent surely is the only one of its node. Call with `_lock` held."""
         if self._loaded is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._loaded = {record.tag: record for record in map(_read, sorted(self._folder.glob("*.json"))) if record}
+            self._loaded = {
+                record.tag: record for record in map(_read_record, sorted(self._folder.glob("*.json"))) if record
+            }
             self._cgroups.remove_unknown({group for record in self._loaded.values() for group in record.folders})
         return self._loaded
 
-    def _known(self, tag: str) -> Record | None:
+    def _find(self, tag: str) -> Record | None:
         with self._lock:
             return self._records.get(tag)
 
     @property
-    def lacks(self) -> dict[str, str]:
-        """What CPU slices cannot have on this host: name -> why and remedy. Cores are pinned in any case."""
+    def missing_resources(self) -> dict[str, str]:
+        """Resources that CPU slices cannot have on this host: name -> why and remedy. Cores are pinned in any case."""
         why = self._cgroups.missing.get("cpu")
         return {"cpu_quota": why} if why else {}
 
@@ -121,9 +123,9 @@ class ProcessRuntime:
             StartError: the program or its control group cannot be had, or the tag runs something else.
         """
         runs_on = f"{launch.gpu_uuid or '-'} {launch.cpu_cores or '-'} {launch.cpu_quota or '-'}"
-        with self._of(tag):
-            old = self._known(tag)
-            if old is not None and not self._look(old).ended:
+        with self._locked(tag):
+            old = self._find(tag)
+            if old is not None and not self._refresh(old).ended:
                 if (old.argv, old.runs_on) != (tuple(launch.argv), runs_on):
                     raise StartError("alive with another command", field="tag", value=tag, remedy="stop it first")
                 return old.running()
@@ -131,9 +133,9 @@ class ProcessRuntime:
                 tag, uuid.uuid4().hex, self._boot_id, tuple(launch.argv), runs_on, str(log_path), launch.shm_prefix
             )
             clean_shared_memory(launch.shm_prefix)
-            self._keep(record)
+            self._save(record)
             try:
-                return self._begin(record, launch, log_path).running()
+                return self._launch(record, launch, log_path).running()
             except (OSError, StartError) as error:
                 self._forget(tag)
                 if isinstance(error, StartError):
@@ -148,10 +150,10 @@ class ProcessRuntime:
         found = []
         for record in records:
             if not record.ended:
-                with self._of(record.tag, wait=False) as mine:  # else somebody is stopping it just now
+                with self._locked(record.tag, wait=False) as mine:  # else somebody is stopping it just now
                     if mine:
-                        record = self._look(self._known(record.tag) or record)
-                _bound_log(Path(record.log_path))
+                        record = self._refresh(self._find(record.tag) or record)
+                _truncate_log(Path(record.log_path))
             found.append(record.running())
         return tuple(found)
 
@@ -161,8 +163,8 @@ class ProcessRuntime:
         Raises:
             Unavailable: the kernel does not end it (a process that waits for a device cannot be killed).
         """
-        with self._of(tag):
-            record = self._known(tag)
+        with self._locked(tag):
+            record = self._find(tag)
             if record is None or record.ended:
                 return
             if record.identity.send(signal.SIGTERM):
@@ -181,21 +183,21 @@ class ProcessRuntime:
         Raises:
             StartError: it is alive.
         """
-        with self._of(tag):
-            record = self._known(tag)
-            if record is not None and not self._look(record).ended:
+        with self._locked(tag):
+            record = self._find(tag)
+            if record is not None and not self._refresh(record).ended:
                 raise StartError("alive", field="tag", value=tag, remedy="stop it first")
             self._forget(tag)
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, record: Record, launch: SliceLaunch, log_path: Path) -> Record:
+    def _launch(self, record: Record, launch: SliceLaunch, log_path: Path) -> Record:
         groups = self._cgroups.create(record.tag, launch.cpu_cores, launch.cpu_quota)
-        record = self._keep(replace(record, groups=tuple(map(str, groups))))
+        record = self._save(replace(record, groups=tuple(map(str, groups))))
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             child = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(enter.__file__)],
+                [sys.executable, "-I", "-S", str(launcher.__file__)],
                 env={**launch.env, MARK: record.mark},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -204,20 +206,20 @@ class ProcessRuntime:
             )
         stat = proc.read_stat(child.pid)
         assert stat is not None, "a child that was not waited for has a stat"
-        record = self._keep(
+        record = self._save(
             replace(record, pid=child.pid, start_ticks=stat.start_ticks, started_at_s=self._clock.now_s())
         )
         with self._lock:
             self._children[record.tag] = child
         spec = {"argv": launch.argv, "cwd": str(launch.cwd), "cores": launch.cpu_cores, "groups": record.groups}
-        if why := _entered(child, json.dumps(spec)):
+        if why := _exec_failure(child, json.dumps(spec)):
             self._kill(record, KILL_PATIENCE_S)
             raise StartError(f"{record.tag}: {why}", remedy=f"check {launch.argv[0]}, {launch.cwd} and {log_path}")
         return record
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
-    def _look(self, record: Record) -> Record:
+    def _refresh(self, record: Record) -> Record:
         """The record as it is now; ends what a leader that is gone left behind. Call with the tag's lock held."""
         if record.ended or (record.boot_id == self._boot_id and record.pid and record.identity.alive()):
             return record
@@ -229,7 +231,7 @@ class ProcessRuntime:
         """SIGKILL all that belongs to it; returns what is left after `patience_s`."""
         deadline_s = self._clock.monotonic_s() + patience_s
         mark = f"{MARK}={record.mark}"
-        while left := proc.belongings(record.identity, mark, tuple(members(record.folders))):
+        while left := proc.belongings(record.identity, mark, tuple(member_pids(record.folders))):
             for identity in left:
                 identity.send(signal.SIGKILL)
             left_s = deadline_s - self._clock.monotonic_s()
@@ -244,16 +246,16 @@ class ProcessRuntime:
             child = self._children.pop(record.tag, None)
         exit_code = child.wait() if child is not None else None
         if child is not None:
-            _close(child)
+            _close_pipes(child)
         clean_shared_memory(record.shm_prefix)
         deadline_s = self._clock.monotonic_s() + REMOVE_PATIENCE_S
-        while not remove(record.folders) and self._clock.monotonic_s() < deadline_s:
+        while not remove_groups(record.folders) and self._clock.monotonic_s() < deadline_s:
             self._clock.block(POLL_S)  # a process is gone a moment before its group is empty
-        return self._keep(replace(record, ended=True, exit_code=exit_code))
+        return self._save(replace(record, ended=True, exit_code=exit_code))
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _keep(self, record: Record) -> Record:
+    def _save(self, record: Record) -> Record:
         path = self._path(record.tag)
         fresh = path.with_name(f".{path.name}.new")
         fresh.write_text(json.dumps(asdict(record), indent=1))
@@ -263,7 +265,7 @@ class ProcessRuntime:
         return record
 
     def _forget(self, tag: str) -> None:
-        record = self._known(tag)
+        record = self._find(tag)
         if record is None:
             return
         if not record.ended:
@@ -277,7 +279,7 @@ class ProcessRuntime:
         return self._folder / f"{tag}.json"
 
     @contextlib.contextmanager
-    def _of(self, tag: str, *, wait: bool = True) -> Iterator[bool]:
+    def _locked(self, tag: str, *, wait: bool = True) -> Iterator[bool]:
         """The lock of one tag; yields whether it is held, which it always is unless `wait` is False."""
         with self._lock:
             lock = self._locks.setdefault(tag, threading.Lock())
@@ -289,7 +291,7 @@ class ProcessRuntime:
                 lock.release()
 
 
-def _read(path: Path) -> Record | None:
+def _read_record(path: Path) -> Record | None:
     try:
         values = json.loads(path.read_text())
         return Record(**{**values, "argv": tuple(values["argv"]), "groups": tuple(values["groups"])})
@@ -298,7 +300,7 @@ def _read(path: Path) -> Record | None:
         return None
 
 
-def _entered(child: subprocess.Popen[bytes], line: str) -> str:
+def _exec_failure(child: subprocess.Popen[bytes], line: str) -> str:
     """Let it become the program; why it did not, or empty."""
     assert child.stdin is not None
     assert child.stdout is not None
@@ -307,20 +309,20 @@ def _entered(child: subprocess.Popen[bytes], line: str) -> str:
         child.stdin.close()
     except BrokenPipeError:
         return "it ended before it was told what to run"
-    readable, _, _ = select.select([child.stdout], [], [], ENTER_PATIENCE_S)
+    readable, _, _ = select.select([child.stdout], [], [], EXEC_PATIENCE_S)
     if not readable:
-        return f"it did not become the program within {ENTER_PATIENCE_S:g} s"
+        return f"it did not become the program within {EXEC_PATIENCE_S:g} s"
     return child.stdout.read().decode(errors="replace")
 
 
-def _close(child: subprocess.Popen[bytes]) -> None:
+def _close_pipes(child: subprocess.Popen[bytes]) -> None:
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
 
 
-def _bound_log(path: Path) -> None:
+def _truncate_log(path: Path) -> None:
     """Keep the end of a log that has grown too large. It is opened for appending, so it may be cut under the writer."""
     try:
         if path.stat().st_size <= LOG_BYTES_MAX:

@@ -9,11 +9,11 @@ import pytest
 
 from power_agent.capabilities import probe_devices
 from power_agent.devices.errors import DeviceUnsupported, NoRoom, SliceMissing
-from power_agent.devices.inspect import inspect
+from power_agent.devices.hardware_report import hardware_report
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.machine import Machine
-from power_agent.devices.nvml import install_simulated, uninstall
-from tests.support.simulated_driver import NodeProcess, pynvml_on
+from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
+from tests.support.simulated_driver import NodeProcess, create_slice, destroy_slice, pynvml_on
 from trefoil.core.device_types import DEVICE_TYPES, device_type, slice_type
 from trefoil.core.fleet import DeviceKind
 from trefoil.runtime.clock import WallClock
@@ -36,17 +36,17 @@ def over_socket(folder):
     devices = "[" + ",".join(f'"{name}"' for name in TYPES) + "]"
     node = NodeProcess(folder, f"devices={devices}")
     node.start()
-    install_simulated(node.socket)
+    install_simulated_node(node.socket)
     try:
         yield Inventory("node0", None)
     finally:
-        uninstall()
+        uninstall_simulated()
         node.end()
 
 
 @contextmanager
 def real(_folder):
-    uninstall()
+    uninstall_simulated()
     yield Inventory("node0")
 
 
@@ -156,10 +156,10 @@ def test_what_exists_is_listed_without_being_touched(inventory, devices):
         assert device.mig_current or seen == ()
 
 
-def test_probing_and_inspecting_answer_for_every_device(inventory, devices):
+def test_probing_and_the_report_answer_for_every_device(inventory, devices):
     found = probe_devices(inventory, devices, "")
     assert set(found.devices) == {device.device for device in devices}
-    transcript = inspect(inventory, WallClock().block, "", "")
+    transcript = hardware_report(inventory, WallClock().block, "", "")
     assert [device["device"] for device in transcript["devices"]] == [device.device for device in devices]
 
 
@@ -190,24 +190,24 @@ def test_a_whole_gpu_has_clocks_and_limits_and_no_instances(simulated):
     simulated.set_power_limit_w(TURING, limits.default_w)
     assert simulated.gpu_instances(TURING) == ()
     with pytest.raises(DeviceUnsupported):
-        simulated.create_slice(TURING, "1g.5gb", 0)
+        create_slice(simulated, TURING, "1g.5gb", 0)
     with pytest.raises(DeviceUnsupported):
         simulated.lock_clock(PASCAL, 500, 600)
 
 
 @pytest.mark.parametrize(("device", "name"), [(AMPERE, "3g.20gb"), (HOPPER, "3g.40gb")])
 def test_slices_come_and_go(simulated, device, name):
-    made = simulated.create_slice(device, name, 4)
+    made = create_slice(simulated, device, name, 4)
     assert simulated.gpu_instances(device) == (made,)
-    assert simulated.create_slice(device, name, 4) == made
+    assert create_slice(simulated, device, name, 4) == made
     with pytest.raises(NoRoom):
-        simulated.create_slice(device, next(p.name for p in simulated.profiles(device) if p.compute_slices == 7), 0)
-    simulated.destroy_slice(made.key)
+        create_slice(simulated, device, next(p.name for p in simulated.profiles(device) if p.compute_slices == 7), 0)
+    destroy_slice(simulated, made.key)
     assert simulated.gpu_instances(device) == ()
 
 
 def test_the_transcript_of_a_simulated_node_keeps_its_shape(simulated):
-    transcript = inspect(simulated, WallClock().block, "", "")
+    transcript = hardware_report(simulated, WallClock().block, "", "")
     hopper, pascal = transcript["devices"][1], transcript["devices"][4]
     assert set(transcript) == {"driver_version", "lost", "capabilities", "missing", "devices"}
     assert set(hopper) == {

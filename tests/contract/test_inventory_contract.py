@@ -6,7 +6,6 @@ import pynvml
 import pytest
 
 from power_agent.devices.calls import CALLS
-from power_agent.devices.driver import Nvml
 from power_agent.devices.errors import (
     DeviceBusy,
     DeviceError,
@@ -18,11 +17,12 @@ from power_agent.devices.errors import (
     SliceMissing,
 )
 from power_agent.devices.faults import FaultPlan
-from power_agent.devices.inventory import Inventory, boot_id, driver_load_id
-from power_agent.devices.nvml import uninstall
-from power_agent.devices.nvml_shim import SYMBOLS, NvmlShim
-from power_agent.devices.tables import A100_40GB, H100_80GB
-from tests.support.simulated_driver import make_driver, pynvml_on
+from power_agent.devices.gpu_models import A100_40GB, H100_80GB
+from power_agent.devices.gpu_state import Nvml
+from power_agent.devices.gpus import boot_id, driver_load_id
+from power_agent.devices.inventory import Inventory
+from power_agent.devices.nvml_shim import SYMBOLS, NvmlShim, uninstall_simulated
+from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
 from trefoil.core.fleet import SliceKey
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
@@ -77,89 +77,82 @@ def test_profiles_are_read_by_constant_and_carry_their_id(inventory):
 
 
 def test_a_slice_is_created_listed_and_destroyed(inventory):
-    made = inventory.create_slice(GPU0, "3g.20gb", 4)
+    made = create_slice(inventory, GPU0, "3g.20gb", 4)
     assert made.key == SliceKey(GPU0, "3g.20gb", 4, 4)
     assert made.mig_uuid.startswith("MIG-")
     assert (made.memory_mib, made.sm_count, made.ci_id) == (19968, 42, 0)
     assert inventory.gpu_instances(GPU0) == (made,)
     assert inventory.gpu_instances(GPU1) == ()
-    assert inventory.create_slice(GPU0, "3g.20gb", 4) == made
-    inventory.destroy_slice(made.key)
+    assert create_slice(inventory, GPU0, "3g.20gb", 4) == made
+    destroy_slice(inventory, made.key)
     assert inventory.gpu_instances(GPU0) == ()
-    inventory.destroy_slice(made.key)
-    assert inventory.create_slice(GPU0, "3g.20gb", 4).mig_uuid != made.mig_uuid
+    destroy_slice(inventory, made.key)
+    assert create_slice(inventory, GPU0, "3g.20gb", 4).mig_uuid != made.mig_uuid
 
 
 @pytest.mark.parametrize("name", ["1g.5gb", "1g.5gb+me", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"])
 def test_every_slice_type_gets_one_full_width_compute_instance(inventory, driver, name):
-    made = inventory.create_slice(GPU0, name, 0)
+    made = create_slice(inventory, GPU0, name, 0)
     (instance,) = driver.gpus[0].instances.values()
     (compute,) = instance.computes.values()
     assert compute.width == instance.profile.compute_slices
     assert compute.mig_uuid == made.mig_uuid
-    inventory.destroy_slice(made.key)
+    destroy_slice(inventory, made.key)
 
 
 def test_seven_small_slices_fill_a_gpu(inventory):
     for start in range(7):
-        inventory.create_slice(GPU0, "1g.5gb", start)
+        create_slice(inventory, GPU0, "1g.5gb", start)
     assert [found.key.start for found in inventory.gpu_instances(GPU0)] == list(range(7))
     with pytest.raises(NoRoom, match=r"no room for 7g.40gb at 0, it holds 1g.5gb@0, 1g.5gb@1"):
-        inventory.create_slice(GPU0, "7g.40gb", 0)
+        create_slice(inventory, GPU0, "7g.40gb", 0)
 
 
 def test_an_interrupted_creation_is_seen_and_completed(inventory):
     half = inventory.create_gpu_instance(GPU0, "2g.10gb", 2)
     assert (half.ci_id, half.mig_uuid) == (None, "")
     assert inventory.gpu_instances(GPU0) == (half,)
-    whole = inventory.create_slice(GPU0, "2g.10gb", 2)
+    whole = create_slice(inventory, GPU0, "2g.10gb", 2)
     assert whole.gi_id == half.gi_id
     assert whole.mig_uuid
 
 
-def test_a_gpu_instance_whose_compute_instance_fails_is_removed(inventory, faults):
-    faults.plan("nvmlGpuInstanceCreateComputeInstance", code=Nvml.INSUFFICIENT_RESOURCES)
-    with pytest.raises(NoRoom):
-        inventory.create_slice(GPU0, "2g.10gb", 2)
-    assert inventory.gpu_instances(GPU0) == ()
-
-
 def test_a_busy_slice_names_who_holds_it(inventory, driver):
-    made = inventory.create_slice(GPU0, "2g.10gb", 2)
+    made = create_slice(inventory, GPU0, "2g.10gb", 2)
     driver.attach(4711, driver.by_uuid(made.mig_uuid), 450)
     assert [(p.pid, p.memory_mib) for p in inventory.processes(made.mig_uuid)] == [(4711, 450)]
     with pytest.raises(DeviceBusy, match="processes 4711") as caught:
-        inventory.destroy_slice(made.key)
+        destroy_slice(inventory, made.key)
     assert caught.value.holders == (4711,)
     driver.detach(4711)
-    inventory.destroy_slice(made.key)
+    destroy_slice(inventory, made.key)
     with pytest.raises(SliceMissing):
         inventory.processes(made.mig_uuid)
 
 
 def test_a_gpu_instance_that_a_foreign_process_holds_stays_half_destroyed(inventory, faults):
-    made = inventory.create_slice(GPU0, "2g.10gb", 2)
+    made = create_slice(inventory, GPU0, "2g.10gb", 2)
     faults.plan("nvmlGpuInstanceDestroy", code=Nvml.IN_USE, times=2)
     for _ in range(2):
         with pytest.raises(DeviceBusy, match="no visible process: a client such as DCGM"):
-            inventory.destroy_slice(made.key)
-    inventory.destroy_slice(made.key)
+            destroy_slice(inventory, made.key)
+    destroy_slice(inventory, made.key)
     assert inventory.gpu_instances(GPU0) == ()
 
 
 def test_a_destroy_that_only_claims_success_is_found_out(inventory, faults):
-    made = inventory.create_slice(GPU0, "2g.10gb", 2)
+    made = create_slice(inventory, GPU0, "2g.10gb", 2)
     faults.plan("nvmlGpuInstanceDestroy", effect="pretend")
     with pytest.raises(DeviceError, match="still lists it"):
-        inventory.destroy_slice(made.key)
-    inventory.destroy_slice(made.key)
+        destroy_slice(inventory, made.key)
+    destroy_slice(inventory, made.key)
 
 
 def test_wrong_names_and_starts_say_what_would_be_right(inventory):
     with pytest.raises(DeviceUnsupported, match="one of 0, 2, 4"):
-        inventory.create_slice(GPU0, "2g.10gb", 3)
+        create_slice(inventory, GPU0, "2g.10gb", 3)
     with pytest.raises(DeviceUnsupported, match=r"no MIG profile '2g.20gb'.*2g.10gb"):
-        inventory.create_slice(GPU0, "2g.20gb", 0)
+        create_slice(inventory, GPU0, "2g.20gb", 0)
     with pytest.raises(SliceMissing, match="node0/gpu<index>"):
         inventory.gpu_instances("node1/gpu0")
 
@@ -188,7 +181,7 @@ def test_a_missing_symbol_is_an_old_driver(inventory):
 
 
 def test_utilisation_and_power_know_no_mig(inventory):
-    made = inventory.create_slice(GPU0, "2g.10gb", 2)
+    made = create_slice(inventory, GPU0, "2g.10gb", 2)
     with pytest.raises(pynvml.NVMLError_NotSupported):
         pynvml.nvmlDeviceGetUtilizationRates(pynvml.nvmlDeviceGetHandleByIndex(0))
     mig = pynvml.nvmlDeviceGetHandleByUUID(made.mig_uuid)
@@ -199,7 +192,7 @@ def test_utilisation_and_power_know_no_mig(inventory):
 
 def test_the_walk_over_mig_devices_agrees_with_the_listing(inventory, driver):
     made = [
-        inventory.create_slice(GPU0, name, start) for name, start in (("3g.20gb", 4), ("2g.10gb", 0), ("1g.5gb", 2))
+        create_slice(inventory, GPU0, name, start) for name, start in (("3g.20gb", 4), ("2g.10gb", 0), ("1g.5gb", 2))
     ]
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
     seen = {}
@@ -253,7 +246,7 @@ def test_a_placement_by_value_raises_instead_of_crashing(inventory):
 
 def test_an_array_that_is_too_small_is_refused_with_the_size(inventory):
     for start in range(3):
-        inventory.create_slice(GPU0, "1g.5gb", start)
+        create_slice(inventory, GPU0, "1g.5gb", start)
     instances, count = (pynvml.c_nvmlGpuInstance_t * 2)(), ctypes.c_uint(2)
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
     with pytest.raises(pynvml.NVMLError_InsufficientSize):
@@ -270,7 +263,7 @@ def test_mig_mode_of_a100_is_pending_and_of_h100_immediate():
             assert (observed.mig_current, observed.mig_pending) == (immediate, True)
             if not immediate:
                 with pytest.raises(DeviceUnsupported, match="is MIG mode on"):
-                    inventory.create_slice(GPU0, "3g.20gb", 4)
+                    create_slice(inventory, GPU0, "3g.20gb", 4)
 
 
 def test_a_lost_gpu_is_told_apart(inventory, driver):
@@ -293,7 +286,7 @@ def test_nothing_works_before_open_or_after_the_driver_went():
         with pytest.raises(DriverUnavailable):
             Inventory("node0").open()
     finally:
-        uninstall()
+        uninstall_simulated()
 
 
 def test_boot_and_driver_load_have_identities(tmp_path):

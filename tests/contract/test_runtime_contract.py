@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.devices.inventory import Inventory, boot_id
+from power_agent.devices.gpus import boot_id
+from power_agent.devices.inventory import Inventory
 from power_agent.devices.node_client import NodeClient
-from power_agent.devices.nvml import install_simulated, uninstall
+from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
 from power_agent.runtimes.cgroup import Cgroups, find_cgroups
-from power_agent.runtimes.node import NodeRuntime
+from power_agent.runtimes.node import NodeRuntime, SplitRuntime
 from power_agent.runtimes.process import ProcessRuntime
-from power_agent.runtimes.split import SplitRuntime
 from tests.support.runtime_contract import Kit, RuntimeContract
-from tests.support.simulated_driver import NodeProcess
+from tests.support.simulated_driver import NodeProcess, create_slice
 from trefoil.runtime.clock import WallClock
 
 
@@ -30,14 +30,14 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeClient]:
 
 @pytest.fixture(scope="module")
 def gpu_uuid(client: NodeClient) -> str:
-    shim = install_simulated(client._path)
+    shim = install_simulated_node(client._path)
     inventory = Inventory("node0")
     try:
         inventory.open()
-        return inventory.create_slice("node0/gpu0", "7g.40gb", 0).mig_uuid
+        return create_slice(inventory, "node0/gpu0", "7g.40gb", 0).mig_uuid
     finally:
         inventory.close()
-        uninstall()
+        uninstall_simulated()
         shim.close()
 
 

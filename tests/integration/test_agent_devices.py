@@ -171,7 +171,7 @@ def test_an_instance_in_use_is_named_and_stays_failed_until_its_holder_lets_go_w
     one = bench(A100)
     held, next_to_it = one.part(0, "1g.5gb", 0), one.part(0, "2g.10gb", 2)
     one.go(held)
-    one.cluster.client.admin("hold", index=0, start=0)
+    one.cluster.client.admin("leak_handle", index=0, start=0)
     plan = one.plan(next_to_it)
     one.cluster.apply(plan)
     one.cluster.until(lambda: one.state(next_to_it.key) == SliceState.READY, "the neighbour")
@@ -183,7 +183,7 @@ def test_an_instance_in_use_is_named_and_stays_failed_until_its_holder_lets_go_w
         assert (one.slice(held.key).state, one.slice(held.key).why) == (SliceState.FAILED, why)
         assert one.cluster.status().applied != plan.revision
         time.sleep(0.02)
-    one.cluster.client.admin("release", index=0)
+    one.cluster.client.admin("release_handles", index=0)
     one.settled(plan)
     assert one.slice(held.key) is None
 

@@ -175,13 +175,13 @@ def test_who_holds_an_instance_is_named_and_the_other_gpu_goes_on(cluster, liste
     if listed:
         cluster.client.admin("attach", index=0, start=4, pid=4_000_123)
     else:
-        cluster.client.admin("hold", index=0, start=4)
+        cluster.client.admin("leak_handle", index=0, start=4)
     cluster.apply(new)
     found = stable(cluster, RIGHT, "4000123" if listed else "DCGM")
     print(found.why)
     other = key("3g.20gb", 4, 1)
     cluster.until(lambda: slices(cluster)[other].state == SliceState.READY, "the other GPU")
-    cluster.client.admin(*("detach",), pid=4_000_123) if listed else cluster.client.admin("release", index=0)
+    cluster.client.admin(*("detach",), pid=4_000_123) if listed else cluster.client.admin("release_handles", index=0)
     cluster.settle(new)
     check(cluster, new)
 

@@ -9,7 +9,7 @@ import pytest
 from power_agent.capabilities import NOT_ROOT, probe_devices
 from power_agent.devices.errors import NoPermission
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml import install_simulated, uninstall
+from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
 from tests.support.fast_cluster import NODE, FastCluster, Stage
 from tests.support.simulated_driver import NodeProcess
 from trefoil.core.fleet import DeviceState
@@ -113,7 +113,7 @@ def test_without_privileges_and_on_an_old_driver_the_agent_runs_with_the_rest(tm
     client = node.start()
     try:
         assert client.describe()["root"] is False
-        install_simulated(node.socket)
+        install_simulated_node(node.socket)
         inventory = Inventory(NODE, None)
         inventory.open()
         assert not inventory.has_symbol("nvmlDeviceCreateGpuInstanceWithPlacement")
@@ -124,5 +124,5 @@ def test_without_privileges_and_on_an_old_driver_the_agent_runs_with_the_rest(tm
         assert found.have == ("energy_counter", "events")
         assert "update it to R470" in found.missing["mig"]
     finally:
-        uninstall()
+        uninstall_simulated()
         node.end()

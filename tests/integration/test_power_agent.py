@@ -12,12 +12,13 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from power_agent.devices import nvml
+from power_agent.devices import nvml_shim
 from power_agent.devices.inventory import Inventory
 from power_agent.ledger import Ledger
 from protos.power_agent.v1 import power_agent_pb2
 from tests.support.agent_cluster import NODE, AgentCluster, Load, key, node_plan, planned, until
 from tests.support.awake import Awake
+from tests.support.simulated_driver import create_slice, destroy_slice
 from trefoil.core.accounting import active_j, check_conservation
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad
@@ -286,7 +287,7 @@ def _compare_with_truth(samples, since_s: float, before: dict, after: dict) -> N
 async def test_the_stream_holds_what_the_counter_counted(cluster):
     """After everything above: kills, swaps, repartitions and a restart of the agent."""
     inventory = Inventory(NODE)
-    nvml.install_simulated(cluster.folder / "node" / "node.sock")
+    nvml_shim.install_simulated_node(cluster.folder / "node" / "node.sock")
     try:
         inventory.open()
         earlier_j = {f"{NODE}/gpu{index}": inventory.energy_j(f"{NODE}/gpu{index}") for index in range(2)}
@@ -294,7 +295,7 @@ async def test_the_stream_holds_what_the_counter_counted(cluster):
         later_j = {f"{NODE}/gpu{index}": inventory.energy_j(f"{NODE}/gpu{index}") for index in range(2)}
     finally:
         inventory.close()
-        nvml.uninstall()
+        nvml_shim.uninstall_simulated()
     samples = await cluster.samples()
     ledger = Ledger(cluster.folder / "agent", 600)  # the counter readings themselves, by seq
     counters = {(device, state.seq): state.counter_j for device, state in ledger.history()}
@@ -333,10 +334,10 @@ async def test_samples_are_sent_again_when_redis_comes_back_empty(cluster):
 async def test_a_foreign_instance_is_reported_not_touched_and_planned_around(cluster):
     await run(cluster, planned("4g.20gb", 0, 1))
     inventory = Inventory(NODE)
-    nvml.install_simulated(cluster.folder / "node" / "node.sock")
+    nvml_shim.install_simulated_node(cluster.folder / "node" / "node.sock")
     try:
         inventory.open()
-        inventory.create_slice(f"{NODE}/gpu0", "1g.5gb", 6)
+        create_slice(inventory, f"{NODE}/gpu0", "1g.5gb", 6)
 
         async def drift() -> bool:
             return (await cluster.node()).devices[0].drift == ("foreign instance 1g.5gb@6",)
@@ -344,10 +345,10 @@ async def test_a_foreign_instance_is_reported_not_touched_and_planned_around(clu
         await until(drift, 60)
         with pytest.raises(PlanError, match=r"1g\.5gb-6, which this agent did not make"):
             await cluster.apply(plan(planned("4g.20gb", 0, 1), planned("3g.20gb", 4, 1)))
-        inventory.destroy_slice(key("1g.5gb", 6))
+        destroy_slice(inventory, key("1g.5gb", 6))
     finally:
         inventory.close()
-        nvml.uninstall()
+        nvml_shim.uninstall_simulated()
 
     async def clean() -> bool:
         return (await cluster.node()).devices[0].drift == ()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.devices.inventory import boot_id
-from power_agent.runtimes import enter
+from power_agent.devices.gpus import boot_id
+from power_agent.runtimes import launcher
 from power_agent.runtimes.cgroup import Cgroups, find_cgroups
 from power_agent.runtimes.process import ProcessRuntime
 from tests.support.runtime_contract import Kit, listens, only, until
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.integration]
 AGENT = """
 import json, os, signal, sys
 from pathlib import Path
-from power_agent.devices.inventory import boot_id
+from power_agent.devices.gpus import boot_id
 from power_agent.runtimes.cgroup import Cgroups
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.triton_slice import SliceLaunch
@@ -97,8 +97,8 @@ def test_it_survives_the_agents_sigkill_and_its_end_is_noticed_by_the_next(kit):
 
 
 def test_an_agent_that_dies_before_the_pid_is_written_leaves_no_process(kit):
-    """The gate of enter.py: it becomes the program only when told to, and is told only after the record is written."""
-    child = subprocess.Popen([sys.executable, "-I", "-S", enter.__file__], stdin=subprocess.PIPE)
+    """launcher.py becomes the program only when told to, and is told only after the record is written."""
+    child = subprocess.Popen([sys.executable, "-I", "-S", launcher.__file__], stdin=subprocess.PIPE)
     assert child.stdin is not None
     child.stdin.close()
     assert child.wait(60) == 0
@@ -174,7 +174,7 @@ def test_a_quota_that_cannot_be_had_is_refused_with_the_remedy_and_leaves_nothin
     with pytest.raises(StartError, match=r"cpu_quota = 0\.5: cannot make /x.*Remedy: run the agent as root$"):
         runtime.start("a.g1", replace(kit.launch(), cpu_quota=0.5), kit.log)
     assert runtime.list() == ()
-    assert runtime.lacks == {"cpu_quota": groups.missing["cpu"]}
+    assert runtime.missing_resources == {"cpu_quota": groups.missing["cpu"]}
     with pytest.raises(StartError, match=r"a\.g1.*Remedy"):
         kit.again().start("a.g1", replace(kit.launch(), cpu_cores=(4000,)), kit.log)
     assert kit.again().list() == ()

@@ -12,11 +12,12 @@ import psutil
 import pytest
 
 from power_agent.devices.errors import DeviceBusy, DriverUnavailable, NodeRefused, NodeUnreachable
-from power_agent.devices.inventory import Inventory, driver_load_id
+from power_agent.devices.gpus import driver_load_id
+from power_agent.devices.inventory import Inventory
 from power_agent.devices.node_client import NodeClient
-from power_agent.devices.nvml import install_simulated, uninstall
+from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
 from tests.support.awake import Awake
-from tests.support.simulated_driver import ROOT, NodeProcess
+from tests.support.simulated_driver import ROOT, NodeProcess, create_slice, destroy_slice
 
 pytestmark = pytest.mark.integration
 CHILD = ROOT / "tests" / "support" / "paced_child.py"
@@ -46,12 +47,12 @@ def client(node):
 
 @pytest.fixture
 def inventory(node, client):
-    used = install_simulated(node.socket)
+    used = install_simulated_node(node.socket)
     opened = Inventory("node0")
     opened.open()
     yield opened
     used.close()
-    uninstall()
+    uninstall_simulated()
 
 
 def until(true, deadline_s=60.0):
@@ -86,7 +87,7 @@ def ended(pid):
 
 
 def test_work_in_the_pace_file_becomes_energy_in_its_own_account(client, inventory, folder):
-    made = inventory.create_slice(GPU0, "7g.40gb", 0)
+    made = create_slice(inventory, GPU0, "7g.40gb", 0)
     assert inventory.power_w(GPU0) == pytest.approx(35.0)
     until(lambda: inventory.energy_j(GPU0) > 0)
     child = start(client, folder, made.mig_uuid, 4, 21, 25, f"until={folder / 'warm'}")
@@ -113,7 +114,7 @@ def test_work_in_the_pace_file_becomes_energy_in_its_own_account(client, invento
 
 
 def test_a_process_is_listed_stopped_and_forgotten(client, inventory, node, folder):
-    made = inventory.create_slice(GPU1, "1g.5gb", 3)
+    made = create_slice(inventory, GPU1, "1g.5gb", 3)
     child = start(client, folder, made.mig_uuid, 1, 0, 1)
     assert start(client, folder, made.mig_uuid, 1, 0, 1) == child  # idempotent
     with pytest.raises(NodeRefused, match="another command line"):
@@ -121,21 +122,21 @@ def test_a_process_is_listed_stopped_and_forgotten(client, inventory, node, fold
     with pytest.raises(NodeRefused, match="is alive"):
         client.process_forget("a")
     with pytest.raises(DeviceBusy):
-        inventory.destroy_slice(made.key)
+        destroy_slice(inventory, made.key)
     assert len(list((node.folder / "pace").iterdir())) == 1
     assert client.process_wait("a", 0.05).alive
     stopped = client.process_stop("a")
     assert (stopped.alive, stopped.exit_code) == (False, -signal.SIGTERM)
     assert gone(child.pid)
     assert list((node.folder / "pace").iterdir()) == []
-    inventory.destroy_slice(made.key)
+    destroy_slice(inventory, made.key)
     assert [p.tag for p in client.process_list()] == ["a"]
     client.process_forget("a")
     assert client.process_list() == ()
 
 
 def test_a_stubborn_session_is_killed_whole(client, inventory, folder):
-    made = inventory.create_slice(GPU0, "1g.5gb", 3)
+    made = create_slice(inventory, GPU0, "1g.5gb", 3)
     child = start(client, folder, made.mig_uuid, 1, 0, 1, "ignore")
     until(lambda: "done" in Path(child.log_path).read_text())
     (below,) = psutil.Process(child.pid).children()
@@ -146,7 +147,7 @@ def test_a_stubborn_session_is_killed_whole(client, inventory, folder):
 
 
 def test_a_killed_leader_takes_its_session_along(client, inventory, folder):
-    made = inventory.create_slice(GPU0, "1g.5gb", 3)
+    made = create_slice(inventory, GPU0, "1g.5gb", 3)
     child = start(client, folder, made.mig_uuid, 1, 0, 1, "ignore")
     until(lambda: "done" in Path(child.log_path).read_text())
     (below,) = psutil.Process(child.pid).children()
@@ -163,14 +164,15 @@ def test_a_killed_leader_takes_its_session_along(client, inventory, folder):
 CLIENT_THAT_DIES = """
 import os, signal, sys
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml import install_simulated
+from power_agent.devices.nvml_shim import install_simulated_node
 from tests.integration.test_simulated_node import start
+from tests.support.simulated_driver import create_slice
 from pathlib import Path
 folder = Path(sys.argv[1])
-client = install_simulated(folder / "node.sock")
+client = install_simulated_node(folder / "node.sock")
 inventory = Inventory("node0")
 inventory.open()
-made = inventory.create_slice("node0/gpu0", "3g.20gb", 4)
+made = create_slice(inventory, "node0/gpu0", "3g.20gb", 4)
 start(client, folder, made.mig_uuid, 4, 10000, 10)
 inventory.create_gpu_instance("node0/gpu0", "2g.10gb", 0)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -191,7 +193,7 @@ def test_a_killed_agent_loses_nothing(client, inventory, folder):
 
 
 def test_sigterm_ends_everything_and_leaves_nothing(node, client, inventory, folder):
-    made = inventory.create_slice(GPU0, "3g.20gb", 4)
+    made = create_slice(inventory, GPU0, "3g.20gb", 4)
     polite = start(client, folder, made.mig_uuid, 4, 10000, 10, tag="polite")
     stubborn = start(client, folder, made.mig_uuid, 4, 0, 10, "ignore", tag="stubborn")
     with Awake() as took:
@@ -208,7 +210,7 @@ def test_sigterm_ends_everything_and_leaves_nothing(node, client, inventory, fol
 def test_a_killed_node_takes_its_processes_along_and_is_another_driver_load(node, client, inventory, folder):
     first_load = driver_load_id(folder / "driver_load_id")
     assert client.describe()["driver_load_id"] == first_load
-    made = inventory.create_slice(GPU0, "3g.20gb", 4)
+    made = create_slice(inventory, GPU0, "3g.20gb", 4)
     child = start(client, folder, made.mig_uuid, 4, 10000, 10)
     node.process.kill()
     node.process.wait()
@@ -225,11 +227,11 @@ def test_a_killed_node_takes_its_processes_along_and_is_another_driver_load(node
 
 
 def test_rehearsed_trouble_reaches_the_driver(client, inventory):
-    made = inventory.create_slice(GPU0, "3g.20gb", 4)
+    made = create_slice(inventory, GPU0, "3g.20gb", 4)
     client.admin("fault", symbol="nvmlComputeInstanceDestroy", code=19, times=1)
     with pytest.raises(DeviceBusy):
-        inventory.destroy_slice(made.key)
-    inventory.destroy_slice(made.key)
+        destroy_slice(inventory, made.key)
+    destroy_slice(inventory, made.key)
     client.admin("foreign_load", index=1, watts=100.0)
     until(lambda: inventory.power_w(GPU1) > 140.0)
     client.admin("foreign_load", index=1, watts=0.0)
@@ -243,7 +245,7 @@ def test_rehearsed_trouble_reaches_the_driver(client, inventory):
 
 
 def test_a_driver_restart_ends_what_runs_and_is_another_load(client, inventory, folder):
-    made = inventory.create_slice(GPU0, "3g.20gb", 4)
+    made = create_slice(inventory, GPU0, "3g.20gb", 4)
     child = start(client, folder, made.mig_uuid, 4, 10000, 10)
     until(lambda: inventory.energy_j(GPU0) > 0)
     first_load, pid = driver_load_id(folder / "driver_load_id"), client.describe()["pid"]
@@ -267,7 +269,7 @@ def test_a_restart_in_the_middle_of_a_plan(client, inventory, folder):
     client.admin("fault", symbol="nvmlGpuInstanceCreateComputeInstance", effect="reload")
     first_load = driver_load_id(folder / "driver_load_id")
     with pytest.raises(DriverUnavailable):
-        inventory.create_slice(GPU0, "3g.20gb", 4)
+        create_slice(inventory, GPU0, "3g.20gb", 4)
     assert driver_load_id(folder / "driver_load_id") != first_load
 
 
@@ -279,7 +281,7 @@ def test_others_at_the_gpus_through_the_socket(client, inventory):
 
 
 def test_the_fleet_is_described_like_nvidia_smi(node, client, inventory):
-    made = inventory.create_slice(GPU1, "3g.20gb", 4)
+    made = create_slice(inventory, GPU1, "3g.20gb", 4)
     argv = [sys.executable, "-m", "power_agent.devices.simulated", "--describe"]
     running = subprocess.run(
         [*argv, "--socket", str(node.socket)], cwd=ROOT, capture_output=True, text=True, check=True
@@ -298,7 +300,7 @@ def test_the_fleet_is_described_like_nvidia_smi(node, client, inventory):
 def test_a_process_on_a_whole_gpu_is_paced_and_metered(node, folder):
     node._argv += ["--set", 'devices=["Tesla P4"]']
     client = node.start()
-    described = install_simulated(node.socket)
+    described = install_simulated_node(node.socket)
     opened = Inventory("node0")
     opened.open()
     try:
@@ -314,7 +316,7 @@ def test_a_process_on_a_whole_gpu_is_paced_and_metered(node, folder):
     finally:
         described.close()
         client.close()
-        uninstall()
+        uninstall_simulated()
 
 
 def test_a_process_needs_a_slice_that_exists(client, inventory, folder):
@@ -322,7 +324,7 @@ def test_a_process_needs_a_slice_that_exists(client, inventory, folder):
         start(client, folder, "MIG-00000000-0000-0000-0000-000000000000", 1, 0, 1)
     with pytest.raises(NodeRefused, match="is in MIG mode"):
         start(client, folder, inventory.list_devices()[0].uuid, 1, 0, 1)
-    made = inventory.create_slice(GPU0, "1g.5gb", 0)
+    made = create_slice(inventory, GPU0, "1g.5gb", 0)
     with pytest.raises(NodeRefused, match="could not start"):
         client.process_start("b", ["/nonexistent"], {"CUDA_VISIBLE_DEVICES": made.mig_uuid}, folder / "b.log")
     assert list((folder / "pace").iterdir()) == []

@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml import install_simulated, uninstall
+from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
 from power_agent.triton import TritonServer, TritonUnready
 from power_agent.triton_slice import SliceSpec, prepare_slice
 from tests.support.awake import Awake
 from tests.support.ports import free_ports
-from tests.support.simulated_driver import NodeProcess
+from tests.support.simulated_driver import NodeProcess, create_slice
 from tests.support.triton_process import MODELS, hosted, install
 from trefoil.runtime.clock import WallClock
 
@@ -49,10 +49,10 @@ async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
         folder = Path(name)
         node = NodeProcess(folder, "noise_ratio=0")
         client = node.start()
-        install_simulated(folder / "node.sock")
+        install_simulated_node(folder / "node.sock")
         inventory = Inventory("node0")
         inventory.open()
-        made = inventory.create_slice(GPU, "3g.20gb", 4)
+        made = create_slice(inventory, GPU, "3g.20gb", 4)
         grpc_port, metrics_port = free_ports(2)
         parts = (hosted(4),)
         spec = SliceSpec(made.key.name, folder / "slice", MODELS, parts, grpc_port, metrics_port, made.mig_uuid)
@@ -105,6 +105,6 @@ async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
             assert regions(launch) == []
         finally:
             await triton.close()
-            uninstall()
+            uninstall_simulated()
             if node.process.poll() is None:
                 node.end()

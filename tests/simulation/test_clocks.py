@@ -86,7 +86,7 @@ def test_the_simulator_and_the_simulated_driver_have_one_law(clock_mhz, slow):
     at = clock_mhz or max(A100_40GB.clocks_mhz)
     driver = Workload(A100_40GB, catalog)
     for shape in ("1g.5gb", "4g.20gb"):
-        loaded = driver.loaded(shape, at)
+        loaded = driver.versions(shape, at)
         for variant in catalog.family(FAMILY).variants:
             hosted = Hosted(FAMILY, variant.name, variant.version, 0, 1, 1, BATCH)
             truth = true_service(catalog, A100_40GB, shape, hosted, BATCH, 0.0, clock_mhz)

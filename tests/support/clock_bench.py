@@ -7,7 +7,7 @@ from typing import Any
 
 from power_agent.clock_keeper import ClockKeeper
 from power_agent.devices.errors import DeviceError, DeviceLost
-from power_agent.devices.observed import PowerLimits
+from power_agent.devices.gpus import PowerLimits
 from power_agent.journal import Journal
 from power_agent.node import Device, Node
 from power_agent.settings import PowerAgentSettings

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from power_agent.devices import simulated
 from power_agent.devices.errors import NodeRefused
+from power_agent.devices.node_server import NodeServer
 from power_agent.devices.node_settings import NodeSettings
 from power_agent.devices.processes import Child
 from tests.support.fake_slice import FakeSlice
@@ -111,7 +111,7 @@ class FakeProcesses:
         return ended
 
 
-class FastNode(simulated.NodeServer):
+class FastNode(NodeServer):
     """Operations for tests: `inspect` tells everything, `kill` ends a fake Triton, `kill_stub` its stub."""
 
     def __init__(self, settings: NodeSettings, catalog: Catalog) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from power_agent.core.meter import MeterState, advance
 from power_agent.counter import PowerIntegral
-from power_agent.devices.energy import DeviceEnergy, Draw, SliceAccount, VersionAccount
+from power_agent.devices.energy import DeviceEnergy, PowerDraw, SliceAccount, VersionAccount
 from power_agent.readings import DeviceReading, SliceReading, Work
 from trefoil.core import power
 from trefoil.core.energy import EnergyMethod, EnergySample
@@ -156,7 +156,7 @@ class MeteredDevice:
             for part in self.slices:
                 busy_s = part.work(tick_s)
                 account = part.account if part.serving else None
-                draws.append(Draw(part.key.slice_type, busy_s, part.density, account))
+                draws.append(PowerDraw(part.key.slice_type, busy_s, part.density, account))
             serving = any(part.serving for part in self.slices)
             drawn = self.energy.step(
                 tick_s,

@@ -9,20 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from power_agent.devices.calls import CALLS
-from power_agent.devices.driver import Driver, Nvml, NvmlFault
+from power_agent.devices.driver import Driver
 from power_agent.devices.errors import NodeUnreachable
 from power_agent.devices.faults import FaultPlan
+from power_agent.devices.gpu_models import A100_40GB, GpuModel
+from power_agent.devices.gpu_state import Nvml, NvmlFault
+from power_agent.devices.inventory import Inventory, ObservedSlice
 from power_agent.devices.machine import Machine
 from power_agent.devices.node_client import NodeClient
-from power_agent.devices.nvml import install, uninstall
-from power_agent.devices.nvml_shim import Send
-from power_agent.devices.tables import A100_40GB, GpuModel
+from power_agent.devices.nvml_shim import Send, install_simulated_driver, uninstall_simulated
+from trefoil.core.fleet import SliceKey
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def make_driver(*models: GpuModel, **options: Any) -> Driver:
     return Driver("node0", models or (A100_40GB,), **{"load_number": 7, **options})
+
+
+def create_slice(inventory: Inventory, device: str, slice_type: str, start: int) -> ObservedSlice:
+    """GPU instance and compute instance at that start; what exists already is completed or returned."""
+    return inventory.create_compute_instance(inventory.create_gpu_instance(device, slice_type, start).key)
+
+
+def destroy_slice(inventory: Inventory, key: SliceKey) -> None:
+    """Compute instances, then the GPU instance."""
+    inventory.destroy_compute_instances(key)
+    inventory.destroy_gpu_instance(key)
 
 
 def outcome(call: Any, *args: Any) -> tuple[Any, Nvml]:
@@ -42,7 +55,7 @@ def pynvml_on(driver: Driver | Machine, faults: FaultPlan | None = None) -> Iter
         return
 
     def send(symbol: str, args: Any) -> tuple[int, list[Any]]:
-        fault = faults.hit(symbol) if faults else None
+        fault = faults.next_fault(symbol) if faults else None
         if fault is not None:
             return (fault.code, []) if fault.effect == "fail" else (0, [])
         try:
@@ -56,11 +69,11 @@ def pynvml_on(driver: Driver | Machine, faults: FaultPlan | None = None) -> Iter
 
 @contextmanager
 def _pynvml_through(send: Send) -> Iterator[None]:
-    install(send)
+    install_simulated_driver(send)
     try:
         yield
     finally:
-        uninstall()
+        uninstall_simulated()
 
 
 class NodeProcess:

@@ -21,10 +21,10 @@ def test_cores_of_a_plan_are_counted_among_those_allowed(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {8, 4, 6, 10})
     cpu = Cpu("node0")
     assert cpu.type.name == "cpu:4"
-    assert cpu.pinned(SliceKey("node0/cpu", "cpu:2", 1, 2)) == (6, 8)
-    assert cpu.pinned(SliceKey("node0/cpu", "quota:0.5", 0, 5)) is None
+    assert cpu.pinned_cores(SliceKey("node0/cpu", "cpu:2", 1, 2)) == (6, 8)
+    assert cpu.pinned_cores(SliceKey("node0/cpu", "quota:0.5", 0, 5)) is None
     with pytest.raises(SliceMissing, match="node0/cpu has 4"):
-        cpu.pinned(SliceKey("node0/cpu", "cpu:2", 3, 2))
+        cpu.pinned_cores(SliceKey("node0/cpu", "cpu:2", 3, 2))
 
 
 def test_clock_and_temperature_come_from_the_kernel(tmp_path):

@@ -5,9 +5,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from power_agent.devices.dcgm import Dcgm, parse
+from power_agent.devices.dcgm import Dcgm, parse_metrics
 from power_agent.devices.inventory import Inventory
-from tests.support.simulated_driver import make_driver, pynvml_on
+from tests.support.simulated_driver import create_slice, make_driver, pynvml_on
 from trefoil.core.energy import AttributionMethod
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.clock import ManualClock
@@ -86,30 +86,30 @@ def clock():
 
 
 def test_an_instance_is_known_by_its_gpu_and_number():
-    found = parse(page("GPU-1", [("1g.5gb", 7, 0.25), ("1g.5gb", 8, 1.0)]) + "\n")
+    found = parse_metrics(page("GPU-1", [("1g.5gb", 7, 0.25), ("1g.5gb", 8, 1.0)]) + "\n")
     assert found == {("GPU-1", 7): 0.25, ("GPU-1", 8): 1.0}
 
 
 def test_engine_activity_is_scaled_to_the_instance_and_sm_activity_is_preferred():
     engine = page("GPU-1", [("3g.20gb", 2, 0.2), ("2g.10gb", 3, 0.75)])
-    assert parse(engine) == {("GPU-1", 2): pytest.approx(0.6), ("GPU-1", 3): 1.0}
+    assert parse_metrics(engine) == {("GPU-1", 2): pytest.approx(0.6), ("GPU-1", 3): 1.0}
     both = engine + page("GPU-1", [("3g.20gb", 2, 1.294)], "DCGM_FI_PROF_SM_ACTIVE")
-    assert parse(both) == {("GPU-1", 2): 1.0, ("GPU-1", 3): 1.0}
+    assert parse_metrics(both) == {("GPU-1", 2): 1.0, ("GPU-1", 3): 1.0}
 
 
 def test_a_gpu_without_mig_has_no_instance():
     text = 'DCGM_FI_PROF_SM_ACTIVE{gpu="1",UUID="GPU-2",device="nvidia1",Hostname="n"} 0.5\n'
-    assert parse("# TYPE DCGM_FI_PROF_SM_ACTIVE gauge\n" + text) == {("GPU-2", None): 0.5}
+    assert parse_metrics("# TYPE DCGM_FI_PROF_SM_ACTIVE gauge\n" + text) == {("GPU-2", None): 0.5}
 
 
 def test_slices_get_their_activity_once_dcgm_can_have_seen_them(exporter, inventory, clock):
-    made = inventory.create_slice(GPU, "2g.10gb", 2)
+    made = create_slice(inventory, GPU, "2g.10gb", 2)
     exporter.text = page(inventory.uuid(GPU), [("2g.10gb", made.gi_id, 0.25)])
     dcgm = Dcgm(exporter.url, inventory, clock)
     assert dcgm.method == AttributionMethod.DCGM
-    assert "nothing fetched" in dcgm.trouble
+    assert "nothing fetched" in dcgm.unavailable_reason
     dcgm.fetch()
-    assert dcgm.trouble == ""
+    assert dcgm.unavailable_reason == ""
     assert dcgm.activity(GPU, {made.key: 1}) == {}  # DCGM may still speak of a predecessor with this id
     clock.move(13.0)
     exporter.text = page(inventory.uuid(GPU), [("2g.10gb", made.gi_id, 0.3)])
@@ -119,7 +119,7 @@ def test_slices_get_their_activity_once_dcgm_can_have_seen_them(exporter, invent
 
 
 def test_a_page_that_stands_still_is_stale_and_says_how_to_mend_it(exporter, inventory, clock):
-    made = inventory.create_slice(GPU, "2g.10gb", 2)
+    made = create_slice(inventory, GPU, "2g.10gb", 2)
     values = [("2g.10gb", made.gi_id, 0.25)]
     dcgm = Dcgm(exporter.url, inventory, clock)
     dcgm.activity(GPU, {made.key: 1})
@@ -130,11 +130,11 @@ def test_a_page_that_stands_still_is_stale_and_says_how_to_mend_it(exporter, inv
     clock.move(4.0)
     dcgm.fetch()
     assert dcgm.activity(GPU, {made.key: 1}) == {}
-    assert "--collect-interval 1000" in dcgm.trouble
+    assert "--collect-interval 1000" in dcgm.unavailable_reason
     exporter.text = page(inventory.uuid(GPU), values, watts=71.3)
     dcgm.fetch()
     assert dcgm.activity(GPU, {made.key: 1})
-    assert dcgm.trouble == ""
+    assert dcgm.unavailable_reason == ""
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_whatever_is_wrong_is_said_and_nothing_is_made_up(exporter, inventory, c
     exporter.text, exporter.status = text, status
     dcgm = Dcgm(exporter.url, inventory, clock)
     dcgm.fetch()
-    assert trouble in dcgm.trouble
+    assert trouble in dcgm.unavailable_reason
     assert dcgm.activity(GPU, {SliceKey(GPU, "2g.10gb", 2, 2): 1}) == {}
 
 
@@ -158,7 +158,7 @@ def test_nobody_listens(exporter, inventory, clock):
     dcgm = Dcgm(exporter.url, inventory, clock)
     exporter.close()
     dcgm.fetch()
-    assert "refused" in dcgm.trouble
+    assert "refused" in dcgm.unavailable_reason
     assert dcgm.activity(GPU, {}) == {}
 
 
@@ -168,8 +168,8 @@ def test_it_fetches_by_itself(exporter, inventory, clock):
     dcgm.start()
     waited = threading.Event()
     for _ in range(200):
-        if not dcgm.trouble:
+        if not dcgm.unavailable_reason:
             break
         waited.wait(0.02)
-    assert dcgm.trouble == ""
+    assert dcgm.unavailable_reason == ""
     dcgm.close()

@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from power_agent.devices.driver import Nvml
-from power_agent.devices.energy import DeviceEnergy, Draw, VersionAccount
-from power_agent.devices.tables import A100_40GB
+from power_agent.devices.energy import DeviceEnergy, PowerDraw, VersionAccount
+from power_agent.devices.gpu_models import A100_40GB
+from power_agent.devices.gpu_state import Nvml
 from tests.support.simulated_driver import make_driver, outcome
 from trefoil.core.device_types import A100_40GB as A100
 
@@ -79,7 +79,7 @@ class GpuLife(RuleBasedStateMachine):
     @rule(dt_s=st.floats(0.001, 0.2), busy=st.floats(0, 1), serving=st.booleans(), foreign_w=st.floats(0, 300))
     def pass_time(self, dt_s, busy, serving, foreign_w):
         occupied = bool(self.gpu.processes)
-        draws = [Draw("3g.20gb", busy * dt_s, 1.0, self.account if serving else None)] if occupied else []
+        draws = [PowerDraw("3g.20gb", busy * dt_s, 1.0, self.account if serving else None)] if occupied else []
         tick = self.energy.step(
             dt_s,
             clock_mhz=self.gpu.clock_mhz,

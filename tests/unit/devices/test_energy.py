@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.devices.energy import DeviceEnergy, Draw, SliceAccount, VersionAccount
+from power_agent.devices.energy import DeviceEnergy, PowerDraw, SliceAccount, VersionAccount
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.power import idle_w, saturated_w
 
@@ -43,20 +43,20 @@ def test_a_starting_process_draws_idle_power_that_no_slice_serves_for():
 def test_a_busy_whole_gpu_draws_its_dynamic_power():
     account = VersionAccount("f", "v", 1)
     energy = meter()
-    assert step(energy, draws=[Draw("7g.40gb", 1.0, 1.0, account)]).power_w == pytest.approx(305.0)
+    assert step(energy, draws=[PowerDraw("7g.40gb", 1.0, 1.0, account)]).power_w == pytest.approx(305.0)
     assert account.active_j == pytest.approx(250.0)
 
 
 def test_warm_up_is_unallocated():
     energy = meter()
-    step(energy, draws=[Draw("7g.40gb", 0.1, 1.0, None)], serving=False)
+    step(energy, draws=[PowerDraw("7g.40gb", 0.1, 1.0, None)], serving=False)
     assert energy.warm_up_j == pytest.approx(saturated_w(A100_40GB, 25.0))
     assert energy.active_j == 0
 
 
 def test_the_power_limit_is_kept_and_reported():
     energy = meter()
-    tick = step(energy, draws=[Draw("7g.40gb", 1.0, 1.0, VersionAccount("f", "v", 1))], limit_w=200.0)
+    tick = step(energy, draws=[PowerDraw("7g.40gb", 1.0, 1.0, VersionAccount("f", "v", 1))], limit_w=200.0)
     assert tick == (tick.__class__)(200.0, True)
 
 
@@ -77,7 +77,7 @@ def test_the_terms_add_up_to_the_counter(ticks, noise):
         energy.slices.append(SliceAccount(kind, 0, 1, 1, "", {(0, 1): account}))
     for dt_s, busy, serving, foreign_w in ticks:
         draws = [
-            Draw(kind, dt_s * share, 0.98, account if serving else None)
+            PowerDraw(kind, dt_s * share, 0.98, account if serving else None)
             for kind, share, account in zip(kinds, busy, accounts, strict=True)
         ]
         step(energy, dt_s, draws, serving=serving, foreign_w=foreign_w)

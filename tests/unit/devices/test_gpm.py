@@ -2,11 +2,11 @@
 
 import pytest
 
-from power_agent.devices.activity import Gpm
 from power_agent.devices.errors import DeviceLost
+from power_agent.devices.gpm import Gpm
+from power_agent.devices.gpu_models import A100_40GB, H100_80GB
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.tables import A100_40GB, H100_80GB
-from tests.support.simulated_driver import make_driver, pynvml_on
+from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
 from trefoil.core.energy import AttributionMethod
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
@@ -46,7 +46,7 @@ def held(driver):
 
 
 def test_the_share_of_time_that_each_slice_worked(gpm, inventory, driver):
-    big, small = inventory.create_slice(GPU0, "3g.40gb", 4), inventory.create_slice(GPU0, "1g.10gb", 0)
+    big, small = create_slice(inventory, GPU0, "3g.40gb", 4), create_slice(inventory, GPU0, "1g.10gb", 0)
     generations = {big.key: 1, small.key: 1}
     assert gpm.method == AttributionMethod.GPM
     assert gpm.activity(GPU0, generations) == {}
@@ -60,11 +60,11 @@ def test_the_share_of_time_that_each_slice_worked(gpm, inventory, driver):
 
 
 def test_a_slice_that_was_created_anew_inherits_nothing(gpm, inventory, driver):
-    made = inventory.create_slice(GPU0, "3g.40gb", 4)
+    made = create_slice(inventory, GPU0, "3g.40gb", 4)
     gpm.activity(GPU0, {made.key: 1})
     work(driver, 1.0, g1=1.0)
-    inventory.destroy_slice(made.key)
-    again = inventory.create_slice(GPU0, "3g.40gb", 4)
+    destroy_slice(inventory, made.key)
+    again = create_slice(inventory, GPU0, "3g.40gb", 4)
     assert again.gi_id == made.gi_id
     assert gpm.activity(GPU0, {again.key: 2}) == {}
     work(driver, 1.0, g2=0.75)
@@ -84,7 +84,7 @@ def test_a_whole_gpu_has_one_value(driver):
 
 
 def test_before_hopper_there_is_nothing(gpm, inventory, driver):
-    made = inventory.create_slice(GPU1, "3g.20gb", 4)
+    made = create_slice(inventory, GPU1, "3g.20gb", 4)
     for _ in range(2):
         assert gpm.activity(GPU1, {made.key: 1}) == {}
         work(driver, 1.0)
@@ -92,7 +92,7 @@ def test_before_hopper_there_is_nothing(gpm, inventory, driver):
 
 
 def test_a_lost_gpu_is_told_and_comes_back_without_a_past(gpm, inventory, driver):
-    made = inventory.create_slice(GPU0, "3g.40gb", 4)
+    made = create_slice(inventory, GPU0, "3g.40gb", 4)
     gpm.activity(GPU0, {made.key: 1})
     driver.gpus[0].lost = True
     with pytest.raises(DeviceLost):

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.devices.driver import Nvml
 from power_agent.devices.errors import DeviceBusy
 from power_agent.devices.faults import FaultPlan
-from power_agent.devices.holders import HIDDEN, capability_minor, instance_devices, name_holders, openers
+from power_agent.devices.gpu_state import Nvml
+from power_agent.devices.holders import HIDDEN_HOLDER, capability_minor, find_holders, instance_devices, openers
 from power_agent.devices.inventory import Inventory
-from tests.support.simulated_driver import make_driver, pynvml_on
+from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
 
 
 @pytest.fixture
@@ -54,27 +54,27 @@ def test_openers_are_found_and_named(proc):
 
 def test_pids_of_nvml_come_first(proc):
     process(proc, 4711, "tritonserver")
-    held = name_holders([4711], proc, 0, 3, own_pid=1)
+    held = find_holders([4711], proc, 0, 3, own_pid=1)
     assert (held.pids, held.text) == ((4711,), "processes 4711 (tritonserver)")
 
 
 def test_whoever_has_the_instance_open_comes_next(proc):
     process(proc, 77, "tritonserver", "/dev/nvidia-caps/nvidia-cap31")
-    held = name_holders([], proc, 0, 3, own_pid=1)
+    held = find_holders([], proc, 0, 3, own_pid=1)
     assert held.pids == (77,)
     assert held.text == "no compute process, but 77 (tritonserver) has /dev/nvidia-caps/nvidia-cap31 open"
 
 
 def test_then_whoever_may_watch_all_instances_but_never_ourselves(proc):
-    held = name_holders([], proc, 0, 3, own_pid=1)
+    held = find_holders([], proc, 0, 3, own_pid=1)
     assert held.pids == (812,)
     assert "812 (nv-hostengine) may hold a handle through /dev/nvidia-caps/nvidia-cap2" in held.text
-    assert name_holders([], proc, 0, 3, own_pid=812).text == HIDDEN
+    assert find_holders([], proc, 0, 3, own_pid=812).text == HIDDEN_HOLDER
 
 
 def test_a_simulated_node_does_not_blame_this_machine():
-    assert name_holders([], None, 0, 3, own_pid=1).text == HIDDEN
-    assert name_holders([5], None, 0, 3, own_pid=1).text == "processes 5"
+    assert find_holders([], None, 0, 3, own_pid=1).text == HIDDEN_HOLDER
+    assert find_holders([5], None, 0, 3, own_pid=1).text == "processes 5"
 
 
 def test_the_refusal_names_the_holder(proc):
@@ -82,10 +82,10 @@ def test_the_refusal_names_the_holder(proc):
     with pynvml_on(driver, faults):
         inventory = Inventory("node0", proc)
         inventory.open()
-        made = inventory.create_slice("node0/gpu0", "2g.10gb", 2)
+        made = create_slice(inventory, "node0/gpu0", "2g.10gb", 2)
         faults.plan("nvmlGpuInstanceDestroy", code=Nvml.IN_USE, times=1)
         with pytest.raises(DeviceBusy, match=r"812 \(nv-hostengine\).*stop it, then retry") as caught:
-            inventory.destroy_slice(made.key)
+            destroy_slice(inventory, made.key)
         assert caught.value.holders == (812,)
 
 

@@ -4,7 +4,8 @@ import pynvml
 import pytest
 
 from power_agent.devices.errors import NodeRefused
-from power_agent.devices.gpu import Nvml
+from power_agent.devices.gpu_state import Nvml
+from power_agent.devices.interference import Interference
 from power_agent.devices.machine import Load, Machine
 from tests.support.simulated_driver import pynvml_on
 
@@ -73,11 +74,11 @@ def test_the_v100_locks_its_half_steps():
 
 def test_each_slice_gets_its_own_joules_and_warm_up_is_nobodys():
     machine = Machine()
-    small, large = (machine.foreign.create_gi(0, name, start) for name, start in (("1g.5gb", 0), ("3g.20gb", 4)))
+    small, large = (Interference(machine).create_gi(0, name, start) for name, start in (("1g.5gb", 0), ("3g.20gb", 4)))
     machine.attach(1, small, serving=False)
     machine.attach(2, large)
     machine.advance(1.0, [Load(small, 1.0), Load(large, 0.5)])
-    machine.serve(1)
+    machine.mark_serving(1)
     machine.advance(
         1.0, [Load(small, 0.5, "a", 0.9, version=3), Load(small, 0.5, "b", 1.0, version=2), Load(large, 0.5, "b")]
     )
@@ -89,14 +90,14 @@ def test_each_slice_gets_its_own_joules_and_warm_up_is_nobodys():
     shares = by_type["3g.20gb"]["active_j"] / by_type["1g.5gb"]["active_j"]
     assert shares == pytest.approx(2 * 0.5 * 42 / (0.95 * 14), rel=0.03)  # concavity bends both ticks a little
     machine.detach(2)
-    machine.foreign.foreign_load(0, 40.0)
+    Interference(machine).foreign_load(0, 40.0)
     machine.advance(1.0)
     assert machine.truth()["devices"][0]["unallocated"]["foreign_j"] == pytest.approx(40.0, rel=0.03)
 
 
 def test_an_instance_that_no_plan_knows_draws_by_its_multiprocessors():
     machine = Machine(devices=[H100])
-    uuid = machine.foreign.create_gi(0, "1g.20gb", 0)  # 26 SMs of 132
+    uuid = Interference(machine).create_gi(0, "1g.20gb", 0)  # 26 SMs of 132
     machine.attach(1, uuid)
     machine.advance(1.0, [Load(uuid, 1.0)])
     device, _ = split_j(machine)
@@ -106,11 +107,11 @@ def test_an_instance_that_no_plan_knows_draws_by_its_multiprocessors():
 def test_a_slice_made_anew_has_books_of_its_own():
     machine = Machine()
     for pid in (1, 2):
-        uuid = machine.foreign.create_gi(0, "3g.20gb", 4)
+        uuid = Interference(machine).create_gi(0, "3g.20gb", 4)
         machine.attach(pid, uuid)
         machine.advance(1.0, [Load(uuid, 1.0)])
         machine.detach(pid)
-        machine.foreign.destroy(0, 4)
+        Interference(machine).destroy(0, 4)
     first, second = machine.truth()["devices"][0]["slices"]
     assert (first["generation"], second["generation"]) == (1, 2)
     assert first["active_j"] == pytest.approx(second["active_j"]) != 0
@@ -121,7 +122,7 @@ def test_a_slice_made_anew_has_books_of_its_own():
 
 def test_a_limit_that_clamps_lowers_the_clock_and_says_so():
     machine = Machine()
-    uuid = machine.foreign.create_gi(0, "7g.40gb", 0)
+    uuid = Interference(machine).create_gi(0, "7g.40gb", 0)
     machine.attach(1, uuid)
     with pynvml_on(machine):
         gpu = opened(machine)
@@ -140,14 +141,14 @@ def test_a_limit_that_clamps_lowers_the_clock_and_says_so():
 
 def test_heat_holds_a_locked_clock_back():
     machine = Machine()
-    machine.attach(1, machine.foreign.create_gi(0, "7g.40gb", 0))
+    machine.attach(1, Interference(machine).create_gi(0, "7g.40gb", 0))
     with pynvml_on(machine):
         gpu = opened(machine)
         pynvml.nvmlDeviceSetGpuLockedClocks(gpu, 1410, 1410)
-        machine.foreign.overheat(0, 810)
+        Interference(machine).overheat(0, 810)
         assert pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM) == 810
         assert pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu) == 0x2 | 0x20
-        machine.foreign.overheat(0, 0)
+        Interference(machine).overheat(0, 0)
         assert pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM) == 1410
 
 
@@ -156,7 +157,7 @@ def test_heat_holds_a_locked_clock_back():
 
 def test_a_clock_follows_its_lock_after_a_moment():
     machine = Machine(settle_s=(0.005, 0.050))
-    machine.attach(1, machine.foreign.create_gi(0, "7g.40gb", 0))
+    machine.attach(1, Interference(machine).create_gi(0, "7g.40gb", 0))
     with pynvml_on(machine):
         gpu = opened(machine)
         pynvml.nvmlDeviceSetGpuLockedClocks(gpu, 210, 900)
@@ -170,7 +171,7 @@ def test_the_sensor_of_ga100_looks_a_quarter_of_the_time_and_that_of_hopper_aver
     for model in (A100, H100, T4):
         machine = Machine(devices=[model])
         (gpu,) = machine.driver.gpus
-        uuid = machine.foreign.create_gi(0, gpu.model.profiles[-1].name, 0) if gpu.model.profiles else gpu.uuid
+        uuid = Interference(machine).create_gi(0, gpu.model.profiles[-1].name, 0) if gpu.model.profiles else gpu.uuid
         machine.attach(1, uuid)
         readings = set()
         for step in range(400):  # busy in 50 ms of each 100 ms, in step with the sensor
@@ -202,7 +203,7 @@ def test_temperature_follows_power_slowly():
     machine = Machine()
     (gpu,) = machine.driver.gpus
     cold_c = gpu.temperature_c
-    uuid = machine.foreign.create_gi(0, "7g.40gb", 0)
+    uuid = Interference(machine).create_gi(0, "7g.40gb", 0)
     machine.attach(1, uuid)
     machine.advance(1.0, [Load(uuid, 1.0)])
     assert cold_c < gpu.temperature_c < cold_c + 5
@@ -216,11 +217,11 @@ def test_temperature_follows_power_slowly():
 
 def test_a_driver_restart_voids_handles_instances_and_the_counter():
     machine = Machine()
-    uuid = machine.foreign.create_gi(0, "3g.20gb", 4)
+    uuid = Interference(machine).create_gi(0, "3g.20gb", 4)
     machine.attach(1, uuid)
     machine.advance(10.0, [Load(uuid, 5.0)])
-    machine.foreign.lock_clocks(0, 210, 900)
-    machine.foreign.set_power_limit(0, 300.0)
+    Interference(machine).lock_clocks(0, 210, 900)
+    Interference(machine).set_power_limit(0, 300.0)
     with pynvml_on(machine):
         gpu = opened(machine)
         assert pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) > 0
@@ -233,7 +234,7 @@ def test_a_driver_restart_voids_handles_instances_and_the_counter():
     (card,) = machine.driver.gpus
     assert (card.instances, card.processes) == ({}, {})
     assert (card.locked_mhz, card.power_limit_w) == ((210, 900), 300.0)  # persistence mode kept them
-    machine.foreign.set_persistence(0, False)
+    Interference(machine).set_persistence(0, False)
     machine.reload()
     assert (card.locked_mhz, card.power_limit_w) == (None, 400.0)
     device, total_j = split_j(machine)
@@ -244,14 +245,14 @@ def test_a_driver_restart_voids_handles_instances_and_the_counter():
 def test_without_persistence_mode_an_unused_gpu_forgets():
     machine = Machine()
     machine.advance(10.0)
-    machine.foreign.lock_clocks(0, 210, 900)
+    Interference(machine).lock_clocks(0, 210, 900)
     with pytest.raises(NodeRefused, match="persistence mode is on"):
-        machine.foreign.deinitialise(0)
+        Interference(machine).deinitialise(0)
     with pynvml_on(machine):
         gpu = opened(machine)
         pynvml.nvmlDeviceSetPersistenceMode(gpu, 0)
         assert pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) == 350_000
-        machine.foreign.deinitialise(0)
+        Interference(machine).deinitialise(0)
         assert pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) == 0
         assert machine.driver.gpus[0].locked_mhz is None
         machine.advance(1.0)
@@ -261,17 +262,17 @@ def test_without_persistence_mode_an_unused_gpu_forgets():
 def test_a_reset_ends_locks_and_limits_and_is_refused_while_somebody_is_there():
     machine = Machine()
     (card,) = machine.driver.gpus
-    machine.foreign.lock_clocks(0, 210, 900)
-    machine.foreign.set_power_limit(0, 300.0)
-    machine.attach(1, machine.foreign.create_gi(0, "3g.20gb", 4))
+    Interference(machine).lock_clocks(0, 210, 900)
+    Interference(machine).set_power_limit(0, 300.0)
+    machine.attach(1, Interference(machine).create_gi(0, "3g.20gb", 4))
     with pytest.raises(NodeRefused, match=r"IN_USE.*stop its processes"):
-        machine.foreign.reset(0)
+        Interference(machine).reset(0)
     machine.detach(1)
-    machine.foreign.hold(0)
+    Interference(machine).leak_handle(0)
     with pytest.raises(NodeRefused, match="IN_USE"):
-        machine.foreign.reset(0)
-    machine.foreign.release(0)
-    machine.foreign.reset(0)
+        Interference(machine).reset(0)
+    Interference(machine).release_handles(0)
+    Interference(machine).reset(0)
     assert (card.locked_mhz, card.power_limit_w, card.instances) == (None, 400.0, {})
 
 
@@ -283,27 +284,27 @@ def test_mig_mode_of_an_a100_with_clients_is_pending_until_a_reset(holder):
     if holder == "process":
         machine.attach(1, card.uuid)
     elif holder == "instance":
-        machine.foreign.create_gi(0, "3g.20gb", 4)
+        Interference(machine).create_gi(0, "3g.20gb", 4)
     else:
-        machine.foreign.hold(0)
+        Interference(machine).leak_handle(0)
     with pynvml_on(machine):
         gpu = opened(machine)
         assert pynvml.nvmlDeviceSetMigMode(gpu, int(wanted)) == pynvml.NVML_ERROR_IN_USE
         assert pynvml.nvmlDeviceGetMigMode(gpu) == [int(not wanted), int(wanted)]
         machine.detach(1)
-        machine.foreign.release(0)
-        machine.foreign.reset(0)
+        Interference(machine).release_handles(0)
+        Interference(machine).reset(0)
         assert pynvml.nvmlDeviceGetMigMode(gpu) == [int(wanted), int(wanted)]
 
 
 def test_mig_mode_of_an_h100_with_clients_does_not_change():
     machine = Machine(devices=[H100])
-    machine.foreign.create_gi(0, "3g.40gb", 4)
+    Interference(machine).create_gi(0, "3g.40gb", 4)
     with pynvml_on(machine):
         gpu = opened(machine)
         assert pynvml.nvmlDeviceSetMigMode(gpu, 0) == pynvml.NVML_ERROR_IN_USE
         assert pynvml.nvmlDeviceGetMigMode(gpu) == [1, 1]
-    assert machine.foreign.set_mig_mode(0, False) == Nvml.IN_USE
+    assert Interference(machine).set_mig_mode(0, False) == Nvml.IN_USE
 
 
 # --- permissions and old drivers ---

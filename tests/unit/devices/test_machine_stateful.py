@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from power_agent.devices.errors import NodeRefused
+from power_agent.devices.interference import Interference
 from power_agent.devices.machine import Load, Machine
-from power_agent.devices.nvml import install, uninstall
+from power_agent.devices.nvml_shim import install_simulated_driver, uninstall_simulated
 
 DEVICES = ("A100-SXM4-40GB", "H100-SXM5-80GB", "Tesla V100-SXM2-32GB", "Tesla P4")
 INDEX = st.integers(0, len(DEVICES) - 1)
@@ -19,18 +20,18 @@ class MachineLife(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.machine = Machine(devices=DEVICES, seed=5, noise_ratio=0.02, stale_listing=True, settle_s=(0.005, 0.05))
-        install(self.machine.send)
+        install_simulated_driver(self.machine.send)
         pynvml.nvmlInit()
         self.pid = 0
         self.counter_mj = [0] * len(DEVICES)
         self.restarted = [False] * len(DEVICES)
 
     def teardown(self):
-        uninstall()
+        uninstall_simulated()
 
     def attempt(self, verb, *args):
         try:
-            return getattr(self.machine.foreign, verb)(*args)
+            return getattr(Interference(self.machine), verb)(*args)
         except NodeRefused:
             return None
 
@@ -69,7 +70,7 @@ class MachineLife(RuleBasedStateMachine):
 
     @rule(index=INDEX, start=st.none() | st.integers(0, 7), release=st.booleans())
     def hidden_client(self, index, start, release):
-        self.attempt(*(("release", index) if release else ("hold", index, start)))
+        self.attempt(*(("release_handles", index) if release else ("leak_handle", index, start)))
 
     @rule(index=INDEX, enabled=st.booleans())
     def mig_mode(self, index, enabled):
@@ -88,7 +89,7 @@ class MachineLife(RuleBasedStateMachine):
     @rule(persistence=st.booleans())
     def reload(self, persistence):
         for index in range(len(DEVICES)):
-            self.machine.foreign.set_persistence(index, persistence)
+            Interference(self.machine).set_persistence(index, persistence)
         self.machine.reload()
         self.restarted = [True] * len(DEVICES)
         assert all(not gpu.instances and not gpu.processes for gpu in self.machine.driver.gpus)

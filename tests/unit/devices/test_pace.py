@@ -52,29 +52,29 @@ def test_too_many_operating_points_are_refused(pace):
 
 def test_a_batch_in_progress_counts_as_it_runs_and_only_once(pace):
     write_slot(pace, started_ns=1000 * MS)
-    assert [w.busy_s for w in pace.advance(1010 * MS)] == [0.010]
-    assert [w.busy_s for w in pace.advance(1020 * MS)] == [0.010]
+    assert [w.busy_s for w in pace.collect_work(1010 * MS)] == [0.010]
+    assert [w.busy_s for w in pace.collect_work(1020 * MS)] == [0.010]
     write_slot(pace, busy_ns=25 * MS, batches=1, items=3)
-    (work,) = pace.advance(1040 * MS)
+    (work,) = pace.collect_work(1040 * MS)
     assert (work.busy_s, work.batches, work.items) == (pytest.approx(0.005), 1, 3)
-    assert pace.advance(1080 * MS) == []
+    assert pace.collect_work(1080 * MS) == []
 
 
 def test_a_killed_stub_stops_drawing_and_is_not_counted_twice(pace):
     write_slot(pace, started_ns=1 * MS)
-    total_s = sum(w.busy_s for t in range(0, 60_000, 40) for w in pace.advance(t * MS))
+    total_s = sum(w.busy_s for t in range(0, 60_000, 40) for w in pace.collect_work(t * MS))
     assert total_s == pytest.approx(2.0)  # then its stub is presumed dead
     write_slot(pace, busy_ns=0, batches=0, started_ns=0)  # the new stub clears what was left
-    assert pace.advance(60_000 * MS) == []
+    assert pace.collect_work(60_000 * MS) == []
     write_slot(pace, busy_ns=25 * MS, batches=1, items=1)
-    assert [w.busy_s for w in pace.advance(60_040 * MS)] == [0.025]
+    assert [w.busy_s for w in pace.collect_work(60_040 * MS)] == [0.025]
 
 
 def test_a_slot_taken_anew_counts_from_zero(pace):
     write_slot(pace, busy_ns=500 * MS, batches=20, items=20)
-    pace.advance(1 * MS)
+    pace.collect_work(1 * MS)
     write_slot(pace, busy_ns=50 * MS, batches=2, items=2)
-    (work,) = pace.advance(2 * MS)
+    (work,) = pace.collect_work(2 * MS)
     assert (work.busy_s, work.batches) == (0.050, 2)
 
 
@@ -98,7 +98,7 @@ def test_whatever_the_ticks_everything_is_counted_once(tmp_path_factory, service
                 busy, batches, items = (busy + at - started, batches + 1, items + size)
                 started = 0
         write_slot(pace, busy_ns=busy * MS, batches=batches, items=items, started_ns=started * MS)
-        counted += pace.advance(t * MS)
+        counted += pace.collect_work(t * MS)
         busy = batches = items = 0
     pace.close()
     assert sum(w.busy_s for w in counted) == pytest.approx(sum(s for s, _, _ in services) / 1e3)

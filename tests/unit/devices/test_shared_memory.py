@@ -1,17 +1,17 @@
 """A killed Triton's shared memory is removed by its own prefix, and nobody else's is."""
 
-from power_agent.devices.processes import region_prefix, remove_regions
+from power_agent.devices.processes import remove_shared_memory, shared_memory_prefix
 
 
 def test_the_prefix_is_read_from_the_command_line():
     argv = ["tritonserver", "--backend-config=python,shm-region-prefix-name=trefoil-node0-gpu0-3g.20gb-4-8208-"]
-    assert region_prefix(argv) == "trefoil-node0-gpu0-3g.20gb-4-8208-"
-    assert region_prefix(["tritonserver"]) == ""
+    assert shared_memory_prefix(argv) == "trefoil-node0-gpu0-3g.20gb-4-8208-"
+    assert shared_memory_prefix(["tritonserver"]) == ""
 
 
 def test_only_regions_of_the_prefix_are_removed(tmp_path):
     for name in ("trefoil-a-1-x", "trefoil-a-1-y", "trefoil-a-10-x", "other"):
         (tmp_path / name).touch()
-    assert remove_regions("", tmp_path) == 0
-    assert remove_regions("trefoil-a-1-", tmp_path) == 2
+    assert remove_shared_memory("", tmp_path) == 0
+    assert remove_shared_memory("trefoil-a-1-", tmp_path) == 2
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["other", "trefoil-a-10-x"]

@@ -9,9 +9,11 @@ from itertools import permutations
 import pynvml
 import pytest
 
-from power_agent.devices.driver import Driver, NvmlFault
+from power_agent.devices.driver import Driver
+from power_agent.devices.gpu_models import A100_40GB
+from power_agent.devices.gpu_state import NvmlFault
+from power_agent.devices.interference import Interference
 from power_agent.devices.machine import Machine
-from power_agent.devices.tables import A100_40GB
 from tests.support.simulated_driver import pynvml_on
 
 ID = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}  # compute slices -> profile id
@@ -254,6 +256,6 @@ def test_uuids_change_at_re_creation_and_repeat_on_r470():
         machine = Machine(fresh_uuids=fresh)
         seen = set()
         for _ in range(3):
-            seen.add(machine.foreign.create_gi(0, "3g.20gb", 4))
-            machine.foreign.destroy(0, 4)
+            seen.add(Interference(machine).create_gi(0, "3g.20gb", 4))
+            Interference(machine).destroy(0, 4)
         assert len(seen) == expected

@@ -7,10 +7,10 @@ import pytest
 
 from power_agent.devices.calls import CALLS
 from power_agent.devices.errors import NodeRefused
-from power_agent.devices.event_sets import SETS_MAX
 from power_agent.devices.faults import RULES_MAX, FaultPlan
-from power_agent.devices.gpm import SAMPLES_MAX
+from power_agent.devices.interference import Interference
 from power_agent.devices.machine import LATENCY_S, SYMBOLS_PRIVILEGED, Load, Machine
+from power_agent.devices.monitoring import SAMPLES_MAX, SETS_MAX
 from tests.support.simulated_driver import pynvml_on
 
 A100, H100 = "A100-SXM4-40GB", "H100-SXM5-80GB"
@@ -57,12 +57,12 @@ def test_in_use_three_times_then_done(machine, gpu):
 def test_a_hidden_client_holds_an_instance_until_it_lets_go(machine, gpu):
     instance, compute = make(gpu)
     pynvml.nvmlComputeInstanceDestroy(compute)
-    machine.foreign.hold(0, 4)
+    Interference(machine).leak_handle(0, 4)
     for _ in range(5):
         with pytest.raises(pynvml.NVMLError_InUse):
             pynvml.nvmlGpuInstanceDestroy(instance)
     assert pynvml.nvmlDeviceGetComputeRunningProcesses(gpu) == []
-    machine.foreign.release(0)
+    Interference(machine).release_handles(0)
     pynvml.nvmlGpuInstanceDestroy(instance)
 
 
@@ -114,7 +114,7 @@ def test_a_gpu_lost_in_the_middle_of_a_plan_answers_nothing_else_until_its_reset
     with pytest.raises(pynvml.NVMLError_GpuIsLost):
         pynvml.nvmlDeviceGetHandleByIndex(0)
     assert pynvml.nvmlDeviceGetMigMode(other) == [1, 1]
-    machine.foreign.reset(0)
+    Interference(machine).reset(0)
     assert instances(gpu) == []
 
 
@@ -129,7 +129,7 @@ def test_chance_is_seeded():
     def pattern(seed):
         plan = FaultPlan(seed)
         plan.plan("nvmlGpuInstanceDestroy", code=19, times=1000, probability=0.3)
-        return [plan.hit("nvmlGpuInstanceDestroy") is not None for _ in range(200)]
+        return [plan.next_fault("nvmlGpuInstanceDestroy") is not None for _ in range(200)]
 
     assert pattern(1) == pattern(1) != pattern(2)
     assert 30 < sum(pattern(1)) < 90
@@ -156,7 +156,7 @@ def test_rules_are_bounded_and_can_be_cleared():
     with pytest.raises(NodeRefused, match="clear them"):
         plan.plan("*")
     plan.clear()
-    assert plan.hit("nvmlInitWithFlags") is None
+    assert plan.next_fault("nvmlInitWithFlags") is None
 
 
 def test_tables_name_symbols_that_exist():
@@ -180,35 +180,35 @@ def test_mig_mode_takes_longest_on_ampere():
 
 
 def test_somebody_else_creates_locks_limits_and_destroys(machine, gpu):
-    uuid = machine.foreign.create_gi(0, "3g.20gb", 4)
-    machine.foreign.lock_clocks(0, 210, 705)
-    machine.foreign.set_power_limit(0, 250.0)
+    uuid = Interference(machine).create_gi(0, "3g.20gb", 4)
+    Interference(machine).lock_clocks(0, 210, 705)
+    Interference(machine).set_power_limit(0, 250.0)
     assert [pynvml.nvmlGpuInstanceGetInfo(instance).placement.start for instance in instances(gpu)] == [4]
     assert pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) == 250_000
-    machine.foreign.attach(0, 4711, start=4)
+    Interference(machine).attach(0, 4711, start=4)
     mig = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     assert [row.pid for row in pynvml.nvmlDeviceGetComputeRunningProcesses(mig)] == [4711]
     assert pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM) == 705
     with pytest.raises(NodeRefused, match=r"IN_USE.*stop its processes"):
-        machine.foreign.destroy(0, 4)
-    machine.foreign.detach(4711)
-    machine.foreign.destroy(0, 4, compute_only=True)
+        Interference(machine).destroy(0, 4)
+    Interference(machine).detach(4711)
+    Interference(machine).destroy(0, 4, compute_only=True)
     assert len(instances(gpu)) == 1
-    machine.foreign.destroy(0, 4)
-    machine.foreign.reset_clocks(0)
+    Interference(machine).destroy(0, 4)
+    Interference(machine).reset_clocks(0)
     assert instances(gpu) == []
 
 
 def test_what_others_cannot_do_says_why(machine):
-    machine.foreign.create_gi(0, "3g.20gb", 4, compute=False)
+    Interference(machine).create_gi(0, "3g.20gb", 4, compute=False)
     for act, says in (
-        (lambda: machine.foreign.create_gi(0, "2g.10gb", 4), "INSUFFICIENT_RESOURCES.*the place is taken"),
-        (lambda: machine.foreign.create_gi(0, "2g.20gb", 0), "one of 1g.5gb"),
-        (lambda: machine.foreign.create_gi(7, "2g.10gb", 0), r"no GPU 7.*0 to 1"),
-        (lambda: machine.foreign.destroy(0, 0), "one of 4"),
-        (lambda: machine.foreign.attach(0, 1, start=4), "create one first"),
-        (lambda: machine.foreign.attach(0, 1), "INVALID_ARGUMENT"),
-        (lambda: machine.foreign.lock_clocks(0, 1, 2), "INVALID_ARGUMENT"),
+        (lambda: Interference(machine).create_gi(0, "2g.10gb", 4), "INSUFFICIENT_RESOURCES.*the place is taken"),
+        (lambda: Interference(machine).create_gi(0, "2g.20gb", 0), "one of 1g.5gb"),
+        (lambda: Interference(machine).create_gi(7, "2g.10gb", 0), r"no GPU 7.*0 to 1"),
+        (lambda: Interference(machine).destroy(0, 0), "one of 4"),
+        (lambda: Interference(machine).attach(0, 1, start=4), "create one first"),
+        (lambda: Interference(machine).attach(0, 1), "INVALID_ARGUMENT"),
+        (lambda: Interference(machine).lock_clocks(0, 1, 2), "INVALID_ARGUMENT"),
     ):
         with pytest.raises(NodeRefused, match=says):
             act()
@@ -219,14 +219,14 @@ def test_a_stale_session_goes_on_listing_what_somebody_else_destroyed():
     with pynvml_on(machine):
         pynvml.nvmlInit()
         gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-        uuid = machine.foreign.create_gi(0, "3g.20gb", 4)
+        uuid = Interference(machine).create_gi(0, "3g.20gb", 4)
         mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
         assert pynvml.nvmlDeviceGetUUID(mig) == uuid
         assert len(instances(gpu)) == 1
-        machine.foreign.destroy(0, 4)
-        (ghost,) = instances(gpu)
+        Interference(machine).destroy(0, 4)
+        (stale,) = instances(gpu)
         with pytest.raises(pynvml.NVMLError_InvalidArgument):
-            pynvml.nvmlGpuInstanceGetInfo(ghost)
+            pynvml.nvmlGpuInstanceGetInfo(stale)
         with pytest.raises(pynvml.NVMLError_NotFound):
             pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0))
         pynvml.nvmlInit()
@@ -248,9 +248,9 @@ def test_an_error_reaches_those_who_listen_to_that_gpu(machine, gpu):
     with pytest.raises(pynvml.NVMLError_Timeout):
         pynvml.nvmlEventSetWait(events, 0)
     gi_id = pynvml.nvmlGpuInstanceGetInfo(make(gpu)[0]).id
-    machine.foreign.xid(0, 31, start=4)
-    machine.foreign.xid(1, 13)
-    machine.foreign.lose(0)
+    Interference(machine).xid(0, 31, start=4)
+    Interference(machine).xid(1, 13)
+    Interference(machine).lose(0)
     first, second = (pynvml.nvmlEventSetWait(events, 0) for _ in range(2))
     assert (first.eventType, first.eventData, first.gpuInstanceId) == (8, 31, gi_id)
     assert (second.eventData, second.gpuInstanceId) == (79, 0xFFFFFFFF)
@@ -291,7 +291,7 @@ def test_gpm_tells_what_each_slice_of_a_hopper_did():
         pynvml.nvmlInit()
         gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
         assert pynvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice == 1
-        busy, calm = (machine.foreign.create_gi(0, "3g.40gb", start) for start in (0, 4))
+        busy, calm = (Interference(machine).create_gi(0, "3g.40gb", start) for start in (0, 4))
         ids = [pynvml.nvmlDeviceGetGpuInstanceId(pynvml.nvmlDeviceGetHandleByUUID(uuid)) for uuid in (busy, calm)]
         machine.attach(1, busy)
         machine.attach(2, calm)

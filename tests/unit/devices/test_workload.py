@@ -55,7 +55,7 @@ def test_a_profile_without_spread_is_deterministic():
 )
 def test_equal_joules_in_the_profile_are_equal_joules_in_the_world(small, large, joules, kind):
     rows = (row("f-s", 1, small, joules, kind.name), row("f-l", 1, large, joules, kind.name))
-    loaded = Workload(A100_40GB, Catalog((Family("f", "m", VARIANTS),), rows)).loaded(kind.name, 1410)
+    loaded = Workload(A100_40GB, Catalog((Family("f", "m", VARIANTS),), rows)).versions(kind.name, 1410)
     for version, service_ms in ((1, small), (2, large)):
         density = loaded[family_crc32("f"), version].density(1)
         world_j = power.active_w(A100_40GB, kind.name, 1410, density) * service_ms / 1e3
@@ -64,7 +64,7 @@ def test_equal_joules_in_the_profile_are_equal_joules_in_the_world(small, large,
 
 def test_density_is_interpolated_between_batches_and_flat_outside():
     rows = (row("f-l", 2, 10.0, 2.5), row("f-l", 4, 20.0, 10.0))
-    loaded = Workload(A100_40GB, Catalog((Family("f", "m", VARIANTS),), rows)).loaded("7g.40gb", 1410)
+    loaded = Workload(A100_40GB, Catalog((Family("f", "m", VARIANTS),), rows)).versions("7g.40gb", 1410)
     version = loaded[family_crc32("f"), 2]
     assert [version.density(b) for b in (1, 2, 3, 4, 9)] == pytest.approx([1.0, 1.0, 1.5, 2.0, 2.0])
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.runtimes.cgroup import Cgroups, find_cgroups, members, remove
+from power_agent.runtimes.cgroup import Cgroups, find_cgroups, member_pids, remove_groups
 from trefoil.core.errors import StartError
 
 
@@ -134,11 +134,11 @@ def test_what_a_killed_agent_made_and_did_not_write_down_is_removed(tree):
     groups.remove_unknown({known})
     assert not made.exists()
     assert known.exists()
-    assert remove([known])
+    assert remove_groups([known])
     assert not groups.parents["cpu"].exists()
 
 
 def test_members_of_groups_that_are_gone_are_nobody(tree):
     folder = tree.group(tree.root / "g", **{"cgroup.procs": "12\n34\n"})
-    assert members([folder, tree.root / "gone"]) == {12, 34}
-    assert not remove([folder])
+    assert member_pids([folder, tree.root / "gone"]) == {12, 34}
+    assert not remove_groups([folder])

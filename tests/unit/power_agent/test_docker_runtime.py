@@ -183,7 +183,7 @@ def test_a_container_whose_agent_died_before_it_started_is_replaced(engine, laun
 
 
 def test_an_agent_that_died_looking_into_an_image_leaves_no_container_for_good(engine, monkeypatch):
-    monkeypatch.setattr("power_agent.runtimes.docker_image._remove", lambda *_: None)  # as if killed right before
+    monkeypatch.setattr("power_agent.runtimes.docker_engine._remove", lambda *_: None)  # as if killed right before
     DockerRuntime(Engine(engine.url), OPTIONS).image()
     monkeypatch.undo()
     assert len(engine.containers) == 1

@@ -9,7 +9,7 @@ from power_agent.core.reconcile import CREATE, SeenDevice, SeenSlice, reconcile
 from power_agent.devices.inventory import Inventory
 from power_agent.mig import Mig
 from tests.support.plans import CATALOG, LARGE, SMALL, planned
-from tests.support.simulated_driver import make_driver, pynvml_on
+from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
 from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceState, SliceState
@@ -57,7 +57,7 @@ async def test_a_repartition_calls_the_driver_as_little_as_can_be(driver, capsys
     inventory, counts = driver
     mig = Mig(inventory, WallClock(), 0, 0.1)
     whole = planned("7g.40gb", 0, LARGE)
-    inventory.create_slice(GPU, "7g.40gb", 0)
+    create_slice(inventory, GPU, "7g.40gb", 0)
     sevenths = tuple(planned("1g.5gb", start, SMALL) for start in range(7))
     plan = sealed(NodePlan(node="node0", devices=(PlannedDevice(GPU, DeviceState.AWAKE, sevenths),)), Revision(1, 1))
     seen = SeenSlice(whole.key, SliceState.GONE)
@@ -78,11 +78,11 @@ async def test_a_repartition_calls_the_driver_as_little_as_can_be(driver, capsys
 async def test_what_is_as_it_ought_to_be_costs_almost_nothing(driver):
     inventory, counts = driver
     mig = Mig(inventory, WallClock(), 0, 0.1)
-    made = inventory.create_slice(GPU, "3g.20gb", 4)
+    made = create_slice(inventory, GPU, "3g.20gb", 4)
     counts.clear()
     assert (await mig.create_ci(made.key)).mig_uuid == made.mig_uuid
     assert not {"nvmlDeviceGetGpuInstances", "nvmlDeviceGetHandleByIndex_v2"} & set(counts)
-    inventory.destroy_slice(made.key)
+    destroy_slice(inventory, made.key)
     counts.clear()
     await mig.destroy_ci(made.key)
     await mig.destroy_gi(made.key)
@@ -92,11 +92,11 @@ async def test_what_is_as_it_ought_to_be_costs_almost_nothing(driver):
 
 def test_a_handle_that_became_somebody_elses_instance_is_not_used(driver):
     inventory, _ = driver
-    mine = inventory.create_slice(GPU, "3g.20gb", 4).key
+    mine = create_slice(inventory, GPU, "3g.20gb", 4).key
     other = Inventory("node0", proc=None)  # another client of the same driver
     other.open()
-    other.destroy_slice(mine)
-    theirs = other.create_slice(GPU, "2g.10gb", 4)
-    inventory.destroy_slice(mine)
+    destroy_slice(other, mine)
+    theirs = create_slice(other, GPU, "2g.10gb", 4)
+    destroy_slice(inventory, mine)
     assert [s.mig_uuid for s in inventory.gpu_instances(GPU)] == [theirs.mig_uuid]
     other.close()

@@ -3,15 +3,15 @@
 import pytest
 
 from power_agent.core.meter import MeterState, advance
-from power_agent.devices.activity import Gpm
 from power_agent.devices.errors import DeviceUnsupported
+from power_agent.devices.gpm import Gpm
+from power_agent.devices.gpu_models import A100_40GB, H100_80GB, P4
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.rapl import RaplCounter
-from power_agent.devices.tables import A100_40GB, H100_80GB, P4
 from power_agent.readings import DeviceReading
 from power_agent.sources import Measured, Sources
 from tests.support.powercap import Powercap
-from tests.support.simulated_driver import make_driver, pynvml_on
+from tests.support.simulated_driver import create_slice, make_driver, pynvml_on
 from trefoil.core import device_types
 from trefoil.core.energy import AttributionMethod, EnergyMethod
 from trefoil.core.fleet import DeviceState
@@ -99,7 +99,7 @@ def test_gpm_tells_the_activity_of_each_slice_on_hopper(clock):
     with pynvml_on(driver):
         inventory = Inventory("node0", None)
         inventory.open()
-        key = inventory.create_slice(GPU0, "3g.40gb", 4).key
+        key = create_slice(inventory, GPU0, "3g.40gb", 4).key
         sources = Sources(inventory, clock, sensors=[Gpm(inventory)])
         first = sources.read(GPU0, device_types.H100_80GB, ORIGIN, {key: 1}, False)
         driver.now_s += 1.0

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from power_agent.devices.errors import DeviceLost
+from power_agent.devices.interference import Interference
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.machine import Machine
 from power_agent.driver_watch import DriverWatch
@@ -64,7 +65,7 @@ def test_a_counter_that_begins_anew_proves_a_reset(condemned, machine):
 
 def test_a_gpu_that_was_gone_and_answers_again_was_reset_even_without_a_counter(condemned, machine):
     condemned.mark(GPU1, "Xid 79: the GPU has fallen off the bus; reset the GPU")
-    machine.foreign.lose(1)
+    Interference(machine).lose(1)
     with pytest.raises(DeviceLost):
         condemned.why(GPU1)
     machine.reset(machine.gpu(1))

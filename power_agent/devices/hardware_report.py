@@ -1,8 +1,8 @@
-"""`python -m power_agent.devices.inspect`: what this agent sees of a node's GPUs, as JSON; changes nothing.
+"""Report of what this agent reads of a node's GPUs, as JSON: `python -m power_agent.devices.hardware_report`.
 
 The same code runs on hardware and, with --socket, on a simulated node, so that a transcript of one can be compared with
 the other. Each answer stands beside its question; a refusal is an answer too: {"error": kind, "code": nvmlReturn_t}.
-Nothing here creates, destroys, locks or sets anything, and no library is loaded but NVML.
+Nothing is changed: nothing here creates, destroys, locks or sets anything, and no library is loaded but NVML.
 """
 
 import argparse
@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from power_agent.capabilities import Capabilities, effective_root, mig_device, probe_devices
-from power_agent.devices.activity import Gpm
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.errors import DeviceError
-from power_agent.devices.gpus import driver_load_id
+from power_agent.devices.gpm import Gpm
+from power_agent.devices.gpus import ObservedDevice, driver_load_id
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml import install_simulated
-from power_agent.devices.observed import ObservedDevice
+from power_agent.devices.nvml_shim import install_simulated_node
 from power_agent.devices.rapl import RaplCounter, RaplUnavailable
 from trefoil.core.device_types import device_type
 from trefoil.core.errors import NotFound, TrefoilError
@@ -29,16 +28,18 @@ from trefoil.runtime.clock import WallClock
 BETWEEN_S: Final = 0.5  # between the two readings of each counter
 
 
-def asked(read: Callable[[], Any]) -> Any:
-    """An answer, or the refusal in its place."""
+def answer_of(read: Callable[[], Any]) -> Any:
+    """Answer of a read, or its refusal in its place."""
     try:
         return read()
     except DeviceError as error:
         return {"error": type(error).__name__, "code": error.code}
 
 
-def inspect(inventory: Inventory, pause: Callable[[float], None], not_root: str, no_mig_device: str) -> dict[str, Any]:
-    """Everything that is read of the GPUs of an open inventory. Blocking for `BETWEEN_S`.
+def hardware_report(
+    inventory: Inventory, pause: Callable[[float], None], not_root: str, no_mig_device: str
+) -> dict[str, Any]:
+    """Report of everything that is read of the GPUs of an open inventory, ready for JSON. Blocking for `BETWEEN_S`.
 
     Raises:
         DeviceError: the driver does not even list its devices.
@@ -51,7 +52,7 @@ def inspect(inventory: Inventory, pause: Callable[[float], None], not_root: str,
     after = {device.device: _counters(inventory, gpm, device) for device in devices}
     gpm.close()
     return {
-        "driver_version": asked(inventory.driver_version),
+        "driver_version": answer_of(inventory.driver_version),
         "lost": {device: str(error) for device, error in inventory.lost.items()},
         "capabilities": list(found.have),
         "missing": found.missing,
@@ -82,11 +83,11 @@ def _identity(inventory: Inventory, device: ObservedDevice) -> dict[str, Any]:
         "type": device.type,
         "kind": kind,
         "memory_mib": device.memory_mib,
-        "minor": asked(lambda: inventory.minor(name)),
-        "architecture": asked(lambda: inventory.architecture(name)),
-        "virtualization": asked(lambda: inventory.virtualization(name)),
-        "recovery_action": asked(lambda: inventory.recovery_action(name)),
-        "processes": asked(lambda: len(inventory.processes(device.uuid))),
+        "minor": answer_of(lambda: inventory.minor(name)),
+        "architecture": answer_of(lambda: inventory.architecture(name)),
+        "virtualization": answer_of(lambda: inventory.virtualization(name)),
+        "recovery_action": answer_of(lambda: inventory.recovery_action(name)),
+        "processes": answer_of(lambda: len(inventory.processes(device.uuid))),
     }
 
 
@@ -94,12 +95,12 @@ def _counters(inventory: Inventory, gpm: Gpm, device: ObservedDevice) -> dict[st
     name = device.device
     whole = {} if device.mig_current else {inventory.whole_slice(name).key: 0}
     return {
-        "energy_j": asked(lambda: inventory.energy_j(name)),
-        "power_w": asked(lambda: inventory.power_w(name)),
-        "clock_mhz": asked(lambda: inventory.clock_mhz(name)),
-        "temperature_c": asked(lambda: inventory.temperature_c(name)),
-        "event_reasons": asked(lambda: list(inventory.clock_event_reasons(name))),
-        "gpm_activity": asked(lambda: list(gpm.activity(name, whole).values())),
+        "energy_j": answer_of(lambda: inventory.energy_j(name)),
+        "power_w": answer_of(lambda: inventory.power_w(name)),
+        "clock_mhz": answer_of(lambda: inventory.clock_mhz(name)),
+        "temperature_c": answer_of(lambda: inventory.temperature_c(name)),
+        "event_reasons": answer_of(lambda: list(inventory.clock_event_reasons(name))),
+        "gpm_activity": answer_of(lambda: list(gpm.activity(name, whole).values())),
     }
 
 
@@ -109,9 +110,9 @@ def _clocks(inventory: Inventory, name: str) -> dict[str, Any]:
         return {"count": len(clocks), "range": [clocks[0], clocks[-1]] if clocks else [], "steps": steps}
 
     return {
-        "supported": asked(lambda: span(inventory.clocks_supported_mhz(name))),
-        "memory_mhz": asked(lambda: inventory.memory_clock_mhz(name)),
-        "memory_supported": asked(lambda: list(inventory.memory_clocks_supported_mhz(name))),
+        "supported": answer_of(lambda: span(inventory.clocks_supported_mhz(name))),
+        "memory_mhz": answer_of(lambda: inventory.memory_clock_mhz(name)),
+        "memory_supported": answer_of(lambda: list(inventory.memory_clocks_supported_mhz(name))),
     }
 
 
@@ -120,7 +121,10 @@ def _power(inventory: Inventory, name: str) -> dict[str, Any]:
         found = inventory.power_limits(name)
         return None if found is None else [found.min_w, found.default_w, found.max_w]
 
-    return {"limit_w": asked(lambda: inventory.power_limit_w(name)), "min_default_max_w": asked(limits)}
+    return {
+        "limit_w": answer_of(lambda: inventory.power_limit_w(name)),
+        "min_default_max_w": answer_of(limits),
+    }
 
 
 def _mig(inventory: Inventory, device: ObservedDevice) -> dict[str, Any]:
@@ -149,8 +153,8 @@ def _mig(inventory: Inventory, device: ObservedDevice) -> dict[str, Any]:
         "capable": device.mig_capable,
         "current": device.mig_current,
         "pending": device.mig_pending,
-        "profiles": asked(profiles),
-        "instances": asked(instances),
+        "profiles": answer_of(profiles),
+        "instances": answer_of(instances),
     }
 
 
@@ -177,8 +181,8 @@ def _cpu(node: str, powercap: Path, clock: WallClock) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the transcript; 2 when there is no driver."""
-    parser = argparse.ArgumentParser(prog="python -m power_agent.devices.inspect", description=__doc__)
+    """Print the report; exit code 2 when there is no driver."""
+    parser = argparse.ArgumentParser(prog="python -m power_agent.devices.hardware_report", description=__doc__)
     parser.add_argument("--node", default="node0", help="name of the node in the transcript")
     parser.add_argument("--socket", type=Path, help="look at a simulated node instead of this machine")
     parser.add_argument("--powercap-root", type=Path, default=Path("/sys/class/powercap"))
@@ -187,11 +191,11 @@ def main(argv: Sequence[str]) -> int:
     simulated = arguments.socket is not None
     try:
         if simulated:
-            install_simulated(arguments.socket)
+            install_simulated_node(arguments.socket)
         inventory = Inventory(arguments.node, None if simulated else Path("/proc"))
         inventory.open()
         not_root, no_mig_device = ("", "") if simulated else (effective_root(), mig_device())
-        transcript = {"simulated": simulated, **inspect(inventory, clock.block, not_root, no_mig_device)}
+        transcript = {"simulated": simulated, **hardware_report(inventory, clock.block, not_root, no_mig_device)}
         if not simulated:
             transcript |= {
                 "driver_load_id": driver_load_id(),

@@ -1,6 +1,6 @@
 """The first program of a Triton's process: waits until the agent has written down its pid, then becomes the Triton.
 
-Run by path as `python -I -S enter.py`; imports nothing of Trefoil. One JSON line on stdin says what to become:
+Run by path as `python -I -S launcher.py`; imports nothing of Trefoil. One JSON line on stdin says what to become:
 {"argv": [...], "cwd": "...", "cores": [...] | null, "groups": ["<cgroup folder>", ...]}. An end of file instead means
 that the agent is gone: nothing was started, nothing is left. Whatever fails is said on stdout, which closes when the
 program has taken over.
@@ -24,7 +24,7 @@ KEPT = 1 << CAP_DAC_OVERRIDE | 1 << CAP_DAC_READ_SEARCH
 
 
 def drop_privileges() -> None:
-    """Keep only what reads files; no_new_privs makes sure that the next program does not get the rest back."""
+    """Drop all capabilities but reading files; no_new_privs makes sure that the next program does not get them back."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
@@ -38,8 +38,8 @@ def drop_privileges() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def enter(spec: dict) -> None:  # type: ignore[type-arg]
-    """Join the groups, pin, let go of privileges, become the program. Raises OSError."""
+def exec_program(spec: dict) -> None:  # type: ignore[type-arg]
+    """Become the program: join the groups, pin, drop privileges, execve. Raises OSError."""
     for group in spec["groups"]:
         with open(os.path.join(group, "cgroup.procs"), "w") as file:
             file.write("0")  # the writer itself
@@ -57,13 +57,13 @@ def enter(spec: dict) -> None:  # type: ignore[type-arg]
 
 
 def main() -> int:
-    """Returns only when it did not work, or was not wanted."""
+    """Wait for the word and become the program; returns only when it did not work, or was not wanted."""
     line = sys.stdin.readline()
     if not line.endswith("\n"):
         return 0
     said = os.dup(1)  # not inheritable: closes when the program takes over
     try:
-        enter(json.loads(line))
+        exec_program(json.loads(line))
     except OSError as error:
         os.write(said, str(error).encode())
     return 127

@@ -54,12 +54,15 @@ class GiProfile:
 
     @property
     def ci_widths(self) -> tuple[int, ...]:
+        """Widths in compute slices that a compute instance in it may have."""
         return CI_WIDTHS[self.compute_slices]
 
     def ci_id(self, width: int) -> int:
+        """Id of the compute-instance profile of that width."""
         return REV1_CI_ID if self.constant == REV1_CI_ID else CI_PROFILES[width][0]
 
     def ci_starts(self, width: int) -> tuple[int, ...]:
+        """Legal starts of a compute instance of that width."""
         return tuple(start for start in CI_PROFILES[width][1] if start + width <= self.compute_slices)
 
 
@@ -87,17 +90,21 @@ class GpuModel:
 
     @property
     def mig_capable(self) -> bool:
+        """Whether the model has MIG profiles."""
         return bool(self.profiles)
 
     @property
     def clock_min_mhz(self) -> int:
+        """Lowest SM clock."""
         return self.clocks_mhz[0]
 
     @property
     def clock_max_mhz(self) -> int:
+        """Highest SM clock."""
         return self.clocks_mhz[-1]
 
     def profile(self, profile_id: int) -> GiProfile | None:
+        """MIG profile by its id; None when the model lacks it."""
         return next((profile for profile in self.profiles if profile.id == profile_id), None)
 
 

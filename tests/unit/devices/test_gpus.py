@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from power_agent.devices.gpus import type_of
+from power_agent.devices.gpus import device_type_name
 from power_agent.devices.inventory import Inventory
 from tests.support.simulated_driver import make_driver, pynvml_on
 from trefoil.core.device_types import DEVICE_TYPES, NEVER_LIVE
@@ -36,13 +36,13 @@ def inventory():
     ],
 )
 def test_products_go_by_the_name_of_their_type(name, kind):
-    assert type_of(name) == kind
+    assert device_type_name(name) == kind
     assert kind in DEVICE_TYPES.keys() - NEVER_LIVE
 
 
 def test_an_unknown_product_keeps_its_name():
-    assert type_of("NVIDIA H200") == "H200"
-    assert type_of("NVIDIA A100-PCIE-40GB") not in DEVICE_TYPES  # another board: its power differs
+    assert device_type_name("NVIDIA H200") == "H200"
+    assert device_type_name("NVIDIA A100-PCIE-40GB") not in DEVICE_TYPES  # another board: its power differs
 
 
 def field(kind, attribute, value, code=0):

@@ -1,32 +1,29 @@
-"""Somebody else at the simulated GPUs: an operator, another tool, a broken board. Every method is an admin verb.
+"""Interference with simulated GPUs: what an operator, another tool or a broken board does to them.
 
-What others do has no faults, no latency and no permission; it is refused where the driver would refuse it.
+It has no faults, no latency and needs no permission; it is refused where the driver would refuse it.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from power_agent.devices.errors import NodeRefused
-from power_agent.devices.gpu import Gpu, GpuInstance, Nvml, NvmlFault
-
-if TYPE_CHECKING:
-    from power_agent.devices.machine import Machine
+from power_agent.devices.gpu_state import Gpu, GpuInstance, Nvml, NvmlFault
+from power_agent.devices.machine import Machine
 
 
-class Foreign:
-    """Hands of somebody else. `index` names a GPU, `start` a GPU instance on it.
+class Interference:
+    """Changes by others to a machine; each method is an admin verb. `index` names a GPU, `start` a GPU instance on it.
 
     Raises:
         NodeRefused: no such GPU or instance, or the driver says no; the text names its code.
     """
 
-    def __init__(self, machine: "Machine") -> None:
+    def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
     # --- drift ---
 
     def create_gi(self, index: int, slice_type: str, start: int, compute: bool = True) -> str:
-        """A GPU instance, with a full-width compute instance unless told otherwise; returns the MIG UUID, or ""."""
+        """Create a GPU instance, with a full-width compute instance if `compute`; returns the MIG UUID, or ""."""
         gpu, driver = self._machine.gpu(index), self._machine.driver
         profile = next((found for found in gpu.model.profiles if found.name == slice_type), None)
         if profile is None:
@@ -41,32 +38,36 @@ class Foreign:
             raise _refused(f"create {slice_type} at {start}", error) from error
 
     def destroy(self, index: int, start: int, compute_only: bool = False) -> None:
-        """Compute instances, then the GPU instance; with `stale_listing`, sessions that knew it go on listing it."""
+        """Destroy compute instances, then the GPU instance; with `stale_listing`, older sessions go on listing it."""
         driver, instance = self._machine.driver, self._instance(index, start)
         try:
             for compute in list(instance.computes.values()):
-                driver.haunt(compute)
+                driver.keep_listed(compute)
                 driver.destroy_compute_instance(compute)
             if not compute_only:
-                driver.haunt(instance)
+                driver.keep_listed(instance)
                 driver.destroy_gpu_instance(instance)
         except NvmlFault as error:
             raise _refused(f"destroy the instance at {start}", error) from error
 
     def lock_clocks(self, index: int, min_mhz: int, max_mhz: int) -> None:
+        """Lock the SM clocks of a GPU."""
         self._do(index, "lock clocks", lambda gpu: self._machine.driver.lock_clocks(gpu, min_mhz, max_mhz))
 
     def reset_clocks(self, index: int) -> None:
+        """Unlock the SM clocks of a GPU."""
         self._do(index, "reset clocks", self._machine.driver.reset_clocks)
 
     def set_power_limit(self, index: int, watts: float) -> None:
+        """Set the power limit of a GPU."""
         self._do(index, "set the power limit", lambda gpu: self._machine.driver.set_power_limit(gpu, watts))
 
     def set_persistence(self, index: int, enabled: bool) -> None:
+        """Set the persistence mode of a GPU."""
         self._machine.gpu(index).persistence = enabled
 
     def set_mig_mode(self, index: int, enabled: bool) -> int:
-        """The activation status, as nvidia-smi would see it."""
+        """Set the MIG mode; returns the activation status, as nvidia-smi would see it."""
         gpu = self._machine.gpu(index)
         if not gpu.model.mig_capable:
             raise NodeRefused(f"GPU {index} ({gpu.model.name}) has no MIG", remedy="choose a MIG capable GPU")
@@ -75,7 +76,7 @@ class Foreign:
     # --- holders ---
 
     def attach(self, index: int, pid: int, start: int | None = None, memory_mib: int = 450) -> None:
-        """A foreign process with a context, on an instance or on a whole GPU; NVML lists it."""
+        """Attach a foreign process with a context to an instance or a whole GPU; NVML lists it."""
         gpu = self._machine.gpu(index)
         if start is None:
             self._do(index, "attach", lambda _: self._machine.driver.attach(pid, gpu, memory_mib))
@@ -86,40 +87,41 @@ class Foreign:
         self._machine.driver.attach(pid, next(iter(instance.computes.values())), memory_mib)
 
     def detach(self, pid: int) -> None:
+        """End a foreign process."""
         self._machine.detach(pid)
 
-    def hold(self, index: int, start: int | None = None) -> None:
-        """A client that NVML does not list (a handle that DCGM leaked) keeps an instance, or the GPU, IN_USE."""
-        (self._machine.gpu(index) if start is None else self._instance(index, start)).held = True
+    def leak_handle(self, index: int, start: int | None = None) -> None:
+        """Keep an instance, or the GPU, IN_USE by a client that NVML does not list (a handle that DCGM leaked)."""
+        (self._machine.gpu(index) if start is None else self._instance(index, start)).handle_leaked = True
 
-    def release(self, index: int) -> None:
-        """The hidden client is gone (DCGM was restarted)."""
+    def release_handles(self, index: int) -> None:
+        """Release all leaked handles of a GPU (DCGM was restarted)."""
         gpu = self._machine.gpu(index)
-        gpu.held = False
+        gpu.handle_leaked = False
         for instance in gpu.instances.values():
-            instance.held = False
+            instance.handle_leaked = False
 
     # --- the board ---
 
     def foreign_load(self, index: int, watts: float) -> None:
-        """Power that no slice of ours draws."""
+        """Set the power that foreign processes draw [W]."""
         self._machine.foreign_w[self._machine.gpu(index).index] = watts
 
     def overheat(self, index: int, mhz: int) -> None:
-        """Heat holds the clock at `mhz` until it is called with 0."""
+        """Hold the clock at `mhz` by heat, until it is called with 0."""
         self._machine.gpu(index).thermal_mhz = mhz or None
 
     def xid(self, index: int, code: int, start: int | None = None) -> None:
-        """A critical error for those who wait for events; the GPU goes on."""
+        """Report an Xid error to those who wait for events; the GPU goes on."""
         gpu = self._machine.gpu(index)
         self._machine.driver.xid(gpu, code, None if start is None else self._instance(index, start))
 
     def lose(self, index: int) -> None:
-        """It falls off the bus (Xid 79); back after a reset."""
+        """Let a GPU fall off the bus (Xid 79); back after a reset."""
         self._machine.driver.lose(self._machine.gpu(index))
 
     def deinitialise(self, index: int) -> None:
-        """The last client left a GPU without persistence mode: locks, limits and counter start anew, handles stay."""
+        """Let go of a GPU without persistence mode: locks, limits and counter start anew, handles stay."""
         gpu = self._machine.gpu(index)
         if gpu.persistence or gpu.processes:
             why = "persistence mode is on" if gpu.persistence else "processes are on it"
@@ -127,6 +129,7 @@ class Foreign:
         self._machine.deinitialise(gpu)
 
     def reset(self, index: int) -> None:
+        """Reset a GPU."""
         self._do(index, "reset", self._machine.reset)
 
     # --- helpers ---

@@ -1,27 +1,26 @@
-"""Which runtime a node's settings ask for."""
+"""Factory of the runtime that a node's settings ask for, and of the Triton installation that it starts."""
 
 import hashlib
 import os
 
 import structlog
 
-from power_agent.devices.inventory import boot_id
+from power_agent.devices.gpus import boot_id
 from power_agent.devices.node_client import NodeClient
 from power_agent.runtimes.base import Runtime
 from power_agent.runtimes.cgroup import find_cgroups
 from power_agent.runtimes.docker import DockerOptions, DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
-from power_agent.runtimes.node import NodeRuntime
+from power_agent.runtimes.node import NodeRuntime, SplitRuntime
 from power_agent.runtimes.process import ProcessRuntime
-from power_agent.runtimes.split import SplitRuntime
 from power_agent.settings import PowerAgentSettings
 from power_agent.triton_install import TritonInstall, find_triton, prepare_triton, with_backend
 from trefoil.core.errors import SettingError
 from trefoil.runtime.clock import WallClock
 
 
-def choose_runtime(settings: PowerAgentSettings, client: NodeClient | None) -> Runtime:
-    """The runtime that `settings.runtime` names; `client` is that of the simulated node, if there is one.
+def build_runtime(settings: PowerAgentSettings, client: NodeClient | None) -> Runtime:
+    """Build the runtime that `settings.runtime` names; `client` is that of the simulated node, if there is one.
 
     Raises:
         SettingError: it needs something that the settings do not give.
@@ -32,7 +31,7 @@ def choose_runtime(settings: PowerAgentSettings, client: NodeClient | None) -> R
                 remedy = "set node_socket to that of a simulated node, or runtime to process or docker"
                 raise SettingError("no simulated node is named", field="runtime", value="node", remedy=remedy)
             node = NodeRuntime(client)
-            return SplitRuntime(node, process_runtime(settings)) if settings.cpu == "serve" else node
+            return SplitRuntime(node, build_process_runtime(settings)) if settings.cpu == "serve" else node
         case "docker":
             if not settings.docker_image:
                 remedy = "set docker_image to an image with a tritonserver, or runtime to process"
@@ -49,11 +48,11 @@ def choose_runtime(settings: PowerAgentSettings, client: NodeClient | None) -> R
             )
             return DockerRuntime(Engine(settings.docker_url), options)
         case _:
-            return process_runtime(settings)
+            return build_process_runtime(settings)
 
 
-def process_runtime(settings: PowerAgentSettings) -> ProcessRuntime:
-    """Tritons as processes of this host. Says once what the host's control groups cannot do."""
+def build_process_runtime(settings: PowerAgentSettings) -> ProcessRuntime:
+    """Build the runtime of host processes. Says once what the host's control groups cannot do."""
     # Several agents of one host (tests, two clusters) must not share groups: their slices have the same names.
     name = hashlib.sha256(os.fsencode(settings.state_dir.absolute())).hexdigest()[:8]
     cgroups = find_cgroups(name, settings.cgroup_parent)
@@ -62,13 +61,13 @@ def process_runtime(settings: PowerAgentSettings) -> ProcessRuntime:
     return ProcessRuntime(settings.state_dir / "runtime", cgroups, WallClock(), boot_id())
 
 
-def lacks(runtime: Runtime) -> dict[str, str]:
-    """What CPU slices cannot have by this runtime: name -> why and remedy."""
-    return runtime.lacks if isinstance(runtime, ProcessRuntime | SplitRuntime) else {}
+def missing_resources(runtime: Runtime) -> dict[str, str]:
+    """Resources that CPU slices cannot have by this runtime: name -> why and remedy."""
+    return runtime.missing_resources if isinstance(runtime, ProcessRuntime | SplitRuntime) else {}
 
 
 def install_triton(settings: PowerAgentSettings, runtime: Runtime) -> TritonInstall:
-    """The tritonserver that a runtime starts, made usable. Blocking.
+    """Installation of the tritonserver that a runtime starts, made usable. Blocking.
 
     Raises:
         StartError: naming what is missing and what brings it.

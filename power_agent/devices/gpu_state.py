@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from power_agent.devices.tables import GiProfile, GpuModel
+from power_agent.devices.gpu_models import GiProfile, GpuModel
 
 
 class Nvml(IntEnum):
-    """The return codes that this driver gives (nvmlReturn_t)."""
+    """Return codes that this driver gives (nvmlReturn_t)."""
 
     SUCCESS = 0
     UNINITIALIZED = 1
@@ -35,7 +35,7 @@ class Nvml(IntEnum):
 
 
 class NvmlFault(Exception):
-    """A refused call."""
+    """A driver call refused with an NVML return code."""
 
     def __init__(self, code: Nvml) -> None:
         super().__init__(code.name)
@@ -63,13 +63,15 @@ class GpuInstance:
     start: int
     generation: int
     computes: dict[int, ComputeInstance] = field(default_factory=dict)
-    held: bool = False  # by a client that NVML does not list, such as a leaked handle of DCGM
+    handle_leaked: bool = False  # by a client that NVML does not list, such as a leaked handle of DCGM
 
     @property
     def size(self) -> int:
+        """Size in memory slices."""
         return self.profile.memory_slices
 
     def overlaps(self, start: int, size: int) -> bool:
+        """Whether it takes any of these memory slices."""
         return self.start < start + size and start < self.start + self.size
 
 
@@ -84,7 +86,7 @@ class DriverProcess:
 
 @dataclass(slots=True, eq=False)
 class Gpu:
-    """One simulated GPU."""
+    """State of one simulated GPU."""
 
     index: int
     model: GpuModel
@@ -93,7 +95,7 @@ class Gpu:
     mig_pending: bool
     persistence: bool = True
     lost: bool = False
-    held: bool = False  # by a hidden client: no MIG mode change and no reset until it is gone
+    handle_leaked: bool = False  # by a hidden client: no MIG mode change and no reset until it is gone
     locked_mhz: tuple[int, int] | None = None
     locked_before_mhz: tuple[int, int] | None = None  # holds until settles_at_s
     settles_at_s: float = 0.0
@@ -112,35 +114,38 @@ class Gpu:
     instances: dict[int, GpuInstance] = field(default_factory=dict)
     processes: dict[int, DriverProcess] = field(default_factory=dict)
     busy_s: dict[int, tuple[float, float]] = field(default_factory=dict)  # for GPM: generation (0: GPU) -> busy, dense
-    ghosts: list[tuple[int, int]] = field(default_factory=list)  # (profile id, dead handle) that listings still show
+    stale_listed: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # (profile id, dead handle) that listings still show
 
     def __post_init__(self) -> None:
         self.power_limit_w = self.power_limit_w or self.model.power_limit_w[1]
 
     def lock_mhz(self, now_s: float) -> tuple[int, int] | None:
-        """The locked range that the clock follows now."""
+        """Locked clock range that the clock follows now; None: not locked."""
         return self.locked_before_mhz if now_s < self.settles_at_s else self.locked_mhz
 
     def clock_at_mhz(self, now_s: float) -> int:
-        """With a context the clock goes to the top of its range, without one to the bottom; locks narrow the range."""
+        """SM clock: with a context the top of its range, without one the bottom; locks narrow the range."""
         low, _ = self.lock_mhz(now_s) or (self.model.clock_min_mhz, 0)
         return self.serving_clock_at_mhz(now_s) if self.processes else low
 
     def serving_clock_at_mhz(self, now_s: float) -> int:
-        """The clock of a GPU that computes: the top of the range, unless power or heat hold it back."""
+        """SM clock of a GPU that computes: the top of the range, unless power or heat hold it back."""
         _, high = self.lock_mhz(now_s) or (0, self.model.clock_max_mhz)
         return min([high, *(cap for cap in (self.throttle_mhz, self.thermal_mhz) if cap is not None)])
 
     @property
     def clock_mhz(self) -> int:
-        """Where the clock is once it has settled."""
+        """SM clock once it has settled."""
         return self.clock_at_mhz(float("inf"))
 
     @property
     def serving_clock_mhz(self) -> int:
+        """SM clock of a GPU that computes, once it has settled."""
         return self.serving_clock_at_mhz(float("inf"))
 
     def computes(self) -> Iterator[ComputeInstance]:
-        """In GPU-instance order."""
+        """Compute instances in GPU-instance order."""
         for gi_id in sorted(self.instances):
             yield from self.instances[gi_id].computes.values()
