@@ -132,10 +132,6 @@ class OneLine(ABC):
     def _reason(self, target: RouteTarget) -> str:
         return "had a credit"
 
-    def _idlest_of(self, accounts: Sequence[Account]) -> Account:
-        """`_idlest` among some with a credit, for requests that not all slices may have."""
-        return min(accounts, key=lambda each: (self._score(each), each.taken_at, each.order))
-
     # ------------------------------------------------------------------------------------------------------------------
 
     def _past_the_line(self, floor: float) -> Seat | None:
@@ -145,7 +141,8 @@ class OneLine(ABC):
         if queue.waiting:
             lanes = frozenset(queue.lanes())
             accounts = [each for each in accounts if lanes.isdisjoint(each.lanes)]
-        return self._credits.take(self._idlest_of(accounts)) if accounts else None
+        best = min(accounts, key=lambda each: (self._score(each), each.taken_at, each.order), default=None)
+        return self._credits.take(best) if best is not None else None
 
     def _lane(self, floor: float) -> int:
         at = bisect_left(self._levels, floor)

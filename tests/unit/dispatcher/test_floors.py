@@ -45,7 +45,7 @@ def test_a_burst_of_floors_is_forgotten_soon():
     assert Counter(after[first:])[L] / (1000 - first) == pytest.approx(0.1, abs=0.02)
 
 
-@pytest.mark.parametrize("name", ["fifo", "least_loaded", "p2c", "weighted"])
+@pytest.mark.parametrize("name", ["fifo", "least_loaded", "weighted"])
 def test_a_floor_waits_for_its_slice_while_others_are_served(name):
     router = routing(name)
     router.on_table(route([target(0, XS, 0.5, 1), target(1, L, 0.5, 1)], name), 0.0)
@@ -60,7 +60,7 @@ def test_a_floor_waits_for_its_slice_while_others_are_served(name):
     assert (pulled.id, pick.variant) == (2, L)
 
 
-@pytest.mark.parametrize("name", ["fifo", "least_loaded", "p2c", "weighted"])
+@pytest.mark.parametrize("name", ["fifo", "least_loaded", "weighted"])
 def test_a_floor_that_is_not_there_waits_for_the_table_that_brings_it(name):
     router = routing(name)
     router.on_table(route([target(0, XS)], name), 0.0)

@@ -152,9 +152,9 @@ def test_an_unknown_router_or_queue_is_refused_at_start(setting):
 
 def test_an_operator_chooses_router_and_queue_for_every_family():
     made = tables.with_parts(
-        plan([of("cats", []), of("dogs", [], "weighted")]), "p2c", "tests.support.own_queue:Urgent"
+        plan([of("cats", []), of("dogs", [], "weighted")]), "fifo", "tests.support.own_queue:Urgent"
     )
-    assert [(each.router, each.queue) for each in made.routes] == [("p2c", "tests.support.own_queue:Urgent")] * 2
+    assert [(each.router, each.queue) for each in made.routes] == [("fifo", "tests.support.own_queue:Urgent")] * 2
     tables.check(made, Revision())
     with pytest.raises(PlanError, match="shortest"):
         tables.check(tables.with_parts(made, "", "shortest"), Revision())
