@@ -7,22 +7,18 @@ from collections.abc import Sequence
 import structlog
 import uvloop
 
-from dispatcher import front
-from dispatcher.admin import NAME, DispatcherAdmin
+from dispatcher.admin import NAME, DispatcherAdmin, Siblings
 from dispatcher.contracts import Contracts
 from dispatcher.draining import DrainPart
-from dispatcher.exposition import ExpositionPart
-from dispatcher.front import Fronts
+from dispatcher.front import Fronts, InferencePart
 from dispatcher.hub import Hub
-from dispatcher.listening import Listening
 from dispatcher.loop import Loop
+from dispatcher.metrics import ExpositionPart, Gauges
 from dispatcher.peer_server import PeerPart
 from dispatcher.prober import Prober
 from dispatcher.rest.server import RestPart
 from dispatcher.settings import DispatcherSettings
-from dispatcher.siblings import Siblings
 from dispatcher.supervisor import SETTINGS_REFUSED, end_with_supervisor, supervise
-from dispatcher.telemetry import Gauges
 from protos.dispatcher.v1 import dispatcher_pb2_grpc
 from trefoil.core.errors import TrefoilError
 from trefoil.runtime import config, rpc
@@ -30,46 +26,6 @@ from trefoil.runtime.clock import WallClock
 from trefoil.runtime.service import MetricsPart, Part, ServerPart, StatePart, main
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
-
-HEALTH_TICK_S = 0.1
-
-
-class InferencePart(ServerPart):
-    """Serves clients, and at the end lets what is in flight finish."""
-
-    def __init__(self, fronts: Fronts, drain: DrainPart | None = None) -> None:
-        super().__init__(lambda: front.make_server(fronts))
-        self._hub = fronts.hub
-        self._streams = fronts.streams
-        self._drain = drain or DrainPart(fronts.hub)
-        self._listening: Listening | None = None
-
-    async def init(self) -> None:
-        """Listen."""
-        await super().init()
-        assert self.server is not None
-        if self._hub.settings.workers > 1:
-            self._listening = Listening(self.server.port)
-
-    async def run(self) -> None:
-        """Health follows readiness."""
-        assert self.server is not None
-        ready = None
-        while True:
-            if ready is not (ready := not self._hub.not_ready()):
-                for name in ("", *self.server.names):
-                    await self.server.serving(name, ready)
-            await self._hub.clock.sleep(HEALTH_TICK_S)
-
-    async def shutdown(self) -> None:
-        """No new requests from now on; those under way, queued ones included, have stop_grace_s to end."""
-        assert self.server is not None
-        self._hub.draining = True
-        self._streams.close()
-        if self._listening is not None:
-            self._listening.close()
-        await self._drain.bounded(self.server.stop, self._hub.settings.stop_grace_s)
-        await self._hub.transport.close()
 
 
 def build(argv: Sequence[str]) -> list[Part]:

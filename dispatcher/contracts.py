@@ -14,17 +14,12 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.core.sequences import IDLE_DEFAULT_S
 from dispatcher.hub import Hub
-from dispatcher.wire import PUBLIC_VERSION
+from dispatcher.wire import BYTES_PER_ELEMENT, PUBLIC_VERSION
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.model_files import alone
 
 ASK_TIMEOUT_S: Final = 5.0
-BYTES_PER_ELEMENT: Final = {
-    "BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4,
-    "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8, "BYTES": 4,
-}  # fmt: skip
-"""BYTES: an empty element is its 4-byte length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher.admission import Caller, Refused
 from dispatcher.contracts import Contracts
 from dispatcher.core.tenants import ADMIN
+from dispatcher.draining import DrainPart
 from dispatcher.gate import Gate
 from dispatcher.hub import Hub
 from dispatcher.inference import Inference
+from dispatcher.listening import Listening
 from dispatcher.peers import Peers
 from dispatcher.service import UNIMPLEMENTED, KserveService
 from dispatcher.settings import DispatcherSettings
@@ -24,10 +26,12 @@ from dispatcher.streams import Streams
 from dispatcher.transport import SERVICE
 from trefoil.core.errors import TrefoilError
 from trefoil.runtime import rpc
+from trefoil.runtime.service import ServerPart
 from trefoil.runtime.telemetry import Metrics
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
-CHANGES = ("RepositoryModelLoad", "RepositoryModelUnload")
+HEALTH_TICK_S: Final = 0.1
+CHANGES: Final = ("RepositoryModelLoad", "RepositoryModelUnload")
 """What needs the admin role."""
 
 
@@ -83,6 +87,44 @@ def _ages(settings: DispatcherSettings) -> list[tuple[str, int]]:
         ("grpc.max_connection_age_ms", int(settings.connection_age_max_s * 1e3)),
         ("grpc.max_connection_age_grace_ms", int(settings.connection_age_grace_s * 1e3)),
     ]
+
+
+class InferencePart(ServerPart):
+    """Serves clients, and at the end lets what is in flight finish."""
+
+    def __init__(self, fronts: Fronts, drain: DrainPart | None = None) -> None:
+        super().__init__(lambda: make_server(fronts))
+        self._hub = fronts.hub
+        self._streams = fronts.streams
+        self._drain = drain or DrainPart(fronts.hub)
+        self._listening: Listening | None = None
+
+    async def init(self) -> None:
+        """Listen."""
+        await super().init()
+        assert self.server is not None
+        if self._hub.settings.workers > 1:
+            self._listening = Listening(self.server.port)
+
+    async def run(self) -> None:
+        """Health follows readiness."""
+        assert self.server is not None
+        ready = None
+        while True:
+            if ready is not (ready := not self._hub.not_ready()):
+                for name in ("", *self.server.names):
+                    await self.server.serving(name, ready)
+            await self._hub.clock.sleep(HEALTH_TICK_S)
+
+    async def shutdown(self) -> None:
+        """No new requests from now on; those under way, queued ones included, have stop_grace_s to end."""
+        assert self.server is not None
+        self._hub.draining = True
+        self._streams.close()
+        if self._listening is not None:
+            self._listening.close()
+        await self._drain.bounded(self.server.stop, self._hub.settings.stop_grace_s)
+        await self._hub.transport.close()
 
 
 def handlers(fronts: Fronts) -> Any:

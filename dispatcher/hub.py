@@ -12,12 +12,10 @@ from typing import Any, Final
 import structlog
 
 from dispatcher.core import table as tables
-from dispatcher.core.carbon import ratio_now
 from dispatcher.core.crew import Crew, Worker
 from dispatcher.core.ejection import OUTLIERS, Ejections, Failure
-from dispatcher.core.health import Health
-from dispatcher.core.outliers import panics
-from dispatcher.core.receipts import Receipts
+from dispatcher.core.outliers import Health, panics
+from dispatcher.core.receipts import Receipts, ratio_now
 from dispatcher.core.retries import RetryBudget
 from dispatcher.core.sequences import Pin, Sequences
 from dispatcher.core.table import Endpoint, Table

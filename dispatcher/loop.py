@@ -16,7 +16,7 @@ from dispatcher.core.crew import LIVES
 from dispatcher.core.ejection import Failure
 from dispatcher.core.rungs import Seen, rungs
 from dispatcher.hub import Hub
-from dispatcher.telemetry import Gauges
+from dispatcher.metrics import Gauges
 from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.energy import ReceiptRates

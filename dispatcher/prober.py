@@ -21,7 +21,7 @@ from dispatcher import flows, wire
 from dispatcher.admission import Refused
 from dispatcher.contracts import Contract, Contracts
 from dispatcher.core.ejection import PROVEN_BY_INFERENCE, Failure, classify
-from dispatcher.core.health import FAULTS
+from dispatcher.core.outliers import FAULTS
 from dispatcher.hub import Hub
 from dispatcher.transport import Connection
 from trefoil.core.errors import TrefoilError

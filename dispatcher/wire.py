@@ -10,6 +10,11 @@ from typing import Final
 VERSION_FIELD: Final = b"\x12"  # field 2, length-delimited, in ModelInferRequest and ModelInferResponse
 PARAMETERS_FIELD: Final = b"\x22"  # field 4, a map entry, in both
 PUBLIC_VERSION: Final = "1"
+BYTES_PER_ELEMENT: Final = {
+    "BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4,
+    "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8, "BYTES": 4,
+}  # fmt: skip
+"""BYTES: an empty element is its 4-byte length."""
 
 CLEAR_VERSION: Final = VERSION_FIELD + b"\x00"  # upstream serves whichever version it has loaded
 

@@ -11,7 +11,7 @@ Deviations: none.
 from typing import Final
 
 from dispatcher import wire
-from trefoil.core.carbon import CarbonReading, Quality
+from trefoil.core.carbon import CarbonRatio, CarbonReading, Quality
 from trefoil.core.common import Basis
 from trefoil.core.energy import Receipt, ReceiptRate, ReceiptRates
 from trefoil.core.fleet import SliceKey
@@ -133,3 +133,11 @@ class Receipts:
             source = "simulated" if reading.simulated else reading.quality.name.lower()
             parts.append(f"{reading.intensity_g_per_kwh:g} g/kWh ({source}), PUE {self._told.pue:g}")
         return "; ".join((*parts, *self._carried))
+
+
+def ratio_now(found: CarbonRatio | None, reading: CarbonReading | None, now_s: float) -> float | None:
+    """The ratio in force at a time [UTC s]; None: unknown or stale."""
+    if found is None or reading is None or found.series != reading.series:
+        return None
+    interval_s = reading.ends_at_s - reading.starts_at_s
+    return found.cir if now_s - found.observed_at_s <= STALE_INTERVALS * interval_s else None

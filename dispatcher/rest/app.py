@@ -17,8 +17,7 @@ from dispatcher import service
 from dispatcher.admission import Caller, Refused
 from dispatcher.core.tenants import ADMIN, Tenant
 from dispatcher.front import Fronts
-from dispatcher.rest import codec, compression, raw
-from dispatcher.rest.plain import plain
+from dispatcher.rest import codec, compression
 from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.runtime.rpc import status_of
 
@@ -182,7 +181,7 @@ class RestApp:
                 "Invalid value for 'ready': expected a boolean", field="ready", value=ready, remedy="true or false"
             )
         index = await self._kserve.RepositoryIndex(pb.RepositoryIndexRequest(ready=ready), None)
-        models = [{name: value for name, value in plain(model).items() if value} for model in index.models]
+        models = [{name: value for name, value in codec.to_json(model).items() if value} for model in index.models]
         return Reply(200, codec.dumps(models))
 
     async def _infer(self, ask: Ask, tenant: Tenant, model: str, version: str) -> Reply:
@@ -210,7 +209,7 @@ class RestApp:
         length = _json_length(ask.headers.get(JSON_LENGTH), len(body))
         if length == 0 and body:
             config = (await self._contracts.of(model)).config.config
-            return raw.decode(body, config, version), raw.ALL_BINARY
+            return codec.decode_raw(body, config, version), codec.ALL_BINARY
         if length > self._json_bytes_max:
             raise _too_large(f"the JSON of a request has {length} bytes", "rest_json_bytes_max", self._json_bytes_max)
         if length < THREAD_BYTES:
@@ -300,7 +299,7 @@ def _refusal(refused: Refused) -> Reply:
 
 
 def _answer(message: Any) -> Reply:
-    return Reply(200, codec.dumps(plain(message)))
+    return Reply(200, codec.dumps(codec.to_json(message)))
 
 
 def _unimplemented(method: str) -> Refused:

@@ -22,8 +22,8 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from dispatcher import prober
+from dispatcher.admin import table_of
 from dispatcher.core.ejection import Failure
-from dispatcher.siblings import table_of
 from tests.integration.test_dispatcher_process import config, ended
 from tests.integration.test_dispatcher_process import start as start_process
 from tests.support import fake_triton as fake

@@ -13,8 +13,8 @@ import tritonclient.http as triton
 from tritonclient.http import aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from dispatcher.rest import protocol
-from dispatcher.rest.protocol import HEAD_BYTES_MAX
+from dispatcher.rest import server as rest_server
+from dispatcher.rest.server import HEAD_BYTES_MAX
 from tests.support.dispatching import Plane, Running, dispatching, until
 from tests.support.fake_triton import QUEUE_FULL, FakeTriton
 from tests.unit.dispatcher.worlds import node, plan, route, status, target
@@ -292,7 +292,7 @@ async def test_an_endless_head_is_cut_off_and_large_bodies_on_one_connection_are
 
 
 async def test_a_head_that_never_ends_is_cut_off_in_time(world, monkeypatch):
-    monkeypatch.setattr(protocol, "HEAD_S", 1.0)  # longer than a machine stands still between accepting and reading
+    monkeypatch.setattr(rest_server, "HEAD_S", 1.0)  # longer than a machine stands still between accepting and reading
     for sent in (b"", b"GET /v2 HTTP/1.1\r\n", b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\nGET /"):
         reader, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
         writer.write(sent)

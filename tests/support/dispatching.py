@@ -11,17 +11,16 @@ import grpc
 import numpy as np
 import tritonclient.grpc.aio as triton
 
-from dispatcher.__main__ import InferencePart
+from dispatcher.admin import Siblings
 from dispatcher.contracts import Contracts
-from dispatcher.front import Fronts
+from dispatcher.front import Fronts, InferencePart
 from dispatcher.hub import Hub
 from dispatcher.loop import Loop
+from dispatcher.metrics import Gauges
 from dispatcher.peer_server import PeerPart
 from dispatcher.prober import Prober
 from dispatcher.rest.server import RestPart
 from dispatcher.settings import DispatcherSettings
-from dispatcher.siblings import Siblings
-from dispatcher.telemetry import Gauges
 from tests.support.fake_triton import FakeTriton
 from trefoil.core.fleet import NodeStatus, SliceKey
 from trefoil.core.plan import Plan

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dispatcher.core import table as tables
-from dispatcher.core.carbon import ratio_now
 from dispatcher.core.family_queue import FamilyQueue
+from dispatcher.core.receipts import ratio_now
 from dispatcher.hub import Hub
 from dispatcher.knobs import Knobs
 from dispatcher.pump import Pump

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.core.ejection import FLAP_MAX_S, FLAP_S, PROBE_FIRST_S, Ejections, Failure
-from dispatcher.core.health import Health
-from dispatcher.core.outliers import Ramps, Silence, Strikes, panics
+from dispatcher.core.outliers import Health, Ramps, Silence, Strikes, panics
 from dispatcher.core.retries import RetryBudget
 from dispatcher.core.service_times import HALF_LIFE_S, ServiceTimes
 from tests.unit.dispatcher.worlds import key, node, status
