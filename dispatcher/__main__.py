@@ -11,7 +11,7 @@ from dispatcher.admin import NAME, DispatcherAdmin, Siblings
 from dispatcher.contracts import Contracts
 from dispatcher.draining import DrainPart
 from dispatcher.front import Fronts, InferencePart
-from dispatcher.hub import Hub
+from dispatcher.local_worker import LocalWorker
 from dispatcher.loop import Loop
 from dispatcher.metrics import ExpositionPart, Gauges
 from dispatcher.peer_server import PeerPart
@@ -38,27 +38,27 @@ def build(argv: Sequence[str]) -> list[Part]:
     state = State.connect(settings.redis_url, settings.cluster, clock=clock, metrics=metrics)
     if settings.supervisor_pid:
         end_with_supervisor(settings.supervisor_pid)
-    hub = Hub(settings, settings.dispatcher or f"dispatcher-{uuid.uuid4().hex[:12]}", clock)
-    contracts = Contracts(hub)
-    loop = Loop(hub, state, Gauges(hub, metrics))
-    fronts = Fronts.of(hub, contracts, metrics)
+    local = LocalWorker(settings, settings.dispatcher or f"dispatcher-{uuid.uuid4().hex[:12]}", clock)
+    contracts = Contracts(local)
+    loop = Loop(local, state, Gauges(local, metrics))
+    fronts = Fronts.of(local, contracts, metrics)
     tokens = fronts.gate if settings.tenants_file is not None else None
-    drain = DrainPart(hub)
-    siblings = Siblings(hub, fronts.peers, metrics)
+    drain = DrainPart(local)
+    siblings = Siblings(local, fronts.peers, metrics)
     one_of_many = settings.workers > 1
     shown = (
         ExpositionPart(settings.metrics_address, siblings.metrics)
         if one_of_many
         else MetricsPart(metrics, settings.metrics_address)
     )
-    admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(hub, loop, siblings), NAME)
+    admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(local, loop, siblings), NAME)
     return [
         StatePart(state),
         shown,
-        PeerPart(hub, fronts.inference, siblings.answers(), loop),  # before the loop says where it listens
+        PeerPart(local, fronts.inference, siblings.answers(), loop),  # before the loop says where it listens
         loop,
         fronts.peers,
-        Prober(hub, contracts),
+        Prober(local, contracts),
         ServerPart(lambda: rpc.make_server(settings, [admin], metrics=metrics, tokens=tokens, reuse_port=one_of_many)),
         fronts.gate,
         InferencePart(fronts, drain),

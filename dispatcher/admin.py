@@ -16,8 +16,8 @@ from dispatcher import knobs
 from dispatcher.contracts import unknown_model
 from dispatcher.core import crew
 from dispatcher.core.explain import explain
-from dispatcher.hub import Hub
 from dispatcher.knobs import Knobs
+from dispatcher.local_worker import LocalWorker
 from dispatcher.loop import Loop
 from dispatcher.metrics import exposition
 from dispatcher.peers import Peers
@@ -36,8 +36,8 @@ NAME: Final = "trefoil.dispatcher.v1.Dispatcher"
 class Siblings:
     """Belongs to one event loop."""
 
-    def __init__(self, hub: Hub, peers: Peers, metrics: Metrics) -> None:
-        self._hub = hub
+    def __init__(self, local: LocalWorker, peers: Peers, metrics: Metrics) -> None:
+        self._local = local
         self._peers = peers
         self._metrics = metrics
 
@@ -57,12 +57,12 @@ class Siblings:
         Raises:
             TrefoilError: as `explain_request` does.
         """
-        for worker in self._hub.table.elsewhere.get(request.family, ()):
+        for worker in self._local.routing.table.elsewhere.get(request.family, ()):
             if isinstance(told := await self._peers.ask_one(worker, "Explain", request.SerializeToString()), bytes):
                 answer = dispatcher_pb2.ExplainRequestResponse.FromString(told)
                 answer.why = f"forwarded to worker {crew.name(worker)}: {answer.why}"
                 return answer
-        return explain_request(self._hub, request)
+        return explain_request(self._local, request)
 
     async def windows(self, own: asyncio.Queue[LoadWindow]) -> AsyncGenerator[LoadWindow, None]:
         """The windows of all workers, as each is flushed. `own`: a subscription to this worker's."""
@@ -86,7 +86,7 @@ class Siblings:
 
     async def table(self) -> Any:
         """GetTableResponse of all workers: credits, requests in flight and open sequences are sums."""
-        whole = table_of(self._hub)
+        whole = table_of(self._local)
         for worker, told in (await self._peers.ask("Table", b"")).items():
             if isinstance(told, str):
                 whole.workers.add(dispatcher=worker[0], worker=worker[1], why=told)
@@ -103,14 +103,14 @@ class Siblings:
         """
         if not request.release and not request.why:
             raise InvalidInput("is empty", field="why", remedy="say why: clients and operators read it")
-        epoch = self._hub.table.revision.epoch
+        epoch = self._local.routing.table.revision.epoch
         if request.epoch < epoch:
             raise StaleRevision(
                 f"epoch {request.epoch} is older than that of the table, {epoch}", remedy="read it with GetTable"
             )
-        self._hub.drain("" if request.release else request.why)
+        self._local.drain("" if request.release else request.why)
         told = await self._peers.ask("Drain", request.SerializeToString())
-        answer = dispatcher_pb2.DrainResponse(workers=[status_of(self._hub)])
+        answer = dispatcher_pb2.DrainResponse(workers=[status_of(self._local)])
         for worker, said in told.items():
             if isinstance(said, str):
                 answer.workers.add(dispatcher=worker[0], worker=worker[1], why=said)
@@ -122,22 +122,22 @@ class Siblings:
         """The Prometheus text of all workers, each sample with the place of its worker."""
         told = await self._peers.ask("Metrics", b"")
         texts = {worker: text for worker, text in told.items() if isinstance(text, bytes)}
-        return exposition({place(w): t for w, t in {**texts, self._hub.me: self._metrics.text().encode()}.items()})
+        return exposition({place(w): t for w, t in {**texts, self._local.id: self._metrics.text().encode()}.items()})
 
     async def _statistics(self, _: bytes) -> bytes:
-        return bytes(local_model_statistics(self._hub).SerializeToString())
+        return bytes(local_model_statistics(self._local).SerializeToString())
 
     async def _table(self, _: bytes) -> bytes:
-        return bytes(table_of(self._hub).SerializeToString())
+        return bytes(table_of(self._local).SerializeToString())
 
     async def _drain(self, data: bytes) -> bytes:
         request = dispatcher_pb2.DrainRequest.FromString(data)
-        self._hub.drain("" if request.release else request.why)
-        return bytes(status_of(self._hub).SerializeToString())
+        self._local.drain("" if request.release else request.why)
+        return bytes(status_of(self._local).SerializeToString())
 
     async def _explain(self, data: bytes) -> bytes:
         return bytes(
-            explain_request(self._hub, dispatcher_pb2.ExplainRequestRequest.FromString(data)).SerializeToString()
+            explain_request(self._local, dispatcher_pb2.ExplainRequestRequest.FromString(data)).SerializeToString()
         )
 
     async def _text(self, _: bytes) -> bytes:
@@ -149,29 +149,29 @@ def place(worker: crew.Worker) -> int:
     return crew.place(worker)[1]
 
 
-def table_of(hub: Hub) -> Any:
+def table_of(local: LocalWorker) -> Any:
     """GetTableResponse of this worker alone."""
-    table = hub.table
+    table = local.routing.table
     return dispatcher_pb2.GetTableResponse(
         table=codec.to_proto(table.revision),
         routes=[codec.to_proto(table.routes[family]) for family in sorted(table.routes)],
-        slices=[codec.to_proto(load) for load in hub.loads()],
-        why=hub.standing,
-        workers=[status_of(hub)],
+        slices=[codec.to_proto(load) for load in local.routing.loads()],
+        why=local.standing,
+        workers=[status_of(local)],
     )
 
 
-def status_of(hub: Hub) -> Any:
+def status_of(local: LocalWorker) -> Any:
     """How this worker stands."""
     return dispatcher_pb2.WorkerStatus(
-        dispatcher=hub.me[0],
-        worker=hub.me[1],
-        table=codec.to_proto(hub.table.revision),
-        draining=hub.draining,
-        in_flight=sum(hub.in_flight().values()),
-        waiting=sum(pump.waiting for pump in hub.each_pump),
-        peer_target=hub.peer_target,
-        why=hub.not_ready(),
+        dispatcher=local.id[0],
+        worker=local.id[1],
+        table=codec.to_proto(local.routing.table.revision),
+        draining=local.draining,
+        in_flight=sum(local.routing.in_flight().values()),
+        waiting=sum(pump.waiting for pump in local.routing.each_queue),
+        peer_target=local.peer_target,
+        why=local.not_ready(),
     )
 
 
@@ -204,23 +204,24 @@ def _key(slice_: Any) -> bytes:
     return bytes(slice_.SerializeToString(deterministic=True))
 
 
-def explain_request(hub: Hub, request: Any) -> Any:
+def explain_request(local: LocalWorker, request: Any) -> Any:
     """ExplainRequestResponse.
 
     Raises:
         NotFound: nobody serves the family.
         InvalidInput: a parameter that a request could not have.
     """
-    family, table = request.family, hub.table
+    family, table = request.family, local.routing.table
     if family not in table.routes:
         raise unknown_model(family)
     asked, priority = _explained_parameters(request.params)
     ticket = Ticket(
         id=0, family=family, slo_class=asked.slo_class, tenant="", items=1, bytes=0,
-        arrived_s=hub.clock.monotonic_s(), deadline_s=None, min_accuracy=asked.min_accuracy, priority=priority,
-        sequence_id="", sequence_start=False, sequence_end=False, length_score=None, slo_ms=hub.slo_ms(family, asked),
+        arrived_s=local.clock.monotonic_s(), deadline_s=None, min_accuracy=asked.min_accuracy, priority=priority,
+        sequence_id="", sequence_start=False, sequence_end=False, length_score=None,
+        slo_ms=local.routing.slo_ms(family, asked),
     )  # fmt: skip
-    standing = hub.pumps[family].standing(ticket, table.planned[family], table.missing.get(family, {}))
+    standing = local.routing.queues[family].standing(ticket, table.planned[family], table.missing.get(family, {}))
     found = explain(standing, ticket)
     return dispatcher_pb2.ExplainRequestResponse(
         table=codec.to_proto(table.revision),
@@ -254,14 +255,14 @@ def _explained_parameters(params: Mapping[str, str]) -> tuple[Knobs, int]:
 class DispatcherAdmin(dispatcher_pb2_grpc.DispatcherServicer):  # type: ignore[misc]
     """Errors become statuses in the server's interceptor."""
 
-    def __init__(self, hub: Hub, loop: Loop, siblings: Siblings | None = None) -> None:
-        self._hub = hub
+    def __init__(self, local: LocalWorker, loop: Loop, siblings: Siblings | None = None) -> None:
+        self._local = local
         self._loop = loop
         self._siblings = siblings
 
     async def GetTable(self, request: Any, context: Any) -> Any:
         """The routes in force with what is known of each target, over all workers."""
-        return await self._siblings.table() if self._siblings is not None else table_of(self._hub)
+        return await self._siblings.table() if self._siblings is not None else table_of(self._local)
 
     async def Drain(self, request: Any, context: Any) -> Any:
         """Take all workers of this dispatcher out of service, or back into it."""
@@ -271,7 +272,9 @@ class DispatcherAdmin(dispatcher_pb2_grpc.DispatcherServicer):  # type: ignore[m
     async def ExplainRequest(self, request: Any, context: Any) -> Any:
         """Where a request would go now, and how every target of its family stands."""
         return (
-            await self._siblings.explain(request) if self._siblings is not None else explain_request(self._hub, request)
+            await self._siblings.explain(request)
+            if self._siblings is not None
+            else explain_request(self._local, request)
         )
 
     async def WatchLoad(self, request: Any, context: Any) -> AsyncIterator[Any]:

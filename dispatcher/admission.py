@@ -13,8 +13,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher import knobs, wire
 from dispatcher.contracts import Contracts, unknown_model
-from dispatcher.hub import Hub
 from dispatcher.knobs import Knobs
+from dispatcher.local_worker import LocalWorker
 from dispatcher.pump import Pump
 from dispatcher.sequencing import SequencePump
 from trefoil.core.brains import Pick, Ticket
@@ -70,8 +70,12 @@ class Request:
 class Admission:
     """Belongs to one event loop."""
 
-    def __init__(self, hub: Hub, contracts: Contracts) -> None:
-        self._hub = hub
+    def __init__(self, local: LocalWorker, contracts: Contracts) -> None:
+        self._local = local
+        self._load = local.accounting.load
+        self._routing = local.routing
+        self._clock = local.clock
+        self._settings = local.settings
         self._contracts = contracts
         self._ids = itertools.count(1)
 
@@ -119,7 +123,7 @@ class Admission:
         ticket = Ticket(
             id=next(self._ids),
             family=family,
-            slo_class=self._hub.book.class_name(asked.slo_class),
+            slo_class=self._load.class_name(asked.slo_class),
             tenant=caller.tenant,
             items=max(1, shape[0]) if shape and self._batches(family) else 1,
             bytes=len(data),
@@ -131,10 +135,10 @@ class Admission:
             sequence_start=sequence_start,
             sequence_end=sequence_end,
             length_score=None,
-            slo_ms=self._hub.slo_ms(family, asked),
+            slo_ms=self._routing.slo_ms(family, asked),
         )
         if not caller.hops:  # else it was counted where the client came in
-            self._hub.book.arrived(family, ticket.slo_class, self._hub.clock.now_s(), caller.tenant)
+            self._load.arrived(family, ticket.slo_class, self._clock.now_s(), caller.tenant)
         return Request(pump, ticket, payload, asked, timeout_binds)
 
     async def in_sequence(self, request: Request) -> None:
@@ -147,7 +151,7 @@ class Admission:
         family = request.ticket.family
         contract = self._contracts.known(family) or await self._contracts.of(family)
         if contract.sequence_idle_s is not None:
-            request.pump = self._hub.sequenced(family, contract.sequence_idle_s)
+            request.pump = self._routing.sequenced(family, contract.sequence_idle_s)
 
     def _deadline(
         self, family: str, deadline_s: float | None, timeout_s: float, arrived_s: float
@@ -158,15 +162,15 @@ class Admission:
             own_s = arrived_s + timeout_s
             return (own_s, True) if deadline_s is None or own_s < deadline_s else (deadline_s, False)
         if deadline_s is None:
-            settings = self._hub.settings
+            settings = self._settings
             default_s = settings.deadlines_s.get(family, settings.deadline_s)
             return (arrived_s + default_s, False) if default_s else (None, False)
         return deadline_s, False
 
     def _pump(self, family: str) -> Pump:
-        pump = self._hub.pumps.get(family)
-        if pump is None or family not in self._hub.table.routes:
-            raise unknown_model(family) if self._hub.table.routes else Unavailable(self._hub.not_ready())
+        pump = self._routing.queues.get(family)
+        if pump is None or family not in self._routing.table.routes:
+            raise unknown_model(family) if self._routing.table.routes else Unavailable(self._local.not_ready())
         return pump
 
     def _batches(self, family: str) -> bool:

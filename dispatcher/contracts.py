@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.core.sequences import IDLE_DEFAULT_S
-from dispatcher.hub import Hub
+from dispatcher.local_worker import LocalWorker
 from dispatcher.wire import BYTES_PER_ELEMENT, PUBLIC_VERSION
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import SliceKey
@@ -59,8 +59,8 @@ class Contract:
 class Contracts:
     """Contracts by family, asked once each."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, local: LocalWorker) -> None:
+        self._routing = local.routing
         self._known: dict[str, Contract] = {}
         self._asking = asyncio.Lock()
 
@@ -75,7 +75,7 @@ class Contracts:
             NotFound: the plan routes no such family.
             Unavailable: it is not known yet, and no live slice tells.
         """
-        if family not in self._hub.table.routes:
+        if family not in self._routing.table.routes:
             raise unknown_model(family)
         async with self._asking:
             if family not in self._known:
@@ -84,7 +84,7 @@ class Contracts:
 
     async def from_slice(self, family: str, slice_: SliceKey) -> Contract:
         """What one slice says; raises AioRpcError."""
-        connection = self._hub.transport.to(slice_)
+        connection = self._routing.transport.to(slice_)
         asked = pb.ModelMetadataRequest(name=family)
         metadata = await connection.ask("ModelMetadata", asked, pb.ModelMetadataResponse, ASK_TIMEOUT_S)
         wanted = pb.ModelConfigRequest(name=family)
@@ -92,8 +92,8 @@ class Contracts:
         return published(family, metadata, config.config)
 
     async def _ask(self, family: str) -> Contract:
-        why = self._hub.table.why.get(family) or "no slice is live"
-        for slice_ in self._hub.table.alive.get(family, ()):
+        why = self._routing.table.why.get(family) or "no slice is live"
+        for slice_ in self._routing.table.alive.get(family, ()):
             try:
                 return await self.from_slice(family, slice_)
             except grpc.aio.AioRpcError as error:

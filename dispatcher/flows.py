@@ -15,8 +15,8 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher import wire
 from dispatcher.admission import Refused, Request
 from dispatcher.core.ejection import Failure, classify, is_overload
-from dispatcher.hub import Hub
 from dispatcher.inference import Inference, status
+from dispatcher.local_worker import LocalWorker
 from dispatcher.transport import Connection
 from trefoil.core.errors import Unavailable
 
@@ -27,9 +27,10 @@ class Flow:
     """Passes what a slice answers to `send`. With `grpc_error` the first error ends it with its status."""
 
     def __init__(
-        self, hub: Hub, inference: Inference, send: Callable[[bytes], Awaitable[None]], grpc_error: bool
+        self, local: LocalWorker, inference: Inference, send: Callable[[bytes], Awaitable[None]], grpc_error: bool
     ) -> None:
-        self._hub = hub
+        self._transport = local.routing.transport
+        self._evidence = local.health.evidence
         self._inference = inference
         self._send = send
         self._grpc_error = grpc_error
@@ -50,7 +51,7 @@ class Flow:
             pick = await self._inference.pick(request)
             connection = None
             try:
-                connection = self._hub.transport.to(pick.slice)
+                connection = self._transport.to(pick.slice)
                 await self._run(request, connection, wants_final)
             except (grpc.aio.AioRpcError, Unavailable, Refused) as error:
                 if self._over:
@@ -92,7 +93,7 @@ class Flow:
 
     async def _pass(self, request: Request, data: bytes, wants_final: bool) -> None:
         assert request.pick is not None
-        self._hub.health.heard[request.pick.slice] += 1  # it lives, however long the whole takes
+        self._evidence.heard[request.pick.slice] += 1  # it lives, however long the whole takes
         answer = _parse(data)
         inner = answer.infer_response
         final = wire.IS_FINAL in inner.parameters and inner.parameters[wire.IS_FINAL].bool_param

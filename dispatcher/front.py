@@ -16,9 +16,9 @@ from dispatcher.contracts import Contracts
 from dispatcher.core.tenants import ADMIN
 from dispatcher.draining import DrainPart
 from dispatcher.gate import Gate
-from dispatcher.hub import Hub
 from dispatcher.inference import Inference
 from dispatcher.listening import Listening
+from dispatcher.local_worker import LocalWorker
 from dispatcher.peers import Peers
 from dispatcher.service import UNIMPLEMENTED, KserveService
 from dispatcher.settings import DispatcherSettings
@@ -44,7 +44,7 @@ may wait is for our queues to say, with a reason."""
 class Fronts:
     """What every front of a worker answers with."""
 
-    hub: Hub
+    local: LocalWorker
     contracts: Contracts
     kserve: KserveService
     inference: Inference
@@ -53,18 +53,18 @@ class Fronts:
     streams: Streams
 
     @classmethod
-    def of(cls, hub: Hub, contracts: Contracts, metrics: Metrics | None = None) -> "Fronts":
+    def of(cls, local: LocalWorker, contracts: Contracts, metrics: Metrics | None = None) -> "Fronts":
         """Raises `SettingError` for a tenants file that cannot be used."""
-        gate = Gate(hub.settings, hub.clock, metrics)
-        peers = Peers(hub)
-        inference = Inference(hub, contracts, peers)
-        streams = Streams(hub, contracts, inference)
-        return cls(hub, contracts, KserveService(hub, contracts, peers), inference, gate, peers, streams)
+        gate = Gate(local.settings, local.clock, metrics)
+        peers = Peers(local)
+        inference = Inference(local, contracts, peers)
+        streams = Streams(local, contracts, inference)
+        return cls(local, contracts, KserveService(local, contracts, peers), inference, gate, peers, streams)
 
 
 def make_server(fronts: Fronts) -> rpc.RpcServer:
     """The bound inference server; raises like `rpc.make_server`."""
-    settings = fronts.hub.settings
+    settings = fronts.local.settings
     generic = handlers(fronts)
     return rpc.make_server(
         settings.front(),
@@ -94,16 +94,16 @@ class InferencePart(ServerPart):
 
     def __init__(self, fronts: Fronts, drain: DrainPart | None = None) -> None:
         super().__init__(lambda: make_server(fronts))
-        self._hub = fronts.hub
+        self._local = fronts.local
         self._streams = fronts.streams
-        self._drain = drain or DrainPart(fronts.hub)
+        self._drain = drain or DrainPart(fronts.local)
         self._listening: Listening | None = None
 
     async def init(self) -> None:
         """Listen."""
         await super().init()
         assert self.server is not None
-        if self._hub.settings.workers > 1:
+        if self._local.settings.workers > 1:
             self._listening = Listening(self.server.port)
 
     async def run(self) -> None:
@@ -111,20 +111,20 @@ class InferencePart(ServerPart):
         assert self.server is not None
         ready = None
         while True:
-            if ready is not (ready := not self._hub.not_ready()):
+            if ready is not (ready := not self._local.not_ready()):
                 for name in ("", *self.server.names):
                     await self.server.serving(name, ready)
-            await self._hub.clock.sleep(HEALTH_TICK_S)
+            await self._local.clock.sleep(HEALTH_TICK_S)
 
     async def shutdown(self) -> None:
         """No new requests from now on; those under way, queued ones included, have stop_grace_s to end."""
         assert self.server is not None
-        self._hub.draining = True
+        self._local.draining = True
         self._streams.close()
         if self._listening is not None:
             self._listening.close()
-        await self._drain.bounded(self.server.stop, self._hub.settings.stop_grace_s)
-        await self._hub.transport.close()
+        await self._drain.bounded(self.server.stop, self._local.settings.stop_grace_s)
+        await self._local.routing.transport.close()
 
 
 def handlers(fronts: Fronts) -> Any:
@@ -165,7 +165,7 @@ def _infer(inference: Inference, gate: Gate) -> Handler:
 def _stream(streams: Streams, gate: Gate) -> Handler:
     async def stream(_: Any, context: Any) -> None:
         remaining_s = context.time_remaining()
-        deadline_s = None if remaining_s is None else streams.hub.clock.monotonic_s() + remaining_s
+        deadline_s = None if remaining_s is None else streams.local.clock.monotonic_s() + remaining_s
         if gate.open:
             return await streams.serve(Caller(deadline_s=deadline_s), context)
         try:

@@ -20,8 +20,9 @@ from dispatcher.contracts import Contracts
 from dispatcher.core import crew
 from dispatcher.core.crew import Worker
 from dispatcher.core.ejection import Failure, classify
+from dispatcher.core.retries import RetryBudget
 from dispatcher.core.sequences import missing_start
-from dispatcher.hub import Hub
+from dispatcher.local_worker import LocalWorker
 from dispatcher.peers import Cut, NotMine, NotTaken, Peers
 from dispatcher.pump import Moved
 from dispatcher.queues.fifo import QueueFull
@@ -52,17 +53,26 @@ class Answer:
 class Inference:
     """Raw bytes in, raw bytes out. Belongs to one event loop."""
 
-    def __init__(self, hub: Hub, contracts: Contracts, peers: Peers | None = None) -> None:
-        self.admission = Admission(hub, contracts)
+    def __init__(self, local: LocalWorker, contracts: Contracts, peers: Peers | None = None) -> None:
+        self.admission = Admission(local, contracts)
         self.peers = peers
-        self._hub = hub
-        self._log_tokens = hub.settings.log_failures_per_s
+        self._id = local.id
+        self._clock = local.clock
+        self._settings = local.settings
+        self._routing = local.routing
+        self._transport = local.routing.transport
+        self._health = local.health
+        self._evidence = local.health.evidence
+        self._accounting = local.accounting
+        self._load = local.accounting.load
+        self._retry_budget = RetryBudget(local.settings.retry_ratio, local.settings.retry_burst)
+        self._log_tokens = local.settings.log_failures_per_s
         self._log_at_s = 0.0
 
     async def infer(self, data: bytes, context: Any, tenant: str = "") -> bytes:
         """The unary gRPC handler."""
         remaining_s = context.time_remaining()
-        caller = Caller(tenant, None if remaining_s is None else self._hub.clock.monotonic_s() + remaining_s)
+        caller = Caller(tenant, None if remaining_s is None else self._clock.monotonic_s() + remaining_s)
         try:
             answer = await self.answer(data, caller)
         except Refused as refused:
@@ -93,8 +103,8 @@ class Inference:
         """Admit a request and serve it, whichever way that is done; raises like `answer`."""
         request: Request | None = None
         try:
-            request = self.admission.admit(data, caller, self._hub.clock.monotonic_s())
-            self._hub.budget.arrived()
+            request = self.admission.admit(data, caller, self._clock.monotonic_s())
+            self._retry_budget.arrived()
             if request.ticket.sequence_id:
                 await self.admission.in_sequence(request)
             return await serve(request)
@@ -106,7 +116,7 @@ class Inference:
             self.failed(request, said.code.name, said.details)
             raise said from error
         except asyncio.CancelledError:
-            now_s = self._hub.clock.monotonic_s()
+            now_s = self._clock.monotonic_s()
             late = overdue(caller.deadline_s, request.ticket.arrived_s if request is not None else now_s, now_s)
             self.failed(request, "DEADLINE_EXCEEDED" if late else "CANCELLED", "the client's time ran out or it left")
             raise
@@ -122,19 +132,17 @@ class Inference:
         request.pick, request.sent_s = None, 0.0
         picked = pump.submit(ticket)
         pick = await self._wait(request, picked) if isinstance(picked, asyncio.Future) else picked
-        now_s = self._hub.clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
         request.pick = pick
         if ticket.deadline_s is not None:
             self._check_time(request, pick, ticket.deadline_s - now_s, now_s)
         request.sent_s = now_s
-        self._hub.book.sent(
-            ticket.family, pick.variant, pick.slice, ticket.slo_class, pump.busy(pick.slice), ticket.tenant
-        )
+        self._load.sent(ticket.family, pick.variant, pick.slice, ticket.slo_class, pump.busy(pick.slice), ticket.tenant)
         return pick
 
     async def _wait(self, request: Request, future: "asyncio.Future[Pick]") -> Pick:
         ticket = request.ticket
-        now_s = self._hub.clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
         try:
             async with asyncio.timeout(None if ticket.deadline_s is None else max(0.0, ticket.deadline_s - now_s)):
                 return await future
@@ -142,7 +150,7 @@ class Inference:
             request.pump.abandon(ticket, future)
             if request.timeout_binds:
                 raise Unavailable("Request timeout expired") from error  # Triton's own words for its queue timeout
-            waited_ms = (self._hub.clock.monotonic_s() - ticket.arrived_s) * 1e3
+            waited_ms = (self._clock.monotonic_s() - ticket.arrived_s) * 1e3
             why = f"its deadline passed after {waited_ms:.1f} ms in the queue of {ticket.family}"
             raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, why) from error
         except asyncio.CancelledError:
@@ -151,7 +159,7 @@ class Inference:
 
     def _check_time(self, request: Request, pick: Pick, left_s: float, now_s: float) -> None:
         """Drop a request that its slice would only answer when nobody waits for it any longer."""
-        ticket, times = request.ticket, self._hub.health.times
+        ticket, times = request.ticket, self._evidence.times
         predicted_s = times.predicted_s(pick.slice, pick.variant, ticket.items, now_s)
         if left_s > predicted_s:
             return
@@ -168,7 +176,7 @@ class Inference:
     def end(self, request: Request, code: str, executed: bool) -> Outcome:
         """A picked request is over, in whichever way: its credit goes back."""
         assert request.pick is not None
-        now_s = self._hub.clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
         latency_ms = (now_s - request.ticket.arrived_s) * 1e3
         service_ms = (now_s - request.sent_s) * 1e3 if request.sent_s else 0.0
         outcome = Outcome(code, latency_ms, service_ms, 0, executed)
@@ -177,21 +185,21 @@ class Inference:
 
     def answered(self, request: Request, version: str, usual: bool = True) -> str:
         """Book an answer that a slice gave under a version; the variant that gave it. `usual`: others take as long."""
-        ticket, pick, hub = request.ticket, request.pick, self._hub
+        ticket, pick = request.ticket, request.pick
         assert pick is not None
         variant = self.variant(ticket.family, version, pick)
         outcome = self.end(request, "OK", executed=True)
         service_s = outcome.service_ms / 1e3 if usual else None
-        if hub.health.answered(pick.slice, variant, ticket.items, service_s, hub.clock.monotonic_s()):
-            hub.rebuild()
-        objective = hub.table.objectives.get(ticket.family)
-        hub.book.answered(
+        if self._evidence.answered(pick.slice, variant, ticket.items, service_s, self._clock.monotonic_s()):
+            self._routing.rebuild()
+        objective = self._routing.table.objectives.get(ticket.family)
+        self._load.answered(
             ticket.family, variant, pick.slice, ticket.slo_class, ticket.items, outcome.latency_ms,
             outcome.latency_ms - outcome.service_ms,
-            ticket.slo_ms or (objective.slo_ms if objective is not None else 0.0), hub.clock.now_s(),
+            ticket.slo_ms or (objective.slo_ms if objective is not None else 0.0), self._clock.now_s(),
             ticket.tenant,
         )  # fmt: skip
-        if ticket.id % hub.settings.log_every_requests == 0:
+        if ticket.id % self._settings.log_every_requests == 0:
             self._log("request", request, "OK", outcome.latency_ms, variant)
         return variant
 
@@ -201,7 +209,7 @@ class Inference:
         if request.asked.receipt:
             ticket, pick = request.ticket, request.pick
             assert pick is not None
-            data += self._hub.receipts.suffix(pick.slice, ticket.family, variant, ticket.items)
+            data += self._accounting.receipts.suffix(pick.slice, ticket.family, variant, ticket.items)
         return data
 
     def came_back(self, request: Request, refused: Refused) -> Failure:
@@ -212,11 +220,11 @@ class Inference:
         failure = classify(code, details)
         # Before the credit is free: the next request must not be given to it.
         if failure is not Failure.OWN:
-            self._hub.eject(pick.slice, failure, f"{code} {details}")
+            self._health.eject(pick.slice, failure, f"{code} {details}")
         elif code == "DEADLINE_EXCEEDED":
             self._late(request, pick)
-        elif why := self._hub.health.status(pick.slice, code):
-            self._hub.eject(pick.slice, Failure.SICK, why)
+        elif why := self._evidence.status(pick.slice, code):
+            self._health.eject(pick.slice, Failure.SICK, why)
         self.end(request, code, executed=failure is not Failure.UNREACHABLE)
         return failure
 
@@ -238,25 +246,25 @@ class Inference:
         if connection is not None and connection.cut and not (task is not None and task.cancelling()):
             self.end(request, "UNAVAILABLE", executed=True)
             return Refused(grpc.StatusCode.UNAVAILABLE, connection.cut)
-        if overdue(request.ticket.deadline_s, request.ticket.arrived_s, self._hub.clock.monotonic_s()):
+        if overdue(request.ticket.deadline_s, request.ticket.arrived_s, self._clock.monotonic_s()):
             self._late(request, pick)
         self.end(request, "CANCELLED", executed=True)
         return None
 
     def _late(self, request: Request, pick: Pick) -> None:
-        now_s = self._hub.clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
         items, waited_s = request.ticket.items, now_s - request.sent_s
-        if why := self._hub.health.late(pick.slice, pick.variant, items, waited_s, now_s):
-            self._hub.eject(pick.slice, Failure.LATE, why)
+        if why := self._evidence.late(pick.slice, pick.variant, items, waited_s, now_s):
+            self._health.eject(pick.slice, Failure.LATE, why)
 
     def failed(self, request: Request | None, code: str, details: str) -> None:
         """Book and log a request without an answer. Requests for families that nobody serves are not booked."""
         if request is None or request.forwarded:
             return
         ticket, pick = request.ticket, request.pick
-        latency_ms = (self._hub.clock.monotonic_s() - ticket.arrived_s) * 1e3
+        latency_ms = (self._clock.monotonic_s() - ticket.arrived_s) * 1e3
         variant, slice_ = (pick.variant, pick.slice) if pick is not None else ("", None)
-        self._hub.book.failed(ticket.family, variant, slice_, ticket.slo_class, code, latency_ms, ticket.tenant)
+        self._load.failed(ticket.family, variant, slice_, ticket.slo_class, code, latency_ms, ticket.tenant)
         if self._may_log():
             self._log("request failed", request, code, latency_ms, variant, details)
 
@@ -273,11 +281,11 @@ class Inference:
             NotMine: another worker forwarded it here, and only others have credits.
             And what `here` and `there` raise.
         """
-        peers, hub = self.peers, self._hub
+        peers = self.peers
         if peers is None:
             return await here(request)
         sequenced = isinstance(request.pump, SequencePump)
-        give_up_s = request.ticket.arrived_s + hub.settings.no_slice_wait_s
+        give_up_s = request.ticket.arrived_s + self._settings.no_slice_wait_s
         while True:
             try:
                 worker = peers.elsewhere(request.ticket, caller.hops, sequenced)
@@ -285,11 +293,11 @@ class Inference:
                     return await here(request)
                 request.forwarded = True  # from here on its end is booked there
                 result = await there(worker)
-                hub.forwarded_total[request.ticket.family] += 1
+                self._accounting.forwarded_total[request.ticket.family] += 1
                 return result
             except Moved as moved:
                 if caller.hops:
-                    raise NotMine(crew.name(hub.me)) from moved
+                    raise NotMine(crew.name(self._id)) from moved
             except NotTaken:  # its worker is gone: there are others, or it is ours now
                 pass
             except NotMine as error:  # who shares has changed, and one of us has not heard of it
@@ -297,9 +305,9 @@ class Inference:
                     request.forwarded = True
                     raise
                 request.forwarded = False
-                if hub.clock.monotonic_s() > give_up_s:
+                if self._clock.monotonic_s() > give_up_s:
                     raise Unavailable(f"no worker serves {request.ticket.family} now", remedy="try again") from error
-                await hub.clock.sleep(NEWS_S)
+                await self._clock.sleep(NEWS_S)
             except Cut:
                 request.forwarded = False
                 raise
@@ -312,7 +320,7 @@ class Inference:
             pick = await self.pick(request)
             connection = None
             try:
-                connection = self._hub.transport.to(pick.slice)
+                connection = self._transport.to(pick.slice)
                 payload, timeout_s = self.upstream(request)
                 call = connection.infer(payload, timeout=timeout_s)
                 data = await call
@@ -347,23 +355,23 @@ class Inference:
 
     def again(self, request: Request, attempts: int) -> bool:
         """Whether a request that no slice has taken may be offered to another one."""
-        ticket, hub = request.ticket, self._hub
+        ticket = request.ticket
         if self.bound(request):
             return False
-        if ticket.deadline_s is not None and hub.clock.monotonic_s() >= ticket.deadline_s:
+        if ticket.deadline_s is not None and self._clock.monotonic_s() >= ticket.deadline_s:
             return False
-        allowed = attempts < hub.settings.attempts_max and hub.budget.take()
-        hub.retries_total[ticket.family, "retried" if allowed else "refused"] += 1
+        allowed = attempts < self._settings.attempts_max and self._retry_budget.take()
+        self._accounting.retries_total[ticket.family, "retried" if allowed else "refused"] += 1
         return allowed
 
     def variant(self, family: str, version: str, pick: Pick) -> str:
         """Which variant answered. While a slice swaps that need not be the one of the table."""
         if not version.isdigit():
             return pick.variant
-        return self._hub.variants.get((family, int(version))) or f"version {version}"
+        return self._routing.variants.get((family, int(version))) or f"version {version}"
 
     def _may_log(self) -> bool:
-        now_s, per_s = self._hub.clock.monotonic_s(), self._hub.settings.log_failures_per_s
+        now_s, per_s = self._clock.monotonic_s(), self._settings.log_failures_per_s
         self._log_tokens = min(per_s, self._log_tokens + (now_s - self._log_at_s) * per_s)
         self._log_at_s = now_s
         if self._log_tokens < 1:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from dispatcher.core.rungs import CAUSES
-from dispatcher.hub import Hub
+from dispatcher.local_worker import LocalWorker
 from trefoil.core.demand import LoadWindow
 from trefoil.core.errors import StartError
 from trefoil.core.latency import Histogram, bucket_middle_ms
@@ -26,8 +26,8 @@ BY_SLICE: Final = (
 class Gauges:
     """Fills the process's metrics; called twice a second."""
 
-    def __init__(self, hub: Hub, metrics: Metrics) -> None:
-        self._hub = hub
+    def __init__(self, local: LocalWorker, metrics: Metrics) -> None:
+        self._local = local
         self._metrics = metrics
         self._slices: set[str] = set()
         self._ejections: dict[tuple[str, str], int] = {}
@@ -37,7 +37,7 @@ class Gauges:
 
     def window(self, window: LoadWindow) -> None:
         """Add one window, and show how things stand."""
-        self._metrics.simulated = self._hub.simulated()
+        self._metrics.simulated = self._local.routing.simulated()
         for cell in window.cells:
             family, variant = cell.key.family, cell.key.variant
             if cell.answered:
@@ -60,22 +60,22 @@ class Gauges:
             self._metrics.observe_times(child, bucket_middle_ms(index) / 1e3, count)
 
     def _state(self) -> None:
-        metrics, hub = self._metrics, self._hub
-        metrics.set("trefoil_table_revision_epoch", hub.table.revision.epoch)
-        metrics.set("trefoil_table_revision_number", hub.table.revision.number)
-        for family, pump in hub.pumps.items():
+        metrics, local = self._metrics, self._local
+        metrics.set("trefoil_table_revision_epoch", local.routing.table.revision.epoch)
+        metrics.set("trefoil_table_revision_number", local.routing.table.revision.number)
+        for family, pump in local.routing.queues.items():
             waiting, waiting_bytes = pump.waiting_of(family)
             metrics.set("trefoil_queue_requests", waiting, family=family)
             metrics.set("trefoil_queue_bytes", waiting_bytes, family=family)
-        metrics.set("trefoil_open_streams", hub.open_streams)
-        metrics.set("trefoil_workers", len(hub.crew.sharers))
-        for family, count in hub.forwarded_total.items():
+        metrics.set("trefoil_open_streams", local.accounting.open_streams)
+        metrics.set("trefoil_workers", len(local.routing.crew.sharers))
+        for family, count in local.accounting.forwarded_total.items():
             if more := count - self._forwarded[family]:
                 metrics.inc("trefoil_requests_forwarded_total", more, family=family)
                 self._forwarded[family] = count
-        credits = {t.slice: t.credits for route in hub.table.routes.values() for t in route.targets}
+        credits = {t.slice: t.credits for route in local.routing.table.routes.values() for t in route.targets}
         names = set()
-        for load in hub.loads():
+        for load in local.routing.loads():
             name = load.slice.name
             names.add(name)
             metrics.set("trefoil_in_flight_requests", load.in_flight, slice=name)
@@ -87,16 +87,16 @@ class Gauges:
                 metrics.drop(metric, name)
         self._slices = names
         for cause in CAUSES:
-            metrics.set("trefoil_dispatcher_rung", cause in hub.rungs, cause=cause)
-        for (family, outcome), count in hub.retries_total.items():
+            metrics.set("trefoil_dispatcher_rung", cause in local.rungs, cause=cause)
+        for (family, outcome), count in local.accounting.retries_total.items():
             if more := count - self._retries[family, outcome]:
                 metrics.inc("trefoil_retries_total", more, family=family, outcome=outcome)
                 self._retries[family, outcome] = count
-        for (slice_, cause), count in hub.kept_total.items():
+        for (slice_, cause), count in local.health.kept_total.items():
             if more := count - self._kept[slice_.name, cause]:
                 metrics.inc("trefoil_outliers_kept_total", more, slice=slice_.name, cause=cause)
                 self._kept[slice_.name, cause] = count
-        for (slice_, cause), count in hub.ejected_total.items():
+        for (slice_, cause), count in local.health.ejected_total.items():
             known = self._ejections.get((slice_.name, cause), 0)
             if count > known:
                 metrics.inc("trefoil_ejections_total", count - known, slice=slice_.name, cause=cause)

@@ -18,8 +18,8 @@ from dispatcher.admission import Caller, Refused
 from dispatcher.core import crew
 from dispatcher.core.crew import Worker
 from dispatcher.flows import Flow
-from dispatcher.hub import Hub
 from dispatcher.inference import Inference
+from dispatcher.local_worker import LocalWorker
 from dispatcher.loop import Loop
 from trefoil.core.errors import StartError
 from trefoil.runtime import codec, rpc
@@ -41,15 +41,15 @@ Answer = Callable[[bytes], Awaitable[bytes]]
 class PeerPart:
     """A part of the service. It listens before the first acknowledgement says where."""
 
-    def __init__(self, hub: Hub, inference: Inference, asked: dict[str, Answer], loop: Loop) -> None:
-        self._hub = hub
+    def __init__(self, local: LocalWorker, inference: Inference, asked: dict[str, Answer], loop: Loop) -> None:
+        self._local = local
         self._inference = inference
         self._asked = asked
         self._loop = loop
         self._server: grpc.aio.Server | None = None
         self._socket: Path | None = None
-        self._tokens = Tokens.of(hub.settings)
-        self._marked = ((peers.ANSWERED_BY, crew.name(hub.me)),)
+        self._tokens = Tokens.of(local.settings)
+        self._marked = ((peers.ANSWERED_BY, crew.name(local.id)),)
 
     async def init(self) -> None:
         """Listen.
@@ -57,7 +57,7 @@ class PeerPart:
         Raises:
             StartError, SettingError: it cannot.
         """
-        address = self._hub.settings.peer_address
+        address = self._local.settings.peer_address
         server = self._server = grpc.aio.server(options=OPTIONS)
         handlers = {
             "Infer": grpc.unary_unary_rpc_method_handler(self._infer),
@@ -67,11 +67,11 @@ class PeerPart:
         handlers |= {n: grpc.unary_unary_rpc_method_handler(self._plain(a)) for n, a in self._asked.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(peers.SERVICE, handlers),))
         if address:
-            self._hub.peer_target = self._listen_to_all(server, address)
+            self._local.peer_target = self._listen_to_all(server, address)
         else:
-            self._socket = socket_of(self._hub.settings.state_dir, self._hub.me)
-            self._hub.peer_target = f"unix:{self._socket}"
-            self._bind(server.add_insecure_port, self._hub.peer_target)
+            self._socket = socket_of(self._local.settings.state_dir, self._local.id)
+            self._local.peer_target = f"unix:{self._socket}"
+            self._bind(server.add_insecure_port, self._local.peer_target)
             self._socket.chmod(0o600)
         await server.start()
 
@@ -87,9 +87,9 @@ class PeerPart:
             self._socket.unlink(missing_ok=True)
 
     def _listen_to_all(self, server: grpc.aio.Server, address: str) -> str:
-        settings = self._hub.settings
+        settings = self._local.settings
         host, port = rpc.split_address(address)
-        own = f"{host}:{port + self._hub.me[1] % crew.LIVES if port else 0}"
+        own = f"{host}:{port + self._local.id[1] % crew.LIVES if port else 0}"
         rpc.check_listener(settings, own)
         if settings.tls_certificate and settings.tls_key:
             pair = (settings.tls_key.read_bytes(), settings.tls_certificate.read_bytes())
@@ -121,7 +121,7 @@ class PeerPart:
         await self._check(context)
         told = dict(context.invocation_metadata() or ())
         caller = self._caller(context)
-        flow = Flow(self._hub, self._inference, context.write, "trefoil-grpc-error" in told)
+        flow = Flow(self._local, self._inference, context.write, "trefoil-grpc-error" in told)
         serve = partial(flow.serve, "trefoil-final" in told)
 
         async def nowhere_else(_: Worker) -> None:
@@ -146,7 +146,7 @@ class PeerPart:
 
     def _caller(self, context: Any) -> Caller:
         remaining_s = context.time_remaining()
-        deadline_s = None if remaining_s is None else self._hub.clock.monotonic_s() + remaining_s
+        deadline_s = None if remaining_s is None else self._local.clock.monotonic_s() + remaining_s
         return peers.caller_of(dict(context.invocation_metadata() or ())[peers.CALLER], deadline_s)
 
     def _plain(self, answer: Answer) -> Any:

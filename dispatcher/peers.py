@@ -21,7 +21,7 @@ from dispatcher.admission import Caller, Refused
 from dispatcher.core import crew
 from dispatcher.core.crew import Worker
 from dispatcher.core.ejection import Failure, classify
-from dispatcher.hub import Hub
+from dispatcher.local_worker import LocalWorker
 from dispatcher.transport import OPTIONS
 from protos.dispatcher.v1 import dispatcher_pb2
 from trefoil.core.brains import Ticket
@@ -96,13 +96,15 @@ class Link:
 class Peers:
     """Belongs to one event loop. A part of the service: it keeps the links as the crew changes."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, local: LocalWorker) -> None:
+        self._local = local
+        self._routing = local.routing
+        self._clock = local.clock
         self._links: dict[Worker, Link] = {}
         self._turn = itertools.count()
         self._kept: OrderedDict[tuple[str, str], Worker] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
-        settings = hub.settings
+        settings = local.settings
         self._token = settings.token.get_secret_value() if settings.token else None
         self._ca = _read(settings.peer_ca) if settings.peer_ca else None
 
@@ -110,11 +112,11 @@ class Peers:
 
     def owner(self, family: str) -> Worker | None:
         """The worker that keeps a family's sequences; None: this one."""
-        served_by = self._hub.table.served_by.get(family, ())
+        served_by = self._routing.table.served_by.get(family, ())
         if not served_by:
             return None
-        chosen = crew.owner(family, served_by, self._hub.me[0])
-        return None if chosen == self._hub.me else chosen
+        chosen = crew.owner(family, served_by, self._local.id[0])
+        return None if chosen == self._local.id else chosen
 
     def elsewhere(self, ticket: Ticket, hops: int, sequenced: bool) -> Worker | None:
         """The worker that a request is to be forwarded to; None: it is answered, or waits, here.
@@ -124,11 +126,11 @@ class Peers:
         """
         if sequenced:
             return self._keeper(ticket) if hops == 0 else None
-        others = self._hub.table.elsewhere.get(ticket.family)
+        others = self._routing.table.elsewhere.get(ticket.family)
         if not others:
             return None
         if hops:
-            raise NotMine(crew.name(self._hub.me))
+            raise NotMine(crew.name(self._local.id))
         up = [worker for worker in others if (link := self._links.get(worker)) is not None and link.up]
         return up[next(self._turn) % len(up)] if up else None
 
@@ -185,7 +187,7 @@ class Peers:
     def _left_s(self, caller: Caller) -> float | None:
         if caller.deadline_s is None:
             return None
-        return max(0.0, caller.deadline_s - self._hub.clock.monotonic_s())
+        return max(0.0, caller.deadline_s - self._clock.monotonic_s())
 
     def _failed(self, link: Link, error: grpc.aio.AioRpcError) -> Exception:
         trailers = tuple(error.trailing_metadata() or ())
@@ -202,15 +204,15 @@ class Peers:
         """Who keeps a sequence: whoever had its first message, as long as it lives, whoever owns the family by now."""
         key = (ticket.family, ticket.sequence_id)
         kept = self._kept.pop(key, None)
-        if kept is None or ticket.sequence_start or (kept != self._hub.me and kept not in self._links):
-            kept = self.owner(ticket.family) or self._hub.me
-            if kept != self._hub.me and not ((link := self._links.get(kept)) is not None and link.up):
-                kept = self._hub.me
+        if kept is None or ticket.sequence_start or (kept != self._local.id and kept not in self._links):
+            kept = self.owner(ticket.family) or self._local.id
+            if kept != self._local.id and not ((link := self._links.get(kept)) is not None and link.up):
+                kept = self._local.id
         if not ticket.sequence_end:
             self._kept[key] = kept
             if len(self._kept) > SEQUENCES_MAX:
                 self._kept.popitem(last=False)
-        return None if kept == self._hub.me else kept
+        return None if kept == self._local.id else kept
 
     # What others know
 
@@ -218,7 +220,7 @@ class Peers:
         """One question to all other workers of this dispatcher at once: their answers, or why there is none, as
         text."""
         self.refresh()
-        workers = [worker for worker in self._links if worker[0] == self._hub.me[0]]
+        workers = [worker for worker in self._links if worker[0] == self._local.id[0]]
         answers = await asyncio.gather(*(self.ask_one(worker, method, request) for worker in workers))
         return dict(zip(workers, answers, strict=True))
 
@@ -246,7 +248,7 @@ class Peers:
 
     def siblings(self) -> tuple[Worker, ...]:
         """The linked workers of this dispatcher."""
-        return tuple(worker for worker, link in self._links.items() if worker[0] == self._hub.me[0] and link.up)
+        return tuple(worker for worker, link in self._links.items() if worker[0] == self._local.id[0] and link.up)
 
     # A part of the service
 
@@ -257,7 +259,7 @@ class Peers:
         """Keep a link to every worker of the crew, until cancelled."""
         while True:
             self.refresh()
-            await self._hub.clock.sleep(TICK_S)
+            await self._clock.sleep(TICK_S)
 
     async def shutdown(self) -> None:
         """Close all links."""
@@ -267,7 +269,7 @@ class Peers:
 
     def refresh(self) -> None:
         """Link to who is in the crew now, and let go of who is not."""
-        members = self._hub.crew.members
+        members = self._routing.crew.members
         for worker in list(self._links):
             if worker not in members or members[worker].target != self._links[worker].target:
                 self._drop(worker)
@@ -278,7 +280,7 @@ class Peers:
 
     def _drop(self, worker: Worker) -> None:
         link = self._links.pop(worker)
-        self._hub.crew.unlink(worker)
+        self._routing.crew.unlink(worker)
         task = asyncio.create_task(_close(link))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -291,12 +293,12 @@ class Peers:
             state = link.channel.get_state(try_to_connect=True)
             if state is ready and not link.up:
                 link.up = stood = True
-                self._hub.crew.link(link.worker)
-                self._hub.displace()
+                self._routing.crew.link(link.worker)
+                self._routing.displace()
                 await self._greet(link)
             elif state is not ready:
                 link.up = False
-                self._hub.crew.unlink(link.worker)
+                self._routing.crew.unlink(link.worker)
                 if state is failed and (stood or link.target.startswith("unix:")):
                     self._down(link, "it refuses connections")
                     return
@@ -304,15 +306,15 @@ class Peers:
 
     async def _greet(self, link: Link) -> None:
         """A sibling that was not there when this dispatcher was drained is told now."""
-        if self._hub.drained_why and link.worker[0] == self._hub.me[0]:
-            request = dispatcher_pb2.DrainRequest(why=self._hub.drained_why)
+        if self._local.drained_why and link.worker[0] == self._local.id[0]:
+            request = dispatcher_pb2.DrainRequest(why=self._local.drained_why)
             await self.ask_one(link.worker, "Drain", request.SerializeToString())
 
     def _down(self, link: Link, why: str) -> None:
         link.up = False
         if self._links.get(link.worker) is link:
             LOG.warning("worker lost", worker=crew.name(link.worker), why=why)
-            self._hub.lose_worker(link.worker)
+            self._routing.lose_worker(link.worker)
             self.refresh()
 
     def _channel(self, target: str) -> grpc.aio.Channel:

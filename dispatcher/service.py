@@ -13,9 +13,9 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
+from dispatcher.accounting import Totals
 from dispatcher.contracts import Contracts, unknown_model
-from dispatcher.hub import Hub
-from dispatcher.load import Totals
+from dispatcher.local_worker import LocalWorker
 from dispatcher.peers import Peers
 from dispatcher.wire import PUBLIC_VERSION
 from trefoil.core.errors import NotFound
@@ -43,8 +43,9 @@ UNIMPLEMENTED: Final = {
 class KserveService:
     """Answers everything but ModelInfer."""
 
-    def __init__(self, hub: Hub, contracts: Contracts, peers: Peers | None = None) -> None:
-        self._hub = hub
+    def __init__(self, local: LocalWorker, contracts: Contracts, peers: Peers | None = None) -> None:
+        self._local = local
+        self._routing = local.routing
         self._contracts = contracts
         self._peers = peers
         self._version = version("trefoil")
@@ -55,11 +56,11 @@ class KserveService:
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
         """True while every family has a live slice and the process is not stopping."""
-        return pb.ServerReadyResponse(ready=not self._hub.not_ready())
+        return pb.ServerReadyResponse(ready=not self._local.not_ready())
 
     async def ModelReady(self, request: Any, context: Any) -> Any:
         """True while some slice serves the family, whichever variant."""
-        live = self._hub.table.served(request.name) and not self._hub.draining
+        live = self._routing.table.served(request.name) and not self._local.draining
         return pb.ModelReadyResponse(ready=live and request.version in ("", PUBLIC_VERSION))
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
@@ -78,21 +79,21 @@ class KserveService:
 
     async def ModelStatistics(self, request: Any, context: Any) -> Any:
         """Cumulative counters under the public version, whose counts are equal and grow with every answer."""
-        families = sorted(self._hub.table.routes)
+        families = sorted(self._routing.table.routes)
         if request.name:
             if request.name not in families:
                 raise unknown_model(request.name)
             _check_version(request)
             families = [request.name]
-        return await model_statistics(self._hub, self._peers, families)
+        return await model_statistics(self._local, self._peers, families)
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
         """The families, each READY or with the reason why not."""
         answer = pb.RepositoryIndexResponse()
-        for family in sorted(self._hub.table.routes):
-            live = self._hub.table.served(family)
+        for family in sorted(self._routing.table.routes):
+            live = self._routing.table.served(family)
             if live or not request.ready:
-                state, reason = ("READY", "") if live else ("UNAVAILABLE", self._hub.table.why[family])
+                state, reason = ("READY", "") if live else ("UNAVAILABLE", self._routing.table.why[family])
                 answer.models.add(name=family, version=PUBLIC_VERSION, state=state, reason=reason)
         return answer
 
@@ -113,9 +114,9 @@ def _check_version(request: Any) -> None:
         )
 
 
-async def model_statistics(hub: Hub, peers: Peers | None, families: Iterable[str]) -> Any:
+async def model_statistics(local: LocalWorker, peers: Peers | None, families: Iterable[str]) -> Any:
     """ModelStatisticsResponse of these families over all workers."""
-    parts = [local_model_statistics(hub)]
+    parts = [local_model_statistics(local)]
     for told in (await peers.ask("Statistics", b"")).values() if peers is not None else ():
         if isinstance(told, bytes):
             try:
@@ -128,9 +129,9 @@ async def model_statistics(hub: Hub, peers: Peers | None, families: Iterable[str
     return pb.ModelStatisticsResponse(model_stats=wanted.values())
 
 
-def local_model_statistics(hub: Hub) -> Any:
+def local_model_statistics(local: LocalWorker) -> Any:
     """ModelStatisticsResponse of this worker alone, of all families that it answered for."""
-    totals = hub.book.totals
+    totals = local.accounting.load.totals
     return pb.ModelStatisticsResponse(model_stats=[_statistics(family, totals[family]) for family in sorted(totals)])
 
 

@@ -23,8 +23,8 @@ from dispatcher.admission import Caller, Refused
 from dispatcher.contracts import Contracts
 from dispatcher.core.crew import Worker
 from dispatcher.flows import Flow
-from dispatcher.hub import Hub
 from dispatcher.inference import Inference
+from dispatcher.local_worker import LocalWorker
 from trefoil.core.errors import TrefoilError
 
 SEQUENCE: Final = "sequence_id"
@@ -50,8 +50,8 @@ class Left(asyncio.CancelledError):
 class Streams:
     """Belongs to one event loop."""
 
-    def __init__(self, hub: Hub, contracts: Contracts, inference: Inference) -> None:
-        self.hub = hub
+    def __init__(self, local: LocalWorker, contracts: Contracts, inference: Inference) -> None:
+        self.local = local
         self.inference = inference
         self._contracts = contracts
         self._open: set[_Stream] = set()
@@ -63,7 +63,7 @@ class Streams:
         stream = _Stream(self, caller, metadata.get(GRPC_ERROR) == "true", context.write, admit)
         refused: Refused | None = None
         self._open.add(stream)
-        self.hub.open_streams = len(self._open)
+        self.local.accounting.open_streams = len(self._open)
         try:
             await stream.run(context.read)
         except* Closed as closed:
@@ -72,7 +72,7 @@ class Streams:
             refused = first.refused
         finally:
             self._open.discard(stream)
-            self.hub.open_streams = len(self._open)
+            self.local.accounting.open_streams = len(self._open)
         refused = refused or stream.ended
         if refused is not None:
             await context.abort(refused.code, refused.details, refused.trailers)
@@ -85,7 +85,7 @@ class Streams:
     @property
     def forwards(self) -> bool:
         """Whether other workers may answer in our place: on the way to them requests could overtake each other."""
-        return self.inference.peers is not None and len(self.hub.crew.sharers) > 1
+        return self.inference.peers is not None and len(self.local.routing.crew.sharers) > 1
 
     async def decoupled(self, family: str) -> bool:
         """Whether a request of the family has any number of answers; False for one that admission will refuse."""
@@ -120,7 +120,7 @@ class _Stream:
         self._grpc_error = grpc_error
         self._write = write
         self._admit = admit
-        self._room = asyncio.Semaphore(streams.hub.settings.stream_requests_max)
+        self._room = asyncio.Semaphore(streams.local.settings.stream_requests_max)
         self._writing = asyncio.Lock()
         self._last: asyncio.Event | None = None  # of the last message that is answered in order
         self._reading: asyncio.Task[None] | None = None
@@ -196,7 +196,7 @@ class _Stream:
         if message.turn is not None:
             await message.turn.wait()
         if message.decoupled:
-            flow = Flow(self._streams.hub, inference, self._send, self._grpc_error)
+            flow = Flow(self._streams.local, inference, self._send, self._grpc_error)
             here, there = partial(flow.serve, message.wants_final), partial(self._pass_on, message)
             await inference.carry(
                 message.data, self._caller, lambda request: inference.anywhere(request, self._caller, here, there)

@@ -87,7 +87,7 @@ class RestApp:
     """Called by the server for every request. Belongs to one event loop."""
 
     def __init__(self, fronts: Fronts) -> None:
-        settings = fronts.hub.settings
+        settings = fronts.local.settings
         self._kserve, self._inference = fronts.kserve, fronts.inference
         self._contracts, self._gate = fronts.contracts, fronts.gate
         self._body_bytes_max = settings.message_bytes_max

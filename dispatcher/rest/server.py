@@ -26,8 +26,8 @@ class RestPart:
     """Serves HTTP clients. An empty address means none."""
 
     def __init__(self, fronts: Fronts, drain: DrainPart | None = None) -> None:
-        self._hub = fronts.hub
-        self._drain = drain or DrainPart(fronts.hub)
+        self._local = fronts.local
+        self._drain = drain or DrainPart(fronts.local)
         self._stopping = False
         self._app = RestApp(fronts)
         self._server: uvicorn.Server | None = None
@@ -46,10 +46,10 @@ class RestPart:
             SettingError: a listener that others reach without TLS and tokens, or certificates that cannot be used.
             PortInUse: somebody else listens there.
         """
-        address = self._hub.settings.rest_address
+        address = self._local.settings.rest_address
         if not address:
             return
-        settings = self._hub.settings.front()
+        settings = self._local.settings.front()
         rpc.check_listener(settings, address, authenticated=settings.authenticates)
         rpc.check_certificates(settings, settings.front_client_ca)
         config = self._config(settings)
@@ -66,8 +66,8 @@ class RestPart:
     async def shutdown(self) -> None:
         """Accept no more; requests under way have stop_grace_s to end."""
         if self._server is not None:
-            self._hub.draining = True
-            await self._drain.bounded(self._stop, self._hub.settings.stop_grace_s)
+            self._local.draining = True
+            await self._drain.bounded(self._stop, self._local.settings.stop_grace_s)
 
     async def _stop(self, grace_s: float) -> None:
         server, listener = self._server, self._socket

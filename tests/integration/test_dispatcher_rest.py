@@ -62,7 +62,11 @@ async def world(state, tmp_path) -> AsyncIterator[World]:
         plane = Plane(state)
         await plane.node(node([status(0, slice_.target, variant="digits-xs")]))
         await plane.plan(plan([route([target(0, "digits-xs", 1.0, 2)])]))
-        await until(lambda: running.hub.table.revision == Revision(1, 1, 0) and running.hub.table.live("digits"))
+        await until(
+            lambda: (
+                running.local.routing.table.revision == Revision(1, 1, 0) and running.local.routing.table.live("digits")
+            )
+        )
         yield World(plane, slice_, running)
 
 
@@ -264,7 +268,7 @@ async def test_a_client_that_leaves_frees_its_place_in_the_queue_and_on_the_slic
         _, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
         writer.write(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
         writers.append(writer)
-    pump = world.running.hub.pumps["digits"]
+    pump = world.running.local.routing.queues["digits"]
     await until(lambda: (pump.flying, pump.waiting, len(world.slice.requests)) == (2, 2, 2))
     for writer in writers:
         writer.close()
@@ -302,8 +306,8 @@ async def test_a_head_that_never_ends_is_cut_off_in_time(world, monkeypatch):
 
 
 async def test_stopping_lets_what_is_under_way_finish_and_closes_idle_connections(world):
-    hub = world.running.hub
-    hub.settings = hub.settings.model_copy(update={"stop_grace_s": 60.0})
+    local = world.running.local
+    local.settings = local.settings.model_copy(update={"stop_grace_s": 60.0})
     world.slice.latency_s = 0.1
     reader, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
     writer.write(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY)

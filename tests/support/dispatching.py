@@ -14,7 +14,7 @@ import tritonclient.grpc.aio as triton
 from dispatcher.admin import Siblings
 from dispatcher.contracts import Contracts
 from dispatcher.front import Fronts, InferencePart
-from dispatcher.hub import Hub
+from dispatcher.local_worker import LocalWorker
 from dispatcher.loop import Loop
 from dispatcher.metrics import Gauges
 from dispatcher.peer_server import PeerPart
@@ -57,14 +57,14 @@ class Running:
 
     def __init__(self, settings: DispatcherSettings, state: State, name: str = "d1") -> None:
         self.settings = settings
-        self.hub = Hub(settings, name, WallClock())
-        self.contracts = Contracts(self.hub)
+        self.local = LocalWorker(settings, name, WallClock())
+        self.contracts = Contracts(self.local)
         self.metrics = Metrics("dispatcher")
-        self.loop = Loop(self.hub, state, Gauges(self.hub, self.metrics))
-        self.prober = Prober(self.hub, self.contracts)
-        self.fronts = Fronts.of(self.hub, self.contracts, self.metrics)
-        self.siblings = Siblings(self.hub, self.fronts.peers, self.metrics)
-        self.peer_part = PeerPart(self.hub, self.fronts.inference, self.siblings.answers(), self.loop)
+        self.loop = Loop(self.local, state, Gauges(self.local, self.metrics))
+        self.prober = Prober(self.local, self.contracts)
+        self.fronts = Fronts.of(self.local, self.contracts, self.metrics)
+        self.siblings = Siblings(self.local, self.fronts.peers, self.metrics)
+        self.peer_part = PeerPart(self.local, self.fronts.inference, self.siblings.answers(), self.loop)
         self.part = InferencePart(self.fronts)
         self.rest = RestPart(self.fronts)
         self._started: list[Any] = []
@@ -122,7 +122,7 @@ async def stop_idle(running: Running, key: SliceKey, slice_: FakeTriton) -> None
 
     A request that is sent before is lost with the connection; one that is sent after certainly reaches nobody.
     """
-    channel = running.hub.transport.to(key).channel
+    channel = running.local.routing.transport.to(key).channel
     await until(lambda: channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY)
     await slice_.stop()
     await until(lambda: channel.get_state() is not grpc.ChannelConnectivity.READY)

@@ -9,8 +9,8 @@ import pytest
 from dispatcher.core import table as tables
 from dispatcher.core.family_queue import FamilyQueue
 from dispatcher.core.receipts import ratio_now
-from dispatcher.hub import Hub
 from dispatcher.knobs import Knobs
+from dispatcher.local_worker import LocalWorker
 from dispatcher.pump import Pump
 from dispatcher.settings import DispatcherSettings
 from tests.support import own_group
@@ -108,31 +108,34 @@ async def test_a_family_that_joins_a_group_brings_along_who_waits_and_who_is_on_
     assert alone.in_flight == {key(0): 1}
 
 
-def hub(workers=1, **more):
-    made = Hub(DispatcherSettings(workers=workers, **more), "d", WallClock())
+def local_worker(workers=1, **more):
+    made = LocalWorker(DispatcherSettings(workers=workers, **more), "d", WallClock())
     both = replace(status(0), hosted=tuple(Hosted(f, "digits-l", 4, 0, 1, 1, 8) for f in ("cats", "dogs")))
-    made.take_nodes([node([both])])
+    made.routing.take_nodes([node([both])])
     return made
 
 
-async def test_a_hub_has_one_router_for_the_group_and_moves_families_between_routers():
-    made, own_group.Together.made = hub(), 0
-    made.take_plan(plan([of("cats", shared()), of("dogs", shared())]))
+async def test_a_worker_has_one_router_for_the_group_and_moves_families_between_routers():
+    made, own_group.Together.made = local_worker(), 0
+    made.routing.take_plan(plan([of("cats", shared()), of("dogs", shared())]))
     assert own_group.Together.made == 1
-    assert made.pumps["cats"] is made.pumps["dogs"]
-    first, second = made.pumps["cats"].submit(asks("cats", 1)), made.pumps["dogs"].submit(asks("dogs", 2))
-    assert made.in_flight() == {key(0): 1}
-    assert made.pumps["dogs"].waiting_of("dogs") == (1, 64)
-    before = made.pumps["dogs"]
-    made.take_plan(plan([of("cats", shared()), of("dogs", shared(), "fifo")], number=2))
-    assert made.pumps["cats"] is not made.pumps["dogs"]
+    assert made.routing.queues["cats"] is made.routing.queues["dogs"]
+    first, second = (
+        made.routing.queues["cats"].submit(asks("cats", 1)),
+        made.routing.queues["dogs"].submit(asks("dogs", 2)),
+    )
+    assert made.routing.in_flight() == {key(0): 1}
+    assert made.routing.queues["dogs"].waiting_of("dogs") == (1, 64)
+    before = made.routing.queues["dogs"]
+    made.routing.take_plan(plan([of("cats", shared()), of("dogs", shared(), "fifo")], number=2))
+    assert made.routing.queues["cats"] is not made.routing.queues["dogs"]
     assert second.done(), "its own router has a credit for it"
     before.done(asks("dogs", 2), second.result(), OK)
     before.done(asks("cats", 1), first, OK)
-    assert not made.in_flight()
-    made.take_plan(plan([of("cats", shared())], number=3))
-    assert made.pumps["dogs"].live == frozenset()
-    await made.transport.close()
+    assert not made.routing.in_flight()
+    made.routing.take_plan(plan([of("cats", shared())], number=3))
+    assert made.routing.queues["dogs"].live == frozenset()
+    await made.routing.transport.close()
 
 
 def test_a_router_for_a_group_needs_one_worker():
@@ -228,21 +231,21 @@ def test_a_simulated_group_is_served_as_one():
 
 
 async def test_every_router_is_told_of_carbon_when_it_is_made_and_when_the_ratio_changes():
-    made, now_s = hub(), WallClock().now_s()
-    made.take_plan(plan([of("cats", shared())]))
-    router = made.pumps["cats"]._queue.router
+    made, now_s = local_worker(), WallClock().now_s()
+    made.routing.take_plan(plan([of("cats", shared())]))
+    router = made.routing.queues["cats"]._queue.router
     series = Series(zone="grid")
     reading = CarbonReading(series, now_s - 60.0, now_s + 60.0, 100.0)
     for cir in (0.8, 0.8, 1.2):
-        made.take_ratio(CarbonRatio(series, 100.0, cir, observed_at_s=now_s), reading)
-    made.take_ratio(None, None)
+        made.routing.take_ratio(CarbonRatio(series, 100.0, cir, observed_at_s=now_s), reading)
+    made.routing.take_ratio(None, None)
     assert router.ratios == [None, 0.8, 1.2, None]
-    made.take_ratio(CarbonRatio(series, 100.0, 0.7, observed_at_s=now_s), reading)
+    made.routing.take_ratio(CarbonRatio(series, 100.0, 0.7, observed_at_s=now_s), reading)
     queue = FamilyQueue(5.0)
     queue.carbon(0.7, 0.0)
     queue.table(of("cats", shared()), "", 0.0)
     assert queue.router.ratios == [0.7]
-    await made.transport.close()
+    await made.routing.transport.close()
 
 
 def test_a_ratio_that_is_old_or_of_another_series_or_without_its_reading_is_not_known():
@@ -271,31 +274,31 @@ async def test_whom_a_router_held_back_for_carbon_may_go_when_it_changes():
 
 
 async def test_a_ticket_has_its_own_objective_or_its_classs_or_its_familys():
-    made = hub()
-    made.take_plan(plan([of("cats", shared(), class_slo_ms={"batch": 900.0})], slo_ms=200.0))
-    assert made.slo_ms("cats", Knobs(slo_class="batch", slo_ms=50.0)) == 50.0
-    assert made.slo_ms("cats", Knobs(slo_class="batch")) == 900.0
-    assert made.slo_ms("cats", Knobs(slo_class="other")) == 200.0
-    assert made.slo_ms("cats", Knobs()) == 200.0
-    assert made.slo_ms("dogs", Knobs()) == 0.0
-    await made.transport.close()
+    made = local_worker()
+    made.routing.take_plan(plan([of("cats", shared(), class_slo_ms={"batch": 900.0})], slo_ms=200.0))
+    assert made.routing.slo_ms("cats", Knobs(slo_class="batch", slo_ms=50.0)) == 50.0
+    assert made.routing.slo_ms("cats", Knobs(slo_class="batch")) == 900.0
+    assert made.routing.slo_ms("cats", Knobs(slo_class="other")) == 200.0
+    assert made.routing.slo_ms("cats", Knobs()) == 200.0
+    assert made.routing.slo_ms("dogs", Knobs()) == 0.0
+    await made.routing.transport.close()
 
 
 # --- statuses, one a second and node ----------------------------------------------------------------------------------
 
 
 async def test_a_status_that_says_what_the_one_before_said_builds_no_table(monkeypatch):
-    hub, built = Hub(DispatcherSettings(), "d", ManualClock(1000.0)), []
+    routing, built = LocalWorker(DispatcherSettings(), "d", ManualClock(1000.0)).routing, []
     build = tables.build
     monkeypatch.setattr(tables, "build", lambda *given: built.append(given) or build(*given))
-    hub.take_nodes([node([status(0), status(1)])])
-    hub.take_plan(plan([Route("digits", "weighted", "fifo", (target(0, weight=0.5), target(1, weight=0.5)), 10)]))
-    hub.take_nodes([replace(node([status(0), status(1)]), observed_at_s=1001.0)])
-    before, table = len(built), hub.table
+    routing.take_nodes([node([status(0), status(1)])])
+    routing.take_plan(plan([Route("digits", "weighted", "fifo", (target(0, weight=0.5), target(1, weight=0.5)), 10)]))
+    routing.take_nodes([replace(node([status(0), status(1)]), observed_at_s=1001.0)])
+    before, table = len(built), routing.table
     for second in range(2, 6):
-        hub.take_nodes([replace(node([status(0), status(1)]), observed_at_s=1000.0 + second)])
+        routing.take_nodes([replace(node([status(0), status(1)]), observed_at_s=1000.0 + second)])
     assert len(built) == before
-    assert hub.table is table
-    hub.take_nodes([node([status(0)])])
+    assert routing.table is table
+    routing.take_nodes([node([status(0)])])
     assert len(built) == before + 1
-    assert [t.slice for t in hub.table.routes["digits"].targets] == [key(0)]
+    assert [t.slice for t in routing.table.routes["digits"].targets] == [key(0)]

@@ -3,7 +3,7 @@
 A request counts as arrived once, when it arrives, in the cell of its family and class without slice: so demand is right
 also while a queue grows. Its end counts in the cell of the slice and variant that had it, or, if it never had one, in
 the cell without slice. Sums over all cells are therefore exact. `arrived_per_s[i]` belongs to the UTC second
-floor(starts_at) + i.
+floor(starts_at) + i. The rates that price answers are kept beside.
 """
 
 from collections import Counter
@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from dispatcher.core.receipts import Receipts
+from trefoil.core.carbon import CarbonReading
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
-from trefoil.core.energy import ReceiptRate
+from trefoil.core.energy import ReceiptRate, ReceiptRates
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import Histogram, bucket, from_counts
 
@@ -80,8 +82,8 @@ class Totals:
 CellKey = tuple[str, str, SliceKey | None, str, str]  # family, variant, slice, class, tenant
 
 
-class LoadBook:
-    """Counts of one worker."""
+class LoadCounters:
+    """Load of one worker: cells of the open window, and cumulative totals by family."""
 
     def __init__(self, dispatcher: str, worker: int, now_s: float, classes_max: int) -> None:
         self.totals: dict[str, Totals] = {}
@@ -192,6 +194,28 @@ class LoadBook:
         if totals is None:
             totals = self.totals[family] = Totals()
         return totals
+
+
+class Accounting:
+    """Counters of one worker: load windows and totals, receipts, retries and forwarded requests."""
+
+    def __init__(self, dispatcher: str, worker: int, now_s: float, classes_max: int, receipts_stale_s: float) -> None:
+        self.load = LoadCounters(dispatcher, worker, now_s, classes_max)
+        self.receipts = Receipts(receipts_stale_s)
+        self.retries_total: Counter[tuple[str, str]] = Counter()  # family, "retried" or "refused"
+        self.forwarded_total: Counter[str] = Counter()  # by family: requests that another worker answered
+        self.open_streams = 0
+
+    def set_receipt_rates(self, rates: ReceiptRates | None, reading: CarbonReading | None, now_s: float) -> None:
+        """Price answers by these; those that were given before keep the price that they were told."""
+        self.load.settle(self.receipts.rate)
+        self.receipts.take(rates, reading)
+        self.receipts.look(now_s)
+
+    def close_window(self, now_s: float, table: Revision) -> LoadWindow:
+        """Price what is not priced yet, close the load window and begin the next one."""
+        self.load.settle(self.receipts.rate)
+        return self.load.take(now_s, table)
 
 
 def _frozen(key: CellKey, cell: _Cell) -> LoadCell:
