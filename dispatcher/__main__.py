@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import structlog
 import uvloop
 
-from dispatcher.admin import NAME, DispatcherAdmin, Siblings
+from dispatcher.admin import NAME, AllWorkers, DispatcherAdmin
 from dispatcher.contracts import Contracts
-from dispatcher.draining import DrainPart
+from dispatcher.draining import GracefulShutdown
 from dispatcher.front import Fronts, InferencePart
 from dispatcher.local_worker import LocalWorker
-from dispatcher.loop import Loop
-from dispatcher.metrics import ExpositionPart, Gauges
-from dispatcher.peer_server import PeerPart
+from dispatcher.loop import StateSync
+from dispatcher.metrics import DispatcherMetrics, ExpositionPart
+from dispatcher.peer_server import PeerServer
 from dispatcher.prober import Prober
 from dispatcher.rest.server import RestPart
 from dispatcher.settings import DispatcherSettings
@@ -40,11 +40,11 @@ def build(argv: Sequence[str]) -> list[Part]:
         end_with_supervisor(settings.supervisor_pid)
     local = LocalWorker(settings, settings.dispatcher or f"dispatcher-{uuid.uuid4().hex[:12]}", clock)
     contracts = Contracts(local)
-    loop = Loop(local, state, Gauges(local, metrics))
+    loop = StateSync(local, state, DispatcherMetrics(local, metrics))
     fronts = Fronts.of(local, contracts, metrics)
     tokens = fronts.gate if settings.tenants_file is not None else None
-    drain = DrainPart(local)
-    siblings = Siblings(local, fronts.peers, metrics)
+    drain = GracefulShutdown(local)
+    siblings = AllWorkers(local, fronts.peers, metrics)
     one_of_many = settings.workers > 1
     shown = (
         ExpositionPart(settings.metrics_address, siblings.metrics)
@@ -55,7 +55,7 @@ def build(argv: Sequence[str]) -> list[Part]:
     return [
         StatePart(state),
         shown,
-        PeerPart(local, fronts.inference, siblings.answers(), loop),  # before the loop says where it listens
+        PeerServer(local, fronts.inference, siblings.answers(), loop),  # before the loop says where it listens
         loop,
         fronts.peers,
         Prober(local, contracts),

@@ -209,8 +209,8 @@ class Accounting:
     def set_receipt_rates(self, rates: ReceiptRates | None, reading: CarbonReading | None, now_s: float) -> None:
         """Price answers by these; those that were given before keep the price that they were told."""
         self.load.settle(self.receipts.rate)
-        self.receipts.take(rates, reading)
-        self.receipts.look(now_s)
+        self.receipts.set_rates(rates, reading)
+        self.receipts.check_age(now_s)
 
     def close_window(self, now_s: float, table: Revision) -> LoadWindow:
         """Price what is not priced yet, close the load window and begin the next one."""

@@ -16,9 +16,9 @@ from dispatcher import knobs
 from dispatcher.contracts import unknown_model
 from dispatcher.core import crew
 from dispatcher.core.explain import explain
-from dispatcher.knobs import Knobs
+from dispatcher.knobs import RequestParameters
 from dispatcher.local_worker import LocalWorker
-from dispatcher.loop import Loop
+from dispatcher.loop import StateSync
 from dispatcher.metrics import exposition
 from dispatcher.peers import Peers
 from dispatcher.service import local_model_statistics
@@ -33,7 +33,7 @@ PRIORITY: Final = "priority"
 NAME: Final = "trefoil.dispatcher.v1.Dispatcher"
 
 
-class Siblings:
+class AllWorkers:
     """Belongs to one event loop."""
 
     def __init__(self, local: LocalWorker, peers: Peers, metrics: Metrics) -> None:
@@ -60,16 +60,16 @@ class Siblings:
         for worker in self._local.routing.table.elsewhere.get(request.family, ()):
             if isinstance(told := await self._peers.ask_one(worker, "Explain", request.SerializeToString()), bytes):
                 answer = dispatcher_pb2.ExplainRequestResponse.FromString(told)
-                answer.why = f"forwarded to worker {crew.name(worker)}: {answer.why}"
+                answer.why = f"forwarded to worker {crew.worker_name(worker)}: {answer.why}"
                 return answer
         return explain_request(self._local, request)
 
     async def windows(self, own: asyncio.Queue[LoadWindow]) -> AsyncGenerator[LoadWindow, None]:
         """The windows of all workers, as each is flushed. `own`: a subscription to this worker's."""
-        relays: dict[crew.Worker, asyncio.Task[None]] = {}
+        relays: dict[crew.WorkerId, asyncio.Task[None]] = {}
         try:
             while True:
-                for worker in self._peers.siblings():
+                for worker in self._peers.linked_siblings():
                     if worker not in relays or relays[worker].done():
                         relays[worker] = asyncio.create_task(self._relay(worker, own), name=f"windows of {worker}")
                 yield await own.get()
@@ -78,7 +78,7 @@ class Siblings:
                 task.cancel()
             await asyncio.gather(*relays.values(), return_exceptions=True)
 
-    async def _relay(self, worker: crew.Worker, into: asyncio.Queue[LoadWindow]) -> None:
+    async def _relay(self, worker: crew.WorkerId, into: asyncio.Queue[LoadWindow]) -> None:
         async for data in self._peers.watch(worker, "Watch"):
             if into.full():
                 into.get_nowait()
@@ -144,9 +144,9 @@ class Siblings:
         return self._metrics.text().encode()
 
 
-def place(worker: crew.Worker) -> int:
+def place(worker: crew.WorkerId) -> int:
     """The number of a worker as people know it: it stays when the worker is started again."""
-    return crew.place(worker)[1]
+    return crew.worker_place(worker)[1]
 
 
 def table_of(local: LocalWorker) -> Any:
@@ -156,7 +156,7 @@ def table_of(local: LocalWorker) -> Any:
         table=codec.to_proto(table.revision),
         routes=[codec.to_proto(table.routes[family]) for family in sorted(table.routes)],
         slices=[codec.to_proto(load) for load in local.routing.loads()],
-        why=local.standing,
+        why=local.status_line,
         workers=[status_of(local)],
     )
 
@@ -169,7 +169,7 @@ def status_of(local: LocalWorker) -> Any:
         table=codec.to_proto(local.routing.table.revision),
         draining=local.draining,
         in_flight=sum(local.routing.in_flight().values()),
-        waiting=sum(pump.waiting for pump in local.routing.each_queue),
+        waiting=sum(queue.waiting for queue in local.routing.each_queue),
         peer_target=local.peer_target,
         why=local.not_ready(),
     )
@@ -238,7 +238,7 @@ def explain_request(local: LocalWorker, request: Any) -> Any:
     )  # fmt: skip
 
 
-def _explained_parameters(params: Mapping[str, str]) -> tuple[Knobs, int]:
+def _explained_parameters(params: Mapping[str, str]) -> tuple[RequestParameters, int]:
     message = pb.ModelInferRequest()
     for name, value in params.items():
         if name != PRIORITY and not name.startswith(knobs.PREFIX):
@@ -249,13 +249,13 @@ def _explained_parameters(params: Mapping[str, str]) -> tuple[Knobs, int]:
     text = params.get(PRIORITY, "0")
     if not text.isdigit():
         raise InvalidInput("is not a whole number", field=PRIORITY, value=text, remedy="1 = highest, 0 = the default")
-    return knobs.take(message.parameters), int(text)
+    return knobs.extract(message.parameters), int(text)
 
 
 class DispatcherAdmin(dispatcher_pb2_grpc.DispatcherServicer):  # type: ignore[misc]
     """Errors become statuses in the server's interceptor."""
 
-    def __init__(self, local: LocalWorker, loop: Loop, siblings: Siblings | None = None) -> None:
+    def __init__(self, local: LocalWorker, loop: StateSync, siblings: AllWorkers | None = None) -> None:
         self._local = local
         self._loop = loop
         self._siblings = siblings

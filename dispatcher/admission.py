@@ -13,10 +13,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher import knobs, wire
 from dispatcher.contracts import Contracts, unknown_model
-from dispatcher.knobs import Knobs
+from dispatcher.knobs import RequestParameters
 from dispatcher.local_worker import LocalWorker
-from dispatcher.pump import Pump
-from dispatcher.sequencing import SequencePump
+from dispatcher.pump import AsyncFamilyQueue
+from dispatcher.sequencing import AsyncSequenceQueue
 from trefoil.core.brains import Pick, Ticket
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable
 
@@ -44,7 +44,7 @@ def overdue(deadline_s: float | None, arrived_s: float, now_s: float) -> bool:
     return deadline_s is not None and now_s >= deadline_s - ROUNDING_S - ROUNDING_RATIO * (deadline_s - arrived_s)
 
 
-class Refused(Exception):
+class StatusError(Exception):
     """A status that goes to the client as it is."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailers: Any = ()) -> None:
@@ -57,10 +57,10 @@ class Request:
     """One request on its way. `sent_s` is when it last went to a slice, 0.0 = never. `timeout_binds`: its deadline is
     that of its own `timeout` parameter, which Triton answers in words of its own."""
 
-    pump: Pump | SequencePump
+    queue: AsyncFamilyQueue | AsyncSequenceQueue
     ticket: Ticket
     payload: bytes
-    asked: Knobs
+    parameters: RequestParameters
     timeout_binds: bool = False
     pick: Pick | None = None
     sent_s: float = 0.0
@@ -95,14 +95,14 @@ class Admission:
         except DecodeError as error:
             raise InvalidInput(f"these {len(data)} bytes are not a ModelInferRequest") from error
         family = message.model_name
-        pump = self._pump(family)
+        queue = self._queue_of(family)
         if message.model_version not in ("", wire.PUBLIC_VERSION):
             raise NotFound(
                 f"Request for unknown model: '{family}' version {message.model_version} is not found",
                 remedy=f"leave the version out, or ask for {wire.PUBLIC_VERSION}: the variant is ours to choose",
             )
         timeout_s = 0.0
-        asked = knobs.NONE
+        asked = knobs.NO_PARAMETERS
         payload = data
         priority, sequence = 0, _NO_SEQUENCE
         if message.parameters:
@@ -111,10 +111,10 @@ class Admission:
             priority = _priority(message.parameters)
             sequence = _sequence(message.parameters)
             count = len(message.parameters)
-            asked = knobs.take(message.parameters)
+            asked = knobs.extract(message.parameters)
             if len(message.parameters) != count:
                 payload = message.SerializeToString()
-        _check_memory(message)
+        _refuse_shared_memory(message)
         if message.model_version:
             payload += wire.CLEAR_VERSION
         shape = message.inputs[0].shape if message.inputs else ()
@@ -139,9 +139,9 @@ class Admission:
         )
         if not caller.hops:  # else it was counted where the client came in
             self._load.arrived(family, ticket.slo_class, self._clock.now_s(), caller.tenant)
-        return Request(pump, ticket, payload, asked, timeout_binds)
+        return Request(queue, ticket, payload, asked, timeout_binds)
 
-    async def in_sequence(self, request: Request) -> None:
+    async def queue_in_sequence(self, request: Request) -> None:
         """Let a request of a sequence wait for its turn and go where its sequence lives. A family without sequences
         takes no notice of them, as Triton does not.
 
@@ -151,7 +151,7 @@ class Admission:
         family = request.ticket.family
         contract = self._contracts.known(family) or await self._contracts.of(family)
         if contract.sequence_idle_s is not None:
-            request.pump = self._routing.sequenced(family, contract.sequence_idle_s)
+            request.queue = self._routing.sequence_queue(family, contract.sequence_idle_s)
 
     def _deadline(
         self, family: str, deadline_s: float | None, timeout_s: float, arrived_s: float
@@ -167,11 +167,11 @@ class Admission:
             return (arrived_s + default_s, False) if default_s else (None, False)
         return deadline_s, False
 
-    def _pump(self, family: str) -> Pump:
-        pump = self._routing.queues.get(family)
-        if pump is None or family not in self._routing.table.routes:
+    def _queue_of(self, family: str) -> AsyncFamilyQueue:
+        queue = self._routing.queues.get(family)
+        if queue is None or family not in self._routing.table.routes:
             raise unknown_model(family) if self._routing.table.routes else Unavailable(self._local.not_ready())
-        return pump
+        return queue
 
     def _batches(self, family: str) -> bool:
         """Whether the first dimension counts items; taken as true until the contract is known."""
@@ -182,7 +182,7 @@ class Admission:
 _NO_SEQUENCE = ("", False, False)
 
 
-def _check_memory(message: Any) -> None:
+def _refuse_shared_memory(message: Any) -> None:
     for tensor in (*message.inputs, *message.outputs):
         if tensor.parameters and "shared_memory_region" in tensor.parameters:
             raise InvalidInput(

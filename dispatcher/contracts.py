@@ -84,7 +84,7 @@ class Contracts:
 
     async def from_slice(self, family: str, slice_: SliceKey) -> Contract:
         """What one slice says; raises AioRpcError."""
-        connection = self._routing.transport.to(slice_)
+        connection = self._routing.transport.connection(slice_)
         asked = pb.ModelMetadataRequest(name=family)
         metadata = await connection.ask("ModelMetadata", asked, pb.ModelMetadataResponse, ASK_TIMEOUT_S)
         wanted = pb.ModelConfigRequest(name=family)

@@ -15,7 +15,7 @@ from dispatcher.local_worker import LocalWorker
 LOG = structlog.get_logger()
 
 
-class DrainPart:
+class GracefulShutdown:
     """A part of the service: the last in the list, so that it is the first to be shut down."""
 
     def __init__(self, local: LocalWorker) -> None:
@@ -32,7 +32,7 @@ class DrainPart:
         LOG.info("no more patience: what is in flight is cut off")
         self._hurry.set()
 
-    async def bounded(self, stop: Callable[[float], Awaitable[None]], grace_s: float) -> None:
+    async def stop_within(self, stop: Callable[[float], Awaitable[None]], grace_s: float) -> None:
         """Stop something that takes a grace, at once when a second signal comes or has come."""
         if self._hurry.is_set():
             await stop(0.0)

@@ -11,13 +11,13 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.admission import Caller, Refused
+from dispatcher.admission import Caller, StatusError
 from dispatcher.contracts import Contracts
 from dispatcher.core.tenants import ADMIN
-from dispatcher.draining import DrainPart
-from dispatcher.gate import Gate
+from dispatcher.draining import GracefulShutdown
+from dispatcher.gate import AccessControl
 from dispatcher.inference import Inference
-from dispatcher.listening import Listening
+from dispatcher.listening import ListeningSockets
 from dispatcher.local_worker import LocalWorker
 from dispatcher.peers import Peers
 from dispatcher.service import UNIMPLEMENTED, KserveService
@@ -48,14 +48,14 @@ class Fronts:
     contracts: Contracts
     kserve: KserveService
     inference: Inference
-    gate: Gate
+    gate: AccessControl
     peers: Peers
     streams: Streams
 
     @classmethod
     def of(cls, local: LocalWorker, contracts: Contracts, metrics: Metrics | None = None) -> "Fronts":
         """Raises `SettingError` for a tenants file that cannot be used."""
-        gate = Gate(local.settings, local.clock, metrics)
+        gate = AccessControl(local.settings, local.clock, metrics)
         peers = Peers(local)
         inference = Inference(local, contracts, peers)
         streams = Streams(local, contracts, inference)
@@ -92,19 +92,19 @@ def _ages(settings: DispatcherSettings) -> list[tuple[str, int]]:
 class InferencePart(ServerPart):
     """Serves clients, and at the end lets what is in flight finish."""
 
-    def __init__(self, fronts: Fronts, drain: DrainPart | None = None) -> None:
+    def __init__(self, fronts: Fronts, drain: GracefulShutdown | None = None) -> None:
         super().__init__(lambda: make_server(fronts))
         self._local = fronts.local
         self._streams = fronts.streams
-        self._drain = drain or DrainPart(fronts.local)
-        self._listening: Listening | None = None
+        self._drain = drain or GracefulShutdown(fronts.local)
+        self._listening: ListeningSockets | None = None
 
     async def init(self) -> None:
         """Listen."""
         await super().init()
         assert self.server is not None
         if self._local.settings.workers > 1:
-            self._listening = Listening(self.server.port)
+            self._listening = ListeningSockets(self.server.port)
 
     async def run(self) -> None:
         """Health follows readiness."""
@@ -123,7 +123,7 @@ class InferencePart(ServerPart):
         self._streams.close()
         if self._listening is not None:
             self._listening.close()
-        await self._drain.bounded(self.server.stop, self._local.settings.stop_grace_s)
+        await self._drain.stop_within(self.server.stop, self._local.settings.stop_grace_s)
         await self._local.routing.transport.close()
 
 
@@ -147,46 +147,46 @@ def handlers(fronts: Fronts) -> Any:
     return grpc.method_handlers_generic_handler(SERVICE, table)
 
 
-def _infer(inference: Inference, gate: Gate) -> Handler:
+def _infer(inference: Inference, gate: AccessControl) -> Handler:
     if gate.open:
         return inference.infer
 
     async def infer(data: bytes, context: Any) -> bytes:
         try:
-            tenant = gate.caller(context.invocation_metadata())
+            tenant = gate.authenticate_call(context.invocation_metadata())
             gate.admit(tenant, len(data))
-        except Refused as refused:
+        except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
         return await inference.infer(data, context, tenant.name)
 
     return infer
 
 
-def _stream(streams: Streams, gate: Gate) -> Handler:
+def _stream(streams: Streams, gate: AccessControl) -> Handler:
     async def stream(_: Any, context: Any) -> None:
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else streams.local.clock.monotonic_s() + remaining_s
         if gate.open:
             return await streams.serve(Caller(deadline_s=deadline_s), context)
         try:
-            tenant = gate.caller(context.invocation_metadata())
-        except Refused as refused:
+            tenant = gate.authenticate_call(context.invocation_metadata())
+        except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
         return await streams.serve(Caller(tenant.name, deadline_s), context, partial(gate.admit, tenant))
 
     return stream
 
 
-def _guarded(behaviour: Handler, gate: Gate, changes: bool = False) -> Handler:
+def _guarded(behaviour: Handler, gate: AccessControl, changes: bool = False) -> Handler:
     if gate.open:
         return behaviour
 
     async def check(request: Any, context: Any) -> Any:
         try:
-            tenant = gate.caller(context.invocation_metadata())
+            tenant = gate.authenticate_call(context.invocation_metadata())
             if changes:
-                gate.demand(tenant, ADMIN)
-        except Refused as refused:
+                gate.require_role(tenant, ADMIN)
+        except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
         return await behaviour(request, context)
 

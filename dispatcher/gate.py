@@ -14,9 +14,9 @@ import grpc
 import structlog
 from pydantic import Field, SecretStr, model_validator
 
-from dispatcher.admission import Refused
+from dispatcher.admission import StatusError
 from dispatcher.core import tenants
-from dispatcher.core.tenants import ADMIN, EVERYBODY, INFER, Numbers, Tenant, Tenants, digest
+from dispatcher.core.tenants import ADMIN, EVERYBODY, INFER, LimitState, Tenant, Tenants, digest
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import SettingError, TrefoilError
 from trefoil.runtime import config
@@ -72,7 +72,7 @@ class TenantsFile(config.Settings):
     tenant: tuple[TenantEntry, ...] = Field(min_length=1)
 
 
-class Gate:
+class AccessControl:
     """Belongs to one event loop. A part of the service: `run` keeps it current."""
 
     def __init__(self, settings: DispatcherSettings, clock: Clock, metrics: Metrics | None = None) -> None:
@@ -90,11 +90,11 @@ class Gate:
         self._complaint = ""
         self._tenants = self._read()
 
-    def who(self, authorization: str | bytes) -> Tenant:
+    def authenticate(self, authorization: str | bytes) -> Tenant:
         """The caller, by its `authorization` header ("" = none).
 
         Raises:
-            Refused: UNAUTHENTICATED.
+            StatusError: UNAUTHENTICATED.
         """
         if self.open:
             return EVERYBODY
@@ -103,17 +103,17 @@ class Gate:
             raise self._refusal("", grpc.StatusCode.UNAUTHENTICATED, NO_TOKEN)
         return tenant
 
-    def caller(self, metadata: Any) -> Tenant:
+    def authenticate_call(self, metadata: Any) -> Tenant:
         """The caller of a gRPC method, by its metadata; raises like `who`."""
-        return EVERYBODY if self.open else self.who(dict(metadata or ()).get("authorization", ""))
+        return EVERYBODY if self.open else self.authenticate(dict(metadata or ()).get("authorization", ""))
 
     def admit(self, tenant: Tenant, size: int) -> None:
         """Book one inference request of that many bytes.
 
         Raises:
-            Refused: PERMISSION_DENIED without the role, RESOURCE_EXHAUSTED over a limit, with the time to wait.
+            StatusError: PERMISSION_DENIED without the role, RESOURCE_EXHAUSTED over a limit, with the time to wait.
         """
-        self.demand(tenant, INFER)
+        self.require_role(tenant, INFER)
         if not (tenant.rate_per_s or tenant.bytes_per_s):
             return
         excess = tenants.admit(tenant, self._limits.of(tenant.name), size, self._clock.monotonic_s())
@@ -125,8 +125,8 @@ class Gate:
                 (("grpc-retry-pushback-ms", str(int(excess.wait_s * 1e3) + 1)),),
             )  # fmt: skip
 
-    def demand(self, tenant: Tenant, role: str) -> None:
-        """Raises Refused: PERMISSION_DENIED without the role."""
+    def require_role(self, tenant: Tenant, role: str) -> None:
+        """Raises StatusError: PERMISSION_DENIED without the role."""
         if role not in tenant.roles:
             raise self._refusal(
                 tenant.name, grpc.StatusCode.PERMISSION_DENIED,
@@ -199,9 +199,9 @@ class Gate:
     def _stamps(self) -> tuple[Any, ...]:
         return tuple(_stamp(path) for path in self._watched)
 
-    def _refusal(self, tenant: str, code: grpc.StatusCode, details: str, trailers: Any = ()) -> Refused:
+    def _refusal(self, tenant: str, code: grpc.StatusCode, details: str, trailers: Any = ()) -> StatusError:
         self._refused[tenant, code.name] += 1
-        return Refused(code, details, trailers)
+        return StatusError(code, details, trailers)
 
     def _count(self) -> None:
         refused, self._refused = self._refused, Counter()
@@ -218,16 +218,16 @@ class Limits:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[str, Numbers] = {}
+        self._known: dict[str, LimitState] = {}
 
-    def of(self, tenant: str) -> Numbers:
+    def of(self, tenant: str) -> LimitState:
         """A tenant's numbers, writable. Where no file can be had, this worker counts alone, and says so."""
         known = self._known.get(tenant)
         if known is None:
             known = self._known[tenant] = self._mapped(tenant)
         return known
 
-    def _mapped(self, tenant: str) -> Numbers:
+    def _mapped(self, tenant: str) -> LimitState:
         size = tenants.LIMITS * 8
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)

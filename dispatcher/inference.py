@@ -15,18 +15,18 @@ import structlog
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher import wire
-from dispatcher.admission import Admission, Caller, Refused, Request, overdue
+from dispatcher.admission import Admission, Caller, Request, StatusError, overdue
 from dispatcher.contracts import Contracts
 from dispatcher.core import crew
-from dispatcher.core.crew import Worker
+from dispatcher.core.crew import WorkerId
 from dispatcher.core.ejection import Failure, classify
 from dispatcher.core.retries import RetryBudget
 from dispatcher.core.sequences import missing_start
 from dispatcher.local_worker import LocalWorker
-from dispatcher.peers import Cut, NotMine, NotTaken, Peers
-from dispatcher.pump import Moved
+from dispatcher.peers import ConnectionLost, NoCredits, NotDelivered, Peers
+from dispatcher.pump import ServedElsewhere
 from dispatcher.queues.fifo import QueueFull
-from dispatcher.sequencing import SequencePump
+from dispatcher.sequencing import AsyncSequenceQueue
 from dispatcher.transport import Connection
 from trefoil.core.brains import Outcome, Pick
 from trefoil.core.errors import TrefoilError, Unavailable
@@ -75,7 +75,7 @@ class Inference:
         caller = Caller(tenant, None if remaining_s is None else self._clock.monotonic_s() + remaining_s)
         try:
             answer = await self.answer(data, caller)
-        except Refused as refused:
+        except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
             raise AssertionError("abort returned") from refused
         if answer.trailers:
@@ -89,36 +89,40 @@ class Inference:
         as DEADLINE_EXCEEDED if the caller's time was up.
 
         Raises:
-            Refused: a status for the client, already booked and logged.
+            StatusError: a status for the client, already booked and logged.
         """
 
-        async def there(worker: Worker) -> Answer:
+        async def forward(worker: WorkerId) -> Answer:
             assert self.peers is not None
             told = await self.peers.forward(worker, data, caller)
             return Answer(told.data, told.trailers, told.variant, told.slice)
 
-        return await self.carry(data, caller, lambda request: self.anywhere(request, caller, self._serve, there))
+        return await self.handle(
+            data, caller, lambda request: self.serve_or_forward(request, caller, self._serve, forward)
+        )
 
-    async def carry(self, data: bytes, caller: Caller, serve: Callable[[Request], Awaitable[Result]]) -> Result:
+    async def handle(self, data: bytes, caller: Caller, serve: Callable[[Request], Awaitable[Result]]) -> Result:
         """Admit a request and serve it, whichever way that is done; raises like `answer`."""
         request: Request | None = None
         try:
             request = self.admission.admit(data, caller, self._clock.monotonic_s())
-            self._retry_budget.arrived()
+            self._retry_budget.on_request()
             if request.ticket.sequence_id:
-                await self.admission.in_sequence(request)
+                await self.admission.queue_in_sequence(request)
             return await serve(request)
-        except Refused as refused:
-            self.failed(request, refused.code.name, refused.details)
+        except StatusError as refused:
+            self.record_failure(request, refused.code.name, refused.details)
             raise
         except TrefoilError as error:
             said = refusal(error)
-            self.failed(request, said.code.name, said.details)
+            self.record_failure(request, said.code.name, said.details)
             raise said from error
         except asyncio.CancelledError:
             now_s = self._clock.monotonic_s()
             late = overdue(caller.deadline_s, request.ticket.arrived_s if request is not None else now_s, now_s)
-            self.failed(request, "DEADLINE_EXCEEDED" if late else "CANCELLED", "the client's time ran out or it left")
+            self.record_failure(
+                request, "DEADLINE_EXCEEDED" if late else "CANCELLED", "the client's time ran out or it left"
+            )
             raise
 
     async def pick(self, request: Request) -> Pick:
@@ -126,18 +130,20 @@ class Inference:
 
         Raises:
             QueueFull, Unavailable: it gets none.
-            Refused: its deadline passed in the queue, or cannot be met on that slice any more.
+            StatusError: its deadline passed in the queue, or cannot be met on that slice any more.
         """
-        pump, ticket = request.pump, request.ticket
+        queue, ticket = request.queue, request.ticket
         request.pick, request.sent_s = None, 0.0
-        picked = pump.submit(ticket)
+        picked = queue.submit(ticket)
         pick = await self._wait(request, picked) if isinstance(picked, asyncio.Future) else picked
         now_s = self._clock.monotonic_s()
         request.pick = pick
         if ticket.deadline_s is not None:
-            self._check_time(request, pick, ticket.deadline_s - now_s, now_s)
+            self._drop_if_late(request, pick, ticket.deadline_s - now_s, now_s)
         request.sent_s = now_s
-        self._load.sent(ticket.family, pick.variant, pick.slice, ticket.slo_class, pump.busy(pick.slice), ticket.tenant)
+        self._load.sent(
+            ticket.family, pick.variant, pick.slice, ticket.slo_class, queue.in_flight_on(pick.slice), ticket.tenant
+        )
         return pick
 
     async def _wait(self, request: Request, future: "asyncio.Future[Pick]") -> Pick:
@@ -147,17 +153,17 @@ class Inference:
             async with asyncio.timeout(None if ticket.deadline_s is None else max(0.0, ticket.deadline_s - now_s)):
                 return await future
         except TimeoutError as error:
-            request.pump.abandon(ticket, future)
+            request.queue.abandon(ticket, future)
             if request.timeout_binds:
                 raise Unavailable("Request timeout expired") from error  # Triton's own words for its queue timeout
             waited_ms = (self._clock.monotonic_s() - ticket.arrived_s) * 1e3
             why = f"its deadline passed after {waited_ms:.1f} ms in the queue of {ticket.family}"
-            raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, why) from error
+            raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, why) from error
         except asyncio.CancelledError:
-            request.pump.abandon(ticket, future)
+            request.queue.abandon(ticket, future)
             raise
 
-    def _check_time(self, request: Request, pick: Pick, left_s: float, now_s: float) -> None:
+    def _drop_if_late(self, request: Request, pick: Pick, left_s: float, now_s: float) -> None:
         """Drop a request that its slice would only answer when nobody waits for it any longer."""
         ticket, times = request.ticket, self._evidence.times
         predicted_s = times.predicted_s(pick.slice, pick.variant, ticket.items, now_s)
@@ -166,7 +172,7 @@ class Inference:
         times.dropped(pick.slice, pick.variant, ticket.items)
         self.end(request, "DEADLINE_EXCEEDED", executed=False)
         request.pick = None
-        raise Refused(
+        raise StatusError(
             grpc.StatusCode.DEADLINE_EXCEEDED,
             f"dropped before dispatch: it waited {(now_s - ticket.arrived_s) * 1e3:.1f} ms, of its deadline "
             f"{max(0.0, left_s) * 1e3:.1f} ms are left, and {pick.slice.name} is predicted to take "
@@ -180,17 +186,17 @@ class Inference:
         latency_ms = (now_s - request.ticket.arrived_s) * 1e3
         service_ms = (now_s - request.sent_s) * 1e3 if request.sent_s else 0.0
         outcome = Outcome(code, latency_ms, service_ms, 0, executed)
-        request.pump.done(request.ticket, request.pick, outcome)
+        request.queue.done(request.ticket, request.pick, outcome)
         return outcome
 
-    def answered(self, request: Request, version: str, usual: bool = True) -> str:
+    def record_answer(self, request: Request, version: str, usual: bool = True) -> str:
         """Book an answer that a slice gave under a version; the variant that gave it. `usual`: others take as long."""
         ticket, pick = request.ticket, request.pick
         assert pick is not None
         variant = self.variant(ticket.family, version, pick)
         outcome = self.end(request, "OK", executed=True)
         service_s = outcome.service_ms / 1e3 if usual else None
-        if self._evidence.answered(pick.slice, variant, ticket.items, service_s, self._clock.monotonic_s()):
+        if self._evidence.on_answer(pick.slice, variant, ticket.items, service_s, self._clock.monotonic_s()):
             self._routing.rebuild()
         objective = self._routing.table.objectives.get(ticket.family)
         self._load.answered(
@@ -203,16 +209,16 @@ class Inference:
             self._log("request", request, "OK", outcome.latency_ms, variant)
         return variant
 
-    def suffix(self, request: Request, variant: str) -> bytes:
+    def answer_suffix(self, request: Request, variant: str) -> bytes:
         """What turns a slice's answer into ours, with its receipt if that was asked for."""
         data = wire.answer_suffix(variant)
-        if request.asked.receipt:
+        if request.parameters.receipt:
             ticket, pick = request.ticket, request.pick
             assert pick is not None
             data += self._accounting.receipts.suffix(pick.slice, ticket.family, variant, ticket.items)
         return data
 
-    def came_back(self, request: Request, refused: Refused) -> Failure:
+    def slice_failed(self, request: Request, refused: StatusError) -> Failure:
         """A slice answered with a status: what it says of the slice. The request is over there."""
         pick = request.pick
         assert pick is not None
@@ -222,42 +228,42 @@ class Inference:
         if failure is not Failure.OWN:
             self._health.eject(pick.slice, failure, f"{code} {details}")
         elif code == "DEADLINE_EXCEEDED":
-            self._late(request, pick)
-        elif why := self._evidence.status(pick.slice, code):
+            self._record_late(request, pick)
+        elif why := self._evidence.on_status(pick.slice, code):
             self._health.eject(pick.slice, Failure.SICK, why)
         self.end(request, code, executed=failure is not Failure.UNREACHABLE)
         return failure
 
-    def bound(self, request: Request) -> bool:
+    def is_pinned(self, request: Request) -> bool:
         """Whether only one slice may have the request: what came before it in its sequence is there."""
         return bool(request.ticket.sequence_id) and not request.ticket.sequence_start
 
-    def lost(self, request: Request, refused: Refused, failure: Failure) -> Refused:
+    def client_status(self, request: Request, refused: StatusError, failure: Failure) -> StatusError:
         """What a client hears whose request came back: that its sequence is gone, if it is."""
-        if failure is Failure.UNREACHABLE and self.bound(request):
+        if failure is Failure.UNREACHABLE and self.is_pinned(request):
             return refusal(missing_start(request.ticket, f"its slice is lost: {refused.details}"))
         return refused
 
-    def cancelled(self, request: Request, connection: Connection | None) -> Refused | None:
+    def call_cancelled(self, request: Request, connection: Connection | None) -> StatusError | None:
         """The call of a picked request was cancelled: the credit comes back. The status to refuse with if it was not
         the client that left, but the connection that was cut."""
         pick, task = request.pick, asyncio.current_task()
         assert pick is not None
-        if connection is not None and connection.cut and not (task is not None and task.cancelling()):
+        if connection is not None and connection.cut_reason and not (task is not None and task.cancelling()):
             self.end(request, "UNAVAILABLE", executed=True)
-            return Refused(grpc.StatusCode.UNAVAILABLE, connection.cut)
+            return StatusError(grpc.StatusCode.UNAVAILABLE, connection.cut_reason)
         if overdue(request.ticket.deadline_s, request.ticket.arrived_s, self._clock.monotonic_s()):
-            self._late(request, pick)
+            self._record_late(request, pick)
         self.end(request, "CANCELLED", executed=True)
         return None
 
-    def _late(self, request: Request, pick: Pick) -> None:
+    def _record_late(self, request: Request, pick: Pick) -> None:
         now_s = self._clock.monotonic_s()
         items, waited_s = request.ticket.items, now_s - request.sent_s
-        if why := self._evidence.late(pick.slice, pick.variant, items, waited_s, now_s):
+        if why := self._evidence.on_deadline(pick.slice, pick.variant, items, waited_s, now_s):
             self._health.eject(pick.slice, Failure.LATE, why)
 
-    def failed(self, request: Request | None, code: str, details: str) -> None:
+    def record_failure(self, request: Request | None, code: str, details: str) -> None:
         """Book and log a request without an answer. Requests for families that nobody serves are not booked."""
         if request is None or request.forwarded:
             return
@@ -268,39 +274,39 @@ class Inference:
         if self._may_log():
             self._log("request failed", request, code, latency_ms, variant, details)
 
-    async def anywhere(
+    async def serve_or_forward(
         self,
         request: Request,
         caller: Caller,
-        here: Callable[[Request], Awaitable[Result]],
-        there: Callable[[Worker], Awaitable[Result]],
+        serve: Callable[[Request], Awaitable[Result]],
+        forward: Callable[[WorkerId], Awaitable[Result]],
     ) -> Result:
         """Serve a request here, or let another worker: one that has credits of the family, or that keeps the sequence.
 
         Raises:
-            NotMine: another worker forwarded it here, and only others have credits.
-            And what `here` and `there` raise.
+            NoCredits: another worker forwarded it here, and only others have credits.
+            And what `serve` and `forward` raise.
         """
         peers = self.peers
         if peers is None:
-            return await here(request)
-        sequenced = isinstance(request.pump, SequencePump)
+            return await serve(request)
+        sequenced = isinstance(request.queue, AsyncSequenceQueue)
         give_up_s = request.ticket.arrived_s + self._settings.no_slice_wait_s
         while True:
             try:
-                worker = peers.elsewhere(request.ticket, caller.hops, sequenced)
+                worker = peers.forward_target(request.ticket, caller.hops, sequenced)
                 if worker is None:
-                    return await here(request)
+                    return await serve(request)
                 request.forwarded = True  # from here on its end is booked there
-                result = await there(worker)
+                result = await forward(worker)
                 self._accounting.forwarded_total[request.ticket.family] += 1
                 return result
-            except Moved as moved:
+            except ServedElsewhere as moved:
                 if caller.hops:
-                    raise NotMine(crew.name(self._id)) from moved
-            except NotTaken:  # its worker is gone: there are others, or it is ours now
+                    raise NoCredits(crew.worker_name(self._id)) from moved
+            except NotDelivered:  # its worker is gone: there are others, or it is ours now
                 pass
-            except NotMine as error:  # who shares has changed, and one of us has not heard of it
+            except NoCredits as error:  # who shares has changed, and one of us has not heard of it
                 if caller.hops:
                     request.forwarded = True
                     raise
@@ -308,7 +314,7 @@ class Inference:
                 if self._clock.monotonic_s() > give_up_s:
                     raise Unavailable(f"no worker serves {request.ticket.family} now", remedy="try again") from error
                 await self._clock.sleep(NEWS_S)
-            except Cut:
+            except ConnectionLost:
                 request.forwarded = False
                 raise
             request.forwarded = False
@@ -320,31 +326,31 @@ class Inference:
             pick = await self.pick(request)
             connection = None
             try:
-                connection = self._transport.to(pick.slice)
-                payload, timeout_s = self.upstream(request)
+                connection = self._transport.connection(pick.slice)
+                payload, timeout_s = self.upstream_request(request)
                 call = connection.infer(payload, timeout=timeout_s)
                 data = await call
                 trailers = await call.trailing_metadata()
             except (grpc.aio.AioRpcError, Unavailable) as error:
                 refused = status(error)
-                failure = self.came_back(request, refused)
-                if failure is not Failure.UNREACHABLE or not self.again(request, attempts):
-                    raise self.lost(request, refused, failure) from error
+                failure = self.slice_failed(request, refused)
+                if failure is not Failure.UNREACHABLE or not self.may_retry(request, attempts):
+                    raise self.client_status(request, refused, failure) from error
                 attempts += 1
                 request.ticket = replace(request.ticket, id=self.admission.next_id())
                 continue
             except asyncio.CancelledError as error:
-                cut = self.cancelled(request, connection)
+                cut = self.call_cancelled(request, connection)
                 if cut is None:
                     raise
                 raise cut from error
             except BaseException:
                 self.end(request, "CANCELLED", executed=True)  # a bug: the credit must come back whatever happens
                 raise
-            variant = self.answered(request, _parse_answer(data).model_version)
-            return Answer(data + self.suffix(request, variant), trailers, variant, pick.slice)
+            variant = self.record_answer(request, _parse_answer(data).model_version)
+            return Answer(data + self.answer_suffix(request, variant), trailers, variant, pick.slice)
 
-    def upstream(self, request: Request) -> tuple[bytes, float | None]:
+    def upstream_request(self, request: Request) -> tuple[bytes, float | None]:
         """What a slice is sent, and how long it may take: what is left of the deadline, for gRPC and for Triton's own
         queue."""
         deadline_s = request.ticket.deadline_s
@@ -353,14 +359,14 @@ class Inference:
         left_s = max(0.0, deadline_s - request.sent_s)
         return request.payload + wire.int64_parameter("timeout", max(1, int(left_s * 1e6))), left_s
 
-    def again(self, request: Request, attempts: int) -> bool:
+    def may_retry(self, request: Request, attempts: int) -> bool:
         """Whether a request that no slice has taken may be offered to another one."""
         ticket = request.ticket
-        if self.bound(request):
+        if self.is_pinned(request):
             return False
         if ticket.deadline_s is not None and self._clock.monotonic_s() >= ticket.deadline_s:
             return False
-        allowed = attempts < self._settings.attempts_max and self._retry_budget.take()
+        allowed = attempts < self._settings.attempts_max and self._retry_budget.try_spend()
         self._accounting.retries_total[ticket.family, "retried" if allowed else "refused"] += 1
         return allowed
 
@@ -389,14 +395,14 @@ class Inference:
         )  # fmt: skip
 
 
-def refusal(error: TrefoilError) -> Refused:
+def refusal(error: TrefoilError) -> StatusError:
     """An operating error as the status that a client gets."""
     code = grpc.StatusCode.RESOURCE_EXHAUSTED if isinstance(error, QueueFull) else status_of(error)
-    return Refused(code, str(error))
+    return StatusError(code, str(error))
 
 
-def status(error: grpc.aio.AioRpcError | Unavailable) -> Refused:
+def status(error: grpc.aio.AioRpcError | Unavailable) -> StatusError:
     """What came back from a slice, to be passed on unchanged: an AioRpcError that escapes would become UNKNOWN."""
     if isinstance(error, Unavailable):
-        return Refused(grpc.StatusCode.UNAVAILABLE, str(error))
-    return Refused(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
+        return StatusError(grpc.StatusCode.UNAVAILABLE, str(error))
+    return StatusError(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))

@@ -19,7 +19,7 @@ CLASS_CHARACTERS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
+class RequestParameters:
     """0.0 and "" = not asked."""
 
     slo_class: str = ""
@@ -28,10 +28,10 @@ class Knobs:
     receipt: bool = False
 
 
-NONE: Final = Knobs()
+NO_PARAMETERS: Final = RequestParameters()
 
 
-def take(parameters: Any) -> Knobs:
+def extract(parameters: Any) -> RequestParameters:
     """Read and remove our keys from a request's `parameters` map (name -> InferParameter).
 
     Raises:
@@ -39,12 +39,12 @@ def take(parameters: Any) -> Knobs:
     """
     ours = [name for name in parameters if name.startswith(PREFIX)]
     if not ours:
-        return NONE
+        return NO_PARAMETERS
     unknown = sorted(set(ours) - set(KNOWN))
     if unknown:
         raise InvalidInput(f"unknown request parameter {', '.join(unknown)}", remedy=f"use one of {', '.join(KNOWN)}")
     values = {name: parameters[name] for name in ours}
-    knobs = Knobs(
+    knobs = RequestParameters(
         slo_class=_text("trefoil_class", values.get("trefoil_class")),
         min_accuracy=_number("trefoil_min_accuracy", values.get("trefoil_min_accuracy"), 0.0, 1.0),
         slo_ms=_number("trefoil_slo_ms", values.get("trefoil_slo_ms"), 0.0, math.inf),

@@ -17,7 +17,7 @@ from typing import Final
 ROOM: Final = 64  # numbers below the limit that are ours
 
 
-class Listening:
+class ListeningSockets:
     """The second numbers of the sockets of this process that listen on a port. Close it before the server stops: the
     sockets listen as long as either number is open."""
 

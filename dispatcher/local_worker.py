@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from dispatcher.accounting import Accounting
-from dispatcher.core.crew import Worker
+from dispatcher.core.crew import WorkerId
 from dispatcher.core.ejection import Ejections
-from dispatcher.core.outliers import Health
+from dispatcher.core.outliers import SliceEvidence
 from dispatcher.routing import Routing
 from dispatcher.settings import DispatcherSettings
 from dispatcher.slice_health import SliceHealth
@@ -18,8 +18,11 @@ class LocalWorker:
     def __init__(self, settings: DispatcherSettings, dispatcher: str, clock: Clock) -> None:
         self.settings = settings
         self.clock = clock
-        self.id: Worker = (dispatcher, settings.worker)
-        ejections, evidence = Ejections(), Health(settings.hang_quiet_s, settings.late_strikes, settings.fault_strikes)
+        self.id: WorkerId = (dispatcher, settings.worker)
+        ejections, evidence = (
+            Ejections(),
+            SliceEvidence(settings.hang_quiet_s, settings.late_strikes, settings.fault_strikes),
+        )
         self.routing = Routing(settings, self.id, clock, ejections, evidence.ramps)
         self.health = SliceHealth(ejections, evidence, self.routing, clock)
         self.accounting = Accounting(
@@ -27,7 +30,7 @@ class LocalWorker:
         )
         self.peer_target = ""  # where other workers reach this one
         self.drained_why = ""  # by an operator
-        self.rungs: Mapping[str, str] = {}  # what is away, and what serves instead
+        self.active_rungs: Mapping[str, str] = {}  # what is away, and what serves instead
         self._stopping = False
 
     @property
@@ -39,16 +42,16 @@ class LocalWorker:
     def draining(self, stopping: bool) -> None:
         """The process is stopping."""
         self._stopping = stopping
-        self._leave()
+        self._update_membership()
 
     def drain(self, why: str) -> None:
         """Leave the service for a while, or, with "", come back. Requests that come all the same are answered."""
         self.drained_why = why
-        self._leave()
+        self._update_membership()
 
-    def follow_siblings(self) -> None:
+    def follow_dispatcher_drain(self) -> None:
         """A worker that is started again while its dispatcher is drained is drained, too."""
-        others = [member for worker, member in self.routing.crew.members.items() if worker[0] == self.id[0]]
+        others = [member for worker, member in self.routing.membership.members.items() if worker[0] == self.id[0]]
         if others and all(member.leaving for member in others):
             self.drain("its dispatcher is drained")
 
@@ -64,11 +67,14 @@ class LocalWorker:
         return f"no live slice for {', '.join(sorted(empty))}" if empty else ""
 
     @property
-    def standing(self) -> str:
+    def status_line(self) -> str:
         """In a line: what is not as planned, why clients should not come, what is away."""
-        said = (self.routing.table.summary or self.not_ready(), *(self.rungs[cause] for cause in sorted(self.rungs)))
+        said = (
+            self.routing.table.summary or self.not_ready(),
+            *(self.active_rungs[cause] for cause in sorted(self.active_rungs)),
+        )
         return "; ".join(each for each in said if each)
 
-    def _leave(self) -> None:
-        if self.routing.crew.leave(self.draining):
-            self.routing.reshare()
+    def _update_membership(self) -> None:
+        if self.routing.membership.set_leaving(self.draining):
+            self.routing.redivide_credits()

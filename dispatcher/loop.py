@@ -12,11 +12,11 @@ from typing import Final
 
 import structlog
 
-from dispatcher.core.crew import LIVES
+from dispatcher.core.crew import RESTART_STEP
 from dispatcher.core.ejection import Failure
-from dispatcher.core.rungs import Seen, rungs
+from dispatcher.core.rungs import Dependencies, active_rungs
 from dispatcher.local_worker import LocalWorker
-from dispatcher.metrics import Gauges
+from dispatcher.metrics import DispatcherMetrics
 from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.energy import ReceiptRates
@@ -31,10 +31,10 @@ WATCHERS_MAX: Final = 64
 WATCHER_WINDOWS_MAX: Final = 20
 
 
-class Loop:
+class StateSync:
     """A part of the service."""
 
-    def __init__(self, local: LocalWorker, state: State, gauges: Gauges) -> None:
+    def __init__(self, local: LocalWorker, state: State, gauges: DispatcherMetrics) -> None:
         self._local = local
         self._health = local.health
         self._accounting = local.accounting
@@ -49,7 +49,7 @@ class Loop:
         self._pending: deque[LoadWindow] = deque(maxlen=local.settings.windows_pending_max)
         self._watchers: set[asyncio.Queue[LoadWindow]] = set()
         self._acks: dict[str, TableAck] = {}
-        self.complaint = ""
+        self.trouble = ""
         self._away_since_s: float | None = None
         self._from_disk = False
         self._controller = ""
@@ -57,13 +57,13 @@ class Loop:
 
     async def init(self) -> None:
         """Serve what was last known, then what Redis says, if it answers; but know first who serves already."""
-        await self._bury()
-        await self._hear()
-        self._local.follow_siblings()
-        self._remember()
+        await self._delete_predecessor_ack()
+        await self._read_acks()
+        self._local.follow_dispatcher_drain()
+        self._load_saved_table()
         await self._refresh()
-        await self._trust()
-        self._look()
+        await self._trust_reported_slices()
+        self._update_rungs()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -96,12 +96,12 @@ class Loop:
         """No more windows."""
         self._watchers.discard(queue)
 
-    async def _bury(self) -> None:
+    async def _delete_predecessor_ack(self) -> None:
         """The acknowledgement of the worker whose place we took: it is dead, and nobody should wait for it."""
         dispatcher, worker = self._local.id
-        if worker >= LIVES:
+        if worker >= RESTART_STEP:
             try:
-                await self._state.delete_unfenced(self._state.keys.ack(dispatcher, worker - LIVES))
+                await self._state.delete_unfenced(self._state.keys.ack(dispatcher, worker - RESTART_STEP))
             except StateUnavailable as error:
                 LOG.warning("acknowledgement left to expire", why=str(error))
 
@@ -113,9 +113,9 @@ class Loop:
             elif key.startswith(keys.node_prefix()):
                 await self._refresh(node_key=key)
             elif key.startswith(keys.ack_prefix()) and key != self._ack_key:
-                await self._hear(key)
+                await self._read_acks(key)
             if key is None or key in (keys.receipts(), self._ratio_key):
-                await self._price()
+                await self._read_receipt_rates()
 
     async def _refresh(self, node_key: str | None = None) -> None:
         """Read what is routed by, or one node. Trouble of any kind leaves the last good table in force."""
@@ -124,20 +124,20 @@ class Loop:
             if node_key is None:
                 await self._read_all()
             elif (node := await self._state.get(node_key, NodeStatus)) is not None:
-                self._routing.take_nodes([*(n for n in self._routing.nodes.values() if n.node != node.node), node])
+                self._routing.set_nodes([*(n for n in self._routing.nodes.values() if n.node != node.node), node])
         except TrefoilError as error:
             if isinstance(error, StateUnavailable) and self._away_since_s is None:
                 self._away_since_s = self._clock.monotonic_s()
-            self._complain(error)
+            self._log_trouble_once(error)
             return
         self._away_since_s = None
-        if self.complaint:
+        if self.trouble:
             LOG.info("plan and nodes are read again")
-            self.complaint = ""
+            self.trouble = ""
         if self._routing.table != before:
-            self._save()
+            self._save_table()
 
-    async def _hear(self, ack_key: str | None = None) -> None:
+    async def _read_acks(self, ack_key: str | None = None) -> None:
         """Who else serves: another worker has acknowledged, or has gone; without a key, all of them."""
         try:
             if ack_key is None:
@@ -147,9 +147,9 @@ class Loop:
             else:
                 self._acks.pop(ack_key, None)
         except TrefoilError as error:
-            self._complain(error)
+            self._log_trouble_once(error)
             return
-        self._routing.take_acks(self._acks.values())
+        self._routing.set_acks(self._acks.values())
 
     async def _read_all(self) -> None:
         keys = self._state.keys
@@ -158,34 +158,34 @@ class Loop:
         node_plans = await self._state.scan(keys.plan_node_prefix(), NodePlan)
         self._acks = await self._state.scan(keys.ack_prefix(), TableAck)
         self._routing.learn_variants(node_plans.values())
-        self._routing.take_nodes(nodes.values())
-        self._routing.take_acks(self._acks.values())
+        self._routing.set_nodes(nodes.values())
+        self._routing.set_acks(self._acks.values())
         holder = await self._state.holder("controller")
         self._controller = holder.holder if holder is not None else ""
         if plan is not None:
-            self._routing.take_plan(plan)
+            self._routing.set_plan(plan)
             self._from_disk = False
 
-    def _look(self) -> None:
+    def _update_rungs(self) -> None:
         """On which rungs we stand."""
         local, away_s = self._local, self._away_since_s
-        before = set(local.rungs)
-        local.rungs = rungs(
-            Seen(
+        before = set(local.active_rungs)
+        local.active_rungs = active_rungs(
+            Dependencies(
                 redis_away_s=self._clock.monotonic_s() - away_s if away_s is not None else 0.0,
                 from_disk=self._from_disk,
                 planned=self._routing.plan is not None,
                 controller=self._controller,
                 stale_nodes=self._routing.stale_nodes(),
-                carried=self._accounting.receipts.carried,
+                carried=self._accounting.receipts.stale_reasons,
             )
         )
-        for cause in set(local.rungs) - before:
-            LOG.warning("rung", cause=cause, why=local.rungs[cause])
-        for cause in before - set(local.rungs):
+        for cause in set(local.active_rungs) - before:
+            LOG.warning("rung", cause=cause, why=local.active_rungs[cause])
+        for cause in before - set(local.active_rungs):
             LOG.info("rung left", cause=cause)
 
-    async def _price(self) -> None:
+    async def _read_receipt_rates(self) -> None:
         """Read what answers cost and the carbon of now. Trouble leaves the last rates in force."""
         keys = self._state.keys
         reading, ratio = None, None
@@ -198,18 +198,18 @@ class Loop:
         except TrefoilError:  # of Redis the plan's reader complains; receipts say that their rates are old
             told = None
         self._accounting.set_receipt_rates(told, reading, self._clock.now_s())
-        self._routing.take_ratio(ratio, reading)
+        self._routing.set_carbon_ratio(ratio, reading)
 
-    def _complain(self, error: TrefoilError) -> None:
-        """Once for each new complaint."""
-        if str(error) != self.complaint:
-            self.complaint = str(error)
+    def _log_trouble_once(self, error: TrefoilError) -> None:
+        """Once for each new trouble."""
+        if str(error) != self.trouble:
+            self.trouble = str(error)
             LOG.warning("the last good table stays in force", why=str(error))
 
     async def _acknowledge(self) -> None:
         """At once on every change, and every ack_s."""
         while True:
-            self._routing.settle()
+            self._routing.check_agreement()
             self._routing.changed.clear()
             ack = TableAck(
                 dispatcher=self._local.id[0],
@@ -218,8 +218,8 @@ class Loop:
                 slices=self._routing.loads(),
                 observed_at_s=self._clock.now_s(),
                 peer_target=self._local.peer_target,
-                leaving=self._routing.crew.leaving,
-                counts=self._routing.crew.counts,
+                leaving=self._routing.membership.leaving,
+                counts=self._routing.membership.sharer_names,
             )
             try:
                 await self._state.put_unfenced(self._ack_key, ack)
@@ -234,8 +234,8 @@ class Loop:
     async def _flush(self) -> None:
         while True:
             await self._clock.sleep(self._settings.window_s)
-            self._look()
-            self._routing.look_at_carbon()
+            self._update_rungs()
+            self._routing.refresh_carbon_ratio()
             await self._close_window()
 
     async def _close_window(self) -> None:
@@ -255,7 +255,7 @@ class Loop:
         except StateUnavailable:
             pass  # counted by State; the window stays pending
 
-    def _remember(self) -> None:
+    def _load_saved_table(self) -> None:
         """The last table from disk: its slices are out until a probe has found them."""
         try:
             known = self._file.load()
@@ -265,17 +265,17 @@ class Loop:
         if known is None:
             return
         plan, nodes = known
-        self._routing.take_nodes(nodes)
+        self._routing.set_nodes(nodes)
         for target in (target for route in plan.routes for target in route.targets):
             self._routing.unprobed.add(target.slice)
             self._health.eject(target.slice, Failure.UNREACHABLE, "known from disk only, not probed yet")
         try:
-            self._routing.take_plan(plan)
+            self._routing.set_plan(plan)
             self._from_disk = True
         except TrefoilError as error:
             LOG.warning("the plan on disk is not used", why=str(error))
 
-    async def _trust(self) -> None:
+    async def _trust_reported_slices(self) -> None:
         """Slices that their agents tell of through Redis are not known from disk only: a worker that is started again
         serves at once, and with all its credits."""
         try:
@@ -286,7 +286,7 @@ class Loop:
         told = (device for node in nodes.values() if node.observed_at_s >= since_s for device in node.devices)
         self._health.trust(part.key for device in told for part in device.slices)
 
-    def _save(self) -> None:
+    def _save_table(self) -> None:
         if self._routing.plan is None:
             return
         try:

@@ -23,7 +23,7 @@ BY_SLICE: Final = (
 )  # fmt: skip
 
 
-class Gauges:
+class DispatcherMetrics:
     """Fills the process's metrics; called twice a second."""
 
     def __init__(self, local: LocalWorker, metrics: Metrics) -> None:
@@ -63,12 +63,12 @@ class Gauges:
         metrics, local = self._metrics, self._local
         metrics.set("trefoil_table_revision_epoch", local.routing.table.revision.epoch)
         metrics.set("trefoil_table_revision_number", local.routing.table.revision.number)
-        for family, pump in local.routing.queues.items():
-            waiting, waiting_bytes = pump.waiting_of(family)
+        for family, queue in local.routing.queues.items():
+            waiting, waiting_bytes = queue.waiting_of(family)
             metrics.set("trefoil_queue_requests", waiting, family=family)
             metrics.set("trefoil_queue_bytes", waiting_bytes, family=family)
         metrics.set("trefoil_open_streams", local.accounting.open_streams)
-        metrics.set("trefoil_workers", len(local.routing.crew.sharers))
+        metrics.set("trefoil_workers", len(local.routing.membership.sharers))
         for family, count in local.accounting.forwarded_total.items():
             if more := count - self._forwarded[family]:
                 metrics.inc("trefoil_requests_forwarded_total", more, family=family)
@@ -87,7 +87,7 @@ class Gauges:
                 metrics.drop(metric, name)
         self._slices = names
         for cause in CAUSES:
-            metrics.set("trefoil_dispatcher_rung", cause in local.rungs, cause=cause)
+            metrics.set("trefoil_dispatcher_rung", cause in local.active_rungs, cause=cause)
         for (family, outcome), count in local.accounting.retries_total.items():
             if more := count - self._retries[family, outcome]:
                 metrics.inc("trefoil_retries_total", more, family=family, outcome=outcome)

@@ -14,13 +14,13 @@ from typing import Any, Final
 import grpc
 
 from dispatcher import peers
-from dispatcher.admission import Caller, Refused
+from dispatcher.admission import Caller, StatusError
 from dispatcher.core import crew
-from dispatcher.core.crew import Worker
-from dispatcher.flows import Flow
+from dispatcher.core.crew import WorkerId
+from dispatcher.flows import DecoupledRequest
 from dispatcher.inference import Inference
 from dispatcher.local_worker import LocalWorker
-from dispatcher.loop import Loop
+from dispatcher.loop import StateSync
 from trefoil.core.errors import StartError
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.scopes import Tokens
@@ -38,18 +38,18 @@ OPTIONS: Final = (
 Answer = Callable[[bytes], Awaitable[bytes]]
 
 
-class PeerPart:
+class PeerServer:
     """A part of the service. It listens before the first acknowledgement says where."""
 
-    def __init__(self, local: LocalWorker, inference: Inference, asked: dict[str, Answer], loop: Loop) -> None:
+    def __init__(self, local: LocalWorker, inference: Inference, asked: dict[str, Answer], loop: StateSync) -> None:
         self._local = local
         self._inference = inference
-        self._asked = asked
+        self._methods = asked
         self._loop = loop
         self._server: grpc.aio.Server | None = None
         self._socket: Path | None = None
         self._tokens = Tokens.of(local.settings)
-        self._marked = ((peers.ANSWERED_BY, crew.name(local.id)),)
+        self._own_trailer = ((peers.ANSWERED_BY, crew.worker_name(local.id)),)
 
     async def init(self) -> None:
         """Listen.
@@ -64,7 +64,7 @@ class PeerPart:
             "Flow": grpc.unary_stream_rpc_method_handler(self._flow),
             "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
         }
-        handlers |= {n: grpc.unary_unary_rpc_method_handler(self._plain(a)) for n, a in self._asked.items()}
+        handlers |= {n: grpc.unary_unary_rpc_method_handler(self._bytes_handler(a)) for n, a in self._methods.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(peers.SERVICE, handlers),))
         if address:
             self._local.peer_target = self._listen_to_all(server, address)
@@ -89,7 +89,7 @@ class PeerPart:
     def _listen_to_all(self, server: grpc.aio.Server, address: str) -> str:
         settings = self._local.settings
         host, port = rpc.split_address(address)
-        own = f"{host}:{port + self._local.id[1] % crew.LIVES if port else 0}"
+        own = f"{host}:{port + self._local.id[1] % crew.RESTART_STEP if port else 0}"
         rpc.check_listener(settings, own)
         if settings.tls_certificate and settings.tls_key:
             pair = (settings.tls_key.read_bytes(), settings.tls_certificate.read_bytes())
@@ -109,11 +109,11 @@ class PeerPart:
         await self._check(context)
         try:
             answer = await self._inference.answer(data, self._caller(context))
-        except Refused as refused:
-            await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._marked))
+        except StatusError as refused:
+            await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._own_trailer))
             raise AssertionError("abort returned") from refused
         named = ((peers.VARIANT, answer.variant.encode()), (peers.SLICE, codec.encode(answer.slice)))
-        context.set_trailing_metadata((*(answer.trailers or ()), *self._marked, *named))
+        context.set_trailing_metadata((*(answer.trailers or ()), *self._own_trailer, *named))
         return answer.data
 
     async def _flow(self, data: bytes, context: Any) -> None:
@@ -121,18 +121,18 @@ class PeerPart:
         await self._check(context)
         told = dict(context.invocation_metadata() or ())
         caller = self._caller(context)
-        flow = Flow(self._local, self._inference, context.write, "trefoil-grpc-error" in told)
+        flow = DecoupledRequest(self._local, self._inference, context.write, "trefoil-grpc-error" in told)
         serve = partial(flow.serve, "trefoil-final" in told)
 
-        async def nowhere_else(_: Worker) -> None:
+        async def nowhere_else(_: WorkerId) -> None:
             raise AssertionError("a forwarded request is not forwarded again")
 
         try:
-            await self._inference.carry(
-                data, caller, lambda request: self._inference.anywhere(request, caller, serve, nowhere_else)
+            await self._inference.handle(
+                data, caller, lambda request: self._inference.serve_or_forward(request, caller, serve, nowhere_else)
             )
-        except Refused as refused:
-            await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._marked))
+        except StatusError as refused:
+            await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._own_trailer))
 
     async def _watch(self, _: bytes, context: Any) -> AsyncIterator[bytes]:
         """Each load window of this worker as it is flushed."""
@@ -149,7 +149,7 @@ class PeerPart:
         deadline_s = None if remaining_s is None else self._local.clock.monotonic_s() + remaining_s
         return peers.caller_of(dict(context.invocation_metadata() or ())[peers.CALLER], deadline_s)
 
-    def _plain(self, answer: Answer) -> Any:
+    def _bytes_handler(self, answer: Answer) -> Any:
         async def handle(request: bytes, context: Any) -> bytes:
             await self._check(context)
             return await answer(request)
@@ -158,10 +158,10 @@ class PeerPart:
 
     async def _check(self, context: Any) -> None:
         if self._socket is None and self._tokens.scope(context.invocation_metadata()) not in ("control", "open"):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token", self._marked)
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token", self._own_trailer)
 
 
-def socket_of(state_dir: Path, me: Worker) -> Path:
+def socket_of(state_dir: Path, me: WorkerId) -> Path:
     """A worker's own socket: under the state directory where the path is short enough, else under the temporary one.
 
     Raises:
@@ -177,11 +177,11 @@ def socket_of(state_dir: Path, me: Worker) -> Path:
         remedy = "give a state_dir that this user owns"
         raise StartError(f"cannot be used ({error})", field="state_dir", value=str(inside), remedy=remedy) from error
     for other in inside.glob("*.sock"):
-        _sweep(other)
+        _remove_dead_socket(other)
     return inside / name
 
 
-def _sweep(path: Path) -> None:
+def _remove_dead_socket(path: Path) -> None:
     """Remove a socket that a killed worker has left: nobody takes connections there any more."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)

@@ -17,9 +17,9 @@ from typing import Any, Final
 import grpc
 import structlog
 
-from dispatcher.admission import Caller, Refused
+from dispatcher.admission import Caller, StatusError
 from dispatcher.core import crew
-from dispatcher.core.crew import Worker
+from dispatcher.core.crew import WorkerId
 from dispatcher.core.ejection import Failure, classify
 from dispatcher.local_worker import LocalWorker
 from dispatcher.transport import OPTIONS
@@ -36,7 +36,7 @@ ANSWERED_BY: Final = "trefoil-worker"  # a trailer: the status came from the wor
 VARIANT: Final = "trefoil-variant-bin"
 SLICE: Final = "trefoil-slice-bin"
 NOT_MINE: Final = "trefoil-not-mine"
-OURS: Final = frozenset({ANSWERED_BY, NOT_MINE, VARIANT, SLICE})
+INTERNAL_TRAILERS: Final = frozenset({ANSWERED_BY, NOT_MINE, VARIANT, SLICE})
 ASK_TIMEOUT_S: Final = 1.0
 TICK_S: Final = 0.5
 SEQUENCES_MAX: Final = 100_000
@@ -48,11 +48,11 @@ KEEPALIVE: Final = (
 )
 
 
-class NotTaken(Exception):
+class NotDelivered(Exception):
     """The other worker certainly never took the request."""
 
 
-class NotMine(Refused):
+class NoCredits(StatusError):
     """The other worker has no credits of the family either: it has heard of a change that we have not, or we of one
     that it has not."""
 
@@ -61,12 +61,12 @@ class NotMine(Refused):
         super().__init__(grpc.StatusCode.UNAVAILABLE, text, ((NOT_MINE, "1"),))
 
 
-class Cut(Refused):
+class ConnectionLost(StatusError):
     """The connection broke under the request."""
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarded:
+class ForwardedAnswer:
     """What another worker answered."""
 
     data: bytes
@@ -75,10 +75,10 @@ class Forwarded:
     slice: SliceKey
 
 
-class Link:
+class PeerLink:
     """The connection to one worker."""
 
-    def __init__(self, worker: Worker, target: str, channel: grpc.aio.Channel) -> None:
+    def __init__(self, worker: WorkerId, target: str, channel: grpc.aio.Channel) -> None:
         self.worker = worker
         self.target = target
         self.channel = channel
@@ -100,9 +100,9 @@ class Peers:
         self._local = local
         self._routing = local.routing
         self._clock = local.clock
-        self._links: dict[Worker, Link] = {}
+        self._links: dict[WorkerId, PeerLink] = {}
         self._turn = itertools.count()
-        self._kept: OrderedDict[tuple[str, str], Worker] = OrderedDict()
+        self._sequence_workers: OrderedDict[tuple[str, str], WorkerId] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         settings = local.settings
         self._token = settings.token.get_secret_value() if settings.token else None
@@ -110,42 +110,42 @@ class Peers:
 
     # Where a request goes
 
-    def owner(self, family: str) -> Worker | None:
+    def owner(self, family: str) -> WorkerId | None:
         """The worker that keeps a family's sequences; None: this one."""
         served_by = self._routing.table.served_by.get(family, ())
         if not served_by:
             return None
-        chosen = crew.owner(family, served_by, self._local.id[0])
+        chosen = crew.sequence_owner(family, served_by, self._local.id[0])
         return None if chosen == self._local.id else chosen
 
-    def elsewhere(self, ticket: Ticket, hops: int, sequenced: bool) -> Worker | None:
+    def forward_target(self, ticket: Ticket, hops: int, sequenced: bool) -> WorkerId | None:
         """The worker that a request is to be forwarded to; None: it is answered, or waits, here.
 
         Raises:
-            NotMine: it was forwarded to us, and would have to be once more.
+            NoCredits: it was forwarded to us, and would have to be once more.
         """
         if sequenced:
-            return self._keeper(ticket) if hops == 0 else None
+            return self._sequence_worker(ticket) if hops == 0 else None
         others = self._routing.table.elsewhere.get(ticket.family)
         if not others:
             return None
         if hops:
-            raise NotMine(crew.name(self._local.id))
+            raise NoCredits(crew.worker_name(self._local.id))
         up = [worker for worker in others if (link := self._links.get(worker)) is not None and link.up]
         return up[next(self._turn) % len(up)] if up else None
 
-    async def forward(self, worker: Worker, data: bytes, caller: Caller) -> Forwarded:
+    async def forward(self, worker: WorkerId, data: bytes, caller: Caller) -> ForwardedAnswer:
         """Let another worker answer a request (bytes of a ModelInferRequest).
 
         Raises:
-            NotTaken: it is gone, and never saw it.
-            NotMine: it cannot answer either.
-            Cut: it may have seen it.
-            Refused: what it answered.
+            NotDelivered: it is gone, and never saw it.
+            NoCredits: it cannot answer either.
+            ConnectionLost: it may have seen it.
+            StatusError: what it answered.
         """
         link = self._link(worker)
         try:
-            call = link.infer(data, metadata=self._told(link, caller), timeout=self._left_s(caller))
+            call = link.infer(data, metadata=self._metadata(link, caller), timeout=self._timeout_s(caller))
             answer = await call
             trailers = tuple(await call.trailing_metadata() or ())
         except grpc.aio.AioRpcError as error:
@@ -153,21 +153,21 @@ class Peers:
         told = dict(trailers)
         slice_ = codec.decode(SliceKey, told[SLICE]) if SLICE in told else SliceKey()
         variant = bytes(told.get(VARIANT, b"")).decode()
-        return Forwarded(answer, without_ours(trailers), variant, slice_)
+        return ForwardedAnswer(answer, client_trailers(trailers), variant, slice_)
 
     async def stream(
         self,
-        worker: Worker,
+        worker: WorkerId,
         data: bytes,
         caller: Caller,
         asked: dict[str, bool],
         send: Callable[[bytes], Awaitable[None]],
     ) -> None:
-        """Let another worker answer a request of a decoupled family, `asked` for as `Flow` is: its answers
+        """Let another worker answer a request of a decoupled family, `asked` for as `DecoupledRequest` is: its answers
         (ModelStreamInferResponse) go to `send`. Raises like `forward`."""
         link = self._link(worker)
-        told = [*self._told(link, caller), *((f"trefoil-{name}", "1") for name, yes in asked.items() if yes)]
-        call = link.flow(data, metadata=told, timeout=self._left_s(caller))
+        told = [*self._metadata(link, caller), *((f"trefoil-{name}", "1") for name, yes in asked.items() if yes)]
+        call = link.flow(data, metadata=told, timeout=self._timeout_s(caller))
         try:
             async for answer in call:
                 await send(answer)
@@ -176,47 +176,47 @@ class Peers:
         finally:
             call.cancel()  # does nothing after its end
 
-    def _link(self, worker: Worker) -> Link:
+    def _link(self, worker: WorkerId) -> PeerLink:
         if (link := self._links.get(worker)) is None:
-            raise NotTaken
+            raise NotDelivered
         return link
 
-    def _told(self, link: Link, caller: Caller) -> list[tuple[str, Any]]:
+    def _metadata(self, link: PeerLink, caller: Caller) -> list[tuple[str, Any]]:
         return [(CALLER, _caller(caller)), *self._authorization(link)]
 
-    def _left_s(self, caller: Caller) -> float | None:
+    def _timeout_s(self, caller: Caller) -> float | None:
         if caller.deadline_s is None:
             return None
         return max(0.0, caller.deadline_s - self._clock.monotonic_s())
 
-    def _failed(self, link: Link, error: grpc.aio.AioRpcError) -> Exception:
+    def _failed(self, link: PeerLink, error: grpc.aio.AioRpcError) -> Exception:
         trailers = tuple(error.trailing_metadata() or ())
         if NOT_MINE in dict(trailers):
-            return NotMine(crew.name(link.worker))
+            return NoCredits(crew.worker_name(link.worker))
         if ANSWERED_BY in dict(trailers):
-            return Refused(error.code(), error.details() or "", without_ours(trailers))
+            return StatusError(error.code(), error.details() or "", client_trailers(trailers))
         if classify(error.code().name, error.details() or "") is Failure.UNREACHABLE:
-            self._down(link, f"{error.code().name} {error.details()}")
-            return NotTaken()
-        return Cut(error.code(), f"worker {crew.name(link.worker)}: {error.details()}")
+            self._mark_down(link, f"{error.code().name} {error.details()}")
+            return NotDelivered()
+        return ConnectionLost(error.code(), f"worker {crew.worker_name(link.worker)}: {error.details()}")
 
-    def _keeper(self, ticket: Ticket) -> Worker | None:
+    def _sequence_worker(self, ticket: Ticket) -> WorkerId | None:
         """Who keeps a sequence: whoever had its first message, as long as it lives, whoever owns the family by now."""
         key = (ticket.family, ticket.sequence_id)
-        kept = self._kept.pop(key, None)
+        kept = self._sequence_workers.pop(key, None)
         if kept is None or ticket.sequence_start or (kept != self._local.id and kept not in self._links):
             kept = self.owner(ticket.family) or self._local.id
             if kept != self._local.id and not ((link := self._links.get(kept)) is not None and link.up):
                 kept = self._local.id
         if not ticket.sequence_end:
-            self._kept[key] = kept
-            if len(self._kept) > SEQUENCES_MAX:
-                self._kept.popitem(last=False)
+            self._sequence_workers[key] = kept
+            if len(self._sequence_workers) > SEQUENCES_MAX:
+                self._sequence_workers.popitem(last=False)
         return None if kept == self._local.id else kept
 
     # What others know
 
-    async def ask(self, method: str, request: bytes) -> dict[Worker, bytes | str]:
+    async def ask(self, method: str, request: bytes) -> dict[WorkerId, bytes | str]:
         """One question to all other workers of this dispatcher at once: their answers, or why there is none, as
         text."""
         self.refresh()
@@ -224,7 +224,7 @@ class Peers:
         answers = await asyncio.gather(*(self.ask_one(worker, method, request) for worker in workers))
         return dict(zip(workers, answers, strict=True))
 
-    async def ask_one(self, worker: Worker, method: str, request: bytes) -> bytes | str:
+    async def ask_one(self, worker: WorkerId, method: str, request: bytes) -> bytes | str:
         """One question to one worker: its answer, or why there is none, as text."""
         if (link := self._links.get(worker)) is None:
             return "it has no link"
@@ -233,7 +233,7 @@ class Peers:
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name} {error.details()}"
 
-    async def watch(self, worker: Worker, method: str) -> AsyncIterator[bytes]:
+    async def watch(self, worker: WorkerId, method: str) -> AsyncIterator[bytes]:
         """What a worker tells as it happens, until it is gone."""
         if (link := self._links.get(worker)) is None:
             return
@@ -242,11 +242,11 @@ class Peers:
             async for data in call:
                 yield data
         except grpc.aio.AioRpcError as error:
-            LOG.debug("no longer told", worker=crew.name(worker), why=f"{error.code().name} {error.details()}")
+            LOG.debug("no longer told", worker=crew.worker_name(worker), why=f"{error.code().name} {error.details()}")
         finally:
             call.cancel()
 
-    def siblings(self) -> tuple[Worker, ...]:
+    def linked_siblings(self) -> tuple[WorkerId, ...]:
         """The linked workers of this dispatcher."""
         return tuple(worker for worker, link in self._links.items() if worker[0] == self._local.id[0] and link.up)
 
@@ -264,28 +264,28 @@ class Peers:
     async def shutdown(self) -> None:
         """Close all links."""
         for worker in list(self._links):
-            self._drop(worker)
+            self._close_link(worker)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def refresh(self) -> None:
-        """Link to who is in the crew now, and let go of who is not."""
-        members = self._routing.crew.members
+        """PeerLink to who is in the crew now, and let go of who is not."""
+        members = self._routing.membership.members
         for worker in list(self._links):
             if worker not in members or members[worker].target != self._links[worker].target:
-                self._drop(worker)
+                self._close_link(worker)
         for worker, member in members.items():
             if worker not in self._links and member.target and _may_reach(member.target):
-                self._links[worker] = link = Link(worker, member.target, self._channel(member.target))
-                link.watch = asyncio.create_task(self._watch(link), name=f"watch {crew.name(worker)}")
+                self._links[worker] = link = PeerLink(worker, member.target, self._channel(member.target))
+                link.watch = asyncio.create_task(self._watch(link), name=f"watch {crew.worker_name(worker)}")
 
-    def _drop(self, worker: Worker) -> None:
+    def _close_link(self, worker: WorkerId) -> None:
         link = self._links.pop(worker)
-        self._routing.crew.unlink(worker)
+        self._routing.membership.mark_disconnected(worker)
         task = asyncio.create_task(_close(link))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _watch(self, link: Link) -> None:
+    async def _watch(self, link: PeerLink) -> None:
         """Follow the state of a connection. Refused after it stood, or on a socket of this host: nobody is there."""
         ready, failed = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
         stood = False
@@ -293,28 +293,28 @@ class Peers:
             state = link.channel.get_state(try_to_connect=True)
             if state is ready and not link.up:
                 link.up = stood = True
-                self._routing.crew.link(link.worker)
-                self._routing.displace()
-                await self._greet(link)
+                self._routing.membership.mark_connected(link.worker)
+                self._routing.redirect_waiting()
+                await self._pass_on_drain(link)
             elif state is not ready:
                 link.up = False
-                self._routing.crew.unlink(link.worker)
+                self._routing.membership.mark_disconnected(link.worker)
                 if state is failed and (stood or link.target.startswith("unix:")):
-                    self._down(link, "it refuses connections")
+                    self._mark_down(link, "it refuses connections")
                     return
             await link.channel.wait_for_state_change(state)
 
-    async def _greet(self, link: Link) -> None:
+    async def _pass_on_drain(self, link: PeerLink) -> None:
         """A sibling that was not there when this dispatcher was drained is told now."""
         if self._local.drained_why and link.worker[0] == self._local.id[0]:
             request = dispatcher_pb2.DrainRequest(why=self._local.drained_why)
             await self.ask_one(link.worker, "Drain", request.SerializeToString())
 
-    def _down(self, link: Link, why: str) -> None:
+    def _mark_down(self, link: PeerLink, why: str) -> None:
         link.up = False
         if self._links.get(link.worker) is link:
-            LOG.warning("worker lost", worker=crew.name(link.worker), why=why)
-            self._routing.lose_worker(link.worker)
+            LOG.warning("worker lost", worker=crew.worker_name(link.worker), why=why)
+            self._routing.remove_worker(link.worker)
             self.refresh()
 
     def _channel(self, target: str) -> grpc.aio.Channel:
@@ -324,7 +324,7 @@ class Peers:
             return grpc.aio.insecure_channel(target, options=OPTIONS + KEEPALIVE)
         return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(self._ca), options=OPTIONS + KEEPALIVE)
 
-    def _authorization(self, link: Link) -> list[tuple[str, str]]:
+    def _authorization(self, link: PeerLink) -> list[tuple[str, str]]:
         if self._token is None or link.target.startswith("unix:"):
             return []
         return [("authorization", f"Bearer {self._token}")]
@@ -345,9 +345,9 @@ def caller_of(data: bytes, deadline_s: float | None) -> Caller:
     return Caller(tenant=str(told["tenant"]), deadline_s=deadline_s, hops=int(told["hops"]))
 
 
-def without_ours(trailers: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+def client_trailers(trailers: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
     """Trailers as a client gets them."""
-    return tuple((key, value) for key, value in trailers if key not in OURS)
+    return tuple((key, value) for key, value in trailers if key not in INTERNAL_TRAILERS)
 
 
 def _read(path: Path) -> bytes:
@@ -358,7 +358,7 @@ def _read(path: Path) -> bytes:
         raise SettingError(f"cannot be read ({error})", field="peer_ca", value=str(path), remedy=remedy) from error
 
 
-async def _close(link: Link) -> None:
+async def _close(link: PeerLink) -> None:
     if link.watch is not None and link.watch is not asyncio.current_task():
         link.watch.cancel()
         await asyncio.wait((link.watch,))

@@ -18,7 +18,7 @@ import structlog
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher import flows, wire
-from dispatcher.admission import Refused
+from dispatcher.admission import StatusError
 from dispatcher.contracts import Contract, Contracts
 from dispatcher.core.ejection import PROVEN_BY_INFERENCE, Failure, classify
 from dispatcher.core.outliers import FAULTS
@@ -63,20 +63,20 @@ class Prober:
         while True:
             now_s = self._clock.monotonic_s()
             if now_s - due_s > LAG_S:
-                self._health.evidence.lagged(now_s)
+                self._health.evidence.on_stall(now_s)
             due_s = now_s + TICK_S
             for slice_, failure in self._health.ejections.due(now_s).items():
                 self._start(slice_, self._probe(slice_, failure))
             if now_s - self._silent_at_s >= self._settings.stale_probe_s:
                 self._silent_at_s = now_s
-                for slice_ in self._silent():
+                for slice_ in self._stale_slices():
                     self._start(slice_, self._probe(slice_, None))
-            self._listen(now_s)
-            for pump in self._routing.each_queue:
-                pump.expire()
+            self._check_silence(now_s)
+            for queue in self._routing.each_queue:
+                queue.expire()
             for sequences in self._routing.sequences.values():
                 sequences.expire()
-            self._learn()
+            self._learn_contracts()
             await self._clock.sleep(TICK_S)
 
     async def shutdown(self) -> None:
@@ -94,16 +94,16 @@ class Prober:
         self._probing[slice_] = task
         task.add_done_callback(lambda _: self._probing.pop(slice_, None))
 
-    def _listen(self, now_s: float) -> None:
+    def _check_silence(self, now_s: float) -> None:
         """Ask slices that are silent over their work, and idle ones now and then; end what waits on dead ones."""
         health, settings = self._health, self._settings
-        in_flight, heard = self._routing.in_flight(), health.evidence.heard
-        for slice_ in health.evidence.silence.tick(in_flight, heard, now_s):
+        in_flight, answers = self._routing.in_flight(), health.evidence.answer_counts
+        for slice_ in health.evidence.silence.tick(in_flight, answers, now_s):
             if slice_ in health.ejections.outliers():
                 self._hung_since_s.setdefault(slice_, now_s)
             elif slice_ not in health.ejections:
                 self._start(slice_, self._ask_alive(slice_, settings.hang_probe_s))
-        for slice_ in self._idle(in_flight, heard, now_s) if settings.idle_probe_s else ():
+        for slice_ in self._idle_slices(in_flight, answers, now_s) if settings.idle_probe_s else ():
             self._start(slice_, self._ask_alive(slice_, settings.probe_timeout_s))
         for slice_, since_s in list(self._hung_since_s.items()):
             if health.evidence.silence.quiet_s(slice_) < settings.hang_quiet_s:
@@ -114,26 +114,28 @@ class Prober:
                     slice_, f"slice {slice_.name} has not answered for {now_s - since_s:.1f} s: it hangs"
                 )
 
-    def _idle(self, in_flight: Mapping[SliceKey, int], heard: Mapping[SliceKey, int], now_s: float) -> list[SliceKey]:
+    def _idle_slices(
+        self, in_flight: Mapping[SliceKey, int], answers: Mapping[SliceKey, int], now_s: float
+    ) -> list[SliceKey]:
         due: list[SliceKey] = []
         known, self._idle_since_s = self._idle_since_s, {}
         live = {target.slice for route in self._routing.table.routes.values() for target in route.targets}
         for slice_ in live - set(in_flight):
             count, since_s = known.get(slice_, (-1, now_s))
-            if count != heard.get(slice_, 0):
+            if count != answers.get(slice_, 0):
                 since_s = now_s
             elif now_s - since_s >= self._settings.idle_probe_s and len(due) < IDLE_PROBES_MAX:
                 due.append(slice_)
                 since_s = now_s
-            self._idle_since_s[slice_] = heard.get(slice_, 0), since_s
+            self._idle_since_s[slice_] = answers.get(slice_, 0), since_s
         return due
 
     async def _ask_alive(self, slice_: SliceKey, timeout_s: float) -> None:
         """Whether a silent slice answers anything at all."""
         health, clock = self._health, self._clock
-        before, started_s = health.evidence.heard[slice_], clock.monotonic_s()
+        before, started_s = health.evidence.answer_counts[slice_], clock.monotonic_s()
         try:
-            connection = self._routing.transport.to(slice_)
+            connection = self._routing.transport.connection(slice_)
             await connection.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse, timeout_s)
         except TrefoilError:
             return  # it has no connection: the table is about to leave it out
@@ -145,12 +147,12 @@ class Prober:
                 return
             if code == "DEADLINE_EXCEEDED":
                 took_s = clock.monotonic_s() - started_s
-                if health.evidence.heard[slice_] == before and took_s <= timeout_s + STALL_S:
+                if health.evidence.answer_counts[slice_] == before and took_s <= timeout_s + STALL_S:
                     self._hangs(
                         slice_, Failure.HUNG, f"silent, and does not say within {timeout_s:g} s whether it is alive"
                     )
                 return
-        health.evidence.silence.spoke(slice_)
+        health.evidence.silence.on_alive(slice_)
         quiet_s, usual_s = health.evidence.silence.quiet_s(slice_), health.evidence.times.longest_s(slice_)
         if usual_s and quiet_s >= max(STUCK_MIN_S, STUCK_FACTOR * usual_s):
             self._hangs(slice_, Failure.STUCK, f"says that it is alive, but answered nothing for {quiet_s:.1f} s")
@@ -162,7 +164,7 @@ class Prober:
     async def _probe(self, slice_: SliceKey, failure: Failure | None) -> None:
         """`failure` None: not ejected, its node is silent."""
         try:
-            why = await self._try(slice_, failure)
+            why = await self._check_slice(slice_, failure)
         except TrefoilError as error:
             why = str(error)
         except grpc.aio.AioRpcError as error:
@@ -178,10 +180,10 @@ class Prober:
             del self._silent_failures[slice_]
             self._health.eject(slice_, Failure.UNREACHABLE, f"its agent is silent, and so is it: {why}")
 
-    async def _try(self, slice_: SliceKey, failure: Failure | None) -> str:
+    async def _check_slice(self, slice_: SliceKey, failure: Failure | None) -> str:
         """Why the slice is not well, "" if it is."""
         timeout_s = self._settings.probe_timeout_s
-        connection = self._routing.transport.to(slice_)
+        connection = self._routing.transport.connection(slice_)
         for family in self._routing.families_of(slice_):
             if not await connection.ready(family, timeout_s):
                 return f"not ready for {family}"
@@ -191,26 +193,28 @@ class Prober:
             if contract is None:
                 contract = await self._contracts.from_slice(family, slice_)
             try:
-                await self._infer(connection, contract, family, slice_)
+                await self._prove_by_inference(connection, contract, family, slice_)
             except grpc.aio.AioRpcError as error:
                 code, details = error.code().name, error.details() or ""
-            except Refused as refused:
+            except StatusError as refused:
                 code, details = refused.code.name, refused.details
             else:
                 continue
             if code == "DEADLINE_EXCEEDED" or classify(code, details) is not Failure.OWN:
                 return f"{code} {details}"
-            if failure is Failure.SICK and code in FAULTS and not self._exiled(slice_):
+            if failure is Failure.SICK and code in FAULTS and not self._out_for_long(slice_):
                 return f"{code} {details}"
         return ""
 
-    def _exiled(self, slice_: SliceKey) -> bool:
+    def _out_for_long(self, slice_: SliceKey) -> bool:
         """Whether a sick slice has been out for so long that its probes prove nothing: some models refuse zeros."""
         known = self._health.ejections.of(slice_)
         return known is None or self._clock.monotonic_s() - known.since_s > SICK_MAX_S
 
-    async def _infer(self, connection: Connection, contract: Contract, family: str, slice_: SliceKey) -> None:
-        """One real inference; raises AioRpcError, or Refused for an error among a decoupled family's answers."""
+    async def _prove_by_inference(
+        self, connection: Connection, contract: Contract, family: str, slice_: SliceKey
+    ) -> None:
+        """One real inference; raises AioRpcError, or StatusError for an error among a decoupled family's answers."""
         request = contract.zeros(family)
         timeout_s = max(self._settings.probe_timeout_s, PROBE_FACTOR * self._health.evidence.times.longest_s(slice_))
         if not contract.decoupled:
@@ -221,7 +225,7 @@ class Prober:
             if (error := flows.error_of(pb.ModelStreamInferResponse.FromString(data))) is not None:
                 raise error
 
-    def _learn(self) -> None:
+    def _learn_contracts(self) -> None:
         """Ask for a family's contract as soon as a slice can tell: later there may be none."""
         unknown = [f for f, alive in self._routing.table.alive.items() if alive and self._contracts.known(f) is None]
         if unknown and (self._learning is None or self._learning.done()):
@@ -234,7 +238,7 @@ class Prober:
             except TrefoilError as error:
                 LOG.debug("contract not known yet", family=family, why=str(error))
 
-    def _silent(self) -> list[SliceKey]:
+    def _stale_slices(self) -> list[SliceKey]:
         """Slices that are routed to although their node's status is stale."""
         now_s, limit_s = self._clock.now_s(), self._settings.node_stale_s
         stale = {

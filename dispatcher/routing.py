@@ -12,16 +12,16 @@ from typing import Any
 import structlog
 
 from dispatcher.core import table as tables
-from dispatcher.core.crew import Crew, Worker
+from dispatcher.core.crew import Membership, WorkerId
 from dispatcher.core.ejection import Ejections
-from dispatcher.core.outliers import Ramps
-from dispatcher.core.receipts import ratio_now
+from dispatcher.core.outliers import SlowStart
+from dispatcher.core.receipts import current_ratio
 from dispatcher.core.sequences import Pin, Sequences
-from dispatcher.core.table import Endpoint, Table
-from dispatcher.knobs import Knobs
-from dispatcher.pump import Pump
+from dispatcher.core.table import Endpoint, RoutingTable
+from dispatcher.knobs import RequestParameters
+from dispatcher.pump import AsyncFamilyQueue
 from dispatcher.routers import ROUTERS
-from dispatcher.sequencing import SequencePump
+from dispatcher.sequencing import AsyncSequenceQueue
 from dispatcher.settings import DispatcherSettings
 from dispatcher.transport import Transport
 from trefoil.core.carbon import CarbonRatio, CarbonReading
@@ -38,16 +38,18 @@ class Routing:
     """Routing state of one worker. Belongs to one event loop."""
 
     def __init__(
-        self, settings: DispatcherSettings, worker: Worker, clock: Clock, ejections: Ejections, ramps: Ramps
+        self, settings: DispatcherSettings, worker: WorkerId, clock: Clock, ejections: Ejections, ramps: SlowStart
     ) -> None:
         self.plan: Plan | None = None
         self.nodes: dict[str, NodeStatus] = {}
-        self.table = Table()
-        self.queues: dict[str, Pump] = {}  # by family; those behind one router for a group have the same one
-        self.sequences: dict[str, SequencePump] = {}  # of the families that have any
+        self.table = RoutingTable()
+        self.queues: dict[
+            str, AsyncFamilyQueue
+        ] = {}  # by family; those behind one router for a group have the same one
+        self.sequences: dict[str, AsyncSequenceQueue] = {}  # of the families that have any
         self.variants: dict[tuple[str, int], str] = {}
         self.transport = Transport()
-        self.crew = Crew(worker)
+        self.membership = Membership(worker)
         self.changed = asyncio.Event()
         self.unprobed: set[SliceKey] = set()  # known from disk only: worth waiting for
         self.carbon_ratio: float | None = None
@@ -57,25 +59,27 @@ class Routing:
         self._worker = worker
         self._ejections = ejections
         self._ramps = ramps
-        self._queues: dict[tuple[str, ...], Pump] = {}  # each once: by family, or by the router and queue of a group
+        self._queues: dict[
+            tuple[str, ...], AsyncFamilyQueue
+        ] = {}  # each once: by family, or by the router and queue of a group
         self._carbon: tuple[CarbonRatio | None, CarbonReading | None] = (None, None)
         self._built_of: tuple[Any, ...] = ()
 
-    def take_plan(self, plan: Plan) -> None:
+    def set_plan(self, plan: Plan) -> None:
         """Route by this plan.
 
         Raises:
             StaleRevision, PlanError: the last good one stays.
         """
-        plan = tables.with_parts(plan, self._settings.router, self._settings.queue)
+        plan = tables.override_parts(plan, self._settings.router, self._settings.queue)
         if plan == self.plan:
             return
         seen = self.plan.revision if self.plan is not None else self.table.revision
-        tables.check(plan, seen, self._settings.workers)
+        tables.check_plan(plan, seen, self._settings.workers)
         self.plan = plan
         self.rebuild()
 
-    def take_nodes(self, nodes: Iterable[NodeStatus]) -> None:
+    def set_nodes(self, nodes: Iterable[NodeStatus]) -> None:
         """Statuses as they stand in Redis. A node that is not there any more keeps its last status as long as the plan
         routes to it: an emptied Redis must not empty the table."""
         fresh = {node.node: node for node in nodes}
@@ -91,122 +95,129 @@ class Routing:
             for hosted in (hosted for device in plan.devices for part in device.slices for hosted in part.hosted):
                 self.variants[hosted.family, hosted.version] = hosted.variant
 
-    def take_ratio(self, found: CarbonRatio | None, reading: CarbonReading | None) -> None:
+    def set_carbon_ratio(self, found: CarbonRatio | None, reading: CarbonReading | None) -> None:
         """What routers are told of carbon, and the reading that it was made of; None = nobody knows."""
         self._carbon = found, reading
-        self.look_at_carbon()
+        self.refresh_carbon_ratio()
 
-    def look_at_carbon(self) -> None:
+    def refresh_carbon_ratio(self) -> None:
         """Tell the routers if the ratio is another one, or too old to go by."""
-        ratio = ratio_now(*self._carbon, self._clock.now_s())
+        ratio = current_ratio(*self._carbon, self._clock.now_s())
         if ratio != self.carbon_ratio:
             self.carbon_ratio = ratio
-            for pump in self.each_queue:
-                pump.on_carbon(ratio)
+            for queue in self.each_queue:
+                queue.on_carbon(ratio)
 
-    def take_acks(self, acks: Iterable[TableAck]) -> None:
+    def set_acks(self, acks: Iterable[TableAck]) -> None:
         """Acknowledgements of all dispatchers as they stand in Redis: their workers share each slice's credits."""
-        if self.crew.take(acks, self._clock.monotonic_s()):
-            self.reshare()
+        if self.membership.update(acks, self._clock.monotonic_s()):
+            self.redivide_credits()
         else:
-            self.settle()
+            self.check_agreement()
 
-    def settle(self) -> None:
+    def check_agreement(self) -> None:
         """Look again whether all agree who shares, as long as they have not: some may never say so."""
         if not self.agreed:
             self.rebuild()
 
-    def lose_worker(self, worker: Worker) -> None:
+    def remove_worker(self, worker: WorkerId) -> None:
         """It is dead: others take over what it had."""
-        if self.crew.lose(worker, self._clock.monotonic_s()):
-            self.reshare()
+        if self.membership.mark_dead(worker, self._clock.monotonic_s()):
+            self.redivide_credits()
 
-    def displace(self) -> None:
+    def redirect_waiting(self) -> None:
         """Tell requests that wait for families which only other workers serve to try those."""
         for family in self.table.elsewhere:
             if not self.table.live(family):
-                self.queues[family].displace(self.crew.leaving or family not in self.sequences, family)
+                self.queues[family].redirect_waiting(self.membership.leaving or family not in self.sequences, family)
 
-    def sequenced(self, family: str, idle_s: float) -> SequencePump:
+    def sequence_queue(self, family: str, idle_s: float) -> AsyncSequenceQueue:
         """The queue of a family with sequences. `idle_s`: how long one may be idle."""
         if family not in self.sequences:
             settings = self._settings
             book = Sequences(family, idle_s, settings.sequences_max, settings.sequence_requests_max)
             ends = self.changed.set  # drains wait for it
-            self.sequences[family] = SequencePump(self.queues[family], book, self._clock, self._endpoint, ends)
+            self.sequences[family] = AsyncSequenceQueue(self.queues[family], book, self._clock, self._endpoint, ends)
         return self.sequences[family]
 
     def rebuild(self) -> None:
-        """Derive everything again; tell the pumps what is new to them."""
+        """Derive everything again; tell the queues what is new to them."""
         if self.plan is None:
             return
-        reasons, ceilings = self._ejections.reasons(), self._ramps.ceilings()
-        crew = self.crew
+        reasons, slow_start_limits = self._ejections.reasons(), self._ramps.limits()
+        crew = self.membership
         self.agreed = crew.agrees(self.plan.revision, self._clock.monotonic_s())
         slices = [(node.node, node.devices) for node in self.nodes.values()]
-        given = (self.plan, slices, reasons, crew.sharers, ceilings, self.agreed, self.table.held)
+        given = (self.plan, slices, reasons, crew.sharers, slow_start_limits, self.agreed, self.table.held)
         if given == self._built_of:  # a status a second and node says mostly what the one before said
             return
-        built = tables.build(
-            self.plan, self.nodes.values(), reasons, crew.sharers, self._worker, ceilings, self.agreed, self.table.held
+        built = tables.build_table(
+            self.plan,
+            self.nodes.values(),
+            reasons,
+            crew.sharers,
+            self._worker,
+            slow_start_limits,
+            self.agreed,
+            self.table.held,
         )
         self._built_of = given
         self.variants.update(built.variants)
         if built == self.table:
             return
         before, self.table = self.table, built
-        self.lose_sequences(self._moved)
-        self.transport.serve(self._needed(built))
+        self.lose_sequences(self._moved_to)
+        self.transport.connect(self._needed(built))
         for family in before.routes:
             if family not in built.routes:
                 gone = before.planned[family]
-                self.queues[family].apply(
+                self.queues[family].apply_route(
                     Route(family=family, router=gone.router, queue=gone.queue), "the plan no longer routes it"
                 )
         for family, route in built.routes.items():
-            pump = self._queue_of(route)
-            pump.promise(family, built.reach[family])
+            queue = self._queue_of(route)
+            queue.set_reach(family, built.reach[family])
             fresh = (route, built.why[family], built.elsewhere.get(family))
             if fresh != (before.routes.get(family), before.why.get(family), before.elsewhere.get(family)):
                 hopeful = any(target.slice in self.unprobed for target in built.planned[family].targets)
-                pump.apply(route, built.why[family], hopeful or family in built.elsewhere)
-        self.displace()
+                queue.apply_route(route, built.why[family], hopeful or family in built.elsewhere)
+        self.redirect_waiting()
         if (built.revision, built.routes, built.why) != (before.revision, before.routes, before.why):
             LOG.info("table", revision=str(built.revision), live=_live_count(built), why=built.summary)
             self.changed.set()
 
     @property
-    def each_queue(self) -> Iterable[Pump]:
-        """All pumps, each once."""
+    def each_queue(self) -> Iterable[AsyncFamilyQueue]:
+        """All queues, each once."""
         return self._queues.values()
 
-    def slo_ms(self, family: str, asked: Knobs) -> float:
+    def slo_ms(self, family: str, parameters: RequestParameters) -> float:
         """The latency objective of a request: its own, its class's or its family's; 0 = none is known."""
         route, objective = self.table.routes.get(family), self.table.objectives.get(family)
-        of_class = route.class_slo_ms.get(asked.slo_class, 0.0) if route is not None else 0.0
-        return asked.slo_ms or of_class or (objective.slo_ms if objective is not None else 0.0)
+        of_class = route.class_slo_ms.get(parameters.slo_class, 0.0) if route is not None else 0.0
+        return parameters.slo_ms or of_class or (objective.slo_ms if objective is not None else 0.0)
 
-    def _queue_of(self, route: Route) -> Pump:
-        """The pump of a family, or of the group that its router takes; it brings along what it had in another one."""
+    def _queue_of(self, route: Route) -> AsyncFamilyQueue:
+        """The queue of a family, or of the group that its router takes; it brings along what it had in another one."""
         family = route.family
         group = find(Kind.ROUTER, route.router, ROUTERS).traits.group
         key = (route.router, route.queue) if group else (family,)
         if key not in self._queues:
-            self._queues[key] = Pump(key[0], self._clock, self._settings.no_slice_wait_s, self.changed.set)
+            self._queues[key] = AsyncFamilyQueue(key[0], self._clock, self._settings.no_slice_wait_s, self.changed.set)
             self._queues[key].on_carbon(self.carbon_ratio)
-        pump, before = self._queues[key], self.queues.get(family)
-        if before is not None and before is not pump:
-            pump.adopt(family, before)
+        queue, before = self._queues[key], self.queues.get(family)
+        if before is not None and before is not queue:
+            queue.take_over(family, before)
             if family in self.sequences:
-                self.sequences[family].follow(pump)
-        self.queues[family] = pump
-        return pump
+                self.sequences[family].switch_queue(queue)
+        self.queues[family] = queue
+        return queue
 
     def in_flight(self) -> Counter[SliceKey]:
         """Requests on each slice, over all families."""
         total: Counter[SliceKey] = Counter()
-        for pump in self.each_queue:
-            total.update(pump.in_flight)
+        for queue in self.each_queue:
+            total.update(queue.in_flight)
         return total
 
     def loads(self) -> tuple[SliceLoad, ...]:
@@ -238,34 +249,34 @@ class Routing:
     def open_sequences(self) -> Counter[SliceKey]:
         """Open sequences on each slice, over all families."""
         total: Counter[SliceKey] = Counter()
-        for pump in self.sequences.values():
-            total.update(pump.open_on)
+        for queue in self.sequences.values():
+            total.update(queue.open_on)
         return total
 
     def _endpoint(self, slice_: SliceKey) -> Endpoint | None:
         return self.table.endpoints.get(slice_)
 
-    def _moved(self, pin: Pin) -> str:
+    def _moved_to(self, pin: Pin) -> str:
         if self._endpoint(pin.slice) == pin.endpoint:
             return ""
         return f"{pin.slice.name} is gone" if self._endpoint(pin.slice) is None else f"{pin.slice.name} was restarted"
 
     def lose_sequences(self, lost: Callable[[Pin], str]) -> None:
-        for pump in self.sequences.values():
-            pump.lose(lost)
+        for queue in self.sequences.values():
+            queue.lose(lost)
 
-    def _needed(self, table: Table) -> Mapping[SliceKey, Endpoint]:
+    def _needed(self, table: RoutingTable) -> Mapping[SliceKey, Endpoint]:
         """Planned slices that have an address, and whatever still has requests in flight or open sequences."""
         wanted = {t.slice for route in table.planned.values() for t in route.targets}
         wanted |= {*self.in_flight(), *self.open_sequences()}
         return {slice_: endpoint for slice_, endpoint in table.endpoints.items() if slice_ in wanted}
 
-    def reshare(self) -> None:
+    def redivide_credits(self) -> None:
         """Divide the credits anew: who shares them has changed."""
-        LOG.info("credits are shared anew", workers=len(self.crew.sharers))
+        LOG.info("credits are shared anew", workers=len(self.membership.sharers))
         self.rebuild()
         self.changed.set()
 
 
-def _live_count(table: Table) -> dict[str, int]:
+def _live_count(table: RoutingTable) -> dict[str, int]:
     return {family: len(route.targets) for family, route in table.routes.items()}

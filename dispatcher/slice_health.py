@@ -8,7 +8,7 @@ import structlog
 
 from dispatcher.core import table as tables
 from dispatcher.core.ejection import OUTLIERS, Ejections, Failure
-from dispatcher.core.outliers import Health, panics
+from dispatcher.core.outliers import SliceEvidence, panicking_family
 from dispatcher.routing import Routing
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.clock import Clock
@@ -20,7 +20,7 @@ DEATHS: Final = frozenset({Failure.UNREACHABLE, Failure.BROKEN, Failure.DEAD_STU
 class SliceHealth:
     """Ejects and readmits slices; the routing table follows at once. Belongs to one event loop."""
 
-    def __init__(self, ejections: Ejections, evidence: Health, routing: Routing, clock: Clock) -> None:
+    def __init__(self, ejections: Ejections, evidence: SliceEvidence, routing: Routing, clock: Clock) -> None:
         self.ejections = ejections
         self.evidence = evidence
         self.ejected_total: Counter[tuple[SliceKey, str]] = Counter()
@@ -30,7 +30,7 @@ class SliceHealth:
 
     def eject(self, slice_: SliceKey, failure: Failure, why: str) -> None:
         """Send nothing there until a probe works. Outliers stay where half of a family is out as outliers already."""
-        if failure in OUTLIERS and slice_ not in self.ejections and (family := self._panics(slice_)):
+        if failure in OUTLIERS and slice_ not in self.ejections and (family := self._panicking_family(slice_)):
             self.kept_total[slice_, failure.value] += 1
             if self.kept_total[slice_, failure.value] == 1:
                 LOG.warning("outlier kept: half of a family is out", slice=slice_.name, family=family, why=why)
@@ -40,7 +40,7 @@ class SliceHealth:
             self._routing.lose_sequences(lambda pin: why if pin.slice == slice_ else "")
         if fresh:
             self.ejected_total[slice_, failure.value] += 1
-            self.evidence.left(slice_, dead=failure not in OUTLIERS)
+            self.evidence.on_ejected(slice_, dead=failure not in OUTLIERS)
             LOG.warning("slice ejected", slice=slice_.name, cause=failure.value, why=why)
             self._routing.rebuild()
             self._routing.changed.set()
@@ -60,7 +60,7 @@ class SliceHealth:
         if [slice_ for slice_ in slices if self.ejections.readmit(slice_)]:
             self._routing.rebuild()
 
-    def _panics(self, slice_: SliceKey) -> str:
+    def _panicking_family(self, slice_: SliceKey) -> str:
         """The family that keeps an outlier. Slices that their agents do not offer, or that are proven dead, do not
         count: they are not out as outliers."""
         nodes, table = self._routing.nodes.values(), self._routing.table
@@ -69,4 +69,4 @@ class SliceHealth:
         for family, planned in table.planned.items():
             live = [target.slice for target in table.live(family)]
             serving[family] = live + [target.slice for target in planned.targets if target.slice in out]
-        return panics(slice_, serving, out)
+        return panicking_family(slice_, serving, out)

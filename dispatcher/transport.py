@@ -35,7 +35,7 @@ class Connection:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.cut = ""
+        self.cut_reason = ""
         """Why its calls were cut off: they then end as cancelled, though nobody left."""
         self.channel = grpc.aio.insecure_channel(endpoint.target, options=OPTIONS)
         self.infer = self.channel.unary_unary(f"/{SERVICE}/ModelInfer")
@@ -68,7 +68,7 @@ class Transport:
         self._connections: dict[SliceKey, Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    def serve(self, endpoints: Mapping[SliceKey, Endpoint]) -> None:
+    def connect(self, endpoints: Mapping[SliceKey, Endpoint]) -> None:
         """Connect to these; let go of others, and of those that another generation has replaced."""
         for slice_, connection in list(self._connections.items()):
             if endpoints.get(slice_) != connection.endpoint:
@@ -80,7 +80,7 @@ class Transport:
                 connection.channel.get_state(try_to_connect=True)  # not at the first request
                 self._connections[slice_] = connection
 
-    def to(self, slice_: SliceKey) -> Connection:
+    def connection(self, slice_: SliceKey) -> Connection:
         """The connection of a slice.
 
         Raises:
@@ -96,9 +96,9 @@ class Transport:
         connection = self._connections.pop(slice_, None)
         if connection is None:
             return
-        connection.cut = why
+        connection.cut_reason = why
         self._retire(connection, 0.0)
-        self.serve({slice_: connection.endpoint, **{key: each.endpoint for key, each in self._connections.items()}})
+        self.connect({slice_: connection.endpoint, **{key: each.endpoint for key, each in self._connections.items()}})
 
     async def close(self) -> None:
         """Close all, cutting off what is in flight."""

@@ -17,7 +17,7 @@ Formulation: a failed call is one of four kinds (`classify`).
     it anew (generation, since or revision changed). A probe that works readmits it. An outlier that comes out again
     within FLAP_S waits twice as long for its first probe, up to FLAP_MAX_S.
 Deviations: no rule against ejecting more than half by the first three: these are not outliers but proofs of death, and
-    requests wait in the queue for the slice instead of failing on it. Outliers are bound by `outliers.panics`.
+    requests wait in the queue for the slice instead of failing on it. `outliers.panicking_family` bounds outliers.
 """
 
 import re

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dispatcher.core.floors import Reach
+from dispatcher.core.floors import AccuracyReach
 from trefoil.core.brains import Ticket
 from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import SliceKey
@@ -28,7 +28,7 @@ class Scoring(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class FamilySnapshot:
     """How a family stands in one worker. `scores` None: its router does not tell."""
 
     planned: Route
@@ -36,7 +36,7 @@ class Standing:
     missing: Mapping[SliceKey, str]
     in_flight: Mapping[SliceKey, int]
     waiting: int
-    reach: Reach
+    reach: AccuracyReach
     scores: Scores | None
 
 
@@ -60,7 +60,7 @@ class Explanation:
     router: str = field(default="", kw_only=True)
 
 
-def explain(standing: Standing, ticket: Ticket) -> Explanation:
+def explain(standing: FamilySnapshot, ticket: Ticket) -> Explanation:
     """How each target stands for a request that arrived now."""
     live = {target.slice: target for target in standing.live.targets}
     scores = standing.scores if standing.scores is not None else _by_credits(standing, ticket)
@@ -76,7 +76,7 @@ def explain(standing: Standing, ticket: Ticket) -> Explanation:
     return Explanation(tuple(found), _outcome(standing, found, ticket), router=standing.live.router)
 
 
-def _by_credits(standing: Standing, ticket: Ticket) -> Scores:
+def _by_credits(standing: FamilySnapshot, ticket: Ticket) -> Scores:
     return {
         t.slice: (standing.in_flight.get(t.slice, 0) / t.credits, "share of its credits that is taken")
         for t in standing.live.targets
@@ -84,7 +84,9 @@ def _by_credits(standing: Standing, ticket: Ticket) -> Scores:
     }
 
 
-def _why_not(standing: Standing, planned: RouteTarget, live: Mapping[SliceKey, RouteTarget], ticket: Ticket) -> str:
+def _why_not(
+    standing: FamilySnapshot, planned: RouteTarget, live: Mapping[SliceKey, RouteTarget], ticket: Ticket
+) -> str:
     if planned.draining:
         return "draining"
     if planned.slice in standing.missing:
@@ -97,7 +99,7 @@ def _why_not(standing: Standing, planned: RouteTarget, live: Mapping[SliceKey, R
     return "has no share of the traffic"
 
 
-def _outcome(standing: Standing, found: list[Scored], ticket: Ticket) -> str:
+def _outcome(standing: FamilySnapshot, found: list[Scored], ticket: Ticket) -> str:
     family = standing.planned.family
     if ticket.min_accuracy:
         try:

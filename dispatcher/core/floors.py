@@ -21,7 +21,7 @@ Accuracies = Mapping[tuple[str, str], float]  # by family and variant
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class AccuracyReach:
     """The best accuracy that a family can give, now and by its plan."""
 
     live: float = 0.0
@@ -47,13 +47,15 @@ class Reach:
         )
 
 
-def best(targets: Sequence[RouteTarget]) -> float:
+def best_accuracy(targets: Sequence[RouteTarget]) -> float:
     """The highest accuracy among targets that get requests; 0 for none."""
     weighed = [target for target in targets if target.weight > 0]
     return max((target.accuracy for target in weighed or targets), default=0.0)
 
 
-def honest(target: RouteTarget, family: str, status: SliceStatus, accuracies: Accuracies) -> RouteTarget:
+def with_guaranteed_accuracy(
+    target: RouteTarget, family: str, status: SliceStatus, accuracies: Accuracies
+) -> RouteTarget:
     """A target with the accuracy that it keeps whichever of its variants answers."""
     hosted = [h.variant for h in status.hosted if h.family == family and h.variant != target.variant]
     least = min((accuracies.get((family, variant), 0.0) for variant in hosted), default=target.accuracy)

@@ -7,10 +7,11 @@ Decision: which slices to ask whether they are alive, which to eject, how much o
 Formulation:
     Silence: a slice that has requests and ended none for `quiet_s` is asked. Time is counted in ticks of the caller, a
         tick as TICK_MAX_S at most: a dispatcher that was stopped itself accuses nobody.
-    Strikes: `limit` consecutive late or failed requests make an outlier; one good answer clears them.
+    Streaks: `limit` consecutive late or failed requests make an outlier; one good answer clears them.
     Panic: of each family that a slice serves, at most half of the slices (rounded down) may be out as outliers. When
         all misbehave, it is the load or the clients, and half of a fleet that limps answers more than none.
-    Ramp: a slice that comes back gets 1 request at a time, and twice as many after each run of as many good answers.
+    Slow start: a slice that comes back gets 1 request at a time, and twice as many after each run of as many good
+        answers.
 Deviations: proofs of death (connection refused or reset, a dead stub) are not outliers: they eject at once and without
     a bound, for nothing sent there can be answered, and requests wait in the queue instead of failing.
 """
@@ -26,7 +27,7 @@ from trefoil.core.fleet import SliceKey
 TICK_MAX_S: Final = 0.25
 
 
-class Silence:
+class SilenceDetector:
     """Which slices have gone quiet over their work. `tick` is called about ten times a second."""
 
     def __init__(self, quiet_s: float) -> None:
@@ -49,7 +50,7 @@ class Silence:
         self._ask_at_s = {slice_: at for slice_, at in self._ask_at_s.items() if quiet.get(slice_)}
         return [slice_ for slice_, for_s in quiet.items() if for_s >= self._ask_at_s.get(slice_, self._patience_s)]
 
-    def spoke(self, slice_: SliceKey) -> None:
+    def on_alive(self, slice_: SliceKey) -> None:
         """It was asked and said that it is alive: it may be quiet for as long again."""
         self._ask_at_s[slice_] = self.quiet_s(slice_) + self._patience_s
 
@@ -58,7 +59,7 @@ class Silence:
         return self._quiet_s.get(slice_, 0.0)
 
 
-class Strikes:
+class FailureStreaks:
     """Consecutive bad ends of one kind."""
 
     def __init__(self, limit: int) -> None:
@@ -80,11 +81,11 @@ class Strikes:
         self._counts.pop(slice_, None)
 
 
-class Ramps:
+class SlowStart:
     """How much slices that came back may get."""
 
     def __init__(self) -> None:
-        self._ramps: dict[SliceKey, _Ramp] = {}
+        self._ramps: dict[SliceKey, _Allowance] = {}
 
     def __contains__(self, slice_: SliceKey) -> bool:
         return slice_ in self._ramps
@@ -92,7 +93,7 @@ class Ramps:
     def start(self, slice_: SliceKey, credits: int) -> None:
         """It is back, and would have so many credits in full."""
         if credits > 1:
-            self._ramps[slice_] = _Ramp(credits)
+            self._ramps[slice_] = _Allowance(credits)
 
     def good(self, slice_: SliceKey) -> bool:
         """An answer; True when its allowance changed."""
@@ -110,19 +111,19 @@ class Ramps:
         """It is out again."""
         self._ramps.pop(slice_, None)
 
-    def ceilings(self) -> Mapping[SliceKey, int]:
+    def limits(self) -> Mapping[SliceKey, int]:
         """The most that each slice on its ramp may get: what `table.build` takes."""
         return {slice_: ramp.allowed for slice_, ramp in self._ramps.items()}
 
 
 @dataclass(slots=True)
-class _Ramp:
+class _Allowance:
     full: int
     allowed: int = 1
     good: int = 0
 
 
-def panics(slice_: SliceKey, serving: Mapping[str, Collection[SliceKey]], out: Collection[SliceKey]) -> str:
+def panicking_family(slice_: SliceKey, serving: Mapping[str, Collection[SliceKey]], out: Collection[SliceKey]) -> str:
     """The family of which too many slices would be out if this one went too, "" = it may go.
 
     `serving` gives the slices of each family that are live or would be if they were not out; `out` are the outliers.
@@ -140,39 +141,39 @@ LATE_FACTOR: Final = 2.0  # of its predicted time: a deadline that no slice coul
 FAULTS: Final = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
 
 
-class Health:
+class SliceEvidence:
     """Belongs to one worker. Times are the caller's monotonic clock."""
 
     def __init__(self, quiet_s: float, late_strikes: int, fault_strikes: int) -> None:
-        self.heard: defaultdict[SliceKey, int] = defaultdict(int)
+        self.answer_counts: defaultdict[SliceKey, int] = defaultdict(int)
         """How often each slice has answered, with whatever status of its own."""
-        self.silence = Silence(quiet_s)
-        self.ramps = Ramps()
+        self.silence = SilenceDetector(quiet_s)
+        self.ramps = SlowStart()
         self.times = ServiceTimes()
-        self._late = Strikes(late_strikes)
-        self._faults = Strikes(fault_strikes)
+        self._late = FailureStreaks(late_strikes)
+        self._faults = FailureStreaks(fault_strikes)
         self._lagged_at_s = float("-inf")
 
-    def answered(self, slice_: SliceKey, variant: str, items: int, service_s: float | None, now_s: float) -> bool:
+    def on_answer(self, slice_: SliceKey, variant: str, items: int, service_s: float | None, now_s: float) -> bool:
         """A request was answered; in a time that says nothing of others, if `service_s` is None. True when the slice
         may now get more than before."""
-        self.heard[slice_] += 1
+        self.answer_counts[slice_] += 1
         if service_s is not None:
             self.times.seen(slice_, variant, items, service_s, now_s)
         self._late.good(slice_)
         self._faults.good(slice_)
         return self.ramps.good(slice_)
 
-    def status(self, slice_: SliceKey, code: str) -> str:
+    def on_status(self, slice_: SliceKey, code: str) -> str:
         """A request came back with a status of the slice's own; why that makes it an outlier, "" = it does not."""
-        self.heard[slice_] += 1
+        self.answer_counts[slice_] += 1
         self._late.good(slice_)
         if code not in FAULTS:
             return ""
         count = self._faults.bad(slice_, slice_ in self.ramps)
         return f"{count} requests in a row ended {code}" if count else ""
 
-    def late(self, slice_: SliceKey, variant: str, items: int, waited_s: float, now_s: float) -> str:
+    def on_deadline(self, slice_: SliceKey, variant: str, items: int, waited_s: float, now_s: float) -> str:
         """A deadline passed while the slice had the request; why that makes it an outlier, "" = it does not."""
         predicted_s = self.times.predicted_s(slice_, variant, items, now_s)
         usual_s = predicted_s or self.times.longest_s(slice_)
@@ -183,11 +184,11 @@ class Health:
         took = f"the last after {waited_s * 1e3:.0f} ms, {usual_s * 1e3:.0f} ms are usual"
         return f"{count} deadlines in a row passed there, {took}" if count else ""
 
-    def lagged(self, now_s: float) -> None:
+    def on_stall(self, now_s: float) -> None:
         """This process was held up: answers that were there in time were read too late."""
         self._lagged_at_s = now_s
 
-    def left(self, slice_: SliceKey, dead: bool) -> None:
+    def on_ejected(self, slice_: SliceKey, dead: bool) -> None:
         """It was ejected: it has a clean record when it comes back. `dead`: whatever comes back is another server."""
         self._late.forget(slice_)
         self._faults.forget(slice_)

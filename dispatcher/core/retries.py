@@ -19,12 +19,12 @@ class RetryBudget:
         self._burst = burst if ratio else 0.0
         self.tokens = self._burst
 
-    def arrived(self) -> None:
+    def on_request(self) -> None:
         """One more request."""
         tokens = self.tokens + self._ratio
         self.tokens = tokens if tokens < self._burst else self._burst
 
-    def take(self) -> bool:
+    def try_spend(self) -> bool:
         """Whether one retry is within the budget; it is then spent."""
         if self.tokens < 1.0:
             return False

@@ -16,7 +16,7 @@ CAUSES: Final = ("redis", "disk", "controller", "agent", "feed")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Dependencies:
     """What a dispatcher sees of the others. Ages are seconds; `carried` is what receipts say of their rates."""
 
     redis_away_s: float = 0.0
@@ -27,7 +27,7 @@ class Seen:
     carried: tuple[str, ...] = ()
 
 
-def rungs(seen: Seen) -> dict[str, str]:
+def active_rungs(seen: Dependencies) -> dict[str, str]:
     """Cause to what serves instead; empty when nothing is away."""
     found = {}
     if seen.redis_away_s:

@@ -27,7 +27,7 @@ _OWN_FIELDS: Final = ("shared_memory_region", "shared_memory_byte_size", "shared
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class OutputForm:
     """Which outputs go back in binary: those that were asked for by name, and all others."""
 
     named: Mapping[str, bool] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Form:
         return self.named.get(output, self.others)
 
 
-def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[bytes, Form]:
+def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[bytes, OutputForm]:
     """The bytes of a ModelInferRequest, and how its answer is to be written.
 
     `header_length`: bytes of JSON at the beginning of the body; binary tensors follow.
@@ -61,7 +61,7 @@ def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[b
                 f"unexpected additional input data for model '{model}': {rest.nbytes} bytes are no tensor's",
                 field="Inference-Header-Content-Length", remedy="say every tensor's binary_data_size",
             )  # fmt: skip
-        form = Form(_outputs(message, _of(given, "outputs", list, "request", [])), binary)
+        form = OutputForm(_outputs(message, _of(given, "outputs", list, "request", [])), binary)
         parts: list[bytes | memoryview] = [message.SerializeToString()]
     except UnicodeEncodeError as error:
         raise InvalidInput(f"a text is not Unicode ({error.reason})", remedy="send UTF-8") from error
@@ -70,7 +70,7 @@ def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[b
     return b"".join(parts), form
 
 
-def encode(data: bytes, form: Form) -> tuple[bytes, int | None]:
+def encode(data: bytes, form: OutputForm) -> tuple[bytes, int | None]:
     """The body for the bytes of a ModelInferResponse, and the length of its JSON if binary tensors follow it.
 
     Raises:
@@ -240,7 +240,7 @@ def _of(given: Json, name: str, kind: type, where: str, default: Any = _NEEDED) 
     return value
 
 
-ALL_BINARY: Final = Form(others=True)
+ALL_BINARY: Final = OutputForm(others=True)
 
 
 def decode_raw(body: bytes, config: Any, version: str) -> bytes:

@@ -7,7 +7,7 @@ from typing import Final
 
 import grpc
 
-from dispatcher.admission import Refused
+from dispatcher.admission import StatusError
 from trefoil.core.errors import InvalidInput
 
 THREAD_BYTES: Final = 32 * 1024
@@ -18,13 +18,13 @@ async def expanded(body: bytes, encoding: str, bytes_max: int) -> bytes:
     """A request's body as it was before its client compressed it.
 
     Raises:
-        Refused: UNIMPLEMENTED for another encoding.
+        StatusError: UNIMPLEMENTED for another encoding.
         InvalidInput: it is damaged, or larger than `bytes_max`.
     """
     if encoding in ("", "identity"):
         return body
     if encoding not in _WINDOW:
-        raise Refused(
+        raise StatusError(
             grpc.StatusCode.UNIMPLEMENTED, f"Unsupported compression type '{encoding}'. Remedy: use gzip or deflate"
         )
     # A small body may hold a large one.

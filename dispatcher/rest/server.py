@@ -11,7 +11,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from dispatcher.draining import DrainPart
+from dispatcher.draining import GracefulShutdown
 from dispatcher.front import Fronts
 from dispatcher.rest.app import RestApp
 from dispatcher.settings import DispatcherSettings
@@ -25,9 +25,9 @@ BACKLOG = 1024
 class RestPart:
     """Serves HTTP clients. An empty address means none."""
 
-    def __init__(self, fronts: Fronts, drain: DrainPart | None = None) -> None:
+    def __init__(self, fronts: Fronts, drain: GracefulShutdown | None = None) -> None:
         self._local = fronts.local
-        self._drain = drain or DrainPart(fronts.local)
+        self._drain = drain or GracefulShutdown(fronts.local)
         self._stopping = False
         self._app = RestApp(fronts)
         self._server: uvicorn.Server | None = None
@@ -67,7 +67,7 @@ class RestPart:
         """Accept no more; requests under way have stop_grace_s to end."""
         if self._server is not None:
             self._local.draining = True
-            await self._drain.bounded(self._stop, self._local.settings.stop_grace_s)
+            await self._drain.stop_within(self._stop, self._local.settings.stop_grace_s)
 
     async def _stop(self, grace_s: float) -> None:
         server, listener = self._server, self._socket

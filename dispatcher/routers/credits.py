@@ -29,14 +29,14 @@ class Account:
     order: int = 0  # in the table: among slices never chosen, the first
     pool: "Pool | None" = None
     lane: tuple[str, str, int] | None = None  # of the queue, for routers that have several
-    pick: "Seat | None" = None  # what a request that is given to this slice gets, by the last table
+    pick: "CreditPick | None" = None  # what a request that is given to this slice gets, by the last table
     accuracy: float = 0.0  # of what it hosts
     cost: float = 1.0  # of one request more, for routers that weigh load: 1 / the slice's share
     lanes: tuple[int, ...] = ()  # of the queue that it may serve, for routers with one line
 
 
 @dataclass(frozen=True, slots=True)
-class Seat(Pick):
+class CreditPick(Pick):
     """A pick that knows whose credit it holds."""
 
     account: Account = field(compare=False, repr=False)
@@ -98,7 +98,7 @@ class Credits:
         account = last if last.slice is slice_ else self._accounts.get(slice_)
         return account if account is not None and account.in_flight < account.limit else None
 
-    def take_idlest(self, pool: Pool) -> Seat | None:
+    def take_idlest(self, pool: Pool) -> CreditPick | None:
         """One more request for a pool: of its slices with a credit, the one with the fewest in flight, then the longest
         not chosen (round robin among the idle). None: no slice has a credit.
         """
@@ -117,7 +117,7 @@ class Credits:
             heapq.heappop(heap)
         return None
 
-    def take(self, account: Account) -> Seat:
+    def take(self, account: Account) -> CreditPick:
         """One more request is in flight on this very slice."""
         assert account.in_flight < account.limit, f"no credit left on {account.slice}"
         self._takes += 1
@@ -130,7 +130,7 @@ class Credits:
 
     def give_back(self, pick: Pick) -> None:
         """One request is over."""
-        assert isinstance(pick, Seat), "a pick of another router"
+        assert isinstance(pick, CreditPick), "a pick of another router"
         self._last = account = pick.account
         assert account.in_flight > 0, f"more requests over than sent on {account.slice}"
         account.in_flight -= 1

@@ -12,13 +12,13 @@ Deviations: CLOVER's instances hold one request at a time; here c_k, of which on
 
 from collections.abc import Sequence
 
-from dispatcher.routers.credits import Account, Pool, Seat
-from dispatcher.routers.one_line import OneLine
+from dispatcher.routers.credits import Account, CreditPick, Pool
+from dispatcher.routers.one_line import SingleQueueRouter
 from trefoil.core.brains import Queue
 from trefoil.core.plan import RouteTarget
 
 
-class Fifo(OneLine):
+class Fifo(SingleQueueRouter):
     """A `Router`: pure state machine, called in order."""
 
     name = "fifo"
@@ -31,7 +31,7 @@ class Fifo(OneLine):
     def _deal(self, live: Sequence[RouteTarget]) -> None:
         self._pool = Pool(self._accounts)
 
-    def _idlest(self) -> Seat | None:
+    def _idlest(self) -> CreditPick | None:
         return self._credits.take_idlest(self._pool)
 
     def _score(self, account: Account) -> float:

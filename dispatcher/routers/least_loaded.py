@@ -13,8 +13,8 @@ Deviations: a slice must have a credit; under load the line decides, as in `fifo
 import heapq
 from collections.abc import Iterable, Sequence
 
-from dispatcher.routers.credits import Account, Pool, Seat
-from dispatcher.routers.one_line import OneLine
+from dispatcher.routers.credits import Account, CreditPick, Pool
+from dispatcher.routers.one_line import SingleQueueRouter
 from trefoil.core.brains import Queue
 from trefoil.core.plan import RouteTarget
 
@@ -48,7 +48,7 @@ class CheapestPool(Pool):
         self.line[:] = sorted(_entry(each) for each in self._accounts if each.in_flight < each.limit)
 
 
-class LeastLoaded(OneLine):
+class LeastLoaded(SingleQueueRouter):
     """A `Router`: pure state machine, called in order."""
 
     name = "least_loaded"
@@ -62,7 +62,7 @@ class LeastLoaded(OneLine):
         self._accounts = weighed(self._accounts, live)
         self._pool = CheapestPool(self._accounts)
 
-    def _idlest(self) -> Seat | None:
+    def _idlest(self) -> CreditPick | None:
         account = self._pool.cheapest()
         return self._credits.take(account) if account is not None else None
 

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-from dispatcher.routers.credits import Account, Credits, Seat
+from dispatcher.routers.credits import Account, CreditPick, Credits
 from trefoil.core.brains import Outcome, Pick, Queue, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
@@ -21,7 +21,7 @@ ANYWHERE: Final = 0
 UNSERVED: Final = -1
 
 
-class OneLine(ABC):
+class SingleQueueRouter(ABC):
     """A `Router` without a choice: pure state machine, called in order."""
 
     name = ""
@@ -41,7 +41,7 @@ class OneLine(ABC):
         levels = tuple(sorted({target.accuracy for target in live}))
         for target, account in zip(live, self._accounts, strict=True):
             why = f"{self.name}: {target.slice.name} {self._reason(target)}"
-            account.pick = Seat(target.slice, target.variant, target.stage, why, account)
+            account.pick = CreditPick(target.slice, target.variant, target.stage, why, account)
             account.accuracy = target.accuracy
             account.lanes = (ANYWHERE, *range(1, bisect_left(levels, target.accuracy) + 2))
         if levels != self._levels:
@@ -122,7 +122,7 @@ class OneLine(ABC):
         """The table is new; `self._accounts` are of `live`, in its order."""
 
     @abstractmethod
-    def _idlest(self) -> Seat | None:
+    def _idlest(self) -> CreditPick | None:
         """Take a credit of the slice that is to have a request; None if no slice has one."""
 
     @abstractmethod
@@ -134,7 +134,7 @@ class OneLine(ABC):
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _past_the_line(self, floor: float) -> Seat | None:
+    def _past_the_line(self, floor: float) -> CreditPick | None:
         """A slice for an arrival that no one who waits could have."""
         queue = self._queue
         accounts = [each for each in self._accounts if each.in_flight < each.limit and each.accuracy >= floor]

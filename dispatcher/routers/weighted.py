@@ -31,7 +31,7 @@ from itertools import count
 from typing import Final
 
 from dispatcher.queues.fifo import turn
-from dispatcher.routers.credits import Credits, Pool, Seat
+from dispatcher.routers.credits import CreditPick, Credits, Pool
 from trefoil.core.brains import Outcome, Pick, Queue, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
@@ -201,7 +201,7 @@ class Weighted:
         why = f"weighted: {each.key[0]} on {each.key[1]}, share {each.share:.3f}"
         accounts = [self._credits.account(target.slice) for target in each.targets]
         for target, account in zip(each.targets, accounts, strict=True):
-            account.pick = Seat(target.slice, target.variant, target.stage, why, account)
+            account.pick = CreditPick(target.slice, target.variant, target.stage, why, account)
             account.lane = each.key
         each.pool = Pool(accounts)
 

@@ -325,7 +325,7 @@ async def test_a_client_that_leaves_while_its_request_waits_costs_nothing(world)
     world.large.gate.clear()
     first = [asyncio.create_task(world.infer()) for _ in range(2)]
     pump = world.local.routing.queues["digits"]
-    await until(lambda: pump.flying == 2)
+    await until(lambda: pump.in_flight_count == 2)
     waiting = [world.stub.ModelInfer(_request()) for _ in range(4)]
     tasks = [asyncio.ensure_future(call) for call in waiting]
     await until(lambda: pump.waiting == 4)
@@ -363,7 +363,7 @@ async def test_a_queue_timeout_of_the_request_counts_here_too(world):
     world.xs.gate.clear()
     world.large.gate.clear()
     first = [asyncio.create_task(world.infer()) for _ in range(2)]
-    await until(lambda: world.local.routing.queues["digits"].flying == 2)
+    await until(lambda: world.local.routing.queues["digits"].in_flight_count == 2)
     with pytest.raises(InferenceServerException, match="Request timeout expired") as caught:
         await world.infer(timeout=100_000)
     assert code(caught.value) == "UNAVAILABLE"
@@ -648,11 +648,11 @@ async def test_another_router_takes_over_in_mid_flight(world):
 async def test_a_plan_that_cannot_be_routed_leaves_the_last_good_table(world, broken):
     await world.serve()
     await world.plane.plan(broken)
-    await until(lambda: world.running.loop.complaint)
+    await until(lambda: world.running.loop.trouble)
     assert world.local.routing.table.revision == Revision(1, 1, 0)
     await world.infer()
     await world.serve(number=3)
-    await until(lambda: not world.running.loop.complaint)
+    await until(lambda: not world.running.loop.trouble)
 
 
 async def test_slices_that_share_credits_with_another_dispatcher_get_half(world, state, tmp_path):
@@ -684,15 +684,15 @@ async def test_serving_goes_on_when_redis_dies_and_when_it_comes_back_empty(redi
             redis_server.kill()
             for _ in range(20):
                 await client.infer("digits", [image()])
-            await until(lambda: running.loop.complaint)
+            await until(lambda: running.loop.trouble)
             redis_server.start()
-            await until(lambda: not running.loop.complaint, 60)
+            await until(lambda: not running.loop.trouble, 60)
             for _ in range(20):
                 await client.infer("digits", [image()])
             assert running.local.routing.table.revision == Revision(1, 5, 0)
             assert await client.is_server_ready()
             await Plane(state).plan(plan([route([target(0)])], number=1))  # a controller that forgot everything
-            await until(lambda: "older than" in running.loop.complaint)
+            await until(lambda: "older than" in running.loop.trouble)
             assert running.local.routing.table.revision == Revision(1, 5, 0)
 
             async def answered():

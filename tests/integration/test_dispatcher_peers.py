@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from dispatcher import peers
 from dispatcher.core import crew
-from dispatcher.core.crew import LIVES
+from dispatcher.core.crew import RESTART_STEP
 from dispatcher.settings import DispatcherSettings
 from protos.dispatcher.v1 import dispatcher_pb2
 from tests.support import fake_triton as fake
@@ -227,7 +227,7 @@ async def test_questions_are_answered_by_all_workers(two):
             if seen == {0, 1}:
                 break
     explained = await two.other.siblings.explain(dispatcher_pb2.ExplainRequestRequest(family="digits"))
-    assert explained.why.startswith(f"forwarded to worker {crew.name(two.server.local.id)}: ")
+    assert explained.why.startswith(f"forwarded to worker {crew.worker_name(two.server.local.id)}: ")
     assert [target.eligible for target in explained.targets] == [True]
     metrics = two.other.metrics
     await until(lambda: 'requests_forwarded_total{family="digits",simulated="true"} 1.0' in metrics.text())
@@ -255,10 +255,10 @@ async def test_drain_refuses_an_older_epoch_and_asks_for_a_reason(two):
 async def test_a_new_life_takes_the_place_of_the_one_before(state, tmp_path):
     before = TableAck("d1", 1, observed_at_s=WallClock().now_s(), peer_target="unix:/nowhere")
     await state.put_unfenced(state.keys.ack("d1", 1), before)
-    async with worker(state, tmp_path, 1 + LIVES) as running:
+    async with worker(state, tmp_path, 1 + RESTART_STEP) as running:
         assert await state.get(state.keys.ack("d1", 1), TableAck) is None, "nobody waits for the dead"
-        assert running.local.routing.crew.sharers == (("d1", 1 + LIVES),)
-        assert crew.place(running.local.id) == ("d1", 1)
+        assert running.local.routing.membership.sharers == (("d1", 1 + RESTART_STEP),)
+        assert crew.worker_place(running.local.id) == ("d1", 1)
         path = Path(running.local.peer_target.removeprefix("unix:"))
         assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
         left = path.with_name("killed-0.sock")
@@ -276,7 +276,9 @@ async def test_a_worker_that_is_started_again_serves_what_redis_tells_of_at_once
         await plane.node(node([status(0, slice_.target)]))
         await plane.plan(plan([route([target(0, credits=6)])]))
         for life in range(2):
-            async with worker(state, tmp_path, life * LIVES, node_stale_s=300.0) as running:  # its agent writes no more
+            async with worker(
+                state, tmp_path, life * RESTART_STEP, node_stale_s=300.0
+            ) as running:  # its agent writes no more
                 assert [t.credits for t in running.local.routing.table.live("digits")] == [6]
 
 
@@ -305,7 +307,7 @@ async def test_a_client_without_any_worker_to_turn_to_waits_for_one(two):
     call = asyncio.create_task(two.client.infer("digits", [image(8)]))
     await until(lambda: two.other.local.routing.queues["digits"].waiting == 1)
     link.up = True
-    two.other.local.routing.displace()
+    two.other.local.routing.redirect_waiting()
     assert (await call).as_numpy("PROBABILITIES").argmax() == 8
     assert not isinstance(call.exception(), InferenceServerException)
     assert replace(two.other.local.routing.plan) == two.server.local.routing.plan

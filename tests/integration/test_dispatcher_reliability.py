@@ -146,7 +146,7 @@ async def test_a_stopped_slice_costs_two_seconds_at_most_and_loses_nothing_when_
             assert running.local.routing.in_flight()[key(1)] == 2
             processes[1].send(signal.SIGCONT)
             await until(lambda: len(live(running)) == 2)
-            await until(lambda: not running.local.health.evidence.ramps.ceilings())
+            await until(lambda: not running.local.health.evidence.ramps.limits())
         await load.more()
         await load.stop()
         assert load.codes.keys() == {"OK"}
@@ -342,7 +342,7 @@ async def test_whatever_is_away_is_named_where_operators_look_while_serving_goes
 
             def shown(cause: str) -> bool:
                 line = f'trefoil_dispatcher_rung{{cause="{cause}",simulated="true"}} 1.0'
-                return line in running.metrics.text() and local.rungs[cause] in table_of(local).why
+                return line in running.metrics.text() and local.active_rungs[cause] in table_of(local).why
 
             async with triton.InferenceServerClient(running.address) as client:
                 await until(lambda: shown("agent"))
@@ -352,12 +352,12 @@ async def test_whatever_is_away_is_named_where_operators_look_while_serving_goes
                 await client.infer("digits", [image(3)])
                 redis_server.start()
                 await until(lambda: shown("controller"))
-                assert "redis" not in local.rungs
+                assert "redis" not in local.active_rungs
                 await client.infer("digits", [image(3)])
         redis_server.kill()
         async with dispatching(state, tmp_path) as running:
             await until(lambda: running.local.routing.table.live("digits"))
-            assert set(running.local.rungs) >= {"redis", "disk"}
+            assert set(running.local.active_rungs) >= {"redis", "disk"}
     await state.close()
 
 

@@ -269,10 +269,10 @@ async def test_a_client_that_leaves_frees_its_place_in_the_queue_and_on_the_slic
         writer.write(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
         writers.append(writer)
     pump = world.running.local.routing.queues["digits"]
-    await until(lambda: (pump.flying, pump.waiting, len(world.slice.requests)) == (2, 2, 2))
+    await until(lambda: (pump.in_flight_count, pump.waiting, len(world.slice.requests)) == (2, 2, 2))
     for writer in writers:
         writer.close()
-    await until(lambda: (pump.flying, pump.waiting) == (0, 0))
+    await until(lambda: (pump.in_flight_count, pump.waiting) == (0, 0))
     # A place that is freed first goes to one who waits and leaves a moment later.
     await until(lambda: world.slice.cancelled == len(world.slice.requests))
     world.slice.gate.set()

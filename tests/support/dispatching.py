@@ -11,13 +11,13 @@ import grpc
 import numpy as np
 import tritonclient.grpc.aio as triton
 
-from dispatcher.admin import Siblings
+from dispatcher.admin import AllWorkers
 from dispatcher.contracts import Contracts
 from dispatcher.front import Fronts, InferencePart
 from dispatcher.local_worker import LocalWorker
-from dispatcher.loop import Loop
-from dispatcher.metrics import Gauges
-from dispatcher.peer_server import PeerPart
+from dispatcher.loop import StateSync
+from dispatcher.metrics import DispatcherMetrics
+from dispatcher.peer_server import PeerServer
 from dispatcher.prober import Prober
 from dispatcher.rest.server import RestPart
 from dispatcher.settings import DispatcherSettings
@@ -60,11 +60,11 @@ class Running:
         self.local = LocalWorker(settings, name, WallClock())
         self.contracts = Contracts(self.local)
         self.metrics = Metrics("dispatcher")
-        self.loop = Loop(self.local, state, Gauges(self.local, self.metrics))
+        self.loop = StateSync(self.local, state, DispatcherMetrics(self.local, self.metrics))
         self.prober = Prober(self.local, self.contracts)
         self.fronts = Fronts.of(self.local, self.contracts, self.metrics)
-        self.siblings = Siblings(self.local, self.fronts.peers, self.metrics)
-        self.peer_part = PeerPart(self.local, self.fronts.inference, self.siblings.answers(), self.loop)
+        self.siblings = AllWorkers(self.local, self.fronts.peers, self.metrics)
+        self.peer_part = PeerServer(self.local, self.fronts.inference, self.siblings.answers(), self.loop)
         self.part = InferencePart(self.fronts)
         self.rest = RestPart(self.fronts)
         self._started: list[Any] = []
@@ -122,7 +122,7 @@ async def stop_idle(running: Running, key: SliceKey, slice_: FakeTriton) -> None
 
     A request that is sent before is lost with the connection; one that is sent after certainly reaches nobody.
     """
-    channel = running.local.routing.transport.to(key).channel
+    channel = running.local.routing.transport.connection(key).channel
     await until(lambda: channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY)
     await slice_.stop()
     await until(lambda: channel.get_state() is not grpc.ChannelConnectivity.READY)

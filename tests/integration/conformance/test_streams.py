@@ -179,7 +179,7 @@ async def test_a_connection_that_is_closed_under_a_request_is_told_on_the_stream
         await call.write(raw("repeat", "cut", COUNT=100, DELAY_MS=20))
         first = await call.read()
         number_of_slice = int.from_bytes(first.infer_response.raw_output_contents[1], "little")
-        await world.local.routing.transport.to(key(number_of_slice)).channel.close()
+        await world.local.routing.transport.connection(key(number_of_slice)).channel.close()
         while not (last := await call.read()).error_message:
             assert last.infer_response.id == "cut"
         assert (last.error_message, last.infer_response.id) == ("the connection to its slice was closed", "cut")
@@ -236,7 +236,7 @@ async def test_no_more_of_a_stream_is_read_than_may_be_under_way(state, tmp_path
             async for answer in stub.ModelStreamInfer(iter(asked), timeout=30):
                 seen.add(answer.infer_response.id)
                 pump = world.local.routing.queues["repeat"]
-                most = max(most, pump.flying + pump.waiting)
+                most = max(most, pump.in_flight_count + pump.waiting)
         assert len(seen) == 24
         assert most <= 4
 

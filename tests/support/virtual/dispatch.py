@@ -41,7 +41,7 @@ class Request:
 class Silence:
     """In place of connections to slices."""
 
-    def serve(self, endpoints: Mapping[SliceKey, Any]) -> None: ...
+    def connect(self, endpoints: Mapping[SliceKey, Any]) -> None: ...
 
 
 class MemoryTable:
@@ -102,7 +102,7 @@ class Worker:
         local.routing.transport = Silence()  # type: ignore[assignment]
         state = State.connect("redis://virtual", "default", clock=clock)
         self._system.opening = self.files
-        loop = dispatcher.loop.Loop(local, state, Silent())  # type: ignore[arg-type]
+        loop = dispatcher.loop.StateSync(local, state, Silent())  # type: ignore[arg-type]
         await loop.init()
         self.local = local
         async with asyncio.TaskGroup() as group:
@@ -132,7 +132,9 @@ class Worker:
     def held(self) -> int:
         """Requests that its pumps know of: waiting or on a slice."""
         return (
-            sum(pump.waiting + pump.flying for pump in self.local.routing.each_queue) if self.local is not None else 0
+            sum(pump.waiting + pump.in_flight_count for pump in self.local.routing.each_queue)
+            if self.local is not None
+            else 0
         )
 
     def _end(self, request: Request, how: str) -> None:

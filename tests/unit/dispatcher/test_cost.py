@@ -41,10 +41,10 @@ class Context:
 
 async def test_admitting_routing_and_booking_a_request_stays_within_its_budget(monkeypatch):
     local = LocalWorker(DispatcherSettings(log_every_requests=10**9), "d", WallClock())
-    local.routing.take_nodes([node([status(n) for n in range(14)])])
-    local.routing.take_plan(plan([route([target(n, "digits-l" if n % 2 else "digits-xs", 1 / 14) for n in range(14)])]))
+    local.routing.set_nodes([node([status(n) for n in range(14)])])
+    local.routing.set_plan(plan([route([target(n, "digits-l" if n % 2 else "digits-xs", 1 / 14) for n in range(14)])]))
     slice_ = Slice()
-    monkeypatch.setattr(local.routing.transport, "to", lambda _: slice_)
+    monkeypatch.setattr(local.routing.transport, "connection", lambda _: slice_)
     inference = Inference(local, Contracts(local))
     request = pb.ModelInferRequest(model_name="digits", id="x")
     request.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
