@@ -9,15 +9,15 @@ import uvloop
 
 from dispatcher.admin import NAME, AllWorkers, DispatcherAdmin
 from dispatcher.contracts import Contracts
-from dispatcher.draining import GracefulShutdown
-from dispatcher.front import Fronts, InferencePart
+from dispatcher.graceful_shutdown import GracefulShutdown
+from dispatcher.grpc_front import Fronts, InferencePart
 from dispatcher.local_worker import LocalWorker
-from dispatcher.loop import StateSync
 from dispatcher.metrics import DispatcherMetrics, ExpositionPart
 from dispatcher.peer_server import PeerServer
 from dispatcher.prober import Prober
 from dispatcher.rest.server import RestPart
 from dispatcher.settings import DispatcherSettings
+from dispatcher.state_sync import StateSync
 from dispatcher.supervisor import SETTINGS_REFUSED, end_with_supervisor, supervise
 from protos.dispatcher.v1 import dispatcher_pb2_grpc
 from trefoil.core.errors import TrefoilError

@@ -12,16 +12,16 @@ from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher import knobs
+from dispatcher import request_parameters
 from dispatcher.contracts import unknown_model
-from dispatcher.core import crew
+from dispatcher.core import membership
 from dispatcher.core.explain import explain
-from dispatcher.knobs import RequestParameters
+from dispatcher.kserve import local_model_statistics
 from dispatcher.local_worker import LocalWorker
-from dispatcher.loop import StateSync
 from dispatcher.metrics import exposition
-from dispatcher.peers import Peers
-from dispatcher.service import local_model_statistics
+from dispatcher.peer_links import Peers
+from dispatcher.request_parameters import RequestParameters
+from dispatcher.state_sync import StateSync
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from trefoil.core.brains import Ticket
 from trefoil.core.demand import LoadWindow
@@ -60,13 +60,13 @@ class AllWorkers:
         for worker in self._local.routing.table.elsewhere.get(request.family, ()):
             if isinstance(told := await self._peers.ask_one(worker, "Explain", request.SerializeToString()), bytes):
                 answer = dispatcher_pb2.ExplainRequestResponse.FromString(told)
-                answer.why = f"forwarded to worker {crew.worker_name(worker)}: {answer.why}"
+                answer.why = f"forwarded to worker {membership.worker_name(worker)}: {answer.why}"
                 return answer
         return explain_request(self._local, request)
 
     async def windows(self, own: asyncio.Queue[LoadWindow]) -> AsyncGenerator[LoadWindow, None]:
         """The windows of all workers, as each is flushed. `own`: a subscription to this worker's."""
-        relays: dict[crew.WorkerId, asyncio.Task[None]] = {}
+        relays: dict[membership.WorkerId, asyncio.Task[None]] = {}
         try:
             while True:
                 for worker in self._peers.linked_siblings():
@@ -78,7 +78,7 @@ class AllWorkers:
                 task.cancel()
             await asyncio.gather(*relays.values(), return_exceptions=True)
 
-    async def _relay(self, worker: crew.WorkerId, into: asyncio.Queue[LoadWindow]) -> None:
+    async def _relay(self, worker: membership.WorkerId, into: asyncio.Queue[LoadWindow]) -> None:
         async for data in self._peers.watch(worker, "Watch"):
             if into.full():
                 into.get_nowait()
@@ -144,9 +144,9 @@ class AllWorkers:
         return self._metrics.text().encode()
 
 
-def place(worker: crew.WorkerId) -> int:
+def place(worker: membership.WorkerId) -> int:
     """The number of a worker as people know it: it stays when the worker is started again."""
-    return crew.worker_place(worker)[1]
+    return membership.worker_place(worker)[1]
 
 
 def table_of(local: LocalWorker) -> Any:
@@ -241,15 +241,15 @@ def explain_request(local: LocalWorker, request: Any) -> Any:
 def _explained_parameters(params: Mapping[str, str]) -> tuple[RequestParameters, int]:
     message = pb.ModelInferRequest()
     for name, value in params.items():
-        if name != PRIORITY and not name.startswith(knobs.PREFIX):
-            remedy = f"one of {', '.join((*knobs.KNOWN, PRIORITY))}"
+        if name != PRIORITY and not name.startswith(request_parameters.PREFIX):
+            remedy = f"one of {', '.join((*request_parameters.KNOWN, PRIORITY))}"
             raise InvalidInput("says nothing about where a request goes", field=name, value=value, remedy=remedy)
         if name != PRIORITY:
             message.parameters[name].string_param = value
     text = params.get(PRIORITY, "0")
     if not text.isdigit():
         raise InvalidInput("is not a whole number", field=PRIORITY, value=text, remedy="1 = highest, 0 = the default")
-    return knobs.extract(message.parameters), int(text)
+    return request_parameters.extract(message.parameters), int(text)
 
 
 class DispatcherAdmin(dispatcher_pb2_grpc.DispatcherServicer):  # type: ignore[misc]

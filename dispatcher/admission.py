@@ -11,12 +11,12 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher import knobs, wire
+from dispatcher import request_parameters, wire
+from dispatcher.async_queue import AsyncFamilyQueue
 from dispatcher.contracts import Contracts, unknown_model
-from dispatcher.knobs import RequestParameters
 from dispatcher.local_worker import LocalWorker
-from dispatcher.pump import AsyncFamilyQueue
-from dispatcher.sequencing import AsyncSequenceQueue
+from dispatcher.request_parameters import RequestParameters
+from dispatcher.sequence_queue import AsyncSequenceQueue
 from trefoil.core.brains import Pick, Ticket
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable
 
@@ -102,7 +102,7 @@ class Admission:
                 remedy=f"leave the version out, or ask for {wire.PUBLIC_VERSION}: the variant is ours to choose",
             )
         timeout_s = 0.0
-        asked = knobs.NO_PARAMETERS
+        asked = request_parameters.NO_PARAMETERS
         payload = data
         priority, sequence = 0, _NO_SEQUENCE
         if message.parameters:
@@ -111,7 +111,7 @@ class Admission:
             priority = _priority(message.parameters)
             sequence = _sequence(message.parameters)
             count = len(message.parameters)
-            asked = knobs.extract(message.parameters)
+            asked = request_parameters.extract(message.parameters)
             if len(message.parameters) != count:
                 payload = message.SerializeToString()
         _refuse_shared_memory(message)

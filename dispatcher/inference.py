@@ -16,17 +16,17 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher import wire
 from dispatcher.admission import Admission, Caller, Request, StatusError, overdue
+from dispatcher.async_queue import ServedElsewhere
 from dispatcher.contracts import Contracts
-from dispatcher.core import crew
-from dispatcher.core.crew import WorkerId
+from dispatcher.core import membership
 from dispatcher.core.ejection import Failure, classify
-from dispatcher.core.retries import RetryBudget
+from dispatcher.core.membership import WorkerId
+from dispatcher.core.retry_budget import RetryBudget
 from dispatcher.core.sequences import missing_start
 from dispatcher.local_worker import LocalWorker
-from dispatcher.peers import ConnectionLost, NoCredits, NotDelivered, Peers
-from dispatcher.pump import ServedElsewhere
+from dispatcher.peer_links import ConnectionLost, NoCredits, NotDelivered, Peers
 from dispatcher.queues.fifo import QueueFull
-from dispatcher.sequencing import AsyncSequenceQueue
+from dispatcher.sequence_queue import AsyncSequenceQueue
 from dispatcher.transport import Connection
 from trefoil.core.brains import Outcome, Pick
 from trefoil.core.errors import TrefoilError, Unavailable
@@ -303,7 +303,7 @@ class Inference:
                 return result
             except ServedElsewhere as moved:
                 if caller.hops:
-                    raise NoCredits(crew.worker_name(self._id)) from moved
+                    raise NoCredits(membership.worker_name(self._id)) from moved
             except NotDelivered:  # its worker is gone: there are others, or it is ours now
                 pass
             except NoCredits as error:  # who shares has changed, and one of us has not heard of it

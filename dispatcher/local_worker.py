@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from dispatcher.accounting import Accounting
-from dispatcher.core.crew import WorkerId
 from dispatcher.core.ejection import Ejections
+from dispatcher.core.membership import WorkerId
 from dispatcher.core.outliers import SliceEvidence
 from dispatcher.routing import Routing
 from dispatcher.settings import DispatcherSettings

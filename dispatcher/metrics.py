@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from dispatcher.core.rungs import CAUSES
+from dispatcher.core.fallback_rungs import CAUSES
 from dispatcher.local_worker import LocalWorker
 from trefoil.core.demand import LoadWindow
 from trefoil.core.errors import StartError

@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import grpc
 
-from dispatcher import peers
+from dispatcher import peer_links
 from dispatcher.admission import Caller, StatusError
-from dispatcher.core import crew
-from dispatcher.core.crew import WorkerId
-from dispatcher.flows import DecoupledRequest
+from dispatcher.core import membership
+from dispatcher.core.membership import WorkerId
+from dispatcher.decoupled import DecoupledRequest
 from dispatcher.inference import Inference
 from dispatcher.local_worker import LocalWorker
-from dispatcher.loop import StateSync
+from dispatcher.state_sync import StateSync
 from trefoil.core.errors import StartError
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.scopes import Tokens
@@ -49,7 +49,7 @@ class PeerServer:
         self._server: grpc.aio.Server | None = None
         self._socket: Path | None = None
         self._tokens = Tokens.of(local.settings)
-        self._own_trailer = ((peers.ANSWERED_BY, crew.worker_name(local.id)),)
+        self._own_trailer = ((peer_links.ANSWERED_BY, membership.worker_name(local.id)),)
 
     async def init(self) -> None:
         """Listen.
@@ -65,7 +65,7 @@ class PeerServer:
             "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
         }
         handlers |= {n: grpc.unary_unary_rpc_method_handler(self._bytes_handler(a)) for n, a in self._methods.items()}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(peers.SERVICE, handlers),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(peer_links.SERVICE, handlers),))
         if address:
             self._local.peer_target = self._listen_to_all(server, address)
         else:
@@ -89,7 +89,7 @@ class PeerServer:
     def _listen_to_all(self, server: grpc.aio.Server, address: str) -> str:
         settings = self._local.settings
         host, port = rpc.split_address(address)
-        own = f"{host}:{port + self._local.id[1] % crew.RESTART_STEP if port else 0}"
+        own = f"{host}:{port + self._local.id[1] % membership.RESTART_STEP if port else 0}"
         rpc.check_listener(settings, own)
         if settings.tls_certificate and settings.tls_key:
             pair = (settings.tls_key.read_bytes(), settings.tls_certificate.read_bytes())
@@ -112,7 +112,7 @@ class PeerServer:
         except StatusError as refused:
             await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._own_trailer))
             raise AssertionError("abort returned") from refused
-        named = ((peers.VARIANT, answer.variant.encode()), (peers.SLICE, codec.encode(answer.slice)))
+        named = ((peer_links.VARIANT, answer.variant.encode()), (peer_links.SLICE, codec.encode(answer.slice)))
         context.set_trailing_metadata((*(answer.trailers or ()), *self._own_trailer, *named))
         return answer.data
 
@@ -147,7 +147,7 @@ class PeerServer:
     def _caller(self, context: Any) -> Caller:
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else self._local.clock.monotonic_s() + remaining_s
-        return peers.caller_of(dict(context.invocation_metadata() or ())[peers.CALLER], deadline_s)
+        return peer_links.caller_of(dict(context.invocation_metadata() or ())[peer_links.CALLER], deadline_s)
 
     def _bytes_handler(self, answer: Answer) -> Any:
         async def handle(request: bytes, context: Any) -> bytes:

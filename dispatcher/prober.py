@@ -17,7 +17,7 @@ import grpc
 import structlog
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher import flows, wire
+from dispatcher import decoupled, wire
 from dispatcher.admission import StatusError
 from dispatcher.contracts import Contract, Contracts
 from dispatcher.core.ejection import PROVEN_BY_INFERENCE, Failure, classify
@@ -222,7 +222,7 @@ class Prober:
             return
         call = connection.stream(iter((request.SerializeToString() + wire.ASK_FINAL,)), timeout=timeout_s)
         async for data in call:
-            if (error := flows.error_of(pb.ModelStreamInferResponse.FromString(data))) is not None:
+            if (error := decoupled.error_of(pb.ModelStreamInferResponse.FromString(data))) is not None:
                 raise error
 
     def _learn_contracts(self) -> None:

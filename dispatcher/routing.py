@@ -11,17 +11,17 @@ from typing import Any
 
 import structlog
 
-from dispatcher.core import table as tables
-from dispatcher.core.crew import Membership, WorkerId
+from dispatcher.async_queue import AsyncFamilyQueue
+from dispatcher.core import routing_table as tables
 from dispatcher.core.ejection import Ejections
+from dispatcher.core.membership import Membership, WorkerId
 from dispatcher.core.outliers import SlowStart
 from dispatcher.core.receipts import current_ratio
+from dispatcher.core.routing_table import Endpoint, RoutingTable
 from dispatcher.core.sequences import Pin, Sequences
-from dispatcher.core.table import Endpoint, RoutingTable
-from dispatcher.knobs import RequestParameters
-from dispatcher.pump import AsyncFamilyQueue
+from dispatcher.request_parameters import RequestParameters
 from dispatcher.routers import ROUTERS
-from dispatcher.sequencing import AsyncSequenceQueue
+from dispatcher.sequence_queue import AsyncSequenceQueue
 from dispatcher.settings import DispatcherSettings
 from dispatcher.transport import Transport
 from trefoil.core.carbon import CarbonRatio, CarbonReading

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from dispatcher.core.table import ONE_WORKER
+from dispatcher.core.routing_table import ONE_WORKER
 from dispatcher.queues import QUEUES
 from dispatcher.routers import ROUTERS
 from trefoil.core.errors import SettingError

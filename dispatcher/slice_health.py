@@ -6,7 +6,7 @@ from typing import Final
 
 import structlog
 
-from dispatcher.core import table as tables
+from dispatcher.core import routing_table as tables
 from dispatcher.core.ejection import OUTLIERS, Ejections, Failure
 from dispatcher.core.outliers import SliceEvidence, panicking_family
 from dispatcher.routing import Routing

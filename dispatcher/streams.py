@@ -21,8 +21,8 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher import wire
 from dispatcher.admission import Caller, StatusError
 from dispatcher.contracts import Contracts
-from dispatcher.core.crew import WorkerId
-from dispatcher.flows import DecoupledRequest
+from dispatcher.core.membership import WorkerId
+from dispatcher.decoupled import DecoupledRequest
 from dispatcher.inference import Inference
 from dispatcher.local_worker import LocalWorker
 from trefoil.core.errors import TrefoilError

@@ -20,7 +20,7 @@ from typing import Final
 
 import structlog
 
-from dispatcher.core.crew import RESTART_STEP
+from dispatcher.core.membership import RESTART_STEP
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.runtime import rpc

@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.core.table import Endpoint
+from dispatcher.core.routing_table import Endpoint
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import SliceKey
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dispatcher.core.floors import AccuracyReach
+from dispatcher.core.accuracy_floors import AccuracyReach
 from trefoil.core.brains import Ticket
 from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import SliceKey

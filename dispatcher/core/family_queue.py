@@ -7,16 +7,16 @@ Formulation: the router decides which ticket goes to which slice; here is what h
     offered one ticket a round, so that new ones share what waits. Tickets of sequences may be bound to one slice and
     come first there. Who waits for a family without slices, or for an accuracy that does not come, is refused after a
     while. At the time that the router asks for, every slice is offered again.
-The shell (dispatcher/pump.py live, simulator/request_level.py simulated) calls in order, with its time, and carries the
-returned effects out in theirs. `waiters` tell whether a client that waits has gone, before its shell could say so: such
-a ticket gives its pick back at once.
+The shell (dispatcher/async_queue.py live, simulator/request_level.py simulated) calls in order, with its time, and
+carries the returned effects out in theirs. `waiters` tell whether a client that waits has gone, before its shell could
+say so: such a ticket gives its pick back at once.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
-from dispatcher.core.floors import AccuracyReach
+from dispatcher.core.accuracy_floors import AccuracyReach
 from dispatcher.queues import QUEUES
 from dispatcher.routers import ROUTERS
 from trefoil.core.brains import Outcome, Pick, Queue, Router, Ticket

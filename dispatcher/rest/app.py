@@ -13,10 +13,10 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher import service
+from dispatcher import kserve
 from dispatcher.admission import Caller, StatusError
 from dispatcher.core.tenants import ADMIN, Tenant
-from dispatcher.front import Fronts
+from dispatcher.grpc_front import Fronts
 from dispatcher.rest import codec, compression
 from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.runtime.rpc import status_of
@@ -307,4 +307,4 @@ def _answer(message: Any) -> HttpReply:
 
 
 def _unimplemented(method: str) -> StatusError:
-    return StatusError(grpc.StatusCode.UNIMPLEMENTED, service.UNIMPLEMENTED[method])
+    return StatusError(grpc.StatusCode.UNIMPLEMENTED, kserve.UNIMPLEMENTED[method])

@@ -11,8 +11,8 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from dispatcher.draining import GracefulShutdown
-from dispatcher.front import Fronts
+from dispatcher.graceful_shutdown import GracefulShutdown
+from dispatcher.grpc_front import Fronts
 from dispatcher.rest.app import RestApp
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import StartError

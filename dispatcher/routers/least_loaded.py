@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 
 from dispatcher.routers.credits import Account, CreditPick, Pool
-from dispatcher.routers.one_line import SingleQueueRouter
+from dispatcher.routers.single_queue import SingleQueueRouter
 from trefoil.core.brains import Queue
 from trefoil.core.plan import RouteTarget
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dispatcher.core.floors import best_accuracy
+from dispatcher.core.accuracy_floors import best_accuracy
 from dispatcher.queues.fifo import AGING_S, LEVELS, QueueFull, turn
 from dispatcher.routers import ROUTERS
 from tests.support.own_parts import own

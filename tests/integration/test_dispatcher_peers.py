@@ -14,9 +14,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from dispatcher import peers
-from dispatcher.core import crew
-from dispatcher.core.crew import RESTART_STEP
+from dispatcher import peer_links
+from dispatcher.core import membership
+from dispatcher.core.membership import RESTART_STEP
 from dispatcher.settings import DispatcherSettings
 from protos.dispatcher.v1 import dispatcher_pb2
 from tests.support import fake_triton as fake
@@ -30,7 +30,7 @@ from trefoil.runtime.clock import WallClock
 from trefoil.runtime.state import ACK_TTL_S
 
 pytestmark = pytest.mark.integration
-HERE = peers.__file__.rpartition("/dispatcher/")[0] + "/tests/support"
+HERE = peer_links.__file__.rpartition("/dispatcher/")[0] + "/tests/support"
 
 
 @contextlib.asynccontextmanager
@@ -89,7 +89,7 @@ async def pair(state, folder, names=("d1", "d1"), **more):
 
 @pytest.fixture
 async def two(state, tmp_path, monkeypatch):
-    monkeypatch.setattr(peers, "ASK_TIMEOUT_S", 30.0)  # of an answer that is missing, a table says so and goes on
+    monkeypatch.setattr(peer_links, "ASK_TIMEOUT_S", 30.0)  # of an answer that is missing, a table says so and goes on
     async with pair(state, tmp_path) as made, triton.InferenceServerClient(made.other.address) as client:
         made.client = client
         yield made
@@ -199,12 +199,12 @@ async def test_replicas_reach_each_other_over_tls_with_the_clusters_token(state,
         data = pb.ModelInferRequest(model_name="digits")
         data.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
         data.raw_input_contents.append(bytes([5]) + bytes(63))
-        caller = peers.Caller(tenant="t")
+        caller = peer_links.Caller(tenant="t")
         answer = await two.other.fronts.inference.answer(data.SerializeToString(), caller)
         assert (answer.variant, answer.slice) == ("digits-l", target(0).slice)
         link = two.other.fronts.peers._links[two.server.local.id]
         with pytest.raises(grpc.aio.AioRpcError, match="no valid token"):
-            await link.channel.unary_unary(f"/{peers.SERVICE}/Table")(b"")
+            await link.channel.unary_unary(f"/{peer_links.SERVICE}/Table")(b"")
 
 
 async def test_questions_are_answered_by_all_workers(two):
@@ -227,7 +227,7 @@ async def test_questions_are_answered_by_all_workers(two):
             if seen == {0, 1}:
                 break
     explained = await two.other.siblings.explain(dispatcher_pb2.ExplainRequestRequest(family="digits"))
-    assert explained.why.startswith(f"forwarded to worker {crew.worker_name(two.server.local.id)}: ")
+    assert explained.why.startswith(f"forwarded to worker {membership.worker_name(two.server.local.id)}: ")
     assert [target.eligible for target in explained.targets] == [True]
     metrics = two.other.metrics
     await until(lambda: 'requests_forwarded_total{family="digits",simulated="true"} 1.0' in metrics.text())
@@ -258,7 +258,7 @@ async def test_a_new_life_takes_the_place_of_the_one_before(state, tmp_path):
     async with worker(state, tmp_path, 1 + RESTART_STEP) as running:
         assert await state.get(state.keys.ack("d1", 1), TableAck) is None, "nobody waits for the dead"
         assert running.local.routing.membership.sharers == (("d1", 1 + RESTART_STEP),)
-        assert crew.worker_place(running.local.id) == ("d1", 1)
+        assert membership.worker_place(running.local.id) == ("d1", 1)
         path = Path(running.local.peer_target.removeprefix("unix:"))
         assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
         left = path.with_name("killed-0.sock")

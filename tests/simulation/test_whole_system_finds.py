@@ -11,7 +11,7 @@ import pytest
 
 from controller.core.control import ControlCore
 from controller.core.rolling import Rollouts
-from dispatcher.pump import AsyncFamilyQueue
+from dispatcher.async_queue import AsyncFamilyQueue
 from tests.support.virtual.faults import strike
 from tests.support.virtual.promises import told
 from tests.support.virtual.system import System, history

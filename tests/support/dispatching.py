@@ -13,14 +13,14 @@ import tritonclient.grpc.aio as triton
 
 from dispatcher.admin import AllWorkers
 from dispatcher.contracts import Contracts
-from dispatcher.front import Fronts, InferencePart
+from dispatcher.grpc_front import Fronts, InferencePart
 from dispatcher.local_worker import LocalWorker
-from dispatcher.loop import StateSync
 from dispatcher.metrics import DispatcherMetrics
 from dispatcher.peer_server import PeerServer
 from dispatcher.prober import Prober
 from dispatcher.rest.server import RestPart
 from dispatcher.settings import DispatcherSettings
+from dispatcher.state_sync import StateSync
 from tests.support.fake_triton import FakeTriton
 from trefoil.core.fleet import NodeStatus, SliceKey
 from trefoil.core.plan import Plan

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dispatcher.routers.credits import Account, CreditPick
-from dispatcher.routers.one_line import SingleQueueRouter
+from dispatcher.routers.single_queue import SingleQueueRouter
 from trefoil.core.plan import RouteTarget
 
 

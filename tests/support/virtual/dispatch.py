@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import dispatcher.loop
+import dispatcher.state_sync
 from dispatcher.core.ejection import Failure
 from dispatcher.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
@@ -45,7 +45,7 @@ class Silence:
 
 
 class MemoryTable:
-    """`dispatcher.loop.TableFile` without a file."""
+    """`dispatcher.state_sync.TableFile` without a file."""
 
     def __init__(self, files: Files) -> None:
         self._files, self._process, self.path = files, PROCESS.get(), "memory"
@@ -102,7 +102,7 @@ class Worker:
         local.routing.transport = Silence()  # type: ignore[assignment]
         state = State.connect("redis://virtual", "default", clock=clock)
         self._system.opening = self.files
-        loop = dispatcher.loop.StateSync(local, state, Silent())  # type: ignore[arg-type]
+        loop = dispatcher.state_sync.StateSync(local, state, Silent())  # type: ignore[arg-type]
         await loop.init()
         self.local = local
         async with asyncio.TaskGroup() as group:

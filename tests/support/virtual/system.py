@@ -272,7 +272,7 @@ def installed(system: System) -> Iterator[None]:
         "controller.__main__.load_catalog": lambda *_: CATALOG,
         "controller.__main__.ControllerService": serviced,
         "controller.publish.version": lambda _: "virtual",
-        "dispatcher.loop.TableFile": lambda _: MemoryTable(system.opening),
+        "dispatcher.state_sync.TableFile": lambda _: MemoryTable(system.opening),
         "trefoil.runtime.state.redis": Connected(system.server),
         "trefoil.runtime.codec.encode": (tokens := Tokens()).encode,
         "trefoil.runtime.codec.decode": tokens.decode,

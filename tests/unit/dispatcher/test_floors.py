@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.core import shares, table
-from dispatcher.core.floors import AccuracyReach, best_accuracy
+from dispatcher.core import credit_shares, routing_table
+from dispatcher.core.accuracy_floors import AccuracyReach, best_accuracy
 from tests.unit.dispatcher.worlds import ACCURACIES, OK, key, node, plan, route, routing, status, target, ticket
 from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import SliceState
@@ -84,11 +84,11 @@ def test_what_is_in_reach_is_served_or_waited_for_and_all_else_refused_with_the_
 def test_a_slice_that_swaps_promises_the_lower_of_its_two_variants():
     swapping = status(0, state=SliceState.SWAPPING, variant=XS)
     wanted = plan([route([target(0, L, 0.5), target(1, XS, 0.5)])])
-    built = table.build_table(wanted, [node([swapping, status(1, variant=XS)])])
+    built = routing_table.build_table(wanted, [node([swapping, status(1, variant=XS)])])
     assert built.live("digits")[0].accuracy == ACCURACIES[XS]
     assert built.reach["digits"] == AccuracyReach(live=ACCURACIES[XS], planned=ACCURACIES[L])
     unknown = plan([route([target(0, L)])])
-    assert table.build_table(unknown, [node([swapping])]).live("digits")[0].accuracy == 0.0, (
+    assert routing_table.build_table(unknown, [node([swapping])]).live("digits")[0].accuracy == 0.0, (
         "nobody told of the old one"
     )
 
@@ -96,10 +96,10 @@ def test_a_slice_that_swaps_promises_the_lower_of_its_two_variants():
 def test_a_slice_without_a_share_does_not_bring_a_family_down_to_one_worker():
     workers = [("d", 0), ("d", 1)]
     serving_ = [target(n, XS, 0.5, 2) for n in range(2)]
-    dealt = shares.credit_classes([*serving_, target(2, L, 0.0, 1)])
-    assert len(shares.serving_workers("digits", workers, dealt)) == 2
-    among = shares.serving_workers("digits", workers, dealt)
-    held = [shares.entitled_credits(dealt, among, worker).get(key(2), frozenset()) for worker in among]
+    dealt = credit_shares.credit_classes([*serving_, target(2, L, 0.0, 1)])
+    assert len(credit_shares.serving_workers("digits", workers, dealt)) == 2
+    among = credit_shares.serving_workers("digits", workers, dealt)
+    held = [credit_shares.entitled_credits(dealt, among, worker).get(key(2), frozenset()) for worker in among]
     assert sorted(len(each) for each in held) == [0, 1], "one of the two holds its credit"
-    alone = shares.credit_classes([target(0, XS, 0.0, 1)])
-    assert len(shares.serving_workers("digits", workers, alone)) == 1
+    alone = credit_shares.credit_classes([target(0, XS, 0.0, 1)])
+    assert len(credit_shares.serving_workers("digits", workers, alone)) == 1

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dispatcher.core import table as tables
+from dispatcher.async_queue import AsyncFamilyQueue
+from dispatcher.core import routing_table as tables
 from dispatcher.core.family_queue import FamilyQueue
 from dispatcher.core.receipts import current_ratio
-from dispatcher.knobs import RequestParameters
 from dispatcher.local_worker import LocalWorker
-from dispatcher.pump import AsyncFamilyQueue
+from dispatcher.request_parameters import RequestParameters
 from dispatcher.settings import DispatcherSettings
 from tests.support import own_group
 from tests.unit.dispatcher.worlds import OK, key, node, plan, status, target, ticket

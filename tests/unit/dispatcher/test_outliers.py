@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dispatcher.core.ejection import FLAP_MAX_S, FLAP_S, PROBE_FIRST_S, Ejections, Failure
 from dispatcher.core.outliers import FailureStreaks, SilenceDetector, SliceEvidence, SlowStart, panicking_family
-from dispatcher.core.retries import RetryBudget
+from dispatcher.core.retry_budget import RetryBudget
 from dispatcher.core.service_times import HALF_LIFE_S, ServiceTimes
 from tests.unit.dispatcher.worlds import key, node, status
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dispatcher.access_control import AccessControl, Limits
 from dispatcher.admission import StatusError
 from dispatcher.core.tenants import ADMIN, DEBT_MAX_S, EVERYBODY, INFER, Tenant, Tenants, admit, digest
-from dispatcher.gate import AccessControl, Limits
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import SettingError
 from trefoil.runtime.clock import ManualClock

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher import knobs, wire
+from dispatcher import request_parameters, wire
 from dispatcher.accounting import OTHER, SECONDS_MAX, LoadCounters
 from tests.unit.dispatcher.worlds import key
 from trefoil.core.common import Revision
@@ -75,9 +75,9 @@ def _parameters(**values):
 
 def test_knobs_are_read_in_every_type_that_clients_can_send_and_taken_out():
     parameters = _parameters(trefoil_class="gold", trefoil_min_accuracy="0.95", trefoil_slo_ms=50, other=True)
-    assert knobs.extract(parameters) == knobs.RequestParameters("gold", 0.95, 50.0)
+    assert request_parameters.extract(parameters) == request_parameters.RequestParameters("gold", 0.95, 50.0)
     assert list(parameters) == ["other"]
-    assert knobs.extract(parameters) is knobs.NO_PARAMETERS
+    assert request_parameters.extract(parameters) is request_parameters.NO_PARAMETERS
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_knobs_are_read_in_every_type_that_clients_can_send_and_taken_out():
 )  # fmt: skip
 def test_bad_knobs_are_named(name, value):
     with pytest.raises(InvalidInput, match=name):
-        knobs.extract(_parameters(**{name: value}))
+        request_parameters.extract(_parameters(**{name: value}))
 
 
 def test_a_knob_without_any_value_is_refused():
     request = pb.ModelInferRequest()
     request.parameters["trefoil_slo_ms"].SetInParent()
     with pytest.raises(InvalidInput, match="trefoil_slo_ms"):
-        knobs.extract(request.parameters)
+        request_parameters.extract(request.parameters)
 
 
 events = st.lists(

@@ -10,10 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from dispatcher.core import shares
-from dispatcher.core.crew import WorkerId
-from dispatcher.core.floors import Accuracies, AccuracyReach, best_accuracy, with_guaranteed_accuracy
-from dispatcher.core.shares import Part
+from dispatcher.core import credit_shares
+from dispatcher.core.accuracy_floors import (
+    Accuracies,
+    AccuracyReach,
+    best_accuracy,
+    with_guaranteed_accuracy,
+)
+from dispatcher.core.credit_shares import Part
+from dispatcher.core.membership import WorkerId
 from dispatcher.queues import QUEUES
 from dispatcher.routers import ROUTERS
 from trefoil.core.common import Revision
@@ -145,11 +150,11 @@ def build_table(
     for route in plan.routes:
         live, missing = _split(route, statuses, ejected or {}, accuracies)
         # By the plan, not by what is live: all workers read the same one, but each ejects for itself.
-        dealt = shares.credit_classes(route.targets)
-        served_by[route.family] = among = shares.serving_workers(route.family, tuple(workers) or (me,), dealt)
-        right = shares.entitled_credits(dealt, among, me)
-        held[route.family] = shares.usable_credits(right, (before or {}).get(route.family, {}), agreed)
-        mine = shares.own_targets(dealt, live, held[route.family])
+        dealt = credit_shares.credit_classes(route.targets)
+        served_by[route.family] = among = credit_shares.serving_workers(route.family, tuple(workers) or (me,), dealt)
+        right = credit_shares.entitled_credits(dealt, among, me)
+        held[route.family] = credit_shares.usable_credits(right, (before or {}).get(route.family, {}), agreed)
+        mine = credit_shares.own_targets(dealt, live, held[route.family])
         if slow_start_limits:
             mine = [replace(t, credits=min(t.credits, slow_start_limits.get(t.slice, t.credits))) for t in mine]
         routes[route.family] = replace(route, targets=_renormalised(mine))

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from dispatcher.core.crew import WorkerId, rank_workers
+from dispatcher.core.membership import WorkerId, rank_workers
 from dispatcher.routers.weighted import alike
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import RouteTarget

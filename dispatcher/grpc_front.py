@@ -11,16 +11,16 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
+from dispatcher.access_control import AccessControl
 from dispatcher.admission import Caller, StatusError
 from dispatcher.contracts import Contracts
 from dispatcher.core.tenants import ADMIN
-from dispatcher.draining import GracefulShutdown
-from dispatcher.gate import AccessControl
+from dispatcher.graceful_shutdown import GracefulShutdown
 from dispatcher.inference import Inference
-from dispatcher.listening import ListeningSockets
+from dispatcher.kserve import UNIMPLEMENTED, KserveService
+from dispatcher.listening_sockets import ListeningSockets
 from dispatcher.local_worker import LocalWorker
-from dispatcher.peers import Peers
-from dispatcher.service import UNIMPLEMENTED, KserveService
+from dispatcher.peer_links import Peers
 from dispatcher.settings import DispatcherSettings
 from dispatcher.streams import Streams
 from dispatcher.transport import SERVICE

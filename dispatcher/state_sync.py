@@ -12,9 +12,9 @@ from typing import Final
 
 import structlog
 
-from dispatcher.core.crew import RESTART_STEP
 from dispatcher.core.ejection import Failure
-from dispatcher.core.rungs import Dependencies, active_rungs
+from dispatcher.core.fallback_rungs import Dependencies, active_rungs
+from dispatcher.core.membership import RESTART_STEP
 from dispatcher.local_worker import LocalWorker
 from dispatcher.metrics import DispatcherMetrics
 from trefoil.core.carbon import CarbonRatio, CarbonReading

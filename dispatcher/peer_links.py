@@ -18,9 +18,9 @@ import grpc
 import structlog
 
 from dispatcher.admission import Caller, StatusError
-from dispatcher.core import crew
-from dispatcher.core.crew import WorkerId
+from dispatcher.core import membership
 from dispatcher.core.ejection import Failure, classify
+from dispatcher.core.membership import WorkerId
 from dispatcher.local_worker import LocalWorker
 from dispatcher.transport import OPTIONS
 from protos.dispatcher.v1 import dispatcher_pb2
@@ -115,7 +115,7 @@ class Peers:
         served_by = self._routing.table.served_by.get(family, ())
         if not served_by:
             return None
-        chosen = crew.sequence_owner(family, served_by, self._local.id[0])
+        chosen = membership.sequence_owner(family, served_by, self._local.id[0])
         return None if chosen == self._local.id else chosen
 
     def forward_target(self, ticket: Ticket, hops: int, sequenced: bool) -> WorkerId | None:
@@ -130,7 +130,7 @@ class Peers:
         if not others:
             return None
         if hops:
-            raise NoCredits(crew.worker_name(self._local.id))
+            raise NoCredits(membership.worker_name(self._local.id))
         up = [worker for worker in others if (link := self._links.get(worker)) is not None and link.up]
         return up[next(self._turn) % len(up)] if up else None
 
@@ -192,13 +192,13 @@ class Peers:
     def _failed(self, link: PeerLink, error: grpc.aio.AioRpcError) -> Exception:
         trailers = tuple(error.trailing_metadata() or ())
         if NOT_MINE in dict(trailers):
-            return NoCredits(crew.worker_name(link.worker))
+            return NoCredits(membership.worker_name(link.worker))
         if ANSWERED_BY in dict(trailers):
             return StatusError(error.code(), error.details() or "", client_trailers(trailers))
         if classify(error.code().name, error.details() or "") is Failure.UNREACHABLE:
             self._mark_down(link, f"{error.code().name} {error.details()}")
             return NotDelivered()
-        return ConnectionLost(error.code(), f"worker {crew.worker_name(link.worker)}: {error.details()}")
+        return ConnectionLost(error.code(), f"worker {membership.worker_name(link.worker)}: {error.details()}")
 
     def _sequence_worker(self, ticket: Ticket) -> WorkerId | None:
         """Who keeps a sequence: whoever had its first message, as long as it lives, whoever owns the family by now."""
@@ -242,7 +242,9 @@ class Peers:
             async for data in call:
                 yield data
         except grpc.aio.AioRpcError as error:
-            LOG.debug("no longer told", worker=crew.worker_name(worker), why=f"{error.code().name} {error.details()}")
+            LOG.debug(
+                "no longer told", worker=membership.worker_name(worker), why=f"{error.code().name} {error.details()}"
+            )
         finally:
             call.cancel()
 
@@ -276,7 +278,7 @@ class Peers:
         for worker, member in members.items():
             if worker not in self._links and member.target and _may_reach(member.target):
                 self._links[worker] = link = PeerLink(worker, member.target, self._channel(member.target))
-                link.watch = asyncio.create_task(self._watch(link), name=f"watch {crew.worker_name(worker)}")
+                link.watch = asyncio.create_task(self._watch(link), name=f"watch {membership.worker_name(worker)}")
 
     def _close_link(self, worker: WorkerId) -> None:
         link = self._links.pop(worker)
@@ -313,7 +315,7 @@ class Peers:
     def _mark_down(self, link: PeerLink, why: str) -> None:
         link.up = False
         if self._links.get(link.worker) is link:
-            LOG.warning("worker lost", worker=crew.worker_name(link.worker), why=why)
+            LOG.warning("worker lost", worker=membership.worker_name(link.worker), why=why)
             self._routing.remove_worker(link.worker)
             self.refresh()
 

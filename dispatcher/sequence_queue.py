@@ -8,8 +8,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
+from dispatcher.async_queue import GIVEN_UP, AsyncFamilyQueue
 from dispatcher.core.sequences import Pin, Sequences
-from dispatcher.pump import GIVEN_UP, AsyncFamilyQueue
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceKey

@@ -1,7 +1,7 @@
 """What a client may ask of us on a request: parameters `trefoil_*`, which never reach Triton.
 
 `trefoil_class` (text) counts a request apart. `trefoil_min_accuracy` (0..1) is a floor that every router keeps: such a
-request goes to a variant that is accurate enough, waits for one that is planned, or is refused (floors.py).
+request goes to a variant that is accurate enough, waits for one that is planned, or is refused (core/accuracy_floors.py).
 `trefoil_slo_ms` (> 0) is what "within SLO" means for this request instead of its family's; it moves no request, because
 shares bind and order is that of arrival: a time after which an answer is of no use is a deadline, and is kept as one.
 An unknown key is refused: a misspelt floor must not pass for a kept one.

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.core import crew, shares, table
-from dispatcher.core.crew import AGREE_MAX_S, RESTART_STEP, Membership, WorkerId
-from dispatcher.core.shares import UNEVEN, Part
+from dispatcher.core import credit_shares, membership, routing_table
+from dispatcher.core.credit_shares import UNEVEN, Part
+from dispatcher.core.membership import AGREE_MAX_S, RESTART_STEP, Membership, WorkerId
 from tests.unit.dispatcher.worlds import node, plan, route, status, target
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
@@ -30,7 +30,7 @@ class Cluster:
     """Workers that read and write acknowledgements one step at a time. Dead ones hold nothing, and cannot tell."""
 
     def __init__(self, plans: list[list[int]]) -> None:
-        self.plans = [shares.credit_classes(targets(credits)) for credits in plans]
+        self.plans = [credit_shares.credit_classes(targets(credits)) for credits in plans]
         self.acks: dict[WorkerId, TableAck] = {}
         self.live: dict[WorkerId, Membership] = {}
         self.tables: dict[WorkerId, int] = {}
@@ -50,9 +50,11 @@ class Cluster:
         """What a worker does whenever it has heard something."""
         mine, number = self.live[worker], self.tables[worker]
         dealt = self.plans[number]
-        right = shares.entitled_credits(dealt, shares.serving_workers("digits", mine.sharers, dealt), worker)
+        right = credit_shares.entitled_credits(
+            dealt, credit_shares.serving_workers("digits", mine.sharers, dealt), worker
+        )
         agreed = mine.agrees(Revision(1, number), self.now_s)
-        self.parts[worker] = shares.usable_credits(right, self.parts[worker], agreed)
+        self.parts[worker] = credit_shares.usable_credits(right, self.parts[worker], agreed)
 
     def tell(self, worker: WorkerId) -> None:
         mine = self.live[worker]
@@ -138,7 +140,8 @@ def test_every_family_with_a_live_slice_is_reached_from_every_worker(steps, cred
     written = plan([route(targets(credits))])
     statuses = [node([status(t.slice.start, variant=t.variant) for t in targets(credits)])]
     tables = {
-        worker: table.build_table(written, statuses, {}, mine.sharers, worker) for worker, mine in cluster.live.items()
+        worker: routing_table.build_table(written, statuses, {}, mine.sharers, worker)
+        for worker, mine in cluster.live.items()
     }
     serving = {worker for worker, built in tables.items() if built.live("digits")}
     planned: Counter[str] = Counter()
@@ -158,9 +161,9 @@ def test_every_family_with_a_live_slice_is_reached_from_every_worker(steps, cred
 
 @given(credits=CREDITS, workers=WORKERS)
 def test_parts_are_all_there_is_and_nearly_equal_in_each_class(credits, workers):
-    dealt = shares.credit_classes(targets(credits))
-    among = shares.serving_workers("digits", sorted(workers), dealt)
-    parts = {worker: shares.entitled_credits(dealt, among, worker) for worker in workers}
+    dealt = credit_shares.credit_classes(targets(credits))
+    among = credit_shares.serving_workers("digits", sorted(workers), dealt)
+    parts = {worker: credit_shares.entitled_credits(dealt, among, worker) for worker in workers}
     assert {worker for worker, part in parts.items() if part} == set(among)
     for group in dealt:
         total = sum(t.credits for t in group)
@@ -173,14 +176,14 @@ def test_parts_are_all_there_is_and_nearly_equal_in_each_class(credits, workers)
 
 def test_credits_for_all_are_divided_on_every_slice_and_single_ones_go_whole():
     workers = [("d1", n) for n in range(4)]
-    many = shares.credit_classes([target(n, credits=4) for n in range(3)])
+    many = credit_shares.credit_classes([target(n, credits=4) for n in range(3)])
     for worker in workers:
-        assert all(len(credits) == 1 for credits in shares.entitled_credits(many, workers, worker).values())
-    single = shares.credit_classes([target(n, credits=1) for n in range(7)])
-    assert sorted(len(shares.entitled_credits(single, workers, worker)) for worker in workers) == [1, 2, 2, 2]
-    assert len(shares.serving_workers("digits", workers, single)) == 4
-    few = shares.credit_classes([target(0, credits=1), target(1, "digits-s", credits=8)])
-    assert len(shares.serving_workers("digits", workers, few)) == 1, (
+        assert all(len(credits) == 1 for credits in credit_shares.entitled_credits(many, workers, worker).values())
+    single = credit_shares.credit_classes([target(n, credits=1) for n in range(7)])
+    assert sorted(len(credit_shares.entitled_credits(single, workers, worker)) for worker in workers) == [1, 2, 2, 2]
+    assert len(credit_shares.serving_workers("digits", workers, single)) == 4
+    few = credit_shares.credit_classes([target(0, credits=1), target(1, "digits-s", credits=8)])
+    assert len(credit_shares.serving_workers("digits", workers, few)) == 1, (
         "whoever has no slice of a class cannot keep its share"
     )
 
@@ -189,23 +192,25 @@ def test_a_place_keeps_what_it_had_when_its_worker_is_started_again():
     workers = [("d1", 0), ("d1", 1), ("d1", 2)]
     again = [("d1", 0), ("d1", 1 + 3 * RESTART_STEP), ("d1", 2)]
     for family in ("digits", "emotion", "frames", "words"):
-        chosen, later = (crew.worker_place(crew.rank_workers(family, each)[0]) for each in (workers, again))
+        chosen, later = (membership.worker_place(membership.rank_workers(family, each)[0]) for each in (workers, again))
         assert chosen == later
-        assert crew.worker_place(crew.sequence_owner(family, workers, "d1")) == crew.worker_place(
-            crew.sequence_owner(family, again, "d1")
+        assert membership.worker_place(membership.sequence_owner(family, workers, "d1")) == membership.worker_place(
+            membership.sequence_owner(family, again, "d1")
         )
 
 
 def test_sequences_have_an_owner_in_each_dispatcher_that_serves_the_family():
     workers = [("d1", 0), ("d1", 1), ("d2", 0), ("d2", 1)]
-    served_by = crew.rank_workers("digits", workers)
-    assert crew.sequence_owner("digits", served_by, "d1")[0] == "d1"
-    assert crew.sequence_owner("digits", served_by, "d2")[0] == "d2"
-    assert crew.sequence_owner("digits", [("d1", 0)], "d2") == ("d1", 0), "none here: the one that there is"
+    served_by = membership.rank_workers("digits", workers)
+    assert membership.sequence_owner("digits", served_by, "d1")[0] == "d1"
+    assert membership.sequence_owner("digits", served_by, "d2")[0] == "d2"
+    assert membership.sequence_owner("digits", [("d1", 0)], "d2") == ("d1", 0), "none here: the one that there is"
 
 
 def ack(worker: WorkerId, *counts: WorkerId, leaving: bool = False, address: str = "unix:/x") -> TableAck:
-    return TableAck(*worker, peer_target=address, leaving=leaving, counts=tuple(crew.worker_name(w) for w in counts))
+    return TableAck(
+        *worker, peer_target=address, leaving=leaving, counts=tuple(membership.worker_name(w) for w in counts)
+    )
 
 
 def test_a_worker_that_refuses_connections_is_out_at_once_and_its_acknowledgement_does_not_bring_it_back():

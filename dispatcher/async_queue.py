@@ -8,9 +8,9 @@ agree.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from dispatcher.core.accuracy_floors import AccuracyReach
 from dispatcher.core.explain import FamilySnapshot
 from dispatcher.core.family_queue import GIVEN_UP, Effect, FamilyQueue, Idle, Refused, ServedElsewhere
-from dispatcher.core.floors import AccuracyReach
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceKey

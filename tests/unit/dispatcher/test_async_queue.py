@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dispatcher.pump import AsyncFamilyQueue, ServedElsewhere
+from dispatcher.async_queue import AsyncFamilyQueue, ServedElsewhere
 from dispatcher.queues.fifo import QueueFull
 from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
 from trefoil.core.errors import Unavailable

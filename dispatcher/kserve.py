@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher.accounting import Totals
 from dispatcher.contracts import Contracts, unknown_model
 from dispatcher.local_worker import LocalWorker
-from dispatcher.peers import Peers
+from dispatcher.peer_links import Peers
 from dispatcher.wire import PUBLIC_VERSION
 from trefoil.core.errors import NotFound
 
