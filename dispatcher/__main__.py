@@ -29,7 +29,7 @@ from trefoil.runtime.telemetry import Metrics, setup_logging
 
 
 def build(argv: Sequence[str]) -> list[Part]:
-    """The one wiring function."""
+    """Wire a dispatcher worker: its parts, in the order in which they start."""
     settings = config.parser_main(DispatcherSettings, "dispatcher", argv)
     setup_logging("dispatcher", settings.log_level, settings.log_json)
     structlog.get_logger().info("settings", **config.masked(settings))
@@ -68,7 +68,8 @@ def build(argv: Sequence[str]) -> list[Part]:
 
 
 def entry(argv: Sequence[str]) -> int:
-    """This process is the dispatcher, or one of its workers, or what keeps several of them; returns the exit code."""
+    """Run `python -m dispatcher`: one dispatcher, one of its workers, or the supervisor of several; returns the exit
+    code."""
     try:
         settings = config.parser_main(DispatcherSettings, "dispatcher", argv)
     except TrefoilError as error:

@@ -58,7 +58,7 @@ class TenantEntry(config.Settings):
         return self
 
     def tenant(self) -> Tenant:
-        """What is decided by."""
+        """Convert the entry to the tenant that limits and roles are checked by."""
         return Tenant(
             name=self.name, roles=frozenset(self.roles), rate_per_s=self.rate_per_s,
             burst=self.burst or max(1.0, self.rate_per_s), bytes_per_s=self.bytes_per_s,
@@ -67,13 +67,14 @@ class TenantEntry(config.Settings):
 
 
 class TenantsFile(config.Settings):
-    """The tenants file."""
+    """Schema of the tenants file."""
 
     tenant: tuple[TenantEntry, ...] = Field(min_length=1)
 
 
 class AccessControl:
-    """Belongs to one event loop. A part of the service: `run` keeps it current."""
+    """Authentication, roles and rate limits of callers. A part of the service, on one event loop: `run` keeps the
+    tenants current."""
 
     def __init__(self, settings: DispatcherSettings, clock: Clock, metrics: Metrics | None = None) -> None:
         """Raises `SettingError` for a tenants file that cannot be used."""
@@ -91,7 +92,7 @@ class AccessControl:
         self._tenants = self._read()
 
     def authenticate(self, authorization: str | bytes) -> Tenant:
-        """The caller, by its `authorization` header ("" = none).
+        """Authenticate a caller by its `authorization` header ("" = none).
 
         Raises:
             StatusError: UNAUTHENTICATED.
@@ -104,7 +105,7 @@ class AccessControl:
         return tenant
 
     def authenticate_call(self, metadata: Any) -> Tenant:
-        """The caller of a gRPC method, by its metadata; raises like `who`."""
+        """Authenticate the caller of a gRPC method by its metadata; raises like `authenticate`."""
         return EVERYBODY if self.open else self.authenticate(dict(metadata or ()).get("authorization", ""))
 
     def admit(self, tenant: Tenant, size: int) -> None:
@@ -126,7 +127,7 @@ class AccessControl:
             )  # fmt: skip
 
     def require_role(self, tenant: Tenant, role: str) -> None:
-        """Raises StatusError: PERMISSION_DENIED without the role."""
+        """Check that a tenant has a role; raises StatusError: PERMISSION_DENIED."""
         if role not in tenant.roles:
             raise self._refusal(
                 tenant.name, grpc.StatusCode.PERMISSION_DENIED,
@@ -147,13 +148,13 @@ class AccessControl:
         """Nothing: what can fail has failed when it was made."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read the tenants file again when it changes, until cancelled."""
         while True:
             await self._clock.sleep(TICK_S)
             self.refresh()
 
     async def shutdown(self) -> None:
-        """Count the last refusals."""
+        """Count the last refusals in the metrics."""
         self._count()
 
     def refresh(self) -> None:
@@ -211,7 +212,8 @@ class AccessControl:
 
 
 class Limits:
-    """The numbers of `tenants.admit`, in one small file a tenant, which all workers of a dispatcher map into memory.
+    """Shared limit states of `tenants.admit`: one small file a tenant, which all workers of a dispatcher map into
+    memory.
 
     The monotonic clock is the machine's, so that they read each other's times rightly.
     """
@@ -221,7 +223,7 @@ class Limits:
         self._known: dict[str, LimitState] = {}
 
     def of(self, tenant: str) -> LimitState:
-        """A tenant's numbers, writable. Where no file can be had, this worker counts alone, and says so."""
+        """Writable limit state of a tenant. Where no file can be had, this worker counts alone, and says so."""
         known = self._known.get(tenant)
         if known is None:
             known = self._known[tenant] = self._mapped(tenant)

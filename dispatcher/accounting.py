@@ -24,7 +24,7 @@ SECONDS_MAX: Final = 60
 
 
 class Latencies:
-    """A histogram that is being filled."""
+    """Latency histogram that is being filled."""
 
     __slots__ = ("counts", "max_ms", "sum_ms")
 
@@ -34,14 +34,14 @@ class Latencies:
         self.max_ms = 0.0
 
     def add(self, value_ms: float) -> None:
-        """One observation."""
+        """Add one observation [ms]."""
         self.counts[bucket(value_ms)] += 1
         self.sum_ms += value_ms
         if value_ms > self.max_ms:
             self.max_ms = value_ms
 
     def freeze(self) -> Histogram:
-        """What was seen so far."""
+        """Freeze what was seen so far into a `Histogram`."""
         return from_counts(self.counts, self.sum_ms, self.max_ms)
 
 
@@ -65,7 +65,7 @@ class _Cell:
 
 @dataclass(slots=True)
 class Totals:
-    """Of one family since the process started. Times in ns, as Triton's statistics have them."""
+    """Cumulative counters of one family since the process started. Times in ns, as Triton's statistics have them."""
 
     answered: int = 0
     failed: int = 0
@@ -96,7 +96,7 @@ class LoadCounters:
         self._cells: dict[CellKey, _Cell] = {}
 
     def class_name(self, slo_class: str) -> str:
-        """The class as it is counted: at most classes_max are told apart."""
+        """Name of a class as it is counted: at most classes_max are told apart, the rest is "other"."""
         if slo_class not in self._classes:
             if len(self._classes) > self._classes_max:
                 return OTHER
@@ -104,7 +104,7 @@ class LoadCounters:
         return slo_class
 
     def arrived(self, family: str, slo_class: str, now_s: float, tenant: str = "") -> None:
-        """A request came in. `now_s` is UTC."""
+        """Count a request that came in. `now_s` is UTC."""
         cell = self._cell((family, "", None, slo_class, tenant))
         cell.arrived += 1
         # Clamped: a wall clock that jumps in mid-window books to the first or last second rather than nowhere.
@@ -113,7 +113,7 @@ class LoadCounters:
     def sent(
         self, family: str, variant: str, slice_: SliceKey, slo_class: str, in_flight: int, tenant: str = ""
     ) -> None:
-        """A request went to a slice that now has `in_flight` of them."""
+        """Count a request that went to a slice, which now has `in_flight` of them."""
         cell = self._cell((family, variant, slice_, slo_class, tenant))
         if in_flight > cell.in_flight_max:
             cell.in_flight_max = in_flight
@@ -122,7 +122,7 @@ class LoadCounters:
         self, family: str, variant: str, slice_: SliceKey, slo_class: str, items: int,
         latency_ms: float, queue_ms: float, slo_ms: float, now_s: float, tenant: str = "",
     ) -> None:  # fmt: skip
-        """An answer went out. `slo_ms` 0 = the family has no objective: every answer is within it."""
+        """Count an answer. `slo_ms` 0 = the family has no objective: every answer is within it."""
         service_ms = latency_ms - queue_ms
         cell = self._cell((family, variant, slice_, slo_class, tenant))
         cell.answered += 1
@@ -145,7 +145,7 @@ class LoadCounters:
         self, family: str, variant: str, slice_: SliceKey | None, slo_class: str, code: str, latency_ms: float,
         tenant: str = "",
     ) -> None:  # fmt: skip
-        """A request ended without an answer; variant and slice are empty if it was never sent."""
+        """Count a request that ended without an answer; variant and slice are empty if it was never sent."""
         self._cell((family, variant, slice_, slo_class, tenant)).failed[code] += 1
         totals = self._totals(family)
         totals.failed += 1

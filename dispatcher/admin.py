@@ -34,7 +34,7 @@ NAME: Final = "trefoil.dispatcher.v1.Dispatcher"
 
 
 class AllWorkers:
-    """Belongs to one event loop."""
+    """Tables, drain, metrics and windows over all workers of this dispatcher. Belongs to one event loop."""
 
     def __init__(self, local: LocalWorker, peers: Peers, metrics: Metrics) -> None:
         self._local = local
@@ -42,7 +42,7 @@ class AllWorkers:
         self._metrics = metrics
 
     def answers(self) -> dict[str, Callable[[bytes], Awaitable[bytes]]]:
-        """What other workers may ask of this one."""
+        """Methods that other workers may call on this one, by name."""
         return {
             "Statistics": self._statistics,
             "Table": self._table,
@@ -65,7 +65,7 @@ class AllWorkers:
         return explain_request(self._local, request)
 
     async def windows(self, own: asyncio.Queue[LoadWindow]) -> AsyncGenerator[LoadWindow, None]:
-        """The windows of all workers, as each is flushed. `own`: a subscription to this worker's."""
+        """Stream the load windows of all workers, as each is flushed. `own`: a subscription to this worker's."""
         relays: dict[membership.WorkerId, asyncio.Task[None]] = {}
         try:
             while True:
@@ -119,7 +119,7 @@ class AllWorkers:
         return answer
 
     async def metrics(self) -> bytes:
-        """The Prometheus text of all workers, each sample with the place of its worker."""
+        """Prometheus text of all workers, each sample labelled with the place of its worker."""
         told = await self._peers.ask("Metrics", b"")
         texts = {worker: text for worker, text in told.items() if isinstance(text, bytes)}
         return exposition({place(w): t for w, t in {**texts, self._local.id: self._metrics.text().encode()}.items()})
@@ -145,12 +145,12 @@ class AllWorkers:
 
 
 def place(worker: membership.WorkerId) -> int:
-    """The number of a worker as people know it: it stays when the worker is started again."""
+    """Place of a worker in its dispatcher, as people know it: it stays when the worker is started again."""
     return membership.worker_place(worker)[1]
 
 
 def table_of(local: LocalWorker) -> Any:
-    """GetTableResponse of this worker alone."""
+    """Build GetTableResponse of this worker alone."""
     table = local.routing.table
     return dispatcher_pb2.GetTableResponse(
         table=codec.to_proto(table.revision),
@@ -162,7 +162,7 @@ def table_of(local: LocalWorker) -> Any:
 
 
 def status_of(local: LocalWorker) -> Any:
-    """How this worker stands."""
+    """Build WorkerStatus of this worker."""
     return dispatcher_pb2.WorkerStatus(
         dispatcher=local.id[0],
         worker=local.id[1],
@@ -261,7 +261,7 @@ class DispatcherAdmin(dispatcher_pb2_grpc.DispatcherServicer):  # type: ignore[m
         self._siblings = siblings
 
     async def GetTable(self, request: Any, context: Any) -> Any:
-        """The routes in force with what is known of each target, over all workers."""
+        """Return the routes in force with what is known of each target, over all workers."""
         return await self._siblings.table() if self._siblings is not None else table_of(self._local)
 
     async def Drain(self, request: Any, context: Any) -> Any:
@@ -270,7 +270,7 @@ class DispatcherAdmin(dispatcher_pb2_grpc.DispatcherServicer):  # type: ignore[m
         return await self._siblings.drain(request)
 
     async def ExplainRequest(self, request: Any, context: Any) -> Any:
-        """Where a request would go now, and how every target of its family stands."""
+        """Explain where a request would go now, and how every target of its family stands."""
         return (
             await self._siblings.explain(request)
             if self._siblings is not None

@@ -27,8 +27,8 @@ ROUNDING_RATIO: Final = 0.01  # 1,491 ms are sent as 150 times 10 ms
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. `deadline_s` is on the monotonic clock, None = it waits for ever. `hops`: how often other workers have
-    passed it on."""
+    """Caller of a request. `deadline_s` is on the monotonic clock, None = it waits for ever. `hops`: how often other
+    workers have passed the request on."""
 
     tenant: str = ""
     deadline_s: float | None = None
@@ -45,7 +45,7 @@ def overdue(deadline_s: float | None, arrived_s: float, now_s: float) -> bool:
 
 
 class StatusError(Exception):
-    """A status that goes to the client as it is."""
+    """Request refused with a gRPC status that goes to the client as it is."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailers: Any = ()) -> None:
         super().__init__(code, details)
@@ -68,7 +68,7 @@ class Request:
 
 
 class Admission:
-    """Belongs to one event loop."""
+    """Parses and checks requests and makes their tickets. Belongs to one event loop."""
 
     def __init__(self, local: LocalWorker, contracts: Contracts) -> None:
         self._local = local
@@ -80,7 +80,7 @@ class Admission:
         self._ids = itertools.count(1)
 
     def next_id(self) -> int:
-        """A number that no other ticket of this worker has."""
+        """Return a ticket number that no other ticket of this worker has."""
         return next(self._ids)
 
     def admit(self, data: bytes, caller: Caller, arrived_s: float) -> Request:

@@ -12,7 +12,6 @@ from dispatcher.core.accuracy_floors import AccuracyReach
 from dispatcher.core.explain import FamilySnapshot
 from dispatcher.core.family_queue import GIVEN_UP, Effect, FamilyQueue, Idle, Refused, ServedElsewhere
 from trefoil.core.brains import Outcome, Pick, Ticket
-from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route
 from trefoil.runtime.clock import Clock
@@ -23,7 +22,8 @@ Future = asyncio.Future[Pick]
 
 
 class AsyncFamilyQueue:
-    """Tickets in, picks out. `on_idle` is told when a slice that gets no more has finished: drains wait for it."""
+    """Futures and timer around a `FamilyQueue`: tickets in, picks out. `on_idle` is told when a slice that gets no more
+    has finished: drains wait for it."""
 
     def __init__(
         self, family: str, clock: Clock, no_slice_wait_s: float, on_idle: Callable[[], None] = lambda: None
@@ -42,13 +42,8 @@ class AsyncFamilyQueue:
 
     @property
     def waiting(self) -> int:
-        """Requests that have no slice yet."""
+        """Number of requests that have no slice yet."""
         return len(self._queue.waiting)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Their payloads."""
-        return sum(ticket.bytes for ticket in self._queue.waiting.values())
 
     def waiting_of(self, family: str) -> tuple[int, int]:
         """Requests of one family that have no slice yet, and their payloads."""
@@ -57,7 +52,7 @@ class AsyncFamilyQueue:
 
     @property
     def in_flight_count(self) -> int:
-        """Requests on a slice."""
+        """Number of requests on all slices together."""
         return self._queue.in_flight_count
 
     @property
@@ -66,16 +61,16 @@ class AsyncFamilyQueue:
         return self._queue.in_flight
 
     def in_flight_on(self, slice_: SliceKey) -> int:
-        """Requests on one slice."""
+        """Number of requests on one slice."""
         return self._queue.in_flight_on(slice_)
 
     @property
     def live(self) -> frozenset[SliceKey]:
-        """The slices that get new requests."""
+        """Slices that get new requests."""
         return self._queue.live
 
     def set_reach(self, family: str, reach: AccuracyReach) -> None:
-        """The accuracies that a family can give from now on."""
+        """Set the accuracies that a family can give from now on."""
         self._queue.set_reach(family, reach)
 
     def apply_route(self, route: Route, why: str, elsewhere: bool = False) -> None:
@@ -87,11 +82,11 @@ class AsyncFamilyQueue:
         self._apply_effects(effects)
 
     def on_carbon(self, ratio: float | None) -> None:
-        """Carbon against its mean; None = not known."""
+        """Tell the router the carbon intensity over its mean; None = not known."""
         self._apply_effects(self._queue.carbon(ratio, self._clock.monotonic_s()))
 
     def take_over(self, family: str, other: "AsyncFamilyQueue") -> None:
-        """Serve a family that another one has served until now; `apply_route` must follow."""
+        """Serve a family that another queue has served until now; `apply_route` must follow."""
         leaving = other._queue.detach(family, self._clock.monotonic_s())
         self._queue.attach(leaving)
         ids = [*(ticket.id for ticket in leaving.waiting), *(id_ for each in leaving.pinned.values() for id_ in each)]
@@ -101,7 +96,7 @@ class AsyncFamilyQueue:
         other._set_timer()
 
     def standing(self, ticket: Ticket, planned: Route, missing: Mapping[SliceKey, str]) -> FamilySnapshot:
-        """How things stand for a ticket that is only asked about."""
+        """Snapshot of a family for a ticket that is only asked about (ExplainRequest)."""
         queue, family = self._queue, ticket.family
         told = getattr(queue.router, "scores", None)
         scores = told(ticket) if told is not None else None
@@ -109,7 +104,7 @@ class AsyncFamilyQueue:
         return FamilySnapshot(planned, route, missing, self.in_flight, self.waiting_of(family)[0], reach, scores)
 
     def submit(self, ticket: Ticket) -> "Pick | Future":
-        """A pick at once, or a future of one; whoever is cancelled while awaiting it calls `abandon`.
+        """Submit a ticket: a pick at once, or a future of one; whoever is cancelled while awaiting it calls `abandon`.
 
         Raises:
             QueueFull: it would have to wait and there is no room.
@@ -132,7 +127,7 @@ class AsyncFamilyQueue:
         return self._queue.submit_pinned(ticket, slice_, variant, self._clock.monotonic_s()) or self._wait(ticket)
 
     def done(self, ticket: Ticket, pick: Pick, outcome: Outcome) -> None:
-        """A picked request is over; its credit goes to whoever waits."""
+        """End a picked request; its credit goes to whoever waits."""
         if ticket.family in self._moved_to:
             self._moved_to[ticket.family].done(ticket, pick, outcome)
             return
@@ -141,7 +136,7 @@ class AsyncFamilyQueue:
             self._apply_effects(effects)
 
     def abandon(self, ticket: Ticket, future: "Future") -> None:
-        """The client went away (or its time ran out) while it waited."""
+        """Withdraw a ticket whose client went away (or whose time ran out) while it waited."""
         if ticket.family in self._moved_to:
             self._moved_to[ticket.family].abandon(ticket, future)
             return
@@ -154,10 +149,6 @@ class AsyncFamilyQueue:
     def expire(self) -> None:
         """Fail whoever waits for a family whose last slice went too long ago, or for an accuracy that does not come."""
         self._apply_effects(self._queue.expire(self._clock.monotonic_s()))
-
-    def fail_waiting(self, error: TrefoilError) -> None:
-        """Nobody waits any longer."""
-        self._apply_effects(self._queue.fail(error, self._clock.monotonic_s()))
 
     def redirect_waiting(self, sequences: bool, family: str = "") -> None:
         """Whoever of a family ("" = of all) waits for any slice is to try other workers; those of sequences, too, or

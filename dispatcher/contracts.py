@@ -24,26 +24,26 @@ ASK_TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """Both messages as clients get them."""
+    """Metadata and configuration of a family, as clients get them."""
 
     metadata: Any
     config: Any
 
     @property
     def decoupled(self) -> bool:
-        """Whether a request has any number of answers, which only a stream can bring."""
+        """Whether the model is decoupled: any number of answers, which only a stream can bring."""
         return bool(self.config.config.model_transaction_policy.decoupled)
 
     @property
     def sequence_idle_s(self) -> float | None:
-        """How long a sequence may be idle; None = the family has no sequences."""
+        """Longest idle time of a sequence [s]; None = the family has no sequences."""
         config = self.config.config
         if not config.HasField("sequence_batching"):
             return None
         return config.sequence_batching.max_sequence_idle_microseconds / 1e6 or IDLE_DEFAULT_S
 
     def zeros(self, model: str) -> Any:
-        """The smallest request that the family accepts: what a probe sends."""
+        """Build the smallest request that the family accepts: what a probe sends."""
         request = pb.ModelInferRequest(model_name=model, id="trefoil-probe")
         for each in self.metadata.inputs:
             shape = [max(1, size) for size in each.shape]
@@ -57,7 +57,7 @@ class Contract:
 
 
 class Contracts:
-    """Contracts by family, asked once each."""
+    """Contracts by family, asked of a live slice once each."""
 
     def __init__(self, local: LocalWorker) -> None:
         self._routing = local.routing
@@ -65,11 +65,11 @@ class Contracts:
         self._asking = asyncio.Lock()
 
     def known(self, family: str) -> Contract | None:
-        """What was learned so far."""
+        """Contract of a family if it was learned already."""
         return self._known.get(family)
 
     async def of(self, family: str) -> Contract:
-        """The family's contract.
+        """Contract of a family, asked of a live slice if it is not known yet.
 
         Raises:
             NotFound: the plan routes no such family.
@@ -83,7 +83,7 @@ class Contracts:
         return self._known[family]
 
     async def from_slice(self, family: str, slice_: SliceKey) -> Contract:
-        """What one slice says; raises AioRpcError."""
+        """Ask one slice for the contract of a family; raises AioRpcError."""
         connection = self._routing.transport.connection(slice_)
         asked = pb.ModelMetadataRequest(name=family)
         metadata = await connection.ask("ModelMetadata", asked, pb.ModelMetadataResponse, ASK_TIMEOUT_S)
@@ -102,7 +102,7 @@ class Contracts:
 
 
 def published(family: str, metadata: Any, config: Any) -> Contract:
-    """A slice's own answers, without what is the slice's own."""
+    """Make the public contract of a slice's own answers, without what is the slice's own."""
     public = pb.ModelMetadataResponse(name=family, versions=[PUBLIC_VERSION], platform=metadata.platform)
     public.inputs.extend(metadata.inputs)
     public.outputs.extend(metadata.outputs)
@@ -126,5 +126,5 @@ def published(family: str, metadata: Any, config: Any) -> Contract:
 
 
 def unknown_model(family: str) -> NotFound:
-    """In Triton's words."""
+    """NotFound error for a family that nobody serves, in Triton's words."""
     return NotFound(f"Request for unknown model: '{family}' is not found")

@@ -51,7 +51,8 @@ class Answer:
 
 
 class Inference:
-    """Raw bytes in, raw bytes out. Belongs to one event loop."""
+    """Inference of one request: admit, route, forward, answer. Raw bytes in, raw bytes out. Belongs to one event
+    loop."""
 
     def __init__(self, local: LocalWorker, contracts: Contracts, peers: Peers | None = None) -> None:
         self.admission = Admission(local, contracts)
@@ -70,7 +71,7 @@ class Inference:
         self._log_at_s = 0.0
 
     async def infer(self, data: bytes, context: Any, tenant: str = "") -> bytes:
-        """The unary gRPC handler."""
+        """Handle a unary ModelInfer over gRPC."""
         remaining_s = context.time_remaining()
         caller = Caller(tenant, None if remaining_s is None else self._clock.monotonic_s() + remaining_s)
         try:
@@ -126,7 +127,7 @@ class Inference:
             raise
 
     async def pick(self, request: Request) -> Pick:
-        """A slice for the request, as soon as its router gives it one; its end is told with `end`.
+        """Wait for a slice for the request, as soon as its router gives it one; its end is told with `end`.
 
         Raises:
             QueueFull, Unavailable: it gets none.
@@ -180,7 +181,7 @@ class Inference:
         )
 
     def end(self, request: Request, code: str, executed: bool) -> Outcome:
-        """A picked request is over, in whichever way: its credit goes back."""
+        """End a picked request, in whichever way: its credit goes back."""
         assert request.pick is not None
         now_s = self._clock.monotonic_s()
         latency_ms = (now_s - request.ticket.arrived_s) * 1e3
@@ -210,7 +211,7 @@ class Inference:
         return variant
 
     def answer_suffix(self, request: Request, variant: str) -> bytes:
-        """What turns a slice's answer into ours, with its receipt if that was asked for."""
+        """Bytes that turn a slice's answer into ours, with its receipt if that was asked for."""
         data = wire.answer_suffix(variant)
         if request.parameters.receipt:
             ticket, pick = request.ticket, request.pick
@@ -219,7 +220,8 @@ class Inference:
         return data
 
     def slice_failed(self, request: Request, refused: StatusError) -> Failure:
-        """A slice answered with a status: what it says of the slice. The request is over there."""
+        """Handle a status that a slice answered with: classify it, eject the slice if it proves it dead or an outlier,
+        and end the request there."""
         pick = request.pick
         assert pick is not None
         code, details = refused.code.name, refused.details
@@ -239,7 +241,7 @@ class Inference:
         return bool(request.ticket.sequence_id) and not request.ticket.sequence_start
 
     def client_status(self, request: Request, refused: StatusError, failure: Failure) -> StatusError:
-        """What a client hears whose request came back: that its sequence is gone, if it is."""
+        """Status for a client whose request came back: that its sequence is gone, if it is."""
         if failure is Failure.UNREACHABLE and self.is_pinned(request):
             return refusal(missing_start(request.ticket, f"its slice is lost: {refused.details}"))
         return refused
@@ -351,7 +353,7 @@ class Inference:
             return Answer(data + self.answer_suffix(request, variant), trailers, variant, pick.slice)
 
     def upstream_request(self, request: Request) -> tuple[bytes, float | None]:
-        """What a slice is sent, and how long it may take: what is left of the deadline, for gRPC and for Triton's own
+        """Bytes and timeout of a request to its slice: what is left of the deadline, for gRPC and for Triton's own
         queue."""
         deadline_s = request.ticket.deadline_s
         if deadline_s is None:
@@ -371,7 +373,7 @@ class Inference:
         return allowed
 
     def variant(self, family: str, version: str, pick: Pick) -> str:
-        """Which variant answered. While a slice swaps that need not be the one of the table."""
+        """Variant that answered. While a slice swaps that need not be the one of the table."""
         if not version.isdigit():
             return pick.variant
         return self._routing.variants.get((family, int(version))) or f"version {version}"
@@ -396,13 +398,14 @@ class Inference:
 
 
 def refusal(error: TrefoilError) -> StatusError:
-    """An operating error as the status that a client gets."""
+    """Convert an operating error to the status that a client gets."""
     code = grpc.StatusCode.RESOURCE_EXHAUSTED if isinstance(error, QueueFull) else status_of(error)
     return StatusError(code, str(error))
 
 
 def status(error: grpc.aio.AioRpcError | Unavailable) -> StatusError:
-    """What came back from a slice, to be passed on unchanged: an AioRpcError that escapes would become UNKNOWN."""
+    """Convert what came back from a slice to a status to be passed on unchanged: an AioRpcError that escapes would
+    become UNKNOWN."""
     if isinstance(error, Unavailable):
         return StatusError(grpc.StatusCode.UNAVAILABLE, str(error))
     return StatusError(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))

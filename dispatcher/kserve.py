@@ -41,7 +41,7 @@ UNIMPLEMENTED: Final = {
 
 
 class KserveService:
-    """Answers everything but ModelInfer."""
+    """KServe v2 methods beside ModelInfer and its stream."""
 
     def __init__(self, local: LocalWorker, contracts: Contracts, peers: Peers | None = None) -> None:
         self._local = local
@@ -51,7 +51,7 @@ class KserveService:
         self._version = version("trefoil")
 
     async def ServerLive(self, request: Any, context: Any) -> Any:
-        """True while the process is up."""
+        """Liveness: true while the process is up."""
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
@@ -64,16 +64,16 @@ class KserveService:
         return pb.ModelReadyResponse(ready=live and request.version in ("", PUBLIC_VERSION))
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
-        """Who we are and what we can do."""
+        """Name, version and extensions of this server."""
         return pb.ServerMetadataResponse(name="trefoil", version=self._version, extensions=EXTENSIONS)
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
-        """The family's contract."""
+        """Metadata of a family: names, datatypes and shapes."""
         _check_version(request)
         return (await self._contracts.of(request.name)).metadata
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
-        """The family's contract."""
+        """Configuration of a family, without what is a slice's own."""
         _check_version(request)
         return (await self._contracts.of(request.name)).config
 
@@ -88,7 +88,7 @@ class KserveService:
         return await model_statistics(self._local, self._peers, families)
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        """The families, each READY or with the reason why not."""
+        """Index of the families, each READY or with the reason why not."""
         answer = pb.RepositoryIndexResponse()
         for family in sorted(self._routing.table.routes):
             live = self._routing.table.served(family)
@@ -98,11 +98,11 @@ class KserveService:
         return answer
 
     async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
-        """No region is registered."""
+        """Status of system shared memory: no region is registered."""
         return pb.SystemSharedMemoryStatusResponse()
 
     async def CudaSharedMemoryStatus(self, request: Any, context: Any) -> Any:
-        """No region is registered."""
+        """Status of CUDA shared memory: no region is registered."""
         return pb.CudaSharedMemoryStatusResponse()
 
 

@@ -45,18 +45,18 @@ class LocalWorker:
         self._update_membership()
 
     def drain(self, why: str) -> None:
-        """Leave the service for a while, or, with "", come back. Requests that come all the same are answered."""
+        """Drain this worker for a while, or, with "", bring it back. Requests that come all the same are answered."""
         self.drained_why = why
         self._update_membership()
 
     def follow_dispatcher_drain(self) -> None:
-        """A worker that is started again while its dispatcher is drained is drained, too."""
+        """Drain this worker if its dispatcher is drained: it was started again meanwhile."""
         others = [member for worker, member in self.routing.membership.members.items() if worker[0] == self.id[0]]
         if others and all(member.leaving for member in others):
             self.drain("its dispatcher is drained")
 
     def not_ready(self) -> str:
-        """Why clients should not come, "" when they may."""
+        """Reason why clients should not come, "" when they may."""
         if self._stopping:
             return "the dispatcher is stopping"
         if self.drained_why:
@@ -68,7 +68,7 @@ class LocalWorker:
 
     @property
     def status_line(self) -> str:
-        """In a line: what is not as planned, why clients should not come, what is away."""
+        """Status in a line: what is not as planned, why clients should not come, what is away."""
         said = (
             self.routing.table.summary or self.not_ready(),
             *(self.active_rungs[cause] for cause in sorted(self.active_rungs)),

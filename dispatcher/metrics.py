@@ -24,7 +24,7 @@ BY_SLICE: Final = (
 
 
 class DispatcherMetrics:
-    """Fills the process's metrics; called twice a second."""
+    """Metrics of one worker, filled from its load windows twice a second."""
 
     def __init__(self, local: LocalWorker, metrics: Metrics) -> None:
         self._local = local
@@ -110,7 +110,8 @@ TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class ExpositionPart:
-    """A part of the service; every worker listens on the same port. An empty address means none."""
+    """Metrics endpoint of all workers, a part of the service; every worker listens on the same port. An empty address
+    means none."""
 
     def __init__(self, address: str, text: Callable[[], Awaitable[bytes]]) -> None:
         self._address = address
@@ -118,7 +119,7 @@ class ExpositionPart:
         self._server: asyncio.Server | None = None
 
     async def init(self) -> None:
-        """Listen; raises StartError."""
+        """Listen on the metrics port; raises StartError."""
         if not self._address:
             return
         host, port = rpc.split_address(self._address)
@@ -131,11 +132,11 @@ class ExpositionPart:
             ) from error
 
     async def run(self) -> None:
-        """Nothing but what is asked."""
+        """Serve until cancelled."""
         await asyncio.Event().wait()
 
     async def shutdown(self) -> None:
-        """No more."""
+        """Close the metrics port."""
         if self._server is not None:
             self._server.close()
 

@@ -49,12 +49,12 @@ KEEPALIVE: Final = (
 
 
 class NotDelivered(Exception):
-    """The other worker certainly never took the request."""
+    """Forwarded request that the other worker certainly never took."""
 
 
 class NoCredits(StatusError):
-    """The other worker has no credits of the family either: it has heard of a change that we have not, or we of one
-    that it has not."""
+    """Answer of a worker that has no credits of the family either: it has heard of a change that we have not, or we of
+    one that it has not."""
 
     def __init__(self, who: str) -> None:
         text = f"worker {who} has no credits of the family"
@@ -62,12 +62,12 @@ class NoCredits(StatusError):
 
 
 class ConnectionLost(StatusError):
-    """The connection broke under the request."""
+    """Connection to another worker that broke under a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardedAnswer:
-    """What another worker answered."""
+    """Answer that another worker gave to a forwarded request."""
 
     data: bytes
     trailers: Any
@@ -76,7 +76,7 @@ class ForwardedAnswer:
 
 
 class PeerLink:
-    """The connection to one worker."""
+    """Connection to one other worker."""
 
     def __init__(self, worker: WorkerId, target: str, channel: grpc.aio.Channel) -> None:
         self.worker = worker
@@ -88,13 +88,14 @@ class PeerLink:
         self.watch: asyncio.Task[None] | None = None
 
     async def ask(self, method: str, request: bytes, metadata: Sequence[tuple[str, str]]) -> bytes:
-        """Any other method; raises AioRpcError."""
+        """Call any other method of a worker; raises AioRpcError."""
         call = self.channel.unary_unary(f"/{SERVICE}/{method}")
         return bytes(await call(request, metadata=metadata, timeout=ASK_TIMEOUT_S))
 
 
 class Peers:
-    """Belongs to one event loop. A part of the service: it keeps the links as the crew changes."""
+    """Links to all other workers. A part of the service, on one event loop: it keeps the links as the membership
+    changes."""
 
     def __init__(self, local: LocalWorker) -> None:
         self._local = local
@@ -111,7 +112,7 @@ class Peers:
     # Where a request goes
 
     def owner(self, family: str) -> WorkerId | None:
-        """The worker that keeps a family's sequences; None: this one."""
+        """Worker that keeps a family's sequences; None: this one."""
         served_by = self._routing.table.served_by.get(family, ())
         if not served_by:
             return None
@@ -119,7 +120,7 @@ class Peers:
         return None if chosen == self._local.id else chosen
 
     def forward_target(self, ticket: Ticket, hops: int, sequenced: bool) -> WorkerId | None:
-        """The worker that a request is to be forwarded to; None: it is answered, or waits, here.
+        """Worker that a request is to be forwarded to; None: it is answered, or waits, here.
 
         Raises:
             NoCredits: it was forwarded to us, and would have to be once more.
@@ -217,7 +218,7 @@ class Peers:
     # What others know
 
     async def ask(self, method: str, request: bytes) -> dict[WorkerId, bytes | str]:
-        """One question to all other workers of this dispatcher at once: their answers, or why there is none, as
+        """Ask all other workers of this dispatcher one question at once: their answers, or why there is none, as
         text."""
         self.refresh()
         workers = [worker for worker in self._links if worker[0] == self._local.id[0]]
@@ -225,7 +226,7 @@ class Peers:
         return dict(zip(workers, answers, strict=True))
 
     async def ask_one(self, worker: WorkerId, method: str, request: bytes) -> bytes | str:
-        """One question to one worker: its answer, or why there is none, as text."""
+        """Ask one worker one question: its answer, or why there is none, as text."""
         if (link := self._links.get(worker)) is None:
             return "it has no link"
         try:
@@ -234,7 +235,7 @@ class Peers:
             return f"{error.code().name} {error.details()}"
 
     async def watch(self, worker: WorkerId, method: str) -> AsyncIterator[bytes]:
-        """What a worker tells as it happens, until it is gone."""
+        """Stream what a worker tells as it happens, until it is gone."""
         if (link := self._links.get(worker)) is None:
             return
         call = link.channel.unary_stream(f"/{SERVICE}/{method}")(b"", metadata=self._authorization(link))
@@ -249,7 +250,7 @@ class Peers:
             call.cancel()
 
     def linked_siblings(self) -> tuple[WorkerId, ...]:
-        """The linked workers of this dispatcher."""
+        """Workers of this dispatcher whose link stands."""
         return tuple(worker for worker, link in self._links.items() if worker[0] == self._local.id[0] and link.up)
 
     # A part of the service
@@ -258,19 +259,19 @@ class Peers:
         """Nothing to acquire."""
 
     async def run(self) -> None:
-        """Keep a link to every worker of the crew, until cancelled."""
+        """Keep a link to every member, until cancelled."""
         while True:
             self.refresh()
             await self._clock.sleep(TICK_S)
 
     async def shutdown(self) -> None:
-        """Close all links."""
+        """Close all links to other workers."""
         for worker in list(self._links):
             self._close_link(worker)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def refresh(self) -> None:
-        """PeerLink to who is in the crew now, and let go of who is not."""
+        """Link to who is a member now, and let go of who is not."""
         members = self._routing.membership.members
         for worker in list(self._links):
             if worker not in members or members[worker].target != self._links[worker].target:
@@ -342,13 +343,13 @@ def _caller(caller: Caller) -> bytes:
 
 
 def caller_of(data: bytes, deadline_s: float | None) -> Caller:
-    """The caller that another worker forwards for."""
+    """Decode the caller that another worker forwards for."""
     told = json.loads(data)
     return Caller(tenant=str(told["tenant"]), deadline_s=deadline_s, hops=int(told["hops"]))
 
 
 def client_trailers(trailers: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
-    """Trailers as a client gets them."""
+    """Trailers without those that workers exchange among themselves."""
     return tuple((key, value) for key, value in trailers if key not in INTERNAL_TRAILERS)
 
 

@@ -39,7 +39,7 @@ Answer = Callable[[bytes], Awaitable[bytes]]
 
 
 class PeerServer:
-    """A part of the service. It listens before the first acknowledgement says where."""
+    """Server for other workers, a part of the service. It listens before the first acknowledgement says where."""
 
     def __init__(self, local: LocalWorker, inference: Inference, asked: dict[str, Answer], loop: StateSync) -> None:
         self._local = local
@@ -52,7 +52,7 @@ class PeerServer:
         self._own_trailer = ((peer_links.ANSWERED_BY, membership.worker_name(local.id)),)
 
     async def init(self) -> None:
-        """Listen.
+        """Listen on the peer address or the worker's own socket.
 
         Raises:
             StartError, SettingError: it cannot.
@@ -76,11 +76,11 @@ class PeerServer:
         await server.start()
 
     async def run(self) -> None:
-        """Nothing but what is asked."""
+        """Serve until cancelled."""
         await asyncio.Event().wait()
 
     async def shutdown(self) -> None:
-        """Nobody should ask any more: the crew knows that we left."""
+        """Stop listening: the other workers know that we left."""
         if self._server is not None:
             await self._server.stop(GRACE_S)
         if self._socket is not None:
@@ -162,7 +162,7 @@ class PeerServer:
 
 
 def socket_of(state_dir: Path, me: WorkerId) -> Path:
-    """A worker's own socket: under the state directory where the path is short enough, else under the temporary one.
+    """Path of a worker's own socket: under the state directory where it is short enough, else under the temporary one.
 
     Raises:
         StartError: somebody else owns the folder, or it cannot be made.

@@ -39,7 +39,7 @@ SICK_MAX_S: Final = 30.0
 
 
 class Prober:
-    """A part of the service."""
+    """Health checks of slices: probes of ejected ones, questions to silent ones. A part of the service."""
 
     def __init__(self, local: LocalWorker, contracts: Contracts) -> None:
         self._health = local.health
@@ -58,7 +58,7 @@ class Prober:
         """Nothing to acquire."""
 
     async def run(self) -> None:
-        """Probe what is due, until cancelled."""
+        """Probe what is due ten times a second, until cancelled."""
         due_s = self._clock.monotonic_s()
         while True:
             now_s = self._clock.monotonic_s()

@@ -1,7 +1,7 @@
 """What a client may ask of us on a request: parameters `trefoil_*`, which never reach Triton.
 
 `trefoil_class` (text) counts a request apart. `trefoil_min_accuracy` (0..1) is a floor that every router keeps: such a
-request goes to a variant that is accurate enough, waits for one that is planned, or is refused (core/accuracy_floors.py).
+request goes to a variant that is accurate enough, waits for one that is planned, or is refused: accuracy_floors.py.
 `trefoil_slo_ms` (> 0) is what "within SLO" means for this request instead of its family's; it moves no request, because
 shares bind and order is that of arrival: a time after which an answer is of no use is a deadline, and is kept as one.
 An unknown key is refused: a misspelt floor must not pass for a kept one.
@@ -20,7 +20,7 @@ CLASS_CHARACTERS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class RequestParameters:
-    """0.0 and "" = not asked."""
+    """Parameters `trefoil_*` of one request. 0.0 and "" = not asked."""
 
     slo_class: str = ""
     min_accuracy: float = 0.0
@@ -32,7 +32,7 @@ NO_PARAMETERS: Final = RequestParameters()
 
 
 def extract(parameters: Any) -> RequestParameters:
-    """Read and remove our keys from a request's `parameters` map (name -> InferParameter).
+    """Read our keys from a request's `parameters` map (name -> InferParameter) and remove them.
 
     Raises:
         InvalidInput: an unknown key, or a value that its key cannot have.

@@ -66,7 +66,7 @@ class Routing:
         self._built_of: tuple[Any, ...] = ()
 
     def set_plan(self, plan: Plan) -> None:
-        """Route by this plan.
+        """Set the plan to route by.
 
         Raises:
             StaleRevision, PlanError: the last good one stays.
@@ -80,8 +80,8 @@ class Routing:
         self.rebuild()
 
     def set_nodes(self, nodes: Iterable[NodeStatus]) -> None:
-        """Statuses as they stand in Redis. A node that is not there any more keeps its last status as long as the plan
-        routes to it: an emptied Redis must not empty the table."""
+        """Set the nodes' statuses as they stand in Redis. A node that is not there any more keeps its last status as
+        long as the plan routes to it: an emptied Redis must not empty the table."""
         fresh = {node.node: node for node in nodes}
         routed = {t.slice.device.split("/")[0] for r in self.table.planned.values() for t in r.targets}
         kept = {name: node for name, node in self.nodes.items() if name in routed}
@@ -96,12 +96,12 @@ class Routing:
                 self.variants[hosted.family, hosted.version] = hosted.variant
 
     def set_carbon_ratio(self, found: CarbonRatio | None, reading: CarbonReading | None) -> None:
-        """What routers are told of carbon, and the reading that it was made of; None = nobody knows."""
+        """Set the carbon ratio that routers are told, and the reading that it was made of; None = nobody knows."""
         self._carbon = found, reading
         self.refresh_carbon_ratio()
 
     def refresh_carbon_ratio(self) -> None:
-        """Tell the routers if the ratio is another one, or too old to go by."""
+        """Tell the routers if the carbon ratio is another one, or too old to go by."""
         ratio = current_ratio(*self._carbon, self._clock.now_s())
         if ratio != self.carbon_ratio:
             self.carbon_ratio = ratio
@@ -109,19 +109,20 @@ class Routing:
                 queue.on_carbon(ratio)
 
     def set_acks(self, acks: Iterable[TableAck]) -> None:
-        """Acknowledgements of all dispatchers as they stand in Redis: their workers share each slice's credits."""
+        """Update the membership by the acknowledgements of all dispatchers as they stand in Redis: their workers share
+        each slice's credits."""
         if self.membership.update(acks, self._clock.monotonic_s()):
             self.redivide_credits()
         else:
             self.check_agreement()
 
     def check_agreement(self) -> None:
-        """Look again whether all agree who shares, as long as they have not: some may never say so."""
+        """Check again whether all workers agree who shares, as long as they have not: some may never say so."""
         if not self.agreed:
             self.rebuild()
 
     def remove_worker(self, worker: WorkerId) -> None:
-        """It is dead: others take over what it had."""
+        """Remove a dead worker: others take over what it had."""
         if self.membership.mark_dead(worker, self._clock.monotonic_s()):
             self.redivide_credits()
 
@@ -132,7 +133,7 @@ class Routing:
                 self.queues[family].redirect_waiting(self.membership.leaving or family not in self.sequences, family)
 
     def sequence_queue(self, family: str, idle_s: float) -> AsyncSequenceQueue:
-        """The queue of a family with sequences. `idle_s`: how long one may be idle."""
+        """Queue of a family with sequences. `idle_s`: how long one may be idle."""
         if family not in self.sequences:
             settings = self._settings
             book = Sequences(family, idle_s, settings.sequences_max, settings.sequence_requests_max)
@@ -141,7 +142,7 @@ class Routing:
         return self.sequences[family]
 
     def rebuild(self) -> None:
-        """Derive everything again; tell the queues what is new to them."""
+        """Rebuild the routing table; tell queues and connections what is new to them."""
         if self.plan is None:
             return
         reasons, slow_start_limits = self._ejections.reasons(), self._ramps.limits()
@@ -188,11 +189,11 @@ class Routing:
 
     @property
     def each_queue(self) -> Iterable[AsyncFamilyQueue]:
-        """All queues, each once."""
+        """All family queues, each once."""
         return self._queues.values()
 
     def slo_ms(self, family: str, parameters: RequestParameters) -> float:
-        """The latency objective of a request: its own, its class's or its family's; 0 = none is known."""
+        """Latency objective of a request: its own, its class's or its family's; 0 = none is known."""
         route, objective = self.table.routes.get(family), self.table.objectives.get(family)
         of_class = route.class_slo_ms.get(parameters.slo_class, 0.0) if route is not None else 0.0
         return parameters.slo_ms or of_class or (objective.slo_ms if objective is not None else 0.0)
@@ -214,14 +215,14 @@ class Routing:
         return queue
 
     def in_flight(self) -> Counter[SliceKey]:
-        """Requests on each slice, over all families."""
+        """Requests in flight on each slice, over all families."""
         total: Counter[SliceKey] = Counter()
         for queue in self.each_queue:
             total.update(queue.in_flight)
         return total
 
     def loads(self) -> tuple[SliceLoad, ...]:
-        """What an acknowledgement says of every slice that is planned, ejected or still busy."""
+        """Load of every slice that is planned, ejected or still busy: what an acknowledgement says."""
         in_flight, sequences = self.in_flight(), self.open_sequences()
         planned = {target.slice for route in self.table.planned.values() for target in route.targets}
         ejected = self._ejections.reasons()
@@ -231,7 +232,7 @@ class Routing:
         )
 
     def families_of(self, slice_: SliceKey) -> tuple[str, ...]:
-        """The families that the plan routes to a slice."""
+        """Families that the plan routes to a slice."""
         planned = self.table.planned.items()
         return tuple(family for family, route in planned if any(t.slice == slice_ for t in route.targets))
 
@@ -243,7 +244,7 @@ class Routing:
         return {name: age_s for name, age_s in ages.items() if age_s > limit_s}
 
     def simulated(self) -> bool:
-        """Whether anything that is routed to is simulated."""
+        """Whether any node that reports is simulated."""
         return any(node.simulated for node in self.nodes.values())
 
     def open_sequences(self) -> Counter[SliceKey]:
@@ -262,6 +263,7 @@ class Routing:
         return f"{pin.slice.name} is gone" if self._endpoint(pin.slice) is None else f"{pin.slice.name} was restarted"
 
     def lose_sequences(self, lost: Callable[[Pin], str]) -> None:
+        """End the sequences whose pin is lost; `lost` tells why, "" = it is not."""
         for queue in self.sequences.values():
             queue.lose(lost)
 

@@ -19,7 +19,8 @@ Future = asyncio.Future[Pick]
 
 
 class AsyncSequenceQueue:
-    """Of one family. `endpoint_of` tells which Triton stands on a slice, `on_ended` that one has fewer sequences."""
+    """Queue of one family with sequences. `endpoint_of` tells which Triton stands on a slice, `on_ended` that one has
+    fewer sequences."""
 
     def __init__(
         self,
@@ -38,16 +39,16 @@ class AsyncSequenceQueue:
         self._submitted: dict[int, Future] = {}  # have their turn, wait for a slice or a credit
 
     def in_flight_on(self, slice_: SliceKey) -> int:
-        """Requests on one slice."""
+        """Number of requests on one slice."""
         return self._queue.in_flight_on(slice_)
 
     def switch_queue(self, queue: AsyncFamilyQueue) -> None:
-        """Another queue serves the family from now on; it has taken over whoever waited."""
+        """Switch to another queue of the family, which has taken over whoever waited."""
         self._queue = queue
 
     @property
     def open_on(self) -> Counter[SliceKey]:
-        """Open sequences of each slice."""
+        """Number of open sequences on each slice."""
         return self._sequences.open_on()
 
     def submit(self, ticket: Ticket) -> "Pick | Future":
@@ -81,7 +82,7 @@ class AsyncSequenceQueue:
             self._on_left()
 
     def abandon(self, ticket: Ticket, future: "Future") -> None:
-        """Like `AsyncFamilyQueue.abandon`."""
+        """Withdraw a ticket, like `AsyncFamilyQueue.abandon`."""
         if self._line.pop(ticket.id, None) is not None:
             self._leave(ticket)
         elif (submitted := self._submitted.pop(ticket.id, None)) is not None:

@@ -29,7 +29,8 @@ class SliceHealth:
         self._clock = clock
 
     def eject(self, slice_: SliceKey, failure: Failure, why: str) -> None:
-        """Send nothing there until a probe works. Outliers stay where half of a family is out as outliers already."""
+        """Eject a slice: send nothing there until a probe works. Outliers stay where half of a family is out as
+        outliers already."""
         if failure in OUTLIERS and slice_ not in self.ejections and (family := self._panicking_family(slice_)):
             self.kept_total[slice_, failure.value] += 1
             if self.kept_total[slice_, failure.value] == 1:
@@ -46,7 +47,7 @@ class SliceHealth:
             self._routing.changed.set()
 
     def readmit(self, slice_: SliceKey) -> None:
-        """A probe worked."""
+        """Readmit a slice whose probe worked; it begins with a slow start."""
         self._routing.unprobed.discard(slice_)
         if self.ejections.readmit(slice_):
             LOG.info("slice readmitted", slice=slice_.name)
@@ -56,7 +57,7 @@ class SliceHealth:
             self._routing.changed.set()
 
     def trust(self, slices: Iterable[SliceKey]) -> None:
-        """Serve these without a probe, and without a ramp: nothing was ever seen to be wrong with them."""
+        """Readmit slices without a probe, and without a slow start: nothing was ever seen to be wrong with them."""
         if [slice_ for slice_ in slices if self.ejections.readmit(slice_)]:
             self._routing.rebuild()
 

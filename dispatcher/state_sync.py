@@ -32,7 +32,8 @@ WATCHER_WINDOWS_MAX: Final = 20
 
 
 class StateSync:
-    """A part of the service."""
+    """Synchronises this worker with Redis: plan and nodes in, acknowledgements and load windows out. A part of the
+    service."""
 
     def __init__(self, local: LocalWorker, state: State, gauges: DispatcherMetrics) -> None:
         self._local = local
@@ -66,14 +67,14 @@ class StateSync:
         self._update_rungs()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch, acknowledge and flush, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(), name="watch plan and nodes")
             group.create_task(self._acknowledge(), name="acknowledge tables")
             group.create_task(self._flush(), name="flush load windows")
 
     async def shutdown(self) -> None:
-        """A last window, and no acknowledgement that others would wait for."""
+        """Flush a last window and delete the acknowledgement that others would wait for."""
         await self._close_window()
         try:
             await self._state.delete_unfenced(self._ack_key)
@@ -81,7 +82,7 @@ class StateSync:
             LOG.warning("acknowledgement left to expire", why=str(error))
 
     def subscribe(self) -> "asyncio.Queue[LoadWindow]":
-        """Each window from now on; the oldest are dropped for a watcher that does not keep up.
+        """Subscribe to each load window from now on; the oldest are dropped for a watcher that does not keep up.
 
         Raises:
             InvalidInput: too many watch already.
@@ -93,7 +94,7 @@ class StateSync:
         return queue
 
     def unsubscribe(self, queue: "asyncio.Queue[LoadWindow]") -> None:
-        """No more windows."""
+        """End a subscription to load windows."""
         self._watchers.discard(queue)
 
     async def _delete_predecessor_ack(self) -> None:
@@ -296,7 +297,7 @@ class StateSync:
 
 
 class TableFile:
-    """What the table was built from: line 1 the plan, then a node a line, as canonical JSON."""
+    """File of what the table was built from: line 1 the plan, then a node a line, as canonical JSON."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "table.jsonl"

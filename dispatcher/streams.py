@@ -37,7 +37,7 @@ Write = Callable[[bytes], Awaitable[None]]
 
 
 class StreamAborted(Exception):
-    """A stream that its client wanted closed by the first error."""
+    """Error that ends a stream, as its client asked for with `triton_grpc_error`."""
 
     def __init__(self, refused: StatusError) -> None:
         super().__init__(refused.details)
@@ -45,11 +45,11 @@ class StreamAborted(Exception):
 
 
 class ClientLeft(asyncio.CancelledError):
-    """A client that left: nobody reads any more."""
+    """Client that left its stream: nobody reads any more."""
 
 
 class Streams:
-    """Belongs to one event loop."""
+    """Client streams (ModelStreamInfer) of this worker. Belongs to one event loop."""
 
     def __init__(self, local: LocalWorker, contracts: Contracts, inference: Inference) -> None:
         self.local = local
@@ -79,7 +79,8 @@ class Streams:
             await context.abort(refused.code, refused.details, refused.trailers)
 
     def close(self) -> None:
-        """The process stops: answer what is under way, and let clients open their streams anew elsewhere."""
+        """Close all streams since the process stops: what is under way is answered, and clients open them anew
+        elsewhere."""
         for stream in self._open:
             stream.end(STOPPING)
 
@@ -89,7 +90,7 @@ class Streams:
         return self.inference.peers is not None and len(self.local.routing.membership.sharers) > 1
 
     async def decoupled(self, family: str) -> bool:
-        """Whether a request of the family has any number of answers; False for one that admission will refuse."""
+        """Whether a family is decoupled (any number of answers); False for one that admission will refuse."""
         try:
             return (self._contracts.known(family) or await self._contracts.of(family)).decoupled
         except TrefoilError:

@@ -39,7 +39,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class Supervisor:
-    """Belongs to one event loop."""
+    """Supervisor of the worker processes of one dispatcher. Belongs to one event loop."""
 
     def __init__(self, settings: DispatcherSettings, argv: Sequence[str], clock: Clock) -> None:
         self.dispatcher = f"dispatcher-{uuid.uuid4().hex[:12]}"
@@ -53,7 +53,7 @@ class Supervisor:
         self._held_sockets: list[socket.socket] = []
 
     async def run(self) -> int:
-        """Until told to stop, or until a worker refuses its settings; returns the exit code.
+        """Supervise until told to stop, or until a worker refuses its settings; returns the exit code.
 
         Raises:
             PortInUse, StartError: somebody else listens on one of the ports.

@@ -31,7 +31,7 @@ OPTIONS: Final = (
 
 
 class Connection:
-    """The channel of one slice with its methods, made once."""
+    """Channel to one slice with its methods, made once."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -43,7 +43,7 @@ class Connection:
         self._typed: dict[str, Any] = {}
 
     async def ask(self, method: str, request: Any, answer: Any, timeout_s: float) -> Any:
-        """Any other unary method, with messages; raises AioRpcError."""
+        """Call any other unary method, with messages; raises AioRpcError."""
         if method not in self._typed:
             self._typed[method] = self.channel.unary_unary(
                 f"/{SERVICE}/{method}",
@@ -53,7 +53,7 @@ class Connection:
         return await self._typed[method](request, timeout=timeout_s)
 
     async def ready(self, family: str, timeout_s: float) -> bool:
-        """Whether the server takes requests for the family; raises AioRpcError."""
+        """Ask whether the server takes requests for the family; raises AioRpcError."""
         server = await self.ask("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse, timeout_s)
         if not server.ready:
             return False
@@ -62,14 +62,14 @@ class Connection:
 
 
 class Transport:
-    """The connections of one worker. Belongs to one event loop."""
+    """Connections of one worker to its slices. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._connections: dict[SliceKey, Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def connect(self, endpoints: Mapping[SliceKey, Endpoint]) -> None:
-        """Connect to these; let go of others, and of those that another generation has replaced."""
+        """Connect to these endpoints; let go of others, and of those that another generation has replaced."""
         for slice_, connection in list(self._connections.items()):
             if endpoints.get(slice_) != connection.endpoint:
                 del self._connections[slice_]
@@ -81,7 +81,7 @@ class Transport:
                 self._connections[slice_] = connection
 
     def connection(self, slice_: SliceKey) -> Connection:
-        """The connection of a slice.
+        """Connection to a slice.
 
         Raises:
             Unavailable: it has none.
@@ -92,7 +92,7 @@ class Transport:
         return connection
 
     def cut(self, slice_: SliceKey, why: str) -> None:
-        """End all calls on a slice that will not answer them, and connect anew."""
+        """Cut off all calls on a slice that will not answer them, and connect anew."""
         connection = self._connections.pop(slice_, None)
         if connection is None:
             return
@@ -101,7 +101,7 @@ class Transport:
         self.connect({slice_: connection.endpoint, **{key: each.endpoint for key, each in self._connections.items()}})
 
     async def close(self) -> None:
-        """Close all, cutting off what is in flight."""
+        """Close all connections, cutting off what is in flight."""
         connections, self._connections = list(self._connections.values()), {}
         for task in self._closing:
             task.cancel()

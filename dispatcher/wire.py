@@ -20,7 +20,7 @@ CLEAR_VERSION: Final = VERSION_FIELD + b"\x00"  # upstream serves whichever vers
 
 
 def length(count: int) -> bytes:
-    """A varint: what stands before a length-delimited field's bytes."""
+    """Encode a varint: what stands before a length-delimited field's bytes."""
     out = bytearray()
     while count > 0x7F:
         out.append(count & 0x7F | 0x80)
@@ -35,17 +35,17 @@ def _string(tag: bytes, text: str) -> bytes:
 
 
 def string_parameter(key: str, value: str) -> bytes:
-    """A `parameters` entry with an InferParameter.string_param (its field 3)."""
+    """Encode a `parameters` entry with an InferParameter.string_param (its field 3)."""
     return _parameter(key, _string(b"\x1a", value))
 
 
 def double_parameter(key: str, value: float) -> bytes:
-    """A `parameters` entry with an InferParameter.double_param (its field 4)."""
+    """Encode a `parameters` entry with an InferParameter.double_param (its field 4)."""
     return _parameter(key, b"\x21" + struct.pack("<d", value))
 
 
 def int64_parameter(key: str, value: int) -> bytes:
-    """A `parameters` entry with an InferParameter.int64_param (its field 2) >= 0."""
+    """Encode a `parameters` entry with an InferParameter.int64_param (its field 2) >= 0."""
     return _parameter(key, b"\x10" + length(value))
 
 
@@ -55,7 +55,7 @@ def _parameter(key: str, parameter: bytes) -> bytes:
 
 
 def bool_parameter(key: str, value: bool) -> bytes:
-    """A `parameters` entry with an InferParameter.bool_param (its field 1)."""
+    """Encode a `parameters` entry with an InferParameter.bool_param (its field 1)."""
     return _parameter(key, b"\x08" + bytes((value,)))
 
 
@@ -80,5 +80,5 @@ def stream_error(details: str, id_: str) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def answer_suffix(variant: str) -> bytes:
-    """What turns a slice's answer into ours: the public version, and the variant that gave it."""
+    """Encode what turns a slice's answer into ours: the public version, and the variant that gave it."""
     return _string(VERSION_FIELD, PUBLIC_VERSION) + string_parameter("trefoil_variant", variant)

@@ -35,13 +35,13 @@ Class = Sequence[RouteTarget]
 
 
 def credit_classes(targets: Sequence[RouteTarget]) -> list[Class]:
-    """The planned targets that get requests, in classes; in the same order for every worker."""
+    """Group the planned targets that get requests into classes; in the same order for every worker."""
     wanted = sorted((target for target in targets if not target.draining), key=lambda target: target.slice)
     return [group for groups in alike(wanted).values() for group in groups]
 
 
 def serving_workers(family: str, workers: Sequence[WorkerId], dealt: Sequence[Class]) -> tuple[WorkerId, ...]:
-    """The workers that serve a family, best first."""
+    """Choose the workers that serve a family, best first."""
     # Classes without weight do not count: one slice that gets no requests must not bring the family down to one worker.
     weighed = [group for group in dealt if any(target.weight > 0 for target in group)]
     totals = [sum(target.credits for target in group) for group in weighed or dealt]
@@ -52,7 +52,7 @@ def serving_workers(family: str, workers: Sequence[WorkerId], dealt: Sequence[Cl
 
 
 def entitled_credits(dealt: Sequence[Class], among: Sequence[WorkerId], me: WorkerId) -> Part:
-    """The credits that a worker has a right to."""
+    """Credits that a worker has a right to, by slice."""
     if me not in among:
         return {}
     rank, number = among.index(me), 0
@@ -66,7 +66,7 @@ def entitled_credits(dealt: Sequence[Class], among: Sequence[WorkerId], me: Work
 
 
 def usable_credits(right: Part, before: Part, agreed: bool) -> Part:
-    """The credits that a worker uses: what it has a right to, once all agree; until then, of it what it held."""
+    """Credits that a worker may use: what it has a right to, once all agree; until then, of it what it held."""
     if agreed:
         return right
     common = {slice_: credits & before.get(slice_, frozenset()) for slice_, credits in right.items()}
@@ -74,7 +74,7 @@ def usable_credits(right: Part, before: Part, agreed: bool) -> Part:
 
 
 def own_targets(dealt: Sequence[Class], live: Sequence[RouteTarget], mine: Part) -> list[RouteTarget]:
-    """The live targets that a worker has credits of. Its slices of a class have the weight of all that are live."""
+    """Live targets that a worker has credits of. Its slices of a class have the weight of all that are live."""
     group_of = {target.slice: number for number, group in enumerate(dealt) for target in group}
     here: dict[int, list[RouteTarget]] = defaultdict(list)
     whole: dict[int, float] = defaultdict(float)

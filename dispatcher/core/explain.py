@@ -22,14 +22,16 @@ Scores = Mapping[SliceKey, tuple[float, str]]
 
 
 class Scoring(Protocol):
-    """A router that can say how slices stand for a ticket: (score, what it is); lower goes first."""
+    """Router that can say how slices stand for a ticket."""
 
-    def scores(self, ticket: Ticket) -> Scores: ...
+    def scores(self, ticket: Ticket) -> Scores:
+        """Score of each live slice that may have the ticket: (score, what it is); lower goes first."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class FamilySnapshot:
-    """How a family stands in one worker. `scores` None: its router does not tell."""
+    """State of a family in one worker. `scores` None: its router does not tell."""
 
     planned: Route
     live: Route
@@ -42,7 +44,7 @@ class FamilySnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One target. `score` has no meaning where it is not eligible."""
+    """Target with its score, which has no meaning where it is not eligible."""
 
     target: RouteTarget
     eligible: bool
@@ -61,7 +63,7 @@ class Explanation:
 
 
 def explain(standing: FamilySnapshot, ticket: Ticket) -> Explanation:
-    """How each target stands for a request that arrived now."""
+    """Explain how each target stands for a request that arrived now."""
     live = {target.slice: target for target in standing.live.targets}
     scores = standing.scores if standing.scores is not None else _by_credits(standing, ticket)
     found = []

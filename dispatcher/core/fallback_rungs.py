@@ -17,7 +17,7 @@ CAUSES: Final = ("redis", "disk", "controller", "agent", "feed")
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What a dispatcher sees of the others. Ages are seconds; `carried` is what receipts say of their rates."""
+    """State of what a dispatcher depends on. Ages are seconds; `carried` is what receipts say of their rates."""
 
     redis_away_s: float = 0.0
     from_disk: bool = False
@@ -28,7 +28,7 @@ class Dependencies:
 
 
 def active_rungs(seen: Dependencies) -> dict[str, str]:
-    """Cause to what serves instead; empty when nothing is away."""
+    """Fallback rungs in force: cause to what serves instead; empty when nothing is away."""
     found = {}
     if seen.redis_away_s:
         found["redis"] = (

@@ -31,27 +31,29 @@ GIVEN_UP: Final = Outcome("CANCELLED", 0.0, 0.0, 0, False)
 
 
 class ServedElsewhere(Unavailable):
-    """The family is served by other workers now: whoever waited here is to be forwarded."""
+    """Family served by other workers now: whoever waited here is to be forwarded."""
 
 
 class Waiter(Protocol):
-    """Who waits for a ticket's slice: `done()` is true once it has gone."""
+    """Client that waits for a slice: `done()` is true once it has gone."""
 
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether the client has gone."""
+        ...
 
 
 NO_WAITERS: Final[Mapping[int, Waiter]] = {}
 
 
 class Refused(NamedTuple):
-    """Who waited gets no slice."""
+    """Effect: a ticket that waited gets no slice."""
 
     ticket: Ticket
     error: TrefoilError
 
 
 class Idle(NamedTuple):
-    """A slice that gets no more has finished: drains wait for it."""
+    """Effect: a slice that gets no more has finished; drains wait for it."""
 
     slice: SliceKey
 
@@ -92,12 +94,12 @@ class _Family:
 
 
 def no_pick(*_: object) -> None:
-    """Of a router that is not made yet: nobody goes anywhere."""
+    """Router callback before there is a router: nobody goes anywhere."""
 
 
 @dataclass(slots=True)
 class DetachedFamily:
-    """A family on its way to another queue, with all that it has."""
+    """Family on its way to another queue, with its tickets."""
 
     served: _Family
     waiting: list[Ticket] = field(default_factory=list)
@@ -106,7 +108,8 @@ class DetachedFamily:
 
 
 class FamilyQueue:
-    """Tickets in, picks out. Several families only where their router's part says that it takes a group."""
+    """Admission, waiting and dispatch around a router: tickets in, picks out. Several families only where their
+    router's part says that it takes a group."""
 
     def __init__(self, no_slice_wait_s: float, waiters: Mapping[int, Waiter] = NO_WAITERS) -> None:
         self._no_slice_wait_s = no_slice_wait_s
@@ -137,22 +140,22 @@ class FamilyQueue:
 
     @property
     def router(self) -> Router | None:
-        """What decides; None before the first table."""
+        """Router in force; None before the first table."""
         return self._router
 
     @property
     def line(self) -> Queue | None:
-        """Where those stand who wait; the router's."""
+        """Queue of the router, in which tickets wait."""
         return self._line
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Those that it serves."""
+        """Families that this queue serves."""
         return tuple(self._families)
 
     @property
     def in_flight_count(self) -> int:
-        """Requests on a slice."""
+        """Number of requests on all slices together."""
         return len(self._flying)
 
     @property
@@ -162,21 +165,21 @@ class FamilyQueue:
 
     @property
     def live(self) -> frozenset[SliceKey]:
-        """The slices that get new requests."""
+        """Slices that get new requests."""
         return self._live
 
     def in_flight_on(self, slice_: SliceKey) -> int:
-        """Requests on one slice."""
+        """Number of requests on one slice."""
         place = self._by_identity.get(id(slice_)) or self._places.get(slice_)
         return place.in_flight if place is not None else 0
 
     def route(self, family: str) -> Route:
-        """What a family is routed by."""
+        """Route of a family as it was last applied."""
         served = self._families.get(family)
         return served.route if served is not None else Route(family=family)
 
     def reach(self, family: str) -> AccuracyReach:
-        """The accuracies that a family can give."""
+        """Accuracies that a family can give."""
         served = self._families.get(family)
         return served.reach if served is not None else AccuracyReach()
 
@@ -191,7 +194,7 @@ class FamilyQueue:
     # --- tables -----------------------------------------------------------------------------------------------------
 
     def set_reach(self, family: str, reach: AccuracyReach) -> None:
-        """The accuracies that a family can give from now on."""
+        """Set the accuracies that a family can give from now on."""
         self._of(family).reach = reach
 
     def table(self, route: Route, why: str, now_s: float, elsewhere: bool = False) -> Sequence[Effect]:
@@ -222,7 +225,7 @@ class FamilyQueue:
         return effects
 
     def carbon(self, ratio: float | None, now_s: float) -> Sequence[Effect]:
-        """Carbon against its mean; None = not known. Whom a router held back for it may go."""
+        """Tell the router the carbon intensity over its mean; None = not known. Whom it held back for it may go."""
         self._carbon_ratio = ratio
         if self._router is None:
             return ()
@@ -230,7 +233,7 @@ class FamilyQueue:
         return self._offer_all(now_s)
 
     def tick(self, now_s: float) -> Sequence[Effect]:
-        """The time of `next_s` has come."""
+        """Offer the slices again: the time of `next_s` has come."""
         if self._router is None:
             return ()
         self._offered_s = self._router.next_s()
@@ -244,7 +247,7 @@ class FamilyQueue:
         return served is None or (not served.open and self._gave_up(served, now_s))
 
     def submit(self, ticket: Ticket, now_s: float) -> Pick | None:
-        """A pick at once, or None: it waits.
+        """Submit a ticket: a pick at once, or None: it waits.
 
         Raises:
             QueueFull: it would have to wait and there is no room.
@@ -273,7 +276,7 @@ class FamilyQueue:
         return pick
 
     def done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> Sequence[Effect]:
-        """A picked request is over; its credit goes to whoever waits."""
+        """End a picked request; its credit goes to whoever waits."""
         on_done, place, _ = self._flying.pop(ticket.id)
         if on_done is not None:
             on_done(ticket, pick, outcome, now_s)
@@ -285,7 +288,7 @@ class FamilyQueue:
         return () if left or place.live else (Idle(place.key),)
 
     def leave(self, ticket: Ticket, now_s: float) -> bool:
-        """The client went away (or its time ran out); False: it did not wait here any longer."""
+        """Withdraw a ticket whose client went away (or whose time ran out); False: it did not wait here any longer."""
         if self.waiting.pop(ticket.id, None) is not None:
             self._cancel(ticket, now_s)
             return True
@@ -309,7 +312,7 @@ class FamilyQueue:
         return effects
 
     def fail(self, error: TrefoilError, now_s: float, family: str = "") -> Sequence[Effect]:
-        """Nobody of a family ("" = of any) waits any longer."""
+        """Refuse all waiting tickets of a family ("" = of any) with an error."""
         effects: list[Effect] = []
         for ticket in tuple(self.waiting.values()):
             if family in ("", ticket.family):

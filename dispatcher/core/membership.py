@@ -31,7 +31,7 @@ LOST_S: Final = 5.0  # as long as an acknowledgement lives: by then a dead worke
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Another worker, by its last acknowledgement."""
+    """Another worker, as its last acknowledgement describes it."""
 
     worker: WorkerId
     target: str = ""
@@ -41,7 +41,7 @@ class Member:
 
 
 class Membership:
-    """All workers that this one knows of. Times are the caller's monotonic clock."""
+    """Members of the cluster of dispatcher workers, as this one knows them. Times are the caller's monotonic clock."""
 
     def __init__(self, me: WorkerId) -> None:
         self.me = me
@@ -52,7 +52,7 @@ class Membership:
         self._waiting: tuple[tuple[Revision, frozenset[str]], float] | None = None  # for what, since when
 
     def update(self, acks: Iterable[TableAck], now_s: float) -> bool:
-        """All acknowledgements, as they stand in Redis. True if who shares has changed."""
+        """Update the members by all acknowledgements, as they stand in Redis. True if who shares has changed."""
         before = self._view()
         self._lost = {worker: until_s for worker, until_s in self._lost.items() if now_s < until_s}
         told = {(ack.dispatcher, ack.worker): ack for ack in acks}
@@ -67,15 +67,15 @@ class Membership:
         return self._view() != before
 
     def mark_connected(self, worker: WorkerId) -> None:
-        """Our connection to it stands."""
+        """Note that our connection to a worker stands: it is alive."""
         self._linked.add(worker)
 
     def mark_disconnected(self, worker: WorkerId) -> None:
-        """It does not, which proves nothing."""
+        """Note that our connection to a worker does not stand, which proves nothing."""
         self._linked.discard(worker)
 
     def mark_dead(self, worker: WorkerId, now_s: float) -> bool:
-        """It refuses connections: it is dead. True if who shares has changed."""
+        """Remove a worker that refuses connections: it is dead. True if who shares has changed."""
         before = self._view()
         self._linked.discard(worker)
         self._lost[worker] = now_s + LOST_S
@@ -89,7 +89,7 @@ class Membership:
 
     @property
     def sharers(self) -> tuple[WorkerId, ...]:
-        """Who shares the credits, sorted; never empty."""
+        """Workers that share the credits, sorted; never empty."""
         staying = [member.worker for member in self.members.values() if not member.leaving]
         if not self.leaving:
             staying.append(self.me)
@@ -97,16 +97,17 @@ class Membership:
 
     @property
     def sharer_names(self) -> tuple[str, ...]:
-        """Who shares, by name: what our acknowledgement says."""
+        """Names of the workers that share the credits: what our acknowledgement says."""
         return tuple(worker_name(worker) for worker in self.sharers)
 
     def target(self, worker: WorkerId) -> str:
-        """Where a worker is reached; "" if nowhere."""
+        """Address of a worker; "" if it has none."""
         member = self.members.get(worker)
         return member.target if member is not None else ""
 
     def agrees(self, table: Revision, now_s: float) -> bool:
-        """Whether all that we know of count the same sharers as we do, and route by this table."""
+        """Whether all known members count the same sharers as we do, and route by this table; also true once
+        AGREE_MAX_S have passed."""
         counts = frozenset(self.sharer_names)
         if all(member.table == table and member.counts == counts for member in self.members.values()):
             self._waiting = None
@@ -120,17 +121,17 @@ class Membership:
 
 
 def worker_name(worker: WorkerId) -> str:
-    """As acknowledgements have it."""
+    """Name of a worker in acknowledgements: "dispatcher:number"."""
     return f"{worker[0]}:{worker[1]}"
 
 
 def worker_place(worker: WorkerId) -> WorkerId:
-    """What hashing sees of a worker: it stays when the worker is started again."""
+    """Place of a worker, by which it is hashed: it stays when the worker is started again."""
     return worker[0], worker[1] % RESTART_STEP
 
 
 def rank_workers(family: str, workers: Sequence[WorkerId]) -> list[WorkerId]:
-    """Workers by their score for a family, the best first."""
+    """Rank workers for a family by rendezvous hashing, the best first."""
 
     def score(worker: WorkerId) -> bytes:
         dispatcher, number = worker_place(worker)
@@ -140,7 +141,7 @@ def rank_workers(family: str, workers: Sequence[WorkerId]) -> list[WorkerId]:
 
 
 def sequence_owner(family: str, served_by: Sequence[WorkerId], dispatcher: str) -> WorkerId:
-    """Who keeps the sequences of a family: of those that serve it, one of this dispatcher if there is one."""
+    """Worker that keeps the sequences of a family: of those that serve it, one of this dispatcher if there is one."""
     return next((worker for worker in rank_workers(family, served_by) if worker[0] == dispatcher), served_by[0])
 
 

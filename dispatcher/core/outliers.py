@@ -28,7 +28,7 @@ TICK_MAX_S: Final = 0.25
 
 
 class SilenceDetector:
-    """Which slices have gone quiet over their work. `tick` is called about ten times a second."""
+    """Detector of slices that have gone quiet over their work. `tick` is called about ten times a second."""
 
     def __init__(self, quiet_s: float) -> None:
         self._patience_s = quiet_s
@@ -38,7 +38,7 @@ class SilenceDetector:
         self._at_s: float | None = None
 
     def tick(self, in_flight: Mapping[SliceKey, int], heard: Mapping[SliceKey, int], now_s: float) -> list[SliceKey]:
-        """The slices to ask whether they are alive. `heard` counts what each slice has answered so far."""
+        """Slices to ask whether they are alive. `heard` counts what each slice has answered so far."""
         passed_s = min(TICK_MAX_S, now_s - self._at_s) if self._at_s is not None else 0.0
         self._at_s = now_s
         known, quiet = self._quiet_s, {}
@@ -51,38 +51,39 @@ class SilenceDetector:
         return [slice_ for slice_, for_s in quiet.items() if for_s >= self._ask_at_s.get(slice_, self._patience_s)]
 
     def on_alive(self, slice_: SliceKey) -> None:
-        """It was asked and said that it is alive: it may be quiet for as long again."""
+        """Note that a slice said that it is alive: it may be quiet for as long again."""
         self._ask_at_s[slice_] = self.quiet_s(slice_) + self._patience_s
 
     def quiet_s(self, slice_: SliceKey) -> float:
-        """For how long a slice has had requests and answered none."""
+        """Time for which a slice has had requests and answered none [s]."""
         return self._quiet_s.get(slice_, 0.0)
 
 
 class FailureStreaks:
-    """Consecutive bad ends of one kind."""
+    """Counts of consecutive failures of one kind, by slice."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._counts: dict[SliceKey, int] = {}
 
     def bad(self, slice_: SliceKey, fragile: bool) -> int:
-        """One more; the count when it makes an outlier, else 0. `fragile`: a slice on its ramp, where one is enough."""
+        """Count a failure; returns the count when it makes an outlier, else 0. `fragile`: a slice in its slow start,
+        where one is enough."""
         count = self._counts[slice_] = self._counts.get(slice_, 0) + 1
         return count if fragile or count >= self._limit else 0
 
     def good(self, slice_: SliceKey) -> None:
-        """An answer."""
+        """Note a good answer: it ends the streak."""
         if self._counts:
             self._counts.pop(slice_, None)
 
     def forget(self, slice_: SliceKey) -> None:
-        """It was ejected: it comes back with a clean record."""
+        """Forget the streak of an ejected slice: it comes back with a clean record."""
         self._counts.pop(slice_, None)
 
 
 class SlowStart:
-    """How much slices that came back may get."""
+    """Limits of the slices that came back, which grow with their answers."""
 
     def __init__(self) -> None:
         self._ramps: dict[SliceKey, _Allowance] = {}
@@ -91,12 +92,12 @@ class SlowStart:
         return slice_ in self._ramps
 
     def start(self, slice_: SliceKey, credits: int) -> None:
-        """It is back, and would have so many credits in full."""
+        """Begin the slow start of a slice that would have so many credits in full."""
         if credits > 1:
             self._ramps[slice_] = _Allowance(credits)
 
     def good(self, slice_: SliceKey) -> bool:
-        """An answer; True when its allowance changed."""
+        """Count a good answer; True when the slice's limit changed."""
         if not self._ramps or (ramp := self._ramps.get(slice_)) is None:
             return False
         ramp.good += 1
@@ -108,11 +109,11 @@ class SlowStart:
         return True
 
     def drop(self, slice_: SliceKey) -> None:
-        """It is out again."""
+        """End the slow start of a slice that is out again."""
         self._ramps.pop(slice_, None)
 
     def limits(self) -> Mapping[SliceKey, int]:
-        """The most that each slice on its ramp may get: what `table.build` takes."""
+        """Most requests that each slice in its slow start may get: what `build_table` takes."""
         return {slice_: ramp.allowed for slice_, ramp in self._ramps.items()}
 
 
@@ -124,7 +125,7 @@ class _Allowance:
 
 
 def panicking_family(slice_: SliceKey, serving: Mapping[str, Collection[SliceKey]], out: Collection[SliceKey]) -> str:
-    """The family of which too many slices would be out if this one went too, "" = it may go.
+    """Family of which too many slices would be out if this one went too, "" = it may go.
 
     `serving` gives the slices of each family that are live or would be if they were not out; `out` are the outliers.
     """
@@ -142,7 +143,8 @@ FAULTS: Final = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
 
 
 class SliceEvidence:
-    """Belongs to one worker. Times are the caller's monotonic clock."""
+    """Evidence of each slice's health from its requests: silence, streaks, slow start, service times. Belongs to one
+    worker; times are the caller's monotonic clock."""
 
     def __init__(self, quiet_s: float, late_strikes: int, fault_strikes: int) -> None:
         self.answer_counts: defaultdict[SliceKey, int] = defaultdict(int)
@@ -155,8 +157,8 @@ class SliceEvidence:
         self._lagged_at_s = float("-inf")
 
     def on_answer(self, slice_: SliceKey, variant: str, items: int, service_s: float | None, now_s: float) -> bool:
-        """A request was answered; in a time that says nothing of others, if `service_s` is None. True when the slice
-        may now get more than before."""
+        """Count an answer; in a time that says nothing of others, if `service_s` is None. True when the slice may now
+        get more than before."""
         self.answer_counts[slice_] += 1
         if service_s is not None:
             self.times.seen(slice_, variant, items, service_s, now_s)
@@ -165,7 +167,7 @@ class SliceEvidence:
         return self.ramps.good(slice_)
 
     def on_status(self, slice_: SliceKey, code: str) -> str:
-        """A request came back with a status of the slice's own; why that makes it an outlier, "" = it does not."""
+        """Count a status of the slice's own that came back; returns why that makes it an outlier, "" = it does not."""
         self.answer_counts[slice_] += 1
         self._late.good(slice_)
         if code not in FAULTS:
@@ -174,7 +176,8 @@ class SliceEvidence:
         return f"{count} requests in a row ended {code}" if count else ""
 
     def on_deadline(self, slice_: SliceKey, variant: str, items: int, waited_s: float, now_s: float) -> str:
-        """A deadline passed while the slice had the request; why that makes it an outlier, "" = it does not."""
+        """Count a deadline that passed while the slice had the request; returns why that makes it an outlier, "" = it
+        does not."""
         predicted_s = self.times.predicted_s(slice_, variant, items, now_s)
         usual_s = predicted_s or self.times.longest_s(slice_)
         lagging = now_s - self._lagged_at_s < LAGGED_S
@@ -185,11 +188,11 @@ class SliceEvidence:
         return f"{count} deadlines in a row passed there, {took}" if count else ""
 
     def on_stall(self, now_s: float) -> None:
-        """This process was held up: answers that were there in time were read too late."""
+        """Note that this process was held up: answers that were there in time were read too late."""
         self._lagged_at_s = now_s
 
     def on_ejected(self, slice_: SliceKey, dead: bool) -> None:
-        """It was ejected: it has a clean record when it comes back. `dead`: whatever comes back is another server."""
+        """Reset the record of an ejected slice. `dead`: whatever comes back is another server."""
         self._late.forget(slice_)
         self._faults.forget(slice_)
         self.ramps.drop(slice_)

@@ -29,7 +29,8 @@ Key = tuple[SliceKey, str, str]  # slice, family, variant
 
 
 class Receipts:
-    """The rates in force. `take` and `look` are called off the hot path, twice a second at most."""
+    """Receipt rates and carbon reading in force. `set_rates` and `check_age` are called off the hot path, twice a
+    second at most."""
 
     def __init__(self, stale_s: float) -> None:
         self._stale_s = stale_s
@@ -52,11 +53,11 @@ class Receipts:
 
     @property
     def stale_reasons(self) -> tuple[str, ...]:
-        """What is old, in words."""
+        """Which of rates and reading are old, in words."""
         return self._stale_reasons
 
     def check_age(self, now_s: float) -> None:
-        """Say so from now on, if rates or carbon have become old [UTC s]."""
+        """Check whether rates or carbon have become old [UTC s]; receipts say so from now on."""
         old = []
         if self._published is not None and now_s - self._published.observed_at_s > self._stale_s:
             old.append("the rates are old and carried on")
@@ -70,7 +71,7 @@ class Receipts:
             self._written.clear()
 
     def rate(self, slice_: SliceKey, family: str, variant: str) -> ReceiptRate | None:
-        """What an answer costs there; None: not known."""
+        """Energy rate of an answer on a slice; None: not known."""
         return self._rates.get((slice_, family, variant))
 
     def price(self, slice_: SliceKey, family: str, variant: str, items: int) -> Receipt | None:
@@ -136,7 +137,8 @@ class Receipts:
 
 
 def current_ratio(found: CarbonRatio | None, reading: CarbonReading | None, now_s: float) -> float | None:
-    """The ratio in force at a time [UTC s]; None: unknown or stale."""
+    """Carbon intensity over its mean that holds at a time [UTC s]; None: unknown, or too old to go by (as old as
+    receipts call a reading stale)."""
     if found is None or reading is None or found.series != reading.series:
         return None
     interval_s = reading.ends_at_s - reading.starts_at_s

@@ -10,7 +10,7 @@ Deviations: only requests that were certainly not executed come here, so a retry
 
 
 class RetryBudget:
-    """Of one worker, over all families."""
+    """Token bucket of retries of one worker, over all families."""
 
     __slots__ = ("_burst", "_ratio", "tokens")
 
@@ -20,12 +20,12 @@ class RetryBudget:
         self.tokens = self._burst
 
     def on_request(self) -> None:
-        """One more request."""
+        """Add the tokens of one more request."""
         tokens = self.tokens + self._ratio
         self.tokens = tokens if tokens < self._burst else self._burst
 
     def try_spend(self) -> bool:
-        """Whether one retry is within the budget; it is then spent."""
+        """Spend one retry; False: the budget is used up."""
         if self.tokens < 1.0:
             return False
         self.tokens -= 1.0

@@ -35,7 +35,7 @@ LISTENING: Final = SERVING | {SliceState.DRAINING}  # connecting earlier would l
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a slice listens. Another generation at the same address is another Triton: no connection is shared."""
+    """Address of a slice. Another generation at the same address is another Triton: no connection is shared."""
 
     target: str
     generation: int
@@ -63,7 +63,7 @@ class RoutingTable:
     missing: Mapping[str, Mapping[SliceKey, str]] = field(default_factory=dict)
 
     def live(self, family: str) -> tuple[RouteTarget, ...]:
-        """The targets that a family can be sent to now, from here."""
+        """Targets that a family can be sent to now, from here."""
         route = self.routes.get(family)
         return route.targets if route is not None else ()
 
@@ -73,12 +73,12 @@ class RoutingTable:
 
     @property
     def summary(self) -> str:
-        """One line: every family that is not routed as planned, and why."""
+        """Summary in one line: every family that is not routed as planned, and why."""
         return "; ".join(f"{family}: {why}" for family, why in sorted(self.why.items()) if why)
 
 
 def override_parts(plan: Plan, router: str, queue: str) -> Plan:
-    """The plan with a router and a queue of the operator's choice ("" = the plan's own)."""
+    """Replace router and queue of all routes by the operator's choice ("" = the plan's own)."""
     if not router and not queue:
         return plan
     chosen = (replace(route, router=router or route.router, queue=queue or route.queue) for route in plan.routes)
@@ -86,7 +86,7 @@ def override_parts(plan: Plan, router: str, queue: str) -> Plan:
 
 
 def check_plan(plan: Plan, seen: Revision, workers: int = 1) -> None:
-    """Whether a plan can be routed here, by one of so many workers.
+    """Check that a plan can be routed here, by one of so many workers.
 
     Raises:
         StaleRevision: an older plan than one obeyed before (an emptied Redis must not send the system back).

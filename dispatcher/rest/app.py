@@ -52,7 +52,7 @@ _NO_GENERATE: Final = "generate is not offered. Remedy: send /infer"
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """`headers` beyond the content's type and length."""
+    """HTTP response; `headers` beyond the content's type and length."""
 
     status: int
     body: bytes = b""
@@ -62,7 +62,7 @@ class HttpReply:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One HTTP request without its body."""
+    """HTTP request without its body."""
 
     method: str
     path: str
@@ -70,13 +70,13 @@ class HttpRequest:
     receive: Receive
 
     def needs(self, method: str) -> None:
-        """Raises HttpError for another method."""
+        """Check the method; raises HttpError 405 for another one."""
         if self.method != method:
             raise HttpError(HttpReply(405, _error("Method Not Allowed"), ((b"allow", method.encode()),)))
 
 
 class HttpError(Exception):
-    """A reply that is no gRPC status."""
+    """HTTP reply that is no gRPC status."""
 
     def __init__(self, reply: HttpReply) -> None:
         super().__init__(reply)
@@ -84,7 +84,7 @@ class HttpError(Exception):
 
 
 class RestApp:
-    """Called by the server for every request. Belongs to one event loop."""
+    """ASGI application of the REST port. Belongs to one event loop."""
 
     def __init__(self, fronts: Fronts) -> None:
         settings = fronts.local.settings
@@ -259,7 +259,7 @@ class RestApp:
 
 
 class ClientDisconnected(Exception):
-    """The client hung up."""
+    """Client that hung up before its answer."""
 
 
 async def _disconnect(receive: Receive) -> None:

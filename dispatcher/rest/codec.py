@@ -28,7 +28,7 @@ _OWN_FIELDS: Final = ("shared_memory_region", "shared_memory_byte_size", "shared
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """Which outputs go back in binary: those that were asked for by name, and all others."""
+    """Form of the outputs: which go back in binary, those that were asked for by name, and all others."""
 
     named: Mapping[str, bool] = field(default_factory=dict)
     others: bool = False
@@ -39,7 +39,7 @@ class OutputForm:
 
 
 def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[bytes, OutputForm]:
-    """The bytes of a ModelInferRequest, and how its answer is to be written.
+    """Decode a body into the bytes of a ModelInferRequest, and how its answer is to be written.
 
     `header_length`: bytes of JSON at the beginning of the body; binary tensors follow.
 
@@ -71,7 +71,7 @@ def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[b
 
 
 def encode(data: bytes, form: OutputForm) -> tuple[bytes, int | None]:
-    """The body for the bytes of a ModelInferResponse, and the length of its JSON if binary tensors follow it.
+    """Encode the bytes of a ModelInferResponse as a body; also the length of its JSON if binary tensors follow it.
 
     Raises:
         InvalidInput: an output has no JSON form and was not asked for in binary.
@@ -100,12 +100,12 @@ def encode(data: bytes, form: OutputForm) -> tuple[bytes, int | None]:
 
 
 def dumps(value: Any) -> bytes:
-    """Compact JSON in UTF-8; bytes that were not UTF-8 come out as they were."""
+    """Encode compact JSON in UTF-8; bytes that were not UTF-8 come out as they were."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogateescape")
 
 
 def parse(text: bytes) -> Json:
-    """A JSON object.
+    """Parse a JSON object.
 
     Raises:
         InvalidInput: it is none.
@@ -244,7 +244,8 @@ ALL_BINARY: Final = OutputForm(others=True)
 
 
 def decode_raw(body: bytes, config: Any, version: str) -> bytes:
-    """The bytes of a ModelInferRequest whose shape follows from the body's size. `config`: the model's ModelConfig.
+    """Decode a raw binary body into the bytes of a ModelInferRequest whose shape follows from its size. `config`: the
+    model's ModelConfig.
 
     Raises:
         InvalidInput: the model has several inputs, or the size fits no shape.
@@ -279,7 +280,7 @@ def _raw_shape(dims: Sequence[int], datatype: str, size: int) -> list[int]:
 
 
 def to_json(message: Any) -> dict[str, Any]:
-    """A protobuf message as Triton's JSON: proto names, 64-bit numbers as numbers, defaults spelt out.
+    """Convert a protobuf message to Triton's JSON: proto names, 64-bit numbers as numbers, defaults spelt out.
 
     Fields with presence (messages, members of a oneof) stand only if they are set.
     """

@@ -15,7 +15,7 @@ _WINDOW: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 async def expanded(body: bytes, encoding: str, bytes_max: int) -> bytes:
-    """A request's body as it was before its client compressed it.
+    """Decompress a request's body.
 
     Raises:
         StatusError: UNIMPLEMENTED for another encoding.
@@ -45,7 +45,7 @@ def _expand(body: bytes, window: int, bytes_max: int) -> bytes:
 
 
 def chosen(accept_encoding: str) -> str:
-    """The encoding that the client likes best, "" = none: the first of the highest weight, as Triton chooses."""
+    """Choose the encoding that the client likes best, "" = none: the first of the highest weight, as Triton chooses."""
     best, weight = "", 0.0
     for each in accept_encoding.split(","):
         name, _, q = each.strip().partition(";q=")
@@ -59,7 +59,7 @@ def chosen(accept_encoding: str) -> str:
 
 
 async def compressed(body: bytes, encoding: str) -> bytes:
-    """A body for the client."""
+    """Compress a response's body with gzip or deflate."""
     if len(body) < THREAD_BYTES:
         return _compress(body, encoding)
     return await asyncio.to_thread(_compress, body, encoding)

@@ -23,7 +23,7 @@ BACKLOG = 1024
 
 
 class RestPart:
-    """Serves HTTP clients. An empty address means none."""
+    """HTTP server, a part of the service. An empty address means none."""
 
     def __init__(self, fronts: Fronts, drain: GracefulShutdown | None = None) -> None:
         self._local = fronts.local
@@ -35,7 +35,7 @@ class RestPart:
 
     @property
     def port(self) -> int:
-        """The real one, if the address asked for port 0."""
+        """Port that the server listens on, also if the address asked for port 0."""
         assert self._socket is not None
         return int(self._socket.getsockname()[1])
 
@@ -59,7 +59,7 @@ class RestPart:
         await self._server.startup(sockets=[self._socket])
 
     async def run(self) -> None:
-        """Until told to stop."""
+        """Serve HTTP until told to stop."""
         if self._server is not None:
             await self._server.main_loop()
 
@@ -123,7 +123,7 @@ HEAD_S: Final = 30.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Who sends no whole head, or an endless one, is cut off."""
+    """HTTP/1.1 connection with bounded headers: who sends no whole head, or an endless one, is cut off."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)

@@ -19,7 +19,7 @@ from trefoil.core.plan import RouteTarget
 
 
 class Fifo(SingleQueueRouter):
-    """A `Router`: pure state machine, called in order."""
+    """Router `fifo`: a pure state machine, called in order."""
 
     name = "fifo"
     _measure = "requests in flight"

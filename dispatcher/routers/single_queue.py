@@ -22,7 +22,8 @@ UNSERVED: Final = -1
 
 
 class SingleQueueRouter(ABC):
-    """A `Router` without a choice: pure state machine, called in order."""
+    """Base of routers with one queue for the whole family; whom to choose is its subclass's. A pure state machine,
+    called in order."""
 
     name = ""
 
@@ -53,7 +54,7 @@ class SingleQueueRouter(ABC):
         """Carbon does not matter here."""
 
     def on_arrival(self, ticket: Ticket, now_s: float) -> Pick | None:
-        """A slice at once, or None: the ticket waits.
+        """Assign an arrival to a slice at once, or None: the ticket waits.
 
         Raises:
             QueueFull: it would have to wait and there is no room.
@@ -103,7 +104,7 @@ class SingleQueueRouter(ABC):
         return None
 
     def scores(self, ticket: Ticket) -> dict[SliceKey, tuple[float, str]]:
-        """How each live slice that may have this ticket stands; lower goes first."""
+        """Score of each live slice that may have this ticket; lower goes first."""
         return {
             account.slice: (
                 self._score(account) if account.in_flight < account.limit else float("inf"),

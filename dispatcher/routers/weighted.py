@@ -55,7 +55,8 @@ class _Class:
 
 
 class Weighted:
-    """A `Router`: pure state machine, called in order. Of a ticket, it reads `min_accuracy`; its queue reads more."""
+    """Router `weighted`: a pure state machine, called in order. Of a ticket, it reads `min_accuracy`; its queue reads
+    more."""
 
     def __init__(self, family: str, queue: Queue) -> None:
         self._queue = queue
@@ -81,7 +82,7 @@ class Weighted:
         """Carbon is in the weights already."""
 
     def on_arrival(self, ticket: Ticket, now_s: float) -> Pick | None:
-        """A slice at once, or None: the ticket waits for its class.
+        """Assign an arrival to a slice at once, or None: the ticket waits for its class.
 
         Raises:
             QueueFull: it would have to wait and there is no room; no class is charged for it.
@@ -130,7 +131,7 @@ class Weighted:
         return None
 
     def scores(self, ticket: Ticket) -> dict[SliceKey, tuple[float, str]]:
-        """How each live slice that may have this ticket stands, in requests until the turn of its class comes."""
+        """Score of each live slice that may have this ticket, in requests until the turn of its class comes."""
         found: dict[SliceKey, tuple[float, str]] = {}
         self._due()
         for each in self._classes.values():
@@ -218,7 +219,8 @@ class Weighted:
 
 
 def alike(targets: Iterable[RouteTarget]) -> dict[Kind, list[list[RouteTarget]]]:
-    """Targets that share one line: of one variant, slice type and weight. Those without weight help the lightest."""
+    """Group targets that share one line: of one variant, slice type and weight. Those without weight help the
+    lightest."""
     kinds: dict[Kind, list[RouteTarget]] = {}
     for target in targets:
         kinds.setdefault((target.variant, target.slice.slice_type), []).append(target)
@@ -288,7 +290,7 @@ GRID: Final = 2.0**24  # deadlines that agree to so small a part of a turn are e
 
 
 def deal_turns(shares: Sequence[float], lags: Sequence[float], count: int) -> list[int]:
-    """The classes (by position) of the next `count` turns. Shares are positive and sum to 1, lags sum to 0."""
+    """Deal the next `count` turns: classes, by position. Shares are positive and sum to 1, lags sum to 0."""
     classes = len(shares)
     if classes == 1:
         return [0] * count

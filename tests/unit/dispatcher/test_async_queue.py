@@ -1,6 +1,5 @@
 """No coroutine is forgotten, whatever happens in the same turn of the loop."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -109,17 +108,6 @@ async def test_the_end_of_the_last_request_on_a_draining_slice_is_told():
     pump.apply_route(route([target(1 - picks[1].slice.start)]), "")
     pump.done(ticket(1), picks[1], OK)
     assert told == [True]
-
-
-async def test_whoever_waits_can_be_sent_away():
-    pump = pump_of(target(0, credits=1))
-    pump.submit(ticket(1))
-    waiting = pump.submit(ticket(2))
-    pump.fail_waiting(Unavailable("the end"))
-    with pytest.raises(Unavailable, match="the end"):
-        await waiting
-    await asyncio.sleep(0)
-    assert pump.waiting == 0
 
 
 async def test_who_may_go_anywhere_moves_to_other_workers_and_sequences_wait_on():
