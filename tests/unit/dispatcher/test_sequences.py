@@ -330,7 +330,7 @@ class Machine(RuleBasedStateMachine):
         self.arrived[made.sequence_id].remove(id_)
         self.look()
 
-    def apply(self, live):
+    def apply_route(self, live):
         self.live = set(live)
 
         async def table():
