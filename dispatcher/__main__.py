@@ -40,27 +40,27 @@ def build(argv: Sequence[str]) -> list[Part]:
         end_with_supervisor(settings.supervisor_pid)
     local = LocalWorker(settings, settings.dispatcher or f"dispatcher-{uuid.uuid4().hex[:12]}", clock)
     contracts = Contracts(local)
-    loop = StateSync(local, state, DispatcherMetrics(local, metrics))
+    sync = StateSync(local, state, DispatcherMetrics(local, metrics))
     fronts = Fronts.of(local, contracts, metrics)
-    tokens = fronts.gate if settings.tenants_file is not None else None
+    tokens = fronts.access if settings.tenants_file is not None else None
     drain = GracefulShutdown(local)
-    siblings = AllWorkers(local, fronts.peers, metrics)
+    all_workers = AllWorkers(local, fronts.peers, metrics)
     one_of_many = settings.workers > 1
     shown = (
-        ExpositionPart(settings.metrics_address, siblings.metrics)
+        ExpositionPart(settings.metrics_address, all_workers.metrics)
         if one_of_many
         else MetricsPart(metrics, settings.metrics_address)
     )
-    admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(local, loop, siblings), NAME)
+    admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(local, sync, all_workers), NAME)
     return [
         StatePart(state),
         shown,
-        PeerServer(local, fronts.inference, siblings.answers(), loop),  # before the loop says where it listens
-        loop,
+        PeerServer(local, fronts.inference, all_workers.answers(), sync),  # before the sync says where it listens
+        sync,
         fronts.peers,
         Prober(local, contracts),
         ServerPart(lambda: rpc.make_server(settings, [admin], metrics=metrics, tokens=tokens, reuse_port=one_of_many)),
-        fronts.gate,
+        fronts.access,
         InferencePart(fronts, drain),
         RestPart(fronts, drain),  # ends before the connections to the slices, which the other closes
         drain,

@@ -255,37 +255,37 @@ def _explained_parameters(params: Mapping[str, str]) -> tuple[RequestParameters,
 class DispatcherAdmin(dispatcher_pb2_grpc.DispatcherServicer):  # type: ignore[misc]
     """Errors become statuses in the server's interceptor."""
 
-    def __init__(self, local: LocalWorker, loop: StateSync, siblings: AllWorkers | None = None) -> None:
+    def __init__(self, local: LocalWorker, sync: StateSync, all_workers: AllWorkers | None = None) -> None:
         self._local = local
-        self._loop = loop
-        self._siblings = siblings
+        self._sync = sync
+        self._all_workers = all_workers
 
     async def GetTable(self, request: Any, context: Any) -> Any:
         """Return the routes in force with what is known of each target, over all workers."""
-        return await self._siblings.table() if self._siblings is not None else table_of(self._local)
+        return await self._all_workers.table() if self._all_workers is not None else table_of(self._local)
 
     async def Drain(self, request: Any, context: Any) -> Any:
         """Take all workers of this dispatcher out of service, or back into it."""
-        assert self._siblings is not None
-        return await self._siblings.drain(request)
+        assert self._all_workers is not None
+        return await self._all_workers.drain(request)
 
     async def ExplainRequest(self, request: Any, context: Any) -> Any:
         """Explain where a request would go now, and how every target of its family stands."""
         return (
-            await self._siblings.explain(request)
-            if self._siblings is not None
+            await self._all_workers.explain(request)
+            if self._all_workers is not None
             else explain_request(self._local, request)
         )
 
     async def WatchLoad(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Each load window of all workers as it is flushed."""
-        own = self._loop.subscribe()
+        own = self._sync.subscribe()
         try:
-            if self._siblings is None:
+            if self._all_workers is None:
                 while True:
                     yield dispatcher_pb2.WatchLoadResponse(window=codec.to_proto(await own.get()))
-            async with contextlib.aclosing(self._siblings.windows(own)) as windows:
+            async with contextlib.aclosing(self._all_workers.windows(own)) as windows:
                 async for window in windows:
                     yield dispatcher_pb2.WatchLoadResponse(window=codec.to_proto(window))
         finally:
-            self._loop.unsubscribe(own)
+            self._sync.unsubscribe(own)

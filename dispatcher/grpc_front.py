@@ -1,6 +1,6 @@
-"""The gRPC front: all methods of KServe v2 behind the gate, on one port, with TLS and client certificates if set.
+"""The gRPC front: all methods of KServe v2 behind access control, on one port, with TLS and client certificates if set.
 
-What the gate refuses reaches no queue and is not booked as having arrived: demand is what could be answered.
+What access control refuses reaches no queue and is not booked as having arrived: demand is what could be answered.
 """
 
 from collections.abc import Awaitable, Callable
@@ -48,18 +48,18 @@ class Fronts:
     contracts: Contracts
     kserve: KserveService
     inference: Inference
-    gate: AccessControl
+    access: AccessControl
     peers: Peers
     streams: Streams
 
     @classmethod
     def of(cls, local: LocalWorker, contracts: Contracts, metrics: Metrics | None = None) -> "Fronts":
         """Raises `SettingError` for a tenants file that cannot be used."""
-        gate = AccessControl(local.settings, local.clock, metrics)
+        access = AccessControl(local.settings, local.clock, metrics)
         peers = Peers(local)
         inference = Inference(local, contracts, peers)
         streams = Streams(local, contracts, inference)
-        return cls(local, contracts, KserveService(local, contracts, peers), inference, gate, peers, streams)
+        return cls(local, contracts, KserveService(local, contracts, peers), inference, access, peers, streams)
 
 
 def make_server(fronts: Fronts) -> rpc.RpcServer:
@@ -129,32 +129,32 @@ class InferencePart(ServerPart):
 
 def handlers(fronts: Fronts) -> Any:
     """The generic handler of all 20 methods."""
-    gate = fronts.gate
+    access = fronts.access
     table: dict[str, Any] = {
-        "ModelInfer": grpc.unary_unary_rpc_method_handler(_infer(fronts.inference, gate)),
-        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_stream(fronts.streams, gate)),
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(_infer(fronts.inference, access)),
+        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_stream(fronts.streams, access)),
     }
     for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
         if method.name in UNIMPLEMENTED:
-            refuse = _guarded(_refusal(UNIMPLEMENTED[method.name]), gate, method.name in CHANGES)
+            refuse = _guarded(_refusal(UNIMPLEMENTED[method.name]), access, method.name in CHANGES)
             table[method.name] = grpc.unary_unary_rpc_method_handler(refuse)
         elif method.name not in table:
             table[method.name] = grpc.unary_unary_rpc_method_handler(
-                _guarded(_mapped(getattr(fronts.kserve, method.name)), gate),
+                _guarded(_mapped(getattr(fronts.kserve, method.name)), access),
                 request_deserializer=getattr(pb, method.input_type.name).FromString,
                 response_serializer=getattr(pb, method.output_type.name).SerializeToString,
             )
     return grpc.method_handlers_generic_handler(SERVICE, table)
 
 
-def _infer(inference: Inference, gate: AccessControl) -> Handler:
-    if gate.open:
+def _infer(inference: Inference, access: AccessControl) -> Handler:
+    if access.open:
         return inference.infer
 
     async def infer(data: bytes, context: Any) -> bytes:
         try:
-            tenant = gate.authenticate_call(context.invocation_metadata())
-            gate.admit(tenant, len(data))
+            tenant = access.authenticate_call(context.invocation_metadata())
+            access.admit(tenant, len(data))
         except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
         return await inference.infer(data, context, tenant.name)
@@ -162,30 +162,30 @@ def _infer(inference: Inference, gate: AccessControl) -> Handler:
     return infer
 
 
-def _stream(streams: Streams, gate: AccessControl) -> Handler:
+def _stream(streams: Streams, access: AccessControl) -> Handler:
     async def stream(_: Any, context: Any) -> None:
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else streams.local.clock.monotonic_s() + remaining_s
-        if gate.open:
+        if access.open:
             return await streams.serve(Caller(deadline_s=deadline_s), context)
         try:
-            tenant = gate.authenticate_call(context.invocation_metadata())
+            tenant = access.authenticate_call(context.invocation_metadata())
         except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
-        return await streams.serve(Caller(tenant.name, deadline_s), context, partial(gate.admit, tenant))
+        return await streams.serve(Caller(tenant.name, deadline_s), context, partial(access.admit, tenant))
 
     return stream
 
 
-def _guarded(behaviour: Handler, gate: AccessControl, changes: bool = False) -> Handler:
-    if gate.open:
+def _guarded(behaviour: Handler, access: AccessControl, changes: bool = False) -> Handler:
+    if access.open:
         return behaviour
 
     async def check(request: Any, context: Any) -> Any:
         try:
-            tenant = gate.authenticate_call(context.invocation_metadata())
+            tenant = access.authenticate_call(context.invocation_metadata())
             if changes:
-                gate.require_role(tenant, ADMIN)
+                access.require_role(tenant, ADMIN)
         except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
         return await behaviour(request, context)

@@ -23,7 +23,7 @@ class LocalWorker:
             Ejections(),
             SliceEvidence(settings.hang_quiet_s, settings.late_strikes, settings.fault_strikes),
         )
-        self.routing = Routing(settings, self.id, clock, ejections, evidence.ramps)
+        self.routing = Routing(settings, self.id, clock, ejections, evidence.slow_start)
         self.health = SliceHealth(ejections, evidence, self.routing, clock)
         self.accounting = Accounting(
             dispatcher, settings.worker, clock.now_s(), settings.classes_max, settings.receipts_stale_s

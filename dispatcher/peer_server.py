@@ -41,11 +41,11 @@ Answer = Callable[[bytes], Awaitable[bytes]]
 class PeerServer:
     """Server for other workers, a part of the service. It listens before the first acknowledgement says where."""
 
-    def __init__(self, local: LocalWorker, inference: Inference, asked: dict[str, Answer], loop: StateSync) -> None:
+    def __init__(self, local: LocalWorker, inference: Inference, asked: dict[str, Answer], sync: StateSync) -> None:
         self._local = local
         self._inference = inference
         self._methods = asked
-        self._loop = loop
+        self._sync = sync
         self._server: grpc.aio.Server | None = None
         self._socket: Path | None = None
         self._tokens = Tokens.of(local.settings)
@@ -137,12 +137,12 @@ class PeerServer:
     async def _watch(self, _: bytes, context: Any) -> AsyncIterator[bytes]:
         """Each load window of this worker as it is flushed."""
         await self._check(context)
-        windows = self._loop.subscribe()
+        windows = self._sync.subscribe()
         try:
             while True:
                 yield codec.encode(await windows.get())
         finally:
-            self._loop.unsubscribe(windows)
+            self._sync.unsubscribe(windows)
 
     def _caller(self, context: Any) -> Caller:
         remaining_s = context.time_remaining()

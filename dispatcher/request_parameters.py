@@ -44,7 +44,7 @@ def extract(parameters: Any) -> RequestParameters:
     if unknown:
         raise InvalidInput(f"unknown request parameter {', '.join(unknown)}", remedy=f"use one of {', '.join(KNOWN)}")
     values = {name: parameters[name] for name in ours}
-    knobs = RequestParameters(
+    found = RequestParameters(
         slo_class=_text("trefoil_class", values.get("trefoil_class")),
         min_accuracy=_number("trefoil_min_accuracy", values.get("trefoil_min_accuracy"), 0.0, 1.0),
         slo_ms=_number("trefoil_slo_ms", values.get("trefoil_slo_ms"), 0.0, math.inf),
@@ -52,7 +52,7 @@ def extract(parameters: Any) -> RequestParameters:
     )
     for name in ours:
         del parameters[name]
-    return knobs
+    return found
 
 
 def _text(name: str, parameter: Any) -> str:

@@ -38,7 +38,7 @@ class Routing:
     """Routing state of one worker. Belongs to one event loop."""
 
     def __init__(
-        self, settings: DispatcherSettings, worker: WorkerId, clock: Clock, ejections: Ejections, ramps: SlowStart
+        self, settings: DispatcherSettings, worker: WorkerId, clock: Clock, ejections: Ejections, slow_start: SlowStart
     ) -> None:
         self.plan: Plan | None = None
         self.nodes: dict[str, NodeStatus] = {}
@@ -58,7 +58,7 @@ class Routing:
         self._clock = clock
         self._worker = worker
         self._ejections = ejections
-        self._ramps = ramps
+        self._slow_start = slow_start
         self._queues: dict[
             tuple[str, ...], AsyncFamilyQueue
         ] = {}  # each once: by family, or by the router and queue of a group
@@ -145,18 +145,18 @@ class Routing:
         """Rebuild the routing table; tell queues and connections what is new to them."""
         if self.plan is None:
             return
-        reasons, slow_start_limits = self._ejections.reasons(), self._ramps.limits()
-        crew = self.membership
-        self.agreed = crew.agrees(self.plan.revision, self._clock.monotonic_s())
+        reasons, slow_start_limits = self._ejections.reasons(), self._slow_start.limits()
+        membership = self.membership
+        self.agreed = membership.agrees(self.plan.revision, self._clock.monotonic_s())
         slices = [(node.node, node.devices) for node in self.nodes.values()]
-        given = (self.plan, slices, reasons, crew.sharers, slow_start_limits, self.agreed, self.table.held)
+        given = (self.plan, slices, reasons, membership.sharers, slow_start_limits, self.agreed, self.table.held)
         if given == self._built_of:  # a status a second and node says mostly what the one before said
             return
         built = tables.build_table(
             self.plan,
             self.nodes.values(),
             reasons,
-            crew.sharers,
+            membership.sharers,
             self._worker,
             slow_start_limits,
             self.agreed,

@@ -52,7 +52,7 @@ class SliceHealth:
         if self.ejections.readmit(slice_):
             LOG.info("slice readmitted", slice=slice_.name)
             planned = (t for route in self._routing.table.planned.values() for t in route.targets if t.slice == slice_)
-            self.evidence.ramps.start(slice_, max((target.credits for target in planned), default=0))
+            self.evidence.slow_start.start(slice_, max((target.credits for target in planned), default=0))
             self._routing.rebuild()
             self._routing.changed.set()
 

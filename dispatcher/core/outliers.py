@@ -86,35 +86,35 @@ class SlowStart:
     """Limits of the slices that came back, which grow with their answers."""
 
     def __init__(self) -> None:
-        self._ramps: dict[SliceKey, _Allowance] = {}
+        self._allowances: dict[SliceKey, _Allowance] = {}
 
     def __contains__(self, slice_: SliceKey) -> bool:
-        return slice_ in self._ramps
+        return slice_ in self._allowances
 
     def start(self, slice_: SliceKey, credits: int) -> None:
         """Begin the slow start of a slice that would have so many credits in full."""
         if credits > 1:
-            self._ramps[slice_] = _Allowance(credits)
+            self._allowances[slice_] = _Allowance(credits)
 
     def good(self, slice_: SliceKey) -> bool:
         """Count a good answer; True when the slice's limit changed."""
-        if not self._ramps or (ramp := self._ramps.get(slice_)) is None:
+        if not self._allowances or (ramp := self._allowances.get(slice_)) is None:
             return False
         ramp.good += 1
         if ramp.good < ramp.allowed:
             return False
         ramp.allowed, ramp.good = 2 * ramp.allowed, 0
         if ramp.allowed >= ramp.full:
-            del self._ramps[slice_]
+            del self._allowances[slice_]
         return True
 
     def drop(self, slice_: SliceKey) -> None:
         """End the slow start of a slice that is out again."""
-        self._ramps.pop(slice_, None)
+        self._allowances.pop(slice_, None)
 
     def limits(self) -> Mapping[SliceKey, int]:
         """Most requests that each slice in its slow start may get: what `build_table` takes."""
-        return {slice_: ramp.allowed for slice_, ramp in self._ramps.items()}
+        return {slice_: ramp.allowed for slice_, ramp in self._allowances.items()}
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ class SliceEvidence:
         self.answer_counts: defaultdict[SliceKey, int] = defaultdict(int)
         """How often each slice has answered, with whatever status of its own."""
         self.silence = SilenceDetector(quiet_s)
-        self.ramps = SlowStart()
+        self.slow_start = SlowStart()
         self.times = ServiceTimes()
         self._late = FailureStreaks(late_strikes)
         self._faults = FailureStreaks(fault_strikes)
@@ -164,7 +164,7 @@ class SliceEvidence:
             self.times.seen(slice_, variant, items, service_s, now_s)
         self._late.good(slice_)
         self._faults.good(slice_)
-        return self.ramps.good(slice_)
+        return self.slow_start.good(slice_)
 
     def on_status(self, slice_: SliceKey, code: str) -> str:
         """Count a status of the slice's own that came back; returns why that makes it an outlier, "" = it does not."""
@@ -172,7 +172,7 @@ class SliceEvidence:
         self._late.good(slice_)
         if code not in FAULTS:
             return ""
-        count = self._faults.bad(slice_, slice_ in self.ramps)
+        count = self._faults.bad(slice_, slice_ in self.slow_start)
         return f"{count} requests in a row ended {code}" if count else ""
 
     def on_deadline(self, slice_: SliceKey, variant: str, items: int, waited_s: float, now_s: float) -> str:
@@ -183,7 +183,7 @@ class SliceEvidence:
         lagging = now_s - self._lagged_at_s < LAGGED_S
         if lagging or not usual_s or waited_s < LATE_FACTOR * usual_s:
             return ""
-        count = self._late.bad(slice_, slice_ in self.ramps)
+        count = self._late.bad(slice_, slice_ in self.slow_start)
         took = f"the last after {waited_s * 1e3:.0f} ms, {usual_s * 1e3:.0f} ms are usual"
         return f"{count} deadlines in a row passed there, {took}" if count else ""
 
@@ -195,6 +195,6 @@ class SliceEvidence:
         """Reset the record of an ejected slice. `dead`: whatever comes back is another server."""
         self._late.forget(slice_)
         self._faults.forget(slice_)
-        self.ramps.drop(slice_)
+        self.slow_start.drop(slice_)
         if dead:
             self.times.forget(slice_)

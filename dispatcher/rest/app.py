@@ -1,6 +1,6 @@
 """The ASGI application: Triton's URLs, methods, statuses and errors.
 
-Health stays open without a token, for load balancers. Everything else asks the gate first.
+Health stays open without a token, for load balancers. Everything else asks access control first.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class RestApp:
     def __init__(self, fronts: Fronts) -> None:
         settings = fronts.local.settings
         self._kserve, self._inference = fronts.kserve, fronts.inference
-        self._contracts, self._gate = fronts.contracts, fronts.gate
+        self._contracts, self._access = fronts.contracts, fronts.access
         self._body_bytes_max = settings.message_bytes_max
         self._json_bytes_max = settings.rest_json_bytes_max
 
@@ -118,7 +118,7 @@ class RestApp:
     async def _reply(self, ask: HttpRequest) -> HttpReply:
         if found := _HEALTH.fullmatch(ask.path):
             return await self._health(ask, found[1])
-        tenant = self._gate.authenticate(ask.headers.get("authorization", ""))
+        tenant = self._access.authenticate(ask.headers.get("authorization", ""))
         if found := _MODEL.fullmatch(ask.path):
             model, version, what = found[1], found[2] or "", found[3]
             if what == "infer":
@@ -134,7 +134,7 @@ class RestApp:
             ask.needs("POST")
             if found[1] == "index":
                 return await self._index(ask)
-            self._gate.require_role(tenant, ADMIN)
+            self._access.require_role(tenant, ADMIN)
             raise _unimplemented("RepositoryModelLoad" if found[2] == "load" else "RepositoryModelUnload")
         if found := _SHARED_MEMORY.fullmatch(ask.path):
             if found[2] == "status":
@@ -186,7 +186,7 @@ class RestApp:
 
     async def _infer(self, ask: HttpRequest, tenant: Tenant, model: str, version: str) -> HttpReply:
         body = await self._body(ask)
-        self._gate.admit(tenant, len(body))
+        self._access.admit(tenant, len(body))
         body = await compression.expanded(body, ask.headers.get("content-encoding", ""), self._json_bytes_max)
         data, form = await self._decoded(ask, body, model, version)
         answer = await self._while_there(ask.receive, self._inference.answer(data, Caller(tenant=tenant.name)))
@@ -292,7 +292,7 @@ def _error(text: str) -> bytes:
 
 
 def _refusal(refused: StatusError) -> HttpReply:
-    """A status as HTTP has it. What the gate says of waiting becomes Retry-After, in whole seconds, rounded up."""
+    """A status as HTTP has it. Access control's time to wait becomes Retry-After, in whole seconds, rounded up."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     for name, value in refused.trailers or ():
         if name == "grpc-retry-pushback-ms":

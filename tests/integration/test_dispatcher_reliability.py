@@ -146,7 +146,7 @@ async def test_a_stopped_slice_costs_two_seconds_at_most_and_loses_nothing_when_
             assert running.local.routing.in_flight()[key(1)] == 2
             processes[1].send(signal.SIGCONT)
             await until(lambda: len(live(running)) == 2)
-            await until(lambda: not running.local.health.evidence.ramps.limits())
+            await until(lambda: not running.local.health.evidence.slow_start.limits())
         await load.more()
         await load.stop()
         assert load.codes.keys() == {"OK"}

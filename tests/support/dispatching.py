@@ -81,7 +81,7 @@ class Running:
         return f"127.0.0.1:{self.rest.port}"
 
     async def start(self) -> None:
-        fronts = (self.fronts.gate, self.part, self.rest)
+        fronts = (self.fronts.access, self.part, self.rest)
         for part in (self.peer_part, self.loop, self.fronts.peers, self.prober, *fronts):
             await part.init()
             self._started.append(part)
