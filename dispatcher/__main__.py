@@ -7,22 +7,18 @@ from collections.abc import Sequence
 import structlog
 import uvloop
 
-from dispatcher import front
-from dispatcher.admin import NAME, DispatcherAdmin
+from dispatcher.admin import NAME, AllWorkers, DispatcherAdmin
 from dispatcher.contracts import Contracts
-from dispatcher.draining import DrainPart
-from dispatcher.exposition import ExpositionPart
-from dispatcher.front import Fronts
-from dispatcher.hub import Hub
-from dispatcher.listening import Listening
-from dispatcher.loop import Loop
-from dispatcher.peer_server import PeerPart
+from dispatcher.graceful_shutdown import GracefulShutdown
+from dispatcher.grpc_front import Fronts, InferencePart
+from dispatcher.local_worker import LocalWorker
+from dispatcher.metrics import DispatcherMetrics, ExpositionPart
+from dispatcher.peer_server import PeerServer
 from dispatcher.prober import Prober
 from dispatcher.rest.server import RestPart
 from dispatcher.settings import DispatcherSettings
-from dispatcher.siblings import Siblings
+from dispatcher.state_sync import StateSync
 from dispatcher.supervisor import SETTINGS_REFUSED, end_with_supervisor, supervise
-from dispatcher.telemetry import Gauges
 from protos.dispatcher.v1 import dispatcher_pb2_grpc
 from trefoil.core.errors import TrefoilError
 from trefoil.runtime import config, rpc
@@ -31,49 +27,9 @@ from trefoil.runtime.service import MetricsPart, Part, ServerPart, StatePart, ma
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
 
-HEALTH_TICK_S = 0.1
-
-
-class InferencePart(ServerPart):
-    """Serves clients, and at the end lets what is in flight finish."""
-
-    def __init__(self, fronts: Fronts, drain: DrainPart | None = None) -> None:
-        super().__init__(lambda: front.make_server(fronts))
-        self._hub = fronts.hub
-        self._streams = fronts.streams
-        self._drain = drain or DrainPart(fronts.hub)
-        self._listening: Listening | None = None
-
-    async def init(self) -> None:
-        """Listen."""
-        await super().init()
-        assert self.server is not None
-        if self._hub.settings.workers > 1:
-            self._listening = Listening(self.server.port)
-
-    async def run(self) -> None:
-        """Health follows readiness."""
-        assert self.server is not None
-        ready = None
-        while True:
-            if ready is not (ready := not self._hub.not_ready()):
-                for name in ("", *self.server.names):
-                    await self.server.serving(name, ready)
-            await self._hub.clock.sleep(HEALTH_TICK_S)
-
-    async def shutdown(self) -> None:
-        """No new requests from now on; those under way, queued ones included, have stop_grace_s to end."""
-        assert self.server is not None
-        self._hub.draining = True
-        self._streams.close()
-        if self._listening is not None:
-            self._listening.close()
-        await self._drain.bounded(self.server.stop, self._hub.settings.stop_grace_s)
-        await self._hub.transport.close()
-
 
 def build(argv: Sequence[str]) -> list[Part]:
-    """The one wiring function."""
+    """Wire a dispatcher worker: its parts, in the order in which they start."""
     settings = config.parser_main(DispatcherSettings, "dispatcher", argv)
     setup_logging("dispatcher", settings.log_level, settings.log_json)
     structlog.get_logger().info("settings", **config.masked(settings))
@@ -82,29 +38,29 @@ def build(argv: Sequence[str]) -> list[Part]:
     state = State.connect(settings.redis_url, settings.cluster, clock=clock, metrics=metrics)
     if settings.supervisor_pid:
         end_with_supervisor(settings.supervisor_pid)
-    hub = Hub(settings, settings.dispatcher or f"dispatcher-{uuid.uuid4().hex[:12]}", clock)
-    contracts = Contracts(hub)
-    loop = Loop(hub, state, Gauges(hub, metrics))
-    fronts = Fronts.of(hub, contracts, metrics)
-    tokens = fronts.gate if settings.tenants_file is not None else None
-    drain = DrainPart(hub)
-    siblings = Siblings(hub, fronts.peers, metrics)
+    local = LocalWorker(settings, settings.dispatcher or f"dispatcher-{uuid.uuid4().hex[:12]}", clock)
+    contracts = Contracts(local)
+    sync = StateSync(local, state, DispatcherMetrics(local, metrics))
+    fronts = Fronts.of(local, contracts, metrics)
+    tokens = fronts.access if settings.tenants_file is not None else None
+    drain = GracefulShutdown(local)
+    all_workers = AllWorkers(local, fronts.peers, metrics)
     one_of_many = settings.workers > 1
     shown = (
-        ExpositionPart(settings.metrics_address, siblings.metrics)
+        ExpositionPart(settings.metrics_address, all_workers.metrics)
         if one_of_many
         else MetricsPart(metrics, settings.metrics_address)
     )
-    admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(hub, loop, siblings), NAME)
+    admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(local, sync, all_workers), NAME)
     return [
         StatePart(state),
         shown,
-        PeerPart(hub, fronts.inference, siblings.answers(), loop),  # before the loop says where it listens
-        loop,
+        PeerServer(local, fronts.inference, all_workers.answers(), sync),  # before the sync says where it listens
+        sync,
         fronts.peers,
-        Prober(hub, contracts),
+        Prober(local, contracts),
         ServerPart(lambda: rpc.make_server(settings, [admin], metrics=metrics, tokens=tokens, reuse_port=one_of_many)),
-        fronts.gate,
+        fronts.access,
         InferencePart(fronts, drain),
         RestPart(fronts, drain),  # ends before the connections to the slices, which the other closes
         drain,
@@ -112,7 +68,8 @@ def build(argv: Sequence[str]) -> list[Part]:
 
 
 def entry(argv: Sequence[str]) -> int:
-    """This process is the dispatcher, or one of its workers, or what keeps several of them; returns the exit code."""
+    """Run `python -m dispatcher`: one dispatcher, one of its workers, or the supervisor of several; returns the exit
+    code."""
     try:
         settings = config.parser_main(DispatcherSettings, "dispatcher", argv)
     except TrefoilError as error:

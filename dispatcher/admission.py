@@ -11,12 +11,12 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher import knobs, wire
+from dispatcher import request_parameters, wire
+from dispatcher.async_queue import AsyncFamilyQueue
 from dispatcher.contracts import Contracts, unknown_model
-from dispatcher.hub import Hub
-from dispatcher.knobs import Knobs
-from dispatcher.pump import Pump
-from dispatcher.sequencing import SequencePump
+from dispatcher.local_worker import LocalWorker
+from dispatcher.request_parameters import RequestParameters
+from dispatcher.sequence_queue import AsyncSequenceQueue
 from trefoil.core.brains import Pick, Ticket
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable
 
@@ -27,8 +27,8 @@ ROUNDING_RATIO: Final = 0.01  # 1,491 ms are sent as 150 times 10 ms
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. `deadline_s` is on the monotonic clock, None = it waits for ever. `hops`: how often other workers have
-    passed it on."""
+    """Caller of a request. `deadline_s` is on the monotonic clock, None = it waits for ever. `hops`: how often other
+    workers have passed the request on."""
 
     tenant: str = ""
     deadline_s: float | None = None
@@ -44,8 +44,8 @@ def overdue(deadline_s: float | None, arrived_s: float, now_s: float) -> bool:
     return deadline_s is not None and now_s >= deadline_s - ROUNDING_S - ROUNDING_RATIO * (deadline_s - arrived_s)
 
 
-class Refused(Exception):
-    """A status that goes to the client as it is."""
+class StatusError(Exception):
+    """Request refused with a gRPC status that goes to the client as it is."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailers: Any = ()) -> None:
         super().__init__(code, details)
@@ -57,10 +57,10 @@ class Request:
     """One request on its way. `sent_s` is when it last went to a slice, 0.0 = never. `timeout_binds`: its deadline is
     that of its own `timeout` parameter, which Triton answers in words of its own."""
 
-    pump: Pump | SequencePump
+    queue: AsyncFamilyQueue | AsyncSequenceQueue
     ticket: Ticket
     payload: bytes
-    asked: Knobs
+    parameters: RequestParameters
     timeout_binds: bool = False
     pick: Pick | None = None
     sent_s: float = 0.0
@@ -68,15 +68,19 @@ class Request:
 
 
 class Admission:
-    """Belongs to one event loop."""
+    """Parses and checks requests and makes their tickets. Belongs to one event loop."""
 
-    def __init__(self, hub: Hub, contracts: Contracts) -> None:
-        self._hub = hub
+    def __init__(self, local: LocalWorker, contracts: Contracts) -> None:
+        self._local = local
+        self._load = local.accounting.load
+        self._routing = local.routing
+        self._clock = local.clock
+        self._settings = local.settings
         self._contracts = contracts
         self._ids = itertools.count(1)
 
     def next_id(self) -> int:
-        """A number that no other ticket of this worker has."""
+        """Return a ticket number that no other ticket of this worker has."""
         return next(self._ids)
 
     def admit(self, data: bytes, caller: Caller, arrived_s: float) -> Request:
@@ -91,14 +95,14 @@ class Admission:
         except DecodeError as error:
             raise InvalidInput(f"these {len(data)} bytes are not a ModelInferRequest") from error
         family = message.model_name
-        pump = self._pump(family)
+        queue = self._queue_of(family)
         if message.model_version not in ("", wire.PUBLIC_VERSION):
             raise NotFound(
                 f"Request for unknown model: '{family}' version {message.model_version} is not found",
                 remedy=f"leave the version out, or ask for {wire.PUBLIC_VERSION}: the variant is ours to choose",
             )
         timeout_s = 0.0
-        asked = knobs.NONE
+        asked = request_parameters.NO_PARAMETERS
         payload = data
         priority, sequence = 0, _NO_SEQUENCE
         if message.parameters:
@@ -107,10 +111,10 @@ class Admission:
             priority = _priority(message.parameters)
             sequence = _sequence(message.parameters)
             count = len(message.parameters)
-            asked = knobs.take(message.parameters)
+            asked = request_parameters.extract(message.parameters)
             if len(message.parameters) != count:
                 payload = message.SerializeToString()
-        _check_memory(message)
+        _refuse_shared_memory(message)
         if message.model_version:
             payload += wire.CLEAR_VERSION
         shape = message.inputs[0].shape if message.inputs else ()
@@ -119,7 +123,7 @@ class Admission:
         ticket = Ticket(
             id=next(self._ids),
             family=family,
-            slo_class=self._hub.book.class_name(asked.slo_class),
+            slo_class=self._load.class_name(asked.slo_class),
             tenant=caller.tenant,
             items=max(1, shape[0]) if shape and self._batches(family) else 1,
             bytes=len(data),
@@ -131,13 +135,13 @@ class Admission:
             sequence_start=sequence_start,
             sequence_end=sequence_end,
             length_score=None,
-            slo_ms=self._hub.slo_ms(family, asked),
+            slo_ms=self._routing.slo_ms(family, asked),
         )
         if not caller.hops:  # else it was counted where the client came in
-            self._hub.book.arrived(family, ticket.slo_class, self._hub.clock.now_s(), caller.tenant)
-        return Request(pump, ticket, payload, asked, timeout_binds)
+            self._load.arrived(family, ticket.slo_class, self._clock.now_s(), caller.tenant)
+        return Request(queue, ticket, payload, asked, timeout_binds)
 
-    async def in_sequence(self, request: Request) -> None:
+    async def queue_in_sequence(self, request: Request) -> None:
         """Let a request of a sequence wait for its turn and go where its sequence lives. A family without sequences
         takes no notice of them, as Triton does not.
 
@@ -147,7 +151,7 @@ class Admission:
         family = request.ticket.family
         contract = self._contracts.known(family) or await self._contracts.of(family)
         if contract.sequence_idle_s is not None:
-            request.pump = self._hub.sequenced(family, contract.sequence_idle_s)
+            request.queue = self._routing.sequence_queue(family, contract.sequence_idle_s)
 
     def _deadline(
         self, family: str, deadline_s: float | None, timeout_s: float, arrived_s: float
@@ -158,16 +162,16 @@ class Admission:
             own_s = arrived_s + timeout_s
             return (own_s, True) if deadline_s is None or own_s < deadline_s else (deadline_s, False)
         if deadline_s is None:
-            settings = self._hub.settings
+            settings = self._settings
             default_s = settings.deadlines_s.get(family, settings.deadline_s)
             return (arrived_s + default_s, False) if default_s else (None, False)
         return deadline_s, False
 
-    def _pump(self, family: str) -> Pump:
-        pump = self._hub.pumps.get(family)
-        if pump is None or family not in self._hub.table.routes:
-            raise unknown_model(family) if self._hub.table.routes else Unavailable(self._hub.not_ready())
-        return pump
+    def _queue_of(self, family: str) -> AsyncFamilyQueue:
+        queue = self._routing.queues.get(family)
+        if queue is None or family not in self._routing.table.routes:
+            raise unknown_model(family) if self._routing.table.routes else Unavailable(self._local.not_ready())
+        return queue
 
     def _batches(self, family: str) -> bool:
         """Whether the first dimension counts items; taken as true until the contract is known."""
@@ -178,7 +182,7 @@ class Admission:
 _NO_SEQUENCE = ("", False, False)
 
 
-def _check_memory(message: Any) -> None:
+def _refuse_shared_memory(message: Any) -> None:
     for tensor in (*message.inputs, *message.outputs):
         if tensor.parameters and "shared_memory_region" in tensor.parameters:
             raise InvalidInput(

@@ -13,42 +13,37 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.core.sequences import IDLE_DEFAULT_S
-from dispatcher.hub import Hub
-from dispatcher.wire import PUBLIC_VERSION
+from dispatcher.local_worker import LocalWorker
+from dispatcher.wire import BYTES_PER_ELEMENT, PUBLIC_VERSION
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.model_files import alone
 
 ASK_TIMEOUT_S: Final = 5.0
-BYTES_PER_ELEMENT: Final = {
-    "BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4,
-    "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8, "BYTES": 4,
-}  # fmt: skip
-"""BYTES: an empty element is its 4-byte length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """Both messages as clients get them."""
+    """Metadata and configuration of a family, as clients get them."""
 
     metadata: Any
     config: Any
 
     @property
     def decoupled(self) -> bool:
-        """Whether a request has any number of answers, which only a stream can bring."""
+        """Whether the model is decoupled: any number of answers, which only a stream can bring."""
         return bool(self.config.config.model_transaction_policy.decoupled)
 
     @property
     def sequence_idle_s(self) -> float | None:
-        """How long a sequence may be idle; None = the family has no sequences."""
+        """Longest idle time of a sequence [s]; None = the family has no sequences."""
         config = self.config.config
         if not config.HasField("sequence_batching"):
             return None
         return config.sequence_batching.max_sequence_idle_microseconds / 1e6 or IDLE_DEFAULT_S
 
     def zeros(self, model: str) -> Any:
-        """The smallest request that the family accepts: what a probe sends."""
+        """Build the smallest request that the family accepts: what a probe sends."""
         request = pb.ModelInferRequest(model_name=model, id="trefoil-probe")
         for each in self.metadata.inputs:
             shape = [max(1, size) for size in each.shape]
@@ -62,25 +57,25 @@ class Contract:
 
 
 class Contracts:
-    """Contracts by family, asked once each."""
+    """Contracts by family, asked of a live slice once each."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, local: LocalWorker) -> None:
+        self._routing = local.routing
         self._known: dict[str, Contract] = {}
         self._asking = asyncio.Lock()
 
     def known(self, family: str) -> Contract | None:
-        """What was learned so far."""
+        """Contract of a family if it was learned already."""
         return self._known.get(family)
 
     async def of(self, family: str) -> Contract:
-        """The family's contract.
+        """Contract of a family, asked of a live slice if it is not known yet.
 
         Raises:
             NotFound: the plan routes no such family.
             Unavailable: it is not known yet, and no live slice tells.
         """
-        if family not in self._hub.table.routes:
+        if family not in self._routing.table.routes:
             raise unknown_model(family)
         async with self._asking:
             if family not in self._known:
@@ -88,8 +83,8 @@ class Contracts:
         return self._known[family]
 
     async def from_slice(self, family: str, slice_: SliceKey) -> Contract:
-        """What one slice says; raises AioRpcError."""
-        connection = self._hub.transport.to(slice_)
+        """Ask one slice for the contract of a family; raises AioRpcError."""
+        connection = self._routing.transport.connection(slice_)
         asked = pb.ModelMetadataRequest(name=family)
         metadata = await connection.ask("ModelMetadata", asked, pb.ModelMetadataResponse, ASK_TIMEOUT_S)
         wanted = pb.ModelConfigRequest(name=family)
@@ -97,8 +92,8 @@ class Contracts:
         return published(family, metadata, config.config)
 
     async def _ask(self, family: str) -> Contract:
-        why = self._hub.table.why.get(family) or "no slice is live"
-        for slice_ in self._hub.table.alive.get(family, ()):
+        why = self._routing.table.why.get(family) or "no slice is live"
+        for slice_ in self._routing.table.alive.get(family, ()):
             try:
                 return await self.from_slice(family, slice_)
             except grpc.aio.AioRpcError as error:
@@ -107,7 +102,7 @@ class Contracts:
 
 
 def published(family: str, metadata: Any, config: Any) -> Contract:
-    """A slice's own answers, without what is the slice's own."""
+    """Make the public contract of a slice's own answers, without what is the slice's own."""
     public = pb.ModelMetadataResponse(name=family, versions=[PUBLIC_VERSION], platform=metadata.platform)
     public.inputs.extend(metadata.inputs)
     public.outputs.extend(metadata.outputs)
@@ -131,5 +126,5 @@ def published(family: str, metadata: Any, config: Any) -> Contract:
 
 
 def unknown_model(family: str) -> NotFound:
-    """In Triton's words."""
+    """NotFound error for a family that nobody serves, in Triton's words."""
     return NotFound(f"Request for unknown model: '{family}' is not found")

@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import grpc
 
-from dispatcher import peers
-from dispatcher.admission import Caller, Refused
-from dispatcher.core import crew
-from dispatcher.core.crew import Worker
-from dispatcher.flows import Flow
-from dispatcher.hub import Hub
+from dispatcher import peer_links
+from dispatcher.admission import Caller, StatusError
+from dispatcher.core import membership
+from dispatcher.core.membership import WorkerId
+from dispatcher.decoupled import DecoupledRequest
 from dispatcher.inference import Inference
-from dispatcher.loop import Loop
+from dispatcher.local_worker import LocalWorker
+from dispatcher.state_sync import StateSync
 from trefoil.core.errors import StartError
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.scopes import Tokens
@@ -38,58 +38,58 @@ OPTIONS: Final = (
 Answer = Callable[[bytes], Awaitable[bytes]]
 
 
-class PeerPart:
-    """A part of the service. It listens before the first acknowledgement says where."""
+class PeerServer:
+    """Server for other workers, a part of the service. It listens before the first acknowledgement says where."""
 
-    def __init__(self, hub: Hub, inference: Inference, asked: dict[str, Answer], loop: Loop) -> None:
-        self._hub = hub
+    def __init__(self, local: LocalWorker, inference: Inference, asked: dict[str, Answer], sync: StateSync) -> None:
+        self._local = local
         self._inference = inference
-        self._asked = asked
-        self._loop = loop
+        self._methods = asked
+        self._sync = sync
         self._server: grpc.aio.Server | None = None
         self._socket: Path | None = None
-        self._tokens = Tokens.of(hub.settings)
-        self._marked = ((peers.ANSWERED_BY, crew.name(hub.me)),)
+        self._tokens = Tokens.of(local.settings)
+        self._own_trailer = ((peer_links.ANSWERED_BY, membership.worker_name(local.id)),)
 
     async def init(self) -> None:
-        """Listen.
+        """Listen on the peer address or the worker's own socket.
 
         Raises:
             StartError, SettingError: it cannot.
         """
-        address = self._hub.settings.peer_address
+        address = self._local.settings.peer_address
         server = self._server = grpc.aio.server(options=OPTIONS)
         handlers = {
             "Infer": grpc.unary_unary_rpc_method_handler(self._infer),
             "Flow": grpc.unary_stream_rpc_method_handler(self._flow),
             "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
         }
-        handlers |= {n: grpc.unary_unary_rpc_method_handler(self._plain(a)) for n, a in self._asked.items()}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(peers.SERVICE, handlers),))
+        handlers |= {n: grpc.unary_unary_rpc_method_handler(self._bytes_handler(a)) for n, a in self._methods.items()}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(peer_links.SERVICE, handlers),))
         if address:
-            self._hub.peer_target = self._listen_to_all(server, address)
+            self._local.peer_target = self._listen_to_all(server, address)
         else:
-            self._socket = socket_of(self._hub.settings.state_dir, self._hub.me)
-            self._hub.peer_target = f"unix:{self._socket}"
-            self._bind(server.add_insecure_port, self._hub.peer_target)
+            self._socket = socket_of(self._local.settings.state_dir, self._local.id)
+            self._local.peer_target = f"unix:{self._socket}"
+            self._bind(server.add_insecure_port, self._local.peer_target)
             self._socket.chmod(0o600)
         await server.start()
 
     async def run(self) -> None:
-        """Nothing but what is asked."""
+        """Serve until cancelled."""
         await asyncio.Event().wait()
 
     async def shutdown(self) -> None:
-        """Nobody should ask any more: the crew knows that we left."""
+        """Stop listening: the other workers know that we left."""
         if self._server is not None:
             await self._server.stop(GRACE_S)
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
 
     def _listen_to_all(self, server: grpc.aio.Server, address: str) -> str:
-        settings = self._hub.settings
+        settings = self._local.settings
         host, port = rpc.split_address(address)
-        own = f"{host}:{port + self._hub.me[1] % crew.LIVES if port else 0}"
+        own = f"{host}:{port + self._local.id[1] % membership.RESTART_STEP if port else 0}"
         rpc.check_listener(settings, own)
         if settings.tls_certificate and settings.tls_key:
             pair = (settings.tls_key.read_bytes(), settings.tls_certificate.read_bytes())
@@ -109,11 +109,11 @@ class PeerPart:
         await self._check(context)
         try:
             answer = await self._inference.answer(data, self._caller(context))
-        except Refused as refused:
-            await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._marked))
+        except StatusError as refused:
+            await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._own_trailer))
             raise AssertionError("abort returned") from refused
-        named = ((peers.VARIANT, answer.variant.encode()), (peers.SLICE, codec.encode(answer.slice)))
-        context.set_trailing_metadata((*(answer.trailers or ()), *self._marked, *named))
+        named = ((peer_links.VARIANT, answer.variant.encode()), (peer_links.SLICE, codec.encode(answer.slice)))
+        context.set_trailing_metadata((*(answer.trailers or ()), *self._own_trailer, *named))
         return answer.data
 
     async def _flow(self, data: bytes, context: Any) -> None:
@@ -121,35 +121,35 @@ class PeerPart:
         await self._check(context)
         told = dict(context.invocation_metadata() or ())
         caller = self._caller(context)
-        flow = Flow(self._hub, self._inference, context.write, "trefoil-grpc-error" in told)
+        flow = DecoupledRequest(self._local, self._inference, context.write, "trefoil-grpc-error" in told)
         serve = partial(flow.serve, "trefoil-final" in told)
 
-        async def nowhere_else(_: Worker) -> None:
+        async def nowhere_else(_: WorkerId) -> None:
             raise AssertionError("a forwarded request is not forwarded again")
 
         try:
-            await self._inference.carry(
-                data, caller, lambda request: self._inference.anywhere(request, caller, serve, nowhere_else)
+            await self._inference.handle(
+                data, caller, lambda request: self._inference.serve_or_forward(request, caller, serve, nowhere_else)
             )
-        except Refused as refused:
-            await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._marked))
+        except StatusError as refused:
+            await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._own_trailer))
 
     async def _watch(self, _: bytes, context: Any) -> AsyncIterator[bytes]:
         """Each load window of this worker as it is flushed."""
         await self._check(context)
-        windows = self._loop.subscribe()
+        windows = self._sync.subscribe()
         try:
             while True:
                 yield codec.encode(await windows.get())
         finally:
-            self._loop.unsubscribe(windows)
+            self._sync.unsubscribe(windows)
 
     def _caller(self, context: Any) -> Caller:
         remaining_s = context.time_remaining()
-        deadline_s = None if remaining_s is None else self._hub.clock.monotonic_s() + remaining_s
-        return peers.caller_of(dict(context.invocation_metadata() or ())[peers.CALLER], deadline_s)
+        deadline_s = None if remaining_s is None else self._local.clock.monotonic_s() + remaining_s
+        return peer_links.caller_of(dict(context.invocation_metadata() or ())[peer_links.CALLER], deadline_s)
 
-    def _plain(self, answer: Answer) -> Any:
+    def _bytes_handler(self, answer: Answer) -> Any:
         async def handle(request: bytes, context: Any) -> bytes:
             await self._check(context)
             return await answer(request)
@@ -158,11 +158,11 @@ class PeerPart:
 
     async def _check(self, context: Any) -> None:
         if self._socket is None and self._tokens.scope(context.invocation_metadata()) not in ("control", "open"):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token", self._marked)
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token", self._own_trailer)
 
 
-def socket_of(state_dir: Path, me: Worker) -> Path:
-    """A worker's own socket: under the state directory where the path is short enough, else under the temporary one.
+def socket_of(state_dir: Path, me: WorkerId) -> Path:
+    """Path of a worker's own socket: under the state directory where it is short enough, else under the temporary one.
 
     Raises:
         StartError: somebody else owns the folder, or it cannot be made.
@@ -177,11 +177,11 @@ def socket_of(state_dir: Path, me: Worker) -> Path:
         remedy = "give a state_dir that this user owns"
         raise StartError(f"cannot be used ({error})", field="state_dir", value=str(inside), remedy=remedy) from error
     for other in inside.glob("*.sock"):
-        _sweep(other)
+        _remove_dead_socket(other)
     return inside / name
 
 
-def _sweep(path: Path) -> None:
+def _remove_dead_socket(path: Path) -> None:
     """Remove a socket that a killed worker has left: nobody takes connections there any more."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)

@@ -17,12 +17,12 @@ import grpc
 import structlog
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher import flows, wire
-from dispatcher.admission import Refused
+from dispatcher import decoupled, wire
+from dispatcher.admission import StatusError
 from dispatcher.contracts import Contract, Contracts
 from dispatcher.core.ejection import PROVEN_BY_INFERENCE, Failure, classify
-from dispatcher.core.health import FAULTS
-from dispatcher.hub import Hub
+from dispatcher.core.outliers import FAULTS
+from dispatcher.local_worker import LocalWorker
 from dispatcher.transport import Connection
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceKey
@@ -39,10 +39,13 @@ SICK_MAX_S: Final = 30.0
 
 
 class Prober:
-    """A part of the service."""
+    """Health checks of slices: probes of ejected ones, questions to silent ones. A part of the service."""
 
-    def __init__(self, hub: Hub, contracts: Contracts) -> None:
-        self._hub = hub
+    def __init__(self, local: LocalWorker, contracts: Contracts) -> None:
+        self._health = local.health
+        self._routing = local.routing
+        self._clock = local.clock
+        self._settings = local.settings
         self._contracts = contracts
         self._probing: dict[SliceKey, asyncio.Task[None]] = {}
         self._silent_failures: Counter[SliceKey] = Counter()
@@ -55,26 +58,26 @@ class Prober:
         """Nothing to acquire."""
 
     async def run(self) -> None:
-        """Probe what is due, until cancelled."""
-        due_s = self._hub.clock.monotonic_s()
+        """Probe what is due ten times a second, until cancelled."""
+        due_s = self._clock.monotonic_s()
         while True:
-            now_s = self._hub.clock.monotonic_s()
+            now_s = self._clock.monotonic_s()
             if now_s - due_s > LAG_S:
-                self._hub.health.lagged(now_s)
+                self._health.evidence.on_stall(now_s)
             due_s = now_s + TICK_S
-            for slice_, failure in self._hub.ejections.due(now_s).items():
+            for slice_, failure in self._health.ejections.due(now_s).items():
                 self._start(slice_, self._probe(slice_, failure))
-            if now_s - self._silent_at_s >= self._hub.settings.stale_probe_s:
+            if now_s - self._silent_at_s >= self._settings.stale_probe_s:
                 self._silent_at_s = now_s
-                for slice_ in self._silent():
+                for slice_ in self._stale_slices():
                     self._start(slice_, self._probe(slice_, None))
-            self._listen(now_s)
-            for pump in self._hub.each_pump:
-                pump.expire()
-            for sequences in self._hub.sequences.values():
+            self._check_silence(now_s)
+            for queue in self._routing.each_queue:
+                queue.expire()
+            for sequences in self._routing.sequences.values():
                 sequences.expire()
-            self._learn()
-            await self._hub.clock.sleep(TICK_S)
+            self._learn_contracts()
+            await self._clock.sleep(TICK_S)
 
     async def shutdown(self) -> None:
         """Cancel the probes under way."""
@@ -91,44 +94,48 @@ class Prober:
         self._probing[slice_] = task
         task.add_done_callback(lambda _: self._probing.pop(slice_, None))
 
-    def _listen(self, now_s: float) -> None:
+    def _check_silence(self, now_s: float) -> None:
         """Ask slices that are silent over their work, and idle ones now and then; end what waits on dead ones."""
-        hub, settings = self._hub, self._hub.settings
-        in_flight, heard = hub.in_flight(), hub.health.heard
-        for slice_ in hub.health.silence.tick(in_flight, heard, now_s):
-            if slice_ in hub.ejections.outliers():
+        health, settings = self._health, self._settings
+        in_flight, answers = self._routing.in_flight(), health.evidence.answer_counts
+        for slice_ in health.evidence.silence.tick(in_flight, answers, now_s):
+            if slice_ in health.ejections.outliers():
                 self._hung_since_s.setdefault(slice_, now_s)
-            elif slice_ not in hub.ejections:
+            elif slice_ not in health.ejections:
                 self._start(slice_, self._ask_alive(slice_, settings.hang_probe_s))
-        for slice_ in self._idle(in_flight, heard, now_s) if settings.idle_probe_s else ():
+        for slice_ in self._idle_slices(in_flight, answers, now_s) if settings.idle_probe_s else ():
             self._start(slice_, self._ask_alive(slice_, settings.probe_timeout_s))
         for slice_, since_s in list(self._hung_since_s.items()):
-            if hub.health.silence.quiet_s(slice_) < settings.hang_quiet_s:
+            if health.evidence.silence.quiet_s(slice_) < settings.hang_quiet_s:
                 del self._hung_since_s[slice_]  # it goes on, or has nothing any more
             elif now_s - since_s >= settings.hung_fail_s:
                 del self._hung_since_s[slice_]
-                hub.transport.cut(slice_, f"slice {slice_.name} has not answered for {now_s - since_s:.1f} s: it hangs")
+                self._routing.transport.cut(
+                    slice_, f"slice {slice_.name} has not answered for {now_s - since_s:.1f} s: it hangs"
+                )
 
-    def _idle(self, in_flight: Mapping[SliceKey, int], heard: Mapping[SliceKey, int], now_s: float) -> list[SliceKey]:
+    def _idle_slices(
+        self, in_flight: Mapping[SliceKey, int], answers: Mapping[SliceKey, int], now_s: float
+    ) -> list[SliceKey]:
         due: list[SliceKey] = []
         known, self._idle_since_s = self._idle_since_s, {}
-        live = {target.slice for route in self._hub.table.routes.values() for target in route.targets}
+        live = {target.slice for route in self._routing.table.routes.values() for target in route.targets}
         for slice_ in live - set(in_flight):
             count, since_s = known.get(slice_, (-1, now_s))
-            if count != heard.get(slice_, 0):
+            if count != answers.get(slice_, 0):
                 since_s = now_s
-            elif now_s - since_s >= self._hub.settings.idle_probe_s and len(due) < IDLE_PROBES_MAX:
+            elif now_s - since_s >= self._settings.idle_probe_s and len(due) < IDLE_PROBES_MAX:
                 due.append(slice_)
                 since_s = now_s
-            self._idle_since_s[slice_] = heard.get(slice_, 0), since_s
+            self._idle_since_s[slice_] = answers.get(slice_, 0), since_s
         return due
 
     async def _ask_alive(self, slice_: SliceKey, timeout_s: float) -> None:
         """Whether a silent slice answers anything at all."""
-        hub, clock = self._hub, self._hub.clock
-        before, started_s = hub.health.heard[slice_], clock.monotonic_s()
+        health, clock = self._health, self._clock
+        before, started_s = health.evidence.answer_counts[slice_], clock.monotonic_s()
         try:
-            connection = hub.transport.to(slice_)
+            connection = self._routing.transport.connection(slice_)
             await connection.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse, timeout_s)
         except TrefoilError:
             return  # it has no connection: the table is about to leave it out
@@ -136,28 +143,28 @@ class Prober:
             code, details = error.code().name, error.details() or ""
             failure = classify(code, details)
             if failure is not Failure.OWN:
-                hub.eject(slice_, failure, f"asked whether it is alive: {code} {details}")
+                health.eject(slice_, failure, f"asked whether it is alive: {code} {details}")
                 return
             if code == "DEADLINE_EXCEEDED":
                 took_s = clock.monotonic_s() - started_s
-                if hub.health.heard[slice_] == before and took_s <= timeout_s + STALL_S:
+                if health.evidence.answer_counts[slice_] == before and took_s <= timeout_s + STALL_S:
                     self._hangs(
                         slice_, Failure.HUNG, f"silent, and does not say within {timeout_s:g} s whether it is alive"
                     )
                 return
-        hub.health.silence.spoke(slice_)
-        quiet_s, usual_s = hub.health.silence.quiet_s(slice_), hub.health.times.longest_s(slice_)
+        health.evidence.silence.on_alive(slice_)
+        quiet_s, usual_s = health.evidence.silence.quiet_s(slice_), health.evidence.times.longest_s(slice_)
         if usual_s and quiet_s >= max(STUCK_MIN_S, STUCK_FACTOR * usual_s):
             self._hangs(slice_, Failure.STUCK, f"says that it is alive, but answered nothing for {quiet_s:.1f} s")
 
     def _hangs(self, slice_: SliceKey, failure: Failure, why: str) -> None:
-        self._hung_since_s.setdefault(slice_, self._hub.clock.monotonic_s())
-        self._hub.eject(slice_, failure, why)
+        self._hung_since_s.setdefault(slice_, self._clock.monotonic_s())
+        self._health.eject(slice_, failure, why)
 
     async def _probe(self, slice_: SliceKey, failure: Failure | None) -> None:
         """`failure` None: not ejected, its node is silent."""
         try:
-            why = await self._try(slice_, failure)
+            why = await self._check_slice(slice_, failure)
         except TrefoilError as error:
             why = str(error)
         except grpc.aio.AioRpcError as error:
@@ -166,18 +173,18 @@ class Prober:
             if why:
                 LOG.debug("probe failed", slice=slice_.name, why=why)
             else:
-                self._hub.readmit(slice_)
+                self._health.readmit(slice_)
             return
         self._silent_failures[slice_] = self._silent_failures[slice_] + 1 if why else 0
-        if self._silent_failures[slice_] >= self._hub.settings.stale_probe_failures:
+        if self._silent_failures[slice_] >= self._settings.stale_probe_failures:
             del self._silent_failures[slice_]
-            self._hub.eject(slice_, Failure.UNREACHABLE, f"its agent is silent, and so is it: {why}")
+            self._health.eject(slice_, Failure.UNREACHABLE, f"its agent is silent, and so is it: {why}")
 
-    async def _try(self, slice_: SliceKey, failure: Failure | None) -> str:
+    async def _check_slice(self, slice_: SliceKey, failure: Failure | None) -> str:
         """Why the slice is not well, "" if it is."""
-        timeout_s = self._hub.settings.probe_timeout_s
-        connection = self._hub.transport.to(slice_)
-        for family in self._hub.families_of(slice_):
+        timeout_s = self._settings.probe_timeout_s
+        connection = self._routing.transport.connection(slice_)
+        for family in self._routing.families_of(slice_):
             if not await connection.ready(family, timeout_s):
                 return f"not ready for {family}"
             if failure not in PROVEN_BY_INFERENCE:
@@ -186,39 +193,41 @@ class Prober:
             if contract is None:
                 contract = await self._contracts.from_slice(family, slice_)
             try:
-                await self._infer(connection, contract, family, slice_)
+                await self._prove_by_inference(connection, contract, family, slice_)
             except grpc.aio.AioRpcError as error:
                 code, details = error.code().name, error.details() or ""
-            except Refused as refused:
+            except StatusError as refused:
                 code, details = refused.code.name, refused.details
             else:
                 continue
             if code == "DEADLINE_EXCEEDED" or classify(code, details) is not Failure.OWN:
                 return f"{code} {details}"
-            if failure is Failure.SICK and code in FAULTS and not self._exiled(slice_):
+            if failure is Failure.SICK and code in FAULTS and not self._out_for_long(slice_):
                 return f"{code} {details}"
         return ""
 
-    def _exiled(self, slice_: SliceKey) -> bool:
+    def _out_for_long(self, slice_: SliceKey) -> bool:
         """Whether a sick slice has been out for so long that its probes prove nothing: some models refuse zeros."""
-        known = self._hub.ejections.of(slice_)
-        return known is None or self._hub.clock.monotonic_s() - known.since_s > SICK_MAX_S
+        known = self._health.ejections.of(slice_)
+        return known is None or self._clock.monotonic_s() - known.since_s > SICK_MAX_S
 
-    async def _infer(self, connection: Connection, contract: Contract, family: str, slice_: SliceKey) -> None:
-        """One real inference; raises AioRpcError, or Refused for an error among a decoupled family's answers."""
+    async def _prove_by_inference(
+        self, connection: Connection, contract: Contract, family: str, slice_: SliceKey
+    ) -> None:
+        """One real inference; raises AioRpcError, or StatusError for an error among a decoupled family's answers."""
         request = contract.zeros(family)
-        timeout_s = max(self._hub.settings.probe_timeout_s, PROBE_FACTOR * self._hub.health.times.longest_s(slice_))
+        timeout_s = max(self._settings.probe_timeout_s, PROBE_FACTOR * self._health.evidence.times.longest_s(slice_))
         if not contract.decoupled:
             await connection.ask("ModelInfer", request, pb.ModelInferResponse, timeout_s)
             return
         call = connection.stream(iter((request.SerializeToString() + wire.ASK_FINAL,)), timeout=timeout_s)
         async for data in call:
-            if (error := flows.error_of(pb.ModelStreamInferResponse.FromString(data))) is not None:
+            if (error := decoupled.error_of(pb.ModelStreamInferResponse.FromString(data))) is not None:
                 raise error
 
-    def _learn(self) -> None:
+    def _learn_contracts(self) -> None:
         """Ask for a family's contract as soon as a slice can tell: later there may be none."""
-        unknown = [f for f, alive in self._hub.table.alive.items() if alive and self._contracts.known(f) is None]
+        unknown = [f for f, alive in self._routing.table.alive.items() if alive and self._contracts.known(f) is None]
         if unknown and (self._learning is None or self._learning.done()):
             self._learning = asyncio.create_task(self._ask(unknown), name="learn contracts")
 
@@ -229,14 +238,14 @@ class Prober:
             except TrefoilError as error:
                 LOG.debug("contract not known yet", family=family, why=str(error))
 
-    def _silent(self) -> list[SliceKey]:
+    def _stale_slices(self) -> list[SliceKey]:
         """Slices that are routed to although their node's status is stale."""
-        now_s, limit_s = self._hub.clock.now_s(), self._hub.settings.node_stale_s
+        now_s, limit_s = self._clock.now_s(), self._settings.node_stale_s
         stale = {
             status.key
-            for node in self._hub.nodes.values()
+            for node in self._routing.nodes.values()
             if now_s - node.observed_at_s > limit_s
             for device in node.devices
             for status in device.slices
         }
-        return [t.slice for route in self._hub.table.routes.values() for t in route.targets if t.slice in stale]
+        return [t.slice for route in self._routing.table.routes.values() for t in route.targets if t.slice in stale]

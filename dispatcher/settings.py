@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from dispatcher.core.table import ONE_WORKER
+from dispatcher.core.routing_table import ONE_WORKER
 from dispatcher.queues import QUEUES
 from dispatcher.routers import ROUTERS
 from trefoil.core.errors import SettingError
@@ -14,7 +14,7 @@ from trefoil.runtime.config import ServiceSettings
 
 
 class DispatcherSettings(ServiceSettings):
-    """Settings of `python -m dispatcher`."""
+    """Settings of `python -m dispatcher`, with their units and bounds."""
 
     admin_address: str = "127.0.0.1:8104"
     metrics_address: str = "127.0.0.1:8114"
@@ -118,7 +118,7 @@ class DispatcherSettings(ServiceSettings):
     """Failed requests are all counted, and logged up to this rate."""
 
     def front(self) -> "DispatcherSettings":
-        """With the TLS files of clients' ports in the place of the admin port's."""
+        """Settings with the TLS files of clients' ports in the place of the admin port's."""
         if self.front_tls_certificate is None and self.front_tls_key is None:
             return self
         own = {"tls_certificate": self.front_tls_certificate, "tls_key": self.front_tls_key}

@@ -19,76 +19,78 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher import wire
-from dispatcher.admission import Caller, Refused
+from dispatcher.admission import Caller, StatusError
 from dispatcher.contracts import Contracts
-from dispatcher.core.crew import Worker
-from dispatcher.flows import Flow
-from dispatcher.hub import Hub
+from dispatcher.core.membership import WorkerId
+from dispatcher.decoupled import DecoupledRequest
 from dispatcher.inference import Inference
+from dispatcher.local_worker import LocalWorker
 from trefoil.core.errors import TrefoilError
 
 SEQUENCE: Final = "sequence_id"
 GRPC_ERROR: Final = "triton_grpc_error"
-STOPPING: Final = Refused(grpc.StatusCode.UNAVAILABLE, "the dispatcher is stopping. Remedy: open the stream anew")
+CLOSED: Final = "the connection to its slice was closed"
+STOPPING: Final = StatusError(grpc.StatusCode.UNAVAILABLE, "the dispatcher is stopping. Remedy: open the stream anew")
 _parse = pb.ModelInferRequest.FromString
 
 Write = Callable[[bytes], Awaitable[None]]
 
 
-class Closed(Exception):
-    """A stream that its client wanted closed by the first error."""
+class StreamAborted(Exception):
+    """Error that ends a stream, as its client asked for with `triton_grpc_error`."""
 
-    def __init__(self, refused: Refused) -> None:
+    def __init__(self, refused: StatusError) -> None:
         super().__init__(refused.details)
         self.refused = refused
 
 
-class Left(asyncio.CancelledError):
-    """A client that left: nobody reads any more."""
+class ClientLeft(asyncio.CancelledError):
+    """Client that left its stream: nobody reads any more."""
 
 
 class Streams:
-    """Belongs to one event loop."""
+    """Client streams (ModelStreamInfer) of this worker. Belongs to one event loop."""
 
-    def __init__(self, hub: Hub, contracts: Contracts, inference: Inference) -> None:
-        self.hub = hub
+    def __init__(self, local: LocalWorker, contracts: Contracts, inference: Inference) -> None:
+        self.local = local
         self.inference = inference
         self._contracts = contracts
         self._open: set[_Stream] = set()
 
     async def serve(self, caller: Caller, context: Any, admit: Callable[[int], None] | None = None) -> None:
         """One stream, from its first message until the client has half-closed it and everything is answered. `admit`
-        is told the bytes of each message and may raise Refused."""
+        is told the bytes of each message and may raise StatusError."""
         metadata = dict(context.invocation_metadata() or ())
         stream = _Stream(self, caller, metadata.get(GRPC_ERROR) == "true", context.write, admit)
-        refused: Refused | None = None
+        refused: StatusError | None = None
         self._open.add(stream)
-        self.hub.open_streams = len(self._open)
+        self.local.accounting.open_streams = len(self._open)
         try:
             await stream.run(context.read)
-        except* Closed as closed:
+        except* StreamAborted as closed:
             (first, *_) = closed.exceptions
-            assert isinstance(first, Closed)
+            assert isinstance(first, StreamAborted)
             refused = first.refused
         finally:
             self._open.discard(stream)
-            self.hub.open_streams = len(self._open)
+            self.local.accounting.open_streams = len(self._open)
         refused = refused or stream.ended
         if refused is not None:
             await context.abort(refused.code, refused.details, refused.trailers)
 
     def close(self) -> None:
-        """The process stops: answer what is under way, and let clients open their streams anew elsewhere."""
+        """Close all streams since the process stops: what is under way is answered, and clients open them anew
+        elsewhere."""
         for stream in self._open:
             stream.end(STOPPING)
 
     @property
     def forwards(self) -> bool:
         """Whether other workers may answer in our place: on the way to them requests could overtake each other."""
-        return self.inference.peers is not None and len(self.hub.crew.sharers) > 1
+        return self.inference.peers is not None and len(self.local.routing.membership.sharers) > 1
 
     async def decoupled(self, family: str) -> bool:
-        """Whether a request of the family has any number of answers; False for one that admission will refuse."""
+        """Whether a family is decoupled (any number of answers); False for one that admission will refuse."""
         try:
             return (self._contracts.known(family) or await self._contracts.of(family)).decoupled
         except TrefoilError:
@@ -120,11 +122,11 @@ class _Stream:
         self._grpc_error = grpc_error
         self._write = write
         self._admit = admit
-        self._room = asyncio.Semaphore(streams.hub.settings.stream_requests_max)
+        self._room = asyncio.Semaphore(streams.local.settings.stream_requests_max)
         self._writing = asyncio.Lock()
         self._last: asyncio.Event | None = None  # of the last message that is answered in order
         self._reading: asyncio.Task[None] | None = None
-        self.ended: Refused | None = None  # what its client hears once everything is answered
+        self.ended: StatusError | None = None  # what its client hears once everything is answered
         self._turns: dict[tuple[str, bytes], asyncio.Event] = {}  # of the last message of each sequence
 
     async def run(self, read: Callable[[], Awaitable[Any]]) -> None:
@@ -132,7 +134,7 @@ class _Stream:
         async with asyncio.TaskGroup() as group:
             self._reading = group.create_task(self._read(read, group))
 
-    def end(self, why: Refused) -> None:
+    def end(self, why: StatusError) -> None:
         """Read no more."""
         self.ended = why
         if self._reading is not None:
@@ -169,13 +171,13 @@ class _Stream:
     async def _answer(self, message: _Message) -> None:
         try:
             await self._serve(message)
-        except Refused as refused:
+        except StatusError as refused:
             await self._refuse(message, refused)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            if isinstance(error, Left) or (task is not None and task.cancelling()):
+            if isinstance(error, ClientLeft) or (task is not None and task.cancelling()):
                 raise
-            await self._refuse(message, Refused(grpc.StatusCode.CANCELLED, "the connection to its slice was closed"))
+            await self._refuse(message, StatusError(grpc.StatusCode.CANCELLED, CLOSED))
         finally:
             if message.answered is not None:
                 message.answered.set()
@@ -184,9 +186,9 @@ class _Stream:
                 del self._turns[message.sequence]
             self._room.release()
 
-    async def _refuse(self, message: _Message, refused: Refused) -> None:
+    async def _refuse(self, message: _Message, refused: StatusError) -> None:
         if self._grpc_error:
-            raise Closed(refused) from refused
+            raise StreamAborted(refused) from refused
         await self._send_in_turn(message, wire.stream_error(refused.details, message.id))
 
     async def _serve(self, message: _Message) -> None:
@@ -196,16 +198,18 @@ class _Stream:
         if message.turn is not None:
             await message.turn.wait()
         if message.decoupled:
-            flow = Flow(self._streams.hub, inference, self._send, self._grpc_error)
-            here, there = partial(flow.serve, message.wants_final), partial(self._pass_on, message)
-            await inference.carry(
-                message.data, self._caller, lambda request: inference.anywhere(request, self._caller, here, there)
+            flow = DecoupledRequest(self._streams.local, inference, self._send, self._grpc_error)
+            serve, forward = partial(flow.serve, message.wants_final), partial(self._pass_on, message)
+            await inference.handle(
+                message.data,
+                self._caller,
+                lambda request: inference.serve_or_forward(request, self._caller, serve, forward),
             )
         else:
             answer = await inference.answer(message.data, self._caller)
             await self._send_in_turn(message, wire.stream_answer(answer.data + wire.FINAL))
 
-    async def _pass_on(self, message: _Message, worker: Worker) -> None:
+    async def _pass_on(self, message: _Message, worker: WorkerId) -> None:
         """To the worker that answers in our place."""
         peers = self._streams.inference.peers
         assert peers is not None
@@ -222,4 +226,4 @@ class _Stream:
             try:
                 await self._write(data)
             except grpc.aio.InternalError as error:  # the client left; gRPC cancels this stream's handler as well
-                raise Left from error
+                raise ClientLeft from error

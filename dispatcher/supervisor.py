@@ -20,7 +20,7 @@ from typing import Final
 
 import structlog
 
-from dispatcher.core.crew import LIVES
+from dispatcher.core.membership import RESTART_STEP
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.runtime import rpc
@@ -28,7 +28,7 @@ from trefoil.runtime.clock import Clock
 
 LOG = structlog.get_logger()
 SETTINGS_REFUSED: Final = 2  # the exit code of a TrefoilError: starting again cannot help
-STEADY_S: Final = 5.0  # a worker that lived so long did not fail to start
+STABLE_S: Final = 5.0  # a worker that lived so long did not fail to start
 STARTS_MAX: Final = 5  # of one place, before any worker has lived so long
 PAUSE_FIRST_S: Final = 0.2
 PAUSE_MAX_S: Final = 5.0
@@ -39,7 +39,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class Supervisor:
-    """Belongs to one event loop."""
+    """Supervisor of the worker processes of one dispatcher. Belongs to one event loop."""
 
     def __init__(self, settings: DispatcherSettings, argv: Sequence[str], clock: Clock) -> None:
         self.dispatcher = f"dispatcher-{uuid.uuid4().hex[:12]}"
@@ -49,22 +49,22 @@ class Supervisor:
         self._workers: dict[int, asyncio.subprocess.Process] = {}  # by place
         self._stopping = asyncio.Event()
         self._code = 0
-        self._steady = False  # whether any worker ever lived for long
-        self._held: list[socket.socket] = []
+        self._any_stable = False  # whether any worker ever lived for long
+        self._held_sockets: list[socket.socket] = []
 
     async def run(self) -> int:
-        """Until told to stop, or until a worker refuses its settings; returns the exit code.
+        """Supervise until told to stop, or until a worker refuses its settings; returns the exit code.
 
         Raises:
             PortInUse, StartError: somebody else listens on one of the ports.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told_to_stop)
+            loop.add_signal_handler(number, self._request_stop)
         try:
             addresses = self._hold_ports()
             keepers = [
-                asyncio.create_task(self._keep(place, addresses), name=f"worker {place}")
+                asyncio.create_task(self._keep_alive(place, addresses), name=f"worker {place}")
                 for place in range(self._settings.workers)
             ]
             await self._stopping.wait()
@@ -74,7 +74,7 @@ class Supervisor:
             except TimeoutError:
                 self._signal(signal.SIGKILL)
         finally:
-            for held in self._held:
+            for held in self._held_sockets:
                 held.close()
         return self._code
 
@@ -92,29 +92,29 @@ class Supervisor:
             rpc.check_port(address)
             host, port = rpc.split_address(address)
             held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-            self._held.append(held)
+            self._held_sockets.append(held)
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             held.bind((host, port))
             addresses[name] = f"{address.rpartition(':')[0]}:{held.getsockname()[1]}"
         return addresses
 
-    async def _keep(self, place: int, addresses: dict[str, str]) -> None:
+    async def _keep_alive(self, place: int, addresses: dict[str, str]) -> None:
         life, pause_s = 0, 0.0
         while not self._stopping.is_set():
             started_s = self._clock.monotonic_s()
-            worker = place + LIVES * life
-            code = await self._live(place, worker, addresses)
+            worker = place + RESTART_STEP * life
+            code = await self._run_worker(place, worker, addresses)
             if self._stopping.is_set():
                 return
-            steady = self._clock.monotonic_s() - started_s >= STEADY_S
-            self._steady = self._steady or steady
-            if not self._steady and (code == SETTINGS_REFUSED or life == STARTS_MAX):
+            stable = self._clock.monotonic_s() - started_s >= STABLE_S
+            self._any_stable = self._any_stable or stable
+            if not self._any_stable and (code == SETTINGS_REFUSED or life == STARTS_MAX):
                 LOG.error("no worker can be started", worker=worker, code=code)
                 self._code = code if code > 0 else 1
-                self._told_to_stop()
+                self._request_stop()
                 return
-            pause_s = 0.0 if steady else min(PAUSE_MAX_S, max(PAUSE_FIRST_S, 2 * pause_s))
+            pause_s = 0.0 if stable else min(PAUSE_MAX_S, max(PAUSE_FIRST_S, 2 * pause_s))
             LOG.warning("worker ended", worker=worker, code=code, again_in_s=pause_s)
             life += 1
             if pause_s:
@@ -122,7 +122,7 @@ class Supervisor:
                     async with asyncio.timeout(pause_s):
                         await self._stopping.wait()
 
-    async def _live(self, place: int, worker: int, addresses: dict[str, str]) -> int:
+    async def _run_worker(self, place: int, worker: int, addresses: dict[str, str]) -> int:
         values = {"worker": worker, "dispatcher": self.dispatcher, "supervisor_pid": os.getpid(), **addresses}
         assignments = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         # A session of its own: a terminal's Ctrl-C comes to us alone, and from us to the workers, once.
@@ -138,7 +138,7 @@ class Supervisor:
         finally:
             del self._workers[place]
 
-    def _told_to_stop(self) -> None:
+    def _request_stop(self) -> None:
         """Every time we are told: the first lets workers drain, the second ends them at once."""
         self._stopping.set()
         self._signal(signal.SIGTERM)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.core.table import Endpoint
+from dispatcher.core.routing_table import Endpoint
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import SliceKey
 
@@ -31,11 +31,11 @@ OPTIONS: Final = (
 
 
 class Connection:
-    """The channel of one slice with its methods, made once."""
+    """Channel to one slice with its methods, made once."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.cut = ""
+        self.cut_reason = ""
         """Why its calls were cut off: they then end as cancelled, though nobody left."""
         self.channel = grpc.aio.insecure_channel(endpoint.target, options=OPTIONS)
         self.infer = self.channel.unary_unary(f"/{SERVICE}/ModelInfer")
@@ -43,7 +43,7 @@ class Connection:
         self._typed: dict[str, Any] = {}
 
     async def ask(self, method: str, request: Any, answer: Any, timeout_s: float) -> Any:
-        """Any other unary method, with messages; raises AioRpcError."""
+        """Call any other unary method, with messages; raises AioRpcError."""
         if method not in self._typed:
             self._typed[method] = self.channel.unary_unary(
                 f"/{SERVICE}/{method}",
@@ -53,7 +53,7 @@ class Connection:
         return await self._typed[method](request, timeout=timeout_s)
 
     async def ready(self, family: str, timeout_s: float) -> bool:
-        """Whether the server takes requests for the family; raises AioRpcError."""
+        """Ask whether the server takes requests for the family; raises AioRpcError."""
         server = await self.ask("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse, timeout_s)
         if not server.ready:
             return False
@@ -62,14 +62,14 @@ class Connection:
 
 
 class Transport:
-    """The connections of one worker. Belongs to one event loop."""
+    """Connections of one worker to its slices. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._connections: dict[SliceKey, Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    def serve(self, endpoints: Mapping[SliceKey, Endpoint]) -> None:
-        """Connect to these; let go of others, and of those that another generation has replaced."""
+    def connect(self, endpoints: Mapping[SliceKey, Endpoint]) -> None:
+        """Connect to these endpoints; let go of others, and of those that another generation has replaced."""
         for slice_, connection in list(self._connections.items()):
             if endpoints.get(slice_) != connection.endpoint:
                 del self._connections[slice_]
@@ -80,8 +80,8 @@ class Transport:
                 connection.channel.get_state(try_to_connect=True)  # not at the first request
                 self._connections[slice_] = connection
 
-    def to(self, slice_: SliceKey) -> Connection:
-        """The connection of a slice.
+    def connection(self, slice_: SliceKey) -> Connection:
+        """Connection to a slice.
 
         Raises:
             Unavailable: it has none.
@@ -92,16 +92,16 @@ class Transport:
         return connection
 
     def cut(self, slice_: SliceKey, why: str) -> None:
-        """End all calls on a slice that will not answer them, and connect anew."""
+        """Cut off all calls on a slice that will not answer them, and connect anew."""
         connection = self._connections.pop(slice_, None)
         if connection is None:
             return
-        connection.cut = why
+        connection.cut_reason = why
         self._retire(connection, 0.0)
-        self.serve({slice_: connection.endpoint, **{key: each.endpoint for key, each in self._connections.items()}})
+        self.connect({slice_: connection.endpoint, **{key: each.endpoint for key, each in self._connections.items()}})
 
     async def close(self) -> None:
-        """Close all, cutting off what is in flight."""
+        """Close all connections, cutting off what is in flight."""
         connections, self._connections = list(self._connections.values()), {}
         for task in self._closing:
             task.cancel()

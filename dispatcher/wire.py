@@ -10,12 +10,17 @@ from typing import Final
 VERSION_FIELD: Final = b"\x12"  # field 2, length-delimited, in ModelInferRequest and ModelInferResponse
 PARAMETERS_FIELD: Final = b"\x22"  # field 4, a map entry, in both
 PUBLIC_VERSION: Final = "1"
+BYTES_PER_ELEMENT: Final = {
+    "BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4,
+    "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8, "BYTES": 4,
+}  # fmt: skip
+"""BYTES: an empty element is its 4-byte length."""
 
 CLEAR_VERSION: Final = VERSION_FIELD + b"\x00"  # upstream serves whichever version it has loaded
 
 
 def length(count: int) -> bytes:
-    """A varint: what stands before a length-delimited field's bytes."""
+    """Encode a varint: what stands before a length-delimited field's bytes."""
     out = bytearray()
     while count > 0x7F:
         out.append(count & 0x7F | 0x80)
@@ -30,17 +35,17 @@ def _string(tag: bytes, text: str) -> bytes:
 
 
 def string_parameter(key: str, value: str) -> bytes:
-    """A `parameters` entry with an InferParameter.string_param (its field 3)."""
+    """Encode a `parameters` entry with an InferParameter.string_param (its field 3)."""
     return _parameter(key, _string(b"\x1a", value))
 
 
 def double_parameter(key: str, value: float) -> bytes:
-    """A `parameters` entry with an InferParameter.double_param (its field 4)."""
+    """Encode a `parameters` entry with an InferParameter.double_param (its field 4)."""
     return _parameter(key, b"\x21" + struct.pack("<d", value))
 
 
 def int64_parameter(key: str, value: int) -> bytes:
-    """A `parameters` entry with an InferParameter.int64_param (its field 2) >= 0."""
+    """Encode a `parameters` entry with an InferParameter.int64_param (its field 2) >= 0."""
     return _parameter(key, b"\x10" + length(value))
 
 
@@ -50,7 +55,7 @@ def _parameter(key: str, parameter: bytes) -> bytes:
 
 
 def bool_parameter(key: str, value: bool) -> bytes:
-    """A `parameters` entry with an InferParameter.bool_param (its field 1)."""
+    """Encode a `parameters` entry with an InferParameter.bool_param (its field 1)."""
     return _parameter(key, b"\x08" + bytes((value,)))
 
 
@@ -75,5 +80,5 @@ def stream_error(details: str, id_: str) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def answer_suffix(variant: str) -> bytes:
-    """What turns a slice's answer into ours: the public version, and the variant that gave it."""
+    """Encode what turns a slice's answer into ours: the public version, and the variant that gave it."""
     return _string(VERSION_FIELD, PUBLIC_VERSION) + string_parameter("trefoil_variant", variant)

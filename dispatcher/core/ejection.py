@@ -17,7 +17,7 @@ Formulation: a failed call is one of four kinds (`classify`).
     it anew (generation, since or revision changed). A probe that works readmits it. An outlier that comes out again
     within FLAP_S waits twice as long for its first probe, up to FLAP_MAX_S.
 Deviations: no rule against ejecting more than half by the first three: these are not outliers but proofs of death, and
-    requests wait in the queue for the slice instead of failing on it. Outliers are bound by `outliers.panics`.
+    requests wait in the queue for the slice instead of failing on it. `outliers.panicking_family` bounds outliers.
 """
 
 import re
@@ -45,7 +45,7 @@ _DEAD_STUB: Final = re.compile(r"stub process .*not healthy|failed to obtain the
 
 
 class Failure(Enum):
-    """What a failed call says of its slice."""
+    """Kind of a failed call: what it says of its slice."""
 
     UNREACHABLE = "unreachable"
     BROKEN = "broken"
@@ -63,7 +63,7 @@ PROVEN_BY_INFERENCE: Final = frozenset({Failure.STUCK, Failure.LATE, Failure.SIC
 
 
 def classify(code: str, details: str) -> Failure:
-    """What a status that came back from a slice says of it."""
+    """Classify the status that came back from a slice."""
     if code == "INTERNAL" and _DEAD_STUB.search(details):
         return Failure.DEAD_STUB
     if code == "NOT_FOUND" and _UNKNOWN_MODEL.search(details):
@@ -76,13 +76,13 @@ def classify(code: str, details: str) -> Failure:
 
 
 def is_overload(details: str) -> bool:
-    """Whether a text is one of Triton's for a request that its own queue refused."""
+    """Whether a text is Triton's for a request that its own queue refused."""
     return bool(_OVERLOAD.search(details))
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What of a slice's status changes when its agent has started or healed it."""
+    """Published state of a slice that changes when its agent has started or healed it."""
 
     generation: int = 0
     since_s: float = 0.0
@@ -90,12 +90,13 @@ class Published:
 
     @classmethod
     def of(cls, status: SliceStatus) -> "Published":
+        """Extract it from a slice's status."""
         return cls(status.generation, status.since_s, status.revision)
 
 
 @dataclass(frozen=True, slots=True)
 class Ejected:
-    """A slice out of the table."""
+    """Ejected slice: why, since when, and when it is probed next."""
 
     failure: Failure
     why: str
@@ -106,7 +107,7 @@ class Ejected:
 
 
 class Ejections:
-    """The slices that this worker ejected. Times are the caller's monotonic clock."""
+    """Ejected slices of this worker. Times are the caller's monotonic clock."""
 
     def __init__(self) -> None:
         self._ejected: dict[SliceKey, Ejected] = {}
@@ -117,7 +118,7 @@ class Ejections:
         return slice_ in self._ejected
 
     def reasons(self) -> Mapping[SliceKey, str]:
-        """Why each is out: what `table.build` takes."""
+        """Reason of each ejected slice: what `build_table` takes."""
         return {key: f"ejected: {each.why}" for key, each in self._ejected.items()}
 
     def eject(self, slice_: SliceKey, failure: Failure, why: str, now_s: float) -> bool:
@@ -132,11 +133,11 @@ class Ejections:
         return known is None
 
     def of(self, slice_: SliceKey) -> Ejected | None:
-        """Why and since when a slice is out."""
+        """Ejection of a slice, or None."""
         return self._ejected.get(slice_)
 
     def outliers(self) -> frozenset[SliceKey]:
-        """The slices that are out for how they behave, not for a proof of death."""
+        """Slices that are out for how they behave, not for a proof of death."""
         return frozenset(key for key, each in self._ejected.items() if each.failure in OUTLIERS)
 
     def on_nodes(self, nodes: Iterable[NodeStatus], now_s: float) -> None:
@@ -151,7 +152,7 @@ class Ejections:
                 self._ejected[slice_] = replace(each, published=published, probe_at_s=now_s, interval_s=PROBE_FIRST_S)
 
     def due(self, now_s: float) -> dict[SliceKey, Failure]:
-        """The slices to probe now; each is due again after its interval, whatever the probe says."""
+        """Slices to probe now, with their failures; each is due again after its interval, whatever the probe says."""
         due = {key: each.failure for key, each in self._ejected.items() if each.probe_at_s <= now_s}
         for slice_ in due:
             each = self._ejected[slice_]
@@ -160,7 +161,7 @@ class Ejections:
         return due
 
     def readmit(self, slice_: SliceKey) -> bool:
-        """A probe worked. False if the slice was not out."""
+        """Readmit a slice whose probe worked. False if it was not out."""
         return self._ejected.pop(slice_, None) is not None
 
     def _flapping_s(self, slice_: SliceKey, now_s: float) -> float:
@@ -170,5 +171,5 @@ class Ejections:
         return float(min(FLAP_MAX_S, PROBE_FIRST_S * 2 ** (times - 1)))
 
     def next_probe_at_s(self) -> float | None:
-        """When the next probe is due."""
+        """Time of the next probe; None: nothing is out."""
         return min((each.probe_at_s for each in self._ejected.values()), default=None)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dispatcher.core.floors import Reach
+from dispatcher.core.accuracy_floors import AccuracyReach
 from trefoil.core.brains import Ticket
 from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import SliceKey
@@ -22,27 +22,29 @@ Scores = Mapping[SliceKey, tuple[float, str]]
 
 
 class Scoring(Protocol):
-    """A router that can say how slices stand for a ticket: (score, what it is); lower goes first."""
+    """Router that can say how slices stand for a ticket."""
 
-    def scores(self, ticket: Ticket) -> Scores: ...
+    def scores(self, ticket: Ticket) -> Scores:
+        """Score of each live slice that may have the ticket: (score, what it is); lower goes first."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How a family stands in one worker. `scores` None: its router does not tell."""
+class FamilySnapshot:
+    """State of a family in one worker. `scores` None: its router does not tell."""
 
     planned: Route
     live: Route
     missing: Mapping[SliceKey, str]
     in_flight: Mapping[SliceKey, int]
     waiting: int
-    reach: Reach
+    reach: AccuracyReach
     scores: Scores | None
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One target. `score` has no meaning where it is not eligible."""
+    """Target with its score, which has no meaning where it is not eligible."""
 
     target: RouteTarget
     eligible: bool
@@ -60,8 +62,8 @@ class Explanation:
     router: str = field(default="", kw_only=True)
 
 
-def explain(standing: Standing, ticket: Ticket) -> Explanation:
-    """How each target stands for a request that arrived now."""
+def explain(standing: FamilySnapshot, ticket: Ticket) -> Explanation:
+    """Explain how each target stands for a request that arrived now."""
     live = {target.slice: target for target in standing.live.targets}
     scores = standing.scores if standing.scores is not None else _by_credits(standing, ticket)
     found = []
@@ -76,7 +78,7 @@ def explain(standing: Standing, ticket: Ticket) -> Explanation:
     return Explanation(tuple(found), _outcome(standing, found, ticket), router=standing.live.router)
 
 
-def _by_credits(standing: Standing, ticket: Ticket) -> Scores:
+def _by_credits(standing: FamilySnapshot, ticket: Ticket) -> Scores:
     return {
         t.slice: (standing.in_flight.get(t.slice, 0) / t.credits, "share of its credits that is taken")
         for t in standing.live.targets
@@ -84,7 +86,9 @@ def _by_credits(standing: Standing, ticket: Ticket) -> Scores:
     }
 
 
-def _why_not(standing: Standing, planned: RouteTarget, live: Mapping[SliceKey, RouteTarget], ticket: Ticket) -> str:
+def _why_not(
+    standing: FamilySnapshot, planned: RouteTarget, live: Mapping[SliceKey, RouteTarget], ticket: Ticket
+) -> str:
     if planned.draining:
         return "draining"
     if planned.slice in standing.missing:
@@ -97,7 +101,7 @@ def _why_not(standing: Standing, planned: RouteTarget, live: Mapping[SliceKey, R
     return "has no share of the traffic"
 
 
-def _outcome(standing: Standing, found: list[Scored], ticket: Ticket) -> str:
+def _outcome(standing: FamilySnapshot, found: list[Scored], ticket: Ticket) -> str:
     family = standing.planned.family
     if ticket.min_accuracy:
         try:

@@ -7,16 +7,16 @@ Formulation: the router decides which ticket goes to which slice; here is what h
     offered one ticket a round, so that new ones share what waits. Tickets of sequences may be bound to one slice and
     come first there. Who waits for a family without slices, or for an accuracy that does not come, is refused after a
     while. At the time that the router asks for, every slice is offered again.
-The shell (dispatcher/pump.py live, simulator/request_level.py simulated) calls in order, with its time, and carries the
-returned effects out in theirs. `waiters` tell whether a client that waits has gone, before its shell could say so: such
-a ticket gives its pick back at once.
+The shell (dispatcher/async_queue.py live, simulator/request_level.py simulated) calls in order, with its time, and
+carries the returned effects out in theirs. `waiters` tell whether a client that waits has gone, before its shell could
+say so: such a ticket gives its pick back at once.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
-from dispatcher.core.floors import Reach
+from dispatcher.core.accuracy_floors import AccuracyReach
 from dispatcher.queues import QUEUES
 from dispatcher.routers import ROUTERS
 from trefoil.core.brains import Outcome, Pick, Queue, Router, Ticket
@@ -30,28 +30,30 @@ KEYS_MAX: Final = 1024  # known by their identity, beyond those of the table
 GIVEN_UP: Final = Outcome("CANCELLED", 0.0, 0.0, 0, False)
 
 
-class Moved(Unavailable):
-    """The family is served by other workers now: whoever waited here is to be forwarded."""
+class ServedElsewhere(Unavailable):
+    """Family served by other workers now: whoever waited here is to be forwarded."""
 
 
 class Waiter(Protocol):
-    """Who waits for a ticket's slice: `done()` is true once it has gone."""
+    """Client that waits for a slice: `done()` is true once it has gone."""
 
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether the client has gone."""
+        ...
 
 
-NOBODY: Final[Mapping[int, Waiter]] = {}
+NO_WAITERS: Final[Mapping[int, Waiter]] = {}
 
 
 class Refused(NamedTuple):
-    """Who waited gets no slice."""
+    """Effect: a ticket that waited gets no slice."""
 
     ticket: Ticket
     error: TrefoilError
 
 
 class Idle(NamedTuple):
-    """A slice that gets no more has finished: drains wait for it."""
+    """Effect: a slice that gets no more has finished; drains wait for it."""
 
     slice: SliceKey
 
@@ -77,82 +79,83 @@ class _Pinned(NamedTuple):
     variant: str
 
 
-_Flying = tuple[OnDone | None, _Place, Ticket]  # who learns of its end; None: no router gave it its credit
+_InFlight = tuple[OnDone | None, _Place, Ticket]  # who learns of its end; None: no router gave it its credit
 
 
 @dataclass(slots=True)
-class _Served:
+class _Family:
     """How one of the families stands."""
 
     route: Route
     open: bool = False  # whether its route has targets
     why: str = NO_PLAN
-    reach: Reach = Reach()
+    reach: AccuracyReach = AccuracyReach()
     live_until_s: float = float("-inf")
 
 
-def nobody(*_: object) -> None:
-    """Of a router that is not made yet: nobody goes anywhere."""
+def no_pick(*_: object) -> None:
+    """Router callback before there is a router: nobody goes anywhere."""
 
 
 @dataclass(slots=True)
-class Leaving:
-    """A family on its way to another queue, with all that it has."""
+class DetachedFamily:
+    """Family on its way to another queue, with its tickets."""
 
-    served: _Served
+    served: _Family
     waiting: list[Ticket] = field(default_factory=list)
     pinned: dict[SliceKey, dict[int, _Pinned]] = field(default_factory=dict)
-    flying: dict[int, _Flying] = field(default_factory=dict)
+    in_flight: dict[int, _InFlight] = field(default_factory=dict)
 
 
 class FamilyQueue:
-    """Tickets in, picks out. Several families only where their router's part says that it takes a group."""
+    """Admission, waiting and dispatch around a router: tickets in, picks out. Several families only where their
+    router's part says that it takes a group."""
 
-    def __init__(self, no_slice_wait_s: float, waiters: Mapping[int, Waiter] = NOBODY) -> None:
+    def __init__(self, no_slice_wait_s: float, waiters: Mapping[int, Waiter] = NO_WAITERS) -> None:
         self._no_slice_wait_s = no_slice_wait_s
         self._waiters = waiters
         self._router: Router | None = None
-        self._on_arrival: Callable[[Ticket, float], Pick | None] = nobody  # the router's, as these are:
-        self._on_credit: Callable[[SliceKey, float], tuple[Ticket, Pick] | None] = nobody
+        self._on_arrival: Callable[[Ticket, float], Pick | None] = no_pick  # the router's, as these are:
+        self._on_credit: Callable[[SliceKey, float], tuple[Ticket, Pick] | None] = no_pick
         self._on_done: OnDone | None = None
         self._line: Queue | None = None
-        self._made_of = ("", "")  # the names of router and queue
-        self._ratio: float | None = None
-        self._asked_s: float | None = None
-        self._served: dict[str, _Served] = {}
+        self._part_names = ("", "")  # the names of router and queue
+        self._carbon_ratio: float | None = None
+        self._offered_s: float | None = None
+        self._families: dict[str, _Family] = {}
         self.waiting: dict[int, Ticket] = {}  # those that have no slice yet, whichever may come, by number
-        self._homeless: list[Ticket] = []  # came with their family, and no router has them yet
+        self._unrouted: list[Ticket] = []  # came with their family, and no router has them yet
         self._pinned: dict[SliceKey, dict[int, _Pinned]] = {}
-        self._flying: dict[int, _Flying] = {}
+        self._flying: dict[int, _InFlight] = {}
         self._live: frozenset[SliceKey] = frozenset()
         self._places: dict[SliceKey, _Place] = {}
-        self._seen: dict[int, _Place] = {}  # by the identity of a key, which `_keys` keeps alive
+        self._by_identity: dict[int, _Place] = {}  # by the identity of a key, which `_keys` keeps alive
         self._keys: list[SliceKey] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """Saved and read again, identities are others."""
-        return {**self.__dict__, "_seen": {}, "_keys": []}
+        return {**self.__dict__, "_by_identity": {}, "_keys": []}
 
     # --- how things stand -------------------------------------------------------------------------------------------
 
     @property
     def router(self) -> Router | None:
-        """What decides; None before the first table."""
+        """Router in force; None before the first table."""
         return self._router
 
     @property
     def line(self) -> Queue | None:
-        """Where those stand who wait; the router's."""
+        """Queue of the router, in which tickets wait."""
         return self._line
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Those that it serves."""
-        return tuple(self._served)
+        """Families that this queue serves."""
+        return tuple(self._families)
 
     @property
-    def flying(self) -> int:
-        """Requests on a slice."""
+    def in_flight_count(self) -> int:
+        """Number of requests on all slices together."""
         return len(self._flying)
 
     @property
@@ -162,36 +165,36 @@ class FamilyQueue:
 
     @property
     def live(self) -> frozenset[SliceKey]:
-        """The slices that get new requests."""
+        """Slices that get new requests."""
         return self._live
 
-    def busy(self, slice_: SliceKey) -> int:
-        """Requests on one slice."""
-        place = self._seen.get(id(slice_)) or self._places.get(slice_)
+    def in_flight_on(self, slice_: SliceKey) -> int:
+        """Number of requests on one slice."""
+        place = self._by_identity.get(id(slice_)) or self._places.get(slice_)
         return place.in_flight if place is not None else 0
 
     def route(self, family: str) -> Route:
-        """What a family is routed by."""
-        served = self._served.get(family)
+        """Route of a family as it was last applied."""
+        served = self._families.get(family)
         return served.route if served is not None else Route(family=family)
 
-    def reach(self, family: str) -> Reach:
-        """The accuracies that a family can give."""
-        served = self._served.get(family)
-        return served.reach if served is not None else Reach()
+    def reach(self, family: str) -> AccuracyReach:
+        """Accuracies that a family can give."""
+        served = self._families.get(family)
+        return served.reach if served is not None else AccuracyReach()
 
     def next_s(self) -> float | None:
-        """When the router wants its slices offered again though nothing happens; None: nobody waits, it does not want
+        """When the router wants its slices offered again though nothing happens; None: no_pick waits, it does not want
         it, or it was asked for that time already."""
         if self._router is None or not self.waiting:
             return None
         due_s = self._router.next_s()
-        return None if due_s == self._asked_s else due_s
+        return None if due_s == self._offered_s else due_s
 
     # --- tables -----------------------------------------------------------------------------------------------------
 
-    def promise(self, family: str, reach: Reach) -> None:
-        """The accuracies that a family can give from now on."""
+    def set_reach(self, family: str, reach: AccuracyReach) -> None:
+        """Set the accuracies that a family can give from now on."""
         self._of(family).reach = reach
 
     def table(self, route: Route, why: str, now_s: float, elsewhere: bool = False) -> Sequence[Effect]:
@@ -204,54 +207,54 @@ class FamilyQueue:
         served = self._of(route.family)
         if elsewhere or (served.open and not route.targets):
             served.live_until_s = now_s
-        replaced = self._router is None or (route.router, route.queue) != self._made_of
+        replaced = self._router is None or (route.router, route.queue) != self._part_names
         if replaced:
-            assert self._router is None or len(self._served) == 1, "a group has one router"
+            assert self._router is None or len(self._families) == 1, "a group has one router"
             self._make(route, now_s)
         assert self._router is not None
         served.route, served.open, served.why = route, bool(route.targets), why
-        self._place_all()
+        self._update_places()
         self._router.on_table(route, now_s)
         effects: list[Effect] = []
-        arriving = self.waiting.values() if replaced else self._homeless
-        self._homeless = []
-        self._arrive_again(arriving, now_s, effects)
-        self._lower_hopes(float("inf"), now_s, effects)
+        arriving = self.waiting.values() if replaced else self._unrouted
+        self._unrouted = []
+        self._route_again(arriving, now_s, effects)
+        self._refuse_unreachable_floors(float("inf"), now_s, effects)
         bound = [slice_ for slice_ in self._pinned if slice_ not in self._live]
-        self._pull([*(target.slice for target in route.targets), *bound], now_s, effects)
+        self._offer([*(target.slice for target in route.targets), *bound], now_s, effects)
         return effects
 
     def carbon(self, ratio: float | None, now_s: float) -> Sequence[Effect]:
-        """Carbon against its mean; None = not known. Whom a router held back for it may go."""
-        self._ratio = ratio
+        """Tell the router the carbon intensity over its mean; None = not known. Whom it held back for it may go."""
+        self._carbon_ratio = ratio
         if self._router is None:
             return ()
         self._router.on_carbon(ratio, now_s)
         return self._offer_all(now_s)
 
     def tick(self, now_s: float) -> Sequence[Effect]:
-        """The time of `next_s` has come."""
+        """Offer the slices again: the time of `next_s` has come."""
         if self._router is None:
             return ()
-        self._asked_s = self._router.next_s()
+        self._offered_s = self._router.next_s()
         return self._offer_all(now_s)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def unavailable(self, family: str, now_s: float) -> bool:
         """Whether `submit` has no slice for a family, and none to wait for."""
-        served = self._served.get(family)
+        served = self._families.get(family)
         return served is None or (not served.open and self._gave_up(served, now_s))
 
     def submit(self, ticket: Ticket, now_s: float) -> Pick | None:
-        """A pick at once, or None: it waits.
+        """Submit a ticket: a pick at once, or None: it waits.
 
         Raises:
             QueueFull: it would have to wait and there is no room.
             Unavailable: no slice is live, and none was within no_slice_wait_s.
             Infeasible: nothing that is live or planned is as accurate as it asks.
         """
-        served = self._served.get(ticket.family)
+        served = self._families.get(ticket.family)
         if served is None or (not served.open and self.unavailable(ticket.family, now_s)):
             raise self._no_slice(ticket.family)
         if ticket.min_accuracy:
@@ -260,12 +263,12 @@ class FamilyQueue:
         if pick is None:
             self.waiting[ticket.id] = ticket
             return None
-        place = self._seen.get(id(pick.slice)) or self._place(pick.slice)
+        place = self._by_identity.get(id(pick.slice)) or self._place(pick.slice)
         place.in_flight += 1
         self._flying[ticket.id] = (self._on_done, place, ticket)
         return pick
 
-    def submit_to(self, ticket: Ticket, slice_: SliceKey, variant: str, now_s: float) -> Pick | None:
+    def submit_pinned(self, ticket: Ticket, slice_: SliceKey, variant: str, now_s: float) -> Pick | None:
         """Like `submit`, for a request that only this slice may serve, also while it drains."""
         pick = self._pick_on(ticket, slice_, variant, now_s)
         if pick is None:
@@ -273,19 +276,19 @@ class FamilyQueue:
         return pick
 
     def done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> Sequence[Effect]:
-        """A picked request is over; its credit goes to whoever waits."""
+        """End a picked request; its credit goes to whoever waits."""
         on_done, place, _ = self._flying.pop(ticket.id)
         if on_done is not None:
             on_done(ticket, pick, outcome, now_s)
         left = place.in_flight = place.in_flight - 1
         if self.waiting or self._pinned:
             effects: list[Effect] = [] if left or place.live else [Idle(place.key)]
-            self._pull((pick.slice,), now_s, effects)
+            self._offer((pick.slice,), now_s, effects)
             return effects
         return () if left or place.live else (Idle(place.key),)
 
     def leave(self, ticket: Ticket, now_s: float) -> bool:
-        """The client went away (or its time ran out); False: it did not wait here any longer."""
+        """Withdraw a ticket whose client went away (or whose time ran out); False: it did not wait here any longer."""
         if self.waiting.pop(ticket.id, None) is not None:
             self._cancel(ticket, now_s)
             return True
@@ -299,9 +302,9 @@ class FamilyQueue:
         come."""
         effects: list[Effect] = []
         if self.waiting:
-            self._lower_hopes(self._no_slice_wait_s, now_s, effects)
+            self._refuse_unreachable_floors(self._no_slice_wait_s, now_s, effects)
             lost = [
-                family for family, served in self._served.items() if not served.open and self._gave_up(served, now_s)
+                family for family, served in self._families.items() if not served.open and self._gave_up(served, now_s)
             ]
             for family in lost:
                 if any(ticket.family == family for ticket in self.waiting.values()):
@@ -309,52 +312,52 @@ class FamilyQueue:
         return effects
 
     def fail(self, error: TrefoilError, now_s: float, family: str = "") -> Sequence[Effect]:
-        """Nobody of a family ("" = of any) waits any longer."""
+        """Refuse all waiting tickets of a family ("" = of any) with an error."""
         effects: list[Effect] = []
         for ticket in tuple(self.waiting.values()):
             if family in ("", ticket.family):
                 self._refuse(ticket, error, now_s, effects)
-        for pinned in self._take_pinned(family).values():
+        for pinned in self._remove_pinned(family).values():
             effects += [Refused(each.ticket, error) for each in pinned.values()]
         return effects
 
-    def displace(self, sequences: bool, now_s: float, family: str = "") -> Sequence[Effect]:
+    def redirect_waiting(self, sequences: bool, now_s: float, family: str = "") -> Sequence[Effect]:
         """Whoever of a family ("" = of any) waits for any slice is to try other workers; those of sequences, too, or
         they wait on: their requests have an order here."""
         effects: list[Effect] = []
         for ticket in tuple(self.waiting.values()):
             if family in ("", ticket.family) and (sequences or not ticket.sequence_id):
-                error = Moved(f"{ticket.family} is served by other workers", remedy="try again")
+                error = ServedElsewhere(f"{ticket.family} is served by other workers", remedy="try again")
                 self._refuse(ticket, error, now_s, effects)
         return effects
 
     # --- from one queue to another ----------------------------------------------------------------------------------
 
-    def part(self, family: str, now_s: float) -> Leaving:
+    def detach(self, family: str, now_s: float) -> DetachedFamily:
         """Take a family out, with all that it has: its route names another router, which has a queue of its own."""
-        leaving = Leaving(self._served.pop(family))
+        leaving = DetachedFamily(self._families.pop(family))
         leaving.waiting = [ticket for ticket in self.waiting.values() if ticket.family == family]
         for ticket in leaving.waiting:
             del self.waiting[ticket.id]
             self._cancel(ticket, now_s)
-        leaving.pinned = self._take_pinned(family)
-        leaving.flying = {id_: one for id_, one in self._flying.items() if one[2].family == family}
-        for id_, (_, place, _) in leaving.flying.items():
+        leaving.pinned = self._remove_pinned(family)
+        leaving.in_flight = {id_: one for id_, one in self._flying.items() if one[2].family == family}
+        for id_, (_, place, _) in leaving.in_flight.items():
             del self._flying[id_]
             place.in_flight -= 1
         if self._router is not None:
-            self._router.on_table(Route(family, *self._made_of), now_s)
-        self._place_all()
+            self._router.on_table(Route(family, *self._part_names), now_s)
+        self._update_places()
         return leaving
 
-    def join(self, leaving: Leaving) -> None:
+    def attach(self, leaving: DetachedFamily) -> None:
         """Take a family in; the table that must follow gives it slices."""
-        self._served[leaving.served.route.family] = leaving.served
+        self._families[leaving.served.route.family] = leaving.served
         self.waiting |= {ticket.id: ticket for ticket in leaving.waiting}
-        self._homeless += leaving.waiting
+        self._unrouted += leaving.waiting
         for slice_, pinned in leaving.pinned.items():
             self._pinned.setdefault(slice_, {}).update(pinned)
-        for id_, (on_done, there, ticket) in leaving.flying.items():
+        for id_, (on_done, there, ticket) in leaving.in_flight.items():
             place = self._place(there.key)
             place.in_flight += 1
             self._flying[id_] = (on_done, place, ticket)
@@ -380,10 +383,10 @@ class FamilyQueue:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _of(self, family: str) -> _Served:
-        served = self._served.get(family)
+    def _of(self, family: str) -> _Family:
+        served = self._families.get(family)
         if served is None:
-            served = self._served[family] = _Served(Route(family=family))
+            served = self._families[family] = _Family(Route(family=family))
         return served
 
     def _make(self, route: Route, now_s: float) -> None:
@@ -393,17 +396,17 @@ class FamilyQueue:
         self._line = queue.make(name)
         self._router = made = router.make(name, self._line)
         self._on_arrival, self._on_credit, self._on_done = made.on_arrival, made.on_credit, made.on_done
-        self._made_of, self._asked_s = (route.router, route.queue), None
-        made.on_carbon(self._ratio, now_s)
+        self._part_names, self._offered_s = (route.router, route.queue), None
+        made.on_carbon(self._carbon_ratio, now_s)
 
-    def _place_all(self) -> None:
+    def _update_places(self) -> None:
         """Places of the slices of all routes, and of those that still have requests."""
-        keys = [target.slice for served in self._served.values() for target in served.route.targets]
+        keys = [target.slice for served in self._families.values() for target in served.route.targets]
         self._live = live = frozenset(keys)
         self._places = {key: place for key, place in self._places.items() if key in live or place.in_flight}
         for place in self._places.values():
             place.live = place.key in live
-        self._seen, self._keys = {}, []
+        self._by_identity, self._keys = {}, []
         for key in keys:
             self._place(key).live = True
 
@@ -413,20 +416,20 @@ class FamilyQueue:
         if place is None:
             place = self._places[key] = _Place(key)
         if len(self._keys) > KEYS_MAX + 2 * len(self._places):  # of a router that makes a key for every pick
-            self._seen, self._keys = {}, []
-        self._seen[id(key)] = place
+            self._by_identity, self._keys = {}, []
+        self._by_identity[id(key)] = place
         self._keys.append(key)
         return place
 
     def _launch(self, ticket: Ticket, pick: Pick, on_done: OnDone | None) -> None:
-        place = self._seen.get(id(pick.slice)) or self._place(pick.slice)
+        place = self._by_identity.get(id(pick.slice)) or self._place(pick.slice)
         place.in_flight += 1
         self._flying[ticket.id] = (on_done, place, ticket)
 
-    def _hand_over(self, given: Given, now_s: float, effects: list[Effect]) -> None:
+    def _assign(self, given: Given, now_s: float, effects: list[Effect]) -> None:
         ticket, pick = given
         del self.waiting[ticket.id]
-        place = self._seen.get(id(pick.slice)) or self._place(pick.slice)
+        place = self._by_identity.get(id(pick.slice)) or self._place(pick.slice)
         waiter = self._waiters.get(ticket.id)
         if waiter is None or not waiter.done():
             place.in_flight += 1
@@ -441,27 +444,27 @@ class FamilyQueue:
     def _offer_all(self, now_s: float) -> Sequence[Effect]:
         effects: list[Effect] = []
         if self.waiting:
-            routes = [served.route for served in self._served.values()]
+            routes = [served.route for served in self._families.values()]
             slices = dict.fromkeys(target.slice for route in routes for target in route.targets)
-            self._pull(slices, now_s, effects)
+            self._offer(slices, now_s, effects)
         return effects
 
-    def _pull(self, slices: Iterable[SliceKey], now_s: float, effects: list[Effect]) -> None:
+    def _offer(self, slices: Iterable[SliceKey], now_s: float, effects: list[Effect]) -> None:
         """One ticket a slice and round, so that new slices share what waits."""
         on_credit = self._on_credit
         hungry = list(slices)
         for slice_ in hungry if self._pinned else ():
-            self._pull_pinned(slice_, now_s, effects)
+            self._offer_pinned(slice_, now_s, effects)
         while hungry:
             fed = []
             for slice_ in hungry:
                 pulled = on_credit(slice_, now_s)
                 if pulled is not None:
-                    self._hand_over(pulled, now_s, effects)
+                    self._assign(pulled, now_s, effects)
                     fed.append(slice_)
             hungry = fed
 
-    def _pull_pinned(self, slice_: SliceKey, now_s: float, effects: list[Effect]) -> None:
+    def _offer_pinned(self, slice_: SliceKey, now_s: float, effects: list[Effect]) -> None:
         """Who can go nowhere else is first."""
         waiting = self._pinned.get(slice_, {})
         for id_, (ticket, variant) in list(waiting.items()):
@@ -488,7 +491,7 @@ class FamilyQueue:
         self._launch(ticket, pick, None)
         return pick
 
-    def _arrive_again(self, tickets: Iterable[Ticket], now_s: float, effects: list[Effect]) -> None:
+    def _route_again(self, tickets: Iterable[Ticket], now_s: float, effects: list[Effect]) -> None:
         assert self._router is not None
         for ticket in sorted(tickets, key=lambda each: (each.arrived_s, each.id)):
             try:
@@ -498,12 +501,12 @@ class FamilyQueue:
                 effects.append(Refused(ticket, error))
             else:
                 if pick is not None:
-                    self._hand_over((ticket, pick), now_s, effects)
+                    self._assign((ticket, pick), now_s, effects)
 
-    def _lower_hopes(self, patience_s: float, now_s: float, effects: list[Effect]) -> None:
+    def _refuse_unreachable_floors(self, patience_s: float, now_s: float, effects: list[Effect]) -> None:
         """Refuse those whose floor nothing planned reaches, and those who have waited so long for what is not live."""
         for ticket in tuple(self.waiting.values()):
-            floor, reach = ticket.min_accuracy, self._served[ticket.family].reach
+            floor, reach = ticket.min_accuracy, self._families[ticket.family].reach
             if floor > reach.live and (floor > reach.planned or now_s - ticket.arrived_s > patience_s):
                 self._refuse(ticket, reach.refusal(ticket.family, floor), now_s, effects)
 
@@ -516,7 +519,7 @@ class FamilyQueue:
         assert self._router is not None
         self._router.on_cancel(ticket, now_s)
 
-    def _take_pinned(self, family: str) -> dict[SliceKey, dict[int, _Pinned]]:
+    def _remove_pinned(self, family: str) -> dict[SliceKey, dict[int, _Pinned]]:
         taken: dict[SliceKey, dict[int, _Pinned]] = {}
         for slice_, waiting in tuple(self._pinned.items()):
             mine = {id_: each for id_, each in waiting.items() if family in ("", each.ticket.family)}
@@ -529,10 +532,10 @@ class FamilyQueue:
                 del self._pinned[slice_]
         return taken
 
-    def _gave_up(self, served: _Served, now_s: float) -> bool:
+    def _gave_up(self, served: _Family, now_s: float) -> bool:
         return now_s - served.live_until_s > self._no_slice_wait_s
 
     def _no_slice(self, family: str) -> Unavailable:
-        served = self._served.get(family)
+        served = self._families.get(family)
         why = served.why if served is not None else NO_PLAN
         return Unavailable(f"no slice serves {family} now: {why}", remedy="try again, or see `trefoil status`")

@@ -11,7 +11,7 @@ Deviations: none.
 from typing import Final
 
 from dispatcher import wire
-from trefoil.core.carbon import CarbonReading, Quality
+from trefoil.core.carbon import CarbonRatio, CarbonReading, Quality
 from trefoil.core.common import Basis
 from trefoil.core.energy import Receipt, ReceiptRate, ReceiptRates
 from trefoil.core.fleet import SliceKey
@@ -29,69 +29,70 @@ Key = tuple[SliceKey, str, str]  # slice, family, variant
 
 
 class Receipts:
-    """The rates in force. `take` and `look` are called off the hot path, twice a second at most."""
+    """Receipt rates and carbon reading in force. `set_rates` and `check_age` are called off the hot path, twice a
+    second at most."""
 
     def __init__(self, stale_s: float) -> None:
         self._stale_s = stale_s
-        self._told: ReceiptRates | None = None
+        self._published: ReceiptRates | None = None
         self._rates: dict[Key, ReceiptRate] = {}
         self._reading: CarbonReading | None = None
-        self._carried: tuple[str, ...] = ()
+        self._stale_reasons: tuple[str, ...] = ()
         self._written: dict[tuple[SliceKey, str, str, int], bytes] = {}
 
-    def take(self, told: ReceiptRates | None, reading: CarbonReading | None) -> None:
+    def set_rates(self, rates: ReceiptRates | None, reading: CarbonReading | None) -> None:
         """Price by these from now on; None keeps what there was: an emptied Redis makes nothing unknown."""
-        if told is not None and told != self._told:
-            self._told = told
-            self._rates = {(rate.slice, rate.family, rate.variant): rate for rate in told.rates}
+        if rates is not None and rates != self._published:
+            self._published = rates
+            self._rates = {(rate.slice, rate.family, rate.variant): rate for rate in rates.rates}
             self._written.clear()
-        joins = self._told is not None and reading is not None and reading.series == self._told.series
+        joins = self._published is not None and reading is not None and reading.series == self._published.series
         if joins and reading != self._reading:
             self._reading = reading
             self._written.clear()
 
     @property
-    def carried(self) -> tuple[str, ...]:
-        """What is old, in words."""
-        return self._carried
+    def stale_reasons(self) -> tuple[str, ...]:
+        """Which of rates and reading are old, in words."""
+        return self._stale_reasons
 
-    def look(self, now_s: float) -> None:
-        """Say so from now on, if rates or carbon have become old [UTC s]."""
+    def check_age(self, now_s: float) -> None:
+        """Check whether rates or carbon have become old [UTC s]; receipts say so from now on."""
         old = []
-        if self._told is not None and now_s - self._told.observed_at_s > self._stale_s:
+        if self._published is not None and now_s - self._published.observed_at_s > self._stale_s:
             old.append("the rates are old and carried on")
         reading = self._reading
         if reading is not None:
             interval_s = reading.ends_at_s - reading.starts_at_s
             if 0 < STALE_INTERVALS * interval_s < now_s - reading.observed_at_s:
                 old.append("the carbon reading is old and carried on")
-        if tuple(old) != self._carried:
-            self._carried = tuple(old)
+        if tuple(old) != self._stale_reasons:
+            self._stale_reasons = tuple(old)
             self._written.clear()
 
     def rate(self, slice_: SliceKey, family: str, variant: str) -> ReceiptRate | None:
-        """What an answer costs there; None: not known."""
+        """Energy rate of an answer on a slice; None: not known."""
         return self._rates.get((slice_, family, variant))
 
     def price(self, slice_: SliceKey, family: str, variant: str, items: int) -> Receipt | None:
         """The receipt of an answer; None: its energy is not known. `quality` UNSPECIFIED: its carbon is not."""
-        rate, told, reading = self.rate(slice_, family, variant), self._told, self._reading
-        if rate is None or told is None:
+        rate, rates, reading = self.rate(slice_, family, variant), self._published, self._reading
+        if rate is None or rates is None:
             return None
         energy_j = rate.energy_j(items)
         if reading is None:
-            return Receipt(family, variant, slice_, energy_j, basis=rate.basis, plan=told.plan)
+            return Receipt(family, variant, slice_, energy_j, basis=rate.basis, plan=rates.plan)
         intensity = reading.intensity_g_per_kwh
         return Receipt(
             family=family,
             variant=variant,
             slice=slice_,
             energy_j=energy_j,
-            carbon_mg=grams(energy_j, intensity, told.pue) * MG_PER_G,
+            carbon_mg=grams(energy_j, intensity, rates.pue) * MG_PER_G,
             basis=rate.basis,
             intensity_g_per_kwh=intensity,
             quality=reading.quality,
-            plan=told.plan,
+            plan=rates.plan,
         )
 
     def suffix(self, slice_: SliceKey, family: str, variant: str, items: int) -> bytes:
@@ -116,7 +117,7 @@ class Receipts:
         return data
 
     def _method(self, receipt: Receipt | None, key: tuple[SliceKey, str, str, int]) -> str:
-        if self._told is None:
+        if self._published is None:
             return "no rates have been published yet"
         rate = self._rates.get(key[:3])
         if receipt is None or rate is None:
@@ -131,5 +132,14 @@ class Receipts:
         else:
             reading = self._reading
             source = "simulated" if reading.simulated else reading.quality.name.lower()
-            parts.append(f"{reading.intensity_g_per_kwh:g} g/kWh ({source}), PUE {self._told.pue:g}")
-        return "; ".join((*parts, *self._carried))
+            parts.append(f"{reading.intensity_g_per_kwh:g} g/kWh ({source}), PUE {self._published.pue:g}")
+        return "; ".join((*parts, *self._stale_reasons))
+
+
+def current_ratio(found: CarbonRatio | None, reading: CarbonReading | None, now_s: float) -> float | None:
+    """Carbon intensity over its mean that holds at a time [UTC s]; None: unknown, or too old to go by (as old as
+    receipts call a reading stale)."""
+    if found is None or reading is None or found.series != reading.series:
+        return None
+    interval_s = reading.ends_at_s - reading.starts_at_s
+    return found.cir if now_s - found.observed_at_s <= STALE_INTERVALS * interval_s else None

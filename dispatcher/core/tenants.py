@@ -16,7 +16,7 @@ ADMIN: Final = "admin"
 ROLES: Final = (INFER, ADMIN)
 REQUESTS, BYTES = 0, 1
 LIMITS: Final = 2
-"""Numbers a tenant has: one for requests, one for bytes."""
+"""LimitState a tenant has: one for requests, one for bytes."""
 ROUNDING_S: Final = 1e-6
 """A request that is early by less is on time: sums of floats are not exact."""
 DEBT_MAX_S: Final = 60.0
@@ -35,7 +35,7 @@ class Tenant:
     burst_bytes: float = 0.0
 
 
-class Numbers(Protocol):
+class LimitState(Protocol):
     """LIMITS numbers of a tenant: a list, or memory that processes share."""
 
     def __getitem__(self, index: int, /) -> float:
@@ -52,7 +52,7 @@ EVERYBODY: Final = Tenant()
 
 
 @dataclass(frozen=True, slots=True)
-class Excess:
+class LimitExceeded:
     """A request over its tenant's limit. `limit` is in `unit` per second; `wait_s` until it would be admitted."""
 
     limit: float
@@ -84,7 +84,7 @@ class Tenants:
         return dict.fromkeys(self._by_digest.values())
 
 
-def admit(tenant: Tenant, paid_until_s: Numbers, size: int, now_s: float) -> Excess | None:
+def admit(tenant: Tenant, paid_until_s: LimitState, size: int, now_s: float) -> LimitExceeded | None:
     """Book one request of `size` bytes, unless it is over a limit; then nothing is booked.
 
     `paid_until_s`: the tenant's LIMITS numbers, in seconds on the clock of `now_s`.
@@ -105,7 +105,7 @@ def admit(tenant: Tenant, paid_until_s: Numbers, size: int, now_s: float) -> Exc
             paid_s = now_s
         wait_s = paid_s - now_s - tolerance_s
         if wait_s > ROUNDING_S:
-            return Excess(rate, unit, wait_s)
+            return LimitExceeded(rate, unit, wait_s)
         booked.append((index, max(paid_s, now_s) + cost_s))
     for index, paid_s in booked:
         paid_until_s[index] = paid_s

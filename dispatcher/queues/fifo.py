@@ -29,16 +29,16 @@ Lane = TypeVar("Lane", bound=Hashable)
 
 
 class QueueFull(TrefoilError):
-    """A queue at its bound; the message names queue, depth and limit. Goes out as RESOURCE_EXHAUSTED."""
+    """Queue at its bound; the message names queue, depth and limit. Goes out as RESOURCE_EXHAUSTED."""
 
 
 def level(priority: int) -> int:
-    """The level of Triton's `priority`."""
+    """Priority level of Triton's `priority`."""
     return priority if 1 <= priority <= LEVELS else LEVEL_DEFAULT
 
 
 def turn(ticket: Ticket) -> tuple[float, int]:
-    """Whose turn is first: the order in which tickets of one lane are served."""
+    """Sort key of a ticket: the order in which tickets of one lane are served."""
     priority = ticket.priority
     late_s = AGING_S * (level(priority) - LEVEL_DEFAULT) if priority else 0.0
     return ticket.arrived_s + late_s, ticket.id
@@ -73,7 +73,7 @@ class FifoQueue(Generic[Lane]):
         self._lines = {lane: lines for lane, lines in waiting.items() if lines}
 
     def check(self, ticket: Ticket) -> None:
-        """Whether there is room.
+        """Check that there is room for a ticket.
 
         Raises:
             QueueFull: one more request, or its bytes, would exceed the bound.
@@ -104,7 +104,7 @@ class FifoQueue(Generic[Lane]):
             line.tickets = OrderedDict((each.id, each) for each in sorted(tickets.values(), key=turn))
 
     def pop(self, lane: Lane) -> Ticket | None:
-        """The ticket of a lane whose turn it is."""
+        """Pop the ticket of a lane whose turn it is."""
         lines = self._lines.get(lane)
         if lines is None:
             return None
@@ -117,7 +117,7 @@ class FifoQueue(Generic[Lane]):
         return ticket
 
     def pop_first(self, lanes: Sequence[Lane]) -> Ticket | None:
-        """Of the tickets of several lanes the one whose turn is first."""
+        """Pop, of the tickets of several lanes, the one whose turn is first."""
         best: Lane | None = None
         earliest: tuple[float, int] | None = None
         for lane in lanes:
@@ -139,16 +139,16 @@ class FifoQueue(Generic[Lane]):
         return False
 
     def depth(self, lane: Lane) -> int:
-        """How many wait in a lane."""
+        """Number of tickets that wait in a lane."""
         lines = self._lines.get(lane, ())
         return len(lines[0].tickets) if len(lines) == 1 else sum(len(line.tickets) for line in lines)
 
     def lanes(self) -> tuple[Lane, ...]:
-        """The lanes in which somebody waits."""
+        """Lanes in which somebody waits."""
         return tuple(lane for lane, lines in self._lines.items() if any(line.tickets for line in lines))
 
     def tickets(self) -> list[Ticket]:
-        """Everybody who waits, by turn."""
+        """All waiting tickets, by turn."""
         return sorted((t for lines in self._lines.values() for line in lines for t in line.tickets.values()), key=turn)
 
     def _full(self, what: str) -> QueueFull:

@@ -1,6 +1,6 @@
 """The ASGI application: Triton's URLs, methods, statuses and errors.
 
-Health stays open without a token, for load balancers. Everything else asks the gate first.
+Health stays open without a token, for load balancers. Everything else asks access control first.
 """
 
 import asyncio
@@ -13,12 +13,11 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher import service
-from dispatcher.admission import Caller, Refused
+from dispatcher import kserve
+from dispatcher.admission import Caller, StatusError
 from dispatcher.core.tenants import ADMIN, Tenant
-from dispatcher.front import Fronts
-from dispatcher.rest import codec, compression, raw
-from dispatcher.rest.plain import plain
+from dispatcher.grpc_front import Fronts
+from dispatcher.rest import codec, compression
 from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.runtime.rpc import status_of
 
@@ -52,8 +51,8 @@ _NO_GENERATE: Final = "generate is not offered. Remedy: send /infer"
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """`headers` beyond the content's type and length."""
+class HttpReply:
+    """HTTP response; `headers` beyond the content's type and length."""
 
     status: int
     body: bytes = b""
@@ -62,8 +61,8 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One HTTP request without its body."""
+class HttpRequest:
+    """HTTP request without its body."""
 
     method: str
     path: str
@@ -71,26 +70,26 @@ class Ask:
     receive: Receive
 
     def needs(self, method: str) -> None:
-        """Raises Wrong for another method."""
+        """Check the method; raises HttpError 405 for another one."""
         if self.method != method:
-            raise Wrong(Reply(405, _error("Method Not Allowed"), ((b"allow", method.encode()),)))
+            raise HttpError(HttpReply(405, _error("Method Not Allowed"), ((b"allow", method.encode()),)))
 
 
-class Wrong(Exception):
-    """A reply that is no gRPC status."""
+class HttpError(Exception):
+    """HTTP reply that is no gRPC status."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: HttpReply) -> None:
         super().__init__(reply)
         self.reply = reply
 
 
 class RestApp:
-    """Called by the server for every request. Belongs to one event loop."""
+    """ASGI application of the REST port. Belongs to one event loop."""
 
     def __init__(self, fronts: Fronts) -> None:
-        settings = fronts.hub.settings
+        settings = fronts.local.settings
         self._kserve, self._inference = fronts.kserve, fronts.inference
-        self._contracts, self._gate = fronts.contracts, fronts.gate
+        self._contracts, self._access = fronts.contracts, fronts.access
         self._body_bytes_max = settings.message_bytes_max
         self._json_bytes_max = settings.rest_json_bytes_max
 
@@ -100,15 +99,15 @@ class RestApp:
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            reply = await self._reply(Ask(scope["method"], scope["path"], headers, receive))
-        except Wrong as wrong:
+            reply = await self._reply(HttpRequest(scope["method"], scope["path"], headers, receive))
+        except HttpError as wrong:
             reply = wrong.reply
-        except Gone:
+        except ClientDisconnected:
             return
-        except Refused as refused:
+        except StatusError as refused:
             reply = _refusal(refused)
         except TrefoilError as error:
-            reply = _refusal(Refused(status_of(error), str(error)))
+            reply = _refusal(StatusError(status_of(error), str(error)))
         content = ((b"content-type", reply.content_type),) if reply.body else ()
         length = (b"content-length", str(len(reply.body)).encode())
         await send(
@@ -116,10 +115,10 @@ class RestApp:
         )
         await send({"type": "http.response.body", "body": reply.body})
 
-    async def _reply(self, ask: Ask) -> Reply:
+    async def _reply(self, ask: HttpRequest) -> HttpReply:
         if found := _HEALTH.fullmatch(ask.path):
             return await self._health(ask, found[1])
-        tenant = self._gate.who(ask.headers.get("authorization", ""))
+        tenant = self._access.authenticate(ask.headers.get("authorization", ""))
         if found := _MODEL.fullmatch(ask.path):
             model, version, what = found[1], found[2] or "", found[3]
             if what == "infer":
@@ -135,30 +134,30 @@ class RestApp:
             ask.needs("POST")
             if found[1] == "index":
                 return await self._index(ask)
-            self._gate.demand(tenant, ADMIN)
+            self._access.require_role(tenant, ADMIN)
             raise _unimplemented("RepositoryModelLoad" if found[2] == "load" else "RepositoryModelUnload")
         if found := _SHARED_MEMORY.fullmatch(ask.path):
             if found[2] == "status":
                 ask.needs("GET")
-                return Reply(200, b"[]")
+                return HttpReply(200, b"[]")
             raise _unimplemented(f"{found[1].capitalize()}SharedMemory{found[2].capitalize()}")
         if ask.path in _SETTINGS:
             raise _unimplemented(_SETTINGS[ask.path])
-        raise Wrong(Reply(404, _error("Not Found")))
+        raise HttpError(HttpReply(404, _error("Not Found")))
 
-    async def _health(self, ask: Ask, what: str) -> Reply:
+    async def _health(self, ask: HttpRequest, what: str) -> HttpReply:
         ask.needs("GET")
         if what == "live":
             good = (await self._kserve.ServerLive(pb.ServerLiveRequest(), None)).live
         else:
             good = (await self._kserve.ServerReady(pb.ServerReadyRequest(), None)).ready
-        return Reply(200 if good else 400)
+        return HttpReply(200 if good else 400)
 
-    async def _model(self, ask: Ask, model: str, version: str, what: str | None) -> Reply:
+    async def _model(self, ask: HttpRequest, model: str, version: str, what: str | None) -> HttpReply:
         named = {"name": model, "version": version}
         if what == "ready":
             ready = await self._get(ask, self._kserve.ModelReady, pb.ModelReadyRequest(**named))
-            return Reply(200) if ready.ready else Reply(400, _error("Model version not ready"))
+            return HttpReply(200) if ready.ready else HttpReply(400, _error("Model version not ready"))
         if what == "config":
             return _answer((await self._get(ask, self._kserve.ModelConfig, pb.ModelConfigRequest(**named))).config)
         if what == "stats":
@@ -166,14 +165,14 @@ class RestApp:
         if what == "trace/setting":
             raise _unimplemented("TraceSetting")
         if what is not None:
-            raise Refused(grpc.StatusCode.UNIMPLEMENTED, _NO_GENERATE)
+            raise StatusError(grpc.StatusCode.UNIMPLEMENTED, _NO_GENERATE)
         return _answer(await self._get(ask, self._kserve.ModelMetadata, pb.ModelMetadataRequest(**named)))
 
-    async def _get(self, ask: Ask, method: Any, request: Any) -> Any:
+    async def _get(self, ask: HttpRequest, method: Any, request: Any) -> Any:
         ask.needs("GET")
         return await method(request, None)
 
-    async def _index(self, ask: Ask) -> Reply:
+    async def _index(self, ask: HttpRequest) -> HttpReply:
         body = await self._body(ask)
         given = codec.parse(body) if body else {}
         ready = given.get("ready", False)
@@ -182,12 +181,12 @@ class RestApp:
                 "Invalid value for 'ready': expected a boolean", field="ready", value=ready, remedy="true or false"
             )
         index = await self._kserve.RepositoryIndex(pb.RepositoryIndexRequest(ready=ready), None)
-        models = [{name: value for name, value in plain(model).items() if value} for model in index.models]
-        return Reply(200, codec.dumps(models))
+        models = [{name: value for name, value in codec.to_json(model).items() if value} for model in index.models]
+        return HttpReply(200, codec.dumps(models))
 
-    async def _infer(self, ask: Ask, tenant: Tenant, model: str, version: str) -> Reply:
+    async def _infer(self, ask: HttpRequest, tenant: Tenant, model: str, version: str) -> HttpReply:
         body = await self._body(ask)
-        self._gate.admit(tenant, len(body))
+        self._access.admit(tenant, len(body))
         body = await compression.expanded(body, ask.headers.get("content-encoding", ""), self._json_bytes_max)
         data, form = await self._decoded(ask, body, model, version)
         answer = await self._while_there(ask.receive, self._inference.answer(data, Caller(tenant=tenant.name)))
@@ -204,21 +203,21 @@ class RestApp:
         if encoding:
             written = await compression.compressed(written, encoding)
             headers += ((b"content-encoding", encoding.encode()),)
-        return Reply(200, written, headers, content_type)
+        return HttpReply(200, written, headers, content_type)
 
-    async def _decoded(self, ask: Ask, body: bytes, model: str, version: str) -> tuple[bytes, codec.Form]:
+    async def _decoded(self, ask: HttpRequest, body: bytes, model: str, version: str) -> tuple[bytes, codec.OutputForm]:
         length = _json_length(ask.headers.get(JSON_LENGTH), len(body))
         if length == 0 and body:
             config = (await self._contracts.of(model)).config.config
-            return raw.decode(body, config, version), raw.ALL_BINARY
+            return codec.decode_raw(body, config, version), codec.ALL_BINARY
         if length > self._json_bytes_max:
             raise _too_large(f"the JSON of a request has {length} bytes", "rest_json_bytes_max", self._json_bytes_max)
         if length < THREAD_BYTES:
             return codec.decode(body, length, model, version)
         return await asyncio.to_thread(codec.decode, body, length, model, version)
 
-    async def _body(self, ask: Ask) -> bytes:
-        """The whole body; raises Gone, or Wrong when it is too large."""
+    async def _body(self, ask: HttpRequest) -> bytes:
+        """The whole body; raises ClientDisconnected, or HttpError when it is too large."""
         declared = ask.headers.get("content-length", "")
         most = self._body_bytes_max if self._body_bytes_max >= 0 else math.inf
         parts, received = [], 0
@@ -226,7 +225,7 @@ class RestApp:
         while True:
             event = await ask.receive()
             if event["type"] == "http.disconnect":
-                raise Gone
+                raise ClientDisconnected
             part = event.get("body", b"")
             received += len(part)
             over = over or received > most
@@ -240,13 +239,17 @@ class RestApp:
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
     async def _while_there(self, receive: Receive, answering: Any) -> Any:
-        """The answer; a client that leaves takes its request out of the queue or off its slice, and raises Gone."""
+        """The answer; a client that leaves takes its request out of the queue or off its slice.
+
+        Raises:
+            ClientDisconnected: it left.
+        """
         task = asyncio.ensure_future(answering)
         leaving = asyncio.ensure_future(_disconnect(receive))
         try:
             await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise Gone
+                raise ClientDisconnected
             return task.result()
         finally:
             leaving.cancel()
@@ -255,8 +258,8 @@ class RestApp:
                 await asyncio.wait((task,))
 
 
-class Gone(Exception):
-    """The client hung up."""
+class ClientDisconnected(Exception):
+    """Client that hung up before its answer."""
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -280,28 +283,28 @@ def _json_length(given: str | None, size: int) -> int:
     return length
 
 
-def _too_large(what: str, setting: str, most: int) -> Wrong:
-    return Wrong(Reply(413, _error(f"{what}. Remedy: send at most {setting} = {most}")))
+def _too_large(what: str, setting: str, most: int) -> HttpError:
+    return HttpError(HttpReply(413, _error(f"{what}. Remedy: send at most {setting} = {most}")))
 
 
 def _error(text: str) -> bytes:
     return codec.dumps({"error": text})
 
 
-def _refusal(refused: Refused) -> Reply:
-    """A status as HTTP has it. What the gate says of waiting becomes Retry-After, in whole seconds, rounded up."""
+def _refusal(refused: StatusError) -> HttpReply:
+    """A status as HTTP has it. Access control's time to wait becomes Retry-After, in whole seconds, rounded up."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     for name, value in refused.trailers or ():
         if name == "grpc-retry-pushback-ms":
             headers += ((b"retry-after", str(-(-int(value) // 1000)).encode()),)
     if refused.code is grpc.StatusCode.UNAUTHENTICATED:
         headers += ((b"www-authenticate", b"Bearer"),)
-    return Reply(STATUS.get(refused.code, 400), _error(refused.details), headers)
+    return HttpReply(STATUS.get(refused.code, 400), _error(refused.details), headers)
 
 
-def _answer(message: Any) -> Reply:
-    return Reply(200, codec.dumps(plain(message)))
+def _answer(message: Any) -> HttpReply:
+    return HttpReply(200, codec.dumps(codec.to_json(message)))
 
 
-def _unimplemented(method: str) -> Refused:
-    return Refused(grpc.StatusCode.UNIMPLEMENTED, service.UNIMPLEMENTED[method])
+def _unimplemented(method: str) -> StatusError:
+    return StatusError(grpc.StatusCode.UNIMPLEMENTED, kserve.UNIMPLEMENTED[method])

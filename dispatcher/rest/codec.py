@@ -1,14 +1,18 @@
-"""Bodies of /infer: JSON with the binary tensor extension on one side, ModelInferRequest and -Response on the other.
+"""Bodies of /infer: JSON with the binary tensor extension, or nothing but the data of the only input (Triton's raw
+binary request), on one side, ModelInferRequest and -Response on the other; and all other messages as JSON.
 
 Pure. What a body means is what Triton's own HTTP server makes of it (its src/http_server.cc); tensors that came in
 binary are neither parsed nor copied before they are joined to the message.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from google.protobuf.descriptor import FieldDescriptor
+from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher import wire
@@ -23,8 +27,8 @@ _OWN_FIELDS: Final = ("shared_memory_region", "shared_memory_byte_size", "shared
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """Which outputs go back in binary: those that were asked for by name, and all others."""
+class OutputForm:
+    """Form of the outputs: which go back in binary, those that were asked for by name, and all others."""
 
     named: Mapping[str, bool] = field(default_factory=dict)
     others: bool = False
@@ -34,8 +38,8 @@ class Form:
         return self.named.get(output, self.others)
 
 
-def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[bytes, Form]:
-    """The bytes of a ModelInferRequest, and how its answer is to be written.
+def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[bytes, OutputForm]:
+    """Decode a body into the bytes of a ModelInferRequest, and how its answer is to be written.
 
     `header_length`: bytes of JSON at the beginning of the body; binary tensors follow.
 
@@ -57,7 +61,7 @@ def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[b
                 f"unexpected additional input data for model '{model}': {rest.nbytes} bytes are no tensor's",
                 field="Inference-Header-Content-Length", remedy="say every tensor's binary_data_size",
             )  # fmt: skip
-        form = Form(_outputs(message, _of(given, "outputs", list, "request", [])), binary)
+        form = OutputForm(_outputs(message, _of(given, "outputs", list, "request", [])), binary)
         parts: list[bytes | memoryview] = [message.SerializeToString()]
     except UnicodeEncodeError as error:
         raise InvalidInput(f"a text is not Unicode ({error.reason})", remedy="send UTF-8") from error
@@ -66,8 +70,8 @@ def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[b
     return b"".join(parts), form
 
 
-def encode(data: bytes, form: Form) -> tuple[bytes, int | None]:
-    """The body for the bytes of a ModelInferResponse, and the length of its JSON if binary tensors follow it.
+def encode(data: bytes, form: OutputForm) -> tuple[bytes, int | None]:
+    """Encode the bytes of a ModelInferResponse as a body; also the length of its JSON if binary tensors follow it.
 
     Raises:
         InvalidInput: an output has no JSON form and was not asked for in binary.
@@ -96,12 +100,12 @@ def encode(data: bytes, form: Form) -> tuple[bytes, int | None]:
 
 
 def dumps(value: Any) -> bytes:
-    """Compact JSON in UTF-8; bytes that were not UTF-8 come out as they were."""
+    """Encode compact JSON in UTF-8; bytes that were not UTF-8 come out as they were."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogateescape")
 
 
 def parse(text: bytes) -> Json:
-    """A JSON object.
+    """Parse a JSON object.
 
     Raises:
         InvalidInput: it is none.
@@ -234,3 +238,71 @@ def _of(given: Json, name: str, kind: type, where: str, default: Any = _NEEDED) 
     if value is _NEEDED or (value is not default and type(value) is not kind):
         raise InvalidInput(f"Unable to parse '{name}'", field=where, remedy=f"send {_NAMES[kind]}")
     return value
+
+
+ALL_BINARY: Final = OutputForm(others=True)
+
+
+def decode_raw(body: bytes, config: Any, version: str) -> bytes:
+    """Decode a raw binary body into the bytes of a ModelInferRequest whose shape follows from its size. `config`: the
+    model's ModelConfig.
+
+    Raises:
+        InvalidInput: the model has several inputs, or the size fits no shape.
+    """
+    if len(config.input) != 1:
+        raise InvalidInput(
+            f"Raw request must only have 1 input to be deduced, and '{config.name}' has {len(config.input)}",
+            field="Inference-Header-Content-Length", remedy="send a JSON header",
+        )  # fmt: skip
+    (only,) = config.input
+    datatype = model_config_pb2.DataType.Name(only.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
+    shape = _raw_shape(only.dims, datatype, len(body))
+    message = pb.ModelInferRequest(model_name=config.name, model_version=version)
+    message.inputs.add(name=only.name, datatype=datatype, shape=[1, *shape] if config.max_batch_size else shape)
+    if datatype == "BYTES":
+        body = len(body).to_bytes(4, "little") + body
+    return b"".join((message.SerializeToString(), RAW_INPUT_FIELD, wire.length(len(body)), body))
+
+
+def _raw_shape(dims: Sequence[int], datatype: str, size: int) -> list[int]:
+    """One item's shape: at most one dimension is open."""
+    elements, odd = (1, 0) if datatype == "BYTES" else divmod(size, wire.BYTES_PER_ELEMENT[datatype])
+    known = math.prod(dim for dim in dims if dim >= 0)
+    open_ones = sum(dim < 0 for dim in dims)
+    free = elements // known if open_ones and known else 1
+    if odd or open_ones > 1 or known * free != elements:
+        raise InvalidInput(
+            f"{size} bytes of {datatype} are not one item of shape {list(dims)}", field="body",
+            remedy="send a JSON header with the shape",
+        )  # fmt: skip
+    return [free if dim < 0 else dim for dim in dims]
+
+
+def to_json(message: Any) -> dict[str, Any]:
+    """Convert a protobuf message to Triton's JSON: proto names, 64-bit numbers as numbers, defaults spelt out.
+
+    Fields with presence (messages, members of a oneof) stand only if they are set.
+    """
+    found: dict[str, Any] = {}
+    for each in message.DESCRIPTOR.fields:
+        if each.has_presence and not message.HasField(each.name):
+            continue
+        value = getattr(message, each.name)
+        if each.message_type is not None and each.message_type.GetOptions().map_entry:
+            of_value = each.message_type.fields[1]
+            found[each.name] = {str(key): _json_value(of_value, value[key]) for key in sorted(value)}
+        elif each.is_repeated:
+            found[each.name] = [_json_value(each, one) for one in value]
+        else:
+            found[each.name] = _json_value(each, value)
+    return found
+
+
+def _json_value(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None:
+        return to_json(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return known.name if known is not None else value
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -7,7 +7,7 @@ from typing import Final
 
 import grpc
 
-from dispatcher.admission import Refused
+from dispatcher.admission import StatusError
 from trefoil.core.errors import InvalidInput
 
 THREAD_BYTES: Final = 32 * 1024
@@ -15,16 +15,16 @@ _WINDOW: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 async def expanded(body: bytes, encoding: str, bytes_max: int) -> bytes:
-    """A request's body as it was before its client compressed it.
+    """Decompress a request's body.
 
     Raises:
-        Refused: UNIMPLEMENTED for another encoding.
+        StatusError: UNIMPLEMENTED for another encoding.
         InvalidInput: it is damaged, or larger than `bytes_max`.
     """
     if encoding in ("", "identity"):
         return body
     if encoding not in _WINDOW:
-        raise Refused(
+        raise StatusError(
             grpc.StatusCode.UNIMPLEMENTED, f"Unsupported compression type '{encoding}'. Remedy: use gzip or deflate"
         )
     # A small body may hold a large one.
@@ -45,7 +45,7 @@ def _expand(body: bytes, window: int, bytes_max: int) -> bytes:
 
 
 def chosen(accept_encoding: str) -> str:
-    """The encoding that the client likes best, "" = none: the first of the highest weight, as Triton chooses."""
+    """Choose the encoding that the client likes best, "" = none: the first of the highest weight, as Triton chooses."""
     best, weight = "", 0.0
     for each in accept_encoding.split(","):
         name, _, q = each.strip().partition(";q=")
@@ -59,7 +59,7 @@ def chosen(accept_encoding: str) -> str:
 
 
 async def compressed(body: bytes, encoding: str) -> bytes:
-    """A body for the client."""
+    """Compress a response's body with gzip or deflate."""
     if len(body) < THREAD_BYTES:
         return _compress(body, encoding)
     return await asyncio.to_thread(_compress, body, encoding)

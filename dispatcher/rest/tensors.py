@@ -26,7 +26,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def to_bytes(name: str, datatype: str, shape: Sequence[int], data: Any) -> bytes:
-    """The bytes of an input whose `data` came as JSON: a list, nested in any way, of as many elements as the shape has.
+    """Encode an input whose `data` came as JSON: a list, nested in any way, of as many elements as the shape has.
 
     Raises:
         InvalidInput: they do not fit each other.
@@ -62,7 +62,7 @@ DATATYPES: Final = ("BOOL", *_INTEGERS, *_BINARY_ONLY, *_FLOATS, "BYTES")
 
 
 def from_bytes(name: str, datatype: str, shape: Sequence[int], raw: bytes) -> list[Any]:
-    """The elements of an output, in one flat list, as Triton writes them.
+    """Decode an output into one flat list of elements, as Triton writes them.
 
     Strings that are not UTF-8 keep their bytes as lone surrogates, which an encoder with `surrogateescape` undoes.
 

@@ -7,7 +7,6 @@ from typing import Final
 
 from dispatcher.routers.fifo import Fifo
 from dispatcher.routers.least_loaded import LeastLoaded
-from dispatcher.routers.p2c import PowerOfTwo
 from dispatcher.routers.weighted import Weighted
 from trefoil.core.brains import Router
 from trefoil.core.parts import Kind, Part, Parts, Traits
@@ -19,5 +18,4 @@ ROUTERS: Final[Parts[Router]] = {
     ),
     "fifo": Part(Kind.ROUTER, "fifo", Fifo, traits=Traits(light=True, flow="pool")),
     "least_loaded": Part(Kind.ROUTER, "least_loaded", LeastLoaded),
-    "p2c": Part(Kind.ROUTER, "p2c", PowerOfTwo),
 }

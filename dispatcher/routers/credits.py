@@ -20,7 +20,7 @@ OLD_ENTRIES: Final = 4  # of the heap, per slice, before it is built anew
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One slice. Its picks carry it: hashing a slice key would be most of a decision."""
+    """Credit account of one slice. Its picks carry it: hashing a slice key would be most of a decision."""
 
     slice: SliceKey
     limit: int = 0
@@ -29,21 +29,21 @@ class Account:
     order: int = 0  # in the table: among slices never chosen, the first
     pool: "Pool | None" = None
     lane: tuple[str, str, int] | None = None  # of the queue, for routers that have several
-    pick: "Seat | None" = None  # what a request that is given to this slice gets, by the last table
+    pick: "CreditPick | None" = None  # what a request that is given to this slice gets, by the last table
     accuracy: float = 0.0  # of what it hosts
     cost: float = 1.0  # of one request more, for routers that weigh load: 1 / the slice's share
     lanes: tuple[int, ...] = ()  # of the queue that it may serve, for routers with one line
 
 
 @dataclass(frozen=True, slots=True)
-class Seat(Pick):
-    """A pick that knows whose credit it holds."""
+class CreditPick(Pick):
+    """Pick that knows whose credit it holds."""
 
     account: Account = field(compare=False, repr=False)
 
 
 class Pool:
-    """Slices that share one line of requests."""
+    """Pool of slices that share one line of requests."""
 
     __slots__ = ("_accounts", "_size_max", "heap")
 
@@ -56,7 +56,7 @@ class Pool:
         self._build()
 
     def offer(self, account: Account) -> None:
-        """One of its slices has a free credit, and other numbers than before."""
+        """Note that one of the slices has a free credit, and other numbers than before."""
         heap = self.heap
         if len(heap) >= self._size_max:
             self._build()
@@ -70,7 +70,7 @@ class Pool:
 
 
 class Credits:
-    """In-flight requests per slice against the limits of the last table."""
+    """Credits of all slices: requests in flight against the limits of the last table."""
 
     def __init__(self) -> None:
         self._accounts: dict[SliceKey, Account] = {}
@@ -78,7 +78,7 @@ class Credits:
         self._last = Account(SliceKey())
 
     def limit(self, limits: Mapping[SliceKey, int]) -> None:
-        """Take the limits of a table; slices that it does not name get nothing more. Pools are made after it."""
+        """Set the limits of a table; slices that it does not name get nothing more. Pools are made after it."""
         self._last = Account(SliceKey())
         for slice_, account in list(self._accounts.items()):
             account.limit, account.pool, account.pick = 0, None, None
@@ -89,19 +89,18 @@ class Credits:
             account.slice, account.limit = slice_, limit
 
     def account(self, slice_: SliceKey) -> Account:
-        """The account of a slice of the last table."""
+        """Account of a slice of the last table."""
         return self._accounts[slice_]
 
     def free(self, slice_: SliceKey) -> Account | None:
-        """The account of a slice if one more request may go there; None for one that the table does not name."""
+        """Account of a slice if one more request may go there; None for one that the table does not name."""
         last = self._last  # a credit that came back is offered at once, by the very key of its pick
         account = last if last.slice is slice_ else self._accounts.get(slice_)
         return account if account is not None and account.in_flight < account.limit else None
 
-    def take_idlest(self, pool: Pool) -> Seat | None:
-        """One more request for a pool: of its slices with a credit, the one with the fewest in flight, then the longest
-        not chosen (round robin among the idle). None: no slice has a credit.
-        """
+    def take_idlest(self, pool: Pool) -> CreditPick | None:
+        """Take a credit of a pool's idlest slice: the one with the fewest requests in flight, then the longest not
+        chosen (round robin among the idle). None: no slice has a credit."""
         heap = pool.heap
         while heap:
             in_flight, taken_at, order, account = heap[0]
@@ -117,8 +116,8 @@ class Credits:
             heapq.heappop(heap)
         return None
 
-    def take(self, account: Account) -> Seat:
-        """One more request is in flight on this very slice."""
+    def take(self, account: Account) -> CreditPick:
+        """Take a credit of this very slice."""
         assert account.in_flight < account.limit, f"no credit left on {account.slice}"
         self._takes += 1
         account.taken_at = self._takes
@@ -129,8 +128,8 @@ class Credits:
         return account.pick
 
     def give_back(self, pick: Pick) -> None:
-        """One request is over."""
-        assert isinstance(pick, Seat), "a pick of another router"
+        """Give a credit back: its request is over."""
+        assert isinstance(pick, CreditPick), "a pick of another router"
         self._last = account = pick.account
         assert account.in_flight > 0, f"more requests over than sent on {account.slice}"
         account.in_flight -= 1

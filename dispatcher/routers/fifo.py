@@ -7,19 +7,19 @@ Formulation: on arrival, if nobody waits and some slice has a credit: the one wi
     the longest not chosen. Otherwise wait; a slice with a free credit takes the request that waits longest.
 Deviations: CLOVER's instances hold one request at a time; here c_k, of which one executes and the rest hide the way
     there. The variant mix is what the pool yields: it follows speed and load, so a plan's accuracy does not bind.
-    Floors and priorities of single requests: routers/one_line.py, queues/fifo.py.
+    Floors and priorities of single requests: routers/single_queue.py, queues/fifo.py.
 """
 
 from collections.abc import Sequence
 
-from dispatcher.routers.credits import Account, Pool, Seat
-from dispatcher.routers.one_line import OneLine
+from dispatcher.routers.credits import Account, CreditPick, Pool
+from dispatcher.routers.single_queue import SingleQueueRouter
 from trefoil.core.brains import Queue
 from trefoil.core.plan import RouteTarget
 
 
-class Fifo(OneLine):
-    """A `Router`: pure state machine, called in order."""
+class Fifo(SingleQueueRouter):
+    """Router `fifo`: a pure state machine, called in order."""
 
     name = "fifo"
     _measure = "requests in flight"
@@ -31,7 +31,7 @@ class Fifo(OneLine):
     def _deal(self, live: Sequence[RouteTarget]) -> None:
         self._pool = Pool(self._accounts)
 
-    def _idlest(self) -> Seat | None:
+    def _idlest(self) -> CreditPick | None:
         return self._credits.take_idlest(self._pool)
 
     def _score(self, account: Account) -> float:

@@ -13,14 +13,14 @@ Deviations: a slice must have a credit; under load the line decides, as in `fifo
 import heapq
 from collections.abc import Iterable, Sequence
 
-from dispatcher.routers.credits import Account, Pool, Seat
-from dispatcher.routers.one_line import OneLine
+from dispatcher.routers.credits import Account, CreditPick, Pool
+from dispatcher.routers.single_queue import SingleQueueRouter
 from trefoil.core.brains import Queue
 from trefoil.core.plan import RouteTarget
 
 
 class CheapestPool(Pool):
-    """Slices with a free credit in a heap by what one request more costs them."""
+    """Pool with a heap by what one request more costs its slices."""
 
     __slots__ = ("line",)
 
@@ -29,14 +29,14 @@ class CheapestPool(Pool):
         super().__init__(accounts)
 
     def offer(self, account: Account) -> None:
-        """One of its slices has a free credit, and other numbers than before."""
+        """Note that one of the slices has a free credit, and other numbers than before."""
         if len(self.line) >= self._size_max:
             self._build()
         else:
             heapq.heappush(self.line, _entry(account))
 
     def cheapest(self) -> Account | None:
-        """The slice to be chosen, which the caller takes; None: no slice has a credit."""
+        """Cheapest slice, whose credit the caller takes; None: no slice has one."""
         while self.line:
             entry = heapq.heappop(self.line)
             account = entry[3]
@@ -48,8 +48,8 @@ class CheapestPool(Pool):
         self.line[:] = sorted(_entry(each) for each in self._accounts if each.in_flight < each.limit)
 
 
-class LeastLoaded(OneLine):
-    """A `Router`: pure state machine, called in order."""
+class LeastLoaded(SingleQueueRouter):
+    """Router `least_loaded`: a pure state machine, called in order."""
 
     name = "least_loaded"
     _measure = "(in flight + 1) / share"
@@ -62,7 +62,7 @@ class LeastLoaded(OneLine):
         self._accounts = weighed(self._accounts, live)
         self._pool = CheapestPool(self._accounts)
 
-    def _idlest(self) -> Seat | None:
+    def _idlest(self) -> CreditPick | None:
         account = self._pool.cheapest()
         return self._credits.take(account) if account is not None else None
 
@@ -71,7 +71,7 @@ class LeastLoaded(OneLine):
 
 
 def weighed(accounts: Sequence[Account], live: Sequence[RouteTarget]) -> list[Account]:
-    """The accounts that get requests, with what one costs them; the others lose their credits."""
+    """Give each account that gets requests the cost of one; the others lose their credits."""
     total = sum(target.weight for target in live)
     served = []
     for target, account in zip(live, accounts, strict=True):

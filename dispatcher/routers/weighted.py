@@ -9,8 +9,10 @@ Formulation: lag_k = w_k * (arrivals so far) - (requests given to k). At each ar
     with lag_k > 0 the one whose lag would reach 1 first, argmin (1 - lag_k) / w_k, gets the request and lag_k -= 1.
     This is the earliest deadline first schedule of proportionate fairness (Baruah et al. 1996; WF2Q): |lag_k| < 1
     always, so that every class is within one request of its share, for any number of classes. Who is next does not
-    depend on what the slices do, so turns are dealt ahead (routers/turns.py). Inside a class the longest waiting
-    request goes to the slice with the fewest in flight.
+    depend on what the slices do, so turns are dealt ahead: the m-th turn of a class from now is released at turn
+    floor((m - lag_k) / w_k) and due at (m + 1 - lag_k) / w_k, and two heaps give the order (`deal_turns`), at a cost
+    that hardly grows with the number of classes. Inside a class the longest waiting request goes to the slice with the
+    fewest in flight.
     A request with a floor (`min_accuracy`) takes the next turn of a class that is accurate enough before its time: it
     is charged to that class, so that the requests without one make up for it, and shares go on to bind over all, as
     long as floors ask for no more than the share of such classes. What they ask for beyond it is forgotten, but for
@@ -20,16 +22,16 @@ Deviations: classes, not slices, are the unit of the round robin. A slice alone 
     round robin (largest lag first) lets a class fall behind by more than one request with three classes or more.
 """
 
+import heapq
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
 from dispatcher.queues.fifo import turn
-from dispatcher.routers.credits import Credits, Pool, Seat
-from dispatcher.routers.turns import turns
+from dispatcher.routers.credits import CreditPick, Credits, Pool
 from trefoil.core.brains import Outcome, Pick, Queue, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
@@ -53,7 +55,8 @@ class _Class:
 
 
 class Weighted:
-    """A `Router`: pure state machine, called in order. Of a ticket, it reads `min_accuracy`; its queue reads more."""
+    """Router `weighted`: a pure state machine, called in order. Of a ticket, it reads `min_accuracy`; its queue reads
+    more."""
 
     def __init__(self, family: str, queue: Queue) -> None:
         self._queue = queue
@@ -79,7 +82,7 @@ class Weighted:
         """Carbon is in the weights already."""
 
     def on_arrival(self, ticket: Ticket, now_s: float) -> Pick | None:
-        """A slice at once, or None: the ticket waits for its class.
+        """Assign an arrival to a slice at once, or None: the ticket waits for its class.
 
         Raises:
             QueueFull: it would have to wait and there is no room; no class is charged for it.
@@ -128,7 +131,7 @@ class Weighted:
         return None
 
     def scores(self, ticket: Ticket) -> dict[SliceKey, tuple[float, str]]:
-        """How each live slice that may have this ticket stands, in requests until the turn of its class comes."""
+        """Score of each live slice that may have this ticket, in requests until the turn of its class comes."""
         found: dict[SliceKey, tuple[float, str]] = {}
         self._due()
         for each in self._classes.values():
@@ -157,7 +160,7 @@ class Weighted:
                 return None
             self._settle()
             classes = list(self._classes.values())
-            order = turns([each.share for each in classes], [each.lag for each in classes], AHEAD)
+            order = deal_turns([each.share for each in classes], [each.lag for each in classes], AHEAD)
             self._turns = [classes[k] for k in order]
         return self._turns[self._turn]
 
@@ -199,7 +202,7 @@ class Weighted:
         why = f"weighted: {each.key[0]} on {each.key[1]}, share {each.share:.3f}"
         accounts = [self._credits.account(target.slice) for target in each.targets]
         for target, account in zip(each.targets, accounts, strict=True):
-            account.pick = Seat(target.slice, target.variant, target.stage, why, account)
+            account.pick = CreditPick(target.slice, target.variant, target.stage, why, account)
             account.lane = each.key
         each.pool = Pool(accounts)
 
@@ -216,7 +219,8 @@ class Weighted:
 
 
 def alike(targets: Iterable[RouteTarget]) -> dict[Kind, list[list[RouteTarget]]]:
-    """Targets that share one line: of one variant, slice type and weight. Those without weight help the lightest."""
+    """Group targets that share one line: of one variant, slice type and weight. Those without weight help the
+    lightest."""
     kinds: dict[Kind, list[RouteTarget]] = {}
     for target in targets:
         kinds.setdefault((target.variant, target.slice.slice_type), []).append(target)
@@ -279,3 +283,35 @@ def _carry_lags(old: dict[Key, _Class], new: dict[Key, _Class]) -> dict[Key, _Cl
     for key, each in new.items():
         each.lag = (old[key].lag if key in old else 0.0) + owed * each.share
     return new
+
+
+EPSILON: Final = 1e-9  # sums of binary fractions: a lag of 1e-16 is none
+GRID: Final = 2.0**24  # deadlines that agree to so small a part of a turn are equal: the class named first goes first
+
+
+def deal_turns(shares: Sequence[float], lags: Sequence[float], count: int) -> list[int]:
+    """Deal the next `count` turns: classes, by position. Shares are positive and sum to 1, lags sum to 0."""
+    classes = len(shares)
+    if classes == 1:
+        return [0] * count
+    periods = [1.0 / share for share in shares]
+    next_ = [0] * classes  # how many turns of each class are dealt
+    # Both heaps hold whole numbers, time * classes + class: they compare faster than tuples.
+    released = [int((EPSILON - lags[k]) * periods[k]) * classes + k for k in range(classes)]
+    heapq.heapify(released)
+    due: list[int] = []
+    order = []
+    for at in range(count):
+        while released and (released[0] < (at + 1) * classes or not due):
+            k = heapq.heappop(released) % classes
+            heapq.heappush(due, int((next_[k] + 1 - lags[k]) * periods[k] * GRID + 0.5) * classes + k)
+        k = due[0] % classes
+        order.append(k)
+        number = next_[k] = next_[k] + 1
+        release = int((number - lags[k] + EPSILON) * periods[k])
+        if release <= at + 1:
+            heapq.heapreplace(due, int((number + 1 - lags[k]) * periods[k] * GRID + 0.5) * classes + k)
+        else:
+            heapq.heappop(due)
+            heapq.heappush(released, release * classes + k)
+    return order

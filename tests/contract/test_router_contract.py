@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dispatcher.core.floors import best
+from dispatcher.core.accuracy_floors import best_accuracy
 from dispatcher.queues.fifo import AGING_S, LEVELS, QueueFull, turn
 from dispatcher.routers import ROUTERS
 from tests.support.own_parts import own
@@ -69,7 +69,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.accuracy = {each.slice: each.accuracy for each in made}
         weighed = {each.slice for each in made if each.weight > 0 and not each.draining}
         self.served = weighed or set(self.live)
-        self.best = best([each for each in made if not each.draining])
+        self.best = best_accuracy([each for each in made if not each.draining])
         self.router.on_table(route(made, self.router_name, *self.limit), 0.0)
         self.pump(self.live)
 

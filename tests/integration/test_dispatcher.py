@@ -43,8 +43,8 @@ class World:
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.aio.insecure_channel(running.address))
 
     @property
-    def hub(self):
-        return self.running.hub
+    def local(self):
+        return self.running.local
 
     def statuses(self, **changes):
         return [
@@ -59,10 +59,14 @@ class World:
         targets = [target(0, "digits-xs", weights[0], credits), target(1, "digits-l", weights[1], credits)]
         await self.plane.node(node(self.statuses()))
         await self.plane.plan(plan([route(targets, **more)], number=number, slo_ms=slo_ms))
-        await until(lambda: self.hub.table.revision == Revision(1, number, 0) and self.hub.table.live("digits"))
+        await until(
+            lambda: (
+                self.local.routing.table.revision == Revision(1, number, 0) and self.local.routing.table.live("digits")
+            )
+        )
 
     async def live(self, count: int):
-        await until(lambda: len(self.hub.table.live("digits")) == count)
+        await until(lambda: len(self.local.routing.table.live("digits")) == count)
 
 
 @pytest.fixture
@@ -217,7 +221,7 @@ async def test_before_any_plan_it_says_so(world):
 async def test_planned_but_not_up_yet_is_unavailable_with_the_slices_state(world):
     await world.plane.node(node([status(0, "", SliceState.STARTING)]))
     await world.plane.plan(plan([route([target(0)])]))
-    await until(lambda: world.hub.table.routes)
+    await until(lambda: world.local.routing.table.routes)
     with pytest.raises(
         InferenceServerException, match=r"no slice serves digits now: no live slice: .*STARTING"
     ) as caught:
@@ -288,7 +292,7 @@ async def test_status_details_and_trailers_of_a_slice_arrive_unchanged(world):
     assert caught.value.details() == "not tonight"
     assert ("moon", "full") in [tuple(pair) for pair in caught.value.trailing_metadata()]
     assert len(world.xs.requests) + len(world.large.requests) == 1, "not retried"
-    assert len(world.hub.table.live("digits")) == 2, "a model's own error says nothing of its slice"
+    assert len(world.local.routing.table.live("digits")) == 2, "a model's own error says nothing of its slice"
 
 
 async def test_a_slices_full_queue_is_its_own_status_and_no_reason_to_eject(world):
@@ -297,7 +301,7 @@ async def test_a_slices_full_queue_is_its_own_status_and_no_reason_to_eject(worl
     with pytest.raises(InferenceServerException, match="Exceeds maximum queue size") as caught:
         await world.infer()
     assert code(caught.value) == "UNAVAILABLE"
-    assert len(world.hub.table.live("digits")) == 2
+    assert len(world.local.routing.table.live("digits")) == 2
 
 
 async def test_the_deadline_is_forwarded_and_reported(world):
@@ -311,8 +315,8 @@ async def test_the_deadline_is_forwarded_and_reported(world):
     await until(lambda: world.xs.cancelled + world.large.cancelled == 1)
     (deadline_s,) = world.xs.deadlines_s + world.large.deadlines_s
     assert 0 < deadline_s < 3.05
-    await until(lambda: not world.hub.in_flight())
-    assert world.hub.book.totals["digits"].by_code == {"DEADLINE_EXCEEDED": 1}
+    await until(lambda: not world.local.routing.in_flight())
+    assert world.local.accounting.load.totals["digits"].by_code == {"DEADLINE_EXCEEDED": 1}
 
 
 async def test_a_client_that_leaves_while_its_request_waits_costs_nothing(world):
@@ -320,8 +324,8 @@ async def test_a_client_that_leaves_while_its_request_waits_costs_nothing(world)
     world.xs.gate.clear()
     world.large.gate.clear()
     first = [asyncio.create_task(world.infer()) for _ in range(2)]
-    pump = world.hub.pumps["digits"]
-    await until(lambda: pump.flying == 2)
+    pump = world.local.routing.queues["digits"]
+    await until(lambda: pump.in_flight_count == 2)
     waiting = [world.stub.ModelInfer(_request()) for _ in range(4)]
     tasks = [asyncio.ensure_future(call) for call in waiting]
     await until(lambda: pump.waiting == 4)
@@ -333,8 +337,8 @@ async def test_a_client_that_leaves_while_its_request_waits_costs_nothing(world)
     world.large.gate.set()
     await asyncio.gather(*first)
     assert world.xs.executed + world.large.executed == 2
-    assert world.hub.book.totals["digits"].by_code == {"CANCELLED": 4}
-    assert not world.hub.in_flight()
+    assert world.local.accounting.load.totals["digits"].by_code == {"CANCELLED": 4}
+    assert not world.local.routing.in_flight()
 
 
 async def test_a_client_that_leaves_while_its_request_runs_frees_the_credit(world):
@@ -348,7 +352,7 @@ async def test_a_client_that_leaves_while_its_request_runs_frees_the_credit(worl
         call.cancel()
     await until(lambda: world.xs.cancelled == world.large.cancelled == 1)
     await asyncio.gather(*tasks, return_exceptions=True)
-    await until(lambda: not world.hub.in_flight())
+    await until(lambda: not world.local.routing.in_flight())
     world.xs.gate.set()
     world.large.gate.set()
     await world.infer()
@@ -359,11 +363,11 @@ async def test_a_queue_timeout_of_the_request_counts_here_too(world):
     world.xs.gate.clear()
     world.large.gate.clear()
     first = [asyncio.create_task(world.infer()) for _ in range(2)]
-    await until(lambda: world.hub.pumps["digits"].flying == 2)
+    await until(lambda: world.local.routing.queues["digits"].in_flight_count == 2)
     with pytest.raises(InferenceServerException, match="Request timeout expired") as caught:
         await world.infer(timeout=100_000)
     assert code(caught.value) == "UNAVAILABLE"
-    assert world.hub.pumps["digits"].waiting == 0
+    assert world.local.routing.queues["digits"].waiting == 0
     world.xs.gate.set()
     world.large.gate.set()
     await asyncio.gather(*first)
@@ -374,7 +378,7 @@ async def test_a_full_queue_refuses_with_name_depth_and_limit(world):
     world.xs.gate.clear()
     world.large.gate.clear()
     admitted = [asyncio.create_task(world.infer()) for _ in range(5)]
-    await until(lambda: world.hub.pumps["digits"].waiting == 3)
+    await until(lambda: world.local.routing.queues["digits"].waiting == 3)
     with pytest.raises(InferenceServerException, match="queue digits is full: it holds 3 requests, limit 3") as caught:
         await world.infer()
     assert code(caught.value) == "RESOURCE_EXHAUSTED"
@@ -388,7 +392,7 @@ async def test_a_message_of_ten_megabytes_passes_and_a_cap_is_kept(state, tmp_pa
         plane = Plane(state)
         await plane.node(node([status(0, slice_.target)]))
         await plane.plan(plan([route([target(0)])]))
-        await until(lambda: running.hub.table.live("digits"))
+        await until(lambda: running.local.routing.table.live("digits"))
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.aio.insecure_channel(running.address, options=options))
         items = 10 * 2**20 // 64
@@ -441,7 +445,7 @@ async def test_a_request_that_nobody_took_goes_to_another_slice_once(world):
     await stop_idle(world.running, key(1), world.large)
     results = await asyncio.gather(*(world.infer() for _ in range(8)))
     assert {variant(result) for result in results} == {"digits-xs"}
-    assert world.hub.table.why["digits"].startswith("share 0.500 is spread over 1 live slices")
+    assert world.local.routing.table.why["digits"].startswith("share 0.500 is spread over 1 live slices")
 
 
 @pytest.mark.parametrize("error", [fake.EXITING, fake.UNLOADED])
@@ -462,7 +466,7 @@ async def test_requests_wait_for_the_only_slice_instead_of_failing_on_it(world):
     await stop_idle(world.running, key(0), world.xs)
     waiting = [asyncio.create_task(world.infer()) for _ in range(5)]
     await world.live(0)
-    await until(lambda: world.hub.pumps["digits"].waiting == 5)
+    await until(lambda: world.local.routing.queues["digits"].waiting == 5)
     await world.xs.start()
     assert len(await asyncio.gather(*waiting)) == 5
 
@@ -472,7 +476,7 @@ async def test_they_do_not_wait_for_ever(state, tmp_path):
         plane = Plane(state)
         await plane.node(node([status(0, slice_.target)]))
         await plane.plan(plan([route([target(0)])]))
-        await until(lambda: running.hub.table.live("digits"))
+        await until(lambda: running.local.routing.table.live("digits"))
         await stop_idle(running, key(0), slice_)
         async with triton.InferenceServerClient(running.address) as client:
             for _ in range(2):  # one that waited, one that need not
@@ -500,7 +504,9 @@ async def test_a_dead_stub_is_ejected_reported_and_readmitted_by_an_inference_on
     assert (await ejected())[key(0)] is False
     probes = len(world.large.requests)
     await until(lambda: len(world.large.requests) >= probes + 2)
-    assert len(world.hub.table.live("digits")) == 1, "readiness stays true while the stub is dead: it proves nothing"
+    assert len(world.local.routing.table.live("digits")) == 1, (
+        "readiness stays true while the stub is dead: it proves nothing"
+    )
     world.large.error = None
     await world.live(2)
     assert world.large.requests[-1].id == "trefoil-probe"
@@ -513,14 +519,14 @@ async def test_slices_that_have_just_become_ready_fail_nobody(world):
     starting = world.statuses(xs={"state": SliceState.STARTING}, large={"state": SliceState.STARTING})
     await world.plane.node(node(starting))
     await world.plane.plan(plan([route([target(0, "digits-xs", 0.5), target(1, "digits-l", 0.5)])]))
-    await until(lambda: world.hub.table.routes)
+    await until(lambda: world.local.routing.table.routes)
     await asyncio.sleep(1.0)  # long enough for a channel that tried to connect to be in its backoff
     await world.xs.start()
     await world.large.start()
     await world.plane.node(node(world.statuses()))
     await world.live(2)
     await asyncio.gather(*(world.infer() for _ in range(20)))
-    assert not world.hub.ejected_total
+    assert not world.local.health.ejected_total
 
 
 async def test_what_the_agent_publishes_anew_is_probed_at_once(world, monkeypatch):
@@ -530,11 +536,11 @@ async def test_what_the_agent_publishes_anew_is_probed_at_once(world, monkeypatc
         patient.setattr(ejection, "PROBE_FIRST_S", 600.0)
         await asyncio.gather(*(world.infer() for _ in range(4)), return_exceptions=True)
         await world.live(1)
-    due_s = world.hub.ejections.next_probe_at_s()
+    due_s = world.local.health.ejections.next_probe_at_s()
     world.large.error = None
     await world.plane.node(node(world.statuses(large={"since_s": 99.0})))
     await world.live(2)
-    assert world.hub.clock.monotonic_s() < due_s
+    assert world.local.clock.monotonic_s() < due_s
 
 
 # Tables, acknowledgements, windows
@@ -544,7 +550,7 @@ async def test_a_draining_slice_gets_nothing_new_while_what_it_has_finishes(worl
     await world.serve(credits=1)
     world.large.gate.clear()
     running = [asyncio.create_task(world.infer()) for _ in range(2)]
-    await until(lambda: world.large.requests and world.hub.in_flight() == {key(1): 1})
+    await until(lambda: world.large.requests and world.local.routing.in_flight() == {key(1): 1})
     draining = [target(0, "digits-xs", 1.0), target(1, "digits-l", 0.0, draining=True)]
     await world.plane.plan(plan([route(draining)], number=2))
 
@@ -619,12 +625,12 @@ async def test_another_router_takes_over_in_mid_flight(world):
     world.xs.gate.clear()
     world.large.gate.clear()
     running = [asyncio.create_task(world.infer()) for _ in range(12)]
-    await until(lambda: world.hub.pumps["digits"].waiting == 10)
+    await until(lambda: world.local.routing.queues["digits"].waiting == 10)
     await world.serve(credits=1, number=2, router="fifo")
     world.xs.gate.set()
     world.large.gate.set()
     assert len(await asyncio.gather(*running)) == 12
-    assert not world.hub.in_flight()
+    assert not world.local.routing.in_flight()
 
 
 @pytest.mark.parametrize(
@@ -642,11 +648,11 @@ async def test_another_router_takes_over_in_mid_flight(world):
 async def test_a_plan_that_cannot_be_routed_leaves_the_last_good_table(world, broken):
     await world.serve()
     await world.plane.plan(broken)
-    await until(lambda: world.running.loop.complaint)
-    assert world.hub.table.revision == Revision(1, 1, 0)
+    await until(lambda: world.running.loop.trouble)
+    assert world.local.routing.table.revision == Revision(1, 1, 0)
     await world.infer()
     await world.serve(number=3)
-    await until(lambda: not world.running.loop.complaint)
+    await until(lambda: not world.running.loop.trouble)
 
 
 async def test_slices_that_share_credits_with_another_dispatcher_get_half(world, state, tmp_path):
@@ -655,11 +661,11 @@ async def test_slices_that_share_credits_with_another_dispatcher_get_half(world,
         state,
         tmp_path / "other",
     ) as other:
-        other.hub.me = ("d2", 0)
+        other.local.id = ("d2", 0)
         await state.put_unfenced(state.keys.ack("d2", 0), TableAck(dispatcher="d2", observed_at_s=1.0))
-        await until(lambda: [t.credits for t in world.hub.table.live("digits")] == [1, 1])
+        await until(lambda: [t.credits for t in world.local.routing.table.live("digits")] == [1, 1])
     await state.delete_unfenced(state.keys.ack("d2", 0))
-    await until(lambda: [t.credits for t in world.hub.table.live("digits")] == [2, 2])
+    await until(lambda: [t.credits for t in world.local.routing.table.live("digits")] == [2, 2])
 
 
 # Redis and process deaths
@@ -673,21 +679,21 @@ async def test_serving_goes_on_when_redis_dies_and_when_it_comes_back_empty(redi
         plane = Plane(state)
         await plane.node(node([status(0, slice_.target)]))
         await plane.plan(plan([route([target(0)])], number=5))
-        await until(lambda: running.hub.table.live("digits"))
+        await until(lambda: running.local.routing.table.live("digits"))
         async with triton.InferenceServerClient(running.address) as client:
             redis_server.kill()
             for _ in range(20):
                 await client.infer("digits", [image()])
-            await until(lambda: running.loop.complaint)
+            await until(lambda: running.loop.trouble)
             redis_server.start()
-            await until(lambda: not running.loop.complaint, 60)
+            await until(lambda: not running.loop.trouble, 60)
             for _ in range(20):
                 await client.infer("digits", [image()])
-            assert running.hub.table.revision == Revision(1, 5, 0)
+            assert running.local.routing.table.revision == Revision(1, 5, 0)
             assert await client.is_server_ready()
             await Plane(state).plan(plan([route([target(0)])], number=1))  # a controller that forgot everything
-            await until(lambda: "older than" in running.loop.complaint)
-            assert running.hub.table.revision == Revision(1, 5, 0)
+            await until(lambda: "older than" in running.loop.trouble)
+            assert running.local.routing.table.revision == Revision(1, 5, 0)
 
             async def answered():
                 windows = await state.stream(state.keys.load("d1", 0), LoadWindow)
@@ -708,12 +714,12 @@ async def test_a_dispatcher_that_starts_without_redis_serves_what_it_last_knew(r
             plane = Plane(state)
             await plane.node(node([status(0, slice_.target), status(1, dead.target)]))
             await plane.plan(plan([route([target(0, weight=0.5), target(1, weight=0.5)])], number=5))
-            await until(lambda: len(running.hub.table.live("digits")) == 2)
+            await until(lambda: len(running.local.routing.table.live("digits")) == 2)
         redis_server.kill()
         await dead.stop()
         async with dispatching(state, tmp_path) as again, triton.InferenceServerClient(again.address) as client:
-            await until(lambda: again.hub.table.live("digits"))
-            assert [each.slice for each in again.hub.table.live("digits")] == [key(0)]
+            await until(lambda: again.local.routing.table.live("digits"))
+            assert [each.slice for each in again.local.routing.table.live("digits")] == [key(0)]
             for _ in range(5):
                 await client.infer("digits", [image()])
     await state.close()
@@ -723,7 +729,7 @@ async def test_a_damaged_table_file_is_named_and_not_used(state, tmp_path):
     (tmp_path / "dispatcher").mkdir()
     (tmp_path / "dispatcher" / "table.jsonl").write_text('{"revision": "no"}\n')
     async with dispatching(state, tmp_path) as running:
-        assert not running.hub.table.routes
+        assert not running.local.routing.table.routes
 
 
 async def test_slices_of_a_silent_agent_are_probed_from_here(state, tmp_path):
@@ -735,11 +741,11 @@ async def test_slices_of_a_silent_agent_are_probed_from_here(state, tmp_path):
         plane = Plane(state)
         await plane.node(node([status(0, well.target), status(1, hung.target)]), fresh=False)
         await plane.plan(plan([route([target(0, weight=0.5), target(1, weight=0.5)])]))
-        await until(lambda: len(running.hub.table.live("digits")) == 2)
+        await until(lambda: len(running.local.routing.table.live("digits")) == 2)
         hung.ready = False
-        await until(lambda: [each.slice for each in running.hub.table.live("digits")] == [key(0)])
+        await until(lambda: [each.slice for each in running.local.routing.table.live("digits")] == [key(0)])
         hung.ready = True
-        await until(lambda: len(running.hub.table.live("digits")) == 2)
+        await until(lambda: len(running.local.routing.table.live("digits")) == 2)
 
 
 async def test_stopping_turns_clients_away_and_lets_what_is_in_flight_finish(state, tmp_path):
@@ -748,7 +754,7 @@ async def test_stopping_turns_clients_away_and_lets_what_is_in_flight_finish(sta
             plane = Plane(state)
             await plane.node(node([status(0, slice_.target)]))
             await plane.plan(plan([route([target(0)])]))
-            await until(lambda: running.hub.table.live("digits"))
+            await until(lambda: running.local.routing.table.live("digits"))
             client = triton.InferenceServerClient(running.address)
             last = asyncio.create_task(client.infer("digits", [image(4)]))
             await until(lambda: slice_.requests)
@@ -764,7 +770,7 @@ async def test_the_table_and_the_load_can_be_watched(world):
     await world.serve()
     admin = (
         dispatcher_pb2_grpc.add_DispatcherServicer_to_server,
-        DispatcherAdmin(world.hub, world.running.loop),
+        DispatcherAdmin(world.local, world.running.loop),
         NAME,
     )
     server = rpc.make_server(world.running.settings, [admin], address="127.0.0.1:0")

@@ -14,9 +14,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from dispatcher import peers
-from dispatcher.core import crew
-from dispatcher.core.crew import LIVES
+from dispatcher import peer_links
+from dispatcher.core import membership
+from dispatcher.core.membership import RESTART_STEP
 from dispatcher.settings import DispatcherSettings
 from protos.dispatcher.v1 import dispatcher_pb2
 from tests.support import fake_triton as fake
@@ -30,7 +30,7 @@ from trefoil.runtime.clock import WallClock
 from trefoil.runtime.state import ACK_TTL_S
 
 pytestmark = pytest.mark.integration
-HERE = peers.__file__.rpartition("/dispatcher/")[0] + "/tests/support"
+HERE = peer_links.__file__.rpartition("/dispatcher/")[0] + "/tests/support"
 
 
 @contextlib.asynccontextmanager
@@ -55,20 +55,20 @@ class Pair:
 
     @property
     def server(self):
-        return next(each for each in self.workers if each.hub.table.live("digits"))
+        return next(each for each in self.workers if each.local.routing.table.live("digits"))
 
     @property
     def other(self):
-        return next(each for each in self.workers if not each.hub.table.live("digits"))
+        return next(each for each in self.workers if not each.local.routing.table.live("digits"))
 
     async def serve(self, credits=1, number=1):
         await self.plane.node(node([status(0, self.slice.target)]))
         await self.plane.plan(plan([route([target(0, credits=credits)])], number=number))
 
     def linked(self):
-        alive = [w for w in self.workers if w.hub.table.live("digits")]
+        alive = [w for w in self.workers if w.local.routing.table.live("digits")]
         return len(alive) == 1 and all(
-            worker.hub._agreed and len(worker.fronts.peers._links) == len(self.workers) - 1
+            worker.local.routing.agreed and len(worker.fronts.peers._links) == len(self.workers) - 1
             and all(link.up for link in worker.fronts.peers._links.values())
             for worker in self.workers
         )  # fmt: skip
@@ -89,7 +89,7 @@ async def pair(state, folder, names=("d1", "d1"), **more):
 
 @pytest.fixture
 async def two(state, tmp_path, monkeypatch):
-    monkeypatch.setattr(peers, "ASK_TIMEOUT_S", 30.0)  # of an answer that is missing, a table says so and goes on
+    monkeypatch.setattr(peer_links, "ASK_TIMEOUT_S", 30.0)  # of an answer that is missing, a table says so and goes on
     async with pair(state, tmp_path) as made, triton.InferenceServerClient(made.other.address) as client:
         made.client = client
         yield made
@@ -120,7 +120,7 @@ async def test_a_forwarded_request_is_answered_as_any_other(two, state):
     assert result.as_numpy("PROBABILITIES").argmax() == 7
     assert response.parameters["trefoil_variant"].string_param == "digits-l"
     assert not two.slice.requests[0].parameters, "knobs are taken off on the way"
-    assert two.other.hub.in_flight() == Counter()
+    assert two.other.local.routing.in_flight() == Counter()
     await until_booked(state, (1, 1, Counter()))
     (stats,) = (await two.client.get_inference_statistics("digits")).model_stats
     assert stats.inference_stats.success.count == stats.inference_count == 1, "counted there, and told here"
@@ -153,10 +153,10 @@ async def test_a_deadline_is_forwarded_and_a_cancelled_request_leaves_no_trace(t
     first = asyncio.create_task(two.client.infer("digits", [image(1)]))
     await until(lambda: len(two.slice.requests) == 2)
     second = asyncio.create_task(two.client.infer("digits", [image(2)]))
-    await until(lambda: two.server.hub.pumps["digits"].waiting == 1)
+    await until(lambda: two.server.local.routing.queues["digits"].waiting == 1)
     second.cancel()
     await asyncio.wait([second])
-    await until(lambda: two.server.hub.pumps["digits"].waiting == 0)
+    await until(lambda: two.server.local.routing.queues["digits"].waiting == 0)
     two.slice.gate.set()
     assert (await first).as_numpy("PROBABILITIES").argmax() == 1
     assert len(two.slice.requests) == 2, "it never went to the slice"
@@ -168,22 +168,22 @@ async def test_who_waits_follows_the_credits_when_they_move(two):
     two.slice.gate.clear()
     server, other = two.server, two.other
     calls = [asyncio.create_task(two.client.infer("digits", [image(n)])) for n in range(6)]
-    await until(lambda: server.hub.pumps["digits"].waiting == 5)
-    server.hub.drain("a test")
-    await until(lambda: other.hub.table.live("digits"))
+    await until(lambda: server.local.routing.queues["digits"].waiting == 5)
+    server.local.drain("a test")
+    await until(lambda: other.local.routing.table.live("digits"))
     two.slice.gate.set()
     assert [(await call).as_numpy("PROBABILITIES").argmax() for call in calls] == list(range(6))
-    assert server.hub.table.elsewhere == {"digits": (other.hub.me,)}
-    assert not server.hub.pumps["digits"].waiting
+    assert server.local.routing.table.elsewhere == {"digits": (other.local.id,)}
+    assert not server.local.routing.queues["digits"].waiting
 
 
 async def test_a_worker_that_dies_is_replaced_before_redis_knows(two, state):
     server, other = two.server, two.other
-    key = state.keys.ack(*server.hub.me)
+    key = state.keys.ack(*server.local.id)
     clock = WallClock()
     started_s = clock.monotonic_s()
     await server.peer_part._server.stop(0)
-    await until(lambda: other.hub.table.live("digits"))
+    await until(lambda: other.local.routing.table.live("digits"))
     assert clock.monotonic_s() - started_s < ACK_TTL_S
     assert await state.get(key, TableAck) is not None
     assert (await two.client.infer("digits", [image(3)])).as_numpy("PROBABILITIES").argmax() == 3
@@ -195,16 +195,16 @@ async def test_replicas_reach_each_other_over_tls_with_the_clusters_token(state,
         "tls_key": f"{HERE}/localhost.key", "token": "secret",
     }  # fmt: skip
     async with pair(state, tmp_path, ("d1", "d2"), **more) as two:
-        assert two.server.hub.peer_target.startswith("localhost:")
+        assert two.server.local.peer_target.startswith("localhost:")
         data = pb.ModelInferRequest(model_name="digits")
         data.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
         data.raw_input_contents.append(bytes([5]) + bytes(63))
-        caller = peers.Caller(tenant="t")
+        caller = peer_links.Caller(tenant="t")
         answer = await two.other.fronts.inference.answer(data.SerializeToString(), caller)
         assert (answer.variant, answer.slice) == ("digits-l", target(0).slice)
-        link = two.other.fronts.peers._links[two.server.hub.me]
+        link = two.other.fronts.peers._links[two.server.local.id]
         with pytest.raises(grpc.aio.AioRpcError, match="no valid token"):
-            await link.channel.unary_unary(f"/{peers.SERVICE}/Table")(b"")
+            await link.channel.unary_unary(f"/{peer_links.SERVICE}/Table")(b"")
 
 
 async def test_questions_are_answered_by_all_workers(two):
@@ -215,7 +215,7 @@ async def test_questions_are_answered_by_all_workers(two):
     assert [(t.credits, t.slice.start) for t in table.routes[0].targets] == [(1, 0)]
     assert [load.in_flight for load in table.slices] == [1]
     assert [(w.worker, w.in_flight) for w in sorted(table.workers, key=lambda w: w.worker)] == [
-        (w.hub.me[1], int(w is two.server)) for w in two.workers
+        (w.local.id[1], int(w is two.server)) for w in two.workers
     ]
     two.slice.gate.set()
     await call
@@ -227,7 +227,7 @@ async def test_questions_are_answered_by_all_workers(two):
             if seen == {0, 1}:
                 break
     explained = await two.other.siblings.explain(dispatcher_pb2.ExplainRequestRequest(family="digits"))
-    assert explained.why.startswith(f"forwarded to worker {crew.name(two.server.hub.me)}: ")
+    assert explained.why.startswith(f"forwarded to worker {membership.worker_name(two.server.local.id)}: ")
     assert [target.eligible for target in explained.targets] == [True]
     metrics = two.other.metrics
     await until(lambda: 'requests_forwarded_total{family="digits",simulated="true"} 1.0' in metrics.text())
@@ -255,11 +255,11 @@ async def test_drain_refuses_an_older_epoch_and_asks_for_a_reason(two):
 async def test_a_new_life_takes_the_place_of_the_one_before(state, tmp_path):
     before = TableAck("d1", 1, observed_at_s=WallClock().now_s(), peer_target="unix:/nowhere")
     await state.put_unfenced(state.keys.ack("d1", 1), before)
-    async with worker(state, tmp_path, 1 + LIVES) as running:
+    async with worker(state, tmp_path, 1 + RESTART_STEP) as running:
         assert await state.get(state.keys.ack("d1", 1), TableAck) is None, "nobody waits for the dead"
-        assert running.hub.crew.sharers == (("d1", 1 + LIVES),)
-        assert crew.place(running.hub.me) == ("d1", 1)
-        path = Path(running.hub.peer_target.removeprefix("unix:"))
+        assert running.local.routing.membership.sharers == (("d1", 1 + RESTART_STEP),)
+        assert membership.worker_place(running.local.id) == ("d1", 1)
+        path = Path(running.local.peer_target.removeprefix("unix:"))
         assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
         left = path.with_name("killed-0.sock")
         with socket.socket(socket.AF_UNIX) as dead:
@@ -276,8 +276,10 @@ async def test_a_worker_that_is_started_again_serves_what_redis_tells_of_at_once
         await plane.node(node([status(0, slice_.target)]))
         await plane.plan(plan([route([target(0, credits=6)])]))
         for life in range(2):
-            async with worker(state, tmp_path, life * LIVES, node_stale_s=300.0) as running:  # its agent writes no more
-                assert [t.credits for t in running.hub.table.live("digits")] == [6]
+            async with worker(
+                state, tmp_path, life * RESTART_STEP, node_stale_s=300.0
+            ) as running:  # its agent writes no more
+                assert [t.credits for t in running.local.routing.table.live("digits")] == [6]
 
 
 async def test_a_worker_of_another_host_that_is_not_reached_keeps_its_share(state, tmp_path):
@@ -286,10 +288,10 @@ async def test_a_worker_of_another_host_that_is_not_reached_keeps_its_share(stat
         plane = Plane(state)
         await plane.node(node([status(0, slice_.target)]))
         await plane.plan(plan([route([target(0, credits=4)])]))
-        await until(lambda: running.hub.table.live("digits"))
+        await until(lambda: running.local.routing.table.live("digits"))
         away = TableAck("d9", 0, peer_target="unix:/of/another/host", counts=("d1:0",))
         await state.put_unfenced(state.keys.ack("d9", 0), away)
-        await until(lambda: [t.credits for t in running.hub.table.live("digits")] == [2])
+        await until(lambda: [t.credits for t in running.local.routing.table.live("digits")] == [2])
 
 
 async def test_a_certificate_that_is_not_there_is_named(state, tmp_path):
@@ -300,15 +302,15 @@ async def test_a_certificate_that_is_not_there_is_named(state, tmp_path):
 
 async def test_a_client_without_any_worker_to_turn_to_waits_for_one(two):
     """The other's link is gone, its acknowledgement is not: requests wait, and are answered when it is back."""
-    link = two.other.fronts.peers._links[two.server.hub.me]
+    link = two.other.fronts.peers._links[two.server.local.id]
     link.up = False
     call = asyncio.create_task(two.client.infer("digits", [image(8)]))
-    await until(lambda: two.other.hub.pumps["digits"].waiting == 1)
+    await until(lambda: two.other.local.routing.queues["digits"].waiting == 1)
     link.up = True
-    two.other.hub.displace()
+    two.other.local.routing.redirect_waiting()
     assert (await call).as_numpy("PROBABILITIES").argmax() == 8
     assert not isinstance(call.exception(), InferenceServerException)
-    assert replace(two.other.hub.plan) == two.server.hub.plan
+    assert replace(two.other.local.routing.plan) == two.server.local.routing.plan
 
 
 @pytest.fixture(scope="module")
@@ -377,7 +379,7 @@ async def test_streams_and_sequences_are_the_same_through_either_worker(state, t
             await until(lambda r=running: all(r.contracts.known(name) for name in ("accumulator", "repeat")))
             await until(lambda r=running: any(link.up for link in r.fronts.peers._links.values()))
         if credits == 1:
-            await until(lambda: len({bool(r.hub.table.live("repeat")) for r in (first, second)}) == 2)
+            await until(lambda: len({bool(r.local.routing.table.live("repeat")) for r in (first, second)}) == 2)
         else:
             assert {r.fronts.peers.owner("accumulator") for r in (first, second)} >= {None}
         for sequence, running in ((41, first), (42, second)):
@@ -406,4 +408,4 @@ async def test_streams_and_sequences_are_the_same_through_either_worker(state, t
             burst = [raw("accumulator", str(i), flags[i], VALUE=i) for i in range(40)]
             heard, *_ = await converse(running.address, burst)
             assert [heard[str(i)] for i in range(40)] == [[[i * (i + 1) // 2]] for i in range(40)]
-        await until(lambda: not first.hub.in_flight() and not second.hub.in_flight())
+        await until(lambda: not first.local.routing.in_flight() and not second.local.routing.in_flight())

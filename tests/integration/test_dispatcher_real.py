@@ -54,7 +54,7 @@ async def serving(state, folder: Path, slices, **settings) -> AsyncIterator[Runn
         targets = [target(i, name, share) for i, (name, share) in enumerate(SHARES.items())]
         await plane.node(node(statuses))
         await plane.plan(plan([route(targets)]))
-        await until(lambda: len(running.hub.table.live("digits")) == 2)
+        await until(lambda: len(running.local.routing.table.live("digits")) == 2)
         yield running
 
 
@@ -129,14 +129,14 @@ async def test_sigkill_of_a_triton_under_load_fails_only_what_it_had(state, tmp_
         load = asyncio.create_task(users.run(4))
         await until(lambda: sum(users.seen.values()) >= 100, 60)
         slices["digits-l"].process.kill()
-        await until(lambda: len(running.hub.table.live("digits")) == 1)
+        await until(lambda: len(running.local.routing.table.live("digits")) == 1)
         before = sum(users.seen.values())
         await until(lambda: sum(users.seen.values()) >= before + 100, 60)
         users.stop.set()
         await load
         assert len(users.failed) <= 2, users.failed
         assert users.wrong == 0
-        assert key(1) in running.hub.ejections
+        assert key(1) in running.local.health.ejections
 
 
 async def test_sigstop_of_a_triton_under_load_fails_nothing_and_takes_two_seconds_at_most(
@@ -152,13 +152,13 @@ async def test_sigstop_of_a_triton_under_load_fails_nothing_and_takes_two_second
             slices["digits-l"].process.send_signal(signal.SIGSTOP)
             stopped_s = time.monotonic()
             try:
-                await until(lambda: key(1) in running.hub.ejections.outliers())
+                await until(lambda: key(1) in running.local.health.ejections.outliers())
                 took_s.append(awake.between(stopped_s, time.monotonic()))
                 before = users.seen["digits-xs"]
                 await until(lambda seen=before: users.seen["digits-xs"] >= seen + 50, 60)
             finally:
                 slices["digits-l"].process.send_signal(signal.SIGCONT)
-            await until(lambda: key(1) not in running.hub.ejections)
+            await until(lambda: key(1) not in running.local.health.ejections)
             back = users.seen["digits-l"]
             await until(lambda seen=back: users.seen["digits-l"] >= seen + 50, 60)
         users.stop.set()
@@ -175,16 +175,16 @@ async def test_sigkill_of_a_stub_under_load_fails_only_what_it_had_and_heals(sta
         load = asyncio.create_task(users.run(4))
         await until(lambda: sum(users.seen.values()) >= 100, 60)
         slices["digits-l"].kill_stubs()
-        await until(lambda: key(1) in running.hub.ejections)
+        await until(lambda: key(1) in running.local.health.ejections)
         before = users.seen.copy()
         await until(lambda: users.seen["digits-xs"] >= before["digits-xs"] + 50, 60)
         assert len(users.failed) <= 2, users.failed
         assert all("not healthy" in text for text in users.failed)
-        assert key(1) in running.hub.ejections, "readiness stays true; only an inference may readmit it"
+        assert key(1) in running.local.health.ejections, "readiness stays true; only an inference may readmit it"
         client = slices["digits-l"].client()
         await client.heal(hosted(LARGE))
         await client.close()
-        await until(lambda: key(1) not in running.hub.ejections)
+        await until(lambda: key(1) not in running.local.health.ejections)
         healed = users.seen["digits-l"]
         await until(lambda: users.seen["digits-l"] >= healed + 50, 60)
         users.stop.set()
@@ -199,7 +199,7 @@ async def test_a_swap_in_place_under_load_fails_nothing_and_tells_the_truth(stat
         swapped = PlannedSlice(key(0), (hosted(2),), 2)
         device = PlannedDevice(key(0).device, DeviceState.AWAKE, (swapped,))
         await Plane(state).put("other", state.keys.plan_node("node0"), NodePlan(Revision(1, 1, 1), "node0", (device,)))
-        await until(lambda: ("digits", 2) in running.hub.variants)
+        await until(lambda: ("digits", 2) in running.local.routing.variants)
         users = Users(running.address, answers)
         load = asyncio.create_task(users.run(4))
         await until(lambda: sum(users.seen.values()) >= 50, 60)

@@ -42,7 +42,7 @@ class World:
     async def rates(self, *rates: ReceiptRate, age_s: float = 0.0) -> None:
         published = ReceiptRates(rates, WallClock().now_s() - age_s, SERIES, 1.2, Revision(1, 1))
         await self.plane.put("controller", self.plane.state.keys.receipts(), published)
-        receipts = self.running.hub.receipts
+        receipts = self.running.local.accounting.receipts
         await until(lambda: all(receipts.rate(r.slice, r.family, r.variant) == r for r in rates))
 
     async def carbon(self, intensity: float, age_s: float = 0.0) -> None:
@@ -63,7 +63,7 @@ async def world(state, tmp_path):
         made = World(Plane(state), running, client, slice_)
         await made.plane.node(node([status(0, slice_.target)]))
         await made.plane.plan(plan([route([target(0)])]))
-        await until(lambda: running.hub.table.live("digits"))
+        await until(lambda: running.local.routing.table.live("digits"))
         yield made
 
 
@@ -123,13 +123,13 @@ async def test_every_answer_is_in_the_windows_at_the_price_of_its_time(world):
 
     async def booked() -> tuple[float, int, int]:
         keys = world.plane.state.keys
-        entries = await world.plane.state.stream(keys.load(*world.running.hub.me), LoadWindow)
+        entries = await world.plane.state.stream(keys.load(*world.running.local.id), LoadWindow)
         cells = [cell for _, window in entries for cell in window.cells]
         return sum(c.receipt_j for c in cells), sum(c.receipts for c in cells), sum(c.answered for c in cells)
 
     found = await booked()
     while found[2] < 6:
-        await world.running.hub.clock.sleep(0.05)
+        await world.running.local.clock.sleep(0.05)
         found = await booked()
     assert found == (pytest.approx(sum(asked) + 6.5), 5, 6)
 

@@ -22,8 +22,8 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from dispatcher import prober
+from dispatcher.admin import table_of
 from dispatcher.core.ejection import Failure
-from dispatcher.siblings import table_of
 from tests.integration.test_dispatcher_process import config, ended
 from tests.integration.test_dispatcher_process import start as start_process
 from tests.support import fake_triton as fake
@@ -109,11 +109,11 @@ async def serve(running: Running, state, targets: list[str], credits: int = 2, *
     await plane.node(node([status(n, each) for n, each in enumerate(targets)]))
     count = len(targets)
     await plane.plan(plan([route([target(n, weight=1 / count, credits=credits) for n in range(count)], **more)]))
-    await until(lambda: len(running.hub.table.live("digits")) == count)
+    await until(lambda: len(running.local.routing.table.live("digits")) == count)
 
 
 def live(running: Running) -> list:
-    return [each.slice for each in running.hub.table.live("digits")]
+    return [each.slice for each in running.local.routing.table.live("digits")]
 
 
 def request(first: int = 1) -> pb.ModelInferRequest:
@@ -140,13 +140,13 @@ async def test_a_stopped_slice_costs_two_seconds_at_most_and_loses_nothing_when_
             stopped_s = time.monotonic()
             await until(lambda: live(running) == [key(0)])
             took_s.append(awake.between(stopped_s, time.monotonic()))
-            assert running.hub.ejections.of(key(1)).failure is Failure.HUNG
+            assert running.local.health.ejections.of(key(1)).failure is Failure.HUNG
             await load.more()
             assert load.codes.keys() == {"OK"}, "what it had waits for it"
-            assert running.hub.in_flight()[key(1)] == 2
+            assert running.local.routing.in_flight()[key(1)] == 2
             processes[1].send(signal.SIGCONT)
             await until(lambda: len(live(running)) == 2)
-            await until(lambda: not running.hub.health.ramps.ceilings())
+            await until(lambda: not running.local.health.evidence.slow_start.limits())
         await load.more()
         await load.stop()
         assert load.codes.keys() == {"OK"}
@@ -164,9 +164,9 @@ async def test_what_a_hung_slice_keeps_fails_after_a_bound_and_names_it(state, t
         await until(lambda: load.codes["UNAVAILABLE"] == 2)
         await load.more()
         assert load.codes.keys() == {"OK", "UNAVAILABLE"}
-        assert not running.hub.in_flight()[key(1)], "its credits are back"
+        assert not running.local.routing.in_flight()[key(1)], "its credits are back"
         await load.stop()
-        assert running.hub.book.totals["digits"].by_code["UNAVAILABLE"] == 2
+        assert running.local.accounting.load.totals["digits"].by_code["UNAVAILABLE"] == 2
 
 
 @pytest.mark.slow
@@ -186,9 +186,9 @@ async def test_when_all_slices_hang_half_of_them_stay(state, tmp_path, processes
         await serve(running, state, [each.target for each in processes])
         for each in processes:
             each.send(signal.SIGSTOP)
-        await until(lambda: sum(running.hub.kept_total.values()))
+        await until(lambda: sum(running.local.health.kept_total.values()))
         assert len(live(running)) == 1
-        assert len(running.hub.ejections.outliers()) == 1
+        assert len(running.local.health.ejections.outliers()) == 1
         for each in processes:
             each.send(signal.SIGCONT)
         await until(lambda: len(live(running)) == 2)
@@ -205,11 +205,11 @@ async def test_late_and_sick_slices_are_ejected_and_come_back_by_an_inference(st
         load = Load(running, 4)
         await load.more(20)
         ill.gate.clear()  # a good answer that is still on its way would clear the strikes
-        await until(lambda: running.hub.in_flight()[key(1)] == len(ill.requests) - ill.executed > 0)
+        await until(lambda: running.local.routing.in_flight()[key(1)] == len(ill.requests) - ill.executed > 0)
         ill.error = fake.BACKEND
         ill.gate.set()
         await until(lambda: live(running) == [key(0)])
-        assert running.hub.ejections.of(key(1)).failure is Failure.SICK
+        assert running.local.health.ejections.of(key(1)).failure is Failure.SICK
         failed = load.codes["INTERNAL"]
         assert failed <= 4 + 4, "the strikes, and what was in flight with them"
         await load.more()
@@ -221,7 +221,7 @@ async def test_late_and_sick_slices_are_ejected_and_come_back_by_an_inference(st
         await late.more(20)
         ill.latency_s = 5.0
         await until(lambda: live(running) == [key(0)])
-        assert running.hub.ejections.of(key(1)).failure is Failure.LATE
+        assert running.local.health.ejections.of(key(1)).failure is Failure.LATE
         await late.more()
         ill.latency_s = 0.0
         await until(lambda: len(live(running)) == 2)
@@ -235,7 +235,7 @@ async def test_a_server_that_lives_and_answers_nothing_is_stuck_until_an_inferen
         await load.more(20)
         ill.gate.clear()
         await until(lambda: live(running) == [key(0)])
-        assert running.hub.ejections.of(key(1)).failure is Failure.STUCK
+        assert running.local.health.ejections.of(key(1)).failure is Failure.STUCK
         await load.more()
         ill.gate.set()
         await until(lambda: len(live(running)) == 2)
@@ -269,7 +269,7 @@ async def test_what_cannot_be_met_any_more_is_dropped_before_it_is_sent(state, t
         first = asyncio.ensure_future(stub.ModelInfer(request()))
         await until(lambda: len(slice_.requests) == 2)
         late = asyncio.ensure_future(stub.ModelInfer(request(), timeout=2.0))  # less than it took before
-        await until(lambda: running.hub.pumps["digits"].waiting == 1)
+        await until(lambda: running.local.routing.queues["digits"].waiting == 1)
         slice_.gate.set()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await late
@@ -278,8 +278,8 @@ async def test_what_cannot_be_met_any_more_is_dropped_before_it_is_sent(state, t
         assert "dropped before dispatch: it waited" in caught.value.details()
         assert "is predicted to take" in caught.value.details()
         assert len(slice_.requests) == 2, "it was never sent"
-        assert running.hub.book.totals["digits"].by_code == {"DEADLINE_EXCEEDED": 1}
-        assert not running.hub.in_flight()
+        assert running.local.accounting.load.totals["digits"].by_code == {"DEADLINE_EXCEEDED": 1}
+        assert not running.local.routing.in_flight()
         await stub.ModelInfer(request(), timeout=30.0)
 
 
@@ -325,7 +325,7 @@ async def test_retries_stop_where_the_budget_ends(state, tmp_path):
         await until(lambda: live(running) == [key(1)])
         await load.more(10)
         await load.stop()
-        totals = running.hub.retries_total
+        totals = running.local.accounting.retries_total
         assert totals["digits", "retried"] == 0
         assert load.codes["UNAVAILABLE"] == totals["digits", "refused"] <= 2
 
@@ -338,11 +338,11 @@ async def test_whatever_is_away_is_named_where_operators_look_while_serving_goes
     async with FakeTriton(version=4) as slice_:
         async with dispatching(state, tmp_path, node_stale_s=0.6, stale_probe_s=0.1) as running:
             await serve(running, state, [slice_.target])
-            hub = running.hub
+            local = running.local
 
             def shown(cause: str) -> bool:
                 line = f'trefoil_dispatcher_rung{{cause="{cause}",simulated="true"}} 1.0'
-                return line in running.metrics.text() and hub.rungs[cause] in table_of(hub).why
+                return line in running.metrics.text() and local.active_rungs[cause] in table_of(local).why
 
             async with triton.InferenceServerClient(running.address) as client:
                 await until(lambda: shown("agent"))
@@ -352,12 +352,12 @@ async def test_whatever_is_away_is_named_where_operators_look_while_serving_goes
                 await client.infer("digits", [image(3)])
                 redis_server.start()
                 await until(lambda: shown("controller"))
-                assert "redis" not in hub.rungs
+                assert "redis" not in local.active_rungs
                 await client.infer("digits", [image(3)])
         redis_server.kill()
         async with dispatching(state, tmp_path) as running:
-            await until(lambda: running.hub.table.live("digits"))
-            assert set(running.hub.rungs) >= {"redis", "disk"}
+            await until(lambda: running.local.routing.table.live("digits"))
+            assert set(running.local.active_rungs) >= {"redis", "disk"}
     await state.close()
 
 

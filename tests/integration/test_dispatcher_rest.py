@@ -13,8 +13,8 @@ import tritonclient.http as triton
 from tritonclient.http import aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from dispatcher.rest import protocol
-from dispatcher.rest.protocol import HEAD_BYTES_MAX
+from dispatcher.rest import server as rest_server
+from dispatcher.rest.server import HEAD_BYTES_MAX
 from tests.support.dispatching import Plane, Running, dispatching, until
 from tests.support.fake_triton import QUEUE_FULL, FakeTriton
 from tests.unit.dispatcher.worlds import node, plan, route, status, target
@@ -62,7 +62,11 @@ async def world(state, tmp_path) -> AsyncIterator[World]:
         plane = Plane(state)
         await plane.node(node([status(0, slice_.target, variant="digits-xs")]))
         await plane.plan(plan([route([target(0, "digits-xs", 1.0, 2)])]))
-        await until(lambda: running.hub.table.revision == Revision(1, 1, 0) and running.hub.table.live("digits"))
+        await until(
+            lambda: (
+                running.local.routing.table.revision == Revision(1, 1, 0) and running.local.routing.table.live("digits")
+            )
+        )
         yield World(plane, slice_, running)
 
 
@@ -264,11 +268,11 @@ async def test_a_client_that_leaves_frees_its_place_in_the_queue_and_on_the_slic
         _, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
         writer.write(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
         writers.append(writer)
-    pump = world.running.hub.pumps["digits"]
-    await until(lambda: (pump.flying, pump.waiting, len(world.slice.requests)) == (2, 2, 2))
+    pump = world.running.local.routing.queues["digits"]
+    await until(lambda: (pump.in_flight_count, pump.waiting, len(world.slice.requests)) == (2, 2, 2))
     for writer in writers:
         writer.close()
-    await until(lambda: (pump.flying, pump.waiting) == (0, 0))
+    await until(lambda: (pump.in_flight_count, pump.waiting) == (0, 0))
     # A place that is freed first goes to one who waits and leaves a moment later.
     await until(lambda: world.slice.cancelled == len(world.slice.requests))
     world.slice.gate.set()
@@ -292,7 +296,7 @@ async def test_an_endless_head_is_cut_off_and_large_bodies_on_one_connection_are
 
 
 async def test_a_head_that_never_ends_is_cut_off_in_time(world, monkeypatch):
-    monkeypatch.setattr(protocol, "HEAD_S", 1.0)  # longer than a machine stands still between accepting and reading
+    monkeypatch.setattr(rest_server, "HEAD_S", 1.0)  # longer than a machine stands still between accepting and reading
     for sent in (b"", b"GET /v2 HTTP/1.1\r\n", b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\nGET /"):
         reader, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
         writer.write(sent)
@@ -302,8 +306,8 @@ async def test_a_head_that_never_ends_is_cut_off_in_time(world, monkeypatch):
 
 
 async def test_stopping_lets_what_is_under_way_finish_and_closes_idle_connections(world):
-    hub = world.running.hub
-    hub.settings = hub.settings.model_copy(update={"stop_grace_s": 60.0})
+    local = world.running.local
+    local.settings = local.settings.model_copy(update={"stop_grace_s": 60.0})
     world.slice.latency_s = 0.1
     reader, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
     writer.write(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY)

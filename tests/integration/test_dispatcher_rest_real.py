@@ -186,7 +186,7 @@ async def test_clients_cannot_tell_the_two_apart(state, tmp_path, slice_):
         plane = Plane(state)
         await plane.node(special_node([slice_]))
         await plane.plan(special_plan([slice_]))
-        await until(lambda: len(running.hub.table.live("kinds")) == 1)
+        await until(lambda: len(running.local.routing.table.live("kinds")) == 1)
 
         def compare():
             different = {}
@@ -219,12 +219,12 @@ async def test_the_unmodified_perf_analyzer_measures_over_http(state, tmp_path, 
         plane = Plane(state)
         await plane.node(special_node([slice_]))
         await plane.plan(special_plan([slice_]))
-        await until(lambda: len(running.hub.table.live("scores")) == 1)
+        await until(lambda: len(running.local.routing.table.live("scores")) == 1)
         for load in (("--concurrency-range", "4"), ("--request-rate-range", "50", "--request-distribution", "poisson")):
             options = ("-i", "http", "--request-count", "100", "--input-data", "zero", *load)
             report = await asyncio.to_thread(tool.run, running.rest_address, "scores", *options)
             (row,) = report.rows
             assert float(row["Inferences/Second"]) > 0
             assert float(row["Server Compute Infer"]) > 0, "the statistics counted what it sent"
-        assert running.hub.book.totals["scores"].answered >= 200
-        assert running.hub.book.totals["scores"].failed == 0
+        assert running.local.accounting.load.totals["scores"].answered >= 200
+        assert running.local.accounting.load.totals["scores"].failed == 0

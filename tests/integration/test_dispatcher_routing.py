@@ -33,12 +33,14 @@ class World:
         self.number += 1
         await self.plane.node(node(statuses))
         await self.plane.plan(plan([route(targets)], self.number))
-        hub = self.running.hub
+        local = self.running.local
 
         def seen():
-            return [s.state for device in hub.nodes["node0"].devices for s in device.slices]
+            return [s.state for device in local.routing.nodes["node0"].devices for s in device.slices]
 
-        await until(lambda: hub.table.revision.number == self.number and seen() == [each.state for each in statuses])
+        await until(
+            lambda: local.routing.table.revision.number == self.number and seen() == [each.state for each in statuses]
+        )
 
     async def ask(self, first=3, **parameters):
         return await self.client.infer("digits", [image(first)], parameters=parameters or None)
@@ -84,7 +86,7 @@ async def test_a_floor_waits_for_what_is_planned(world):
     targets = [target(0, XS, 0.5), target(1, L, 0.5)]
     await world.planned(targets, (SliceState.READY, SliceState.STARTING))
     waiting = asyncio.create_task(world.ask(trefoil_min_accuracy="0.95"))
-    pump = world.running.hub.pumps["digits"]
+    pump = world.running.local.routing.queues["digits"]
     await until(lambda: pump.waiting == 1)
     assert variant(await world.ask()) == XS, "it stands in nobody's way"
     await world.planned(targets)
@@ -96,16 +98,16 @@ async def test_a_floor_that_does_not_come_gives_up_in_time(world):
     targets = [target(0, XS, 0.5), target(1, L, 0.5)]
     await world.planned(targets)
     await world.planned(targets, (SliceState.READY, SliceState.FAILED))
-    await until(lambda: world.running.hub.table.reach["digits"].live == ACCURACIES[XS])
+    await until(lambda: world.running.local.routing.table.reach["digits"].live == ACCURACIES[XS])
     with pytest.raises(InferenceServerException, match=r"best that is live is 0\.886"):
         await world.ask(trefoil_min_accuracy="0.95")
-    assert world.running.hub.pumps["digits"].waiting == 0
+    assert world.running.local.routing.queues["digits"].waiting == 0
 
 
 async def test_a_request_that_waits_for_a_plan_that_changes_is_told(world):
     await world.planned([target(0, XS, 0.5), target(1, L, 0.5)], (SliceState.READY, SliceState.STARTING))
     waiting = asyncio.create_task(world.ask(trefoil_min_accuracy="0.95"))
-    await until(lambda: world.running.hub.pumps["digits"].waiting == 1)
+    await until(lambda: world.running.local.routing.queues["digits"].waiting == 1)
     await world.planned([target(0, XS, 1.0)], (SliceState.READY, SliceState.STARTING))
     with pytest.raises(InferenceServerException, match="nothing serves digits that accurately"):
         await waiting
@@ -124,7 +126,7 @@ async def test_the_urgent_goes_first_and_the_slo_of_a_request_is_its_own(world):
         )
         order.append(name)
 
-    pump = world.running.hub.pumps["digits"]
+    pump = world.running.local.routing.queues["digits"]
     tasks = []
     for n, (name, priority) in enumerate((("late", 8), ("usual", 0), ("usual too", 0), ("urgent", 1)), 1):
         tasks.append(asyncio.create_task(ask(name, priority, "60000" if name == "late" else "0.001")))
@@ -132,14 +134,14 @@ async def test_the_urgent_goes_first_and_the_slo_of_a_request_is_its_own(world):
     world.small.gate.set()
     await asyncio.gather(first, *tasks)
     assert order == ["urgent", "usual", "usual too", "late"]
-    window = world.running.hub.book.take(0.0, world.running.hub.table.revision)
+    window = world.running.local.accounting.load.take(0.0, world.running.local.routing.table.revision)
     within = sum(cell.within_slo for cell in window.cells)
     assert within <= 2, "the first by the family's SLO, one by its own; three asked for a microsecond"
 
 
 async def test_explain_tells_where_a_request_would_go_and_why_others_cannot_have_it(world):
     await world.planned([target(0, XS, 1.0), target(1, L, 0.0)])
-    admin = DispatcherAdmin(world.running.hub, world.running.loop)
+    admin = DispatcherAdmin(world.running.local, world.running.loop)
 
     async def explain(**params):
         request = dispatcher_pb2.ExplainRequestRequest(family="digits", params=params)
@@ -155,7 +157,7 @@ async def test_explain_tells_where_a_request_would_go_and_why_others_cannot_have
     assert "0.886 is below 0.95" in told.targets[0].why
     world.small.gate.clear()
     tasks = [asyncio.create_task(world.ask()) for _ in range(3)]
-    await until(lambda: world.running.hub.pumps["digits"].waiting == 1)
+    await until(lambda: world.running.local.routing.queues["digits"].waiting == 1)
     told = await explain()
     assert (told.waiting, told.targets[0].in_flight) == (1, 2)
     assert told.why.startswith("waits (1 wait already)")
@@ -171,7 +173,7 @@ async def test_explain_tells_where_a_request_would_go_and_why_others_cannot_have
         await admin.ExplainRequest(dispatcher_pb2.ExplainRequestRequest(family="faces"), None)
 
 
-@pytest.mark.parametrize("router", ["least_loaded", "p2c", "tests.support.own_router:RoundRobin"])
+@pytest.mark.parametrize("router", ["least_loaded", "tests.support.own_router:RoundRobin"])
 async def test_a_router_of_the_operators_choice_serves_instead_of_the_plans(state, tmp_path, router):
     async with (
         FakeTriton(4) as slice_,
@@ -181,6 +183,6 @@ async def test_a_router_of_the_operators_choice_serves_instead_of_the_plans(stat
         plane = Plane(state)
         await plane.node(node([status(0, slice_.target)]))
         await plane.plan(plan([route([target(0)])]))
-        await until(lambda: running.hub.table.live("digits"))
-        assert running.hub.table.routes["digits"].router == router
+        await until(lambda: running.local.routing.table.live("digits"))
+        assert running.local.routing.table.routes["digits"].router == router
         assert variant(await client.infer("digits", [image(6)])) == L

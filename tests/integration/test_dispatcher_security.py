@@ -118,7 +118,7 @@ async def serving(state, folder: Path, **settings) -> AsyncIterator[World]:
         plane = Plane(state)
         await plane.node(node([status(0, slice_.target, variant="digits-xs")]))
         await plane.plan(plan([route([target(0, "digits-xs")])]))
-        await until(lambda: running.hub.table.live("digits"))
+        await until(lambda: running.local.routing.table.live("digits"))
         yield World(running, slice_, authority)
 
 
@@ -274,7 +274,7 @@ async def test_over_its_rate_a_tenant_is_told_when_to_come_back_and_others_are_s
         assert 90 < int(headers["retry-after"]) <= 101
         await infer(data, metadata=(("authorization", "Bearer alpha-secret"),))
         assert len(world.slice.requests) == 3
-        assert world.running.hub.book.totals["digits"].failed == 0, "what was turned away is no demand"
+        assert world.running.local.accounting.load.totals["digits"].failed == 0, "what was turned away is no demand"
 
 
 def _message() -> bytes:

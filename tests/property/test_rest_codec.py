@@ -111,7 +111,7 @@ def test_an_answer_reaches_tritonclient_as_it_was_given(outputs, request_id, par
         message.outputs.add(name=name, datatype=np_to_triton_dtype(value.dtype), shape=value.shape)
         message.raw_output_contents.append(contents(value))
     named = {name: binary for name, (_, binary) in outputs.items() if binary is not others}
-    body, length = codec.encode(message.SerializeToString(), codec.Form(named, others))
+    body, length = codec.encode(message.SerializeToString(), codec.OutputForm(named, others))
     result = triton.InferenceServerClient.parse_response_body(body, header_length=length)
     answer = result.get_response()
     assert (answer["model_name"], answer["model_version"]) == ("digits", "1")

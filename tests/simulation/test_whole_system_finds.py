@@ -11,7 +11,7 @@ import pytest
 
 from controller.core.control import ControlCore
 from controller.core.rolling import RolloutExecutor
-from dispatcher.pump import Pump
+from dispatcher.async_queue import AsyncFamilyQueue
 from tests.support.virtual.faults import strike
 from tests.support.virtual.promises import told
 from tests.support.virtual.system import System, history
@@ -140,7 +140,7 @@ CASES: list[tuple[str, type, str, str, str, Callable[[System], None], str]] = [
     ),
     (
         "a client that goes as it is given a slice keeps its credit for ever (bbf0dbe)",
-        Pump,
+        AsyncFamilyQueue,
         "abandon",
         "elif future.done() and not future.cancelled() and future.exception() is None:",
         "elif False:",

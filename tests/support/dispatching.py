@@ -11,17 +11,16 @@ import grpc
 import numpy as np
 import tritonclient.grpc.aio as triton
 
-from dispatcher.__main__ import InferencePart
+from dispatcher.admin import AllWorkers
 from dispatcher.contracts import Contracts
-from dispatcher.front import Fronts
-from dispatcher.hub import Hub
-from dispatcher.loop import Loop
-from dispatcher.peer_server import PeerPart
+from dispatcher.grpc_front import Fronts, InferencePart
+from dispatcher.local_worker import LocalWorker
+from dispatcher.metrics import DispatcherMetrics
+from dispatcher.peer_server import PeerServer
 from dispatcher.prober import Prober
 from dispatcher.rest.server import RestPart
 from dispatcher.settings import DispatcherSettings
-from dispatcher.siblings import Siblings
-from dispatcher.telemetry import Gauges
+from dispatcher.state_sync import StateSync
 from tests.support.fake_triton import FakeTriton
 from trefoil.core.fleet import NodeStatus, SliceKey
 from trefoil.core.plan import Plan
@@ -58,14 +57,14 @@ class Running:
 
     def __init__(self, settings: DispatcherSettings, state: State, name: str = "d1") -> None:
         self.settings = settings
-        self.hub = Hub(settings, name, WallClock())
-        self.contracts = Contracts(self.hub)
+        self.local = LocalWorker(settings, name, WallClock())
+        self.contracts = Contracts(self.local)
         self.metrics = Metrics("dispatcher")
-        self.loop = Loop(self.hub, state, Gauges(self.hub, self.metrics))
-        self.prober = Prober(self.hub, self.contracts)
-        self.fronts = Fronts.of(self.hub, self.contracts, self.metrics)
-        self.siblings = Siblings(self.hub, self.fronts.peers, self.metrics)
-        self.peer_part = PeerPart(self.hub, self.fronts.inference, self.siblings.answers(), self.loop)
+        self.loop = StateSync(self.local, state, DispatcherMetrics(self.local, self.metrics))
+        self.prober = Prober(self.local, self.contracts)
+        self.fronts = Fronts.of(self.local, self.contracts, self.metrics)
+        self.siblings = AllWorkers(self.local, self.fronts.peers, self.metrics)
+        self.peer_part = PeerServer(self.local, self.fronts.inference, self.siblings.answers(), self.loop)
         self.part = InferencePart(self.fronts)
         self.rest = RestPart(self.fronts)
         self._started: list[Any] = []
@@ -82,7 +81,7 @@ class Running:
         return f"127.0.0.1:{self.rest.port}"
 
     async def start(self) -> None:
-        fronts = (self.fronts.gate, self.part, self.rest)
+        fronts = (self.fronts.access, self.part, self.rest)
         for part in (self.peer_part, self.loop, self.fronts.peers, self.prober, *fronts):
             await part.init()
             self._started.append(part)
@@ -123,7 +122,7 @@ async def stop_idle(running: Running, key: SliceKey, slice_: FakeTriton) -> None
 
     A request that is sent before is lost with the connection; one that is sent after certainly reaches nobody.
     """
-    channel = running.hub.transport.to(key).channel
+    channel = running.local.routing.transport.connection(key).channel
     await until(lambda: channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY)
     await slice_.stop()
     await until(lambda: channel.get_state() is not grpc.ChannelConnectivity.READY)

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from dispatcher.routers.credits import Account, Seat
-from dispatcher.routers.one_line import OneLine
+from dispatcher.routers.credits import Account, CreditPick
+from dispatcher.routers.single_queue import SingleQueueRouter
 from trefoil.core.plan import RouteTarget
 
 
-class RoundRobin(OneLine):
+class RoundRobin(SingleQueueRouter):
     """Whoever has a credit, in turn."""
 
     name = "round_robin"
@@ -16,7 +16,7 @@ class RoundRobin(OneLine):
     def _deal(self, live: Sequence[RouteTarget]) -> None:
         pass
 
-    def _idlest(self) -> Seat | None:
+    def _idlest(self) -> CreditPick | None:
         free = [account for account in self._accounts if account.in_flight < account.limit]
         return self._credits.take(min(free, key=self._score)) if free else None
 

@@ -20,23 +20,25 @@ class World:
         self.plans = 0
 
     @property
-    def hub(self):
-        return self.running.hub
+    def local(self):
+        return self.running.local
 
     async def serve(self, credits: int = 4, draining=()):
         self.plans += 1
         await self.plane.node(special_node(self.tritons))
         made = special_plan(self.tritons, self.plans, credits, draining)
         await self.plane.plan(made)
-        await until(lambda: self.hub.table.revision == made.revision)
+        await until(lambda: self.local.routing.table.revision == made.revision)
         await until(lambda: all(self.running.contracts.known(name) for name in CONFIGS))
 
     def open_on(self, number: int) -> int:
-        return sum(load.open_sequences for load in self.hub.loads() if load.slice == key(number))
+        return sum(load.open_sequences for load in self.local.routing.loads() if load.slice == key(number))
 
     @property
     def idle(self) -> bool:
-        return not self.hub.in_flight() and not any(pump.waiting for pump in self.hub.pumps.values())
+        return not self.local.routing.in_flight() and not any(
+            pump.waiting for pump in self.local.routing.queues.values()
+        )
 
 
 @contextlib.asynccontextmanager

@@ -65,7 +65,7 @@ def seen(report: Report) -> list[int]:
 async def test_concurrency(measured):
     report, counted = await measured.run("scores", "--concurrency-range", "4", "--request-count", "400")
     assert 400 <= seen(report)[0] <= counted
-    assert set(measured.running.hub.book.totals["scores"].by_variant) == {"v3", "v5"}
+    assert set(measured.running.local.accounting.load.totals["scores"].by_variant) == {"v3", "v5"}
 
 
 async def test_a_range_of_loads_in_windows_until_they_are_stable(measured):
@@ -105,7 +105,7 @@ async def test_sequences(measured):
     report, counted = await measured.run("accumulator", *lengths, "--request-count", "300")
     assert 300 <= seen(report)[0] <= counted
     assert re.search(r"Sequence count: [1-9]", report.output)
-    served = measured.running.hub.book.totals["accumulator"].by_variant
+    served = measured.running.local.accounting.load.totals["accumulator"].by_variant
     assert set(served) == {"v3", "v5"}
 
 

@@ -125,7 +125,7 @@ async def test_a_unary_request_gets_what_triton_itself_answers_right_or_wrong(wo
     for name in UNARY:
         assert told[name] == expected[name], name
     assert sum(isinstance(answer, tuple) for answer in told.values()) == 11
-    assert not world.hub.ejections.reasons(), "what clients do wrong says nothing of a slice"
+    assert not world.local.health.ejections.reasons(), "what clients do wrong says nothing of a slice"
 
 
 async def test_metadata_and_configuration_are_tritons_under_the_public_version(world, tritons):

@@ -130,7 +130,7 @@ async def test_plans_that_change_all_the_time_move_no_sequence_and_lose_no_reque
             group.create_task(streamed(stub, 100_000 * (n + 1)))
         group.create_task(change())
     assert world.open_on(0) + world.open_on(1) == 0
-    assert not {code for totals in world.hub.book.totals.values() for code in totals.by_code}
+    assert not {code for totals in world.local.accounting.load.totals.values() for code in totals.by_code}
 
 
 async def test_a_sequence_that_was_idle_for_too_long_is_forgotten(state, tmp_path):
@@ -143,8 +143,8 @@ async def test_a_sequence_that_was_idle_for_too_long_is_forgotten(state, tmp_pat
             await plane.plan(special_plan([forgetful]))
             await until(lambda: running.contracts.known("accumulator"))
             await add(client, 401, 1, start=True)
-            assert running.hub.open_sequences() == {key(0): 1}
-            await until(lambda: not running.hub.open_sequences())
+            assert running.local.routing.open_sequences() == {key(0): 1}
+            await until(lambda: not running.local.routing.open_sequences())
             with pytest.raises(InferenceServerException, match=START_FLAG):
                 await add(client, 401, 1)
     finally:
@@ -159,7 +159,7 @@ async def test_what_triton_forgot_first_is_refused_by_triton_and_ejects_nobody(w
             await add(direct, 402, 1, end=True)
         with pytest.raises(InferenceServerException, match=START_FLAG):
             await add(client, 402, 1)
-    assert not world.hub.ejections.reasons()
+    assert not world.local.health.ejections.reasons()
 
 
 async def test_a_slice_that_was_slow_before_it_died_says_so_to_its_sequences(world):
@@ -167,9 +167,9 @@ async def test_a_slice_that_was_slow_before_it_died_says_so_to_its_sequences(wor
     async with triton.InferenceServerClient(world.address) as client:
         home = {id_: (await add(client, id_, 1, start=True))[1] for id_ in (601, 602)}
         orphan = next(id_ for id_ in home if home[id_] == 1)
-        world.hub.eject(key(1), Failure.STUCK, "answered nothing")
+        world.local.health.eject(key(1), Failure.STUCK, "answered nothing")
         assert world.open_on(1) == 1, "it may go on"
-        world.hub.eject(key(1), Failure.DEAD_STUB, "Stub process is not healthy")
+        world.local.health.eject(key(1), Failure.DEAD_STUB, "Stub process is not healthy")
         assert world.open_on(1) == 0
         with pytest.raises(InferenceServerException, match=f"{START_FLAG}.*not healthy"):
             await add(client, orphan, 1, end=True)
@@ -221,15 +221,15 @@ async def test_a_family_with_sequences_starts_as_the_power_agent_starts_it_and_h
             orphan = next(id_ for id_ in home if home[id_] == names[0])
             with pytest.raises(InferenceServerException, match="not healthy"):
                 await ask(orphan)
-            assert key(0) in running.hub.ejections
+            assert key(0) in running.local.health.ejections
             with pytest.raises(InferenceServerException, match=f"{START_FLAG}.*not healthy"):
                 await ask(orphan)
             await asyncio.sleep(1.5)
-            assert key(0) in running.hub.ejections, "it was probed, and its refusal of the probe readmitted it"
+            assert key(0) in running.local.health.ejections, "it was probed, and its refusal of the probe readmitted it"
             healer = slices[0].client()
             await healer.heal(hosted(1))
             await healer.close()
-            await until(lambda: key(0) not in running.hub.ejections)
+            await until(lambda: key(0) not in running.local.health.ejections)
     finally:
         for one in slices:
             one.close()
@@ -254,7 +254,7 @@ async def test_a_slice_that_dies_takes_its_sequences_along_and_says_so(state, tm
                 _, home[id_] = await add(client, id_, 1, start=True)
             orphans = [id_ for id_ in home if home[id_] == 2]
             assert orphans
-            channel = world.hub.transport.to(key(2)).channel
+            channel = world.local.routing.transport.connection(key(2)).channel
             mortal.process.kill()
             await until(lambda: channel.get_state() is not grpc.ChannelConnectivity.READY)
             for id_ in orphans:

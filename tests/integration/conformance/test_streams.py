@@ -163,13 +163,13 @@ async def test_a_stream_that_waits_for_more_is_told_when_the_dispatcher_stops(wo
         await call.write(raw("repeat", "slow", COUNT=4, DELAY_MS=50))
         await call.read()
         world.running.fronts.streams.close()
-        assert world.hub.open_streams == 1
+        assert world.local.accounting.open_streams == 1
         told = [(await call.read()).infer_response.id for _ in range(3)]
         assert told == ["slow"] * 3, "what was under way is answered"
         with pytest.raises(grpc.aio.AioRpcError, match="open the stream anew") as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    await until(lambda: world.hub.open_streams == 0)
+    await until(lambda: world.local.accounting.open_streams == 0)
 
 
 async def test_a_connection_that_is_closed_under_a_request_is_told_on_the_stream(world):
@@ -179,7 +179,7 @@ async def test_a_connection_that_is_closed_under_a_request_is_told_on_the_stream
         await call.write(raw("repeat", "cut", COUNT=100, DELAY_MS=20))
         first = await call.read()
         number_of_slice = int.from_bytes(first.infer_response.raw_output_contents[1], "little")
-        await world.hub.transport.to(key(number_of_slice)).channel.close()
+        await world.local.routing.transport.connection(key(number_of_slice)).channel.close()
         while not (last := await call.read()).error_message:
             assert last.infer_response.id == "cut"
         assert (last.error_message, last.infer_response.id) == ("the connection to its slice was closed", "cut")
@@ -199,10 +199,10 @@ async def test_a_decoupled_request_holds_its_credit_until_the_final_response_and
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             async for _ in stub.ModelStreamInfer(iter(asked), timeout=30):
                 seen += 1
-                most = max(most, *world.hub.in_flight().values(), 0)
+                most = max(most, *world.local.routing.in_flight().values(), 0)
         assert (seen, most) == (30, 1)
         await until(lambda: world.idle)
-        assert world.hub.book.totals["repeat"].answered == 6
+        assert world.local.accounting.load.totals["repeat"].answered == 6
 
 
 async def test_a_client_that_leaves_cancels_what_its_stream_had_under_way(world):
@@ -212,10 +212,10 @@ async def test_a_client_that_leaves_cancels_what_its_stream_had_under_way(world)
         for i in range(2):
             await call.write(raw("repeat", f"r{i}", COUNT=1000, DELAY_MS=20))
         await call.read()
-        await until(lambda: sum(world.hub.in_flight().values()) == 2)
+        await until(lambda: sum(world.local.routing.in_flight().values()) == 2)
         call.cancel()
     await until(lambda: world.idle)
-    assert world.hub.book.totals["repeat"].by_code == {"CANCELLED": 2}
+    assert world.local.accounting.load.totals["repeat"].by_code == {"CANCELLED": 2}
     async with triton.InferenceServerClient(world.address) as client:  # the models are free again
 
         async def asked():
@@ -235,8 +235,8 @@ async def test_no_more_of_a_stream_is_read_than_may_be_under_way(state, tmp_path
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             async for answer in stub.ModelStreamInfer(iter(asked), timeout=30):
                 seen.add(answer.infer_response.id)
-                pump = world.hub.pumps["repeat"]
-                most = max(most, pump.flying + pump.waiting)
+                pump = world.local.routing.queues["repeat"]
+                most = max(most, pump.in_flight_count + pump.waiting)
         assert len(seen) == 24
         assert most <= 4
 
@@ -247,4 +247,4 @@ async def test_unary_requests_to_a_decoupled_model_are_refused_in_tritons_words(
         with pytest.raises(InferenceServerException, match="doesn't support models with decoupled") as caught:
             await client.infer("repeat", inputs)
     assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
-    assert not world.hub.ejections.reasons()
+    assert not world.local.health.ejections.reasons()

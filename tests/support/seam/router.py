@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from dispatcher.routers.credits import Account, Seat
-from dispatcher.routers.one_line import ANYWHERE, OneLine
+from dispatcher.routers.credits import Account, CreditPick
+from dispatcher.routers.single_queue import ANYWHERE, SingleQueueRouter
 from trefoil.core.brains import Pick, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import RouteTarget
@@ -11,7 +11,7 @@ from trefoil.core.plan import RouteTarget
 HOLD_S = 0.05
 
 
-class Holding(OneLine):
+class Holding(SingleQueueRouter):
     name = "holding"
     _measure = "requests in flight"
 
@@ -31,7 +31,7 @@ class Holding(OneLine):
     def _deal(self, live: Sequence[RouteTarget]) -> None:
         pass
 
-    def _idlest(self) -> Seat | None:
+    def _idlest(self) -> CreditPick | None:
         free = [account for account in self._accounts if account.in_flight < account.limit]
         return self._credits.take(min(free, key=self._score)) if free else None
 

@@ -1,13 +1,13 @@
-"""A dispatcher worker in virtual time: the real hub, loop, pumps, queues and routers; slices answer in this process."""
+"""A dispatcher worker in virtual time: the real tables, loop, queues and routers; slices answer here."""
 
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import dispatcher.loop
+import dispatcher.state_sync
 from dispatcher.core.ejection import Failure
-from dispatcher.hub import Hub
+from dispatcher.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
 from tests.support.virtual.doubles import Files, Silent
 from tests.support.virtual.loop import PROCESS, Process
@@ -41,11 +41,11 @@ class Request:
 class Silence:
     """In place of connections to slices."""
 
-    def serve(self, endpoints: Mapping[SliceKey, Any]) -> None: ...
+    def connect(self, endpoints: Mapping[SliceKey, Any]) -> None: ...
 
 
 class MemoryTable:
-    """`dispatcher.loop.TableFile` without a file."""
+    """`dispatcher.state_sync.TableFile` without a file."""
 
     def __init__(self, files: Files) -> None:
         self._files, self._process, self.path = files, PROCESS.get(), "memory"
@@ -67,7 +67,7 @@ class Worker:
         self._system = system
         self._starts = 0
         self.process: Process | None = None
-        self.hub: Hub | None = None
+        self.local: LocalWorker | None = None
         self.open: dict[int, Request] = {}
         self._waits: dict[int, tuple[asyncio.Future[Pick], asyncio.Task[Any] | None]] = {}
         self.away = 0
@@ -89,35 +89,35 @@ class Worker:
         """SIGKILL: connections of its clients break."""
         if self.process is not None:
             self.process.kill()
-            self.process, self.hub = None, None
+            self.process, self.local = None, None
             self._waits.clear()
             for request in tuple(self.open.values()):
                 self._end(request, "connection lost")
 
     async def _live(self, process: Process) -> None:
         clock = self._system.clock
-        hub = Hub(
+        local = LocalWorker(
             DispatcherSettings(state_dir=self._system.folder, no_slice_wait_s=6.0, window_s=1.0), process.name, clock
         )
-        hub.transport = Silence()  # type: ignore[assignment]
+        local.routing.transport = Silence()  # type: ignore[assignment]
         state = State.connect("redis://virtual", "default", clock=clock)
         self._system.opening = self.files
-        loop = dispatcher.loop.Loop(hub, state, Silent())  # type: ignore[arg-type]
+        loop = dispatcher.state_sync.StateSync(local, state, Silent())  # type: ignore[arg-type]
         await loop.init()
-        self.hub = hub
+        self.local = local
         async with asyncio.TaskGroup() as group:
             group.create_task(loop.run())
-            group.create_task(self._probe(hub))
+            group.create_task(self._probe(local))
 
-    async def _probe(self, hub: Hub) -> None:
+    async def _probe(self, local: LocalWorker) -> None:
         """What the prober does where slices answer at once."""
         while True:
-            for slice_ in hub.ejections.due(hub.clock.monotonic_s()):
+            for slice_ in local.health.ejections.due(local.clock.monotonic_s()):
                 if self._system.slice_serves(slice_):
-                    hub.readmit(slice_)
-            for pump in hub.each_pump:
+                    local.health.readmit(slice_)
+            for pump in local.routing.each_queue:
                 pump.expire()
-            await hub.clock.sleep(TICK_S)
+            await local.clock.sleep(TICK_S)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -125,13 +125,17 @@ class Worker:
         """A client's request has come."""
         assert self.process is not None
         self.open[request.id] = request
-        if self.hub is not None:
-            self.hub.book.arrived(FAMILY, "", self._system.clock.now_s())
+        if self.local is not None:
+            self.local.accounting.load.arrived(FAMILY, "", self._system.clock.now_s())
         self.process.start(self._system.loop, self._serve(request))
 
     def held(self) -> int:
         """Requests that its pumps know of: waiting or on a slice."""
-        return sum(pump.waiting + pump.flying for pump in self.hub.each_pump) if self.hub is not None else 0
+        return (
+            sum(pump.waiting + pump.in_flight_count for pump in self.local.routing.each_queue)
+            if self.local is not None
+            else 0
+        )
 
     def _end(self, request: Request, how: str) -> None:
         self.open.pop(request.id, None)
@@ -150,8 +154,8 @@ class Worker:
             how = "DEADLINE_EXCEEDED"
         except TrefoilError as error:
             how = type(error).__name__
-        if how != "OK" and self.hub is not None:
-            self.hub.book.failed(FAMILY, "", None, "", how, 0.0)
+        if how != "OK" and self.local is not None:
+            self.local.accounting.load.failed(FAMILY, "", None, "", how, 0.0)
         self._end(request, how)
 
     def _clients_leave(self) -> None:
@@ -162,34 +166,34 @@ class Worker:
 
     async def _tried(self, request: Request) -> str:
         for attempt in range(TRIES):
-            if self.hub is None or FAMILY not in self.hub.pumps:
+            if self.local is None or FAMILY not in self.local.routing.queues:
                 return "no table"
             try:
-                if await self._once(self.hub, request, attempt):
+                if await self._once(self.local, request, attempt):
                     return "OK"
             except TrefoilError as error:
-                if attempt == TRIES - 1 or not (await self._elsewhere(self.hub, request)):
+                if attempt == TRIES - 1 or not (await self._elsewhere(self.local, request)):
                     return type(error).__name__
                 return "OK"
         return "UNAVAILABLE"
 
-    async def _elsewhere(self, hub: Hub, request: Request) -> bool:
+    async def _elsewhere(self, local: LocalWorker, request: Request) -> bool:
         """Forward it to a worker that has credits; False: there is none, or it could not either."""
-        names = [name for name, _ in hub.table.elsewhere.get(FAMILY, ())]
+        names = [name for name, _ in local.routing.table.elsewhere.get(FAMILY, ())]
         peer = next((w for w in self._system.workers if w.running and w.process and w.process.name in names), None)
-        if peer is None or peer.hub is None or FAMILY not in peer.hub.pumps:
+        if peer is None or peer.local is None or FAMILY not in peer.local.routing.queues:
             return False
         self.away += 1
         peer.away -= 1
         try:
-            return await self._once(peer.hub, request, TRIES)
+            return await self._once(peer.local, request, TRIES)
         except TrefoilError:
             return False
         finally:
             self.away -= 1
             peer.away += 1
 
-    async def _once(self, hub: Hub, request: Request, attempt: int) -> bool:
+    async def _once(self, local: LocalWorker, request: Request, attempt: int) -> bool:
         """One pick of one pump; False: the slice did not take it."""
         clock = self._system.clock
         ticket = Ticket(
@@ -197,7 +201,7 @@ class Worker:
             arrived_s=clock.monotonic_s(), deadline_s=None, min_accuracy=0.0, priority=0, sequence_id="",
             sequence_start=False, sequence_end=False, length_score=None,
         )  # fmt: skip
-        pump = hub.pumps[FAMILY]
+        pump = local.routing.queues[FAMILY]
         got = pump.submit(ticket)
         if isinstance(got, Pick):
             pick = got
@@ -212,13 +216,15 @@ class Worker:
                 self._waits.pop(ticket.id, None)
         outcome = LOST
         try:
-            if await self._system.infer(pick.slice, hub):
+            if await self._system.infer(pick.slice, local):
                 outcome = OK
                 spent_ms = 1e3 * (clock.monotonic_s() - ticket.arrived_s)
-                hub.book.answered(FAMILY, pick.variant, pick.slice, "", 1, spent_ms, 0.0, 75.0, clock.now_s())
+                local.accounting.load.answered(
+                    FAMILY, pick.variant, pick.slice, "", 1, spent_ms, 0.0, 75.0, clock.now_s()
+                )
         finally:
             pump.done(ticket, pick, outcome)
             self._clients_leave()
         if outcome is LOST:
-            hub.eject(pick.slice, Failure.UNREACHABLE, "connection refused")
+            local.health.eject(pick.slice, Failure.UNREACHABLE, "connection refused")
         return outcome is OK

@@ -152,14 +152,14 @@ class Promises:
         routed = {t.slice for route in (plan.routes if plan else ()) for t in route.targets if not t.draining}
         if key in routed:
             self.broken(f"{key.name} is stopped by {revision} and routed to by {plan.revision if plan else None}")
-        busy = {
-            worker.name: sum(pump.busy(key) for pump in worker.hub.each_pump)
+        in_flight_on = {
+            worker.name: sum(pump.in_flight_on(key) for pump in worker.local.routing.each_queue)
             for worker in self._system.workers
-            if worker.hub is not None and self._counts(worker.process, now_s)
+            if worker.local is not None and self._counts(worker.process, now_s)
         }
         waited_s = now_s - self._left_s.get(key, now_s)
-        if any(busy.values()) and waited_s < DRAINS_S:
-            self.broken(f"{key.name} is stopped by {revision} under requests of {busy} after {waited_s:.2f} s")
+        if any(in_flight_on.values()) and waited_s < DRAINS_S:
+            self.broken(f"{key.name} is stopped by {revision} under requests of {in_flight_on} after {waited_s:.2f} s")
 
     def _counts(self, process: "Process | None", now_s: float) -> bool:
         """Whether a worker has to be waited for. One that has been silent for long may be taken for dead, until it has
@@ -178,10 +178,10 @@ class Promises:
             self._left_s = {key: since_s + now_s - self._looked_s for key, since_s in self._left_s.items()}
         self._looked_s = now_s
         for worker in self._system.workers:
-            hub = worker.hub
-            if hub is None:
+            local = worker.local
+            if local is None:
                 continue
-            self._grows(worker.name, hub.table.revision)
+            self._grows(worker.name, local.routing.table.revision)
             held, open_ = worker.held(), len(worker.open) - worker.away
             if worker.running and held != open_:
                 self.broken(f"{worker.name} has {open_} open requests, its pumps know of {held}")

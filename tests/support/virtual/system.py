@@ -1,8 +1,8 @@
 """A whole system in virtual time, and one history of it from a seed: faults are drawn, promises are checked all along.
 
 Controllers (two at once for a while, by the real leases), two nodes, two dispatcher workers, a carbon feed, clients
-that do not wait for each other. Real are the controller as `controller.__main__` wires it, the dispatcher's hub, loop,
-pumps, queues and routers, and `State` on Redis in this process; nodes, slices, disks and clients are made up.
+that do not wait for each other. Real are the controller as `controller.__main__` wires it, the dispatcher's
+tables, loop, queues and routers, and `State` on Redis in this process; nodes, slices, disks and clients are made up.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import structlog
 
 import controller.__main__ as main
 from controller.settings import ControllerSettings
-from dispatcher.hub import Hub
+from dispatcher.local_worker import LocalWorker
 from tests.support.planning import digits
 from tests.support.virtual.dispatch import MemoryTable, Request, Worker
 from tests.support.virtual.doubles import Connected, Files, MemoryDisk, NodeAgents, Silent
@@ -176,7 +176,7 @@ class System:
         status = self.nodes[key.device.split("/")[0]].slices.get(key)
         return status is not None and status.state in (*SERVES, SliceState.DRAINING) and key not in self.hung
 
-    async def infer(self, key: SliceKey, hub: Hub) -> bool:
+    async def infer(self, key: SliceKey, local: LocalWorker) -> bool:
         """One inference; False: nobody took it, or what took it died."""
         node = self.nodes[key.device.split("/")[0]]
         status = node.slices.get(key)
@@ -272,7 +272,7 @@ def installed(system: System) -> Iterator[None]:
         "controller.__main__.load_catalog": lambda *_: CATALOG,
         "controller.__main__.ControllerService": serviced,
         "controller.records.version": lambda _: "virtual",
-        "dispatcher.loop.TableFile": lambda _: MemoryTable(system.opening),
+        "dispatcher.state_sync.TableFile": lambda _: MemoryTable(system.opening),
         "trefoil.runtime.state.redis": Connected(system.server),
         "trefoil.runtime.codec.encode": (tokens := Tokens()).encode,
         "trefoil.runtime.codec.decode": tokens.decode,

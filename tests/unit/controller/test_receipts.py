@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from controller.core.receipts import EnergyLine, Receipts, energy_line, rates_changed, sum_by_family
+from dispatcher.accounting import LoadCounters
 from dispatcher.core.receipts import Receipts as Prices
-from dispatcher.load import LoadBook
 from trefoil.core.carbon import CarbonReading, Quality, Series
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import Basis, Provenance, Revision
@@ -69,7 +69,7 @@ class Hour:
         self.rng = np.random.default_rng(seed)
         self.controller = Receipts(CATALOG)
         self.prices = [Prices(60.0), Prices(60.0)]
-        self.books = [LoadBook("d", worker, 0.0, 16) for worker in range(2)]
+        self.books = [LoadCounters("d", worker, 0.0, 16) for worker in range(2)]
         self.hosted = {key: "s" if n % 2 else "l" for n, key in enumerate(KEYS)}
         self.truth = {key: float(self.rng.uniform(0.8, 1.5)) for key in KEYS}
         self.drawn: dict[tuple[SliceKey, str], float] = {}

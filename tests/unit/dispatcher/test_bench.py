@@ -17,8 +17,8 @@ from benchmarks.dispatcher import (
 )
 from benchmarks.dispatcher_peers import node, plan
 from benchmarks.dispatcher_router import routers
-from dispatcher import knobs
-from dispatcher.core.table import build, check
+from dispatcher import request_parameters
+from dispatcher.core.routing_table import build_table, check_plan
 from trefoil.core.common import Revision
 
 
@@ -40,14 +40,14 @@ def test_what_is_sent_is_a_framed_request_with_knobs_that_are_taken():
     assert data[0] == 0
     assert int.from_bytes(data[1:5]) == len(data) - 5
     request = pb.ModelInferRequest.FromString(data[5:])
-    asked = knobs.take(request.parameters)
+    asked = request_parameters.extract(request.parameters)
     assert (asked.receipt, asked.min_accuracy, asked.slo_ms) == (True, 0.5, 200.0)
     assert not request.parameters
 
 
 def test_what_dispatchers_route_by_can_be_routed_by():
-    check(plan(), Revision())
-    table = build(plan(), [node("127.0.0.1:1", 1.0)])
+    check_plan(plan(), Revision())
+    table = build_table(plan(), [node("127.0.0.1:1", 1.0)])
     assert {len(route.targets) for route in table.routes.values()} == {4}
 
 

@@ -6,8 +6,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.contracts import Contracts
-from dispatcher.hub import Hub
 from dispatcher.inference import Inference
+from dispatcher.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
 from tests.unit.dispatcher.worlds import OK, node, plan, route, routing, status, target, ticket
 from trefoil.runtime.clock import WallClock
@@ -40,12 +40,12 @@ class Context:
 
 
 async def test_admitting_routing_and_booking_a_request_stays_within_its_budget(monkeypatch):
-    hub = Hub(DispatcherSettings(log_every_requests=10**9), "d", WallClock())
-    hub.take_nodes([node([status(n) for n in range(14)])])
-    hub.take_plan(plan([route([target(n, "digits-l" if n % 2 else "digits-xs", 1 / 14) for n in range(14)])]))
+    local = LocalWorker(DispatcherSettings(log_every_requests=10**9), "d", WallClock())
+    local.routing.set_nodes([node([status(n) for n in range(14)])])
+    local.routing.set_plan(plan([route([target(n, "digits-l" if n % 2 else "digits-xs", 1 / 14) for n in range(14)])]))
     slice_ = Slice()
-    monkeypatch.setattr(hub.transport, "to", lambda _: slice_)
-    inference = Inference(hub, Contracts(hub))
+    monkeypatch.setattr(local.routing.transport, "connection", lambda _: slice_)
+    inference = Inference(local, Contracts(local))
     request = pb.ModelInferRequest(model_name="digits", id="x")
     request.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
     request.raw_input_contents.append(bytes(64))
@@ -57,8 +57,8 @@ async def test_admitting_routing_and_booking_a_request_stays_within_its_budget(m
             await inference.infer(data, Context())
         best_us = min(best_us, (time.thread_time() - started_s) / count * 1e6)
         rounds += 1
-    await hub.transport.close()
-    assert hub.book.totals["digits"].answered == rounds * count
+    await local.routing.transport.close()
+    assert local.accounting.load.totals["digits"].answered == rounds * count
     assert best_us < BUDGET_US
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.core import shares, table
-from dispatcher.core.floors import Reach, best
+from dispatcher.core import credit_shares, routing_table
+from dispatcher.core.accuracy_floors import AccuracyReach, best_accuracy
 from tests.unit.dispatcher.worlds import ACCURACIES, OK, key, node, plan, route, routing, status, target, ticket
 from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import SliceState
@@ -45,7 +45,7 @@ def test_a_burst_of_floors_is_forgotten_soon():
     assert Counter(after[first:])[L] / (1000 - first) == pytest.approx(0.1, abs=0.02)
 
 
-@pytest.mark.parametrize("name", ["fifo", "least_loaded", "p2c", "weighted"])
+@pytest.mark.parametrize("name", ["fifo", "least_loaded", "weighted"])
 def test_a_floor_waits_for_its_slice_while_others_are_served(name):
     router = routing(name)
     router.on_table(route([target(0, XS, 0.5, 1), target(1, L, 0.5, 1)], name), 0.0)
@@ -60,7 +60,7 @@ def test_a_floor_waits_for_its_slice_while_others_are_served(name):
     assert (pulled.id, pick.variant) == (2, L)
 
 
-@pytest.mark.parametrize("name", ["fifo", "least_loaded", "p2c", "weighted"])
+@pytest.mark.parametrize("name", ["fifo", "least_loaded", "weighted"])
 def test_a_floor_that_is_not_there_waits_for_the_table_that_brings_it(name):
     router = routing(name)
     router.on_table(route([target(0, XS)], name), 0.0)
@@ -71,33 +71,35 @@ def test_a_floor_that_is_not_there_waits_for_the_table_that_brings_it(name):
 
 
 def test_what_is_in_reach_is_served_or_waited_for_and_all_else_refused_with_the_best_that_is_live():
-    Reach(live=0.96, planned=0.993).check("digits", 0.96)
-    Reach(live=0.96, planned=0.993).check("digits", 0.98)
+    AccuracyReach(live=0.96, planned=0.993).check("digits", 0.96)
+    AccuracyReach(live=0.96, planned=0.993).check("digits", 0.98)
     with pytest.raises(Infeasible, match=r"0\.999.*the best that is live is 0\.96.*at most 0\.96"):
-        Reach(live=0.96, planned=0.993).check("digits", 0.999)
+        AccuracyReach(live=0.96, planned=0.993).check("digits", 0.999)
     with pytest.raises(Infeasible, match="no live slice tells how accurate it is"):
-        Reach().check("digits", 0.5)
-    assert best([target(0, L, 0.0), target(1, M, 1.0)]) == 0.96, "what gets no requests keeps no floor"
-    assert best([target(0, L, 0.0), target(1, M, 0.0)]) == 0.993
+        AccuracyReach().check("digits", 0.5)
+    assert best_accuracy([target(0, L, 0.0), target(1, M, 1.0)]) == 0.96, "what gets no requests keeps no floor"
+    assert best_accuracy([target(0, L, 0.0), target(1, M, 0.0)]) == 0.993
 
 
 def test_a_slice_that_swaps_promises_the_lower_of_its_two_variants():
     swapping = status(0, state=SliceState.SWAPPING, variant=XS)
     wanted = plan([route([target(0, L, 0.5), target(1, XS, 0.5)])])
-    built = table.build(wanted, [node([swapping, status(1, variant=XS)])])
+    built = routing_table.build_table(wanted, [node([swapping, status(1, variant=XS)])])
     assert built.live("digits")[0].accuracy == ACCURACIES[XS]
-    assert built.reach["digits"] == Reach(live=ACCURACIES[XS], planned=ACCURACIES[L])
+    assert built.reach["digits"] == AccuracyReach(live=ACCURACIES[XS], planned=ACCURACIES[L])
     unknown = plan([route([target(0, L)])])
-    assert table.build(unknown, [node([swapping])]).live("digits")[0].accuracy == 0.0, "nobody told of the old one"
+    assert routing_table.build_table(unknown, [node([swapping])]).live("digits")[0].accuracy == 0.0, (
+        "nobody told of the old one"
+    )
 
 
 def test_a_slice_without_a_share_does_not_bring_a_family_down_to_one_worker():
     workers = [("d", 0), ("d", 1)]
     serving_ = [target(n, XS, 0.5, 2) for n in range(2)]
-    dealt = shares.classes([*serving_, target(2, L, 0.0, 1)])
-    assert len(shares.serving("digits", workers, dealt)) == 2
-    among = shares.serving("digits", workers, dealt)
-    held = [shares.part(dealt, among, worker).get(key(2), frozenset()) for worker in among]
+    dealt = credit_shares.credit_classes([*serving_, target(2, L, 0.0, 1)])
+    assert len(credit_shares.serving_workers("digits", workers, dealt)) == 2
+    among = credit_shares.serving_workers("digits", workers, dealt)
+    held = [credit_shares.entitled_credits(dealt, among, worker).get(key(2), frozenset()) for worker in among]
     assert sorted(len(each) for each in held) == [0, 1], "one of the two holds its credit"
-    alone = shares.classes([target(0, XS, 0.0, 1)])
-    assert len(shares.serving("digits", workers, alone)) == 1
+    alone = credit_shares.credit_classes([target(0, XS, 0.0, 1)])
+    assert len(credit_shares.serving_workers("digits", workers, alone)) == 1

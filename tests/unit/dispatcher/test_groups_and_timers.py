@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dispatcher.core import table as tables
-from dispatcher.core.carbon import ratio_now
+from dispatcher.async_queue import AsyncFamilyQueue
+from dispatcher.core import routing_table as tables
 from dispatcher.core.family_queue import FamilyQueue
-from dispatcher.hub import Hub
-from dispatcher.knobs import Knobs
-from dispatcher.pump import Pump
+from dispatcher.core.receipts import current_ratio
+from dispatcher.local_worker import LocalWorker
+from dispatcher.request_parameters import RequestParameters
 from dispatcher.settings import DispatcherSettings
 from tests.support import own_group
 from tests.unit.dispatcher.worlds import OK, key, node, plan, status, target, ticket
@@ -79,22 +79,22 @@ def test_each_family_of_a_group_is_refused_for_its_own_reasons():
     assert "no slice serves dogs now: it burns" in str(gone.error)
     with pytest.raises(Unavailable, match="dogs"):
         queue.submit(asks("dogs", 4), 6.2)
-    assert [each.ticket.id for each in queue.displace(True, 7.0, "cats")] == [3]
+    assert [each.ticket.id for each in queue.redirect_waiting(True, 7.0, "cats")] == [3]
     assert queue.live == {key(0)}
 
 
 async def test_a_family_that_joins_a_group_brings_along_who_waits_and_who_is_on_a_slice():
     clock = ManualClock()
-    alone, whole = Pump("cats", clock, 5.0), Pump(TOGETHER, clock, 5.0)
-    whole.apply(of("dogs", shared()), "")
-    alone.apply(of("cats", shared(), "fifo"), "")
+    alone, whole = AsyncFamilyQueue("cats", clock, 5.0), AsyncFamilyQueue(TOGETHER, clock, 5.0)
+    whole.apply_route(of("dogs", shared()), "")
+    alone.apply_route(of("cats", shared(), "fifo"), "")
     flying, waiting = alone.submit(asks("cats", 1)), alone.submit(asks("cats", 2))
-    bound = alone.submit_to(asks("cats", 3), key(0), "digits-l")
+    bound = alone.submit_pinned(asks("cats", 3), key(0), "digits-l")
     left = alone.submit(asks("cats", 4))
-    whole.adopt("cats", alone)
-    whole.apply(of("cats", shared(credits=2)), "")
+    whole.take_over("cats", alone)
+    whole.apply_route(of("cats", shared(credits=2)), "")
     assert alone.in_flight == {}
-    assert (alone.waiting, alone.flying) == (0, 0)
+    assert (alone.waiting, alone.in_flight_count) == (0, 0)
     assert waiting.done(), "the router that it came to knows nothing in flight"
     left.cancel()
     alone.abandon(asks("cats", 4), left)  # whoever still knows the pump of before
@@ -102,44 +102,47 @@ async def test_a_family_that_joins_a_group_brings_along_who_waits_and_who_is_on_
     assert (whole.waiting, whole.in_flight) == (0, {key(0): 2})
     alone.done(asks("cats", 2), waiting.result(), OK)
     alone.done(asks("cats", 3), bound.result(), OK)
-    assert (whole.in_flight, whole.flying) == ({}, 0)
-    alone.adopt("cats", whole)  # and back
-    alone.apply(of("cats", shared(), "fifo"), "")
+    assert (whole.in_flight, whole.in_flight_count) == ({}, 0)
+    alone.take_over("cats", whole)  # and back
+    alone.apply_route(of("cats", shared(), "fifo"), "")
     assert whole.submit(asks("cats", 5)).slice == key(0)
     assert alone.in_flight == {key(0): 1}
 
 
-def hub(workers=1, **more):
-    made = Hub(DispatcherSettings(workers=workers, **more), "d", WallClock())
+def local_worker(workers=1, **more):
+    made = LocalWorker(DispatcherSettings(workers=workers, **more), "d", WallClock())
     both = replace(status(0), hosted=tuple(Hosted(f, "digits-l", 4, 0, 1, 1, 8) for f in ("cats", "dogs")))
-    made.take_nodes([node([both])])
+    made.routing.set_nodes([node([both])])
     return made
 
 
-async def test_a_hub_has_one_router_for_the_group_and_moves_families_between_routers():
-    made, own_group.Together.made = hub(), 0
-    made.take_plan(plan([of("cats", shared()), of("dogs", shared())]))
+async def test_a_worker_has_one_router_for_the_group_and_moves_families_between_routers():
+    made, own_group.Together.made = local_worker(), 0
+    made.routing.set_plan(plan([of("cats", shared()), of("dogs", shared())]))
     assert own_group.Together.made == 1
-    assert made.pumps["cats"] is made.pumps["dogs"]
-    first, second = made.pumps["cats"].submit(asks("cats", 1)), made.pumps["dogs"].submit(asks("dogs", 2))
-    assert made.in_flight() == {key(0): 1}
-    assert made.pumps["dogs"].waiting_of("dogs") == (1, 64)
-    before = made.pumps["dogs"]
-    made.take_plan(plan([of("cats", shared()), of("dogs", shared(), "fifo")], number=2))
-    assert made.pumps["cats"] is not made.pumps["dogs"]
+    assert made.routing.queues["cats"] is made.routing.queues["dogs"]
+    first, second = (
+        made.routing.queues["cats"].submit(asks("cats", 1)),
+        made.routing.queues["dogs"].submit(asks("dogs", 2)),
+    )
+    assert made.routing.in_flight() == {key(0): 1}
+    assert made.routing.queues["dogs"].waiting_of("dogs") == (1, 64)
+    before = made.routing.queues["dogs"]
+    made.routing.set_plan(plan([of("cats", shared()), of("dogs", shared(), "fifo")], number=2))
+    assert made.routing.queues["cats"] is not made.routing.queues["dogs"]
     assert second.done(), "its own router has a credit for it"
     before.done(asks("dogs", 2), second.result(), OK)
     before.done(asks("cats", 1), first, OK)
-    assert not made.in_flight()
-    made.take_plan(plan([of("cats", shared())], number=3))
-    assert made.pumps["dogs"].live == frozenset()
-    await made.transport.close()
+    assert not made.routing.in_flight()
+    made.routing.set_plan(plan([of("cats", shared())], number=3))
+    assert made.routing.queues["dogs"].live == frozenset()
+    await made.routing.transport.close()
 
 
 def test_a_router_for_a_group_needs_one_worker():
     with pytest.raises(PlanError, match=r"routes\[cats\]\.router = .*Together.*one worker.*set workers to 1"):
-        tables.check(plan([of("cats", shared())]), Revision(), workers=2)
-    tables.check(plan([of("cats", shared())]), Revision(), workers=1)
+        tables.check_plan(plan([of("cats", shared())]), Revision(), workers=2)
+    tables.check_plan(plan([of("cats", shared())]), Revision(), workers=1)
     said = ["--set", "workers=2", "--set", f"router={TOGETHER}"]
     with pytest.raises(SettingError, match=r"router = .*Together.*one worker.*set workers to 1"):
         config.parser_main(DispatcherSettings, "dispatcher", said)
@@ -152,13 +155,13 @@ def test_an_unknown_router_or_queue_is_refused_at_start(setting):
 
 
 def test_an_operator_chooses_router_and_queue_for_every_family():
-    made = tables.with_parts(
-        plan([of("cats", []), of("dogs", [], "weighted")]), "p2c", "tests.support.own_queue:Urgent"
+    made = tables.override_parts(
+        plan([of("cats", []), of("dogs", [], "weighted")]), "fifo", "tests.support.own_queue:Urgent"
     )
-    assert [(each.router, each.queue) for each in made.routes] == [("p2c", "tests.support.own_queue:Urgent")] * 2
-    tables.check(made, Revision())
+    assert [(each.router, each.queue) for each in made.routes] == [("fifo", "tests.support.own_queue:Urgent")] * 2
+    tables.check_plan(made, Revision())
     with pytest.raises(PlanError, match="shortest"):
-        tables.check(tables.with_parts(made, "", "shortest"), Revision())
+        tables.check_plan(tables.override_parts(made, "", "shortest"), Revision())
 
 
 # --- a time -----------------------------------------------------------------------------------------------------------
@@ -178,8 +181,8 @@ def test_at_the_time_that_the_router_asks_for_every_slice_is_offered_again():
 
 async def test_the_pump_calls_the_router_at_that_time_though_nothing_else_happens():
     clock = WallClock()
-    pump = Pump("cats", clock, 5.0)
-    pump.apply(of("cats", shared(), PATIENT), "")
+    pump = AsyncFamilyQueue("cats", clock, 5.0)
+    pump.apply_route(of("cats", shared(), PATIENT), "")
     now_s = clock.monotonic_s()
     at = float(int(now_s)) - 0.95 + (now_s % 1.0)  # due in 50 ms
     waiting = pump.submit(asks("cats", 1, arrived_s=at))
@@ -229,36 +232,36 @@ def test_a_simulated_group_is_served_as_one():
 
 
 async def test_every_router_is_told_of_carbon_when_it_is_made_and_when_the_ratio_changes():
-    made, now_s = hub(), WallClock().now_s()
-    made.take_plan(plan([of("cats", shared())]))
-    router = made.pumps["cats"]._queue.router
+    made, now_s = local_worker(), WallClock().now_s()
+    made.routing.set_plan(plan([of("cats", shared())]))
+    router = made.routing.queues["cats"]._queue.router
     series = Series(zone="grid")
     reading = CarbonReading(series, now_s - 60.0, now_s + 60.0, 100.0)
     for cir in (0.8, 0.8, 1.2):
-        made.take_ratio(CarbonRatio(series, 100.0, cir, observed_at_s=now_s), reading)
-    made.take_ratio(None, None)
+        made.routing.set_carbon_ratio(CarbonRatio(series, 100.0, cir, observed_at_s=now_s), reading)
+    made.routing.set_carbon_ratio(None, None)
     assert router.ratios == [None, 0.8, 1.2, None]
-    made.take_ratio(CarbonRatio(series, 100.0, 0.7, observed_at_s=now_s), reading)
+    made.routing.set_carbon_ratio(CarbonRatio(series, 100.0, 0.7, observed_at_s=now_s), reading)
     queue = FamilyQueue(5.0)
     queue.carbon(0.7, 0.0)
     queue.table(of("cats", shared()), "", 0.0)
     assert queue.router.ratios == [0.7]
-    await made.transport.close()
+    await made.routing.transport.close()
 
 
 def test_a_ratio_that_is_old_or_of_another_series_or_without_its_reading_is_not_known():
     grid, other = Series(zone="grid"), Series(zone="other")
     ratio, reading = CarbonRatio(grid, 100.0, 0.8, observed_at_s=1000.0), CarbonReading(grid, 1000.0, 1300.0, 80.0)
-    assert ratio_now(ratio, reading, 1600.0) == 0.8
-    assert ratio_now(ratio, reading, 1600.1) is None
-    assert ratio_now(ratio, replace(reading, series=other), 1100.0) is None
-    assert ratio_now(ratio, None, 1100.0) is None
-    assert ratio_now(None, reading, 1100.0) is None
+    assert current_ratio(ratio, reading, 1600.0) == 0.8
+    assert current_ratio(ratio, reading, 1600.1) is None
+    assert current_ratio(ratio, replace(reading, series=other), 1100.0) is None
+    assert current_ratio(ratio, None, 1100.0) is None
+    assert current_ratio(None, reading, 1100.0) is None
 
 
 async def test_whom_a_router_held_back_for_carbon_may_go_when_it_changes():
-    pump = Pump("cats", ManualClock(10.0), 5.0)
-    pump.apply(of("cats", shared(), PATIENT), "")
+    pump = AsyncFamilyQueue("cats", ManualClock(10.0), 5.0)
+    pump.apply_route(of("cats", shared(), PATIENT), "")
     pump.on_carbon(1.5)
     waiting = pump.submit(asks("cats", 1, arrived_s=-5.0))
     await asyncio.sleep(0)
@@ -272,31 +275,31 @@ async def test_whom_a_router_held_back_for_carbon_may_go_when_it_changes():
 
 
 async def test_a_ticket_has_its_own_objective_or_its_classs_or_its_familys():
-    made = hub()
-    made.take_plan(plan([of("cats", shared(), class_slo_ms={"batch": 900.0})], slo_ms=200.0))
-    assert made.slo_ms("cats", Knobs(slo_class="batch", slo_ms=50.0)) == 50.0
-    assert made.slo_ms("cats", Knobs(slo_class="batch")) == 900.0
-    assert made.slo_ms("cats", Knobs(slo_class="other")) == 200.0
-    assert made.slo_ms("cats", Knobs()) == 200.0
-    assert made.slo_ms("dogs", Knobs()) == 0.0
-    await made.transport.close()
+    made = local_worker()
+    made.routing.set_plan(plan([of("cats", shared(), class_slo_ms={"batch": 900.0})], slo_ms=200.0))
+    assert made.routing.slo_ms("cats", RequestParameters(slo_class="batch", slo_ms=50.0)) == 50.0
+    assert made.routing.slo_ms("cats", RequestParameters(slo_class="batch")) == 900.0
+    assert made.routing.slo_ms("cats", RequestParameters(slo_class="other")) == 200.0
+    assert made.routing.slo_ms("cats", RequestParameters()) == 200.0
+    assert made.routing.slo_ms("dogs", RequestParameters()) == 0.0
+    await made.routing.transport.close()
 
 
 # --- statuses, one a second and node ----------------------------------------------------------------------------------
 
 
 async def test_a_status_that_says_what_the_one_before_said_builds_no_table(monkeypatch):
-    hub, built = Hub(DispatcherSettings(), "d", ManualClock(1000.0)), []
-    build = tables.build
-    monkeypatch.setattr(tables, "build", lambda *given: built.append(given) or build(*given))
-    hub.take_nodes([node([status(0), status(1)])])
-    hub.take_plan(plan([Route("digits", "weighted", "fifo", (target(0, weight=0.5), target(1, weight=0.5)), 10)]))
-    hub.take_nodes([replace(node([status(0), status(1)]), observed_at_s=1001.0)])
-    before, table = len(built), hub.table
+    routing, built = LocalWorker(DispatcherSettings(), "d", ManualClock(1000.0)).routing, []
+    build = tables.build_table
+    monkeypatch.setattr(tables, "build_table", lambda *given: built.append(given) or build(*given))
+    routing.set_nodes([node([status(0), status(1)])])
+    routing.set_plan(plan([Route("digits", "weighted", "fifo", (target(0, weight=0.5), target(1, weight=0.5)), 10)]))
+    routing.set_nodes([replace(node([status(0), status(1)]), observed_at_s=1001.0)])
+    before, table = len(built), routing.table
     for second in range(2, 6):
-        hub.take_nodes([replace(node([status(0), status(1)]), observed_at_s=1000.0 + second)])
+        routing.set_nodes([replace(node([status(0), status(1)]), observed_at_s=1000.0 + second)])
     assert len(built) == before
-    assert hub.table is table
-    hub.take_nodes([node([status(0)])])
+    assert routing.table is table
+    routing.set_nodes([node([status(0)])])
     assert len(built) == before + 1
-    assert [t.slice for t in hub.table.routes["digits"].targets] == [key(0)]
+    assert [t.slice for t in routing.table.routes["digits"].targets] == [key(0)]

@@ -4,7 +4,7 @@ import os
 import socket
 from contextlib import suppress
 
-from dispatcher.listening import Listening
+from dispatcher.listening_sockets import ListeningSockets
 
 
 def numbers() -> set[int]:
@@ -27,7 +27,7 @@ def test_only_what_listens_on_the_port_gets_a_second_number_and_close_takes_it_b
         listens.listen()
         other.listen()
         before = numbers()
-        second = Listening(listens.getsockname()[1])
+        second = ListeningSockets(listens.getsockname()[1])
         first, added = numbers_of(listens)
         assert numbers() - before == {added}, "others may close theirs meanwhile"
         assert first == listens.fileno()

@@ -1,13 +1,12 @@
-"""Silence, strikes, panic and ramp; predictions and the retry budget: each rule on its own, with the test's clock."""
+"""Silence, streaks, panic and slow start; predictions and the retry budget: each rule alone, with the test's clock."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.core.ejection import FLAP_MAX_S, FLAP_S, PROBE_FIRST_S, Ejections, Failure
-from dispatcher.core.health import Health
-from dispatcher.core.outliers import Ramps, Silence, Strikes, panics
-from dispatcher.core.retries import RetryBudget
+from dispatcher.core.outliers import FailureStreaks, SilenceDetector, SliceEvidence, SlowStart, panicking_family
+from dispatcher.core.retry_budget import RetryBudget
 from dispatcher.core.service_times import HALF_LIFE_S, ServiceTimes
 from tests.unit.dispatcher.worlds import key, node, status
 
@@ -24,19 +23,19 @@ def listen(silence, seconds, in_flight, heard, start_s, step_s=0.1):
 
 
 def test_a_slice_that_works_and_answers_is_never_asked():
-    silence, heard = Silence(0.5), {A: 0}
+    silence, heard = SilenceDetector(0.5), {A: 0}
     for tick in range(50):
         heard[A] += 1
         assert silence.tick({A: 3}, heard, tick * 0.1) == []
 
 
 def test_a_slice_that_answers_nothing_is_asked_and_again_after_each_answer():
-    silence = Silence(0.5)
+    silence = SilenceDetector(0.5)
     asked, at_s = listen(silence, 0.5, {A: 1, B: 1}, {A: 7}, 0.0)
     assert asked == []
     asked, at_s = listen(silence, 0.2, {A: 1}, {A: 7}, at_s)
     assert asked == [A]
-    silence.spoke(A)
+    silence.on_alive(A)
     asked, at_s = listen(silence, 0.4, {A: 1}, {A: 7}, at_s)
     assert asked == []
     asked, at_s = listen(silence, 0.3, {A: 1}, {A: 7}, at_s)
@@ -47,21 +46,21 @@ def test_a_slice_that_answers_nothing_is_asked_and_again_after_each_answer():
 
 
 def test_an_idle_slice_is_not_silent_and_silence_begins_with_the_first_request():
-    silence = Silence(0.5)
+    silence = SilenceDetector(0.5)
     _, at_s = listen(silence, 5.0, {}, {}, 0.0)
     asked, _ = listen(silence, 0.5, {A: 1}, {}, at_s)
     assert asked == []
 
 
 def test_who_was_stopped_itself_accuses_nobody():
-    silence = Silence(0.5)
+    silence = SilenceDetector(0.5)
     silence.tick({A: 1}, {}, 0.0)
     silence.tick({A: 1}, {}, 0.1)
     assert silence.tick({A: 1}, {}, 60.0) == [], "a minute passed in one tick: it was this process that stood still"
 
 
 def test_only_bad_ends_in_a_row_make_an_outlier():
-    strikes = Strikes(3)
+    strikes = FailureStreaks(3)
     assert [strikes.bad(A, False), strikes.bad(A, False)] == [0, 0]
     strikes.good(A)
     assert [strikes.bad(A, False), strikes.bad(A, False), strikes.bad(A, False)] == [0, 0, 3]
@@ -78,54 +77,54 @@ def test_at_most_half_of_a_family_is_ever_out_as_outliers(count, data):
         one = data.draw(st.sampled_from(slices))
         if one in out:
             out.discard(one)  # readmitted
-        elif not panics(one, {"digits": slices}, out):
+        elif not panicking_family(one, {"digits": slices}, out):
             out.add(one)
         assert 2 * len(out) <= count
 
 
 def test_a_slice_of_two_families_stays_if_either_would_lose_too_many():
     serving = {"digits": [key(n) for n in range(6)], "words": [key(0), key(6)]}
-    assert panics(key(1), serving, set()) == ""
-    assert panics(key(0), serving, {key(6)}) == "words"
-    assert panics(key(9), serving, set()) == "", "nobody misses it"
+    assert panicking_family(key(1), serving, set()) == ""
+    assert panicking_family(key(0), serving, {key(6)}) == "words"
+    assert panicking_family(key(9), serving, set()) == "", "nobody misses it"
 
 
 def test_what_comes_back_gets_twice_as_many_after_each_run_of_good_answers():
-    ramps = Ramps()
+    ramps = SlowStart()
     ramps.start(A, 6)
-    assert ramps.ceilings() == {A: 1}
+    assert ramps.limits() == {A: 1}
     assert ramps.good(A)
-    assert ramps.ceilings() == {A: 2}
+    assert ramps.limits() == {A: 2}
     assert not ramps.good(A)
     assert ramps.good(A)
-    assert ramps.ceilings() == {A: 4}
+    assert ramps.limits() == {A: 4}
     assert [ramps.good(A) for _ in range(4)] == [False, False, False, True]
-    assert ramps.ceilings() == {}
+    assert ramps.limits() == {}
     assert not ramps.good(A)
     ramps.start(B, 1)
     assert B not in ramps, "one credit is all that it has"
 
 
 def test_health_tells_late_from_impatient_and_sick_from_wrong():
-    health = Health(0.5, late_strikes=3, fault_strikes=2)
-    assert [health.late(B, "l", 1, 9.9, 0.0) for _ in range(9)] == [""] * 9, "nothing is known to be usual"
-    health.answered(A, "l", 1, 0.1, 0.0)
-    assert [health.late(A, "l", 1, 0.05, 0.0) for _ in range(9)] == [""] * 9, "no slice could meet that deadline"
-    assert [health.late(A, "l", 1, 0.3, 0.0) for _ in range(2)] == ["", ""]
-    health.answered(A, "l", 1, 0.1, 0.0)
-    assert [health.late(A, "l", 1, 0.3, 0.0) for _ in range(2)] == ["", ""]
-    assert health.late(A, "l", 1, 0.3, 0.0) == (
+    health = SliceEvidence(0.5, late_strikes=3, fault_strikes=2)
+    assert [health.on_deadline(B, "l", 1, 9.9, 0.0) for _ in range(9)] == [""] * 9, "nothing is known to be usual"
+    health.on_answer(A, "l", 1, 0.1, 0.0)
+    assert [health.on_deadline(A, "l", 1, 0.05, 0.0) for _ in range(9)] == [""] * 9, "no slice could meet that deadline"
+    assert [health.on_deadline(A, "l", 1, 0.3, 0.0) for _ in range(2)] == ["", ""]
+    health.on_answer(A, "l", 1, 0.1, 0.0)
+    assert [health.on_deadline(A, "l", 1, 0.3, 0.0) for _ in range(2)] == ["", ""]
+    assert health.on_deadline(A, "l", 1, 0.3, 0.0) == (
         "3 deadlines in a row passed there, the last after 300 ms, 100 ms are usual"
     )
-    assert [health.status(A, "INVALID_ARGUMENT") for _ in range(9)] == [""] * 9
-    assert [health.status(A, "INTERNAL") for _ in range(2)] == ["", "2 requests in a row ended INTERNAL"]
-    health.lagged(10.0)
-    assert [health.late(A, "l", 1, 0.3, 10.5) for _ in range(9)] == [""] * 9, "it was this process that was late"
-    assert [health.late(key(9), "l", 1, 0.3, 20.0) for _ in range(3)][-1], "usual is what others take"
-    health.left(A, dead=False)
-    assert health.status(A, "INTERNAL") == ""
+    assert [health.on_status(A, "INVALID_ARGUMENT") for _ in range(9)] == [""] * 9
+    assert [health.on_status(A, "INTERNAL") for _ in range(2)] == ["", "2 requests in a row ended INTERNAL"]
+    health.on_stall(10.0)
+    assert [health.on_deadline(A, "l", 1, 0.3, 10.5) for _ in range(9)] == [""] * 9, "it was this process that was late"
+    assert [health.on_deadline(key(9), "l", 1, 0.3, 20.0) for _ in range(3)][-1], "usual is what others take"
+    health.on_ejected(A, dead=False)
+    assert health.on_status(A, "INTERNAL") == ""
     assert health.times.predicted_s(A, "l", 1, 0.0) == pytest.approx(0.1)
-    health.left(A, dead=True)
+    health.on_ejected(A, dead=True)
     assert health.times.predicted_s(A, "l", 1, 0.0) == 0.0, "whatever comes back there is another server"
 
 
@@ -181,15 +180,15 @@ def test_a_slice_that_was_slow_once_is_tried_again():
 def test_retries_never_exceed_the_burst_and_the_share_of_what_arrived(wanted, ratio):
     budget, arrived, retried = RetryBudget(ratio, 5), 0, 0
     for retry in wanted:
-        budget.arrived()
+        budget.on_request()
         arrived += 1
-        retried += retry and budget.take()
+        retried += retry and budget.try_spend()
     assert retried <= (5 + ratio * arrived if ratio else 0)
 
 
 def test_a_budget_that_is_spent_fills_with_requests():
     budget = RetryBudget(0.1, 2)
-    assert [budget.take() for _ in range(3)] == [True, True, False]
+    assert [budget.try_spend() for _ in range(3)] == [True, True, False]
     for _ in range(11):
-        budget.arrived()
-    assert [budget.take() for _ in range(2)] == [True, False]
+        budget.on_request()
+    assert [budget.try_spend() for _ in range(2)] == [True, False]

@@ -1,4 +1,4 @@
-"""`least_loaded` and `p2c`: whom they choose; and what a decision costs with floors and without."""
+"""`least_loaded`: whom it chooses; and what a decision of each router costs with floors and without."""
 
 import time
 from collections import Counter
@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.queues.fifo import FifoQueue
 from dispatcher.routers import ROUTERS
-from dispatcher.routers.p2c import PowerOfTwo
 from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
 
 DECISION_US_MAX = 20.0
@@ -42,36 +40,14 @@ def test_least_loaded_follows_the_shares_of_the_plan_where_nothing_queues():
     assert Counter(router.on_arrival(ticket(n), 0.0).slice for n in range(20)) == {key(0): 15, key(1): 5}
 
 
-@pytest.mark.parametrize("name", ["least_loaded", "p2c"])
-def test_a_slice_without_share_gets_nothing_unless_no_other_is_live(name):
+def test_a_slice_without_share_gets_nothing_unless_no_other_is_live():
+    name = "least_loaded"
     router = routing(name)
     router.on_table(route([target(0, weight=1.0, credits=1), target(1, weight=0.0)], name), 0.0)
     assert router.on_arrival(ticket(1), 0.0).slice == key(0)
     assert router.on_arrival(ticket(2), 0.0) is None
     router.on_table(route([target(1, weight=0.0)], name), 0.0)
     assert router.on_credit(key(1), 0.0) is not None
-
-
-def test_p2c_draws_the_same_for_the_same_seed_and_takes_the_less_loaded_of_two():
-    def choices(family, seed):
-        router = PowerOfTwo(family, FifoQueue(family))
-        table = route([target(n, weight=1.0, credits=50) for n in range(10)], "p2c")
-        router.on_table(type(table)(**{**_fields(table), "params": {"seed": seed}}), 0.0)
-        return [router.on_arrival(ticket(n), 0.0).slice for n in range(300)]
-
-    first = choices("digits", 1.0)
-    assert first == choices("digits", 1.0)
-    assert first != choices("digits", 2.0)
-    assert first != choices("other", 1.0)
-    counts = Counter(first)
-    assert max(counts.values()) - min(counts.values()) <= 6, "by one choice it would be about twenty"
-
-
-def test_p2c_never_lets_anybody_wait_beside_a_free_slice():
-    router = routing("p2c")
-    router.on_table(route([target(n, credits=1) for n in range(50)], "p2c"), 0.0)
-    assert len({router.on_arrival(ticket(n), 0.0).slice for n in range(50)}) == 50
-    assert router.on_arrival(ticket(99), 0.0) is None
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.95])
@@ -96,7 +72,3 @@ def test_a_decision_among_a_hundred_slices_is_fast(name, floor):
             break
     print(f"{name}, floor {floor}: {best_us:.1f} us")
     assert best_us <= DECISION_US_MAX
-
-
-def _fields(value):
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dispatcher.async_queue import AsyncFamilyQueue
 from dispatcher.core.sequences import Pin, Sequences, SequencesFull
-from dispatcher.pump import Pump
 from dispatcher.queues.fifo import QueueFull
-from dispatcher.sequencing import SequencePump
+from dispatcher.sequence_queue import AsyncSequenceQueue
 from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
 from trefoil.core.brains import Outcome, Pick
 from trefoil.core.errors import InvalidInput
@@ -135,12 +135,12 @@ def test_both_bounds_are_named():
 class World:
     def __init__(self, *targets, **limits) -> None:
         self.clock = ManualClock()
-        self.pump = Pump("digits", self.clock, no_slice_wait_s=5.0)
-        self.pump.apply(route(targets, "fifo"), "")
+        self.pump = AsyncFamilyQueue("digits", self.clock, no_slice_wait_s=5.0)
+        self.pump.apply_route(route(targets, "fifo"), "")
         self.endpoints = {key(n): "first" for n in range(3)}
         self.left = 0
         book = Sequences("digits", **{"idle_s": 2.0, "open_max": 100, "line_max": 50, **limits})
-        self.gate = SequencePump(self.pump, book, self.clock, self.endpoints.get, self.note)
+        self.gate = AsyncSequenceQueue(self.pump, book, self.clock, self.endpoints.get, self.note)
 
     def note(self) -> None:
         self.left += 1
@@ -172,7 +172,7 @@ async def test_a_slice_that_drains_keeps_serving_its_sequence_without_asking_the
     world = World(target(0, credits=1))
     start = world.gate.submit(part(1, start=True))
     waiting = world.gate.submit(part(2))
-    world.pump.apply(route([target(1, credits=1)], "fifo"), "")
+    world.pump.apply_route(route([target(1, credits=1)], "fifo"), "")
     world.gate.done(part(1, start=True), start, OK)
     await settle()
     assert waiting.result().slice == key(0)
@@ -193,7 +193,7 @@ async def test_who_waits_for_a_credit_of_a_lost_slice_hears_of_it():
     other = world.pump.submit(ticket(2))
     waiting = world.gate.submit(part(3))
     world.gate.lose(lambda _: "it burns")
-    world.pump.apply(route([], "fifo"), "it burns")
+    world.pump.apply_route(route([], "fifo"), "it burns")
     await settle()
     with pytest.raises(InvalidInput, match=r"START flag.*it burns"):
         waiting.result()
@@ -221,7 +221,7 @@ async def test_a_client_that_leaves_gives_way_wherever_it_stands():
 
 async def test_a_start_without_room_in_the_queue_leaves_no_trace():
     world = World(target(0, credits=1))
-    world.pump.apply(route([target(0, credits=1)], "fifo", requests_max=1), "")
+    world.pump.apply_route(route([target(0, credits=1)], "fifo", requests_max=1), "")
     world.pump.submit(ticket(1))
     world.pump.submit(ticket(2))
     with pytest.raises(QueueFull):
@@ -248,7 +248,7 @@ class Machine(RuleBasedStateMachine):
         self.homes: dict = {}
 
     def teardown(self):
-        self.apply({0, 1, 2})
+        self.apply_route({0, 1, 2})
         while self.flying or self.waiting:
             assert self.flying, "somebody waits and nothing is under way"
             self.finish(next(iter(self.flying)))
@@ -330,18 +330,18 @@ class Machine(RuleBasedStateMachine):
         self.arrived[made.sequence_id].remove(id_)
         self.look()
 
-    def apply(self, live):
+    def apply_route(self, live):
         self.live = set(live)
 
         async def table():
-            self.world.pump.apply(route([target(n, credits=2) for n in sorted(self.live)], "fifo"), "")
+            self.world.pump.apply_route(route([target(n, credits=2) for n in sorted(self.live)], "fifo"), "")
 
         self.loop.run_until_complete(table())
         self.look()
 
     @rule(live=st.sets(st.integers(0, 2), min_size=1))
     def table(self, live):
-        self.apply(live)
+        self.apply_route(live)
 
     @rule(lost=st.integers(0, 2))
     def lose(self, lost):

@@ -6,7 +6,7 @@ import pytest
 
 from dispatcher import supervisor
 from dispatcher.settings import DispatcherSettings
-from dispatcher.supervisor import STEADY_S, Supervisor
+from dispatcher.supervisor import STABLE_S, Supervisor
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
         return self.now
 
 
-class Worker:
+class WorkerId:
     """Lives for so long, and ends with that code."""
 
     pid = 1
@@ -50,7 +50,7 @@ def start(monkeypatch):
 
         async def spawn(*argv, **_):
             started.append(int(next(a for a in argv if a.startswith("worker=")).removeprefix("worker=")))
-            return Worker(clock, *next(todo, (None, 0)))
+            return WorkerId(clock, *next(todo, (None, 0)))
 
         monkeypatch.setattr(supervisor.asyncio, "create_subprocess_exec", spawn)
         monkeypatch.setattr(supervisor, "PAUSE_FIRST_S", 0.001)
@@ -68,14 +68,14 @@ def start(monkeypatch):
             while not task.done():
                 await asyncio.sleep(0.002)
                 if len(started) > len(lives) and one._workers:
-                    one._told_to_stop()
+                    one._request_stop()
             return await task, started
 
     return run
 
 
 async def test_a_worker_that_dies_is_started_again_under_a_number_of_its_own(start):
-    assert await start([(STEADY_S, -9), (STEADY_S, 1)]) == (0, [0, 1000, 2000])
+    assert await start([(STABLE_S, -9), (STABLE_S, 1)]) == (0, [0, 1000, 2000])
 
 
 async def test_settings_that_a_worker_refuses_end_all(start):
@@ -90,5 +90,5 @@ async def test_workers_that_never_live_are_given_up(start):
 
 
 async def test_a_worker_that_lived_once_is_never_given_up(start):
-    code, started = await start([(STEADY_S, -9), *[(0.1, 1)] * 9, (0.1, 2)])
+    code, started = await start([(STABLE_S, -9), *[(0.1, 1)] * 9, (0.1, 2)])
     assert (code, len(started)) == (0, 12)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.core import table
+from dispatcher.core import routing_table
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, StaleRevision
@@ -21,7 +21,7 @@ states = st.lists(st.sampled_from(list(SliceState)), min_size=N, max_size=N)
 def test_live_targets_are_served_planned_and_sum_to_one(weights, states, draining, ejected):
     targets = [target(i, weight=w, draining=i in draining) for i, w in enumerate(weights)]
     nodes = [node([status(i, state=state) for i, state in enumerate(states)])]
-    built = table.build(plan([route(targets)]), nodes, {key(i): "a test" for i in ejected})
+    built = routing_table.build_table(plan([route(targets)]), nodes, {key(i): "a test" for i in ejected})
     expected = {
         key(i)
         for i, state in enumerate(states)
@@ -44,7 +44,7 @@ def test_live_targets_are_served_planned_and_sum_to_one(weights, states, drainin
 def test_what_a_dead_class_was_to_serve_is_spread_and_said_so():
     targets = [target(0, "digits-l", 0.5), target(1, "digits-xs", 0.3), target(2, "digits-xs", 0.2)]
     nodes = [node([replace(status(0, state=SliceState.FAILED), why="CUDA error"), status(1), status(2)])]
-    built = table.build(plan([route(targets)]), nodes)
+    built = routing_table.build_table(plan([route(targets)]), nodes)
     assert [each.weight for each in built.live("digits")] == pytest.approx([0.6, 0.4])
     assert built.why["digits"] == (
         "share 0.500 is spread over 2 live slices: node0-gpu0-1g.5gb-0 FAILED (CUDA error), "
@@ -55,7 +55,7 @@ def test_what_a_dead_class_was_to_serve_is_spread_and_said_so():
 
 def test_a_slice_that_hosts_another_family_or_has_no_address_is_not_routed_to():
     other = replace(status(0), hosted=(replace(status(0).hosted[0], family="letters"),))
-    built = table.build(plan([route([target(0), target(1)])]), [node([other, status(1, grpc_target="")])])
+    built = routing_table.build_table(plan([route([target(0), target(1)])]), [node([other, status(1, grpc_target="")])])
     assert built.live("digits") == ()
     assert "does not host digits" in built.why["digits"]
     assert "has no address" in built.why["digits"]
@@ -63,22 +63,22 @@ def test_a_slice_that_hosts_another_family_or_has_no_address_is_not_routed_to():
 
 def test_a_route_without_slices_and_one_that_only_drains_are_told_apart():
     nodes = [node([status(0)])]
-    assert table.build(plan([route([])]), nodes).why["digits"] == "the plan gives it no slice"
-    assert "draining" in table.build(plan([route([target(0, draining=True)])]), nodes).why["digits"]
+    assert routing_table.build_table(plan([route([])]), nodes).why["digits"] == "the plan gives it no slice"
+    assert "draining" in routing_table.build_table(plan([route([target(0, draining=True)])]), nodes).why["digits"]
 
 
 def test_endpoints_know_generations_and_statuses_name_versions():
     starting = status(1, "host:2", SliceState.STARTING, "digits-xs")
-    built = table.build(plan([route([target(0)])]), [node([status(0, "host:1", generation=7), starting])])
-    assert built.endpoints == {key(0): table.Endpoint("host:1", 7)}
+    built = routing_table.build_table(plan([route([target(0)])]), [node([status(0, "host:1", generation=7), starting])])
+    assert built.endpoints == {key(0): routing_table.Endpoint("host:1", 7)}
     assert built.variants == {("digits", 4): "digits-l", ("digits", 1): "digits-xs"}
 
 
 def test_an_older_plan_than_one_obeyed_is_refused_and_the_same_one_is_not():
-    table.check(plan([route([target(0)])], number=3), Revision(1, 3, 0))
-    table.check(plan([route([target(0)])], number=1, epoch=2), Revision(1, 9, 5))
+    routing_table.check_plan(plan([route([target(0)])], number=3), Revision(1, 3, 0))
+    routing_table.check_plan(plan([route([target(0)])], number=1, epoch=2), Revision(1, 9, 5))
     with pytest.raises(StaleRevision, match="older than"):
-        table.check(plan([route([target(0)])], number=9), Revision(2, 0, 0))
+        routing_table.check_plan(plan([route([target(0)])], number=9), Revision(2, 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_an_older_plan_than_one_obeyed_is_refused_and_the_same_one_is_not():
 )
 def test_a_plan_that_cannot_be_routed_is_refused_by_field(broken, text):
     with pytest.raises(PlanError, match=text):
-        table.check(plan([broken]), Revision())
+        routing_table.check_plan(plan([broken]), Revision())
 
 
 def test_a_worker_alone_has_all_credits_also_before_its_own_ack_is_seen():
-    built = table.build(plan([route([target(0)])]), [node([status(0)])], me=("me", 0))
+    built = routing_table.build_table(plan([route([target(0)])]), [node([status(0)])], me=("me", 0))
     assert [each.credits for each in built.live("digits")] == [2]

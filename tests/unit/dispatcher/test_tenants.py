@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.admission import Refused
+from dispatcher.access_control import AccessControl, Limits
+from dispatcher.admission import StatusError
 from dispatcher.core.tenants import ADMIN, DEBT_MAX_S, EVERYBODY, INFER, Tenant, Tenants, admit, digest
-from dispatcher.gate import Gate, Limits
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import SettingError
 from trefoil.runtime.clock import ManualClock
@@ -131,23 +131,23 @@ def place(tmp_path, monkeypatch):
 
 def gate(folder, clock=None, metrics=None, **more):
     settings = DispatcherSettings(state_dir=folder / "state", tenants_file=folder / "tenants.toml", **more)
-    return Gate(settings, clock or ManualClock(), metrics)
+    return AccessControl(settings, clock or ManualClock(), metrics)
 
 
 def test_each_way_to_say_a_token_names_its_tenant(place):
     made = gate(place, token="cluster")
     assert not made.open
-    names = {made.who(f"Bearer {token}").name for token in ("alpha-secret", "ops-secret", "filed-secret")}
+    names = {made.authenticate(f"Bearer {token}").name for token in ("alpha-secret", "ops-secret", "filed-secret")}
     assert names == {"alpha", "ops", "filed"}
-    assert made.who("Bearer cluster") is EVERYBODY
-    assert made.who("Bearer alpha-secret").roles == {INFER}
-    assert made.who("Bearer ops-secret").roles == {INFER, ADMIN}
+    assert made.authenticate("Bearer cluster") is EVERYBODY
+    assert made.authenticate("Bearer alpha-secret").roles == {INFER}
+    assert made.authenticate("Bearer ops-secret").roles == {INFER, ADMIN}
 
 
 def test_without_file_and_token_everybody_may_do_everything(tmp_path):
-    made = Gate(DispatcherSettings(state_dir=tmp_path), ManualClock())
+    made = AccessControl(DispatcherSettings(state_dir=tmp_path), ManualClock())
     assert made.open
-    assert made.who("") is EVERYBODY
+    assert made.authenticate("") is EVERYBODY
     made.admit(EVERYBODY, 10**9)
     assert made.scope(()) == "open"
 
@@ -156,16 +156,18 @@ def test_refusals_say_whom_what_and_what_to_do_and_are_counted(place):
     metrics = Metrics("dispatcher")
     clock = ManualClock()
     made = gate(place, clock, metrics)
-    with pytest.raises(Refused, match=r"no valid token\. Remedy") as refused:
-        made.who("Bearer wrong")
+    with pytest.raises(StatusError, match=r"no valid token\. Remedy") as refused:
+        made.authenticate("Bearer wrong")
     assert refused.value.code.name == "UNAUTHENTICATED"
-    alpha = made.who("Bearer alpha-secret")
-    with pytest.raises(Refused, match="tenant alpha has no role 'admin'") as refused:
-        made.demand(alpha, ADMIN)
+    alpha = made.authenticate("Bearer alpha-secret")
+    with pytest.raises(StatusError, match="tenant alpha has no role 'admin'") as refused:
+        made.require_role(alpha, ADMIN)
     assert refused.value.code.name == "PERMISSION_DENIED"
     made.admit(alpha, 1)
     made.admit(alpha, 1)
-    with pytest.raises(Refused, match=r"tenant alpha may send 2 requests per second.*try again in 0\.500 s") as refused:
+    with pytest.raises(
+        StatusError, match=r"tenant alpha may send 2 requests per second.*try again in 0\.500 s"
+    ) as refused:
         made.admit(alpha, 1)
     assert refused.value.code.name == "RESOURCE_EXHAUSTED"
     assert dict(refused.value.trailers) == {"grpc-retry-pushback-ms": "501"}
@@ -188,16 +190,16 @@ def test_a_changed_file_is_in_force_and_a_broken_one_is_not(place):
     made = gate(place)
     (place / "token").write_text("another-secret")
     made.refresh()
-    assert made.who("Bearer another-secret").name == "filed"
-    with pytest.raises(Refused):
-        made.who("Bearer filed-secret")
+    assert made.authenticate("Bearer another-secret").name == "filed"
+    with pytest.raises(StatusError):
+        made.authenticate("Bearer filed-secret")
     whole = (place / "tenants.toml").read_text()
     (place / "tenants.toml").write_text(whole.replace("rate_per_s", "rate_per_sec"))
     made.refresh()
-    assert made.who("Bearer another-secret").name == "filed", "the last good one stays in force"
+    assert made.authenticate("Bearer another-secret").name == "filed", "the last good one stays in force"
     (place / "tenants.toml").write_text(whole.replace('"alpha"', '"beta"'))
     made.refresh()
-    assert made.who("Bearer alpha-secret").name == "beta"
+    assert made.authenticate("Bearer alpha-secret").name == "beta"
 
 
 @pytest.mark.parametrize(

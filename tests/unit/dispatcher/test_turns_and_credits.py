@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.routers.credits import Account, Credits, Pool, Seat
-from dispatcher.routers.turns import EPSILON, turns
+from dispatcher.routers.credits import Account, CreditPick, Credits, Pool
+from dispatcher.routers.weighted import EPSILON, deal_turns
 from tests.unit.dispatcher.worlds import key
 
 
@@ -33,7 +33,7 @@ weights = st.lists(st.integers(1, 40), min_size=1, max_size=8)
 def test_turns_are_those_of_the_formulation(weights):
     """Whole weights, so that equal deadlines are equal: which of them goes first is then the order of the classes."""
     shares = [weight / sum(weights) for weight in weights]
-    assert turns(shares, [0.0] * len(shares), 200) == plain(shares, [0.0] * len(shares), 200)
+    assert deal_turns(shares, [0.0] * len(shares), 200) == plain(shares, [0.0] * len(shares), 200)
 
 
 @given(weights=weights, sizes=st.lists(st.integers(1, 70), min_size=1, max_size=8))
@@ -42,7 +42,7 @@ def test_dealt_in_parts_no_class_is_ever_a_request_away_from_its_share(weights, 
     shares = [weight / sum(weights) for weight in weights]
     lags, served, dealt = [0.0] * len(shares), Counter(), 0
     for size in sizes:
-        order = turns(shares, lags, size)
+        order = deal_turns(shares, lags, size)
         for k in order:
             served[k] += 1
             dealt += 1
@@ -62,7 +62,7 @@ def test_the_idlest_slice_is_the_one_that_a_search_finds(limits, steps):
     credits.limit({key(n): limit for n, limit in enumerate(limits)})
     accounts = [credits.account(key(n)) for n in range(len(limits))]
     for n, account in enumerate(accounts):
-        account.pick = Seat(key(n), "v", 0, "", account)
+        account.pick = CreditPick(key(n), "v", 0, "", account)
     pool, held = Pool(accounts), []
     for what, number in steps:
         free = [each for each in accounts if each.in_flight < each.limit]
@@ -83,7 +83,7 @@ def test_a_slice_that_left_the_table_still_owes_and_is_forgotten_when_it_has_pai
     credits = Credits()
     credits.limit({key(0): 2})
     account = credits.account(key(0))
-    account.pick = Seat(key(0), "v", 0, "", account)
+    account.pick = CreditPick(key(0), "v", 0, "", account)
     first, second = credits.take(account), credits.take(account)
     credits.limit({})
     assert credits.free(key(0)) is None
@@ -99,6 +99,6 @@ def test_a_slice_that_left_the_table_still_owes_and_is_forgotten_when_it_has_pai
 
 def test_a_pick_of_another_router_is_a_bug():
     with pytest.raises(AssertionError, match="another router"):
-        Credits().give_back(Seat.__mro__[1](key(0), "v", 0, ""))
+        Credits().give_back(CreditPick.__mro__[1](key(0), "v", 0, ""))
     with pytest.raises(AssertionError, match="no credit left"):
         Credits().take(Account(key(0)))

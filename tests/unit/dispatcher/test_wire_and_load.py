@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher import knobs, wire
-from dispatcher.load import OTHER, SECONDS_MAX, LoadBook
+from dispatcher import request_parameters, wire
+from dispatcher.accounting import OTHER, SECONDS_MAX, LoadCounters
 from tests.unit.dispatcher.worlds import key
 from trefoil.core.common import Revision
 from trefoil.core.errors import InvalidInput
@@ -75,9 +75,9 @@ def _parameters(**values):
 
 def test_knobs_are_read_in_every_type_that_clients_can_send_and_taken_out():
     parameters = _parameters(trefoil_class="gold", trefoil_min_accuracy="0.95", trefoil_slo_ms=50, other=True)
-    assert knobs.take(parameters) == knobs.Knobs("gold", 0.95, 50.0)
+    assert request_parameters.extract(parameters) == request_parameters.RequestParameters("gold", 0.95, 50.0)
     assert list(parameters) == ["other"]
-    assert knobs.take(parameters) is knobs.NONE
+    assert request_parameters.extract(parameters) is request_parameters.NO_PARAMETERS
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_knobs_are_read_in_every_type_that_clients_can_send_and_taken_out():
 )  # fmt: skip
 def test_bad_knobs_are_named(name, value):
     with pytest.raises(InvalidInput, match=name):
-        knobs.take(_parameters(**{name: value}))
+        request_parameters.extract(_parameters(**{name: value}))
 
 
 def test_a_knob_without_any_value_is_refused():
     request = pb.ModelInferRequest()
     request.parameters["trefoil_slo_ms"].SetInParent()
     with pytest.raises(InvalidInput, match="trefoil_slo_ms"):
-        knobs.take(request.parameters)
+        request_parameters.extract(request.parameters)
 
 
 events = st.lists(
@@ -112,7 +112,7 @@ events = st.lists(
 
 @given(events=events)
 def test_windows_add_up_to_the_totals(events):
-    book = LoadBook("d", 0, 1000.2, classes_max=4)
+    book = LoadCounters("d", 0, 1000.2, classes_max=4)
     windows, now_s, counts = [], 1000.2, Counter()
     for kind, slo_class, value_ms in events:
         now_s += 0.05
@@ -146,7 +146,7 @@ def test_windows_add_up_to_the_totals(events):
 
 
 def test_latency_is_split_into_queue_and_service():
-    book = LoadBook("d", 0, 0.0, classes_max=4)
+    book = LoadCounters("d", 0, 0.0, classes_max=4)
     book.answered("digits", "v", key(0), "", 1, latency_ms=40.0, queue_ms=30.0, slo_ms=0.0, now_s=0.0)
     (cell,) = book.take(0.5, Revision()).cells
     assert quantile_ms(cell.queue, 0.5) == pytest.approx(30.0, rel=0.03)
@@ -157,7 +157,7 @@ def test_latency_is_split_into_queue_and_service():
 
 @pytest.mark.parametrize("jump_s", [-1e6, 1e6, 1.7e9])
 def test_a_wall_clock_that_jumps_loses_no_arrival_and_costs_no_memory(jump_s):
-    book = LoadBook("d", 0, 1e6, classes_max=4)
+    book = LoadCounters("d", 0, 1e6, classes_max=4)
     book.arrived("digits", "", 1e6)
     book.arrived("digits", "", 1e6 + jump_s)
     (cell,) = book.take(1e6 + jump_s, Revision()).cells
@@ -166,5 +166,5 @@ def test_a_wall_clock_that_jumps_loses_no_arrival_and_costs_no_memory(jump_s):
 
 
 def test_classes_beyond_the_bound_are_counted_together():
-    book = LoadBook("d", 0, 0.0, classes_max=2)
+    book = LoadCounters("d", 0, 0.0, classes_max=2)
     assert [book.class_name(name) for name in ("", "a", "b", "c", "a", "d")] == ["", "a", "b", OTHER, "a", OTHER]

@@ -16,8 +16,8 @@ CAUSES: Final = ("redis", "disk", "controller", "agent", "feed")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a dispatcher sees of the others. Ages are seconds; `carried` is what receipts say of their rates."""
+class Dependencies:
+    """State of what a dispatcher depends on. Ages are seconds; `carried` is what receipts say of their rates."""
 
     redis_away_s: float = 0.0
     from_disk: bool = False
@@ -27,8 +27,8 @@ class Seen:
     carried: tuple[str, ...] = ()
 
 
-def rungs(seen: Seen) -> dict[str, str]:
-    """Cause to what serves instead; empty when nothing is away."""
+def active_rungs(seen: Dependencies) -> dict[str, str]:
+    """Fallback rungs in force: cause to what serves instead; empty when nothing is away."""
     found = {}
     if seen.redis_away_s:
         found["redis"] = (

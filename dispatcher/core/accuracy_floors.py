@@ -21,14 +21,14 @@ Accuracies = Mapping[tuple[str, str], float]  # by family and variant
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class AccuracyReach:
     """The best accuracy that a family can give, now and by its plan."""
 
     live: float = 0.0
     planned: float = 0.0
 
     def check(self, family: str, floor: float) -> None:
-        """Whether it is worth waiting for.
+        """Check that an accuracy floor is worth waiting for.
 
         Raises:
             Infeasible: nothing live is accurate enough, and nothing planned will be.
@@ -37,7 +37,7 @@ class Reach:
             raise self.refusal(family, floor)
 
     def refusal(self, family: str, floor: float) -> Infeasible:
-        """What a client is told."""
+        """Error for a floor that nothing reaches, which names the best that is live."""
         best = f"the best that is live is {self.live:g}" if self.live else "no live slice tells how accurate it is"
         return Infeasible(
             f"nothing serves {family} that accurately now: {best}",
@@ -47,14 +47,16 @@ class Reach:
         )
 
 
-def best(targets: Sequence[RouteTarget]) -> float:
-    """The highest accuracy among targets that get requests; 0 for none."""
+def best_accuracy(targets: Sequence[RouteTarget]) -> float:
+    """Highest accuracy among targets that get requests; 0 for none."""
     weighed = [target for target in targets if target.weight > 0]
     return max((target.accuracy for target in weighed or targets), default=0.0)
 
 
-def honest(target: RouteTarget, family: str, status: SliceStatus, accuracies: Accuracies) -> RouteTarget:
-    """A target with the accuracy that it keeps whichever of its variants answers."""
+def with_guaranteed_accuracy(
+    target: RouteTarget, family: str, status: SliceStatus, accuracies: Accuracies
+) -> RouteTarget:
+    """Lower a target's accuracy to what it keeps whichever of its hosted variants answers."""
     hosted = [h.variant for h in status.hosted if h.family == family and h.variant != target.variant]
     least = min((accuracies.get((family, variant), 0.0) for variant in hosted), default=target.accuracy)
     return replace(target, accuracy=least) if least < target.accuracy else target

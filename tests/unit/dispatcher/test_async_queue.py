@@ -1,11 +1,10 @@
 """No coroutine is forgotten, whatever happens in the same turn of the loop."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
-from dispatcher.pump import Moved, Pump
+from dispatcher.async_queue import AsyncFamilyQueue, ServedElsewhere
 from dispatcher.queues.fifo import QueueFull
 from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
 from trefoil.core.errors import Unavailable
@@ -13,8 +12,8 @@ from trefoil.runtime.clock import ManualClock
 
 
 def pump_of(*targets, clock=None, **more):
-    pump = Pump("digits", clock or ManualClock(), no_slice_wait_s=5.0)
-    pump.apply(route(targets, **more), "")
+    pump = AsyncFamilyQueue("digits", clock or ManualClock(), no_slice_wait_s=5.0)
+    pump.apply_route(route(targets, **more), "")
     return pump
 
 
@@ -29,7 +28,7 @@ async def test_a_pick_that_was_made_while_its_client_left_gives_the_credit_back(
     assert third.done()
     pump.done(ticket(3), third.result(), OK)
     assert pump.in_flight == {}
-    assert (pump.waiting, pump.flying) == (0, 0)
+    assert (pump.waiting, pump.in_flight_count) == (0, 0)
 
 
 async def test_a_thousand_clients_that_leave_at_once_do_not_overflow_the_stack():
@@ -51,7 +50,7 @@ async def test_waiting_for_a_lost_slice_ends_with_the_reason():
     clock = ManualClock()
     pump = pump_of(target(0, credits=1), clock=clock)
     pump.submit(ticket(1))
-    pump.apply(route([]), "no live slice: it burns")
+    pump.apply_route(route([]), "no live slice: it burns")
     waiting = pump.submit(ticket(2))
     clock.move(4.9)
     pump.expire()
@@ -65,10 +64,10 @@ async def test_waiting_for_a_lost_slice_ends_with_the_reason():
 
 
 async def test_a_family_that_never_had_a_slice_is_refused_at_once():
-    pump = Pump("digits", ManualClock(), no_slice_wait_s=5.0)
+    pump = AsyncFamilyQueue("digits", ManualClock(), no_slice_wait_s=5.0)
     with pytest.raises(Unavailable):
         pump.submit(ticket(1))
-    pump.apply(route([]), "no live slice: STARTING")
+    pump.apply_route(route([]), "no live slice: STARTING")
     with pytest.raises(Unavailable, match="STARTING"):
         pump.submit(ticket(1))
 
@@ -77,12 +76,12 @@ async def test_new_slices_share_what_waits():
     pump = pump_of(target(0, credits=2))
     for n in range(6):
         pump.submit(ticket(n))
-    pump.apply(route([target(n, credits=2) for n in range(3)]), "")
+    pump.apply_route(route([target(n, credits=2) for n in range(3)]), "")
     assert pump.in_flight == {key(0): 2, key(1): 2, key(2): 2}
     pump = pump_of(target(0, credits=1))
     for n in range(3):
         pump.submit(ticket(n))
-    pump.apply(route([target(0, credits=1), target(1, credits=2), target(2, credits=2)]), "")
+    pump.apply_route(route([target(0, credits=1), target(1, credits=2), target(2, credits=2)]), "")
     assert pump.in_flight == {key(0): 1, key(1): 1, key(2): 1}, "one each, not two on the first"
 
 
@@ -90,7 +89,7 @@ async def test_a_smaller_queue_of_another_router_refuses_whom_it_cannot_hold():
     pump = pump_of(target(0, credits=1))
     flying = pump.submit(ticket(0))
     waiting = [pump.submit(ticket(n)) for n in range(1, 5)]
-    pump.apply(route([target(0, credits=1)], router="fifo", requests_max=2), "")
+    pump.apply_route(route([target(0, credits=1)], router="fifo", requests_max=2), "")
     done = [future.done() for future in waiting]
     assert done == [True, False, False, True], "the new router knows nothing in flight; its queue holds two"
     assert isinstance(waiting[3].exception(), QueueFull)
@@ -101,25 +100,14 @@ async def test_a_smaller_queue_of_another_router_refuses_whom_it_cannot_hold():
 
 async def test_the_end_of_the_last_request_on_a_draining_slice_is_told():
     told = []
-    pump = Pump("digits", ManualClock(), 5.0, lambda: told.append(True))
-    pump.apply(route([target(0), target(1)]), "")
+    pump = AsyncFamilyQueue("digits", ManualClock(), 5.0, lambda: told.append(True))
+    pump.apply_route(route([target(0), target(1)]), "")
     picks = [pump.submit(ticket(n)) for n in range(2)]
     pump.done(ticket(0), picks[0], OK)
     assert not told
-    pump.apply(route([target(1 - picks[1].slice.start)]), "")
+    pump.apply_route(route([target(1 - picks[1].slice.start)]), "")
     pump.done(ticket(1), picks[1], OK)
     assert told == [True]
-
-
-async def test_whoever_waits_can_be_sent_away():
-    pump = pump_of(target(0, credits=1))
-    pump.submit(ticket(1))
-    waiting = pump.submit(ticket(2))
-    pump.fail_waiting(Unavailable("the end"))
-    with pytest.raises(Unavailable, match="the end"):
-        await waiting
-    await asyncio.sleep(0)
-    assert pump.waiting == 0
 
 
 async def test_who_may_go_anywhere_moves_to_other_workers_and_sequences_wait_on():
@@ -127,17 +115,17 @@ async def test_who_may_go_anywhere_moves_to_other_workers_and_sequences_wait_on(
     pump = pump_of(target(0, credits=1), clock=clock)
     first = pump.submit(ticket(1))
     plain, bound = pump.submit(ticket(2)), pump.submit(replace(ticket(3), sequence_id="s"))
-    pump.apply(route([]), "", elsewhere=True)
-    pump.displace(sequences=False)
-    with pytest.raises(Moved, match="served by other workers"):
+    pump.apply_route(route([]), "", elsewhere=True)
+    pump.redirect_waiting(sequences=False)
+    with pytest.raises(ServedElsewhere, match="served by other workers"):
         plain.result()
     assert not bound.done()
     later = pump.submit(ticket(4))  # worth waiting for: there are live slices, only not here
     clock.move(4.9)
     pump.expire()
     assert (pump.waiting, later.done()) == (2, False)
-    pump.displace(sequences=True)
-    assert isinstance(bound.exception(), Moved)
-    assert isinstance(later.exception(), Moved)
+    pump.redirect_waiting(sequences=True)
+    assert isinstance(bound.exception(), ServedElsewhere)
+    assert isinstance(later.exception(), ServedElsewhere)
     pump.done(ticket(1), first, OK)
-    assert (pump.waiting, pump.flying, pump.in_flight) == (0, 0, {})
+    assert (pump.waiting, pump.in_flight_count, pump.in_flight) == (0, 0, {})

@@ -1,6 +1,6 @@
-"""The gRPC front: all methods of KServe v2 behind the gate, on one port, with TLS and client certificates if set.
+"""The gRPC front: all methods of KServe v2 behind access control, on one port, with TLS and client certificates if set.
 
-What the gate refuses reaches no queue and is not booked as having arrived: demand is what could be answered.
+What access control refuses reaches no queue and is not booked as having arrived: demand is what could be answered.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,23 +11,27 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.admission import Caller, Refused
+from dispatcher.access_control import AccessControl
+from dispatcher.admission import Caller, StatusError
 from dispatcher.contracts import Contracts
 from dispatcher.core.tenants import ADMIN
-from dispatcher.gate import Gate
-from dispatcher.hub import Hub
+from dispatcher.graceful_shutdown import GracefulShutdown
 from dispatcher.inference import Inference
-from dispatcher.peers import Peers
-from dispatcher.service import UNIMPLEMENTED, KserveService
+from dispatcher.kserve import UNIMPLEMENTED, KserveService
+from dispatcher.listening_sockets import ListeningSockets
+from dispatcher.local_worker import LocalWorker
+from dispatcher.peer_links import Peers
 from dispatcher.settings import DispatcherSettings
 from dispatcher.streams import Streams
 from dispatcher.transport import SERVICE
 from trefoil.core.errors import TrefoilError
 from trefoil.runtime import rpc
+from trefoil.runtime.service import ServerPart
 from trefoil.runtime.telemetry import Metrics
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
-CHANGES = ("RepositoryModelLoad", "RepositoryModelUnload")
+HEALTH_TICK_S: Final = 0.1
+CHANGES: Final = ("RepositoryModelLoad", "RepositoryModelUnload")
 """What needs the admin role."""
 
 
@@ -40,27 +44,27 @@ may wait is for our queues to say, with a reason."""
 class Fronts:
     """What every front of a worker answers with."""
 
-    hub: Hub
+    local: LocalWorker
     contracts: Contracts
     kserve: KserveService
     inference: Inference
-    gate: Gate
+    access: AccessControl
     peers: Peers
     streams: Streams
 
     @classmethod
-    def of(cls, hub: Hub, contracts: Contracts, metrics: Metrics | None = None) -> "Fronts":
+    def of(cls, local: LocalWorker, contracts: Contracts, metrics: Metrics | None = None) -> "Fronts":
         """Raises `SettingError` for a tenants file that cannot be used."""
-        gate = Gate(hub.settings, hub.clock, metrics)
-        peers = Peers(hub)
-        inference = Inference(hub, contracts, peers)
-        streams = Streams(hub, contracts, inference)
-        return cls(hub, contracts, KserveService(hub, contracts, peers), inference, gate, peers, streams)
+        access = AccessControl(local.settings, local.clock, metrics)
+        peers = Peers(local)
+        inference = Inference(local, contracts, peers)
+        streams = Streams(local, contracts, inference)
+        return cls(local, contracts, KserveService(local, contracts, peers), inference, access, peers, streams)
 
 
 def make_server(fronts: Fronts) -> rpc.RpcServer:
     """The bound inference server; raises like `rpc.make_server`."""
-    settings = fronts.hub.settings
+    settings = fronts.local.settings
     generic = handlers(fronts)
     return rpc.make_server(
         settings.front(),
@@ -85,66 +89,104 @@ def _ages(settings: DispatcherSettings) -> list[tuple[str, int]]:
     ]
 
 
+class InferencePart(ServerPart):
+    """Serves clients, and at the end lets what is in flight finish."""
+
+    def __init__(self, fronts: Fronts, drain: GracefulShutdown | None = None) -> None:
+        super().__init__(lambda: make_server(fronts))
+        self._local = fronts.local
+        self._streams = fronts.streams
+        self._drain = drain or GracefulShutdown(fronts.local)
+        self._listening: ListeningSockets | None = None
+
+    async def init(self) -> None:
+        """Listen."""
+        await super().init()
+        assert self.server is not None
+        if self._local.settings.workers > 1:
+            self._listening = ListeningSockets(self.server.port)
+
+    async def run(self) -> None:
+        """Health follows readiness."""
+        assert self.server is not None
+        ready = None
+        while True:
+            if ready is not (ready := not self._local.not_ready()):
+                for name in ("", *self.server.names):
+                    await self.server.serving(name, ready)
+            await self._local.clock.sleep(HEALTH_TICK_S)
+
+    async def shutdown(self) -> None:
+        """No new requests from now on; those under way, queued ones included, have stop_grace_s to end."""
+        assert self.server is not None
+        self._local.draining = True
+        self._streams.close()
+        if self._listening is not None:
+            self._listening.close()
+        await self._drain.stop_within(self.server.stop, self._local.settings.stop_grace_s)
+        await self._local.routing.transport.close()
+
+
 def handlers(fronts: Fronts) -> Any:
     """The generic handler of all 20 methods."""
-    gate = fronts.gate
+    access = fronts.access
     table: dict[str, Any] = {
-        "ModelInfer": grpc.unary_unary_rpc_method_handler(_infer(fronts.inference, gate)),
-        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_stream(fronts.streams, gate)),
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(_infer(fronts.inference, access)),
+        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_stream(fronts.streams, access)),
     }
     for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
         if method.name in UNIMPLEMENTED:
-            refuse = _guarded(_refusal(UNIMPLEMENTED[method.name]), gate, method.name in CHANGES)
+            refuse = _guarded(_refusal(UNIMPLEMENTED[method.name]), access, method.name in CHANGES)
             table[method.name] = grpc.unary_unary_rpc_method_handler(refuse)
         elif method.name not in table:
             table[method.name] = grpc.unary_unary_rpc_method_handler(
-                _guarded(_mapped(getattr(fronts.kserve, method.name)), gate),
+                _guarded(_mapped(getattr(fronts.kserve, method.name)), access),
                 request_deserializer=getattr(pb, method.input_type.name).FromString,
                 response_serializer=getattr(pb, method.output_type.name).SerializeToString,
             )
     return grpc.method_handlers_generic_handler(SERVICE, table)
 
 
-def _infer(inference: Inference, gate: Gate) -> Handler:
-    if gate.open:
+def _infer(inference: Inference, access: AccessControl) -> Handler:
+    if access.open:
         return inference.infer
 
     async def infer(data: bytes, context: Any) -> bytes:
         try:
-            tenant = gate.caller(context.invocation_metadata())
-            gate.admit(tenant, len(data))
-        except Refused as refused:
+            tenant = access.authenticate_call(context.invocation_metadata())
+            access.admit(tenant, len(data))
+        except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
         return await inference.infer(data, context, tenant.name)
 
     return infer
 
 
-def _stream(streams: Streams, gate: Gate) -> Handler:
+def _stream(streams: Streams, access: AccessControl) -> Handler:
     async def stream(_: Any, context: Any) -> None:
         remaining_s = context.time_remaining()
-        deadline_s = None if remaining_s is None else streams.hub.clock.monotonic_s() + remaining_s
-        if gate.open:
+        deadline_s = None if remaining_s is None else streams.local.clock.monotonic_s() + remaining_s
+        if access.open:
             return await streams.serve(Caller(deadline_s=deadline_s), context)
         try:
-            tenant = gate.caller(context.invocation_metadata())
-        except Refused as refused:
+            tenant = access.authenticate_call(context.invocation_metadata())
+        except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
-        return await streams.serve(Caller(tenant.name, deadline_s), context, partial(gate.admit, tenant))
+        return await streams.serve(Caller(tenant.name, deadline_s), context, partial(access.admit, tenant))
 
     return stream
 
 
-def _guarded(behaviour: Handler, gate: Gate, changes: bool = False) -> Handler:
-    if gate.open:
+def _guarded(behaviour: Handler, access: AccessControl, changes: bool = False) -> Handler:
+    if access.open:
         return behaviour
 
     async def check(request: Any, context: Any) -> Any:
         try:
-            tenant = gate.caller(context.invocation_metadata())
+            tenant = access.authenticate_call(context.invocation_metadata())
             if changes:
-                gate.demand(tenant, ADMIN)
-        except Refused as refused:
+                access.require_role(tenant, ADMIN)
+        except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
         return await behaviour(request, context)
 

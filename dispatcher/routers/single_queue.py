@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-from dispatcher.routers.credits import Account, Credits, Seat
+from dispatcher.routers.credits import Account, CreditPick, Credits
 from trefoil.core.brains import Outcome, Pick, Queue, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
@@ -21,8 +21,9 @@ ANYWHERE: Final = 0
 UNSERVED: Final = -1
 
 
-class OneLine(ABC):
-    """A `Router` without a choice: pure state machine, called in order."""
+class SingleQueueRouter(ABC):
+    """Base of routers with one queue for the whole family; whom to choose is its subclass's. A pure state machine,
+    called in order."""
 
     name = ""
 
@@ -41,7 +42,7 @@ class OneLine(ABC):
         levels = tuple(sorted({target.accuracy for target in live}))
         for target, account in zip(live, self._accounts, strict=True):
             why = f"{self.name}: {target.slice.name} {self._reason(target)}"
-            account.pick = Seat(target.slice, target.variant, target.stage, why, account)
+            account.pick = CreditPick(target.slice, target.variant, target.stage, why, account)
             account.accuracy = target.accuracy
             account.lanes = (ANYWHERE, *range(1, bisect_left(levels, target.accuracy) + 2))
         if levels != self._levels:
@@ -53,7 +54,7 @@ class OneLine(ABC):
         """Carbon does not matter here."""
 
     def on_arrival(self, ticket: Ticket, now_s: float) -> Pick | None:
-        """A slice at once, or None: the ticket waits.
+        """Assign an arrival to a slice at once, or None: the ticket waits.
 
         Raises:
             QueueFull: it would have to wait and there is no room.
@@ -103,7 +104,7 @@ class OneLine(ABC):
         return None
 
     def scores(self, ticket: Ticket) -> dict[SliceKey, tuple[float, str]]:
-        """How each live slice that may have this ticket stands; lower goes first."""
+        """Score of each live slice that may have this ticket; lower goes first."""
         return {
             account.slice: (
                 self._score(account) if account.in_flight < account.limit else float("inf"),
@@ -122,7 +123,7 @@ class OneLine(ABC):
         """The table is new; `self._accounts` are of `live`, in its order."""
 
     @abstractmethod
-    def _idlest(self) -> Seat | None:
+    def _idlest(self) -> CreditPick | None:
         """Take a credit of the slice that is to have a request; None if no slice has one."""
 
     @abstractmethod
@@ -132,20 +133,17 @@ class OneLine(ABC):
     def _reason(self, target: RouteTarget) -> str:
         return "had a credit"
 
-    def _idlest_of(self, accounts: Sequence[Account]) -> Account:
-        """`_idlest` among some with a credit, for requests that not all slices may have."""
-        return min(accounts, key=lambda each: (self._score(each), each.taken_at, each.order))
-
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _past_the_line(self, floor: float) -> Seat | None:
+    def _past_the_line(self, floor: float) -> CreditPick | None:
         """A slice for an arrival that no one who waits could have."""
         queue = self._queue
         accounts = [each for each in self._accounts if each.in_flight < each.limit and each.accuracy >= floor]
         if queue.waiting:
             lanes = frozenset(queue.lanes())
             accounts = [each for each in accounts if lanes.isdisjoint(each.lanes)]
-        return self._credits.take(self._idlest_of(accounts)) if accounts else None
+        best = min(accounts, key=lambda each: (self._score(each), each.taken_at, each.order), default=None)
+        return self._credits.take(best) if best is not None else None
 
     def _lane(self, floor: float) -> int:
         at = bisect_left(self._levels, floor)

@@ -14,9 +14,9 @@ import grpc
 import structlog
 from pydantic import Field, SecretStr, model_validator
 
-from dispatcher.admission import Refused
+from dispatcher.admission import StatusError
 from dispatcher.core import tenants
-from dispatcher.core.tenants import ADMIN, EVERYBODY, INFER, Numbers, Tenant, Tenants, digest
+from dispatcher.core.tenants import ADMIN, EVERYBODY, INFER, LimitState, Tenant, Tenants, digest
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import SettingError, TrefoilError
 from trefoil.runtime import config
@@ -58,7 +58,7 @@ class TenantEntry(config.Settings):
         return self
 
     def tenant(self) -> Tenant:
-        """What is decided by."""
+        """Convert the entry to the tenant that limits and roles are checked by."""
         return Tenant(
             name=self.name, roles=frozenset(self.roles), rate_per_s=self.rate_per_s,
             burst=self.burst or max(1.0, self.rate_per_s), bytes_per_s=self.bytes_per_s,
@@ -67,13 +67,14 @@ class TenantEntry(config.Settings):
 
 
 class TenantsFile(config.Settings):
-    """The tenants file."""
+    """Schema of the tenants file."""
 
     tenant: tuple[TenantEntry, ...] = Field(min_length=1)
 
 
-class Gate:
-    """Belongs to one event loop. A part of the service: `run` keeps it current."""
+class AccessControl:
+    """Authentication, roles and rate limits of callers. A part of the service, on one event loop: `run` keeps the
+    tenants current."""
 
     def __init__(self, settings: DispatcherSettings, clock: Clock, metrics: Metrics | None = None) -> None:
         """Raises `SettingError` for a tenants file that cannot be used."""
@@ -90,11 +91,11 @@ class Gate:
         self._complaint = ""
         self._tenants = self._read()
 
-    def who(self, authorization: str | bytes) -> Tenant:
-        """The caller, by its `authorization` header ("" = none).
+    def authenticate(self, authorization: str | bytes) -> Tenant:
+        """Authenticate a caller by its `authorization` header ("" = none).
 
         Raises:
-            Refused: UNAUTHENTICATED.
+            StatusError: UNAUTHENTICATED.
         """
         if self.open:
             return EVERYBODY
@@ -103,17 +104,17 @@ class Gate:
             raise self._refusal("", grpc.StatusCode.UNAUTHENTICATED, NO_TOKEN)
         return tenant
 
-    def caller(self, metadata: Any) -> Tenant:
-        """The caller of a gRPC method, by its metadata; raises like `who`."""
-        return EVERYBODY if self.open else self.who(dict(metadata or ()).get("authorization", ""))
+    def authenticate_call(self, metadata: Any) -> Tenant:
+        """Authenticate the caller of a gRPC method by its metadata; raises like `authenticate`."""
+        return EVERYBODY if self.open else self.authenticate(dict(metadata or ()).get("authorization", ""))
 
     def admit(self, tenant: Tenant, size: int) -> None:
         """Book one inference request of that many bytes.
 
         Raises:
-            Refused: PERMISSION_DENIED without the role, RESOURCE_EXHAUSTED over a limit, with the time to wait.
+            StatusError: PERMISSION_DENIED without the role, RESOURCE_EXHAUSTED over a limit, with the time to wait.
         """
-        self.demand(tenant, INFER)
+        self.require_role(tenant, INFER)
         if not (tenant.rate_per_s or tenant.bytes_per_s):
             return
         excess = tenants.admit(tenant, self._limits.of(tenant.name), size, self._clock.monotonic_s())
@@ -125,8 +126,8 @@ class Gate:
                 (("grpc-retry-pushback-ms", str(int(excess.wait_s * 1e3) + 1)),),
             )  # fmt: skip
 
-    def demand(self, tenant: Tenant, role: str) -> None:
-        """Raises Refused: PERMISSION_DENIED without the role."""
+    def require_role(self, tenant: Tenant, role: str) -> None:
+        """Check that a tenant has a role; raises StatusError: PERMISSION_DENIED."""
         if role not in tenant.roles:
             raise self._refusal(
                 tenant.name, grpc.StatusCode.PERMISSION_DENIED,
@@ -147,13 +148,13 @@ class Gate:
         """Nothing: what can fail has failed when it was made."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read the tenants file again when it changes, until cancelled."""
         while True:
             await self._clock.sleep(TICK_S)
             self.refresh()
 
     async def shutdown(self) -> None:
-        """Count the last refusals."""
+        """Count the last refusals in the metrics."""
         self._count()
 
     def refresh(self) -> None:
@@ -199,9 +200,9 @@ class Gate:
     def _stamps(self) -> tuple[Any, ...]:
         return tuple(_stamp(path) for path in self._watched)
 
-    def _refusal(self, tenant: str, code: grpc.StatusCode, details: str, trailers: Any = ()) -> Refused:
+    def _refusal(self, tenant: str, code: grpc.StatusCode, details: str, trailers: Any = ()) -> StatusError:
         self._refused[tenant, code.name] += 1
-        return Refused(code, details, trailers)
+        return StatusError(code, details, trailers)
 
     def _count(self) -> None:
         refused, self._refused = self._refused, Counter()
@@ -211,23 +212,24 @@ class Gate:
 
 
 class Limits:
-    """The numbers of `tenants.admit`, in one small file a tenant, which all workers of a dispatcher map into memory.
+    """Shared limit states of `tenants.admit`: one small file a tenant, which all workers of a dispatcher map into
+    memory.
 
     The monotonic clock is the machine's, so that they read each other's times rightly.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[str, Numbers] = {}
+        self._known: dict[str, LimitState] = {}
 
-    def of(self, tenant: str) -> Numbers:
-        """A tenant's numbers, writable. Where no file can be had, this worker counts alone, and says so."""
+    def of(self, tenant: str) -> LimitState:
+        """Writable limit state of a tenant. Where no file can be had, this worker counts alone, and says so."""
         known = self._known.get(tenant)
         if known is None:
             known = self._known[tenant] = self._mapped(tenant)
         return known
 
-    def _mapped(self, tenant: str) -> Numbers:
+    def _mapped(self, tenant: str) -> LimitState:
         size = tenants.LIMITS * 8
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -10,7 +10,7 @@ Deviations: only requests that were certainly not executed come here, so a retry
 
 
 class RetryBudget:
-    """Of one worker, over all families."""
+    """Token bucket of retries of one worker, over all families."""
 
     __slots__ = ("_burst", "_ratio", "tokens")
 
@@ -19,13 +19,13 @@ class RetryBudget:
         self._burst = burst if ratio else 0.0
         self.tokens = self._burst
 
-    def arrived(self) -> None:
-        """One more request."""
+    def on_request(self) -> None:
+        """Add the tokens of one more request."""
         tokens = self.tokens + self._ratio
         self.tokens = tokens if tokens < self._burst else self._burst
 
-    def take(self) -> bool:
-        """Whether one retry is within the budget; it is then spent."""
+    def try_spend(self) -> bool:
+        """Spend one retry; False: the budget is used up."""
         if self.tokens < 1.0:
             return False
         self.tokens -= 1.0

@@ -3,7 +3,7 @@
 Source: CONTRACTS section 3 (credits over live acknowledgements, one owner of a family's sequences in each dispatcher);
     rendezvous hashing, Thaler and Ravishankar 1998.
 Data: the acknowledgements of all workers of all dispatchers; which of them our connections find alive or dead.
-Decision: who shares (`sharers`), whether all see it so (`agrees`), how workers rank for a family (`ranked`).
+Decision: who shares (`sharers`), whether all see it so (`agrees`), how workers rank for a family (`rank_workers`).
 Formulation: sharers = workers with a live acknowledgement that are not leaving (all of them, if all are leaving), and
     those without one whose connection to us stands: an emptied Redis is no proof of death, an open connection is one
     of life. A refused connection is a proof of death: such a worker is out at once, not when its acknowledgement ends.
@@ -19,39 +19,40 @@ from typing import Final
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
 
-Worker = tuple[str, int]  # (dispatcher, worker)
+WorkerId = tuple[str, int]  # (dispatcher, worker)
 
-LIVES: Final = 1000
-"""A worker's number is its place in its dispatcher plus LIVES for each time that place was started again: numbers are
-never used twice (load windows and acknowledgements are told apart by them), places keep what hashing gave them."""
+RESTART_STEP: Final = 1000
+"""A worker's number is its place in its dispatcher plus RESTART_STEP for each time that place was started again:
+numbers are never used twice (load windows and acknowledgements are told apart by them), places keep what hashing gave
+them."""
 AGREE_MAX_S: Final = 1.0
 LOST_S: Final = 5.0  # as long as an acknowledgement lives: by then a dead worker's is gone
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Another worker, by its last acknowledgement."""
+    """Another worker, as its last acknowledgement describes it."""
 
-    worker: Worker
+    worker: WorkerId
     target: str = ""
     leaving: bool = False
     counts: frozenset[str] = frozenset()
     table: Revision = Revision()
 
 
-class Crew:
-    """All workers that this one knows of. Times are the caller's monotonic clock."""
+class Membership:
+    """Members of the cluster of dispatcher workers, as this one knows them. Times are the caller's monotonic clock."""
 
-    def __init__(self, me: Worker) -> None:
+    def __init__(self, me: WorkerId) -> None:
         self.me = me
         self.leaving = False
-        self.members: dict[Worker, Member] = {}
-        self._linked: set[Worker] = set()
-        self._lost: dict[Worker, float] = {}
+        self.members: dict[WorkerId, Member] = {}
+        self._linked: set[WorkerId] = set()
+        self._lost: dict[WorkerId, float] = {}
         self._waiting: tuple[tuple[Revision, frozenset[str]], float] | None = None  # for what, since when
 
-    def take(self, acks: Iterable[TableAck], now_s: float) -> bool:
-        """All acknowledgements, as they stand in Redis. True if who shares has changed."""
+    def update(self, acks: Iterable[TableAck], now_s: float) -> bool:
+        """Update the members by all acknowledgements, as they stand in Redis. True if who shares has changed."""
         before = self._view()
         self._lost = {worker: until_s for worker, until_s in self._lost.items() if now_s < until_s}
         told = {(ack.dispatcher, ack.worker): ack for ack in acks}
@@ -65,48 +66,49 @@ class Crew:
         self.members = _last_lives(self.me, {**alive, **fresh})
         return self._view() != before
 
-    def link(self, worker: Worker) -> None:
-        """Our connection to it stands."""
+    def mark_connected(self, worker: WorkerId) -> None:
+        """Note that our connection to a worker stands: it is alive."""
         self._linked.add(worker)
 
-    def unlink(self, worker: Worker) -> None:
-        """It does not, which proves nothing."""
+    def mark_disconnected(self, worker: WorkerId) -> None:
+        """Note that our connection to a worker does not stand, which proves nothing."""
         self._linked.discard(worker)
 
-    def lose(self, worker: Worker, now_s: float) -> bool:
-        """It refuses connections: it is dead. True if who shares has changed."""
+    def mark_dead(self, worker: WorkerId, now_s: float) -> bool:
+        """Remove a worker that refuses connections: it is dead. True if who shares has changed."""
         before = self._view()
         self._linked.discard(worker)
         self._lost[worker] = now_s + LOST_S
         self.members.pop(worker, None)
         return self._view() != before
 
-    def leave(self, leaving: bool) -> bool:
+    def set_leaving(self, leaving: bool) -> bool:
         """Take no share from now on, if anybody else does; or take one again. True if that is new."""
         changed, self.leaving = leaving != self.leaving, leaving
         return changed
 
     @property
-    def sharers(self) -> tuple[Worker, ...]:
-        """Who shares the credits, sorted; never empty."""
+    def sharers(self) -> tuple[WorkerId, ...]:
+        """Workers that share the credits, sorted; never empty."""
         staying = [member.worker for member in self.members.values() if not member.leaving]
         if not self.leaving:
             staying.append(self.me)
         return tuple(sorted(staying or [self.me, *self.members]))
 
     @property
-    def counts(self) -> tuple[str, ...]:
-        """Who shares, by name: what our acknowledgement says."""
-        return tuple(name(worker) for worker in self.sharers)
+    def sharer_names(self) -> tuple[str, ...]:
+        """Names of the workers that share the credits: what our acknowledgement says."""
+        return tuple(worker_name(worker) for worker in self.sharers)
 
-    def target(self, worker: Worker) -> str:
-        """Where a worker is reached; "" if nowhere."""
+    def target(self, worker: WorkerId) -> str:
+        """Address of a worker; "" if it has none."""
         member = self.members.get(worker)
         return member.target if member is not None else ""
 
     def agrees(self, table: Revision, now_s: float) -> bool:
-        """Whether all that we know of count the same sharers as we do, and route by this table."""
-        counts = frozenset(self.counts)
+        """Whether all known members count the same sharers as we do, and route by this table; also true once
+        AGREE_MAX_S have passed."""
+        counts = frozenset(self.sharer_names)
         if all(member.table == table and member.counts == counts for member in self.members.values()):
             self._waiting = None
             return True
@@ -114,38 +116,38 @@ class Crew:
             self._waiting = ((table, counts), now_s)
         return now_s - self._waiting[1] >= AGREE_MAX_S
 
-    def _view(self) -> tuple[tuple[Worker, ...], tuple[str, ...]]:
+    def _view(self) -> tuple[tuple[WorkerId, ...], tuple[str, ...]]:
         return self.sharers, tuple(self.target(worker) for worker in self.sharers)
 
 
-def name(worker: Worker) -> str:
-    """As acknowledgements have it."""
+def worker_name(worker: WorkerId) -> str:
+    """Name of a worker in acknowledgements: "dispatcher:number"."""
     return f"{worker[0]}:{worker[1]}"
 
 
-def place(worker: Worker) -> Worker:
-    """What hashing sees of a worker: it stays when the worker is started again."""
-    return worker[0], worker[1] % LIVES
+def worker_place(worker: WorkerId) -> WorkerId:
+    """Place of a worker, by which it is hashed: it stays when the worker is started again."""
+    return worker[0], worker[1] % RESTART_STEP
 
 
-def ranked(family: str, workers: Sequence[Worker]) -> list[Worker]:
-    """Workers by their score for a family, the best first."""
+def rank_workers(family: str, workers: Sequence[WorkerId]) -> list[WorkerId]:
+    """Rank workers for a family by rendezvous hashing, the best first."""
 
-    def score(worker: Worker) -> bytes:
-        dispatcher, number = place(worker)
+    def score(worker: WorkerId) -> bytes:
+        dispatcher, number = worker_place(worker)
         return hashlib.sha256(f"{family}|{dispatcher}|{number}".encode()).digest()
 
     return sorted(workers, key=score, reverse=True)
 
 
-def owner(family: str, served_by: Sequence[Worker], dispatcher: str) -> Worker:
-    """Who keeps the sequences of a family: of those that serve it, one of this dispatcher if there is one."""
-    return next((worker for worker in ranked(family, served_by) if worker[0] == dispatcher), served_by[0])
+def sequence_owner(family: str, served_by: Sequence[WorkerId], dispatcher: str) -> WorkerId:
+    """Worker that keeps the sequences of a family: of those that serve it, one of this dispatcher if there is one."""
+    return next((worker for worker in rank_workers(family, served_by) if worker[0] == dispatcher), served_by[0])
 
 
-def _last_lives(me: Worker, members: dict[Worker, Member]) -> dict[Worker, Member]:
+def _last_lives(me: WorkerId, members: dict[WorkerId, Member]) -> dict[WorkerId, Member]:
     """Without workers whose place has been started again: they are dead, whatever still stands in Redis."""
-    newest: dict[Worker, int] = {place(me): me[1]}
+    newest: dict[WorkerId, int] = {worker_place(me): me[1]}
     for worker in members:
-        newest[place(worker)] = max(worker[1], newest.get(place(worker), 0))
-    return {worker: member for worker, member in members.items() if worker[1] == newest[place(worker)]}
+        newest[worker_place(worker)] = max(worker[1], newest.get(worker_place(worker), 0))
+    return {worker: member for worker, member in members.items() if worker[1] == newest[worker_place(worker)]}

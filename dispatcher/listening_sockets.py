@@ -17,8 +17,8 @@ from typing import Final
 ROOM: Final = 64  # numbers below the limit that are ours
 
 
-class Listening:
-    """The second numbers of the sockets of this process that listen on a port. Close it before the server stops: the
+class ListeningSockets:
+    """Second numbers of the sockets of this process that listen on a port. Close it before the server stops: the
     sockets listen as long as either number is open."""
 
     def __init__(self, port: int) -> None:
@@ -30,7 +30,7 @@ class Listening:
                     self._numbers.append(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, max(0, highest - ROOM)))
 
     def close(self) -> None:
-        """Leave the sockets to their server."""
+        """Close the second numbers: the sockets are their server's alone."""
         for number in self._numbers:
             os.close(number)
         self._numbers = []

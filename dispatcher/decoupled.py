@@ -13,36 +13,37 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher import wire
-from dispatcher.admission import Refused, Request
+from dispatcher.admission import Request, StatusError
 from dispatcher.core.ejection import Failure, classify, is_overload
-from dispatcher.hub import Hub
 from dispatcher.inference import Inference, status
+from dispatcher.local_worker import LocalWorker
 from dispatcher.transport import Connection
 from trefoil.core.errors import Unavailable
 
 _parse = pb.ModelStreamInferResponse.FromString
 
 
-class Flow:
+class DecoupledRequest:
     """Passes what a slice answers to `send`. With `grpc_error` the first error ends it with its status."""
 
     def __init__(
-        self, hub: Hub, inference: Inference, send: Callable[[bytes], Awaitable[None]], grpc_error: bool
+        self, local: LocalWorker, inference: Inference, send: Callable[[bytes], Awaitable[None]], grpc_error: bool
     ) -> None:
-        self._hub = hub
+        self._transport = local.routing.transport
+        self._evidence = local.health.evidence
         self._inference = inference
         self._send = send
         self._grpc_error = grpc_error
         self._sent = 0
         self._over = False
         self._version = ""  # that answered last, as the slice has it
-        self._error: Refused | None = None  # an error among its answers
+        self._error: StatusError | None = None  # an error among its answers
 
     async def serve(self, wants_final: bool, request: Request) -> None:
         """Everything that answers one request. `wants_final`: also the empty response that ends it.
 
         Raises:
-            Refused: it failed with a status, before or after the first answer.
+            StatusError: it failed with a status, before or after the first answer.
             QueueFull, Unavailable, InvalidInput: it got no slice.
         """
         attempts = 1
@@ -50,22 +51,22 @@ class Flow:
             pick = await self._inference.pick(request)
             connection = None
             try:
-                connection = self._hub.transport.to(pick.slice)
+                connection = self._transport.connection(pick.slice)
                 await self._run(request, connection, wants_final)
-            except (grpc.aio.AioRpcError, Unavailable, Refused) as error:
+            except (grpc.aio.AioRpcError, Unavailable, StatusError) as error:
                 if self._over:
-                    if isinstance(error, Refused):
+                    if isinstance(error, StatusError):
                         raise
                     return
-                refused = error if isinstance(error, Refused) else status(error)
-                failure = self._inference.came_back(request, refused)
-                if failure is not Failure.UNREACHABLE or self._sent or not self._inference.again(request, attempts):
-                    raise self._inference.lost(request, refused, failure) from error
+                refused = error if isinstance(error, StatusError) else status(error)
+                failure = self._inference.slice_failed(request, refused)
+                if failure is not Failure.UNREACHABLE or self._sent or not self._inference.may_retry(request, attempts):
+                    raise self._inference.client_status(request, refused, failure) from error
                 attempts += 1
                 request.ticket = replace(request.ticket, id=self._inference.admission.next_id())
                 continue
             except asyncio.CancelledError as error:
-                cut = None if self._over else self._inference.cancelled(request, connection)
+                cut = None if self._over else self._inference.call_cancelled(request, connection)
                 if cut is None:
                     raise
                 raise cut from error
@@ -76,9 +77,9 @@ class Flow:
             return
 
     async def _run(self, request: Request, connection: Connection, wants_final: bool) -> None:
-        """Raises AioRpcError, or Refused if the slice answers nothing but that it did not take the request, or, with
-        `grpc_error`, any error."""
-        payload, timeout_s = self._inference.upstream(request)
+        """Raises AioRpcError, or StatusError if the slice answers nothing but that it did not take the request, or,
+        with `grpc_error`, any error."""
+        payload, timeout_s = self._inference.upstream_request(request)
         # Never with triton_grpc_error: Triton 2.51 dies of a model that goes on after its first error then.
         call = connection.stream(iter((payload + wire.ASK_FINAL,)), timeout=timeout_s)
         try:
@@ -92,7 +93,7 @@ class Flow:
 
     async def _pass(self, request: Request, data: bytes, wants_final: bool) -> None:
         assert request.pick is not None
-        self._hub.health.heard[request.pick.slice] += 1  # it lives, however long the whole takes
+        self._evidence.answer_counts[request.pick.slice] += 1  # it lives, however long the whole takes
         answer = _parse(data)
         inner = answer.infer_response
         final = wire.IS_FINAL in inner.parameters and inner.parameters[wire.IS_FINAL].bool_param
@@ -116,7 +117,7 @@ class Flow:
         """A receipt is for the whole request: it stands on the first answer."""
         assert request.pick is not None
         variant = self._inference.variant(request.ticket.family, self._version, request.pick)
-        return wire.answer_suffix(variant) if self._sent else self._inference.suffix(request, variant)
+        return wire.answer_suffix(variant) if self._sent else self._inference.answer_suffix(request, variant)
 
     def _end(self, request: Request) -> None:
         """Book it, once."""
@@ -125,19 +126,19 @@ class Flow:
         self._over = True
         if self._error is None:
             # How many answers there are is up to each request: it predicts nothing for the deadline of another one.
-            self._inference.answered(request, self._version, usual=False)
+            self._inference.record_answer(request, self._version, usual=False)
         else:
-            self._inference.came_back(request, self._error)
+            self._inference.slice_failed(request, self._error)
             if not self._grpc_error:  # else it is still to be refused
-                self._inference.failed(request, self._error.code.name, self._error.details)
+                self._inference.record_failure(request, self._error.code.name, self._error.details)
 
 
-def error_of(answer: Any) -> Refused | None:
+def error_of(answer: Any) -> StatusError | None:
     """The error that a ModelStreamInferResponse is, with the code that Triton left out: by its text, else by whether
     the model gave it."""
     if not answer.error_message:
         return None
-    return Refused(_code_of(answer.error_message, bool(answer.infer_response.model_name)), answer.error_message)
+    return StatusError(_code_of(answer.error_message, bool(answer.infer_response.model_name)), answer.error_message)
 
 
 def _code_of(text: str, executed: bool) -> grpc.StatusCode:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.core import crew, shares, table
-from dispatcher.core.crew import AGREE_MAX_S, LIVES, Crew, Worker
-from dispatcher.core.shares import UNEVEN, Part
+from dispatcher.core import credit_shares, membership, routing_table
+from dispatcher.core.credit_shares import UNEVEN, Part
+from dispatcher.core.membership import AGREE_MAX_S, RESTART_STEP, Membership, WorkerId
 from tests.unit.dispatcher.worlds import node, plan, route, status, target
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
@@ -30,57 +30,59 @@ class Cluster:
     """Workers that read and write acknowledgements one step at a time. Dead ones hold nothing, and cannot tell."""
 
     def __init__(self, plans: list[list[int]]) -> None:
-        self.plans = [shares.classes(targets(credits)) for credits in plans]
-        self.acks: dict[Worker, TableAck] = {}
-        self.live: dict[Worker, Crew] = {}
-        self.tables: dict[Worker, int] = {}
-        self.parts: dict[Worker, Part] = {}
-        self.dead: set[Worker] = set()
+        self.plans = [credit_shares.credit_classes(targets(credits)) for credits in plans]
+        self.acks: dict[WorkerId, TableAck] = {}
+        self.live: dict[WorkerId, Membership] = {}
+        self.tables: dict[WorkerId, int] = {}
+        self.parts: dict[WorkerId, Part] = {}
+        self.dead: set[WorkerId] = set()
         self.now_s = 0.0
         self._numbers = itertools.count()
 
-    def join(self, _: Worker | None = None) -> None:
+    def join(self, _: WorkerId | None = None) -> None:
         number = next(self._numbers)
         worker = (f"d{number % 2}", number // 2)
-        self.live[worker], self.tables[worker], self.parts[worker] = Crew(worker), 0, {}
+        self.live[worker], self.tables[worker], self.parts[worker] = Membership(worker), 0, {}
         self.read(worker)  # as a worker does before it serves
         self.tell(worker)
 
-    def build(self, worker: Worker) -> None:
+    def build(self, worker: WorkerId) -> None:
         """What a worker does whenever it has heard something."""
         mine, number = self.live[worker], self.tables[worker]
         dealt = self.plans[number]
-        right = shares.part(dealt, shares.serving("digits", mine.sharers, dealt), worker)
+        right = credit_shares.entitled_credits(
+            dealt, credit_shares.serving_workers("digits", mine.sharers, dealt), worker
+        )
         agreed = mine.agrees(Revision(1, number), self.now_s)
-        self.parts[worker] = shares.held(right, self.parts[worker], agreed)
+        self.parts[worker] = credit_shares.usable_credits(right, self.parts[worker], agreed)
 
-    def tell(self, worker: Worker) -> None:
+    def tell(self, worker: WorkerId) -> None:
         mine = self.live[worker]
         table_ = Revision(1, self.tables[worker])
-        self.acks[worker] = TableAck(*worker, table_, leaving=mine.leaving, counts=mine.counts)
+        self.acks[worker] = TableAck(*worker, table_, leaving=mine.leaving, counts=mine.sharer_names)
 
-    def read(self, worker: Worker) -> None:
-        self.live[worker].take(self.acks.values(), self.now_s)
+    def read(self, worker: WorkerId) -> None:
+        self.live[worker].update(self.acks.values(), self.now_s)
         self.build(worker)
 
-    def plan(self, worker: Worker) -> None:
+    def plan(self, worker: WorkerId) -> None:
         self.tables[worker] = min(self.tables[worker] + 1, len(self.plans) - 1)
         self.build(worker)
 
-    def leave(self, worker: Worker) -> None:
-        self.live[worker].leave(True)
+    def leave(self, worker: WorkerId) -> None:
+        self.live[worker].set_leaving(True)
         self.build(worker)
 
-    def die(self, worker: Worker) -> None:
+    def die(self, worker: WorkerId) -> None:
         del self.live[worker], self.parts[worker]
         self.dead.add(worker)
 
-    def notice(self, worker: Worker) -> None:
+    def notice(self, worker: WorkerId) -> None:
         for dead in self.dead:
-            self.live[worker].lose(dead, self.now_s)
+            self.live[worker].mark_dead(dead, self.now_s)
         self.build(worker)
 
-    def bury(self, _: Worker) -> None:
+    def bury(self, _: WorkerId) -> None:
         for dead in self.dead:
             self.acks.pop(dead, None)
 
@@ -137,7 +139,10 @@ def test_every_family_with_a_live_slice_is_reached_from_every_worker(steps, cred
     cluster.settle()
     written = plan([route(targets(credits))])
     statuses = [node([status(t.slice.start, variant=t.variant) for t in targets(credits)])]
-    tables = {worker: table.build(written, statuses, {}, mine.sharers, worker) for worker, mine in cluster.live.items()}
+    tables = {
+        worker: routing_table.build_table(written, statuses, {}, mine.sharers, worker)
+        for worker, mine in cluster.live.items()
+    }
     serving = {worker for worker, built in tables.items() if built.live("digits")}
     planned: Counter[str] = Counter()
     for each in targets(credits):
@@ -156,9 +161,9 @@ def test_every_family_with_a_live_slice_is_reached_from_every_worker(steps, cred
 
 @given(credits=CREDITS, workers=WORKERS)
 def test_parts_are_all_there_is_and_nearly_equal_in_each_class(credits, workers):
-    dealt = shares.classes(targets(credits))
-    among = shares.serving("digits", sorted(workers), dealt)
-    parts = {worker: shares.part(dealt, among, worker) for worker in workers}
+    dealt = credit_shares.credit_classes(targets(credits))
+    among = credit_shares.serving_workers("digits", sorted(workers), dealt)
+    parts = {worker: credit_shares.entitled_credits(dealt, among, worker) for worker in workers}
     assert {worker for worker, part in parts.items() if part} == set(among)
     for group in dealt:
         total = sum(t.credits for t in group)
@@ -171,87 +176,93 @@ def test_parts_are_all_there_is_and_nearly_equal_in_each_class(credits, workers)
 
 def test_credits_for_all_are_divided_on_every_slice_and_single_ones_go_whole():
     workers = [("d1", n) for n in range(4)]
-    many = shares.classes([target(n, credits=4) for n in range(3)])
+    many = credit_shares.credit_classes([target(n, credits=4) for n in range(3)])
     for worker in workers:
-        assert all(len(credits) == 1 for credits in shares.part(many, workers, worker).values())
-    single = shares.classes([target(n, credits=1) for n in range(7)])
-    assert sorted(len(shares.part(single, workers, worker)) for worker in workers) == [1, 2, 2, 2]
-    assert len(shares.serving("digits", workers, single)) == 4
-    few = shares.classes([target(0, credits=1), target(1, "digits-s", credits=8)])
-    assert len(shares.serving("digits", workers, few)) == 1, "whoever has no slice of a class cannot keep its share"
+        assert all(len(credits) == 1 for credits in credit_shares.entitled_credits(many, workers, worker).values())
+    single = credit_shares.credit_classes([target(n, credits=1) for n in range(7)])
+    assert sorted(len(credit_shares.entitled_credits(single, workers, worker)) for worker in workers) == [1, 2, 2, 2]
+    assert len(credit_shares.serving_workers("digits", workers, single)) == 4
+    few = credit_shares.credit_classes([target(0, credits=1), target(1, "digits-s", credits=8)])
+    assert len(credit_shares.serving_workers("digits", workers, few)) == 1, (
+        "whoever has no slice of a class cannot keep its share"
+    )
 
 
 def test_a_place_keeps_what_it_had_when_its_worker_is_started_again():
     workers = [("d1", 0), ("d1", 1), ("d1", 2)]
-    again = [("d1", 0), ("d1", 1 + 3 * LIVES), ("d1", 2)]
+    again = [("d1", 0), ("d1", 1 + 3 * RESTART_STEP), ("d1", 2)]
     for family in ("digits", "emotion", "frames", "words"):
-        chosen, later = (crew.place(crew.ranked(family, each)[0]) for each in (workers, again))
+        chosen, later = (membership.worker_place(membership.rank_workers(family, each)[0]) for each in (workers, again))
         assert chosen == later
-        assert crew.place(crew.owner(family, workers, "d1")) == crew.place(crew.owner(family, again, "d1"))
+        assert membership.worker_place(membership.sequence_owner(family, workers, "d1")) == membership.worker_place(
+            membership.sequence_owner(family, again, "d1")
+        )
 
 
 def test_sequences_have_an_owner_in_each_dispatcher_that_serves_the_family():
     workers = [("d1", 0), ("d1", 1), ("d2", 0), ("d2", 1)]
-    served_by = crew.ranked("digits", workers)
-    assert crew.owner("digits", served_by, "d1")[0] == "d1"
-    assert crew.owner("digits", served_by, "d2")[0] == "d2"
-    assert crew.owner("digits", [("d1", 0)], "d2") == ("d1", 0), "none here: the one that there is"
+    served_by = membership.rank_workers("digits", workers)
+    assert membership.sequence_owner("digits", served_by, "d1")[0] == "d1"
+    assert membership.sequence_owner("digits", served_by, "d2")[0] == "d2"
+    assert membership.sequence_owner("digits", [("d1", 0)], "d2") == ("d1", 0), "none here: the one that there is"
 
 
-def ack(worker: Worker, *counts: Worker, leaving: bool = False, address: str = "unix:/x") -> TableAck:
-    return TableAck(*worker, peer_target=address, leaving=leaving, counts=tuple(crew.name(w) for w in counts))
+def ack(worker: WorkerId, *counts: WorkerId, leaving: bool = False, address: str = "unix:/x") -> TableAck:
+    return TableAck(
+        *worker, peer_target=address, leaving=leaving, counts=tuple(membership.worker_name(w) for w in counts)
+    )
 
 
 def test_a_worker_that_refuses_connections_is_out_at_once_and_its_acknowledgement_does_not_bring_it_back():
-    mine, other = Crew(("d1", 0)), ("d1", 1)
-    assert mine.take([ack(other, ("d1", 0))], 1.0)
+    mine, other = Membership(("d1", 0)), ("d1", 1)
+    assert mine.update([ack(other, ("d1", 0))], 1.0)
     assert mine.sharers == (("d1", 0), other)
-    assert mine.lose(other, 2.0)
+    assert mine.mark_dead(other, 2.0)
     assert mine.sharers == (("d1", 0),)
-    assert not mine.take([ack(other, ("d1", 0))], 3.0), "what it said before it died"
-    assert mine.take([ack(other, ("d1", 0))], 20.0), "it still says so: it lives after all"
+    assert not mine.update([ack(other, ("d1", 0))], 3.0), "what it said before it died"
+    assert mine.update([ack(other, ("d1", 0))], 20.0), "it still says so: it lives after all"
 
 
 def test_an_emptied_redis_is_no_proof_of_death_while_the_connection_stands():
-    mine, other = Crew(("d1", 0)), ("d1", 1)
-    mine.take([ack(other, ("d1", 0))], 1.0)
-    mine.link(other)
-    assert not mine.take([], 2.0)
+    mine, other = Membership(("d1", 0)), ("d1", 1)
+    mine.update([ack(other, ("d1", 0))], 1.0)
+    mine.mark_connected(other)
+    assert not mine.update([], 2.0)
     assert other in mine.sharers
-    mine.unlink(other)
-    assert mine.take([], 3.0)
+    mine.mark_disconnected(other)
+    assert mine.update([], 3.0)
     assert mine.sharers == (("d1", 0),)
 
 
 def test_the_next_life_of_a_worker_ends_the_one_before():
-    mine = Crew(("d1", 0))
-    mine.take([ack(("d1", 1)), ack(("d1", 1 + LIVES))], 1.0)
-    assert mine.sharers == (("d1", 0), ("d1", 1 + LIVES))
-    reborn = Crew(("d1", LIVES))
-    reborn.take([ack(("d1", 0))], 1.0)
-    assert reborn.sharers == (("d1", LIVES),), "our own life before this one"
+    mine = Membership(("d1", 0))
+    mine.update([ack(("d1", 1)), ack(("d1", 1 + RESTART_STEP))], 1.0)
+    assert mine.sharers == (("d1", 0), ("d1", 1 + RESTART_STEP))
+    reborn = Membership(("d1", RESTART_STEP))
+    reborn.update([ack(("d1", 0))], 1.0)
+    assert reborn.sharers == (("d1", RESTART_STEP),), "our own life before this one"
 
 
 @pytest.mark.parametrize("all_leave", [False, True])
 def test_who_leaves_takes_no_share_while_anybody_stays(all_leave):
-    mine, other = Crew(("d1", 0)), ("d2", 0)
-    mine.take([ack(other, ("d1", 0), leaving=all_leave)], 1.0)
-    mine.leave(True)
+    mine, other = Membership(("d1", 0)), ("d2", 0)
+    mine.update([ack(other, ("d1", 0), leaving=all_leave)], 1.0)
+    mine.set_leaving(True)
     assert mine.sharers == ((("d1", 0), other) if all_leave else (other,))
 
 
 def test_agreement_is_awaited_but_not_for_ever():
-    mine, other, table_ = Crew(("d1", 1)), ("d1", 0), Revision(1, 7)
+    mine, other, table_ = Membership(("d1", 1)), ("d1", 0), Revision(1, 7)
     assert mine.agrees(table_, 0.0), "alone"
-    mine.take([ack(other)], 1.0)
+    mine.update([ack(other)], 1.0)
     assert not mine.agrees(table_, 1.0), "it does not count us"
-    mine.take([ack(other, ("d1", 1), ("d1", 0))], 1.1)
+    mine.update([ack(other, ("d1", 1), ("d1", 0))], 1.1)
     assert not mine.agrees(table_, 1.1), "it routes by another table"
-    mine.take([replace(ack(other, ("d1", 1), ("d1", 0)), table=table_)], 1.2)
+    mine.update([replace(ack(other, ("d1", 1), ("d1", 0)), table=table_)], 1.2)
     assert mine.agrees(table_, 1.2)
-    late = Crew(("d1", 2))
-    late.take([ack(other)], 1.0)
+    late = Membership(("d1", 2))
+    late.update([ack(other)], 1.0)
     assert not late.agrees(table_, 1.0)
     assert late.agrees(table_, 1.0 + AGREE_MAX_S)
-    late.take([ack(other), ack(("d1", 3))], 3.0)
+    late.update([ack(other), ack(("d1", 3))], 3.0)
     assert not late.agrees(table_, 3.0), "something new is awaited anew"

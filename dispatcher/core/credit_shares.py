@@ -3,7 +3,8 @@
 Source: CONTRACTS section 3 (credits are divided over live workers); DESIGN section 4 (weights bind between classes).
 Data: the plan's targets of a family with their credits, in classes (routers/weighted.py: slices that share one line);
     who shares, best-ranked first; whether all workers are known to share the same way; what this worker held before.
-Decision: who serves the family (`serving`), which credits each has (`part`), which a worker uses now (`held`).
+Decision: who serves the family (`serving_workers`), which credits each has (`entitled_credits`), which a
+    worker uses now (`usable_credits`).
 Formulation: m = the largest number of workers among which the credits C_k of every class can be dealt so that nobody
     has more than UNEVEN of its equal part: max_k ceil(C_k / m) m / C_k <= UNEVEN, C_k >= m. The m best-ranked serve.
     The credits of all classes are dealt in turn, slice by slice, as cards are: credit number j goes to rank j mod m. So
@@ -23,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from dispatcher.core.crew import Worker, ranked
+from dispatcher.core.membership import WorkerId, rank_workers
 from dispatcher.routers.weighted import alike
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import RouteTarget
@@ -33,25 +34,25 @@ Part = Mapping[SliceKey, frozenset[int]]  # of each slice, the numbers of its cr
 Class = Sequence[RouteTarget]
 
 
-def classes(targets: Sequence[RouteTarget]) -> list[Class]:
-    """The planned targets that get requests, in classes; in the same order for every worker."""
+def credit_classes(targets: Sequence[RouteTarget]) -> list[Class]:
+    """Group the planned targets that get requests into classes; in the same order for every worker."""
     wanted = sorted((target for target in targets if not target.draining), key=lambda target: target.slice)
     return [group for groups in alike(wanted).values() for group in groups]
 
 
-def serving(family: str, workers: Sequence[Worker], dealt: Sequence[Class]) -> tuple[Worker, ...]:
-    """The workers that serve a family, best first."""
+def serving_workers(family: str, workers: Sequence[WorkerId], dealt: Sequence[Class]) -> tuple[WorkerId, ...]:
+    """Choose the workers that serve a family, best first."""
     # Classes without weight do not count: one slice that gets no requests must not bring the family down to one worker.
     weighed = [group for group in dealt if any(target.weight > 0 for target in group)]
     totals = [sum(target.credits for target in group) for group in weighed or dealt]
     for number in range(min([len(workers), *totals]), 1, -1):
         if all(-(-total // number) * number <= UNEVEN * total for total in totals):
-            return tuple(ranked(family, workers)[:number])
-    return tuple(ranked(family, workers)[:1])
+            return tuple(rank_workers(family, workers)[:number])
+    return tuple(rank_workers(family, workers)[:1])
 
 
-def part(dealt: Sequence[Class], among: Sequence[Worker], me: Worker) -> Part:
-    """The credits that a worker has a right to."""
+def entitled_credits(dealt: Sequence[Class], among: Sequence[WorkerId], me: WorkerId) -> Part:
+    """Credits that a worker has a right to, by slice."""
     if me not in among:
         return {}
     rank, number = among.index(me), 0
@@ -64,16 +65,16 @@ def part(dealt: Sequence[Class], among: Sequence[Worker], me: Worker) -> Part:
     return {slice_: frozenset(credits) for slice_, credits in mine.items()}
 
 
-def held(right: Part, before: Part, agreed: bool) -> Part:
-    """The credits that a worker uses: what it has a right to, once all agree; until then, of it what it held."""
+def usable_credits(right: Part, before: Part, agreed: bool) -> Part:
+    """Credits that a worker may use: what it has a right to, once all agree; until then, of it what it held."""
     if agreed:
         return right
     common = {slice_: credits & before.get(slice_, frozenset()) for slice_, credits in right.items()}
     return {slice_: credits for slice_, credits in common.items() if credits}
 
 
-def targets(dealt: Sequence[Class], live: Sequence[RouteTarget], mine: Part) -> list[RouteTarget]:
-    """The live targets that a worker has credits of. Its slices of a class have the weight of all that are live."""
+def own_targets(dealt: Sequence[Class], live: Sequence[RouteTarget], mine: Part) -> list[RouteTarget]:
+    """Live targets that a worker has credits of. Its slices of a class have the weight of all that are live."""
     group_of = {target.slice: number for number, group in enumerate(dealt) for target in group}
     here: dict[int, list[RouteTarget]] = defaultdict(list)
     whole: dict[int, float] = defaultdict(float)

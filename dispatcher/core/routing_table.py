@@ -10,10 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from dispatcher.core import shares
-from dispatcher.core.crew import Worker
-from dispatcher.core.floors import Accuracies, Reach, best, honest
-from dispatcher.core.shares import Part
+from dispatcher.core import credit_shares
+from dispatcher.core.accuracy_floors import (
+    Accuracies,
+    AccuracyReach,
+    best_accuracy,
+    with_guaranteed_accuracy,
+)
+from dispatcher.core.credit_shares import Part
+from dispatcher.core.membership import WorkerId
 from dispatcher.queues import QUEUES
 from dispatcher.routers import ROUTERS
 from trefoil.core.common import Revision
@@ -30,14 +35,14 @@ LISTENING: Final = SERVING | {SliceState.DRAINING}  # connecting earlier would l
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a slice listens. Another generation at the same address is another Triton: no connection is shared."""
+    """Address of a slice. Another generation at the same address is another Triton: no connection is shared."""
 
     target: str
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RoutingTable:
     """What to route by. `routes` hold live targets only, with this worker's credits; `planned` is what the plan asked
     for. `served_by` names the workers among which a family's credits are divided. `elsewhere` does so too, for families
     that are live and of which this worker has no credit: their requests are forwarded. `alive` names all live slices of
@@ -50,15 +55,15 @@ class Table:
     objectives: Mapping[str, Objective] = field(default_factory=dict)
     variants: Mapping[tuple[str, int], str] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
-    served_by: Mapping[str, tuple[Worker, ...]] = field(default_factory=dict)
-    elsewhere: Mapping[str, tuple[Worker, ...]] = field(default_factory=dict)
+    served_by: Mapping[str, tuple[WorkerId, ...]] = field(default_factory=dict)
+    elsewhere: Mapping[str, tuple[WorkerId, ...]] = field(default_factory=dict)
     alive: Mapping[str, tuple[SliceKey, ...]] = field(default_factory=dict)
     held: Mapping[str, Part] = field(default_factory=dict)
-    reach: Mapping[str, Reach] = field(default_factory=dict)
+    reach: Mapping[str, AccuracyReach] = field(default_factory=dict)
     missing: Mapping[str, Mapping[SliceKey, str]] = field(default_factory=dict)
 
     def live(self, family: str) -> tuple[RouteTarget, ...]:
-        """The targets that a family can be sent to now, from here."""
+        """Targets that a family can be sent to now, from here."""
         route = self.routes.get(family)
         return route.targets if route is not None else ()
 
@@ -68,20 +73,20 @@ class Table:
 
     @property
     def summary(self) -> str:
-        """One line: every family that is not routed as planned, and why."""
+        """Summary in one line: every family that is not routed as planned, and why."""
         return "; ".join(f"{family}: {why}" for family, why in sorted(self.why.items()) if why)
 
 
-def with_parts(plan: Plan, router: str, queue: str) -> Plan:
-    """The plan with a router and a queue of the operator's choice ("" = the plan's own)."""
+def override_parts(plan: Plan, router: str, queue: str) -> Plan:
+    """Replace router and queue of all routes by the operator's choice ("" = the plan's own)."""
     if not router and not queue:
         return plan
     chosen = (replace(route, router=router or route.router, queue=queue or route.queue) for route in plan.routes)
     return replace(plan, routes=tuple(chosen))
 
 
-def check(plan: Plan, seen: Revision, workers: int = 1) -> None:
-    """Whether a plan can be routed here, by one of so many workers.
+def check_plan(plan: Plan, seen: Revision, workers: int = 1) -> None:
+    """Check that a plan can be routed here, by one of so many workers.
 
     Raises:
         StaleRevision: an older plan than one obeyed before (an emptied Redis must not send the system back).
@@ -94,7 +99,7 @@ def check(plan: Plan, seen: Revision, workers: int = 1) -> None:
         raise PlanError("a family has two routes", field="routes", value=families, remedy="one route a family")
     for route in plan.routes:
         here = f"routes[{route.family}]"
-        _check_parts(route, here, workers)
+        _check_part_names(route, here, workers)
         for target in route.targets:
             if target.stage:
                 raise PlanError("stages are not routed yet", field=f"{here}.stage", value=target.stage)
@@ -107,7 +112,7 @@ def check(plan: Plan, seen: Revision, workers: int = 1) -> None:
             raise PlanError("a slice is targeted twice", field=f"{here}.targets", value=[key.name for key in slices])
 
 
-def _check_parts(route: Route, here: str, workers: int) -> None:
+def _check_part_names(route: Route, here: str, workers: int) -> None:
     try:
         router = find(Kind.ROUTER, route.router, ROUTERS)
         find(Kind.QUEUE, route.queue, QUEUES)
@@ -118,23 +123,26 @@ def _check_parts(route: Route, here: str, workers: int) -> None:
         raise PlanError(ONE_WORKER, field=f"{here}.router", value=route.router, remedy=remedy)
 
 
-def build(
+def build_table(
     plan: Plan,
     nodes: Iterable[NodeStatus],
     ejected: Mapping[SliceKey, str] | None = None,
-    workers: Sequence[Worker] = (),
-    me: Worker = ("", 0),
-    ceilings: Mapping[SliceKey, int] | None = None,
+    workers: Sequence[WorkerId] = (),
+    me: WorkerId = ("", 0),
+    slow_start_limits: Mapping[SliceKey, int] | None = None,
     agreed: bool = True,
     before: Mapping[str, Part] | None = None,
-) -> Table:
-    """The table of a plan that passed `check`. `ejected` gives the reason; `workers` share each slice's credits, this
-    one alone if none are given; `ceilings` bound what slices get that have just come back; `agreed` = all workers
-    share alike and route by this plan, `before` = the credits that this one held."""
+) -> RoutingTable:
+    """The routing table of a plan that passed `check_plan`.
+
+    `ejected` gives the reason; `workers` share each slice's credits, this one alone if none are given;
+    `slow_start_limits` bound what slices get that have just come back; `agreed` = all workers share alike and route by
+    this plan, `before` = the credits that this one held.
+    """
     statuses = {s.key: s for node in nodes for device in node.devices for s in device.slices}
     routes, why = {}, {}
-    served_by: dict[str, tuple[Worker, ...]] = {}
-    elsewhere: dict[str, tuple[Worker, ...]] = {}
+    served_by: dict[str, tuple[WorkerId, ...]] = {}
+    elsewhere: dict[str, tuple[WorkerId, ...]] = {}
     alive: dict[str, tuple[SliceKey, ...]] = {}
     held: dict[str, Part] = {}
     reach, absent = {}, {}
@@ -142,20 +150,20 @@ def build(
     for route in plan.routes:
         live, missing = _split(route, statuses, ejected or {}, accuracies)
         # By the plan, not by what is live: all workers read the same one, but each ejects for itself.
-        dealt = shares.classes(route.targets)
-        served_by[route.family] = among = shares.serving(route.family, tuple(workers) or (me,), dealt)
-        right = shares.part(dealt, among, me)
-        held[route.family] = shares.held(right, (before or {}).get(route.family, {}), agreed)
-        mine = shares.targets(dealt, live, held[route.family])
-        if ceilings:
-            mine = [replace(t, credits=min(t.credits, ceilings.get(t.slice, t.credits))) for t in mine]
+        dealt = credit_shares.credit_classes(route.targets)
+        served_by[route.family] = among = credit_shares.serving_workers(route.family, tuple(workers) or (me,), dealt)
+        right = credit_shares.entitled_credits(dealt, among, me)
+        held[route.family] = credit_shares.usable_credits(right, (before or {}).get(route.family, {}), agreed)
+        mine = credit_shares.own_targets(dealt, live, held[route.family])
+        if slow_start_limits:
+            mine = [replace(t, credits=min(t.credits, slow_start_limits.get(t.slice, t.credits))) for t in mine]
         routes[route.family] = replace(route, targets=_renormalised(mine))
         absent[route.family], reach[route.family] = missing, _reach(route, live)
         why[route.family] = _explain(route, live, missing)
         alive[route.family] = tuple(target.slice for target in live)
         if live and not mine:
             elsewhere[route.family] = tuple(worker for worker in among if worker != me)
-    return Table(
+    return RoutingTable(
         revision=plan.revision,
         routes=routes,
         planned={route.family: route for route in plan.routes},
@@ -176,9 +184,9 @@ def build(
     )
 
 
-def _reach(route: Route, live: Sequence[RouteTarget]) -> Reach:
+def _reach(route: Route, live: Sequence[RouteTarget]) -> AccuracyReach:
     promised = [target for target in route.targets if not target.draining]
-    return Reach(best(live), best(promised))
+    return AccuracyReach(best_accuracy(live), best_accuracy(promised))
 
 
 def _split(
@@ -193,7 +201,7 @@ def _split(
         if reason:
             missing[target.slice] = reason
         else:
-            live.append(honest(target, route.family, statuses[target.slice], accuracies))
+            live.append(with_guaranteed_accuracy(target, route.family, statuses[target.slice], accuracies))
     return live, missing
 
 

@@ -10,29 +10,29 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from dispatcher.hub import Hub
+from dispatcher.local_worker import LocalWorker
 
 LOG = structlog.get_logger()
 
 
-class DrainPart:
+class GracefulShutdown:
     """A part of the service: the last in the list, so that it is the first to be shut down."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, local: LocalWorker) -> None:
+        self._local = local
         self._hurry = asyncio.Event()
 
     @property
     def patience_s(self) -> float:
         """Beyond what every part has to shut down."""
-        return self._hub.settings.drain_s + 2 * self._hub.settings.stop_grace_s  # of gRPC, and of REST
+        return self._local.settings.drain_s + 2 * self._local.settings.stop_grace_s  # of gRPC, and of REST
 
     def hurry(self) -> None:
         """A second signal."""
         LOG.info("no more patience: what is in flight is cut off")
         self._hurry.set()
 
-    async def bounded(self, stop: Callable[[float], Awaitable[None]], grace_s: float) -> None:
+    async def stop_within(self, stop: Callable[[float], Awaitable[None]], grace_s: float) -> None:
         """Stop something that takes a grace, at once when a second signal comes or has come."""
         if self._hurry.is_set():
             await stop(0.0)
@@ -53,10 +53,10 @@ class DrainPart:
 
     async def shutdown(self) -> None:
         """Not ready from now on, and serving still."""
-        self._hub.draining = True
-        LOG.info("draining", for_s=self._hub.settings.drain_s)
+        self._local.draining = True
+        LOG.info("draining", for_s=self._local.settings.drain_s)
         try:
-            async with asyncio.timeout(self._hub.settings.drain_s):
+            async with asyncio.timeout(self._local.settings.drain_s):
                 await self._hurry.wait()
         except TimeoutError:
             return

@@ -1,7 +1,7 @@
 """What a client may ask of us on a request: parameters `trefoil_*`, which never reach Triton.
 
 `trefoil_class` (text) counts a request apart. `trefoil_min_accuracy` (0..1) is a floor that every router keeps: such a
-request goes to a variant that is accurate enough, waits for one that is planned, or is refused (floors.py).
+request goes to a variant that is accurate enough, waits for one that is planned, or is refused: accuracy_floors.py.
 `trefoil_slo_ms` (> 0) is what "within SLO" means for this request instead of its family's; it moves no request, because
 shares bind and order is that of arrival: a time after which an answer is of no use is a deadline, and is kept as one.
 An unknown key is refused: a misspelt floor must not pass for a kept one.
@@ -19,8 +19,8 @@ CLASS_CHARACTERS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
-    """0.0 and "" = not asked."""
+class RequestParameters:
+    """Parameters `trefoil_*` of one request. 0.0 and "" = not asked."""
 
     slo_class: str = ""
     min_accuracy: float = 0.0
@@ -28,23 +28,23 @@ class Knobs:
     receipt: bool = False
 
 
-NONE: Final = Knobs()
+NO_PARAMETERS: Final = RequestParameters()
 
 
-def take(parameters: Any) -> Knobs:
-    """Read and remove our keys from a request's `parameters` map (name -> InferParameter).
+def extract(parameters: Any) -> RequestParameters:
+    """Read our keys from a request's `parameters` map (name -> InferParameter) and remove them.
 
     Raises:
         InvalidInput: an unknown key, or a value that its key cannot have.
     """
     ours = [name for name in parameters if name.startswith(PREFIX)]
     if not ours:
-        return NONE
+        return NO_PARAMETERS
     unknown = sorted(set(ours) - set(KNOWN))
     if unknown:
         raise InvalidInput(f"unknown request parameter {', '.join(unknown)}", remedy=f"use one of {', '.join(KNOWN)}")
     values = {name: parameters[name] for name in ours}
-    knobs = Knobs(
+    found = RequestParameters(
         slo_class=_text("trefoil_class", values.get("trefoil_class")),
         min_accuracy=_number("trefoil_min_accuracy", values.get("trefoil_min_accuracy"), 0.0, 1.0),
         slo_ms=_number("trefoil_slo_ms", values.get("trefoil_slo_ms"), 0.0, math.inf),
@@ -52,7 +52,7 @@ def take(parameters: Any) -> Knobs:
     )
     for name in ours:
         del parameters[name]
-    return knobs
+    return found
 
 
 def _text(name: str, parameter: Any) -> str:

@@ -3,7 +3,7 @@
 A request counts as arrived once, when it arrives, in the cell of its family and class without slice: so demand is right
 also while a queue grows. Its end counts in the cell of the slice and variant that had it, or, if it never had one, in
 the cell without slice. Sums over all cells are therefore exact. `arrived_per_s[i]` belongs to the UTC second
-floor(starts_at) + i.
+floor(starts_at) + i. The rates that price answers are kept beside.
 """
 
 from collections import Counter
@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from dispatcher.core.receipts import Receipts
+from trefoil.core.carbon import CarbonReading
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
-from trefoil.core.energy import ReceiptRate
+from trefoil.core.energy import ReceiptRate, ReceiptRates
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import Histogram, bucket, from_counts
 
@@ -22,7 +24,7 @@ SECONDS_MAX: Final = 60
 
 
 class Latencies:
-    """A histogram that is being filled."""
+    """Latency histogram that is being filled."""
 
     __slots__ = ("counts", "max_ms", "sum_ms")
 
@@ -32,14 +34,14 @@ class Latencies:
         self.max_ms = 0.0
 
     def add(self, value_ms: float) -> None:
-        """One observation."""
+        """Add one observation [ms]."""
         self.counts[bucket(value_ms)] += 1
         self.sum_ms += value_ms
         if value_ms > self.max_ms:
             self.max_ms = value_ms
 
     def freeze(self) -> Histogram:
-        """What was seen so far."""
+        """Freeze what was seen so far into a `Histogram`."""
         return from_counts(self.counts, self.sum_ms, self.max_ms)
 
 
@@ -63,7 +65,7 @@ class _Cell:
 
 @dataclass(slots=True)
 class Totals:
-    """Of one family since the process started. Times in ns, as Triton's statistics have them."""
+    """Cumulative counters of one family since the process started. Times in ns, as Triton's statistics have them."""
 
     answered: int = 0
     failed: int = 0
@@ -80,8 +82,8 @@ class Totals:
 CellKey = tuple[str, str, SliceKey | None, str, str]  # family, variant, slice, class, tenant
 
 
-class LoadBook:
-    """Counts of one worker."""
+class LoadCounters:
+    """Load of one worker: cells of the open window, and cumulative totals by family."""
 
     def __init__(self, dispatcher: str, worker: int, now_s: float, classes_max: int) -> None:
         self.totals: dict[str, Totals] = {}
@@ -94,7 +96,7 @@ class LoadBook:
         self._cells: dict[CellKey, _Cell] = {}
 
     def class_name(self, slo_class: str) -> str:
-        """The class as it is counted: at most classes_max are told apart."""
+        """Name of a class as it is counted: at most classes_max are told apart, the rest is "other"."""
         if slo_class not in self._classes:
             if len(self._classes) > self._classes_max:
                 return OTHER
@@ -102,7 +104,7 @@ class LoadBook:
         return slo_class
 
     def arrived(self, family: str, slo_class: str, now_s: float, tenant: str = "") -> None:
-        """A request came in. `now_s` is UTC."""
+        """Count a request that came in. `now_s` is UTC."""
         cell = self._cell((family, "", None, slo_class, tenant))
         cell.arrived += 1
         # Clamped: a wall clock that jumps in mid-window books to the first or last second rather than nowhere.
@@ -111,7 +113,7 @@ class LoadBook:
     def sent(
         self, family: str, variant: str, slice_: SliceKey, slo_class: str, in_flight: int, tenant: str = ""
     ) -> None:
-        """A request went to a slice that now has `in_flight` of them."""
+        """Count a request that went to a slice, which now has `in_flight` of them."""
         cell = self._cell((family, variant, slice_, slo_class, tenant))
         if in_flight > cell.in_flight_max:
             cell.in_flight_max = in_flight
@@ -120,7 +122,7 @@ class LoadBook:
         self, family: str, variant: str, slice_: SliceKey, slo_class: str, items: int,
         latency_ms: float, queue_ms: float, slo_ms: float, now_s: float, tenant: str = "",
     ) -> None:  # fmt: skip
-        """An answer went out. `slo_ms` 0 = the family has no objective: every answer is within it."""
+        """Count an answer. `slo_ms` 0 = the family has no objective: every answer is within it."""
         service_ms = latency_ms - queue_ms
         cell = self._cell((family, variant, slice_, slo_class, tenant))
         cell.answered += 1
@@ -143,7 +145,7 @@ class LoadBook:
         self, family: str, variant: str, slice_: SliceKey | None, slo_class: str, code: str, latency_ms: float,
         tenant: str = "",
     ) -> None:  # fmt: skip
-        """A request ended without an answer; variant and slice are empty if it was never sent."""
+        """Count a request that ended without an answer; variant and slice are empty if it was never sent."""
         self._cell((family, variant, slice_, slo_class, tenant)).failed[code] += 1
         totals = self._totals(family)
         totals.failed += 1
@@ -192,6 +194,28 @@ class LoadBook:
         if totals is None:
             totals = self.totals[family] = Totals()
         return totals
+
+
+class Accounting:
+    """Counters of one worker: load windows and totals, receipts, retries and forwarded requests."""
+
+    def __init__(self, dispatcher: str, worker: int, now_s: float, classes_max: int, receipts_stale_s: float) -> None:
+        self.load = LoadCounters(dispatcher, worker, now_s, classes_max)
+        self.receipts = Receipts(receipts_stale_s)
+        self.retries_total: Counter[tuple[str, str]] = Counter()  # family, "retried" or "refused"
+        self.forwarded_total: Counter[str] = Counter()  # by family: requests that another worker answered
+        self.open_streams = 0
+
+    def set_receipt_rates(self, rates: ReceiptRates | None, reading: CarbonReading | None, now_s: float) -> None:
+        """Price answers by these; those that were given before keep the price that they were told."""
+        self.load.settle(self.receipts.rate)
+        self.receipts.set_rates(rates, reading)
+        self.receipts.check_age(now_s)
+
+    def close_window(self, now_s: float, table: Revision) -> LoadWindow:
+        """Price what is not priced yet, close the load window and begin the next one."""
+        self.load.settle(self.receipts.rate)
+        return self.load.take(now_s, table)
 
 
 def _frozen(key: CellKey, cell: _Cell) -> LoadCell:
