@@ -90,7 +90,6 @@ def probe_devices(
         "mig": lambda device: _mig(inventory, device, not_root, no_mig_device),
         "energy_counter": lambda device: _energy_counter(inventory, device),
         "clock_lock": lambda device: _clock_lock(inventory, device, not_root),
-        "power_limit": lambda device: _power_limit(inventory, device, not_root),
         "gpm": lambda device: _gpm(inventory, device),
         "events": lambda device: _events(inventory, device),
     }
@@ -146,18 +145,6 @@ def _clock_lock(inventory: Inventory, device: ObservedDevice, not_root: str) -> 
         return VGPU
     if not inventory.clocks_supported_mhz(device.device):
         return f"{device.type} lists no clocks to choose from. Remedy: none, its clock stays as it is"
-    return not_root
-
-
-def _power_limit(inventory: Inventory, device: ObservedDevice, not_root: str) -> str:
-    if not inventory.has_symbol("nvmlDeviceSetPowerManagementLimit"):
-        symbol = "nvmlDeviceSetPowerManagementLimit"
-        return OLD.format(version=inventory.driver_version(), symbol=symbol, branch="R418")
-    limits = inventory.power_limits(device.device)
-    if limits is None or limits.min_w >= limits.max_w:
-        return f"the limit of {device.type} cannot be changed. Remedy: none, it stays as it is"
-    if inventory.virtualization(device.device) == "vgpu":
-        return VGPU
     return not_root
 
 

@@ -7,7 +7,7 @@ which generation, what it ought to serve, and what has to be put back.
 What has to reach the disk before the act, and why:
 - plan, cordon, release, lease epoch, generation: fsync. They must survive the loss of power; a generation, because
   joules are booked by it and a number must never come twice.
-- override, before a clock is locked or a limit set: written, not synced. It must survive SIGKILL; the setting itself
+- override, before a clock is locked: written, not synced. It must survive SIGKILL; the setting itself
   does not survive what loses written pages, nor do the GPU instances and processes of slice, begin, end and forget.
 
 What a successor makes of what it finds:
@@ -33,7 +33,7 @@ from typing import IO, Any, Final
 
 import structlog
 
-from power_agent.memory import Cordon, Memory, Override, Setting, SliceMemory, encode, replay
+from power_agent.memory import Cordon, Memory, Override, SliceMemory, encode, replay
 from trefoil.core.errors import StartError, TrefoilError
 from trefoil.core.fleet import SliceKey, Step
 from trefoil.core.plan import NodePlan
@@ -41,7 +41,7 @@ from trefoil.runtime import codec
 
 LINES_MAX: Final = 5000
 
-__all__ = ["Cordon", "Journal", "JournalError", "Memory", "Override", "Setting", "SliceMemory"]
+__all__ = ["Cordon", "Journal", "JournalError", "Memory", "Override", "SliceMemory"]
 
 
 class JournalError(TrefoilError):
@@ -186,7 +186,7 @@ class Journal:
         self.memory.unfinished[step.slice, step.verb] = step
 
     def override(self, override: Override) -> None:
-        """Before a clock is locked or a power limit set.
+        """Before a clock is locked.
 
         Raises:
             JournalError: it could not be written: the setting must not be changed.
@@ -202,7 +202,7 @@ class Journal:
             self.memory.highest_epoch = epoch
             self._may({"highest_epoch": epoch})
 
-    def restored(self, device: str, setting: Setting) -> None:
+    def restored(self, device: str, setting: str) -> None:
         """The default is in force again."""
         if self.memory.overrides.pop((device, setting), None) is not None:
             self._may({"restored": [device, setting]})

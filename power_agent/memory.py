@@ -9,7 +9,7 @@ because resetting one that is gone does no harm.
 import json
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from trefoil.core.common import Revision
 from trefoil.core.errors import TrefoilError
@@ -19,8 +19,6 @@ from trefoil.runtime import codec
 
 CRC_DIGITS: Final = 8
 CPU_SUFFIX: Final = "/cpu"
-
-Setting = Literal["clock", "power_limit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +48,8 @@ class Cordon:
 class Override:
     """A device setting that was changed, or was about to be, and must be put back.
 
-    A clock: the locked range [MHz]. A power limit: the one that was in force before, and the one that was set [W].
-    `load` is the boot and driver load it was written under: a limit does not survive another one.
+    `setting` "clock": the locked range [MHz]. Earlier versions also wrote "power_limit": the one that was in force
+    before, and the one that was set [W]. `load` is the boot and driver load that it was written under.
     """
 
     device: str

@@ -55,7 +55,7 @@ class Device:
     clock_event_reasons: tuple[str, ...] = ()
     foreign: tuple[SliceKey, ...] = ()
     clock_lease: ClockLease | None = None
-    clock_drift: tuple[str, ...] = ()  # clocks or limits that somebody else changed, or that are not honoured
+    clock_drift: tuple[str, ...] = ()  # clocks that somebody else changed, or that are not honoured
     departed: list[SliceReading] = field(default_factory=list)
     serving_count: int = 0
     serving_since_s: float = 0.0
@@ -230,7 +230,6 @@ class Node:
                 device.type.name,
                 device.state,
                 device.mig_current,
-                device.power_limit_w,
                 tuple(part.seen() for part in by_device[device.device]),
                 device.foreign,
                 self.cordons.why(device.device),

@@ -11,7 +11,7 @@ and no latency: `windows_age_s` is infinite. Time is monotonic seconds. Nothing 
 import math
 from collections.abc import Mapping
 
-from power_agent.core.clocks import Ability, ClockRange, planned_range, snapped
+from power_agent.core.clocks import Ability, ClockRange, planned_range, snap_down
 from power_agent.governors import governor_of
 from trefoil.core.brains import ClockDecision, GovernedStage, Governor, GovernorView
 from trefoil.core.parts import Value
@@ -75,7 +75,7 @@ def limited(given: ClockRange | None, clock_mhz: int, ability: Ability) -> Clock
     if not clock_mhz:
         return given
     bounds = given or ability.full
-    high_mhz = min(bounds.max_mhz, max(bounds.min_mhz, snapped(ability.supported_mhz, clock_mhz)))
+    high_mhz = min(bounds.max_mhz, max(bounds.min_mhz, snap_down(ability.supported_mhz, clock_mhz)))
     return ClockRange(bounds.min_mhz, high_mhz)
 
 

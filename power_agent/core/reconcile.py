@@ -59,7 +59,6 @@ class SeenDevice:
     type: str
     state: DeviceState
     mig_on: bool = True
-    power_limit_w: float = 0.0
     slices: tuple[SeenSlice, ...] = ()
     foreign: tuple[SliceKey, ...] = ()
     cordon: str = ""  # why it is out of service

@@ -70,7 +70,7 @@ def _settings(index: int, gpu: Mapping[str, Any], plan: NodePlan) -> list[str]:
     if locked != planned.clock_max_mhz and (locked, planned.clock_max_mhz) != (0, gpu["clock_max_mhz"]):
         found.append(f"clocks of GPU {index} are locked at {gpu['locked']}, planned is {planned.clock_max_mhz}")
     limit_w, default_w = gpu["limit_w"]
-    if abs(limit_w - (planned.power_limit_w or default_w)) > LIMIT_TOLERANCE_W:
+    if abs(limit_w - default_w) > LIMIT_TOLERANCE_W:
         found.append(f"power limit of GPU {index} is {limit_w:g} W")
     return found
 

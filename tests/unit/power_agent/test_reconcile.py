@@ -259,7 +259,7 @@ def broken_plans():
 @pytest.mark.parametrize(("text", "plan"), broken_plans().items(), ids=list(broken_plans()))
 def test_an_illegal_plan_is_refused_by_field_and_value(text, plan):
     with pytest.raises(PlanError) as error:
-        refuse(plan, "node0", seen(power_limit_w=400.0), CATALOG)
+        refuse(plan, "node0", seen(), CATALOG)
     assert text in str(error.value)
 
 
@@ -277,6 +277,6 @@ def test_mig_mode_off_is_refused_with_the_command_that_mends_it():
 
 def test_what_the_hardware_does_anyway_may_be_asked_for():
     good = node_plan(planned("4g.20gb", 0))
-    device = dataclasses.replace(good.devices[0], clock_min_mhz=1410, clock_max_mhz=1410, power_limit_w=400.0)
+    device = dataclasses.replace(good.devices[0], clock_min_mhz=1410, clock_max_mhz=1410)
     plan = sealed(dataclasses.replace(good, devices=(device,)), good.revision)
-    refuse(plan, "node0", seen(power_limit_w=400.0), CATALOG)
+    refuse(plan, "node0", seen(), CATALOG)
