@@ -16,6 +16,7 @@ from power_agent.devices.inventory import Inventory, boot_id, driver_load_id
 from power_agent.devices.node_client import NodeClient
 from power_agent.devices.nvml import install_simulated
 from power_agent.devices.rapl import RaplCounter, RaplUnavailable
+from power_agent.driver_calls import DriverCalls
 from power_agent.driver_watch import DriverWatch
 from power_agent.energy_feed import EnergyFeed
 from power_agent.governors import governor_of
@@ -24,7 +25,7 @@ from power_agent.journal import Journal
 from power_agent.ledger import Ledger
 from power_agent.loop import Publisher
 from power_agent.metering import Metering
-from power_agent.mig import Mig
+from power_agent.mig import MigInstances
 from power_agent.node import Node
 from power_agent.probing import Probing
 from power_agent.pursuit import Pursuit
@@ -62,13 +63,13 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     runtime = choose_runtime(settings, client)
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
     inventory = Inventory(settings.node, Path("/proc") if client is None else None)
-    calls = ThreadPoolExecutor(4, "node")
-    mig = Mig(inventory, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
+    calls = DriverCalls(inventory)
+    mig = MigInstances(calls, inventory, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
     journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker))
     node = Node(settings, clock, journal, load_catalog(settings.model_repository), metrics)
     node.boot_id, node.driver_load_id = boot_id(), driver_load_id(settings.driver_marker)
-    verbs = Verbs(settings, clock, mig, runtime, calls, state, journal, node.depart)
-    clocks = ClockKeeper(node, inventory, mig.call)
+    verbs = Verbs(settings, clock, mig, runtime, ThreadPoolExecutor(4, "node"), state, journal, node.depart)
+    clocks = ClockKeeper(node, inventory, calls.call)
     pursuit = Pursuit(node, verbs, clocks)
     ledger = Ledger(settings.state_dir, int(settings.ring_s / settings.sample_period_s))
     publisher = Publisher(node, state, ledger)
@@ -82,10 +83,10 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     metering = Metering(node, sources, ledger, publisher.publish, feed.notify)
     health = Health(node, pursuit, verbs)
     condemned = Condemned(inventory)
-    watch = DriverWatch(node, pursuit, verbs, mig, inventory, condemned)
+    watch = DriverWatch(node, pursuit, verbs, calls, inventory, condemned)
     xids = XidWatch(node, inventory, condemned, watch.fence, watch.look_soon)
-    probing = Probing(node, inventory, mig, _rights(client), runtime.name, dcgm)
-    parts = (node, inventory, mig, verbs, pursuit, clocks, health, watch, xids, probing, metering, publisher)
+    probing = Probing(node, inventory, calls, _rights(client), runtime.name, dcgm)
+    parts = (node, inventory, calls, mig, verbs, pursuit, clocks, health, watch, xids, probing, metering, publisher)
     agent = AgentPart(*parts, state, cpu, cpu_serves)
     servicer = PowerAgentServicer(node, pursuit, clocks, feed)
     entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)

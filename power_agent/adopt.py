@@ -15,8 +15,9 @@ import structlog
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.errors import DeviceError
 from power_agent.devices.inventory import Inventory, ObservedDevice, ObservedSlice
+from power_agent.driver_calls import DriverCalls
 from power_agent.journal import SliceMemory
-from power_agent.mig import Mig
+from power_agent.mig import MigInstances
 from power_agent.node import Device, Node
 from power_agent.runtimes.base import RunningTriton
 from power_agent.slices import Slice
@@ -29,7 +30,9 @@ PROBE_S: Final = 3.0
 NO_COMPUTE: Final = -1
 
 
-async def list_devices(node: Node, mig: Mig, inventory: Inventory, observed: Sequence[ObservedDevice]) -> None:
+async def list_devices(
+    node: Node, calls: DriverCalls, inventory: Inventory, observed: Sequence[ObservedDevice]
+) -> None:
     """Make the node know its GPUs; one that it cannot govern is named in `missing` and hides none of the others."""
     for seen in observed:
         try:
@@ -53,15 +56,15 @@ async def list_devices(node: Node, mig: Mig, inventory: Inventory, observed: Seq
         if device.device not in answering:  # lost, or the driver does not even count it any more
             node.set_device(device, DeviceState.LOST)
     here = (device for device in gpus if device.device in answering)
-    await asyncio.gather(*(_read_gauges(node, mig, inventory, device) for device in here))
+    await asyncio.gather(*(_read_gauges(node, calls, inventory, device) for device in here))
 
 
-async def _read_gauges(node: Node, mig: Mig, inventory: Inventory, device: Device) -> None:
+async def _read_gauges(node: Node, calls: DriverCalls, inventory: Inventory, device: Device) -> None:
     def read() -> tuple[float, int]:
         return inventory.power_limit_w(device.device) or 0.0, inventory.clock_mhz(device.device)
 
     try:
-        device.power_limit_w, device.clock_mhz = await mig.call(device.device, read)
+        device.power_limit_w, device.clock_mhz = await calls.call(device.device, read)
     except DeviceError as error:
         structlog.get_logger().error("device lost", device=device.device, why=str(error))
         node.set_device(device, DeviceState.LOST)
@@ -73,7 +76,7 @@ def add_cpu(node: Node, cpu: Cpu, serve: bool) -> None:
     node.devices[cpu.device] = Device(cpu.device, cpu.type, DeviceState.ASLEEP, closed=closed)
 
 
-async def adopt(node: Node, mig: Mig, verbs: Verbs) -> None:
+async def adopt(node: Node, mig: MigInstances, verbs: Verbs) -> None:
     """Take over all instances and processes that are ours; end orphaned processes."""
     log = structlog.get_logger()
     processes = await verbs.processes()
@@ -102,13 +105,13 @@ async def adopt(node: Node, mig: Mig, verbs: Verbs) -> None:
 
 
 async def _found(
-    node: Node, mig: Mig, device: Device, processes: Mapping[str, RunningTriton]
+    node: Node, mig: MigInstances, device: Device, processes: Mapping[str, RunningTriton]
 ) -> tuple[ObservedSlice, ...]:
     """What exists on a device now; all that is remembered of one that does not answer."""
     remembered = [part for key, part in node.journal.memory.slices.items() if key.device == device.device]
     if device.state != DeviceState.LOST and device.has_instances:
         try:
-            return await mig.instances(device.device)
+            return await mig.list(device.device)
         except DeviceError as error:
             structlog.get_logger().error("device lost", device=device.device, why=str(error))
             node.set_device(device, DeviceState.LOST)

@@ -11,12 +11,12 @@ from power_agent.clock_keeper import ClockKeeper
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.errors import DriverUnavailable
 from power_agent.devices.inventory import Inventory
+from power_agent.driver_calls import DriverCalls
 from power_agent.driver_watch import DriverWatch
 from power_agent.health import Health
 from power_agent.loop import Publisher
 from power_agent.metering import Metering
-from power_agent.mig import Mig
-from power_agent.mig_mode import enable_mig
+from power_agent.mig import MigInstances, enable_mig
 from power_agent.node import Node
 from power_agent.owner import own_driver
 from power_agent.probing import Probing
@@ -39,7 +39,8 @@ class AgentPart:
         self,
         node: Node,
         inventory: Inventory,
-        mig: Mig,
+        calls: DriverCalls,
+        mig: MigInstances,
         verbs: Verbs,
         pursuit: Pursuit,
         clocks: ClockKeeper,
@@ -55,6 +56,7 @@ class AgentPart:
     ) -> None:
         self._node = node
         self._inventory = inventory
+        self._calls = calls
         self._mig = mig
         self._verbs = verbs
         self._pursuit = pursuit
@@ -95,15 +97,15 @@ class AgentPart:
         """GPUs if there is a driver, and the CPUs if they are wanted; a node may have either."""
         node = self._node
         try:
-            observed = await self._mig.reopen()
+            observed = await self._calls.reopen()
         except DriverUnavailable as error:
             if node.settings.node_socket is not None:
                 raise  # a simulated node has a driver, or it is not the one that is meant
             node.miss("driver", str(error))
             observed = ()
-        await list_devices(node, self._mig, self._inventory, observed)
+        await list_devices(node, self._calls, self._inventory, observed)
         for device in list(node.devices.values()):
-            await enable_mig(node, self._mig, self._inventory, device)
+            await enable_mig(node, self._calls, self._inventory, device)
         if self._cpu is not None:
             add_cpu(node, self._cpu, self._cpu_serves)
 
@@ -146,7 +148,7 @@ class AgentPart:
         await _close(slices)
         await restoring
         self._node.journal.close()
-        await self._mig.close()
+        await self._calls.close()
         if self._owned is not None:
             self._owned.close()
 

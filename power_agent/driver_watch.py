@@ -13,8 +13,8 @@ import structlog
 from power_agent.adopt import list_devices
 from power_agent.devices.errors import DeviceError, DeviceLost
 from power_agent.devices.inventory import Inventory, ObservedSlice, driver_load_id
-from power_agent.mig import Mig
-from power_agent.mig_mode import enable_mig
+from power_agent.driver_calls import DriverCalls
+from power_agent.mig import enable_mig
 from power_agent.node import Device, Node
 from power_agent.pursuit import Pursuit
 from power_agent.slices import Slice
@@ -36,12 +36,12 @@ class DriverWatch:
     """A part of the service: compares what the driver says with what the agent made."""
 
     def __init__(
-        self, node: Node, pursuit: Pursuit, verbs: Verbs, mig: Mig, inventory: Inventory, condemned: Condemned
+        self, node: Node, pursuit: Pursuit, verbs: Verbs, calls: DriverCalls, inventory: Inventory, condemned: Condemned
     ) -> None:
         self._node = node
         self._pursuit = pursuit
         self._verbs = verbs
-        self._mig = mig
+        self._calls = calls
         self._inventory = inventory
         self._condemned = condemned
         self._looks: dict[str, asyncio.Task[None]] = {}
@@ -99,7 +99,7 @@ class DriverWatch:
         if loaded == self._node.driver_load_id:
             return
         self._log.warning("driver loaded again", was=self._node.driver_load_id, now=loaded)
-        observed = await self._mig.reopen()
+        observed = await self._calls.reopen()
         self._node.driver_load_id = loaded
         self._condemned.clear()
         self._node.journal.driver_changed(loaded)
@@ -112,11 +112,11 @@ class DriverWatch:
         for part in parts:
             if kinds[part.key.device] == DeviceKind.MIG_GPU:
                 _forget_instance(part)
-        await list_devices(self._node, self._mig, self._inventory, observed)
+        await list_devices(self._node, self._calls, self._inventory, observed)
         for device in self._node.devices.values():
             if device.type.kind != DeviceKind.CPU and device.state != DeviceState.LOST:
                 self._node.set_device(device, DeviceState.ASLEEP)
-                await enable_mig(self._node, self._mig, self._inventory, device)
+                await enable_mig(self._node, self._calls, self._inventory, device)
         self._node.changed()
 
     async def _end(self, part: Slice) -> None:
@@ -133,7 +133,7 @@ class DriverWatch:
         asked, was_lost = self._asked(device), device.state == DeviceState.LOST
         try:
             listed = await self._listed(device)
-            await enable_mig(self._node, self._mig, self._inventory, device)
+            await enable_mig(self._node, self._calls, self._inventory, device)
         except DeviceLost as error:
             await self.fence(device, str(error))
             return
@@ -169,7 +169,7 @@ class DriverWatch:
             current, pending = self._inventory.mig_mode(device.device)
             return current, pending, self._inventory.gpu_instances(device.device) if current else ()
 
-        device.mig_current, device.mig_pending, listed = await self._mig.call(device.device, read)
+        device.mig_current, device.mig_pending, listed = await self._calls.call(device.device, read)
         return listed
 
     async def fence(self, device: Device, why: str) -> None:

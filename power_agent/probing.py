@@ -13,14 +13,14 @@ from power_agent.capabilities import Capabilities, probe_devices
 from power_agent.devices.dcgm import Dcgm
 from power_agent.devices.errors import DeviceError
 from power_agent.devices.inventory import Inventory, ObservedDevice
-from power_agent.mig import Mig
+from power_agent.driver_calls import DriverCalls
 from power_agent.node import Node
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import DeviceKind, DeviceState
 
 PERIOD_S: Final = 2.0
 DCGM: Final = "dcgm"
-MODE_OFF: Final = "MIG mode "  # `mig_mode` says these itself, with what it is doing about them
+MODE_OFF: Final = "MIG mode "  # `mig` says these itself, with what it is doing about them
 
 
 class Probing:
@@ -30,7 +30,7 @@ class Probing:
         self,
         node: Node,
         inventory: Inventory,
-        mig: Mig,
+        calls: DriverCalls,
         rights: Callable[[], tuple[str, str]],
         runtime: str,
         dcgm: Dcgm | None,
@@ -38,7 +38,7 @@ class Probing:
         """rights: why nothing may be changed, and why MIG may not be configured (`capabilities`); runtime: its name."""
         self._node = node
         self._inventory = inventory
-        self._mig = mig
+        self._calls = calls
         self._rights = rights
         self._runtime = runtime
         self._dcgm = dcgm
@@ -84,7 +84,7 @@ class Probing:
             return probe_devices(self._inventory, [observed], not_root, no_mig_device)
 
         try:
-            return await self._mig.call(device, probe)
+            return await self._calls.call(device, probe)
         except (DeviceError, Unavailable) as error:
             self._log.warning("not probed", device=device, why=str(error))
             return Capabilities()

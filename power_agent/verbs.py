@@ -17,7 +17,7 @@ from power_agent.core.drain import NOTICE_S, required_table, still_routed, waiti
 from power_agent.core.reconcile import Task
 from power_agent.devices.cpu import Cpu
 from power_agent.journal import Journal
-from power_agent.mig import Mig
+from power_agent.mig import MigInstances
 from power_agent.runtimes.base import RunningTriton, Runtime
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices import Slice
@@ -37,13 +37,13 @@ T = TypeVar("T")
 
 
 class Verbs:
-    """Carries out steps: driver through Mig, processes through the runtime, Triton through its gRPC."""
+    """Carries out steps: driver through MigInstances, processes through the runtime, Triton through its gRPC."""
 
     def __init__(
         self,
         settings: PowerAgentSettings,
         clock: Clock,
-        mig: Mig,
+        mig: MigInstances,
         runtime: Runtime,
         threads: Executor,
         state: State,

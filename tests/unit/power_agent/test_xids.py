@@ -85,7 +85,7 @@ def test_a_driver_that_asks_for_a_reset_is_believed_without_an_event(condemned, 
     assert condemned.why(GPU1) == ""
 
 
-class SlowMig:
+class SlowCalls:
     """What a call reads is known only when `go_on` is set."""
 
     def __init__(self):
@@ -102,12 +102,12 @@ async def test_a_look_from_before_the_xid_does_not_take_the_fence_back(tmp_path,
     metrics = Metrics("power_agent", simulated=True)
     node = Node(settings, ManualClock(1e9), Journal(tmp_path, "boot", "1"), CATALOG, metrics)
     device = node.devices[GPU0] = Device(GPU0, A100_40GB, DeviceState.AWAKE)
-    mig = SlowMig()
-    watch = DriverWatch(node, None, None, mig, inventory, condemned)
+    calls = SlowCalls()
+    watch = DriverWatch(node, None, None, calls, inventory, condemned)
     look = asyncio.create_task(watch._look(device))
     await asyncio.sleep(0)
     condemned.mark(GPU0, WHY)
     await watch.fence(device, WHY)
-    mig.go_on.set()
+    calls.go_on.set()
     await look
     assert (device.state, node.missing) == (DeviceState.LOST, (f"{GPU0}: {WHY}",))
