@@ -18,11 +18,10 @@ from power_agent.devices.nvml import install_simulated
 from power_agent.devices.rapl import RaplCounter, RaplUnavailable
 from power_agent.driver_calls import DriverCalls
 from power_agent.driver_watch import DriverWatch
-from power_agent.energy_feed import EnergyFeed
 from power_agent.governors import governor_of
 from power_agent.health import Health
 from power_agent.journal import Journal
-from power_agent.ledger import Ledger
+from power_agent.ledger import EnergyFeed, EnergyLog
 from power_agent.loop import Publisher
 from power_agent.metering import Metering
 from power_agent.mig import MigInstances
@@ -71,16 +70,16 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     verbs = Verbs(settings, clock, mig, runtime, ThreadPoolExecutor(4, "node"), state, journal, node.depart)
     clocks = ClockKeeper(node, inventory, calls.call)
     pursuit = Pursuit(node, verbs, clocks)
-    ledger = Ledger(settings.state_dir, int(settings.ring_s / settings.sample_period_s))
-    publisher = Publisher(node, state, ledger)
-    feed = EnergyFeed(ledger)
+    energy_log = EnergyLog(settings.state_dir, int(settings.ring_s / settings.sample_period_s))
+    publisher = Publisher(node, state, energy_log)
+    feed = EnergyFeed(energy_log)
     rapl, cpu, cpu_serves = _cpus(settings, clock, node, simulated=metrics.simulated)
     for name, why in lacks(runtime).items() if cpu_serves else ():
         node.miss(name, why)
     dcgm = Dcgm(settings.dcgm_exporter_url, inventory, clock) if settings.dcgm_exporter_url else None
     sensors = (Gpm(inventory), *((dcgm,) if dcgm else ()))
     sources = Sources(inventory, clock, metered=settings.meter == "nvml", rapl=rapl, cpu=cpu, sensors=sensors)
-    metering = Metering(node, sources, ledger, publisher.publish, feed.notify)
+    metering = Metering(node, sources, energy_log, publisher.publish, feed.notify)
     health = Health(node, pursuit, verbs)
     condemned = Condemned(inventory)
     watch = DriverWatch(node, pursuit, verbs, calls, inventory, condemned)

@@ -1,7 +1,9 @@
 """The life of the agent: adopt, then pursue, watch, meter and publish until the end; the slices outlive it."""
 
 import asyncio
+import fcntl
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO, Final
 
 import structlog
@@ -18,7 +20,6 @@ from power_agent.loop import Publisher
 from power_agent.metering import Metering
 from power_agent.mig import MigInstances, enable_mig
 from power_agent.node import Node
-from power_agent.owner import own_driver
 from power_agent.probing import Probing
 from power_agent.pursuit import Pursuit
 from power_agent.runtimes.choose import install_triton
@@ -77,7 +78,7 @@ class AgentPart:
         """Take over what runs, and the plan it runs by."""
         node, settings = self._node, self._node.settings
         node.journal.open()  # first: from here on this is the only agent of the node
-        self._owned = own_driver(settings.driver_marker)
+        self._owned = lock_driver(settings.driver_marker)
         node.cordons.resume()
         try:
             self._verbs.install = await asyncio.to_thread(install_triton, settings, self._verbs.runtime)
@@ -163,3 +164,35 @@ async def _close(slices: Sequence[Slice]) -> None:
     for part in slices:
         if part.server is not None:
             await part.server.close()
+
+
+def lock_driver(marker: Path) -> IO[bytes] | None:
+    """Lock the driver of this machine: two agents that cut the same GPUs would undo each other's work.
+
+    The journal's lock keeps two agents off one state directory; this one keeps them off one driver, whatever
+    directories they were given. It is on the file that stands for the driver, and gone with its process. Keep what is
+    returned open as long as the GPUs are ours; None where there is no driver, or it cannot be locked.
+
+    Raises:
+        StartError: another agent works with this driver.
+    """
+    try:
+        file = marker.open("rb")
+    except OSError as error:
+        structlog.get_logger().info("no driver to own", marker=str(marker), why=error.strerror)
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise StartError(
+            "another power agent governs these GPUs",
+            field="driver_marker",
+            value=str(marker),
+            remedy="stop it; one agent governs all GPUs of a node",
+        ) from error
+    except OSError as error:
+        structlog.get_logger().warning("driver not locked", marker=str(marker), why=error.strerror)
+        file.close()
+        return None
+    return file

@@ -1,7 +1,7 @@
 """Publishes: NodeStatus every second and on change, EnergySamples as they are read.
 
 Holds the lease `agent:<node>`. Without Redis everything else goes on; when it is back, the samples that the stream
-lacks are sent again from the ledger's ring, by `seq`. A write whose answer was lost may have been done, so the same
+lacks are sent again from the energy log's ring, by `seq`. A write whose answer was lost may have been done, so the same
 comparison follows every trouble.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from power_agent.ledger import Ledger
+from power_agent.ledger import EnergyLog
 from power_agent.node import Node
 from trefoil.core.common import Lease
 from trefoil.core.energy import EnergySample
@@ -32,10 +32,10 @@ BATCH_MAX: Final = 200
 class Publisher:
     """The only writer of node:<node> and energy:<node>."""
 
-    def __init__(self, node: Node, state: State, ledger: Ledger) -> None:
+    def __init__(self, node: Node, state: State, energy_log: EnergyLog) -> None:
         self._node = node
         self._state = state
-        self._ledger = ledger
+        self._energy_log = energy_log
         self._role = f"agent:{node.settings.node}"
         self._lease: Lease | None = None
         self._renew_at_s = 0.0
@@ -44,7 +44,7 @@ class Publisher:
         self._log = structlog.get_logger()
 
     def publish(self, samples: Sequence[EnergySample]) -> None:
-        """Samples to send; they are in the ledger already."""
+        """Samples to send; they are in the energy log already."""
         if self._in_step:
             self._pending.extend(samples)
         self._node.changes.notify()
@@ -120,7 +120,7 @@ class Publisher:
         newest: dict[str, int] = {}
         for _, sample in await self._state.tail(self._state.keys.energy(self._node.settings.node), EnergySample, count):
             newest[sample.device] = max(sample.seq, newest.get(sample.device, 0))
-        missing = [sample for sample in self._ledger.ring if sample.seq > newest.get(sample.device, 0)]
+        missing = [sample for sample in self._energy_log.ring if sample.seq > newest.get(sample.device, 0)]
         self._pending = deque(missing)
         self._in_step = True
         if missing:

@@ -1,7 +1,7 @@
-"""Reads counters once per period and keeps the books: the shell of `meter`.
+"""Metering loop: reads all counters once per period and meters each device. The shell of `core.meter`.
 
-Triton's counters first, then the device's counter, as close together as possible; then one line in the ledger; then the
-samples go to whoever publishes or watches them. Each device has a thread of its own (`sources`).
+Triton's counters first, then the device's counter, as close together as possible; then one line in the energy log; then
+the samples go to whoever publishes or watches them. Each device has a thread of its own (`sources`).
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from typing import Final, TypeVar
 
 import structlog
 
+from power_agent.attribution import DeviceReading, SliceReading
 from power_agent.core.meter import MeterState, advance
 from power_agent.devices.errors import DeviceError
-from power_agent.ledger import Ledger
+from power_agent.ledger import EnergyLog
 from power_agent.node import Device, Node
-from power_agent.readings import DeviceReading, SliceReading
 from power_agent.slices import Slice
 from power_agent.sources import Measured, Sources
 from trefoil.core import power
@@ -39,12 +39,12 @@ class Metering:
         self,
         node: Node,
         sources: Sources,
-        ledger: Ledger,
+        energy_log: EnergyLog,
         *publish: Callable[[Sequence[EnergySample]], None],
     ) -> None:
         self._node = node
         self._sources = sources
-        self._ledger = ledger
+        self._energy_log = energy_log
         self._publish = publish
         self._states: dict[str, MeterState] = {}
         self._threads: dict[str, ThreadPoolExecutor] = {}
@@ -54,9 +54,9 @@ class Metering:
         self._log = structlog.get_logger()
 
     def open(self) -> None:
-        """Go on from the ledger; a new ledger starts its `seq` where no earlier one can have come."""
-        self._ledger.open()
-        self._states = dict(self._ledger.states)
+        """Go on from the energy log; a new energy log starts its `seq` where no earlier one can have come."""
+        self._energy_log.open()
+        self._states = dict(self._energy_log.states)
 
     async def run(self) -> None:
         """A reading each period, on whole multiples of it; readings of power in between where there is no counter."""
@@ -90,7 +90,7 @@ class Metering:
         devices = list(self._node.devices.values())
         found = await asyncio.gather(*(self._account(device) for device in devices))
         samples = [sample for sample in found if sample is not None]
-        self._ledger.append(samples, self._states)
+        self._energy_log.append(samples, self._states)
         if samples:
             for publish in self._publish:
                 publish(samples)
@@ -179,7 +179,7 @@ class Metering:
             foreign=bool(device.foreign) or (kind.kind == DeviceKind.CPU and measured.busy_s is None),
             slices=(*departed, *(_sensed(part, measured) for part in own)),
             method=measured.method,
-            counter_doubt=measured.counter_doubt,
+            counter_uncertainty=measured.counter_uncertainty,
             attribution=node.settings.attribution,
             learn_baseline=node.settings.learn_baseline,
             busy_s=measured.busy_s,
@@ -202,7 +202,9 @@ class Metering:
         metrics.set("trefoil_device_power_watts", device.power_w, device=name)
         metrics.set("trefoil_energy_uncertainty_ratio", sample.uncertainty_ratio, device=name)
         baseline = self._states[name].baseline
-        watts = baseline.watts(reading.clock_mhz, reading.baseline_w) if reading.learn_baseline else reading.baseline_w
+        watts = (
+            baseline.watts_at(reading.clock_mhz, reading.baseline_w) if reading.learn_baseline else reading.baseline_w
+        )
         metrics.set("trefoil_device_baseline_watts", watts, device=name)
         for share, joules in (("active", active_j), ("idle", sample.idle_j), ("unallocated", sample.unallocated_j)):
             metrics.inc("trefoil_device_energy_joules_total", joules, device=name, share=share)
@@ -219,7 +221,7 @@ class Metering:
     async def stop(self) -> None:
         """A last reading, so that the successor's gap is short."""
         await self.read()
-        self._ledger.close()
+        self._energy_log.close()
         await asyncio.to_thread(self._sources.close)
         for thread in self._threads.values():
             thread.shutdown(wait=False, cancel_futures=True)

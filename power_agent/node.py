@@ -9,10 +9,10 @@ from typing import Final
 
 import structlog
 
+from power_agent.attribution import SliceReading
 from power_agent.cordon import Cordons, without
 from power_agent.core.reconcile import SeenDevice
 from power_agent.journal import Journal
-from power_agent.readings import SliceReading
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices import Slice
 from trefoil.core.catalog import Catalog

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from power_agent.clock_keeper import ClockKeeper
 from power_agent.cordon import named, refuse_old_epoch
-from power_agent.energy_feed import EnergyFeed
+from power_agent.ledger import EnergyFeed
 from power_agent.node import Node
 from power_agent.pursuit import Pursuit
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from power_agent.attribution import SliceReading, Work
 from power_agent.core.reconcile import HAS_TRAFFIC, SeenSlice
 from power_agent.journal import SliceMemory
-from power_agent.readings import SliceReading, Work
 from power_agent.triton import TritonServer, VersionCounters
 from power_agent.triton_slice import SliceLaunch
 from trefoil.core.common import Revision

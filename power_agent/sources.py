@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from power_agent.counter import PowerIntegral
+from power_agent.core.meter import PowerIntegral
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.errors import DeviceError
 from power_agent.devices.inventory import Inventory
@@ -53,7 +53,7 @@ class Measured:
     method: EnergyMethod
     origin: str  # what the counter counts from
     counter_j: float | None
-    counter_doubt: float = 0.0
+    counter_uncertainty: float = 0.0
     power_w: float = 0.0
     clock_mhz: int = 0
     busy_s: float | None = None
@@ -101,7 +101,7 @@ class Sources:
         """
         power_w = self._inventory.power_w(device)
         if power_w is not None:
-            self._integrals[device, origin].take(self._clock.monotonic_s(), power_w)
+            self._integrals[device, origin].add(self._clock.monotonic_s(), power_w)
 
     def read(
         self, device: str, kind: DeviceType, origin: str, generations: Mapping[SliceKey, int], slow: bool
@@ -117,13 +117,13 @@ class Sources:
         counter_j = self._inventory.energy_j(device) if method == EnergyMethod.NVML_COUNTER else None
         at_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()  # right beside the counter
         power_w = self._inventory.power_w(device) if method != EnergyMethod.NONE else None
-        doubt, counted_from = 0.0, origin
+        uncertainty, counted_from = 0.0, origin
         if method == EnergyMethod.POWER_INTEGRAL:
             integral = self._integrals[device, origin]
             if power_w is not None:
                 at_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
-                integral.take(monotonic_s, power_w)
-            counter_j, doubt = integral.joules, integral.take_doubt()
+                integral.add(monotonic_s, power_w)
+            counter_j, uncertainty = integral.joules, integral.take_uncertainty()
             counted_from = f"{origin}/integral {self._started_s:.3f}"
         return Measured(
             at_s=at_s,
@@ -131,7 +131,7 @@ class Sources:
             method=method,
             origin=counted_from,
             counter_j=counter_j,
-            counter_doubt=doubt,
+            counter_uncertainty=uncertainty,
             power_w=power_w or 0.0,
             clock_mhz=self._inventory.clock_mhz(device),
             activity={sensor.method: _activity(sensor, device, generations) for sensor in self._sensors},

@@ -8,7 +8,7 @@ import pytest
 from power_agent import metering
 from power_agent.devices.errors import DeviceLost
 from power_agent.journal import Journal
-from power_agent.ledger import Ledger
+from power_agent.ledger import EnergyLog
 from power_agent.metering import Metering
 from power_agent.node import Device, Node
 from power_agent.settings import PowerAgentSettings
@@ -67,8 +67,8 @@ class Bench:
         for name, kind in kinds.items():
             self.node.devices[name] = Device(name, kind, DeviceState.ASLEEP)
         self.meters = Meters(self.clock)
-        self.ledger = Ledger(self.folder, 100)
-        self.metering = Metering(self.node, self.meters, self.ledger, self.published.extend)
+        self.energy_log = EnergyLog(self.folder, 100)
+        self.metering = Metering(self.node, self.meters, self.energy_log, self.published.extend)
         self.metering.open()
 
     async def read(self, after_s=1.0):
@@ -99,7 +99,7 @@ async def test_each_device_gets_a_sample_per_period_from_the_second_reading_on(b
     assert all(sample.unallocated_j == pytest.approx(sample.counter_j) for sample in samples.values())
     assert samples[CPU].method == EnergyMethod.RAPL
     assert len({sample.seq for sample in samples.values()}) == 1, (
-        "a new ledger starts where no earlier one can have come"
+        "a new energy log starts where no earlier one can have come"
     )
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
+from power_agent.attribution import DeviceReading
 from power_agent.core.meter import MeterState, advance
 from power_agent.devices.activity import Gpm
 from power_agent.devices.errors import DeviceUnsupported
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.rapl import RaplCounter
 from power_agent.devices.tables import A100_40GB, H100_80GB, P4
-from power_agent.readings import DeviceReading
 from power_agent.sources import Measured, Sources
 from tests.support.powercap import Powercap
 from tests.support.simulated_driver import make_driver, pynvml_on
@@ -72,7 +72,7 @@ def test_power_is_integrated_where_there_is_no_counter_and_the_doubt_is_stated(i
     clock.move(0.1)
     second = p4(sources)
     assert second.counter_j == pytest.approx(3 + 4 + 5 + 5)
-    assert 0.05 < second.counter_doubt == pytest.approx(0.05 + 1 / 17)
+    assert 0.05 < second.counter_uncertainty == pytest.approx(0.05 + 1 / 17)
     assert second.origin == first.origin
     assert p4(sources, "boot/2").origin != first.origin, "another load of the driver, another integral"
     assert Sources(inventory, ManualClock()).integrates(GPU1, ORIGIN) is False
