@@ -9,23 +9,23 @@ from typing import IO, Final
 import structlog
 
 from power_agent.adopt import add_cpu, adopt, list_devices
+from power_agent.capability_watch import CapabilityWatch
 from power_agent.clock_keeper import ClockKeeper
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.errors import DriverUnavailable
 from power_agent.devices.inventory import Inventory
 from power_agent.driver_calls import DriverCalls
 from power_agent.driver_watch import DriverWatch
-from power_agent.health import Health
-from power_agent.loop import Publisher
 from power_agent.metering import Metering
 from power_agent.mig import MigInstances, enable_mig
 from power_agent.node import Node
-from power_agent.probing import Probing
-from power_agent.pursuit import Pursuit
+from power_agent.publisher import Publisher
+from power_agent.reconciler import Reconciler
 from power_agent.runtimes.choose import install_triton
+from power_agent.slice_health import SliceHealth
 from power_agent.slices import Slice
-from power_agent.verbs import Verbs
-from power_agent.xids import XidWatch
+from power_agent.step_executor import StepExecutor
+from power_agent.xid_watch import XidWatch
 from trefoil.core.errors import Fenced, PlanError, StartError, StateUnavailable, TrefoilError, Unavailable
 from trefoil.core.plan import NodePlan
 from trefoil.runtime.state import State
@@ -42,13 +42,13 @@ class AgentPart:
         inventory: Inventory,
         calls: DriverCalls,
         mig: MigInstances,
-        verbs: Verbs,
-        pursuit: Pursuit,
+        executor: StepExecutor,
+        reconciler: Reconciler,
         clocks: ClockKeeper,
-        health: Health,
+        health: SliceHealth,
         watch: DriverWatch,
         xids: XidWatch,
-        probing: Probing,
+        capabilities: CapabilityWatch,
         metering: Metering,
         publisher: Publisher,
         state: State,
@@ -59,13 +59,13 @@ class AgentPart:
         self._inventory = inventory
         self._calls = calls
         self._mig = mig
-        self._verbs = verbs
-        self._pursuit = pursuit
+        self._executor = executor
+        self._reconciler = reconciler
         self._clocks = clocks
         self._health = health
         self._watch = watch
         self._xids = xids
-        self._probing = probing
+        self._capabilities = capabilities
         self._metering = metering
         self._publisher = publisher
         self._state = state
@@ -81,17 +81,17 @@ class AgentPart:
         self._owned = lock_driver(settings.driver_marker)
         node.cordons.resume()
         try:
-            self._verbs.install = await asyncio.to_thread(install_triton, settings, self._verbs.runtime)
+            self._executor.install = await asyncio.to_thread(install_triton, settings, self._executor.runtime)
         except (StartError, Unavailable) as error:  # without one it still meters and keeps the devices
-            self._verbs.no_install = str(error)
-            node.miss("triton", str(error))
+            self._executor.no_install = str(error)
+            node.set_missing("triton", str(error))
         await self._find_devices()
         await self._clocks.open()
         self._metering.open()
-        await self._probing.open()
-        await adopt(node, self._mig, self._verbs)
-        if node.journal.memory.plan is not None:
-            self._pursuit.resume(node.journal.memory.plan)
+        await self._capabilities.open()
+        await adopt(node, self._mig, self._executor)
+        if node.journal.state.plan is not None:
+            self._reconciler.resume(node.journal.state.plan)
         await self._newer_plan()
 
     async def _find_devices(self) -> None:
@@ -102,7 +102,7 @@ class AgentPart:
         except DriverUnavailable as error:
             if node.settings.node_socket is not None:
                 raise  # a simulated node has a driver, or it is not the one that is meant
-            node.miss("driver", str(error))
+            node.set_missing("driver", str(error))
             observed = ()
         await list_devices(node, self._calls, self._inventory, observed)
         for device in list(node.devices.values()):
@@ -115,14 +115,14 @@ class AgentPart:
         try:
             plan = await self._state.get(self._state.keys.plan_node(self._node.settings.node), NodePlan)
             if plan is not None and (self._node.plan is None or plan.revision > self._node.plan.revision):
-                await self._pursuit.apply(plan)
+                await self._reconciler.apply(plan)
         except (StateUnavailable, PlanError, Fenced) as error:
             self._log.warning("no plan was taken from Redis", why=str(error))
 
     async def run(self) -> None:
         """Until cancelled; a bug in one of them ends all."""
-        loops = [part.run for part in (self._pursuit, self._clocks, self._health, self._watch, self._metering)]
-        loops += [part.run for part in (self._xids, self._probing, self._publisher)]
+        loops = [part.run for part in (self._reconciler, self._clocks, self._health, self._watch, self._metering)]
+        loops += [part.run for part in (self._xids, self._capabilities, self._publisher)]
         tasks = [asyncio.create_task(loop(), name=loop.__qualname__) for loop in loops]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -136,11 +136,11 @@ class AgentPart:
     async def shutdown(self) -> None:
         """Stop working, say so; the Tritons go on unless the settings say otherwise."""
         restoring = asyncio.create_task(self._clocks.restore())
-        await self._pursuit.stop()
+        await self._reconciler.stop()
         await self._health.stop()
         await self._watch.stop()
         await self._xids.stop()
-        self._probing.close()
+        self._capabilities.close()
         slices = list(self._node.slices.values())
         if self._node.settings.stop_slices_on_exit:
             await asyncio.gather(*(self._end(part) for part in slices if part.running))
@@ -155,7 +155,7 @@ class AgentPart:
 
     async def _end(self, part: Slice) -> None:
         try:
-            await self._verbs.stop_process(part, EXIT_PATIENCE_S)
+            await self._executor.stop_process(part, EXIT_PATIENCE_S)
         except TrefoilError as error:
             self._log.warning("could not stop", slice=part.key.name, why=str(error))
 

@@ -36,7 +36,7 @@ from power_agent.core.clocks import (
 from power_agent.core.governing import Governed
 from power_agent.devices.errors import DeviceLost
 from power_agent.governors import governor_of
-from power_agent.memory import Override
+from power_agent.journal_state import Override
 from power_agent.node import Device, Node
 from trefoil.core.errors import NotFound, PlanError, SettingError, TrefoilError, Unavailable
 from trefoil.core.fleet import ClockLease, DeviceKind, DeviceState, SliceKey, Step
@@ -122,7 +122,7 @@ class DeviceClocks:
             cannot_lock = f"a {kind.name} cannot lock clocks: that came with Volta"
         self.ability = Ability(self.name, kind.name, clocks_mhz, cannot_lock)
         self._ability_known = True
-        if (self.name, CLOCK) in self._node.journal.memory.overrides:
+        if (self.name, CLOCK) in self._node.journal.state.overrides:
             self._lock = ClockLock(None, certain=False)
 
     def view(
@@ -174,7 +174,7 @@ class DeviceClocks:
             await self._call(self.name, self._driver_call(action))
             self._lock = ClockLock(action.range)
             if action.verb == ClockVerb.RESET:
-                self._node.journal.restored(self.name, CLOCK)
+                self._node.journal.end_override(self.name, CLOCK)
         except DeviceLost as lost:
             error = str(lost)
             self._node.set_device(self.device, DeviceState.LOST)
@@ -195,7 +195,7 @@ class DeviceClocks:
         """Remember what is about to be set: from here on a crash may leave it so."""
         if action.range is not None:
             low, high = action.range.min_mhz, action.range.max_mhz
-            self._node.journal.override(Override(self.name, CLOCK, low, high, self._current_load))
+            self._node.journal.begin_override(Override(self.name, CLOCK, low, high, self._current_load))
         self._lock = replace(self._lock, certain=False)
 
     def _driver_call(self, action: ClockAction) -> Callable[[], None]:
@@ -262,19 +262,19 @@ class ClockKeeper:
                 await clocks.read_ability()
             except TrefoilError as error:
                 self._log.warning("nothing is known of its clocks yet", device=clocks.name, why=str(error))
-        if self._node.journal.memory.overrides:
-            left = sorted(self._node.journal.memory.overrides)
+        if self._node.journal.state.overrides:
+            left = sorted(self._node.journal.state.overrides)
             self._log.warning("a predecessor left clocks set", left=left)
 
     def _forget_power_limits(self) -> None:
         """Say which power limits an agent of an earlier version left set, and let go of them: none is set any more."""
-        for (device, setting), override in list(self._node.journal.memory.overrides.items()):
+        for (device, setting), override in list(self._node.journal.state.overrides.items()):
             if setting != CLOCK:
                 remedy = f"nvidia-smi -i {device.rpartition('gpu')[2]} -pl {override.low:g}"
                 self._log.warning(
                     "a predecessor left a power limit set", device=device, limit_w=override.high, remedy=remedy
                 )
-                self._node.journal.restored(device, setting)
+                self._node.journal.end_override(device, setting)
 
     async def run(self) -> None:
         """Keep every device as it ought to be, until cancelled."""
@@ -330,7 +330,7 @@ class ClockKeeper:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RESTORE_S):
                 await asyncio.gather(*(self._restore(clocks, until_s) for clocks in self._devices.values()))
-        left = sorted(self._node.journal.memory.overrides)
+        left = sorted(self._node.journal.state.overrides)
         if left:
             self._log.error("clocks stay set until the next start", left=left)
 
@@ -427,12 +427,12 @@ class ClockKeeper:
             ttl_s,
             ability,
             clocks.lease,
-            self._node.journal.memory.highest_epoch,
+            self._node.journal.state.highest_epoch,
             ttl_max_s=settings.clock_lease_ttl_max_s,
             now_s=clock.monotonic_s(),
             at_s=clock.now_s(),
         )
-        self._node.journal.see_epoch(requested.epoch)
+        self._node.journal.raise_highest_epoch(requested.epoch)
         clocks.device.clock_lease = answer = lease.message(requested.device)
         self._log.info("clock lease", device=clocks.name, holder=requested.holder, range=str(lease.range), ttl_s=ttl_s)
         self._node.changed()
@@ -446,7 +446,7 @@ class ClockKeeper:
             Fenced: somebody else holds it, or the epoch is old.
         """
         clocks, now_s = self._find(device), self._node.clock.monotonic_s()
-        check_lease_epoch(device, holder, epoch, clocks.lease, self._node.journal.memory.highest_epoch, now_s)
+        check_lease_epoch(device, holder, epoch, clocks.lease, self._node.journal.state.highest_epoch, now_s)
         if clocks.lease is not None and now_s < clocks.lease.expires_s:
             clocks.lease = replace(clocks.lease, expires_s=now_s)
         self._node.changed()

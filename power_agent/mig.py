@@ -98,17 +98,17 @@ async def enable_mig(node: Node, calls: DriverCalls, inventory: Inventory, devic
     if device.type.kind != DeviceKind.MIG_GPU or device.state == DeviceState.LOST:
         return
     if device.mig_current:
-        node.miss(what, "")
+        node.set_missing(what, "")
         return
     index = device.device.rpartition("gpu")[2]
     if device.mig_pending:
-        node.miss(what, f"MIG mode waits for a reset of the idle GPU: sudo nvidia-smi -i {index} --gpu-reset")
+        node.set_missing(what, f"MIG mode waits for a reset of the idle GPU: sudo nvidia-smi -i {index} --gpu-reset")
     elif node.settings.mig_mode != ENABLE:
         by_hand = f"sudo nvidia-smi -i {index} -mig 1"
-        node.miss(what, f"MIG mode is off: setting mig_mode = enable, or {by_hand} while the GPU is idle")
+        node.set_missing(what, f"MIG mode is off: setting mig_mode = enable, or {by_hand} while the GPU is idle")
     elif holders := await calls.call(device.device, lambda: inventory.processes(device.uuid)):
         pids = ", ".join(str(holder.pid) for holder in holders)
-        node.miss(what, f"MIG mode cannot be switched on while processes {pids} use the GPU: stop them")
+        node.set_missing(what, f"MIG mode cannot be switched on while processes {pids} use the GPU: stop them")
     else:
         await _switch_on(node, calls, inventory, device)
 
@@ -118,7 +118,7 @@ async def _switch_on(node: Node, calls: DriverCalls, inventory: Inventory, devic
     try:
         seen = await calls.call(device.device, lambda: inventory.set_mig_mode(device.device, True))
     except NoPermission as error:
-        node.miss(f"{device.device} mig", str(error))
+        node.set_missing(f"{device.device} mig", str(error))
         return
     except DeviceError as error:
         log.warning("MIG mode could not be switched on", device=device.device, why=str(error))
@@ -130,4 +130,4 @@ async def _switch_on(node: Node, calls: DriverCalls, inventory: Inventory, devic
         await enable_mig(node, calls, inventory, device)  # says what is left to do
     else:
         why = "the driver took the request for MIG mode and did nothing: see the kernel's log"
-        node.miss(f"{device.device} mig", why)
+        node.set_missing(f"{device.device} mig", why)

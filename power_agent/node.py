@@ -1,6 +1,6 @@
-"""The node as it is: devices, slices, and what is published of them.
+"""State of the node: its devices and slices as they are, and the NodeStatus that is published of them.
 
-Siblings: `pursuit` changes it, `health` declares failures, `metering` reads its counters, `loop` publishes it.
+Siblings: `reconciler` changes it, `slice_health` declares failures, `metering` reads counters, `publisher` writes it.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from power_agent.attribution import SliceReading
-from power_agent.cordon import Cordons, without
+from power_agent.cordons import Cordons, without_devices
 from power_agent.core.reconcile import SeenDevice
 from power_agent.journal import Journal
 from power_agent.settings import PowerAgentSettings
@@ -39,7 +39,7 @@ DEVICE_STATES: Final = tuple(state.name for state in DeviceState if state)
 
 @dataclass(slots=True)
 class Device:
-    """One GPU, or the CPUs. `departed` holds the last readings of processes that ended since the last metering."""
+    """One GPU, or the CPUs. `ended_readings`: the last of processes that ended since the last metering."""
 
     device: str
     type: DeviceType
@@ -56,7 +56,7 @@ class Device:
     foreign: tuple[SliceKey, ...] = ()
     clock_lease: ClockLease | None = None
     clock_drift: tuple[str, ...] = ()  # clocks that somebody else changed, or that are not honoured
-    departed: list[SliceReading] = field(default_factory=list)
+    ended_readings: list[SliceReading] = field(default_factory=list)
     serving_count: int = 0
     serving_since_s: float = 0.0
     served_s: float = 0.0
@@ -83,7 +83,7 @@ class Device:
         return served_s
 
 
-class Changes:
+class ChangeNotifier:
     """Wakes everyone who waits for the node to change."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Node:
         self.plan: NodePlan | None = None
         self.cordons = Cordons(clock, journal, self.changed)
         self.applied = Revision()
-        self.changes = Changes()
+        self.changes = ChangeNotifier()
         self.boot_id = self.driver_load_id = ""
         self.epoch = 0
         self._missing: dict[str, str] = {}
@@ -131,7 +131,7 @@ class Node:
 
     def new_slice(self, key: SliceKey, generation: int, state: SliceState) -> Slice:
         """A record of a slice, known from now on."""
-        part = Slice(key, generation, state, self.clock.now_s(), self.moved)
+        part = Slice(key, generation, state, self.clock.now_s(), self.on_slice_moved)
         self.add_slice(part)
         return part
 
@@ -144,7 +144,7 @@ class Node:
         if part.serving:
             self._count_serving(part, 1)
 
-    def moved(self, part: Slice, before: SliceState) -> None:
+    def on_slice_moved(self, part: Slice, before: SliceState) -> None:
         """A slice has changed its state (or the reason for it): count, remember, tell everyone."""
         if before != part.state:
             was, now = self._serves(before), self._serves(part.state)
@@ -156,7 +156,7 @@ class Node:
             )  # fmt: skip
             self.metrics.set_one_of("trefoil_slice_state", "state", part.state.name, SLICE_STATES, slice=part.key.name)
             if part.exists:
-                self.journal.remember(part.memory())
+                self.journal.remember_slice(part.record())
         self.changed()
 
     def changed(self) -> None:
@@ -169,7 +169,7 @@ class Node:
         """What this node lacks now, each as `name: why and remedy`."""
         return tuple(f"{name}: {why}" for name, why in sorted(self._missing.items()))
 
-    def miss(self, name: str, why: str) -> bool:
+    def set_missing(self, name: str, why: str) -> bool:
         """Note that something is missing, or with an empty `why` that it is not; says whether that is news."""
         if self._missing.get(name, "") == why:
             return False
@@ -192,7 +192,7 @@ class Node:
         device.serving_count += change
         assert device.serving_count >= 0
 
-    def renew(self, part: Slice, why: str) -> Slice:
+    def replace_gone(self, part: Slice, why: str) -> Slice:
         """A new record in place of one that is GONE, for what is still there or wanted again."""
         assert part.state == SliceState.GONE, part.state
         fresh = self.new_slice(part.key, part.generation, SliceState.PENDING)
@@ -201,16 +201,16 @@ class Node:
         fresh.revision, fresh.credits, fresh.failures = part.revision, part.credits, part.failures
         return fresh
 
-    def depart(self, part: Slice) -> None:
+    def keep_last_reading(self, part: Slice) -> None:
         """A slice's process has ended: keep what it did until the next metering."""
         if part.incarnation:
-            reading = replace(self.reading(part), serving=True)
-            self.devices[part.key.device].departed.append(reading)
+            reading = replace(self.take_reading(part), serving=True)
+            self.devices[part.key.device].ended_readings.append(reading)
 
-    def reading(self, part: Slice) -> SliceReading:
+    def take_reading(self, part: Slice) -> SliceReading:
         """What the meter needs of a slice."""
         kind = self.devices[part.key.device].type
-        return part.reading(device_share(kind, part.key.slice_type), self.variant_of)
+        return part.take_reading(device_share(kind, part.key.slice_type), self.variant_of)
 
     def variant_of(self, family: str, version: int) -> str:
         """The variant behind a version at the Triton edge."""
@@ -219,7 +219,7 @@ class Node:
                 return variant.name
         return f"version-{version}"
 
-    def seen(self) -> tuple[SeenDevice, ...]:
+    def seen_devices(self) -> tuple[SeenDevice, ...]:
         """As reconciliation looks at it."""
         by_device: dict[str, list[Slice]] = {name: [] for name in self.devices}
         for part in self.slices.values():
@@ -239,12 +239,12 @@ class Node:
             for device in self.devices.values()
         )
 
-    def announced(self, status: NodeStatus) -> None:
+    def note_published(self, status: NodeStatus) -> None:
         """This status has been published: from now on dispatchers can know which slices drain."""
         for seen in (seen for device in status.devices for seen in device.slices):
             part = self.slices.get(seen.key)
             if part is not None and seen.state == part.state == SliceState.DRAINING and seen.since_s == part.since_s:
-                part.announced_s = min(part.announced_s, self.clock.now_s())
+                part.published_s = min(part.published_s, self.clock.now_s())
 
     def status(self) -> NodeStatus:
         """As it is published."""
@@ -283,12 +283,12 @@ class Node:
             observed_at_s=self.clock.now_s(),
             simulated=self.metrics.simulated,
             agent_target=self.settings.admin_address,
-            highest_epoch_seen=self.journal.memory.highest_epoch,
+            highest_epoch_seen=self.journal.state.highest_epoch,
         )
 
-    def wanted(self) -> NodePlan | None:
+    def plan_in_force(self) -> NodePlan | None:
         """The plan as far as it may be carried out now: nothing on devices that have to be empty by now."""
-        return without(self.plan, self.cordons.all_evicted()) if self.plan else None
+        return without_devices(self.plan, self.cordons.all_evicted()) if self.plan else None
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
@@ -300,12 +300,12 @@ class Node:
             self.metrics.set_one_of("trefoil_device_state", "state", state.name, DEVICE_STATES, device=device.device)
             self.changed()
 
-    def drop(self, part: Slice) -> None:
+    def forget_slice(self, part: Slice) -> None:
         """Forget a slice that does not exist."""
         assert part.state == SliceState.GONE, part.state
         assert not part.exists
         del self.slices[part.key]
-        self.journal.forget(part.key)
+        self.journal.forget_slice(part.key)
         for state in SLICE_STATES:
             self.metrics.drop("trefoil_slice_state", part.key.name, state)
         self.changed()

@@ -5,10 +5,10 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from power_agent.clock_keeper import ClockKeeper
-from power_agent.cordon import named, refuse_old_epoch
-from power_agent.ledger import EnergyFeed
+from power_agent.cordons import devices_named, refuse_old_epoch
+from power_agent.energy_log import EnergyFeed
 from power_agent.node import Node
-from power_agent.pursuit import Pursuit
+from power_agent.reconciler import Reconciler
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import Step
@@ -20,9 +20,9 @@ FULL_NAME: Final = "trefoil.power_agent.v1.PowerAgent"
 class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: ignore[misc]
     """Translates; decides nothing."""
 
-    def __init__(self, node: Node, pursuit: Pursuit, clocks: ClockKeeper, energy: EnergyFeed) -> None:
+    def __init__(self, node: Node, reconciler: Reconciler, clocks: ClockKeeper, energy: EnergyFeed) -> None:
         self._node = node
-        self._pursuit = pursuit
+        self._reconciler = reconciler
         self._clocks = clocks
         self._energy = energy
 
@@ -30,7 +30,7 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         """Takes a complete desired state; answers with the steps that lead there."""
         if not request.HasField("plan"):
             raise InvalidInput("missing", field="plan", remedy="send a NodePlan")
-        applied = await self._pursuit.apply(codec.from_proto(request.plan))
+        applied = await self._reconciler.apply(codec.from_proto(request.plan))
         return power_agent_pb2.ApplyResponse(
             accepted=True, changed=applied.changed, steps=[step_message(step) for step in applied.steps]
         )
@@ -39,15 +39,15 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         """The steps that Apply would take; touches nothing, refuses what Apply would refuse."""
         if not request.HasField("plan"):
             raise InvalidInput("missing", field="plan", remedy="send a NodePlan")
-        found = self._pursuit.preview(codec.from_proto(request.plan))
+        found = self._reconciler.preview(codec.from_proto(request.plan))
         return power_agent_pb2.PreviewPlanResponse(
             changed=found.changed, steps=[step_message(step) for step in found.steps]
         )
 
     async def Drain(self, request: Any, context: Any) -> Any:
         """Takes devices out of service or back into it; answered at once, the node's status shows the progress."""
-        devices = named(request.device, self._node.devices)
-        refuse_old_epoch(request.epoch, self._node.journal.memory.highest_epoch)
+        devices = devices_named(request.device, self._node.devices)
+        refuse_old_epoch(request.epoch, self._node.journal.state.highest_epoch)
         if request.release:
             await self._node.cordons.release(devices)
         else:

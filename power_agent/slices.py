@@ -2,7 +2,7 @@
 
 PENDING > STARTING > READY; READY > SWAPPING > READY; READY or SWAPPING > DRAINING > GONE; any > FAILED > PENDING or
 GONE.
-Siblings: `reconcile` decides the steps, `node` orders them, `verbs` carries them out on a Slice.
+Siblings: `reconcile` decides the steps, `node` orders them, `step_executor` carries them out on a Slice.
 """
 
 import math
@@ -12,8 +12,8 @@ from typing import Final
 
 from power_agent.attribution import SliceReading, Work
 from power_agent.core.reconcile import HAS_TRAFFIC, SeenSlice
-from power_agent.journal import SliceMemory
-from power_agent.triton import TritonServer, VersionCounters
+from power_agent.journal_state import SliceRecord
+from power_agent.triton_client import TritonClient, VersionCounters
 from power_agent.triton_slice import SliceLaunch
 from trefoil.core.common import Revision
 from trefoil.core.fleet import LEGAL_MOVES, Hosted, SliceKey, SliceState, SliceStatus
@@ -42,22 +42,21 @@ class Slice:
     loaded: bool = False
     incarnation: str = ""  # of its process: counters of different ones have nothing in common
     drained: bool = False
-    announced_s: float = math.inf  # when its DRAINING was published
+    published_s: float = math.inf  # when its DRAINING was published
     proved_idle: bool = False  # ... and every dispatcher has said that nothing is in flight
     launch: SliceLaunch | None = None
-    server: TritonServer | None = None
+    server: TritonClient | None = None
     # when to try again
     failures: int = 0
     retry_at_s: float = 0.0
     broken: str = ""  # why a reload cannot heal it: only a new process can
     # counters
     counters: dict[tuple[str, int], VersionCounters] = field(default_factory=dict)
-    fresh: bool = False  # `counters` were read since the last metering
+    counters_fresh: bool = False  # `counters` were read since the last metering
     overhead_s: float = 0.0
     overhead_requests: int = 0
     last_success_s: float = 0.0
     failing: bool = False
-    probing: bool = False
 
     @property
     def tag(self) -> str:
@@ -84,7 +83,7 @@ class Slice:
         before, self.state, self.why, self.since_s = self.state, state, why, now_s
         if state != SliceState.DRAINING:
             self.drained = False
-            self.announced_s = math.inf
+            self.published_s = math.inf
         if state in (SliceState.PENDING, SliceState.FAILED):
             self.loaded = False
         self.on_move(self, before)
@@ -107,9 +106,9 @@ class Slice:
             self.drained,
         )
 
-    def memory(self) -> SliceMemory:
+    def record(self) -> SliceRecord:
         """As the journal keeps it."""
-        return SliceMemory(self.key, self.generation, self.state, self.tag, self.hosted, self.revision, self.credits)
+        return SliceRecord(self.key, self.generation, self.state, self.tag, self.hosted, self.revision, self.credits)
 
     def status(self) -> SliceStatus:
         """As it is published."""
@@ -129,7 +128,7 @@ class Slice:
 
     # --- counters ----------------------------------------------------------------------------------------------------
 
-    def note(self, counters: tuple[VersionCounters, ...], now_s: float) -> None:
+    def record_counters(self, counters: tuple[VersionCounters, ...], now_s: float) -> None:
         """Take in what Triton counts now; remember when it last succeeded and whether calls fail."""
         for now in counters:
             before = self.counters.get((now.family, now.version))
@@ -142,9 +141,9 @@ class Slice:
             elif failed:
                 self.failing = True
             self.counters[now.family, now.version] = now
-        self.fresh = True
+        self.counters_fresh = True
 
-    def note_overhead(self, counters: tuple[VersionCounters, ...]) -> None:
+    def record_overhead(self, counters: tuple[VersionCounters, ...]) -> None:
         """All that was done since the last reading was warm-up."""
         for now in counters:
             before = self.counters.get((now.family, now.version))
@@ -156,7 +155,7 @@ class Slice:
             self.overhead_s += spent_ns * NANO
             self.overhead_requests += requests
 
-    def reading(self, sm_share: float, variant_of: Callable[[str, int], str]) -> SliceReading:
+    def take_reading(self, sm_share: float, variant_of: Callable[[str, int], str]) -> SliceReading:
         """For the meter; hands over the overhead and forgets versions that were unloaded before this reading."""
         work = tuple(
             Work(c.family, variant_of(c.family, c.version), c.compute_batch_ns * NANO, c.successes)
@@ -168,19 +167,19 @@ class Slice:
             incarnation=self.incarnation,
             sm_share=sm_share,
             serving=self.serving,
-            work=work if self.fresh else (),
+            work=work if self.counters_fresh else (),
             overhead_s=self.overhead_s,
             overhead_requests=self.overhead_requests,
         )
         loaded = {(h.family, h.version) for h in self.hosted}
         if self.state != SliceState.SWAPPING:
             self.counters = {model: c for model, c in self.counters.items() if model in loaded}
-        self.overhead_s, self.overhead_requests, self.fresh = 0.0, 0, False
+        self.overhead_s, self.overhead_requests, self.counters_fresh = 0.0, 0, False
         return reading
 
-    def process_gone(self) -> None:
+    def on_process_ended(self) -> None:
         """Its Triton has ended: nothing of it can be asked any more."""
         self.running, self.loaded, self.incarnation, self.broken = False, False, "", ""
         self.server = None
         self.counters = {}
-        self.fresh = self.failing = False
+        self.counters_fresh = self.failing = False

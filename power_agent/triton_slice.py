@@ -115,7 +115,7 @@ def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
     """
     for hosted in spec.hosted:
         family = contract(spec.source, hosted.family)
-        write_family(spec.repository, spec.source, hosted, family, serving_for(install, spec, family))
+        write_family(spec.repository, spec.source, hosted, family, choose_backend(install, spec, family))
     shm_prefix = f"trefoil-{spec.name}-{spec.grpc_port}-"
     return SliceLaunch(
         argv=_argv(install, spec, shm_prefix),
@@ -174,7 +174,7 @@ def _env(install: TritonInstall, spec: SliceSpec) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class BackendChoice:
     """What executes a slice's models."""
 
     backend: str = "python"
@@ -182,7 +182,7 @@ class Serving:
     threads: int = 0  # of the onnxruntime backend for one request; 0 = its own choice
 
 
-def serving_for(install: TritonInstall, spec: SliceSpec, family: model_config_pb2.ModelConfig) -> Serving:
+def choose_backend(install: TritonInstall, spec: SliceSpec, family: model_config_pb2.ModelConfig) -> BackendChoice:
     """The python backend places models itself (model.py), so its instances are the CPU's for Triton.
 
     Raises:
@@ -191,7 +191,7 @@ def serving_for(install: TritonInstall, spec: SliceSpec, family: model_config_pb
     on_gpu = bool(spec.gpu_uuid) and install.sees_gpus
     if backend_of(family) == ENGINES:
         if on_gpu and ENGINES in install.offers:
-            return Serving(ENGINES, on_gpu=True)
+            return BackendChoice(ENGINES, on_gpu=True)
         raise CatalogError(
             f"its models are TensorRT engines, and {_no_engines(install, spec)}",
             field="family",
@@ -199,11 +199,11 @@ def serving_for(install: TritonInstall, spec: SliceSpec, family: model_config_pb
             remedy="serve it on a real GPU by a Triton with the tensorrt backend, or import its ONNX files instead",
         )
     if install.backend == "python":
-        return Serving()
+        return BackendChoice()
     if on_gpu:
-        return Serving(install.backend, on_gpu=True)
+        return BackendChoice(install.backend, on_gpu=True)
     of_cpus = spec.cpu_cores is not None or spec.cpu_quota is not None
-    return Serving(install.backend, threads=spec.threads if of_cpus else 0)
+    return BackendChoice(install.backend, threads=spec.threads if of_cpus else 0)
 
 
 def _no_engines(install: TritonInstall, spec: SliceSpec) -> str:
@@ -212,15 +212,15 @@ def _no_engines(install: TritonInstall, spec: SliceSpec) -> str:
     return f"slice {spec.name} has no real GPU"
 
 
-def serving_of(config: model_config_pb2.ModelConfig) -> Serving:
+def backend_of_slice(config: model_config_pb2.ModelConfig) -> BackendChoice:
     """What a slice's own configuration says of it."""
     on_gpu = any(group.kind == model_config_pb2.ModelInstanceGroup.KIND_GPU for group in config.instance_group)
     threads = config.parameters[THREADS].string_value if THREADS in config.parameters else "0"
-    return Serving(config.backend, on_gpu, int(threads))
+    return BackendChoice(config.backend, on_gpu, int(threads))
 
 
 def slice_config(
-    contract: model_config_pb2.ModelConfig, hosted: Hosted, serving: Serving
+    contract: model_config_pb2.ModelConfig, hosted: Hosted, serving: BackendChoice
 ) -> model_config_pb2.ModelConfig:
     """The configuration that serves one variant of the family on one slice. Pure.
 
@@ -250,7 +250,7 @@ def config_json(config: model_config_pb2.ModelConfig) -> str:
 
 
 def write_family(
-    repository: Path, source: Path, hosted: Hosted, family: model_config_pb2.ModelConfig, serving: Serving
+    repository: Path, source: Path, hosted: Hosted, family: model_config_pb2.ModelConfig, serving: BackendChoice
 ) -> None:
     """Make the family's folder of a slice hold what `hosted` needs; what is right already is left alone.
 

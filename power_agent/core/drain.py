@@ -34,7 +34,7 @@ def required_table(key: SliceKey, node_revision: Revision, published: Plan | Non
     return published.revision
 
 
-def waiting_for(key: SliceKey, required: Revision, acks: Sequence[TableAck], made_after_s: float = -math.inf) -> str:
+def drain_blocker(key: SliceKey, required: Revision, acks: Sequence[TableAck], made_after_s: float = -math.inf) -> str:
     """What still stands in the way by the acks of live workers, in words; empty when nothing does.
 
     Acks made before `made_after_s` (UTC) do not show yet what matters; infinite: it has not been published at all.

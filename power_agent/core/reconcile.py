@@ -87,7 +87,7 @@ class Task:
 
 
 @dataclass(slots=True)
-class _Order:
+class _TaskGraph:
     """Tasks in the making: a chain per slice, plus edges between slices that overlap."""
 
     tasks: list[Task] = field(default_factory=list)
@@ -117,10 +117,10 @@ class _Order:
 def reconcile(devices: Sequence[SeenDevice], plan: NodePlan, catalog: Catalog) -> tuple[Task, ...]:
     """The tasks that lead from `devices` to `plan`; empty when nothing is left to do.
 
-    The plan has passed `refuse`. A device that the plan does not name ought to be empty: plans are complete.
+    The plan has passed `refuse_plan`. A device that the plan does not name ought to be empty: plans are complete.
     """
     planned = {part.key: part for device in plan.devices for part in device.slices}
-    order = _Order()
+    order = _TaskGraph()
     for device in sorted(devices, key=lambda d: d.device):
         wanted = {} if device.evicted else {key: planned[key] for key in sorted(planned) if key.device == device.device}
         if device.state == DeviceState.LOST:
@@ -148,7 +148,7 @@ def _teardown(seen: SeenSlice) -> Iterator[str]:
         yield "destroy_gi"
 
 
-def _keep(order: _Order, seen: SeenSlice, wanted: PlannedSlice, device: SeenDevice, catalog: Catalog) -> None:
+def _keep(order: _TaskGraph, seen: SeenSlice, wanted: PlannedSlice, device: SeenDevice, catalog: Catalog) -> None:
     """The chain of a slice that exists and is planned."""
     if seen.running and seen.state == SliceState.DRAINING:  # a drain is not taken back: routes have left it
         drain = () if seen.drained else ("drain",)
@@ -161,7 +161,7 @@ def _keep(order: _Order, seen: SeenSlice, wanted: PlannedSlice, device: SeenDevi
         order.chain(seen.key, ("load", "warm_up"), wanted.hosted, "answers no inference")
     elif set(seen.hosted) != set(wanted.hosted) and seen.state in HAS_TRAFFIC:
         change = f"{_names(seen.hosted)} -> {_names(wanted.hosted)}"
-        if why := _no_swap(seen, wanted, device.type, catalog):
+        if why := _no_swap_reason(seen, wanted, device.type, catalog):
             order.chain(seen.key, ("drain", "stop", *REBUILD), wanted.hosted, f"{change}: {why}")
         else:
             order.chain(seen.key, ("load", "warm_up"), wanted.hosted, change)
@@ -173,7 +173,7 @@ def _keep(order: _Order, seen: SeenSlice, wanted: PlannedSlice, device: SeenDevi
             order.chain(seen.key, ("load", "warm_up"), wanted.hosted, change, begun)
 
 
-def _no_swap(seen: SeenSlice, wanted: PlannedSlice, type_name: str, catalog: Catalog) -> str:
+def _no_swap_reason(seen: SeenSlice, wanted: PlannedSlice, type_name: str, catalog: Catalog) -> str:
     """Why variants cannot change in place: old and new serve the same families and stages, fit beside each other, and
     have no sequences, which would lose their state. "" if they can."""
     if {(h.family, h.stage) for h in seen.hosted} != {(h.family, h.stage) for h in wanted.hosted}:
@@ -191,7 +191,7 @@ def _names(hosted: Sequence[Hosted]) -> str:
     return "+".join(h.variant for h in hosted) or "nothing"
 
 
-def refuse(plan: NodePlan, node: str, devices: Sequence[SeenDevice], catalog: Catalog) -> None:
+def refuse_plan(plan: NodePlan, node: str, devices: Sequence[SeenDevice], catalog: Catalog) -> None:
     """Refuse a plan that this node cannot carry out, before anything is touched.
 
     Raises:

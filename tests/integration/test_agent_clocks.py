@@ -95,12 +95,12 @@ def test_a_lease_ends_by_itself_and_only_its_holder_may_end_it_before(cluster):
     assert "the clocks of node0/gpu0 are held by test under epoch 1 for another" in text
     cluster.until(lambda: locked(cluster) is None, "the end of the lease")
     assert device(cluster).clock_lease is None
-    cluster.until(lambda: cluster.memory().overrides == {}, "a clean journal")
+    cluster.until(lambda: cluster.journal_state().overrides == {}, "a clean journal")
     lease(cluster, 600, 500.0, epoch=2)
     code, text = refused(lease, cluster, 600, 15.0, holder="other", epoch=1)
     assert code == grpc.StatusCode.FAILED_PRECONDITION
     assert "node0/gpu0 obeys epoch 2; epoch 1 of other is older" in text
-    assert cluster.status().highest_epoch_seen == cluster.memory().highest_epoch == 2  # also for plans
+    assert cluster.status().highest_epoch_seen == cluster.journal_state().highest_epoch == 2  # also for plans
     cluster.until(lambda: locked(cluster) == [210, 600], "the second lease")
     request = power_agent_pb2.ReleaseClocksRequest(device=GPU, holder="test", epoch=2)
     cluster.stub.ReleaseClocks(request, timeout=20)
@@ -120,7 +120,7 @@ def test_what_a_gpu_cannot_do_is_refused_before_anything_is_touched(cluster):
         assert code == grpc.StatusCode.INVALID_ARGUMENT
         assert said in text
     assert locked(cluster) is None
-    assert cluster.memory().plan is None
+    assert cluster.journal_state().plan is None
 
 
 def test_a_plan_is_applied_when_its_clocks_are_in_force(cluster):
@@ -153,7 +153,7 @@ def test_the_end_of_the_agent_is_the_end_of_its_clocks(cluster, number):
         time.sleep(1.0)  # the pause after a change is over
         assert cluster.end_agent() == 0
         assert locked(cluster) is None
-        assert cluster.memory().overrides == {}
+        assert cluster.journal_state().overrides == {}
     else:
         cluster.kill_agent()
         assert locked(cluster) == [210, 600]  # as on hardware
@@ -173,10 +173,10 @@ def test_an_agent_that_dies_beside_its_journal_entry_leaves_no_lock(cluster, whe
         cluster.until(lambda: cluster.died, "its death")
         assert cluster.reap_agent() == -signal.SIGKILL
         assert locked(cluster) is None
-        assert bool(cluster.memory().overrides) == ((write, where) in ((1, AFTER), (2, BEFORE)))
+        assert bool(cluster.journal_state().overrides) == ((write, where) in ((1, AFTER), (2, BEFORE)))
         cluster.arm(0, 0)
         cluster.start_agent()
-        cluster.until(lambda: cluster.memory().overrides == {}, "a clean journal")
+        cluster.until(lambda: cluster.journal_state().overrides == {}, "a clean journal")
         assert locked(cluster) is None
 
 
@@ -233,7 +233,7 @@ def test_a_driver_that_was_loaded_again_has_what_the_plan_asks_and_nothing_of_a_
     cluster.client.call("admin", verb="reload_driver", args={})
     assert (locked(cluster) is not None) == persistence
     cluster.start_agent()
-    cluster.until(lambda: cluster.memory().overrides == {}, "a clean journal")
+    cluster.until(lambda: cluster.journal_state().overrides == {}, "a clean journal")
     assert locked(cluster) is None
 
 

@@ -107,7 +107,7 @@ async def live(events, folder: Path) -> None:
     history.plan = None
     await bench.end()
     assert bench.gpus.locked is None
-    assert bench.node.journal.memory.overrides == {}
+    assert bench.node.journal.state.overrides == {}
     gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(bench.gpus.calls)]
     assert min(gaps, default=1.0) >= 1.0 - 1e-9, bench.gpus.calls
 

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from power_agent.devices.errors import DeviceError, DeviceUnsupported
-from power_agent.memory import Override
+from power_agent.journal_state import Override
 from tests.support.clock_bench import GPU, Bench, clock_plan
 from trefoil.core.device_types import P4
 from trefoil.core.errors import Fenced, InvalidInput, NotFound, PlanError, Unavailable
@@ -109,7 +109,7 @@ async def test_what_must_not_outlive_the_agent_is_put_back_when_it_ends(bench):
     assert bench.gpus.locked is None
     assert bench.clock.monotonic_s() - started_s <= 2.5
     await bench.start()
-    assert bench.node.journal.memory.overrides == {}
+    assert bench.node.journal.state.overrides == {}
     await bench.kill()
 
 
@@ -125,19 +125,19 @@ async def test_a_kill_between_journal_and_driver_is_put_right_by_the_successor(b
     await bench.start()
     await bench.pass_s(0.1)
     assert bench.gpus.locked is None
-    assert bench.node.journal.memory.overrides == {}
+    assert bench.node.journal.state.overrides == {}
     await bench.kill()
 
 
 async def test_a_limit_that_an_earlier_version_left_is_named_and_let_go(bench):
     await bench.start()
-    bench.node.journal.override(Override(GPU, "power_limit", 300.0, 250.0, "boot/load-1"))
+    bench.node.journal.begin_override(Override(GPU, "power_limit", 300.0, 250.0, "boot/load-1"))
     await bench.kill()
     with capture_logs() as logs:
         await bench.start()
     (said,) = [entry for entry in logs if entry["event"] == "a predecessor left a power limit set"]
     assert (said["device"], said["limit_w"], said["remedy"]) == (GPU, 250.0, "nvidia-smi -i 0 -pl 300")
-    assert bench.node.journal.memory.overrides == {}
+    assert bench.node.journal.state.overrides == {}
     await bench.end()
     assert names(bench) == []
 
@@ -304,7 +304,7 @@ async def test_a_plan_that_sets_a_power_limit_is_refused(bench, state):
 
 async def test_what_probing_found_missing_is_the_reason_of_the_refusal(bench):
     await bench.start()
-    bench.node.miss("clock_lock gpu0", "needs root. Remedy: run it as its unit does")
+    bench.node.set_missing("clock_lock gpu0", "needs root. Remedy: run it as its unit does")
     with pytest.raises(PlanError) as error:
         bench.keeper.refuse(clock_plan(0, 900))
     assert str(error.value) == (

@@ -6,13 +6,13 @@ import threading
 import pytest
 
 from power_agent import metering
+from power_agent.device_meters import DeviceMeasurement
 from power_agent.devices.errors import DeviceLost
+from power_agent.energy_log import EnergyLog
 from power_agent.journal import Journal
-from power_agent.ledger import EnergyLog
 from power_agent.metering import Metering
 from power_agent.node import Device, Node
 from power_agent.settings import PowerAgentSettings
-from power_agent.sources import Measured
 from tests.support.plans import CATALOG
 from trefoil.core.device_types import A100_40GB, P4, device_type
 from trefoil.core.energy import EnergyMethod
@@ -46,7 +46,9 @@ class Meters:
             raise self.errors[device]
         now_s = self.clock.monotonic_s()
         method = EnergyMethod.RAPL if device == CPU else EnergyMethod.NVML_COUNTER
-        return Measured(self.clock.now_s(), now_s, method, origin, WATTS[device] * now_s, 0.0, WATTS[device], 1410)
+        return DeviceMeasurement(
+            self.clock.now_s(), now_s, method, origin, WATTS[device] * now_s, 0.0, WATTS[device], 1410
+        )
 
     def close(self):
         self.closed = True

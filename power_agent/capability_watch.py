@@ -23,7 +23,7 @@ DCGM: Final = "dcgm"
 MODE_OFF: Final = "MIG mode "  # `mig` says these itself, with what it is doing about them
 
 
-class Probing:
+class CapabilityWatch:
     """A part of the service. `found`: what the GPUs can do, as last probed."""
 
     def __init__(
@@ -42,8 +42,8 @@ class Probing:
         self._rights = rights
         self._runtime = runtime
         self._dcgm = dcgm
-        self._rests_on: object = None
-        self._said: set[str] = set()
+        self._probed_for: object = None
+        self._reported: set[str] = set()
         self.found = Capabilities()
         self._log = structlog.get_logger()
 
@@ -68,13 +68,13 @@ class Probing:
         """Probe again if something has changed since the last time, and publish."""
         gpus = [d for d in self._node.devices.values() if d.type.kind != DeviceKind.CPU]
         awake = [d for d in gpus if d.state != DeviceState.LOST]
-        rests_on = (self._node.driver_load_id, [(d.device, d.mig_current, d.mig_pending) for d in awake])
-        if rests_on != self._rests_on:
+        probe_for = (self._node.driver_load_id, [(d.device, d.mig_current, d.mig_pending) for d in awake])
+        if probe_for != self._probed_for:
             not_root, no_mig_device = self._rights()
             probed = await asyncio.gather(*(self._probe(d.device, not_root, no_mig_device) for d in awake))
             devices = {name: whys for one in probed for name, whys in one.devices.items()}
             self.found = Capabilities(devices, {"root": not_root} if devices else {})
-            self._rests_on = rests_on
+            self._probed_for = probe_for
             self._log.info("capabilities", have=self.found.have, missing=self.found.missing)
         self._publish()
 
@@ -110,11 +110,11 @@ class Probing:
         if capabilities != self._node.capabilities:
             self._node.capabilities = capabilities
             self._node.changed()
-        for name in self._said - set(missing):
-            self._node.miss(name, "")
+        for name in self._reported - set(missing):
+            self._node.set_missing(name, "")
         for name, why in missing.items():
-            self._node.miss(name, why)
-        self._said = set(missing)
+            self._node.set_missing(name, why)
+        self._reported = set(missing)
 
     def _lacks(self, name: str) -> bool:
         return any(entry.startswith(f"{name}: ") for entry in self._node.missing)

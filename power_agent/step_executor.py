@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import structlog
 
-from power_agent.core.drain import NOTICE_S, required_table, still_routed, waiting_for
+from power_agent.core.drain import NOTICE_S, drain_blocker, required_table, still_routed
 from power_agent.core.reconcile import Task
 from power_agent.devices.cpu import Cpu
 from power_agent.journal import Journal
@@ -21,7 +21,7 @@ from power_agent.mig import MigInstances
 from power_agent.runtimes.base import RunningTriton, Runtime
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices import Slice
-from power_agent.triton import TritonServer, TritonUnready, VersionCounters
+from power_agent.triton_client import TritonClient, TritonUnready, VersionCounters
 from power_agent.triton_install import TritonInstall
 from power_agent.triton_slice import SliceLaunch, SliceSpec, clean_shared_memory, grpc_port, prepare_slice
 from trefoil.core.common import Revision
@@ -36,7 +36,7 @@ from trefoil.runtime.state import State
 T = TypeVar("T")
 
 
-class Verbs:
+class StepExecutor:
     """Carries out steps: driver through MigInstances, processes through the runtime, Triton through its gRPC."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Verbs:
         threads: Executor,
         state: State,
         journal: Journal,
-        depart: Callable[[Slice], None],
+        keep_last_reading: Callable[[Slice], None],
     ) -> None:
         self._settings = settings
         self._cpu = Cpu(settings.node)
@@ -61,7 +61,7 @@ class Verbs:
         self._state = state
         self.acks = LiveAcks(state, clock)
         self._journal = journal
-        self._depart = depart
+        self._keep_last_reading = keep_last_reading
         self._by_name: Mapping[str, Callable[[Slice, Task], Awaitable[None]]] = {
             "drain": self._drain,
             "stop": self._stop,
@@ -98,14 +98,14 @@ class Verbs:
         part.generation = self._journal.next_generation()
         await self._journal.sync()
         part.hosted = task.hosted
-        self._journal.remember(part.memory())
+        self._journal.remember_slice(part.record())
 
     async def _create_gi(self, part: Slice, task: Task) -> None:
         await self._claim(part, task)
         observed = await self._mig.create_gi(part.key)
         part.has_instance, part.has_compute = True, observed.ci_id is not None
         part.mig_uuid = observed.mig_uuid
-        self._journal.remember(part.memory())  # again, should the driver have been loaded anew since the claim
+        self._journal.remember_slice(part.record())  # again, should the driver have been loaded anew since the claim
 
     async def _create_ci(self, part: Slice, task: Task) -> None:
         observed = await self._mig.create_ci(part.key)
@@ -133,7 +133,7 @@ class Verbs:
     def _attached(self, part: Slice, process: RunningTriton) -> None:
         assert part.launch is not None
         part.running, part.incarnation = True, process.incarnation
-        part.server = TritonServer(
+        part.server = TritonClient(
             part.launch.grpc_target, part.launch.metrics_url, part.launch.repository, self._clock
         )
 
@@ -179,7 +179,7 @@ class Verbs:
             return
         if part.server is not None:
             try:
-                part.note(await part.server.statistics(), self._clock.now_s())
+                part.record_counters(await part.server.statistics(), self._clock.now_s())
             except TrefoilError as error:
                 self._log.info("no last counters", slice=part.key.name, why=str(error))
         tag, prefix = part.tag, part.launch.shm_prefix if part.launch else ""
@@ -207,15 +207,15 @@ class Verbs:
     async def process_ended(self, part: Slice) -> None:
         """Note that its Triton is gone, with what it did last."""
         server = part.server
-        self._depart(part)
-        part.process_gone()
+        self._keep_last_reading(part)
+        part.on_process_ended()
         if server is not None:
             await server.close()
 
     # --- models ------------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _server(part: Slice) -> TritonServer:
+    def _server(part: Slice) -> TritonClient:
         """Its Triton, which may have ended between the decision for a step and the step.
 
         Raises:
@@ -259,7 +259,7 @@ class Verbs:
             part.move(SliceState.SWAPPING, task.why, self._clock.now_s())
 
         def on_counters(counters: tuple[VersionCounters, ...]) -> None:
-            part.note(counters, self._clock.now_s())
+            part.record_counters(counters, self._clock.now_s())
 
         wanted = {(hosted.family, hosted.stage): hosted for hosted in task.hosted}
         for old in part.hosted:
@@ -273,10 +273,10 @@ class Verbs:
                 if part.state == SliceState.SWAPPING and part.running:
                     part.move(SliceState.READY, f"could not load {new.variant}: {error}", self._clock.now_s())
                 raise
-            part.note(result.before, self._clock.now_s())
+            part.record_counters(result.before, self._clock.now_s())
             part.hosted = tuple(new if hosted == old else hosted for hosted in part.hosted)
         part.hosted = task.hosted
-        self._journal.remember(part.memory())
+        self._journal.remember_slice(part.record())
 
     async def _warm_up(self, part: Slice, task: Task) -> None:
         server = self._server(part)
@@ -286,11 +286,11 @@ class Verbs:
         if part.server is not server:
             raise TritonUnready(f"the Triton of {part.key.name} has ended")
         if part.state == SliceState.STARTING:
-            part.note_overhead(counters)
+            part.record_overhead(counters)
         else:
             part.overhead_requests += len(part.hosted)
         now_s = self._clock.now_s()
-        part.note(counters, now_s)
+        part.record_counters(counters, now_s)
         part.last_success_s, part.failing = now_s, False
         part.move(SliceState.READY, "", now_s)
 
@@ -300,7 +300,7 @@ class Verbs:
         if part.state != SliceState.DRAINING:
             part.move(SliceState.DRAINING, task.why, self._clock.now_s())
         deadline_s = self._clock.monotonic_s() + self._settings.drain_timeout_s
-        revision = self._journal.memory.plan.revision if self._journal.memory.plan else Revision()
+        revision = self._journal.state.plan.revision if self._journal.state.plan else Revision()
         while waiting := await self._waiting(part, revision):
             if self._clock.monotonic_s() >= deadline_s:
                 self._log.warning("drain gave up", slice=part.key.name, waiting_for=waiting)
@@ -321,7 +321,7 @@ class Verbs:
             return f"no acknowledgement can be read: {error}"
         required = required_table(part.key, revision, published)
         routed = still_routed(part.key, published)
-        waiting = waiting_for(part.key, required, live, part.announced_s + NOTICE_S if routed else -math.inf)
+        waiting = drain_blocker(part.key, required, live, part.published_s + NOTICE_S if routed else -math.inf)
         waiting = waiting or self.acks.blind
         part.proved_idle = bool(live) and not waiting
         if waiting or part.server is None:
@@ -335,11 +335,11 @@ class Verbs:
 
     # --- adoption ----------------------------------------------------------------------------------------------------
 
-    async def loaded(self, part: Slice, variant_of: Callable[[str, int], str]) -> tuple[Hosted, ...]:
+    async def read_hosted(self, part: Slice, variant_of: Callable[[str, int], str]) -> tuple[Hosted, ...]:
         """What a running Triton really serves: a swap may have ended without anybody noting it."""
         assert part.server is not None
         counters = await part.server.statistics()
-        part.note(counters, self._clock.now_s())
+        part.record_counters(counters, self._clock.now_s())
         versions: dict[str, list[int]] = {}
         for model in counters:
             versions.setdefault(model.family, []).append(model.version)

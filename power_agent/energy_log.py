@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from power_agent.core.meter import MeterState
-from power_agent.node import Changes
+from power_agent.node import ChangeNotifier
 from trefoil.core.energy import EnergySample
 from trefoil.core.errors import Unavailable
 from trefoil.runtime import codec
@@ -115,7 +115,7 @@ class EnergyFeed:
 
     def __init__(self, energy_log: EnergyLog) -> None:
         self._energy_log = energy_log
-        self._changes = Changes()
+        self._changes = ChangeNotifier()
         self.watchers = 0
 
     def notify(self, samples: Sequence[EnergySample]) -> None:

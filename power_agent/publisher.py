@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from power_agent.ledger import EnergyLog
+from power_agent.energy_log import EnergyLog
 from power_agent.node import Node
 from trefoil.core.common import Lease
 from trefoil.core.energy import EnergySample
@@ -40,12 +40,12 @@ class Publisher:
         self._lease: Lease | None = None
         self._renew_at_s = 0.0
         self._pending: deque[EnergySample] = deque()
-        self._in_step = False  # the stream holds everything up to what is pending
+        self._stream_in_step = False  # the stream holds everything up to what is pending
         self._log = structlog.get_logger()
 
     def publish(self, samples: Sequence[EnergySample]) -> None:
         """Samples to send; they are in the energy log already."""
-        if self._in_step:
+        if self._stream_in_step:
             self._pending.extend(samples)
         self._node.changes.notify()
 
@@ -57,11 +57,11 @@ class Publisher:
                 async with asyncio.timeout(PERIOD_S):
                     seen = await self._node.changes.wait(seen)
             try:
-                if await self._hold():
+                if await self._hold_lease():
                     await self._write()
                     trouble = ""
             except (StateUnavailable, Fenced) as error:
-                self._in_step = False
+                self._stream_in_step = False
                 self._pending.clear()
                 if isinstance(error, Fenced):
                     self._lease = None
@@ -70,7 +70,7 @@ class Publisher:
                     self._log.warning("cannot publish", why=str(error))
             await self._node.clock.sleep(GAP_S)
 
-    async def _hold(self) -> bool:
+    async def _hold_lease(self) -> bool:
         """Whether the lease is ours: acquired or renewed in time."""
         ttl_s, clock = self._node.settings.lease_ttl_s, self._node.clock
         if self._lease is not None:
@@ -80,14 +80,14 @@ class Publisher:
                 self._renew_at_s = clock.monotonic_s() + min(PERIOD_S, ttl_s / 3)
                 return True
             self._log.warning("lease lost", role=self._role, epoch=self._lease.epoch)
-        self._in_step = False
-        floor = self._node.journal.memory.lease_epoch
+        self._stream_in_step = False
+        floor = self._node.journal.state.lease_epoch
         holder = f"{self._node.settings.node}:{os.getpid()}"
         self._lease = await self._state.acquire(self._role, holder, ttl_s, floor)
         if self._lease is None:
             return False
         self._renew_at_s = clock.monotonic_s() + min(PERIOD_S, ttl_s / 3)
-        self._node.journal.hold_lease(self._lease.epoch)
+        self._node.journal.raise_lease_epoch(self._lease.epoch)
         self._node.epoch = self._lease.epoch
         self._node.metrics.set("trefoil_lease_epoch", self._lease.epoch, role=self._role)
         self._log.info("lease", role=self._role, epoch=self._lease.epoch)
@@ -96,8 +96,8 @@ class Publisher:
     async def _write(self) -> None:
         assert self._lease is not None
         keys, node = self._state.keys, self._node.settings.node
-        if not self._in_step:
-            await self._compare()
+        if not self._stream_in_step:
+            await self._line_up_stream()
         maxlen = int(STREAM_S / self._node.settings.sample_period_s) * max(1, len(self._node.devices))
         status = self._node.status()
         batch = [self._pending[i] for i in range(min(BATCH_MAX, len(self._pending)))]
@@ -108,13 +108,13 @@ class Publisher:
                 *(Append(keys.energy(node), sample, maxlen) for sample in batch),
             ],
         )
-        self._node.announced(status)
+        self._node.note_published(status)
         for _ in batch:
             self._pending.popleft()
         if self._pending:
             self._node.changes.notify()
 
-    async def _compare(self) -> None:
+    async def _line_up_stream(self) -> None:
         """Line up the samples that the stream does not hold."""
         count = TAIL_PER_DEVICE * max(1, len(self._node.devices))
         newest: dict[str, int] = {}
@@ -122,7 +122,7 @@ class Publisher:
             newest[sample.device] = max(sample.seq, newest.get(sample.device, 0))
         missing = [sample for sample in self._energy_log.ring if sample.seq > newest.get(sample.device, 0)]
         self._pending = deque(missing)
-        self._in_step = True
+        self._stream_in_step = True
         if missing:
             self._log.info("energy samples to send again", count=len(missing))
 

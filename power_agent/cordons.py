@@ -12,7 +12,8 @@ from typing import Final
 
 import structlog
 
-from power_agent.journal import Cordon, Journal
+from power_agent.journal import Journal
+from power_agent.journal_state import Cordon
 from trefoil.core.errors import InvalidInput, NotFound, StaleRevision
 from trefoil.core.fleet import DeviceState
 from trefoil.core.plan import NodePlan, PlannedDevice
@@ -22,7 +23,7 @@ PATIENCE_MAX_S: Final = 86_400.0
 UNNAMED: Final = "taken out of service by an operator"
 
 
-def without(plan: NodePlan, devices: Collection[str]) -> NodePlan:
+def without_devices(plan: NodePlan, devices: Collection[str]) -> NodePlan:
     """The plan with those devices empty and asleep."""
     if not any(planned.slices and planned.device in devices for planned in plan.devices):
         return plan
@@ -45,13 +46,13 @@ class Cordons:
 
     def resume(self) -> None:
         """Go on with what the journal remembers; patience goes on too, but never longer than it was granted."""
-        for cordon in self._journal.memory.cordons.values():
+        for cordon in self._journal.state.cordons.values():
             left_s = cordon.at_s + cordon.patience_s - self._clock.now_s()
             self._wait(cordon.device, min(cordon.patience_s, max(0.0, left_s)))
 
     def why(self, device: str) -> str:
         """Why a device is out of service; empty when it is not."""
-        cordon = self._journal.memory.cordons.get(device)
+        cordon = self._journal.state.cordons.get(device)
         return cordon.why if cordon else ""
 
     def evicted(self, device: str) -> bool:
@@ -74,7 +75,7 @@ class Cordons:
             raise InvalidInput("is no patience", field="patience_s", value=patience_s, remedy=remedy)
         try:
             for device in devices:
-                await self._journal.cordon(Cordon(device, why or UNNAMED, self._clock.now_s(), patience_s))
+                await self._journal.set_cordon(Cordon(device, why or UNNAMED, self._clock.now_s(), patience_s))
                 self._log.warning("device out of service", device=device, why=why, patience_s=patience_s)
                 self._wait(device, patience_s)
         finally:
@@ -88,7 +89,7 @@ class Cordons:
         """
         try:
             for device in devices:
-                await self._journal.release(device)
+                await self._journal.release_cordon(device)
                 if self._deadline_s.pop(device, None) is not None:
                     self._log.warning("device in service", device=device)
         finally:
@@ -99,7 +100,7 @@ class Cordons:
         asyncio.get_running_loop().call_later(patience_s, self._on_change)
 
 
-def named(device: str, known: Collection[str]) -> tuple[str, ...]:
+def devices_named(device: str, known: Collection[str]) -> tuple[str, ...]:
     """The devices that a request names: one, or with an empty name all.
 
     Raises:

@@ -22,7 +22,7 @@ CPU_SUFFIX: Final = "/cpu"
 
 
 @dataclass(frozen=True, slots=True)
-class SliceMemory:
+class SliceRecord:
     """A slice that this agent made."""
 
     key: SliceKey
@@ -60,21 +60,21 @@ class Override:
 
 
 @dataclass(slots=True)
-class Memory:
+class JournalState:
     """Everything the journal holds. `unfinished`: steps that were begun and never ended."""
 
     plan: NodePlan | None = None
     highest_epoch: int = 0
     lease_epoch: int = 0
     generation: int = 0
-    slices: dict[SliceKey, SliceMemory] = field(default_factory=dict)
+    slices: dict[SliceKey, SliceRecord] = field(default_factory=dict)
     unfinished: dict[tuple[SliceKey, str], Step] = field(default_factory=dict)
     cordons: dict[str, Cordon] = field(default_factory=dict)
     overrides: dict[tuple[str, str], Override] = field(default_factory=dict)
     devices: dict[str, tuple[str, str]] = field(default_factory=dict)  # type and UUID: a lost GPU tells neither
     damaged: int = 0  # lines that could not be read, a torn last one included
 
-    def take(self, entry: dict[str, Any]) -> None:
+    def apply(self, entry: dict[str, Any]) -> None:
         """Apply one entry. Unknown kinds are of a newer agent and change nothing.
 
         Raises:
@@ -86,7 +86,7 @@ class Memory:
                 return
 
     def entries(self) -> list[dict[str, Any]]:
-        """The fewest entries that bring this memory back."""
+        """The fewest entries that bring this state back."""
         entries: list[dict[str, Any]] = [
             {"highest_epoch": self.highest_epoch},
             {"lease_epoch": self.lease_epoch},
@@ -142,7 +142,7 @@ class Memory:
         self.overrides.pop((str(device), str(setting)), None)
 
     def _slice(self, value: Any) -> None:
-        part = codec.from_plain(SliceMemory, value, "slice")
+        part = codec.from_plain(SliceRecord, value, "slice")
         self.slices[part.key] = part
 
     def _forget(self, value: Any) -> None:
@@ -158,19 +158,19 @@ class Memory:
 
 
 _READERS: Final = {
-    "plan": Memory._plan,
-    "highest_epoch": Memory._highest_epoch,
-    "lease_epoch": Memory._lease_epoch,
-    "generation": Memory._generation,
-    "cordon": Memory._cordon,
-    "release": Memory._release,
-    "device": Memory._device,
-    "override": Memory._override,
-    "restored": Memory._restored,
-    "slice": Memory._slice,
-    "forget": Memory._forget,
-    "begin": Memory._begin,
-    "end": Memory._end,
+    "plan": JournalState._plan,
+    "highest_epoch": JournalState._highest_epoch,
+    "lease_epoch": JournalState._lease_epoch,
+    "generation": JournalState._generation,
+    "cordon": JournalState._cordon,
+    "release": JournalState._release,
+    "device": JournalState._device,
+    "override": JournalState._override,
+    "restored": JournalState._restored,
+    "slice": JournalState._slice,
+    "forget": JournalState._forget,
+    "begin": JournalState._begin,
+    "end": JournalState._end,
 }
 _SLICE_OF: Final = {"slice": "key", "begin": "slice", "end": "slice", "forget": ""}  # kinds that are about one slice
 
@@ -186,23 +186,23 @@ def encode(entry: dict[str, Any], load: str) -> bytes:
     return b"%s\t%08x\n" % (text, zlib.crc32(text))
 
 
-def replay(data: bytes, load: str) -> Memory:
-    """The memory of a journal, whatever a crash, a full disk or a flipped bit has made of it. Never raises.
+def replay(data: bytes, load: str) -> JournalState:
+    """The state of a journal, whatever a crash, a full disk or a flipped bit has made of it. Never raises.
 
     A line that is torn, has a wrong checksum or makes no sense is counted in `damaged` and otherwise passed over: each
     of the others says by itself what is true.
     """
-    memory = Memory()
+    state = JournalState()
     for line in data.split(b"\n"):
         if not line.strip():
             continue
         try:
             entry = _decode(line)
             if not _void(entry, load):
-                memory.take(entry)
+                state.apply(entry)
         except (TrefoilError, KeyError, TypeError, ValueError, RecursionError):
-            memory.damaged += 1
-    return memory
+            state.damaged += 1
+    return state
 
 
 def _decode(line: bytes) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class ActivitySensor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class DeviceMeasurement:
     """What is known of one device now."""
 
     at_s: float
@@ -62,7 +62,7 @@ class Measured:
     clock_event_reasons: tuple[str, ...] | None = None
 
 
-class Sources:
+class DeviceMeters:
     """All measuring devices of a node. `metered` False: joules are not to be known."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Sources:
 
     def read(
         self, device: str, kind: DeviceType, origin: str, generations: Mapping[SliceKey, int], slow: bool
-    ) -> Measured:
+    ) -> DeviceMeasurement:
         """Everything of one device. `origin` names boot and driver load.
 
         Raises:
@@ -125,7 +125,7 @@ class Sources:
                 integral.add(monotonic_s, power_w)
             counter_j, uncertainty = integral.joules, integral.take_uncertainty()
             counted_from = f"{origin}/integral {self._started_s:.3f}"
-        return Measured(
+        return DeviceMeasurement(
             at_s=at_s,
             monotonic_s=monotonic_s,
             method=method,
@@ -158,7 +158,7 @@ class Sources:
                 self._methods[key] = EnergyMethod.NONE
         return self._methods[key]
 
-    def _read_cpu(self, device: str, kind: DeviceType, origin: str, slow: bool) -> Measured:
+    def _read_cpu(self, device: str, kind: DeviceType, origin: str, slow: bool) -> DeviceMeasurement:
         counter_j, counted_from = None, origin.split("/", maxsplit=1)[0]
         if self._metered and self._rapl is not None:
             counter_j, counted_from = self._rapl.energy_j(), self._rapl.identity
@@ -168,7 +168,7 @@ class Sources:
         moved_j = (counter_j or 0.0) - then_j
         if counted_from != then_from:  # it began at this moment: what was spent before it is unknown
             counter_j, counted_from, moved_j = None, then_from, 0.0
-        return Measured(
+        return DeviceMeasurement(
             at_s=at_s,
             monotonic_s=now_s,
             method=EnergyMethod.NONE if self._rapl is None else EnergyMethod.RAPL,
