@@ -46,7 +46,7 @@ from trefoil.runtime.telemetry import Metrics, setup_logging
 
 
 def build(argv: Sequence[str]) -> Sequence[Part]:
-    """The whole wiring of the service.
+    """Build all parts of the service: its whole wiring.
 
     Raises:
         TrefoilError: bad settings, a bad model repository, or no simulated node at the socket.
@@ -67,9 +67,8 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker))
     node = Node(settings, clock, journal, load_catalog(settings.model_repository), metrics)
     node.boot_id, node.driver_load_id = boot_id(), driver_load_id(settings.driver_marker)
-    executor = StepExecutor(
-        settings, clock, mig, runtime, ThreadPoolExecutor(4, "node"), state, journal, node.keep_last_reading
-    )
+    threads = ThreadPoolExecutor(4, "node")
+    executor = StepExecutor(settings, clock, mig, runtime, threads, state, journal, node.keep_last_reading)
     clocks = ClockKeeper(node, inventory, calls.call)
     reconciler = Reconciler(node, executor, clocks)
     energy_log = EnergyLog(settings.state_dir, int(settings.ring_s / settings.sample_period_s))
@@ -87,22 +86,9 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     watch = DriverWatch(node, reconciler, executor, calls, inventory, quarantine)
     xids = XidWatch(node, inventory, quarantine, watch.fence, watch.poll_soon)
     capabilities = CapabilityWatch(node, inventory, calls, _rights(client), runtime.name, dcgm)
-    parts = (
-        node,
-        inventory,
-        calls,
-        mig,
-        executor,
-        reconciler,
-        clocks,
-        health,
-        watch,
-        xids,
-        capabilities,
-        metering,
-        publisher,
-    )
-    agent = AgentPart(*parts, state, cpu, cpu_serves)
+    parts = (node, inventory, calls, mig, executor, reconciler, clocks)
+    watches = (health, watch, xids, capabilities)
+    agent = AgentPart(*parts, *watches, metering, publisher, state, cpu, cpu_serves)
     servicer = PowerAgentServicer(node, reconciler, clocks, feed)
     entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
     audit = AuditLog(settings.state_dir, clock)
@@ -111,7 +97,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
 
 
 def _rights(client: NodeClient | None) -> Callable[[], tuple[str, str]]:
-    """Why GPUs may not be changed, and why MIG may not be; on a simulated node it is the node that is root, or not."""
+    """Reasons why GPUs, and MIG, may not be changed; on a simulated node it is the node that is root, or not."""
     if client is None:
         return lambda: (effective_root(), mig_device())
     return lambda: ("" if client.describe().get("root", True) else NOT_ROOT, "")

@@ -1,8 +1,9 @@
-"""The life of the agent: adopt, then pursue, watch, meter and publish until the end; the slices outlive it."""
+"""Life cycle of the agent: adopt, then pursue, watch, meter and publish until the end; the slices outlive it."""
 
 import asyncio
 import fcntl
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
@@ -33,96 +34,77 @@ from trefoil.runtime.state import State
 EXIT_PATIENCE_S: Final = 1.5  # a service has 4 s to be gone
 
 
+@dataclass(slots=True, eq=False)
 class AgentPart:
-    """All that works on the node, in one part, because it starts and ends together."""
+    """Agent of a node: all that works on it, in one part, because it starts and ends together."""
 
-    def __init__(
-        self,
-        node: Node,
-        inventory: Inventory,
-        calls: DriverCalls,
-        mig: MigInstances,
-        executor: StepExecutor,
-        reconciler: Reconciler,
-        clocks: ClockKeeper,
-        health: SliceHealth,
-        watch: DriverWatch,
-        xids: XidWatch,
-        capabilities: CapabilityWatch,
-        metering: Metering,
-        publisher: Publisher,
-        state: State,
-        cpu: Cpu | None,
-        cpu_serves: bool,
-    ) -> None:
-        self._node = node
-        self._inventory = inventory
-        self._calls = calls
-        self._mig = mig
-        self._executor = executor
-        self._reconciler = reconciler
-        self._clocks = clocks
-        self._health = health
-        self._watch = watch
-        self._xids = xids
-        self._capabilities = capabilities
-        self._metering = metering
-        self._publisher = publisher
-        self._state = state
-        self._cpu = cpu
-        self._cpu_serves = cpu_serves
-        self._owned: IO[bytes] | None = None
-        self._log = structlog.get_logger()
+    node: Node
+    inventory: Inventory
+    calls: DriverCalls
+    mig: MigInstances
+    executor: StepExecutor
+    reconciler: Reconciler
+    clocks: ClockKeeper
+    health: SliceHealth
+    watch: DriverWatch
+    xids: XidWatch
+    capabilities: CapabilityWatch
+    metering: Metering
+    publisher: Publisher
+    state: State
+    cpu: Cpu | None
+    cpu_serves: bool
+    _driver_lock: IO[bytes] | None = None
 
     async def init(self) -> None:
-        """Take over what runs, and the plan it runs by."""
-        node, settings = self._node, self._node.settings
+        """Adopt what runs, and the plan it runs by."""
+        node, settings = self.node, self.node.settings
         node.journal.open()  # first: from here on this is the only agent of the node
-        self._owned = lock_driver(settings.driver_marker)
+        self._driver_lock = lock_driver(settings.driver_marker)
         node.cordons.resume()
         try:
-            self._executor.install = await asyncio.to_thread(install_triton, settings, self._executor.runtime)
+            self.executor.install = await asyncio.to_thread(install_triton, settings, self.executor.runtime)
         except (StartError, Unavailable) as error:  # without one it still meters and keeps the devices
-            self._executor.no_install = str(error)
+            self.executor.no_install = str(error)
             node.set_missing("triton", str(error))
         await self._find_devices()
-        await self._clocks.open()
-        self._metering.open()
-        await self._capabilities.open()
-        await adopt(node, self._mig, self._executor)
+        await self.clocks.open()
+        self.metering.open()
+        await self.capabilities.open()
+        await adopt(node, self.mig, self.executor)
         if node.journal.state.plan is not None:
-            self._reconciler.resume(node.journal.state.plan)
+            self.reconciler.resume(node.journal.state.plan)
         await self._newer_plan()
 
     async def _find_devices(self) -> None:
         """GPUs if there is a driver, and the CPUs if they are wanted; a node may have either."""
-        node = self._node
+        node = self.node
         try:
-            observed = await self._calls.reopen()
+            observed = await self.calls.reopen()
         except DriverUnavailable as error:
             if node.settings.node_socket is not None:
                 raise  # a simulated node has a driver, or it is not the one that is meant
             node.set_missing("driver", str(error))
             observed = ()
-        await list_devices(node, self._calls, self._inventory, observed)
+        await list_devices(node, self.calls, self.inventory, observed)
         for device in list(node.devices.values()):
-            await enable_mig(node, self._calls, self._inventory, device)
-        if self._cpu is not None:
-            add_cpu(node, self._cpu, self._cpu_serves)
+            await enable_mig(node, self.calls, self.inventory, device)
+        if self.cpu is not None:
+            add_cpu(node, self.cpu, self.cpu_serves)
 
     async def _newer_plan(self) -> None:
         """What was decided while no agent was here."""
         try:
-            plan = await self._state.get(self._state.keys.plan_node(self._node.settings.node), NodePlan)
-            if plan is not None and (self._node.plan is None or plan.revision > self._node.plan.revision):
-                await self._reconciler.apply(plan)
+            plan = await self.state.get(self.state.keys.plan_node(self.node.settings.node), NodePlan)
+            if plan is not None and (self.node.plan is None or plan.revision > self.node.plan.revision):
+                await self.reconciler.apply(plan)
         except (StateUnavailable, PlanError, Fenced) as error:
-            self._log.warning("no plan was taken from Redis", why=str(error))
+            structlog.get_logger().warning("no plan was taken from Redis", why=str(error))
 
     async def run(self) -> None:
-        """Until cancelled; a bug in one of them ends all."""
-        loops = [part.run for part in (self._reconciler, self._clocks, self._health, self._watch, self._metering)]
-        loops += [part.run for part in (self._xids, self._capabilities, self._publisher)]
+        """Run all loops until cancelled; a bug in one of them ends all."""
+        loops = [part.run for part in (self.reconciler, self.clocks, self.health, self.watch, self.metering)]
+        loops += [part.run for part in (self.xids, self.capabilities, self.publisher)]
         tasks = [asyncio.create_task(loop(), name=loop.__qualname__) for loop in loops]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -134,30 +116,30 @@ class AgentPart:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def shutdown(self) -> None:
-        """Stop working, say so; the Tritons go on unless the settings say otherwise."""
-        restoring = asyncio.create_task(self._clocks.restore())
-        await self._reconciler.stop()
-        await self._health.stop()
-        await self._watch.stop()
-        await self._xids.stop()
-        self._capabilities.close()
-        slices = list(self._node.slices.values())
-        if self._node.settings.stop_slices_on_exit:
+        """Stop working, and say so; the Tritons go on unless the settings say otherwise."""
+        restoring = asyncio.create_task(self.clocks.restore())
+        await self.reconciler.stop()
+        await self.health.stop()
+        await self.watch.stop()
+        await self.xids.stop()
+        self.capabilities.close()
+        slices = list(self.node.slices.values())
+        if self.node.settings.stop_slices_on_exit:
             await asyncio.gather(*(self._end(part) for part in slices if part.running))
-        await self._metering.stop()
-        await self._publisher.stop()
+        await self.metering.stop()
+        await self.publisher.stop()
         await _close(slices)
         await restoring
-        self._node.journal.close()
-        await self._calls.close()
-        if self._owned is not None:
-            self._owned.close()
+        self.node.journal.close()
+        await self.calls.close()
+        if self._driver_lock is not None:
+            self._driver_lock.close()
 
     async def _end(self, part: Slice) -> None:
         try:
-            await self._executor.stop_process(part, EXIT_PATIENCE_S)
+            await self.executor.stop_process(part, EXIT_PATIENCE_S)
         except TrefoilError as error:
-            self._log.warning("could not stop", slice=part.key.name, why=str(error))
+            structlog.get_logger().warning("could not stop", slice=part.key.name, why=str(error))
 
 
 async def _close(slices: Sequence[Slice]) -> None:
