@@ -1,4 +1,4 @@
-"""What an agent does first: find out what its predecessor left running, and take it over without touching it.
+"""Adoption: find out what the agent's predecessor left running, and take it over without touching it.
 
 The driver says which instances exist, the runtime says what runs, the journal says which of it is ours and what it
 ought to be. A Triton that answers an inference is READY at once: dispatchers never see it leave. What the journal does
@@ -33,7 +33,7 @@ NO_COMPUTE: Final = -1
 async def list_devices(
     node: Node, calls: DriverCalls, inventory: Inventory, observed: Sequence[ObservedDevice]
 ) -> None:
-    """Make the node know its GPUs; one that it cannot govern is named in `missing` and hides none of the others."""
+    """List the GPUs into the node; one that it cannot govern is named in `missing` and hides none of the others."""
     for seen in observed:
         try:
             kind = device_type(seen.type)
@@ -71,13 +71,13 @@ async def _read_gauges(node: Node, calls: DriverCalls, inventory: Inventory, dev
 
 
 def add_cpu(node: Node, cpu: Cpu, serve: bool) -> None:
-    """Make the node know its CPUs; where they are only metered, nothing may be planned on them."""
+    """Add the CPUs to the node; where they are only metered, nothing may be planned on them."""
     closed = "" if serve else "the CPUs of this node are metered, but do not serve; setting cpu = serve lets them"
     node.devices[cpu.device] = Device(cpu.device, cpu.type, DeviceState.ASLEEP, closed=closed)
 
 
 async def adopt(node: Node, mig: MigInstances, executor: StepExecutor) -> None:
-    """Take over all instances and processes that are ours; end orphaned processes."""
+    """Adopt all instances and processes that are ours; end orphaned processes."""
     log = structlog.get_logger()
     processes = await executor.processes()
     adopted = {}
@@ -107,7 +107,7 @@ async def adopt(node: Node, mig: MigInstances, executor: StepExecutor) -> None:
 async def _find_slices(
     node: Node, mig: MigInstances, device: Device, processes: Mapping[str, RunningTriton]
 ) -> tuple[ObservedSlice, ...]:
-    """What exists on a device now; all that is remembered of one that does not answer."""
+    """Slices that exist on a device now; all that are remembered of one that does not answer."""
     remembered = [part for key, part in node.journal.state.slices.items() if key.device == device.device]
     if device.state != DeviceState.LOST and device.has_instances:
         try:

@@ -1,4 +1,4 @@
-"""Life cycle of the agent: adopt, then pursue, watch, meter and publish until the end; the slices outlive it."""
+"""Life cycle of the agent: adopt, then reconcile, watch, meter and publish until the end; the slices outlive it."""
 
 import asyncio
 import fcntl
@@ -65,7 +65,7 @@ class AgentPart:
         try:
             self.executor.install = await asyncio.to_thread(install_triton, settings, self.executor.runtime)
         except (StartError, Unavailable) as error:  # without one it still meters and keeps the devices
-            self.executor.no_install = str(error)
+            self.executor.install_failure = str(error)
             node.set_missing("triton", str(error))
         await self._find_devices()
         await self.clocks.open()

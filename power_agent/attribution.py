@@ -35,7 +35,7 @@ SENSORS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Cumulative counters of one hosted model in one Triton process."""
+    """Work counters, cumulative, of one hosted model in one Triton process."""
 
     family: str
     variant: str
@@ -45,7 +45,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class SliceReading:
-    """One slice at the time of a reading. A new `incarnation` (another process) starts its counters at 0.
+    """Reading of one slice at one moment. A new `incarnation` (another process) starts its counters at 0.
 
     `overhead_*`: how much of the work since the last reading was warm-up or probing.
     `sm_share`: of the device's multiprocessors; of a CPU slice its cores over those of the node.
@@ -70,7 +70,7 @@ class SliceReading:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """One device at the time of a reading. counter_j None: nothing measures it.
+    """Reading of one device at one moment. counter_j None: nothing measures it.
 
     `monotonic_s` counts from the boot of the machine, so two agents on one boot continue each other.
     `driver` names what the counter counts from (boot, driver load, start of an integral): counters of different ones
@@ -109,7 +109,7 @@ WorkDone = Mapping[tuple[str, str], tuple[float, int]]  # (family, variant) -> b
 
 @dataclass(frozen=True, slots=True)
 class CounterMark:
-    """The last counters seen of one hosted model."""
+    """Counters of one hosted model when they were last read."""
 
     key: SliceKey
     generation: int
@@ -122,7 +122,7 @@ class CounterMark:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """active_j in the order of the reading's slices; unserved_j: what drew above the baseline and serves nobody."""
+    """Split of an interval's joules above the baseline. active_j: by slice, in their order; unserved_j: for nobody."""
 
     active_j: tuple[float, ...]
     unserved_j: float
@@ -158,7 +158,7 @@ def work_since(
 
 
 def split_active(reading: DeviceReading, done: Sequence[WorkDone], length_s: float, rest_j: float) -> Split:
-    """Active joules of each slice, and the joules above the baseline that serve nobody."""
+    """Split the joules above the baseline between the slices by activity; the rest serves nobody."""
     method, seconds = _activity_s(reading, done, length_s)
     own_s = sum(active_s * part.sm_share for part, active_s in zip(reading.slices, seconds, strict=True))
     other_s = max(0.0, reading.busy_s - own_s) if reading.busy_s is not None else 0.0
@@ -217,7 +217,7 @@ def _busy_s(own: WorkDone) -> float:
 def slice_energies(
     slices: Sequence[SliceReading], done: Sequence[WorkDone], active_j: Sequence[float]
 ) -> tuple[SliceEnergy, ...]:
-    """One entry for each slice and generation, its models inside."""
+    """Energy of each slice and generation, with that of its models."""
     places: dict[Place, list[SliceEnergy]] = {}
     for part, own, joules in zip(slices, done, active_j, strict=True):
         places.setdefault((part.key, part.generation), []).append(_slice_energy(part, own, joules))

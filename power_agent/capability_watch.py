@@ -1,4 +1,4 @@
-"""Keeps `capabilities` and `missing` of the node true: probed at start, and again when what they rest on has changed.
+"""Capability watch: keeps `capabilities` and `missing` of the node true; probes again when what they rest on changed.
 
 Per device in that device's own worker, so that a GPU that hangs delays no other.
 """
@@ -24,7 +24,7 @@ MODE_OFF: Final = "MIG mode "  # `mig` says these itself, with what it is doing 
 
 
 class CapabilityWatch:
-    """A part of the service. `found`: what the GPUs can do, as last probed."""
+    """Watch of the node's capabilities. `found`: what the GPUs can do, as last probed."""
 
     def __init__(
         self,
@@ -48,18 +48,18 @@ class CapabilityWatch:
         self._log = structlog.get_logger()
 
     async def open(self) -> None:
-        """The first probe; until then nothing is known."""
+        """Probe for the first time; until then nothing is known."""
         if self._dcgm is not None:
             self._dcgm.start()
         await self.refresh()
 
     def close(self) -> None:
-        """Stop what was started."""
+        """Stop reading DCGM."""
         if self._dcgm is not None:
             self._dcgm.close()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Probe again every period until cancelled."""
         while True:
             await self.refresh()
             await self._node.clock.sleep(PERIOD_S)

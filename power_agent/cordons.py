@@ -1,4 +1,4 @@
-"""Devices out of service: who took them out, and until when their slices may leave by plan.
+"""Cordons: devices out of service, who took them out, and until when their slices may leave by plan.
 
 A cordon is on disk before it is answered, so it survives the agent and a reboot. It is published at once; a controller
 that sees it plans without the device and takes the slices away in the order that keeps the capacity. What is planned
@@ -24,7 +24,7 @@ UNNAMED: Final = "taken out of service by an operator"
 
 
 def without_devices(plan: NodePlan, devices: Collection[str]) -> NodePlan:
-    """The plan with those devices empty and asleep."""
+    """Copy of a plan with those devices empty and asleep."""
     if not any(planned.slices and planned.device in devices for planned in plan.devices):
         return plan
     emptied = (
@@ -35,7 +35,7 @@ def without_devices(plan: NodePlan, devices: Collection[str]) -> NodePlan:
 
 
 class Cordons:
-    """All cordons of a node. `on_change` is told of each change, also of patience that is over."""
+    """Cordons of a node. `on_change` is called after each change, also when a patience is over."""
 
     def __init__(self, clock: Clock, journal: Journal, on_change: Callable[[], None]) -> None:
         self._clock = clock
@@ -45,26 +45,26 @@ class Cordons:
         self._log = structlog.get_logger()
 
     def resume(self) -> None:
-        """Go on with what the journal remembers; patience goes on too, but never longer than it was granted."""
+        """Resume the cordons that the journal remembers; patience goes on too, but never longer than it was granted."""
         for cordon in self._journal.state.cordons.values():
             left_s = cordon.at_s + cordon.patience_s - self._clock.now_s()
             self._wait(cordon.device, min(cordon.patience_s, max(0.0, left_s)))
 
     def why(self, device: str) -> str:
-        """Why a device is out of service; empty when it is not."""
+        """Reason why a device is out of service; empty when it is not."""
         cordon = self._journal.state.cordons.get(device)
         return cordon.why if cordon else ""
 
     def evicted(self, device: str) -> bool:
-        """Whether a device has to be empty by now."""
+        """Whether a cordoned device has to be empty by now."""
         return device in self._deadline_s and self._clock.monotonic_s() >= self._deadline_s[device]
 
     def all_evicted(self) -> frozenset[str]:
-        """Devices that have to be empty by now."""
+        """Cordoned devices that have to be empty by now."""
         return frozenset(device for device in self._deadline_s if self.evicted(device))
 
     async def set(self, devices: Sequence[str], why: str, patience_s: float) -> None:
-        """Take devices out of service; once more replaces reason and patience.
+        """Cordon devices: out of service; once more replaces reason and patience.
 
         Raises:
             InvalidInput: patience that is no duration.
@@ -82,7 +82,7 @@ class Cordons:
             self._on_change()
 
     async def release(self, devices: Sequence[str]) -> None:
-        """Take devices back into service; no-op for those that are.
+        """Release cordons: back into service; no-op for those that are.
 
         Raises:
             JournalError: it could not be written; that cordon holds.
@@ -101,7 +101,7 @@ class Cordons:
 
 
 def devices_named(device: str, known: Collection[str]) -> tuple[str, ...]:
-    """The devices that a request names: one, or with an empty name all.
+    """Devices that a request names: one, or with an empty name all.
 
     Raises:
         NotFound: naming those that there are.

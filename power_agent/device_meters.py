@@ -1,4 +1,4 @@
-"""What measures each device, and the reading of it: NVML's counter, an integral of NVML's power, RAPL, or nothing.
+"""Device meters: read what measures each device: NVML's counter, an integral of NVML's power, RAPL, or nothing.
 
 Everything here blocks and runs in the one thread of its device, so that a driver that is stuck on one GPU delays no
 other. Which method a device has is found out by asking it, and asked again after each load of the driver.
@@ -26,11 +26,14 @@ class CpuMeter(Protocol):
     """Energy of the CPU packages of this node [J] since `identity` began, 0 at that moment; raises Unavailable."""
 
     @property
-    def identity(self) -> str: ...
+    def identity(self) -> str:
+        """Name of what the counter counts from."""
 
-    def energy_j(self) -> float: ...
+    def energy_j(self) -> float:
+        """Energy since then [J]."""
 
-    def save(self) -> None: ...
+    def save(self) -> None:
+        """Keep on disk what a successor needs to go on."""
 
 
 class ActivitySensor(Protocol):
@@ -46,7 +49,7 @@ class ActivitySensor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeviceMeasurement:
-    """What is known of one device now."""
+    """Measurement of one device at one moment."""
 
     at_s: float
     monotonic_s: float
@@ -63,7 +66,7 @@ class DeviceMeasurement:
 
 
 class DeviceMeters:
-    """All measuring devices of a node. `metered` False: joules are not to be known."""
+    """Meters of all devices of a node. `metered` False: joules are not to be known."""
 
     def __init__(
         self,
@@ -90,11 +93,11 @@ class DeviceMeters:
         self._host_busy_s: float | None = None
 
     def integrates(self, device: str, origin: str) -> bool:
-        """Whether `poll` is to be called between readings."""
+        """Whether a device's energy is an integral, so that `poll` is to be called between readings."""
         return self._methods.get((device, origin)) == EnergyMethod.POWER_INTEGRAL
 
     def poll(self, device: str, origin: str) -> None:
-        """One power reading of a device that has no counter.
+        """Read the power of a device that has no counter.
 
         Raises:
             DeviceError: the driver did not answer.
@@ -106,7 +109,7 @@ class DeviceMeters:
     def read(
         self, device: str, kind: DeviceType, origin: str, generations: Mapping[SliceKey, int], slow: bool
     ) -> DeviceMeasurement:
-        """Everything of one device. `origin` names boot and driver load.
+        """Measure everything of one device. `origin` names boot and driver load.
 
         Raises:
             DeviceError: the driver or the counter did not answer.
@@ -140,7 +143,7 @@ class DeviceMeters:
         )
 
     def close(self) -> None:
-        """After the last reading: what a successor needs to go on is on disk."""
+        """Keep on disk what a successor needs to go on, after the last reading."""
         if self._rapl is not None:
             self._rapl.save()
 

@@ -1,7 +1,7 @@
-"""Watches the driver: a GPU that is lost or comes back, instances that somebody else makes or destroys, a driver that
-is loaded again. It declares and fences; `reconciler` mends; what others made is reported and never touched.
+"""Driver watch: a GPU that is lost or comes back, instances that somebody else makes or destroys, a driver that is
+loaded again. It declares and fences; `reconciler` mends; what others made is reported and never touched.
 
-Each device is looked at on its own, so that one whose driver hangs delays no other.
+Each device is polled on its own, so that one whose driver hangs delays no other.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from trefoil.core.fleet import DeviceKind, DeviceState, SliceKey
 
 @dataclass(frozen=True, slots=True)
 class _SlicesBefore:
-    """Our slices of a device when the driver was before: whether each had an instance, and whether a step was at it."""
+    """Our slices of a device before the driver was asked: which had an instance, and which had a step at work."""
 
     had: dict[SliceKey, bool]
     moving: frozenset[SliceKey]
 
 
 class DriverWatch:
-    """A part of the service: compares what the driver says with what the agent made."""
+    """Watch of the driver: compares what it says with what the agent made."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class DriverWatch:
         self._log = structlog.get_logger()
 
     async def run(self) -> None:
-        """Look at the driver every `health_poll_s`, at its devices every `drift_poll_s`, until cancelled."""
+        """Poll the driver every `health_poll_s`, its devices every `drift_poll_s`, until cancelled."""
         settings, clock = self._node.settings, self._node.clock
         while True:
             try:
                 await self._check_driver()
-                self.set_missing("driver", "")
+                self._node.report_missing("driver", "")
             except (DeviceError, Unavailable) as error:
-                self.set_missing("driver", str(error))
+                self._node.report_missing("driver", str(error))
             else:
                 if clock.monotonic_s() >= self._next_poll_s:
                     self._next_poll_s = clock.monotonic_s() + settings.drift_poll_s
@@ -71,7 +71,7 @@ class DriverWatch:
             await clock.sleep(settings.health_poll_s)
 
     def poll_soon(self) -> None:
-        """Look at all devices at the next turn."""
+        """Poll all devices at the next turn of `run`."""
         self._next_poll_s = 0.0
 
     async def stop(self) -> None:
@@ -79,11 +79,6 @@ class DriverWatch:
         for look in self._polls.values():
             look.cancel()
         await asyncio.gather(*self._polls.values(), return_exceptions=True)
-
-    def set_missing(self, what: str, why: str) -> None:
-        """Note and log what is missing; an empty `why`: it is back."""
-        if self._node.set_missing(what, why):
-            (self._log.error if why else self._log.info)("missing" if why else "back", what=what, why=why)
 
     def _poll_all(self) -> None:
         for device in self._node.devices.values():
@@ -136,6 +131,7 @@ class DriverWatch:
     # --- one device ---------------------------------------------------------------------------------------------------
 
     async def poll(self, device: Device) -> None:
+        """Poll one device: whether it answers, its MIG mode, and its instances against those that the agent made."""
         before, was_lost = self._slices_before(device), device.state == DeviceState.LOST
         try:
             listed = await self._list_instances(device)
@@ -144,11 +140,11 @@ class DriverWatch:
             await self.fence(device, str(error))
             return
         except (DeviceError, Unavailable) as error:
-            self.set_missing(device.device, str(error))
+            self._node.report_missing(device.device, str(error))
             return
         if device.state == DeviceState.LOST and not was_lost:
             return  # fenced for what came after this look began
-        self.set_missing(device.device, "")
+        self._node.report_missing(device.device, "")
         if device.type.kind == DeviceKind.MIG_GPU:
             await self._compare_instances(device, listed, before)
         if device.state == DeviceState.LOST:
@@ -179,11 +175,11 @@ class DriverWatch:
         return listed
 
     async def fence(self, device: Device, why: str) -> None:
-        """A lost GPU: end what runs there, so that a person can reset it; touch nothing else until it answers again."""
+        """Fence a lost GPU: end what runs there, so that it can be reset; touch nothing else until it answers again."""
         if device.state != DeviceState.LOST:
             self._log.error("device lost", device=device.device, why=why)
             self._node.set_device(device, DeviceState.LOST)
-        self.set_missing(device.device, why)
+        self._node.report_missing(device.device, why)
         for part in self._slices_of(device):
             if not self._reconciler.busy(part):
                 part.fail(f"device lost: {why}", self._node.clock.now_s())

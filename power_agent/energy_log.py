@@ -48,7 +48,7 @@ class EnergyLog:
         ]
 
     def open(self) -> None:
-        """Read what a predecessor left."""
+        """Open the log and read what a predecessor left."""
         read = [self._read(path) for path in self._paths]
         newest = max(range(2), key=lambda i: int(read[i][-1]["n"]) if read[i] else -1)
         self._active, lines = newest, read[1 - newest] + read[newest]

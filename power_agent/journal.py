@@ -43,11 +43,11 @@ LINES_MAX: Final = 5000
 
 
 class JournalError(TrefoilError):
-    """Nothing can be written, so nothing may be begun."""
+    """Journal cannot be written, so nothing may be begun."""
 
 
 class Journal:
-    """Append-only; one process at a time (flock). Belongs to one event loop."""
+    """Write-ahead journal of one agent: append-only; one process at a time (flock). Belongs to one event loop."""
 
     def __init__(self, directory: Path, boot_id: str, driver_load_id: str) -> None:
         self._path = directory / "journal.jsonl"
@@ -64,7 +64,7 @@ class Journal:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def open(self) -> JournalState:
-        """Lock, read what is there, compact.
+        """Open the journal: lock it, read what is there, compact it.
 
         Raises:
             StartError: another agent of this node runs on the same state.
@@ -91,7 +91,7 @@ class Journal:
         return self.state
 
     def close(self) -> None:
-        """Release the lock."""
+        """Close the file and release the lock."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -99,7 +99,7 @@ class Journal:
             self._lock.close()
 
     def driver_changed(self, driver_load_id: str) -> None:
-        """The driver was loaded again: none of its instances exists any more."""
+        """Drop all GPU slices: the driver was loaded again, and none of its instances exists any more."""
         self._load = f"{self._load.partition('/')[0]}/{driver_load_id}"
         self.state.drop_gpu_slices()
         self._behind = True
@@ -108,7 +108,7 @@ class Journal:
     # --- durable before they count ------------------------------------------------------------------------------------
 
     async def accept_plan(self, plan: NodePlan) -> None:
-        """Remember the plan durably before anything is done for it.
+        """Accept a plan: remember it durably before anything is done for it.
 
         Raises:
             JournalError: it could not be written; the plan before stays.
@@ -119,7 +119,7 @@ class Journal:
         await self.sync()
 
     async def set_cordon(self, cordon: Cordon) -> None:
-        """Remember durably that a device is out of service.
+        """Cordon a device: remember durably that it is out of service.
 
         Raises:
             JournalError: it could not be written; the device is in service as before.
@@ -129,7 +129,7 @@ class Journal:
         await self.sync()
 
     async def release_cordon(self, device: str) -> None:
-        """Take a cordon off; no-op when there is none.
+        """Release a cordon; no-op when there is none.
 
         Raises:
             JournalError: it could not be written; the cordon holds.
@@ -140,7 +140,7 @@ class Journal:
             await self.sync()
 
     def raise_lease_epoch(self, epoch: int) -> None:
-        """Remember our own epoch, the floor of the next one if Redis loses its data. Blocks for one fsync."""
+        """Raise our own lease epoch, the floor of the next one if Redis loses its data. Blocks for one fsync."""
         self.state.lease_epoch = max(self.state.lease_epoch, epoch)
         self._write_after({"lease_epoch": epoch})
         try:
@@ -150,13 +150,13 @@ class Journal:
             self._log.error("own epoch is not durable", path=str(self._path), why=str(error))
 
     def next_generation(self) -> int:
-        """A number that no instance of this node ever had. `sync` comes before the instance is made."""
+        """Next generation: a number that no instance here ever had. `sync` comes before the instance is made."""
         self.state.generation += 1
         self._write_after({"generation": self.state.generation})
         return self.state.generation
 
     async def sync(self) -> None:
-        """Return when all that was written so far is on the disk.
+        """Sync: return when all that was written so far is on the disk.
 
         Raises:
             JournalError: it cannot be, or some of it could not even be written.
@@ -175,7 +175,7 @@ class Journal:
     # --- written before they count ------------------------------------------------------------------------------------
 
     async def begin_step(self, step: Step) -> None:
-        """Before the step.
+        """Begin a step: written before it.
 
         Raises:
             JournalError: it could not be written: the step must not be made.
@@ -184,7 +184,7 @@ class Journal:
         self.state.unfinished[step.slice, step.verb] = step
 
     def begin_override(self, override: Override) -> None:
-        """Before a clock is locked.
+        """Begin an override: written before a clock is locked.
 
         Raises:
             JournalError: it could not be written: the setting must not be changed.
@@ -195,42 +195,42 @@ class Journal:
     # --- what has happened --------------------------------------------------------------------------------------------
 
     def raise_highest_epoch(self, epoch: int) -> None:
-        """A command came under this epoch: older ones are refused from now on, by successors too."""
+        """Raise the highest epoch: a command came under it, and older ones are refused, by successors too."""
         if epoch > self.state.highest_epoch:
             self.state.highest_epoch = epoch
             self._write_after({"highest_epoch": epoch})
 
     def end_override(self, device: str, setting: str) -> None:
-        """The default is in force again."""
+        """End an override: the default is in force again."""
         if self.state.overrides.pop((device, setting), None) is not None:
             self._write_after({"restored": [device, setting]})
 
     def end_step(self, step: Step) -> None:
-        """After the step, whatever came of it (`state`: done or failed)."""
+        """End a step, whatever came of it (`state`: done or failed)."""
         self.state.unfinished.pop((step.slice, step.verb), None)
         self._write_after({"end": codec.to_plain(step)})
 
     def close_unfinished(self) -> list[Step]:
-        """Close the steps that a predecessor left unfinished, after all it made has been adopted; returns them."""
+        """Close the steps that a predecessor left unfinished, after all it made was adopted; returns them."""
         steps = list(self.state.unfinished.values())
         for step in steps:
             self.end_step(Step(step.slice, step.verb, "failed", why="the agent ended in the middle of it"))
         return steps
 
     def remember_device(self, device: str, kind: str, uuid: str) -> None:
-        """A GPU that is here, for a successor that finds it lost."""
+        """Remember a GPU that is here, for a successor that finds it lost."""
         if self.state.devices.get(device) != (kind, uuid):
             self.state.devices[device] = (kind, uuid)
             self._write_after({"device": [device, kind, uuid]})
 
     def remember_slice(self, record: SliceRecord) -> None:
-        """A slice is ours, in this state."""
+        """Remember that a slice is ours, in this state."""
         if self.state.slices.get(record.key) != record:
             self.state.slices[record.key] = record
             self._write_after({"slice": codec.to_plain(record)})
 
     def forget_slice(self, key: SliceKey) -> None:
-        """A slice does not exist any more."""
+        """Forget a slice that does not exist any more."""
         if self.state.slices.pop(key, None) is not None:
             self._write_after({"forget": codec.to_plain(key)})
 

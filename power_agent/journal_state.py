@@ -1,4 +1,4 @@
-"""What an agent must not forget, and how it is read back from the lines of its journal. Pure: no files, no clock.
+"""Journal state: all that an agent must not forget, and how it is read back from its journal's lines. Pure.
 
 Sibling: `journal` writes the lines. Of each entry the boot and the driver load it was true for are kept: GPU instances
 and what runs on them are void after another load, processes on CPUs after another boot. The plan, the epochs, the
@@ -23,7 +23,7 @@ CPU_SUFFIX: Final = "/cpu"
 
 @dataclass(frozen=True, slots=True)
 class SliceRecord:
-    """A slice that this agent made."""
+    """Record of a slice that this agent made."""
 
     key: SliceKey
     generation: int
@@ -36,7 +36,7 @@ class SliceRecord:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """A device that is out of service until somebody releases it. `at_s`: UTC seconds of the command."""
+    """Cordon: a device is out of service until somebody releases it. `at_s`: UTC seconds of the command."""
 
     device: str
     why: str
@@ -46,7 +46,7 @@ class Cordon:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A device setting that was changed, or was about to be, and must be put back.
+    """Override: a device setting that was changed, or was about to be, and must be put back.
 
     `setting` "clock": the locked range [MHz]. Earlier versions also wrote "power_limit": the one that was in force
     before, and the one that was set [W]. `load` is the boot and driver load that it was written under.
@@ -61,7 +61,7 @@ class Override:
 
 @dataclass(slots=True)
 class JournalState:
-    """Everything the journal holds. `unfinished`: steps that were begun and never ended."""
+    """State that the journal holds. `unfinished`: steps that were begun and never ended."""
 
     plan: NodePlan | None = None
     highest_epoch: int = 0
@@ -86,7 +86,7 @@ class JournalState:
                 return
 
     def entries(self) -> list[dict[str, Any]]:
-        """The fewest entries that bring this state back."""
+        """Entries, the fewest, that bring this state back."""
         entries: list[dict[str, Any]] = [
             {"highest_epoch": self.highest_epoch},
             {"lease_epoch": self.lease_epoch},
@@ -102,7 +102,7 @@ class JournalState:
         return entries
 
     def drop_gpu_slices(self) -> None:
-        """The driver was loaded again: none of its instances exists any more; processes on CPUs do."""
+        """Drop all GPU slices: the driver was loaded again, none of its instances exists; processes on CPUs do."""
         self.slices = {key: part for key, part in self.slices.items() if on_cpu(key)}
         self.unfinished = {name: step for name, step in self.unfinished.items() if on_cpu(name[0])}
 
@@ -181,13 +181,13 @@ def on_cpu(key: SliceKey) -> bool:
 
 
 def encode(entry: dict[str, Any], load: str) -> bytes:
-    """One line: JSON, a tab, its checksum. `load` is "<boot id>/<driver load id>"."""
+    """Encode an entry as one line: JSON, a tab, its checksum. `load` is "<boot id>/<driver load id>"."""
     text = json.dumps({"load": load, **entry}, separators=(",", ":")).encode()
     return b"%s\t%08x\n" % (text, zlib.crc32(text))
 
 
 def replay(data: bytes, load: str) -> JournalState:
-    """The state of a journal, whatever a crash, a full disk or a flipped bit has made of it. Never raises.
+    """Replay a journal, whatever a crash, a full disk or a flipped bit has made of it. Never raises.
 
     A line that is torn, has a wrong checksum or makes no sense is counted in `damaged` and otherwise passed over: each
     of the others says by itself what is true.

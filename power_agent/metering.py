@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Metering:
-    """A part of the service: one reading per period."""
+    """Metering of all devices: one reading per period."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Metering:
         self._states = dict(self._energy_log.states)
 
     async def run(self) -> None:
-        """A reading each period, on whole multiples of it; readings of power in between where there is no counter."""
+        """Read each period, on whole multiples of it; readings of power in between where there is no counter."""
         clock, period_s = self._node.clock, self._node.settings.sample_period_s
         polling = asyncio.create_task(self._poll())
         try:
@@ -84,7 +84,7 @@ class Metering:
             await self._in_thread(name, lambda: self._meters.poll(name, origin))
 
     async def read(self) -> None:
-        """One reading of everything."""
+        """Read everything once."""
         await asyncio.gather(*(self._read_statistics(part) for part in self._node.slices.values() if part.running))
         self._readings += 1
         devices = list(self._node.devices.values())
@@ -223,7 +223,7 @@ class Metering:
                 )
 
     async def stop(self) -> None:
-        """A last reading, so that the successor's gap is short."""
+        """Stop after a last reading, so that the successor's gap is short."""
         await self.read()
         self._energy_log.close()
         await asyncio.to_thread(self._meters.close)
@@ -232,7 +232,7 @@ class Metering:
 
 
 def _with_activity(part: SliceReading, measured: DeviceMeasurement) -> SliceReading:
-    """With what the sensors say of it."""
+    """Reading of a slice with what the sensors say of it."""
     gpm = measured.activity.get(AttributionMethod.GPM, {}).get(part.key)
     dcgm = measured.activity.get(AttributionMethod.DCGM, {}).get(part.key)
     return replace(part, gpm=gpm, dcgm=dcgm)

@@ -1,4 +1,4 @@
-"""Publishes: NodeStatus every second and on change, EnergySamples as they are read.
+"""Publisher: writes NodeStatus every second and on change, and EnergySamples as they are read.
 
 Holds the lease `agent:<node>`. Without Redis everything else goes on; when it is back, the samples that the stream
 lacks are sent again from the energy log's ring, by `seq`. A write whose answer was lost may have been done, so the same
@@ -30,7 +30,7 @@ BATCH_MAX: Final = 200
 
 
 class Publisher:
-    """The only writer of node:<node> and energy:<node>."""
+    """Publisher, the only writer, of node:<node> and energy:<node>."""
 
     def __init__(self, node: Node, state: State, energy_log: EnergyLog) -> None:
         self._node = node
@@ -44,13 +44,13 @@ class Publisher:
         self._log = structlog.get_logger()
 
     def publish(self, samples: Sequence[EnergySample]) -> None:
-        """Samples to send; they are in the energy log already."""
+        """Queue samples to send; they are in the energy log already."""
         if self._stream_in_step:
             self._pending.extend(samples)
         self._node.changes.notify()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publish until cancelled."""
         seen, trouble = -1, ""
         while True:
             with contextlib.suppress(TimeoutError):  # nothing changed: publish all the same
@@ -127,7 +127,7 @@ class Publisher:
             self._log.info("energy samples to send again", count=len(missing))
 
     async def stop(self) -> None:
-        """Say goodbye: the last status and samples, then the lease is free for a successor."""
+        """Publish the last status and samples, then free the lease for a successor."""
         if self._lease is None:
             return
         try:

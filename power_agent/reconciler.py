@@ -42,14 +42,14 @@ SETTLED: Final = frozenset({DeviceState.AWAKE, DeviceState.ASLEEP, DeviceState.L
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
-    """The answer to Apply."""
+    """Answer to Apply: whether the plan is another one, and its steps."""
 
     changed: bool
     steps: tuple[Step, ...] = ()
 
 
 class Reconciler:
-    """The one worker that gives slices their steps."""
+    """Reconciler of a node, the only one that gives slices their steps."""
 
     def __init__(self, node: Node, executor: StepExecutor, clocks: ClockKeeper) -> None:
         self._node = node
@@ -66,7 +66,7 @@ class Reconciler:
     # --- what ought to be ---------------------------------------------------------------------------------------------
 
     async def apply(self, plan: NodePlan) -> ApplyResult:
-        """Take a plan. Idempotent by revision and digest.
+        """Apply a plan. Idempotent by revision and digest.
 
         Raises:
             StaleRevision: older than one already taken; names both.
@@ -83,7 +83,7 @@ class Reconciler:
             return found
 
     def preview(self, plan: NodePlan) -> ApplyResult:
-        """What `apply` would answer now; touches nothing.
+        """Preview what `apply` would answer now; touches nothing.
 
         Raises:
             StaleRevision, PlanError: as `apply`.
@@ -123,7 +123,7 @@ class Reconciler:
             )
 
     def resume(self, plan: NodePlan) -> None:
-        """Go on with the plan that the journal remembers, also where devices are in trouble now: that may pass."""
+        """Resume the plan that the journal remembers, also where devices are in trouble now: that may pass."""
         here = tuple(planned for planned in plan.devices if planned.device in self._node.devices)
         if len(here) < len(plan.devices):
             gone = [planned.device for planned in plan.devices if planned not in here]
@@ -146,7 +146,7 @@ class Reconciler:
         self._node.changed()
 
     def _add_planned_slices(self) -> None:
-        """Know every slice that is wanted."""
+        """Add every slice that the plan wants."""
         plan = self._node.plan_in_force()
         for wanted in (wanted for device in (plan.devices if plan else ()) for wanted in device.slices):
             assert plan is not None
@@ -159,7 +159,7 @@ class Reconciler:
     # --- the way there ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Pursue the plan until cancelled; a bug in a step ends it."""
+        """Reconcile at each change until cancelled; a bug in a step ends it."""
         while True:
             await self._node.work.wait()
             self._node.work.clear()
@@ -277,7 +277,7 @@ class Reconciler:
         self.retry_later(part)
 
     def retry_later(self, part: Slice) -> None:
-        """The first retry comes at once, then after longer and longer pauses."""
+        """Retry a slice: at once the first time, then after longer and longer pauses."""
         part.failures += 1
         if part.failures == 1:
             return
@@ -286,7 +286,7 @@ class Reconciler:
         asyncio.get_running_loop().call_later(pause_s, self._node.work.set)
 
     def interrupt(self, part: Slice) -> None:
-        """End the load or warm-up that a slice is in: what it works on is gone, or not wanted."""
+        """Interrupt the load or warm-up that a slice is in: what it works on is gone, or not wanted."""
         verb, job = self._jobs.get(part.key, ("", None))
         if job is not None and verb in INTERRUPTIBLE:
             job.cancel()
@@ -296,11 +296,11 @@ class Reconciler:
         return part.key in self._jobs
 
     def current_verb(self, part: Slice) -> str:
-        """The step that works on this slice now; empty for none."""
+        """Verb of the step that works on this slice now; empty for none."""
         return self._jobs[part.key][0] if part.key in self._jobs else ""
 
     async def stop(self) -> None:
-        """Let go of all steps; the processes on slices stay."""
+        """Stop all steps; the processes on slices stay."""
         self._stopping = True
         jobs = [*(job for _, job in self._jobs.values()), *self._waking.values()]
         for job in jobs:

@@ -1,4 +1,4 @@
-"""Notices what fails by itself: a Triton that exits, a python stub that dies. It only declares; `reconciler` mends.
+"""Slice health: notices a Triton that exits and a python stub that dies. It only declares; `reconciler` mends.
 Sibling: `driver_watch` looks at the driver and its devices.
 
 Readiness shows none of the second kind: only a real inference does. One is made when a dispatcher has ejected the
@@ -8,8 +8,6 @@ slice, when its calls fail, or when nothing has succeeded on it for `quiet_probe
 import asyncio
 from collections.abc import Sequence
 from typing import Final
-
-import structlog
 
 from power_agent.node import Node
 from power_agent.reconciler import Reconciler
@@ -27,7 +25,7 @@ TIMEOUTS_MAX: Final = 2  # a probe that only times out may stand behind a queue
 
 
 def probe_reason(ejected: bool, failing: bool, quiet_s: float, quiet_probe_s: float) -> str:
-    """Why a READY slice should prove that it infers; empty when there is no reason."""
+    """Reason why a READY slice should be probed by an inference; empty when there is no reason."""
     if ejected:
         return "a dispatcher ejected it"
     if failing:
@@ -44,7 +42,7 @@ def ejected_slices(acks: Sequence[TableAck], now_s: float) -> frozenset[SliceKey
 
 
 class SliceHealth:
-    """A part of the service: polls the runtime and the acknowledgements."""
+    """Health checks of all slices, by the runtime, the acknowledgements and probes."""
 
     def __init__(self, node: Node, reconciler: Reconciler, executor: StepExecutor) -> None:
         self._node = node
@@ -53,17 +51,16 @@ class SliceHealth:
         self._probes: dict[SliceKey, asyncio.Task[None]] = {}
         self._timeouts: dict[SliceKey, int] = {}
         self._passed_at_s: dict[SliceKey, float] = {}
-        self._log = structlog.get_logger()
 
     async def run(self) -> None:
-        """Look every `health_poll_s` until cancelled."""
+        """Check all slices every `health_poll_s` until cancelled."""
         settings, clock = self._node.settings, self._node.clock
         while True:
             try:
                 await self._check_processes()
-                self._set_missing("node", "")
+                self._node.report_missing("node", "")
             except Unavailable as error:
-                self._set_missing("node", str(error))
+                self._node.report_missing("node", str(error))
             await self._check_inference()  # also, and all the more, when the node does not answer
             self._raise_bugs()
             await clock.sleep(settings.health_poll_s)
@@ -73,10 +70,6 @@ class SliceHealth:
         for probe in self._probes.values():
             probe.cancel()
         await asyncio.gather(*self._probes.values(), return_exceptions=True)
-
-    def _set_missing(self, what: str, why: str) -> None:
-        if self._node.set_missing(what, why):
-            (self._log.error if why else self._log.info)("missing" if why else "back", what=what, why=why)
 
     def _raise_bugs(self) -> None:
         for key, probe in list(self._probes.items()):
@@ -120,10 +113,10 @@ class SliceHealth:
         settings, clock = self._node.settings, self._node.clock
         try:
             ejected = ejected_slices(await self._executor.acks.read(), clock.now_s())
-            self._set_missing("redis", "")
+            self._node.report_missing("redis", "")
         except StateUnavailable as error:
             ejected = frozenset()
-            self._set_missing("redis", str(error))
+            self._node.report_missing("redis", str(error))
         now_s = clock.now_s()
         for part in self._node.slices.values():
             if part.state != SliceState.READY or part.key in self._probes or self._reconciler.busy(part):
@@ -154,7 +147,7 @@ class SliceHealth:
             if not isinstance(error, StubDead):
                 if self._timeouts[part.key] < TIMEOUTS_MAX:
                     return
-                part.broken = str(error)
+                part.heal_failure = str(error)
             self._timeouts.pop(part.key)
             await self._declare_failed(part, f"{why}: {error}", "stub", process_gone=False)
             return

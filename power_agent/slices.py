@@ -1,4 +1,4 @@
-"""One slice: its state, what it serves, and where it is on the way there. Moves that are not legal crash.
+"""Slice record: its state, what it serves, and where it is on the way there. Moves that are not legal crash.
 
 PENDING > STARTING > READY; READY > SWAPPING > READY; READY or SWAPPING > DRAINING > GONE; any > FAILED > PENDING or
 GONE.
@@ -23,7 +23,7 @@ NANO: Final = 1e-9
 
 @dataclass(slots=True, eq=False)
 class Slice:
-    """Mutable record, owned by the event loop. `on_move` is told of each move after it was made."""
+    """Record of a slice, mutable, owned by the event loop. `on_move` is called after each move."""
 
     key: SliceKey
     generation: int
@@ -49,7 +49,7 @@ class Slice:
     # when to try again
     failures: int = 0
     retry_at_s: float = 0.0
-    broken: str = ""  # why a reload cannot heal it: only a new process can
+    heal_failure: str = ""  # why a reload did not heal it: only a new process can
     # counters
     counters: dict[tuple[str, int], VersionCounters] = field(default_factory=dict)
     counters_fresh: bool = False  # `counters` were read since the last metering
@@ -60,7 +60,7 @@ class Slice:
 
     @property
     def tag(self) -> str:
-        """Name of its process at the node."""
+        """Name of the slice's process at the runtime."""
         return f"{self.key.name}.g{self.generation}"
 
     @property
@@ -70,11 +70,11 @@ class Slice:
 
     @property
     def serving(self) -> bool:
-        """Whether requests may be on it."""
+        """Whether requests may be on the slice."""
         return self.state in HAS_TRAFFIC
 
     def move(self, state: SliceState, why: str, now_s: float) -> None:
-        """Change state.
+        """Move to another state.
 
         Raises:
             AssertionError: not a legal move: a bug.
@@ -89,12 +89,12 @@ class Slice:
         self.on_move(self, before)
 
     def fail(self, why: str, now_s: float) -> None:
-        """FAILED, if it is not already (the first cause stays)."""
+        """Fail, if it has not already (the first cause stays)."""
         if self.state not in (SliceState.FAILED, SliceState.GONE):
             self.move(SliceState.FAILED, why, now_s)
 
     def seen(self) -> SeenSlice:
-        """As reconciliation looks at it."""
+        """Slice as reconciliation sees it."""
         return SeenSlice(
             self.key,
             self.state,
@@ -107,11 +107,11 @@ class Slice:
         )
 
     def record(self) -> SliceRecord:
-        """As the journal keeps it."""
+        """SliceRecord as the journal keeps it."""
         return SliceRecord(self.key, self.generation, self.state, self.tag, self.hosted, self.revision, self.credits)
 
     def status(self) -> SliceStatus:
-        """As it is published."""
+        """SliceStatus as it is published."""
         return SliceStatus(
             key=self.key,
             generation=self.generation,
@@ -129,7 +129,7 @@ class Slice:
     # --- counters ----------------------------------------------------------------------------------------------------
 
     def record_counters(self, counters: tuple[VersionCounters, ...], now_s: float) -> None:
-        """Take in what Triton counts now; remember when it last succeeded and whether calls fail."""
+        """Record what Triton counts now, when it last succeeded, and whether calls fail."""
         for now in counters:
             before = self.counters.get((now.family, now.version))
             if before is None or now.successes < before.successes or now.failures < before.failures:
@@ -144,7 +144,7 @@ class Slice:
         self.counters_fresh = True
 
     def record_overhead(self, counters: tuple[VersionCounters, ...]) -> None:
-        """All that was done since the last reading was warm-up."""
+        """Record all that was done since the last reading as warm-up."""
         for now in counters:
             before = self.counters.get((now.family, now.version))
             if before is None or now.successes < before.successes or now.compute_batch_ns < before.compute_batch_ns:
@@ -156,7 +156,7 @@ class Slice:
             self.overhead_requests += requests
 
     def take_reading(self, sm_share: float, variant_of: Callable[[str, int], str]) -> SliceReading:
-        """For the meter; hands over the overhead and forgets versions that were unloaded before this reading."""
+        """Take a reading for the meter; hands over the overhead and forgets versions that were unloaded before."""
         work = tuple(
             Work(c.family, variant_of(c.family, c.version), c.compute_batch_ns * NANO, c.successes)
             for c in self.counters.values()
@@ -178,8 +178,8 @@ class Slice:
         return reading
 
     def on_process_ended(self) -> None:
-        """Its Triton has ended: nothing of it can be asked any more."""
-        self.running, self.loaded, self.incarnation, self.broken = False, False, "", ""
+        """Note that the slice's Triton has ended: nothing of it can be asked any more."""
+        self.running, self.loaded, self.incarnation, self.heal_failure = False, False, "", ""
         self.server = None
         self.counters = {}
         self.counters_fresh = self.failing = False

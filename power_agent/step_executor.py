@@ -1,4 +1,4 @@
-"""What each step does to one slice. Whoever calls has made sure that one slice has one step at a time.
+"""Step executor: what each step of the reconciler does to one slice, which has one step at a time.
 
 An error of a step is a TrefoilError with a remedy; the caller marks the slice FAILED and tries again later. Blocking
 calls (driver, node process, files) run in threads.
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class StepExecutor:
-    """Carries out steps: driver through MigInstances, processes through the runtime, Triton through its gRPC."""
+    """Executor of steps: driver through MigInstances, processes through the runtime, Triton through its gRPC."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class StepExecutor:
         self.runtime = runtime
         self._threads = threads
         self.install: TritonInstall | None = None  # found at start, before the first step
-        self.no_install = ""  # why there is none
+        self.install_failure = ""  # why there is none
         self._state = state
         self.acks = LiveAcks(state, clock)
         self._journal = journal
@@ -76,7 +76,7 @@ class StepExecutor:
         self._log = structlog.get_logger()
 
     async def run(self, part: Slice, task: Task) -> None:
-        """One step.
+        """Run one step.
 
         Raises:
             TrefoilError: it did not work; the slice is as it was before, or FAILED by the caller.
@@ -84,11 +84,11 @@ class StepExecutor:
         await self._by_name[task.verb](part, task)
 
     async def in_thread(self, call: Callable[[], T]) -> T:
-        """A blocking call of the runtime or the file system."""
+        """Run a blocking call of the runtime or the file system in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def processes(self) -> dict[str, RunningTriton]:
-        """What the runtime runs, by tag."""
+        """Processes that the runtime runs, by tag."""
         return {process.tag: process for process in await self.in_thread(self.runtime.list)}
 
     # --- instances ---------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class StepExecutor:
     # --- processes ---------------------------------------------------------------------------------------------------
 
     async def attach(self, part: Slice, process: RunningTriton) -> None:
-        """Take over a process that runs already."""
+        """Attach a slice to its process, which runs already."""
         part.launch = await self.in_thread(lambda: self._prepare(part, part.hosted))
         self._attached(part, process)
 
@@ -139,7 +139,9 @@ class StepExecutor:
 
     def _prepare(self, part: Slice, hosted: Sequence[Hosted]) -> SliceLaunch:
         if self.install is None:
-            raise StartError(f"no Triton can be started here: {self.no_install}", remedy="then start the agent again")
+            raise StartError(
+                f"no Triton can be started here: {self.install_failure}", remedy="then start the agent again"
+            )
         settings = self._settings
         port = grpc_port(settings.triton_port_base, part.key)
         spec = SliceSpec(
@@ -174,7 +176,7 @@ class StepExecutor:
         part.move(SliceState.GONE, task.why, self._clock.now_s())
 
     async def stop_process(self, part: Slice, patience_s: float | None = None) -> None:
-        """End its Triton and all that belongs to it; no-op when it is gone. SIGKILL follows after `patience_s`."""
+        """Stop a slice's Triton and all that belongs to it; no-op when it is gone. SIGKILL after `patience_s`."""
         if not part.running:
             return
         if part.server is not None:
@@ -205,7 +207,7 @@ class StepExecutor:
         await self.in_thread(stop)
 
     async def process_ended(self, part: Slice) -> None:
-        """Note that its Triton is gone, with what it did last."""
+        """Note that a slice's Triton is gone, with what it did last."""
         server = part.server
         self._keep_last_reading(part)
         part.on_process_ended()
@@ -216,7 +218,7 @@ class StepExecutor:
 
     @staticmethod
     def _server(part: Slice) -> TritonClient:
-        """Its Triton, which may have ended between the decision for a step and the step.
+        """Client of the slice's Triton, which may have ended between the decision for a step and the step.
 
         Raises:
             TritonUnready: it has.
@@ -242,7 +244,7 @@ class StepExecutor:
         """A dead python stub comes back by unload and load; where that fails only a new process helps."""
         server = self._server(part)
         part.move(SliceState.PENDING, task.why, self._clock.now_s())
-        if part.broken:
+        if part.heal_failure:
             await self.stop_process(part)
             return
         part.move(SliceState.STARTING, task.why, self._clock.now_s())
@@ -250,7 +252,7 @@ class StepExecutor:
             for hosted in part.hosted:
                 await server.heal(hosted, self._settings.swap_timeout_s)
         except TrefoilError as error:
-            part.broken = str(error)
+            part.heal_failure = str(error)
             raise
 
     async def _swap(self, part: Slice, task: Task) -> None:
@@ -301,7 +303,7 @@ class StepExecutor:
             part.move(SliceState.DRAINING, task.why, self._clock.now_s())
         deadline_s = self._clock.monotonic_s() + self._settings.drain_timeout_s
         revision = self._journal.state.plan.revision if self._journal.state.plan else Revision()
-        while waiting := await self._waiting(part, revision):
+        while waiting := await self._drain_blocker(part, revision):
             if self._clock.monotonic_s() >= deadline_s:
                 self._log.warning("drain gave up", slice=part.key.name, waiting_for=waiting)
                 part.why = f"stopped after {self._settings.drain_timeout_s:g} s although {waiting}"
@@ -312,7 +314,7 @@ class StepExecutor:
             await self._clock.sleep(self._settings.drain_poll_s)
         part.drained = True
 
-    async def _waiting(self, part: Slice, revision: Revision) -> str:
+    async def _drain_blocker(self, part: Slice, revision: Revision) -> str:
         keys = self._state.keys
         try:
             live = await self.acks.read()
@@ -336,7 +338,7 @@ class StepExecutor:
     # --- adoption ----------------------------------------------------------------------------------------------------
 
     async def read_hosted(self, part: Slice, variant_of: Callable[[str, int], str]) -> tuple[Hosted, ...]:
-        """What a running Triton really serves: a swap may have ended without anybody noting it."""
+        """Read what a running Triton really serves: a swap may have ended without anybody noting it."""
         assert part.server is not None
         counters = await part.server.statistics()
         part.record_counters(counters, self._clock.now_s())

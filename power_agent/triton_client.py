@@ -1,4 +1,4 @@
-"""Speaks gRPC to one running Triton: readiness by a real inference, swap in place, healing, counters.
+"""Triton client: gRPC to the Triton of one slice: readiness by a real inference, swap in place, healing, counters.
 
 Siblings: `triton_install` finds and prepares the binary, `triton_slice` writes a slice's own model repository and
 the argv/env that start it. Nothing here starts a process: on a simulated node the node process does that.
@@ -48,7 +48,7 @@ ITEM_BYTES: Final = {
 
 
 class TritonUnready(Unavailable):
-    """This Triton does not serve what it should; the message says which part of it, and why."""
+    """Triton does not serve what it should; the message says which part of it, and why."""
 
 
 class StubDead(TritonUnready):
@@ -61,7 +61,7 @@ class LoadFailed(TritonUnready):
 
 @dataclass(frozen=True, slots=True)
 class VersionCounters:
-    """Triton's cumulative counters of one loaded version. They restart at 0 whenever the version is loaded again."""
+    """Counters, cumulative, of one loaded version. They restart at 0 whenever the version is loaded again."""
 
     family: str
     version: int
@@ -77,7 +77,7 @@ class VersionCounters:
 
 @dataclass(frozen=True, slots=True)
 class SwapResult:
-    """`before` holds the last counters seen of what was unloaded; Triton forgets them."""
+    """Result of a swap: `before` holds the last counters seen of what was unloaded; Triton forgets them."""
 
     took_s: float
     before: tuple[VersionCounters, ...]
@@ -193,7 +193,7 @@ class TritonClient:
         return SwapResult(self._clock.monotonic_s() - started_s, before)
 
     async def heal(self, hosted: Hosted, timeout_s: float = 30.0) -> float:
-        """Unload and load: the only thing that brings a dead python stub back. Return the seconds it took.
+        """Heal: unload and load, the only thing that brings a dead python stub back. Return the seconds it took.
 
         Raises:
             LoadFailed: the version does not load again.
@@ -288,7 +288,7 @@ class TritonClient:
                 await poller
 
     async def pending(self) -> int:
-        """Requests that wait inside this Triton for their execution; those executing are finished by any clean stop.
+        """Number of requests that wait inside this Triton; those executing are finished by any clean stop.
 
         Raises:
             TritonUnready: the metrics endpoint does not answer.
@@ -328,7 +328,7 @@ def is_stub_dead(code: grpc.StatusCode, details: str | None) -> bool:
 
 
 def probe_request(config: model_config_pb2.ModelConfig, version: int) -> Any:
-    """One all-zero item for every input of the contract."""
+    """Probe request: one all-zero item for every input of the contract."""
     request = service_pb2.ModelInferRequest(model_name=config.name, model_version=str(version), id="trefoil-probe")
     for tensor in config.input:
         name = model_config_pb2.DataType.Name(tensor.data_type)
@@ -341,7 +341,7 @@ def probe_request(config: model_config_pb2.ModelConfig, version: int) -> Any:
 
 
 def wrong_reply(config: model_config_pb2.ModelConfig, version: int, reply: Any) -> str:
-    """Why the reply to a probe cannot be trusted; "" when it can. A wrong numpy answers 0 bytes with status OK."""
+    """Reason why a reply to a probe cannot be trusted; "" when it can. A wrong numpy answers 0 bytes, status OK."""
     if reply.model_version != str(version):
         return f"version {reply.model_version} answered instead of {version}"
     sizes = {o.name: len(raw) for o, raw in zip(reply.outputs, reply.raw_output_contents, strict=False)}
@@ -354,7 +354,7 @@ def wrong_reply(config: model_config_pb2.ModelConfig, version: int, reply: Any) 
 
 
 def counters(model: Any) -> VersionCounters:
-    """One entry of ModelStatistics."""
+    """VersionCounters of one entry of ModelStatistics."""
     stats = model.inference_stats
     return VersionCounters(
         family=model.name,
@@ -371,7 +371,7 @@ def counters(model: Any) -> VersionCounters:
 
 
 def pending_requests(metrics: str) -> int:
-    """Sum of the gauge over families and versions.
+    """Number of pending requests by a metrics page: the gauge's sum over families and versions.
 
     Raises:
         ValueError: a model is loaded but has no gauge: nothing may be concluded from its absence.

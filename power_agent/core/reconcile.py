@@ -1,4 +1,4 @@
-"""From what a node runs to what it ought to run: the fewest steps, and none that touches a slice which may stay.
+"""Reconciliation: the fewest steps from what a node runs to what it ought to, none on a slice that may stay.
 
 Data: seen slices (driver, processes and journal agree), the desired NodePlan, the catalogue.
 Decision: a partial order of tasks. `after` names the tasks that must be done first; all others may run at once, so that
@@ -39,7 +39,7 @@ HAS_TRAFFIC: Final = frozenset({SliceState.READY, SliceState.SWAPPING, SliceStat
 
 @dataclass(frozen=True, slots=True)
 class SeenSlice:
-    """One slice as it is now. `hosted` is what its Triton was last told to serve."""
+    """Slice as it is now. `hosted` is what its Triton was last told to serve."""
 
     key: SliceKey
     state: SliceState
@@ -53,7 +53,7 @@ class SeenSlice:
 
 @dataclass(frozen=True, slots=True)
 class SeenDevice:
-    """One device as it is now. `foreign`: instances that somebody else made; they are reported, never touched."""
+    """Device as it is now. `foreign`: instances that somebody else made; they are reported, never touched."""
 
     device: str
     type: str
@@ -67,13 +67,13 @@ class SeenDevice:
 
     @property
     def create(self) -> tuple[str, ...]:
-        """The steps that bring a slice into being."""
+        """Verbs of the steps that bring a slice into being."""
         return CREATE if device_type(self.type).kind == DeviceKind.MIG_GPU else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One step, what it needs to know, and the indices of the tasks that come first."""
+    """Step to be taken, what it needs to know, and the indices of the tasks that come first."""
 
     slice: SliceKey
     verb: str
@@ -82,7 +82,7 @@ class Task:
     why: str = ""
 
     def step(self, state: str = "planned", took_ms: float = 0.0, why: str = "") -> Step:
-        """As it is answered, journalled and logged."""
+        """Step as it is answered, journalled and logged."""
         return Step(self.slice, self.verb, state, took_ms, why or self.why)
 
 
@@ -115,7 +115,7 @@ class _TaskGraph:
 
 
 def reconcile(devices: Sequence[SeenDevice], plan: NodePlan, catalog: Catalog) -> tuple[Task, ...]:
-    """The tasks that lead from `devices` to `plan`; empty when nothing is left to do.
+    """Reconcile: the tasks that lead from `devices` to `plan`; empty when nothing is left to do.
 
     The plan has passed `refuse_plan`. A device that the plan does not name ought to be empty: plans are complete.
     """
