@@ -157,13 +157,13 @@ async def _adopt_one(
 async def _verify_serving(node: Node, executor: StepExecutor, part: Slice) -> None:
     """Ask a Triton what it serves, and for one real inference; one that does not answer is FAILED."""
     log = structlog.get_logger()
-    assert part.server is not None
+    assert part.triton is not None
     try:
         async with asyncio.timeout(PROBE_S):
             part.hosted = await executor.read_hosted(part, node.variant_of)
             if part.state in SERVING:
                 for hosted in part.hosted:
-                    await part.server.probe(hosted.family, hosted.version, PROBE_S)
+                    await part.triton.probe(hosted.family, hosted.version, PROBE_S)
                 part.overhead_requests += len(part.hosted)
     except (TrefoilError, TimeoutError) as error:
         if part.state in SERVING:

@@ -144,8 +144,8 @@ class AgentPart:
 
 async def _close(slices: Sequence[Slice]) -> None:
     for part in slices:
-        if part.server is not None:
-            await part.server.close()
+        if part.triton is not None:
+            await part.triton.close()
 
 
 def lock_driver(marker: Path) -> IO[bytes] | None:

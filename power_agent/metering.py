@@ -96,13 +96,13 @@ class Metering:
                 publish(samples)
 
     async def _read_statistics(self, part: Slice) -> None:
-        if part.server is None:
+        if part.triton is None:
             return
-        server = part.server
+        triton = part.triton
         with contextlib.suppress(Unavailable, TimeoutError):  # not up yet, or going: the next reading covers it
             async with asyncio.timeout(STATISTICS_TIMEOUT_S):
-                counters = await server.statistics()
-            if part.server is server:
+                counters = await triton.statistics()
+            if part.triton is triton:
                 part.record_counters(counters, self._node.clock.now_s())
 
     async def _meter_device(self, device: Device) -> EnergySample | None:

@@ -133,13 +133,13 @@ class SliceHealth:
                 self._probes[part.key] = asyncio.create_task(self._probe(part, why))
 
     async def _probe(self, part: Slice, why: str) -> None:
-        server = part.server
-        if server is None:
+        triton = part.triton
+        if triton is None:
             return  # it has ended since the decision to ask it
         incarnation, settings = part.incarnation, self._node.settings
         try:
             for hosted in part.hosted:
-                await server.probe(hosted.family, hosted.version, settings.probe_timeout_s)
+                await triton.probe(hosted.family, hosted.version, settings.probe_timeout_s)
         except TrefoilError as error:
             if part.incarnation != incarnation or part.state != SliceState.READY or self._reconciler.busy(part):
                 return  # somebody else has dealt with it meanwhile

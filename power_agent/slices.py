@@ -45,7 +45,7 @@ class Slice:
     published_s: float = math.inf  # when its DRAINING was published
     proved_idle: bool = False  # ... and every dispatcher has said that nothing is in flight
     launch: SliceLaunch | None = None
-    server: TritonClient | None = None
+    triton: TritonClient | None = None
     # when to try again
     failures: int = 0
     retry_at_s: float = 0.0
@@ -180,6 +180,6 @@ class Slice:
     def on_process_ended(self) -> None:
         """Note that the slice's Triton has ended: nothing of it can be asked any more."""
         self.running, self.loaded, self.incarnation, self.heal_failure = False, False, "", ""
-        self.server = None
+        self.triton = None
         self.counters = {}
         self.counters_fresh = self.failing = False

@@ -133,7 +133,7 @@ class StepExecutor:
     def _attached(self, part: Slice, process: RunningTriton) -> None:
         assert part.launch is not None
         part.running, part.incarnation = True, process.incarnation
-        part.server = TritonClient(
+        part.triton = TritonClient(
             part.launch.grpc_target, part.launch.metrics_url, part.launch.repository, self._clock
         )
 
@@ -179,9 +179,9 @@ class StepExecutor:
         """Stop a slice's Triton and all that belongs to it; no-op when it is gone. SIGKILL after `patience_s`."""
         if not part.running:
             return
-        if part.server is not None:
+        if part.triton is not None:
             try:
-                part.record_counters(await part.server.statistics(), self._clock.now_s())
+                part.record_counters(await part.triton.statistics(), self._clock.now_s())
             except TrefoilError as error:
                 self._log.info("no last counters", slice=part.key.name, why=str(error))
         tag, prefix = part.tag, part.launch.shm_prefix if part.launch else ""
@@ -208,41 +208,41 @@ class StepExecutor:
 
     async def process_ended(self, part: Slice) -> None:
         """Note that a slice's Triton is gone, with what it did last."""
-        server = part.server
+        triton = part.triton
         self._keep_last_reading(part)
         part.on_process_ended()
-        if server is not None:
-            await server.close()
+        if triton is not None:
+            await triton.close()
 
     # --- models ------------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _server(part: Slice) -> TritonClient:
+    def _triton(part: Slice) -> TritonClient:
         """Client of the slice's Triton, which may have ended between the decision for a step and the step.
 
         Raises:
             TritonUnready: it has.
         """
-        if part.server is None:
+        if part.triton is None:
             raise TritonUnready(f"the Triton of {part.key.name} has ended")
-        return part.server
+        return part.triton
 
     async def _load(self, part: Slice, task: Task) -> None:
-        server = self._server(part)
+        triton = self._triton(part)
         if part.state == SliceState.FAILED:
             await self._heal(part, task)
         elif part.state == SliceState.STARTING:
-            await server.wait_ready(part.hosted, self._settings.ready_timeout_s)
+            await triton.wait_ready(part.hosted, self._settings.ready_timeout_s)
         elif part.state == SliceState.PENDING:
             part.move(SliceState.STARTING, task.why, self._clock.now_s())
-            await server.wait_ready(part.hosted, self._settings.ready_timeout_s)
+            await triton.wait_ready(part.hosted, self._settings.ready_timeout_s)
         else:
             await self._swap(part, task)
         part.loaded = part.running
 
     async def _heal(self, part: Slice, task: Task) -> None:
         """A dead python stub comes back by unload and load; where that fails only a new process helps."""
-        server = self._server(part)
+        triton = self._triton(part)
         part.move(SliceState.PENDING, task.why, self._clock.now_s())
         if part.heal_failure:
             await self.stop_process(part)
@@ -250,13 +250,13 @@ class StepExecutor:
         part.move(SliceState.STARTING, task.why, self._clock.now_s())
         try:
             for hosted in part.hosted:
-                await server.heal(hosted, self._settings.swap_timeout_s)
+                await triton.heal(hosted, self._settings.swap_timeout_s)
         except TrefoilError as error:
             part.heal_failure = str(error)
             raise
 
     async def _swap(self, part: Slice, task: Task) -> None:
-        server = self._server(part)
+        triton = self._triton(part)
         if part.state == SliceState.READY:
             part.move(SliceState.SWAPPING, task.why, self._clock.now_s())
 
@@ -269,7 +269,7 @@ class StepExecutor:
             if new == old:
                 continue
             try:
-                result = await server.swap(old, new, self._settings.swap_timeout_s, on_counters)
+                result = await triton.swap(old, new, self._settings.swap_timeout_s, on_counters)
             except TrefoilError as error:
                 # The old variant goes on serving: the slice is as good as before, unless its Triton is gone.
                 if part.state == SliceState.SWAPPING and part.running:
@@ -281,11 +281,11 @@ class StepExecutor:
         self._journal.remember_slice(part.record())
 
     async def _warm_up(self, part: Slice, task: Task) -> None:
-        server = self._server(part)
+        triton = self._triton(part)
         for hosted in part.hosted:
-            await server.probe(hosted.family, hosted.version, self._settings.probe_timeout_s)
-        counters = await server.statistics()
-        if part.server is not server:
+            await triton.probe(hosted.family, hosted.version, self._settings.probe_timeout_s)
+        counters = await triton.statistics()
+        if part.triton is not triton:
             raise TritonUnready(f"the Triton of {part.key.name} has ended")
         if part.state == SliceState.STARTING:
             part.record_overhead(counters)
@@ -326,10 +326,10 @@ class StepExecutor:
         waiting = drain_blocker(part.key, required, live, part.published_s + NOTICE_S if routed else -math.inf)
         waiting = waiting or self.acks.blind
         part.proved_idle = bool(live) and not waiting
-        if waiting or part.server is None:
+        if waiting or part.triton is None:
             return waiting
         try:
-            pending = await part.server.pending()
+            pending = await part.triton.pending()
         except TrefoilError as error:
             self._log.warning("drained a Triton that does not answer", slice=part.key.name, why=str(error))
             return ""
@@ -339,8 +339,8 @@ class StepExecutor:
 
     async def read_hosted(self, part: Slice, variant_of: Callable[[str, int], str]) -> tuple[Hosted, ...]:
         """Read what a running Triton really serves: a swap may have ended without anybody noting it."""
-        assert part.server is not None
-        counters = await part.server.statistics()
+        assert part.triton is not None
+        counters = await part.triton.statistics()
         part.record_counters(counters, self._clock.now_s())
         versions: dict[str, list[int]] = {}
         for model in counters:
