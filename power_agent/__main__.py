@@ -8,7 +8,9 @@ import structlog
 
 from power_agent.agent import AgentPart
 from power_agent.capabilities import NOT_ROOT, effective_root, mig_device
+from power_agent.capability_watch import CapabilityWatch
 from power_agent.clock_keeper import ClockKeeper
+from power_agent.device_meters import DeviceMeters
 from power_agent.devices.cpu import Cpu, cpu_mode
 from power_agent.devices.dcgm import Dcgm
 from power_agent.devices.gpm import Gpm
@@ -17,24 +19,22 @@ from power_agent.devices.inventory import Inventory
 from power_agent.devices.node_client import NodeClient
 from power_agent.devices.nvml_shim import install_simulated_node
 from power_agent.devices.rapl import RaplCounter, RaplUnavailable
+from power_agent.driver_calls import DriverCalls
 from power_agent.driver_watch import DriverWatch
-from power_agent.energy_feed import EnergyFeed
+from power_agent.energy_log import EnergyFeed, EnergyLog
 from power_agent.governors import governor_of
-from power_agent.health import Health
 from power_agent.journal import Journal
-from power_agent.ledger import Ledger
-from power_agent.loop import Publisher
 from power_agent.metering import Metering
-from power_agent.mig import Mig
+from power_agent.mig import MigInstances
 from power_agent.node import Node
-from power_agent.probing import Probing
-from power_agent.pursuit import Pursuit
+from power_agent.publisher import Publisher
+from power_agent.reconciler import Reconciler
 from power_agent.runtimes.factory import build_runtime, missing_resources
 from power_agent.service import FULL_NAME, PowerAgentServicer
 from power_agent.settings import PowerAgentSettings
-from power_agent.sources import Sources
-from power_agent.verbs import Verbs
-from power_agent.xids import Condemned, XidWatch
+from power_agent.slice_health import SliceHealth
+from power_agent.step_executor import StepExecutor
+from power_agent.xid_watch import Quarantine, XidWatch
 from protos.power_agent.v1 import power_agent_pb2_grpc
 from trefoil.runtime import rpc
 from trefoil.runtime.audit import AuditLog
@@ -47,7 +47,7 @@ from trefoil.runtime.telemetry import Metrics, setup_logging
 
 
 def build(argv: Sequence[str]) -> Sequence[Part]:
-    """The whole wiring of the service.
+    """Build all parts of the service: its whole wiring.
 
     Raises:
         TrefoilError: bad settings, a bad model repository, or no simulated node at the socket.
@@ -63,32 +63,34 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     runtime = build_runtime(settings, client)
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
     inventory = Inventory(settings.node, Path("/proc") if client is None else None)
-    calls = ThreadPoolExecutor(4, "node")
-    mig = Mig(inventory, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
+    calls = DriverCalls(inventory)
+    mig = MigInstances(calls, inventory, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
     journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker))
     node = Node(settings, clock, journal, load_catalog(settings.model_repository), metrics)
     node.boot_id, node.driver_load_id = boot_id(), driver_load_id(settings.driver_marker)
-    verbs = Verbs(settings, clock, mig, runtime, calls, state, journal, node.depart)
-    clocks = ClockKeeper(node, inventory, mig.call)
-    pursuit = Pursuit(node, verbs, clocks)
-    ledger = Ledger(settings.state_dir, int(settings.ring_s / settings.sample_period_s))
-    publisher = Publisher(node, state, ledger)
-    feed = EnergyFeed(ledger)
+    threads = ThreadPoolExecutor(4, "node")
+    executor = StepExecutor(settings, clock, mig, runtime, threads, state, journal, node.keep_last_reading)
+    clocks = ClockKeeper(node, inventory, calls.call)
+    reconciler = Reconciler(node, executor, clocks)
+    energy_log = EnergyLog(settings.state_dir, int(settings.ring_s / settings.sample_period_s))
+    publisher = Publisher(node, state, energy_log)
+    feed = EnergyFeed(energy_log)
     rapl, cpu, cpu_serves = _cpus(settings, clock, node, simulated=metrics.simulated)
     for name, why in missing_resources(runtime).items() if cpu_serves else ():
-        node.miss(name, why)
+        node.set_missing(name, why)
     dcgm = Dcgm(settings.dcgm_exporter_url, inventory, clock) if settings.dcgm_exporter_url else None
     sensors = (Gpm(inventory), *((dcgm,) if dcgm else ()))
-    sources = Sources(inventory, clock, metered=settings.meter == "nvml", rapl=rapl, cpu=cpu, sensors=sensors)
-    metering = Metering(node, sources, ledger, publisher.publish, feed.notify)
-    health = Health(node, pursuit, verbs)
-    condemned = Condemned(inventory)
-    watch = DriverWatch(node, pursuit, verbs, mig, inventory, condemned)
-    xids = XidWatch(node, inventory, condemned, watch.fence, watch.look_soon)
-    probing = Probing(node, inventory, mig, _rights(client), runtime.name, dcgm)
-    parts = (node, inventory, mig, verbs, pursuit, clocks, health, watch, xids, probing, metering, publisher)
-    agent = AgentPart(*parts, state, cpu, cpu_serves)
-    servicer = PowerAgentServicer(node, pursuit, clocks, feed)
+    meters = DeviceMeters(inventory, clock, metered=settings.meter == "nvml", rapl=rapl, cpu=cpu, sensors=sensors)
+    metering = Metering(node, meters, energy_log, publisher.publish, feed.notify)
+    health = SliceHealth(node, reconciler, executor)
+    quarantine = Quarantine(inventory)
+    watch = DriverWatch(node, reconciler, executor, calls, inventory, quarantine)
+    xids = XidWatch(node, inventory, quarantine, watch.fence, watch.poll_soon)
+    capabilities = CapabilityWatch(node, inventory, calls, _rights(client), runtime.name, dcgm)
+    parts = (node, inventory, calls, mig, executor, reconciler, clocks)
+    watches = (health, watch, xids, capabilities)
+    agent = AgentPart(*parts, *watches, metering, publisher, state, cpu, cpu_serves)
+    servicer = PowerAgentServicer(node, reconciler, clocks, feed)
     entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
     audit = AuditLog(settings.state_dir, clock)
     server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics, audit=audit))
@@ -96,7 +98,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
 
 
 def _rights(client: NodeClient | None) -> Callable[[], tuple[str, str]]:
-    """Why GPUs may not be changed, and why MIG may not be; on a simulated node it is the node that is root, or not."""
+    """Reasons why GPUs, and MIG, may not be changed; on a simulated node it is the node that is root, or not."""
     if client is None:
         return lambda: (effective_root(), mig_device())
     return lambda: ("" if client.describe().get("root", True) else NOT_ROOT, "")
@@ -111,7 +113,7 @@ def _cpus(
         if settings.cpu != "off":
             rapl = RaplCounter(settings.powercap_root, clock, node.boot_id, settings.state_dir / "rapl.json")
     except RaplUnavailable as error:
-        node.miss("rapl", str(error))
+        node.set_missing("rapl", str(error))
     mode = cpu_mode(settings.cpu, simulated=simulated, readable=rapl is not None)
     if mode == "off":
         return None, None, False

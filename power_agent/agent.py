@@ -1,30 +1,32 @@
-"""The life of the agent: adopt, then pursue, watch, meter and publish until the end; the slices outlive it."""
+"""Life cycle of the agent: adopt, then reconcile, watch, meter and publish until the end; the slices outlive it."""
 
 import asyncio
+import fcntl
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Final
 
 import structlog
 
 from power_agent.adopt import add_cpu, adopt, list_devices
+from power_agent.capability_watch import CapabilityWatch
 from power_agent.clock_keeper import ClockKeeper
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.errors import DriverUnavailable
 from power_agent.devices.inventory import Inventory
+from power_agent.driver_calls import DriverCalls
 from power_agent.driver_watch import DriverWatch
-from power_agent.health import Health
-from power_agent.loop import Publisher
 from power_agent.metering import Metering
-from power_agent.mig import Mig
-from power_agent.mig_mode import enable_mig
+from power_agent.mig import MigInstances, enable_mig
 from power_agent.node import Node
-from power_agent.owner import own_driver
-from power_agent.probing import Probing
-from power_agent.pursuit import Pursuit
+from power_agent.publisher import Publisher
+from power_agent.reconciler import Reconciler
 from power_agent.runtimes.factory import install_triton
+from power_agent.slice_health import SliceHealth
 from power_agent.slices import Slice
-from power_agent.verbs import Verbs
-from power_agent.xids import XidWatch
+from power_agent.step_executor import StepExecutor
+from power_agent.xid_watch import XidWatch
 from trefoil.core.errors import Fenced, PlanError, StartError, StateUnavailable, TrefoilError, Unavailable
 from trefoil.core.plan import NodePlan
 from trefoil.runtime.state import State
@@ -32,94 +34,77 @@ from trefoil.runtime.state import State
 EXIT_PATIENCE_S: Final = 1.5  # a service has 4 s to be gone
 
 
+@dataclass(slots=True, eq=False)
 class AgentPart:
-    """All that works on the node, in one part, because it starts and ends together."""
+    """Agent of a node: all that works on it, in one part, because it starts and ends together."""
 
-    def __init__(
-        self,
-        node: Node,
-        inventory: Inventory,
-        mig: Mig,
-        verbs: Verbs,
-        pursuit: Pursuit,
-        clocks: ClockKeeper,
-        health: Health,
-        watch: DriverWatch,
-        xids: XidWatch,
-        probing: Probing,
-        metering: Metering,
-        publisher: Publisher,
-        state: State,
-        cpu: Cpu | None,
-        cpu_serves: bool,
-    ) -> None:
-        self._node = node
-        self._inventory = inventory
-        self._mig = mig
-        self._verbs = verbs
-        self._pursuit = pursuit
-        self._clocks = clocks
-        self._health = health
-        self._watch = watch
-        self._xids = xids
-        self._probing = probing
-        self._metering = metering
-        self._publisher = publisher
-        self._state = state
-        self._cpu = cpu
-        self._cpu_serves = cpu_serves
-        self._owned: IO[bytes] | None = None
-        self._log = structlog.get_logger()
+    node: Node
+    inventory: Inventory
+    calls: DriverCalls
+    mig: MigInstances
+    executor: StepExecutor
+    reconciler: Reconciler
+    clocks: ClockKeeper
+    health: SliceHealth
+    watch: DriverWatch
+    xids: XidWatch
+    capabilities: CapabilityWatch
+    metering: Metering
+    publisher: Publisher
+    state: State
+    cpu: Cpu | None
+    cpu_serves: bool
+    _driver_lock: IO[bytes] | None = None
 
     async def init(self) -> None:
-        """Take over what runs, and the plan it runs by."""
-        node, settings = self._node, self._node.settings
+        """Adopt what runs, and the plan it runs by."""
+        node, settings = self.node, self.node.settings
         node.journal.open()  # first: from here on this is the only agent of the node
-        self._owned = own_driver(settings.driver_marker)
+        self._driver_lock = lock_driver(settings.driver_marker)
         node.cordons.resume()
         try:
-            self._verbs.install = await asyncio.to_thread(install_triton, settings, self._verbs.runtime)
+            self.executor.install = await asyncio.to_thread(install_triton, settings, self.executor.runtime)
         except (StartError, Unavailable) as error:  # without one it still meters and keeps the devices
-            self._verbs.no_install = str(error)
-            node.miss("triton", str(error))
+            self.executor.install_failure = str(error)
+            node.set_missing("triton", str(error))
         await self._find_devices()
-        await self._clocks.open()
-        self._metering.open()
-        await self._probing.open()
-        await adopt(node, self._mig, self._verbs)
-        if node.journal.memory.plan is not None:
-            self._pursuit.resume(node.journal.memory.plan)
+        await self.clocks.open()
+        self.metering.open()
+        await self.capabilities.open()
+        await adopt(node, self.mig, self.executor)
+        if node.journal.state.plan is not None:
+            self.reconciler.resume(node.journal.state.plan)
         await self._newer_plan()
 
     async def _find_devices(self) -> None:
         """GPUs if there is a driver, and the CPUs if they are wanted; a node may have either."""
-        node = self._node
+        node = self.node
         try:
-            observed = await self._mig.reopen()
+            observed = await self.calls.reopen()
         except DriverUnavailable as error:
             if node.settings.node_socket is not None:
                 raise  # a simulated node has a driver, or it is not the one that is meant
-            node.miss("driver", str(error))
+            node.set_missing("driver", str(error))
             observed = ()
-        await list_devices(node, self._mig, self._inventory, observed)
+        await list_devices(node, self.calls, self.inventory, observed)
         for device in list(node.devices.values()):
-            await enable_mig(node, self._mig, self._inventory, device)
-        if self._cpu is not None:
-            add_cpu(node, self._cpu, self._cpu_serves)
+            await enable_mig(node, self.calls, self.inventory, device)
+        if self.cpu is not None:
+            add_cpu(node, self.cpu, self.cpu_serves)
 
     async def _newer_plan(self) -> None:
         """What was decided while no agent was here."""
         try:
-            plan = await self._state.get(self._state.keys.plan_node(self._node.settings.node), NodePlan)
-            if plan is not None and (self._node.plan is None or plan.revision > self._node.plan.revision):
-                await self._pursuit.apply(plan)
+            plan = await self.state.get(self.state.keys.plan_node(self.node.settings.node), NodePlan)
+            if plan is not None and (self.node.plan is None or plan.revision > self.node.plan.revision):
+                await self.reconciler.apply(plan)
         except (StateUnavailable, PlanError, Fenced) as error:
-            self._log.warning("no plan was taken from Redis", why=str(error))
+            structlog.get_logger().warning("no plan was taken from Redis", why=str(error))
 
     async def run(self) -> None:
-        """Until cancelled; a bug in one of them ends all."""
-        loops = [part.run for part in (self._pursuit, self._clocks, self._health, self._watch, self._metering)]
-        loops += [part.run for part in (self._xids, self._probing, self._publisher)]
+        """Run all loops until cancelled; a bug in one of them ends all."""
+        loops = [part.run for part in (self.reconciler, self.clocks, self.health, self.watch, self.metering)]
+        loops += [part.run for part in (self.xids, self.capabilities, self.publisher)]
         tasks = [asyncio.create_task(loop(), name=loop.__qualname__) for loop in loops]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -131,33 +116,65 @@ class AgentPart:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def shutdown(self) -> None:
-        """Stop working, say so; the Tritons go on unless the settings say otherwise."""
-        restoring = asyncio.create_task(self._clocks.restore())
-        await self._pursuit.stop()
-        await self._health.stop()
-        await self._watch.stop()
-        await self._xids.stop()
-        self._probing.close()
-        slices = list(self._node.slices.values())
-        if self._node.settings.stop_slices_on_exit:
+        """Stop working, and say so; the Tritons go on unless the settings say otherwise."""
+        restoring = asyncio.create_task(self.clocks.restore())
+        await self.reconciler.stop()
+        await self.health.stop()
+        await self.watch.stop()
+        await self.xids.stop()
+        self.capabilities.close()
+        slices = list(self.node.slices.values())
+        if self.node.settings.stop_slices_on_exit:
             await asyncio.gather(*(self._end(part) for part in slices if part.running))
-        await self._metering.stop()
-        await self._publisher.stop()
+        await self.metering.stop()
+        await self.publisher.stop()
         await _close(slices)
         await restoring
-        self._node.journal.close()
-        await self._mig.close()
-        if self._owned is not None:
-            self._owned.close()
+        self.node.journal.close()
+        await self.calls.close()
+        if self._driver_lock is not None:
+            self._driver_lock.close()
 
     async def _end(self, part: Slice) -> None:
         try:
-            await self._verbs.stop_process(part, EXIT_PATIENCE_S)
+            await self.executor.stop_process(part, EXIT_PATIENCE_S)
         except TrefoilError as error:
-            self._log.warning("could not stop", slice=part.key.name, why=str(error))
+            structlog.get_logger().warning("could not stop", slice=part.key.name, why=str(error))
 
 
 async def _close(slices: Sequence[Slice]) -> None:
     for part in slices:
-        if part.server is not None:
-            await part.server.close()
+        if part.triton is not None:
+            await part.triton.close()
+
+
+def lock_driver(marker: Path) -> IO[bytes] | None:
+    """Lock the driver of this machine: two agents that cut the same GPUs would undo each other's work.
+
+    The journal's lock keeps two agents off one state directory; this one keeps them off one driver, whatever
+    directories they were given. It is on the file that stands for the driver, and gone with its process. Keep what is
+    returned open as long as the GPUs are ours; None where there is no driver, or it cannot be locked.
+
+    Raises:
+        StartError: another agent works with this driver.
+    """
+    try:
+        file = marker.open("rb")
+    except OSError as error:
+        structlog.get_logger().info("no driver to own", marker=str(marker), why=error.strerror)
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise StartError(
+            "another power agent governs these GPUs",
+            field="driver_marker",
+            value=str(marker),
+            remedy="stop it; one agent governs all GPUs of a node",
+        ) from error
+    except OSError as error:
+        structlog.get_logger().warning("driver not locked", marker=str(marker), why=error.strerror)
+        file.close()
+        return None
+    return file

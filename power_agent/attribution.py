@@ -1,4 +1,4 @@
-"""Who on a device drew the power above its baseline: split by activity x share of the multiprocessors.
+"""Energy attribution: who on a device drew the power above its baseline, by activity x share of the multiprocessors.
 
 Data, per slice: busy seconds that Triton counted; where a sensor has them, its mean activity a in 0..1 over the
 interval (DCGM's or GPM's graphics engine activity). NVML has no energy per slice.
@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from power_agent.readings import DeviceReading, SliceReading
-from trefoil.core.energy import AttributionMethod, HostedEnergy, SliceEnergy
-from trefoil.core.fleet import SliceKey
+from trefoil.core.energy import AttributionMethod, EnergyMethod, HostedEnergy, SliceEnergy
+from trefoil.core.fleet import DeviceState, SliceKey
 
 TICK_S: Final = 1e-9  # Triton counts nanoseconds
 DCGM_S_MAX: Final = 5.0  # its value is a mean of the last second or two: it does not stand for more
@@ -30,13 +29,87 @@ SENSORS: Final = {
     "triton": (),
 }
 
-Place = tuple[SliceKey, int]  # slice and generation
-Done = Mapping[tuple[str, str], tuple[float, int]]  # (family, variant) -> busy seconds, requests
+
+# --- readings ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """The last counters seen of one hosted model."""
+class Work:
+    """Work counters, cumulative, of one hosted model in one Triton process."""
+
+    family: str
+    variant: str
+    busy_s: float
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReading:
+    """Reading of one slice at one moment. A new `incarnation` (another process) starts its counters at 0.
+
+    `overhead_*`: how much of the work since the last reading was warm-up or probing.
+    `sm_share`: of the device's multiprocessors; of a CPU slice its cores over those of the node.
+    `gpm`, `dcgm`: mean activity since the last reading, 0..1 of the slice; None where no fresh value covers that time.
+    """
+
+    key: SliceKey
+    generation: int
+    incarnation: str
+    sm_share: float
+    serving: bool
+    work: tuple[Work, ...] = ()
+    overhead_s: float = 0.0
+    overhead_requests: int = 0
+    gpm: float | None = None
+    dcgm: float | None = None
+
+    def activity(self, method: AttributionMethod) -> float | None:
+        """Activity by one sensor, 0..1; None where it has no fresh value."""
+        return self.dcgm if method == AttributionMethod.DCGM else self.gpm
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReading:
+    """Reading of one device at one moment. counter_j None: nothing measures it.
+
+    `monotonic_s` counts from the boot of the machine, so two agents on one boot continue each other.
+    `driver` names what the counter counts from (boot, driver load, start of an integral): counters of different ones
+    have nothing in common. `counter_uncertainty`: relative error of the counter itself. `busy_s`: what anybody used of
+    the device since the last reading, in seconds of all of it, where the operating system tells (CPUs).
+    `active_w_max`: what all of the device draws above its baseline when it computes without pause, at this clock.
+    `power_max_w`: what it can draw at all; 0: not known.
+    """
+
+    device: str
+    at_s: float
+    monotonic_s: float
+    driver: str
+    counter_j: float | None
+    baseline_w: float
+    active_w_max: float
+    state: DeviceState
+    clock_mhz: int
+    serving_s: float | None = None  # since the last reading; None: nobody watched (the agent was not there)
+    foreign: bool = False
+    slices: tuple[SliceReading, ...] = ()
+    method: EnergyMethod = EnergyMethod.NVML_COUNTER
+    counter_uncertainty: float = 0.0
+    attribution: str = "auto"
+    learn_baseline: bool = False
+    busy_s: float | None = None
+    power_max_w: float = 0.0
+
+
+# --- who did what -----------------------------------------------------------------------------------------------------
+
+
+Place = tuple[SliceKey, int]  # slice and generation
+WorkDone = Mapping[tuple[str, str], tuple[float, int]]  # (family, variant) -> busy seconds, requests
+
+
+@dataclass(frozen=True, slots=True)
+class CounterMark:
+    """Counters of one hosted model when they were last read."""
 
     key: SliceKey
     generation: int
@@ -49,7 +122,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """active_j in the order of the reading's slices; unserved_j: what drew above the baseline and serves nobody."""
+    """Split of an interval's joules above the baseline. active_j: by slice, in their order; unserved_j: for nobody."""
 
     active_j: tuple[float, ...]
     unserved_j: float
@@ -57,11 +130,13 @@ class Split:
     quiet: bool  # nothing was done, or next to nothing
 
 
-def settle(marks: Sequence[Mark], slices: Sequence[SliceReading]) -> tuple[tuple[Done, ...], tuple[Mark, ...]]:
-    """What each slice did since the marks, and the new marks. A slice whose counters were not read keeps its marks."""
+def work_since(
+    marks: Sequence[CounterMark], slices: Sequence[SliceReading]
+) -> tuple[tuple[WorkDone, ...], tuple[CounterMark, ...]]:
+    """Work of each slice since the marks, and the new marks. A slice whose counters were not read keeps its marks."""
     before = {(m.key, m.generation, m.incarnation, m.family, m.variant): m for m in marks}
-    done: list[Done] = []
-    after: dict[tuple[SliceKey, int, str, str, str], Mark] = {}
+    done: list[WorkDone] = []
+    after: dict[tuple[SliceKey, int, str, str, str], CounterMark] = {}
     for part in slices:
         own: dict[tuple[str, str], tuple[float, int]] = {}
         for work in part.work:
@@ -72,7 +147,7 @@ def settle(marks: Sequence[Mark], slices: Sequence[SliceReading]) -> tuple[tuple
                 own[work.family, work.variant] = (work.busy_s, work.requests)
             else:
                 own[work.family, work.variant] = (work.busy_s - mark.busy_s, work.requests - mark.requests)
-            after[identity] = Mark(*identity, work.busy_s, work.requests)
+            after[identity] = CounterMark(*identity, work.busy_s, work.requests)
         for identity, mark in before.items():
             if identity[:3] == (part.key, part.generation, part.incarnation):
                 after.setdefault(identity, mark)
@@ -82,8 +157,8 @@ def settle(marks: Sequence[Mark], slices: Sequence[SliceReading]) -> tuple[tuple
     return tuple(done), tuple(after.values())
 
 
-def split(reading: DeviceReading, done: Sequence[Done], length_s: float, rest_j: float) -> Split:
-    """Active joules of each slice, and the joules above the baseline that serve nobody."""
+def split_active(reading: DeviceReading, done: Sequence[WorkDone], length_s: float, rest_j: float) -> Split:
+    """Split the joules above the baseline between the slices by activity; the rest serves nobody."""
     method, seconds = _activity_s(reading, done, length_s)
     own_s = sum(active_s * part.sm_share for part, active_s in zip(reading.slices, seconds, strict=True))
     other_s = max(0.0, reading.busy_s - own_s) if reading.busy_s is not None else 0.0
@@ -107,7 +182,7 @@ def split(reading: DeviceReading, done: Sequence[Done], length_s: float, rest_j:
 
 
 def _activity_s(
-    reading: DeviceReading, done: Sequence[Done], length_s: float
+    reading: DeviceReading, done: Sequence[WorkDone], length_s: float
 ) -> tuple[AttributionMethod, tuple[float, ...]]:
     counted = tuple(_busy_s(own) for own in done)
     for method in (
@@ -133,23 +208,23 @@ def _served_share(part: SliceReading, busy_s: float) -> float:
     return min(1.0, max(0.0, 1.0 - part.overhead_s / busy_s)) if busy_s > 0 else 1.0
 
 
-def _busy_s(own: Done) -> float:
+def _busy_s(own: WorkDone) -> float:
     """Seconds of work on a slice; what no counter can show is rounding."""
     busy_s = sum(seconds for seconds, _ in own.values())
     return busy_s if busy_s >= TICK_S else 0.0
 
 
 def slice_energies(
-    slices: Sequence[SliceReading], done: Sequence[Done], active_j: Sequence[float]
+    slices: Sequence[SliceReading], done: Sequence[WorkDone], active_j: Sequence[float]
 ) -> tuple[SliceEnergy, ...]:
-    """One entry for each slice and generation, its models inside."""
+    """Energy of each slice and generation, with that of its models."""
     places: dict[Place, list[SliceEnergy]] = {}
     for part, own, joules in zip(slices, done, active_j, strict=True):
         places.setdefault((part.key, part.generation), []).append(_slice_energy(part, own, joules))
     return tuple(_merged(places[place]) for place in sorted(places))
 
 
-def _slice_energy(part: SliceReading, own: Done, active_j: float) -> SliceEnergy:
+def _slice_energy(part: SliceReading, own: WorkDone, active_j: float) -> SliceEnergy:
     total_s = _busy_s(own)
     overhead = part.overhead_requests
     hosted = []

@@ -1,4 +1,4 @@
-"""What the agent can do on this node: probed by reading, never assumed, never changing anything.
+"""Capabilities of this node: what the agent can do, probed by reading, never assumed, never changing anything.
 
     found = probe_devices(inventory, names, root)           # blocking
     found.have               # ("clock_lock", "energy_counter", ...): some device has it
@@ -31,20 +31,20 @@ PLACEMENT_SYMBOL: Final = "nvmlDeviceCreateGpuInstanceWithPlacement"
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """`devices`: for each device and capability why it is missing there; empty where it is had."""
+    """Capabilities of a node. `devices`: for each device and capability why it is missing there; empty: it is had."""
 
     devices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     node: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def have(self) -> tuple[str, ...]:
-        """What the node, or at least one of its devices, can do; sorted."""
+        """Names of what the node, or at least one of its devices, can do; sorted."""
         of_devices = {name for whys in self.devices.values() for name, why in whys.items() if not why}
         return tuple(sorted(of_devices | {name for name, why in self.node.items() if not why}))
 
     @property
     def missing(self) -> dict[str, str]:
-        """Why the rest is not to be had; one entry where all devices have the same to say."""
+        """Reasons for what is missing, by name; one entry where all devices have the same reason."""
         found = {name: why for name, why in self.node.items() if why}
         for name in {name for whys in self.devices.values() for name in whys}:
             reasons = {device: whys[name] for device, whys in self.devices.items() if whys.get(name)}
@@ -55,12 +55,12 @@ class Capabilities:
         return found
 
     def why_not(self, name: str, device: str) -> str:
-        """Why a device cannot do something, and what would help; empty when it can."""
+        """Reason why a device cannot do something, and what would help; empty when it can."""
         return self.devices.get(device, {}).get(name, f"{device} was not probed")
 
 
 def effective_root(proc: Path = Path("/proc")) -> str:
-    """Why this process may not change GPUs; empty when it may: the capability counts, not the user's number."""
+    """Reason why this process may not change GPUs; empty when it may: the capability counts, not the user's number."""
     for line in (proc / "self" / "status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return "" if int(line.split()[1], 16) >> CAP_SYS_ADMIN & 1 else NOT_ROOT
@@ -68,7 +68,7 @@ def effective_root(proc: Path = Path("/proc")) -> str:
 
 
 def mig_device(proc: Path = Path("/proc"), dev: Path = Path("/dev")) -> str:
-    """Why MIG may not be configured although we are privileged: a container or unit may lack the device for it."""
+    """Reason why MIG may not be configured even by root: a container or unit may lack the device for it."""
     minor = capability_minor(proc / "driver" / "nvidia" / "capabilities" / "mig" / "config")
     if minor is None:
         return ""  # a driver without MIG, or a simulated one: others tell
@@ -81,7 +81,7 @@ def mig_device(proc: Path = Path("/proc"), dev: Path = Path("/dev")) -> str:
 def probe_devices(
     inventory: Inventory, devices: Sequence[ObservedDevice], not_root: str, no_mig_device: str = ""
 ) -> Capabilities:
-    """What each GPU can do. Blocking; reads only.
+    """Probe what each GPU can do. Blocking; reads only.
 
     not_root: why nothing may be changed (`effective_root`); empty when it may.
     no_mig_device: why MIG may not be configured (`mig_device`).
@@ -90,7 +90,6 @@ def probe_devices(
         "mig": lambda device: _mig(inventory, device, not_root, no_mig_device),
         "energy_counter": lambda device: _energy_counter(inventory, device),
         "clock_lock": lambda device: _clock_lock(inventory, device, not_root),
-        "power_limit": lambda device: _power_limit(inventory, device, not_root),
         "gpm": lambda device: _gpm(inventory, device),
         "events": lambda device: _events(inventory, device),
     }
@@ -146,18 +145,6 @@ def _clock_lock(inventory: Inventory, device: ObservedDevice, not_root: str) -> 
         return VGPU
     if not inventory.clocks_supported_mhz(device.device):
         return f"{device.type} lists no clocks to choose from. Remedy: none, its clock stays as it is"
-    return not_root
-
-
-def _power_limit(inventory: Inventory, device: ObservedDevice, not_root: str) -> str:
-    if not inventory.has_symbol("nvmlDeviceSetPowerManagementLimit"):
-        symbol = "nvmlDeviceSetPowerManagementLimit"
-        return OLD.format(version=inventory.driver_version(), symbol=symbol, branch="R418")
-    limits = inventory.power_limits(device.device)
-    if limits is None or limits.min_w >= limits.max_w:
-        return f"the limit of {device.type} cannot be changed. Remedy: none, it stays as it is"
-    if inventory.virtualization(device.device) == "vgpu":
-        return VGPU
     return not_root
 
 

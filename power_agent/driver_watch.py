@@ -1,7 +1,7 @@
-"""Watches the driver: a GPU that is lost or comes back, instances that somebody else makes or destroys, a driver that
-is loaded again. It declares and fences; `pursuit` mends; what others made is reported and never touched.
+"""Driver watch: a GPU that is lost or comes back, instances that somebody else makes or destroys, a driver that is
+loaded again. It declares and fences; `reconciler` mends; what others made is reported and never touched.
 
-Each device is looked at on its own, so that one whose driver hangs delays no other.
+Each device is polled on its own, so that one whose driver hangs delays no other.
 """
 
 import asyncio
@@ -14,81 +14,82 @@ from power_agent.adopt import list_devices
 from power_agent.devices.errors import DeviceError, DeviceLost
 from power_agent.devices.gpus import driver_load_id
 from power_agent.devices.inventory import Inventory, ObservedSlice
-from power_agent.mig import Mig
-from power_agent.mig_mode import enable_mig
+from power_agent.driver_calls import DriverCalls
+from power_agent.mig import enable_mig
 from power_agent.node import Device, Node
-from power_agent.pursuit import Pursuit
+from power_agent.reconciler import Reconciler
 from power_agent.slices import Slice
-from power_agent.verbs import Verbs
-from power_agent.xids import Condemned
+from power_agent.step_executor import StepExecutor
+from power_agent.xid_watch import Quarantine
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.core.fleet import DeviceKind, DeviceState, SliceKey
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """Our slices of a device when the driver was asked: whether each had an instance, and whether a step was at it."""
+class _SlicesBefore:
+    """Our slices of a device before the driver was asked: which had an instance, and which had a step at work."""
 
     had: dict[SliceKey, bool]
     moving: frozenset[SliceKey]
 
 
 class DriverWatch:
-    """A part of the service: compares what the driver says with what the agent made."""
+    """Watch of the driver: compares what it says with what the agent made."""
 
     def __init__(
-        self, node: Node, pursuit: Pursuit, verbs: Verbs, mig: Mig, inventory: Inventory, condemned: Condemned
+        self,
+        node: Node,
+        reconciler: Reconciler,
+        executor: StepExecutor,
+        calls: DriverCalls,
+        inventory: Inventory,
+        quarantine: Quarantine,
     ) -> None:
         self._node = node
-        self._pursuit = pursuit
-        self._verbs = verbs
-        self._mig = mig
+        self._reconciler = reconciler
+        self._executor = executor
+        self._calls = calls
         self._inventory = inventory
-        self._condemned = condemned
-        self._looks: dict[str, asyncio.Task[None]] = {}
-        self._look_at_s = 0.0
+        self._quarantine = quarantine
+        self._polls: dict[str, asyncio.Task[None]] = {}
+        self._next_poll_s = 0.0
         self._log = structlog.get_logger()
 
     async def run(self) -> None:
-        """Look at the driver every `health_poll_s`, at its devices every `drift_poll_s`, until cancelled."""
+        """Poll the driver every `health_poll_s`, its devices every `drift_poll_s`, until cancelled."""
         settings, clock = self._node.settings, self._node.clock
         while True:
             try:
                 await self._check_driver()
-                self.miss("driver", "")
+                self._node.report_missing("driver", "")
             except (DeviceError, Unavailable) as error:
-                self.miss("driver", str(error))
+                self._node.report_missing("driver", str(error))
             else:
-                if clock.monotonic_s() >= self._look_at_s:
-                    self._look_at_s = clock.monotonic_s() + settings.drift_poll_s
-                    self._look_at_all()
+                if clock.monotonic_s() >= self._next_poll_s:
+                    self._next_poll_s = clock.monotonic_s() + settings.drift_poll_s
+                    self._poll_all()
             self._raise_bugs()
             await clock.sleep(settings.health_poll_s)
 
-    def look_soon(self) -> None:
-        """Look at all devices at the next turn."""
-        self._look_at_s = 0.0
+    def poll_soon(self) -> None:
+        """Poll all devices at the next turn of `run`."""
+        self._next_poll_s = 0.0
 
     async def stop(self) -> None:
-        """Cancel looks in flight."""
-        for look in self._looks.values():
+        """Cancel polls in flight."""
+        for look in self._polls.values():
             look.cancel()
-        await asyncio.gather(*self._looks.values(), return_exceptions=True)
+        await asyncio.gather(*self._polls.values(), return_exceptions=True)
 
-    def miss(self, what: str, why: str) -> None:
-        """Note and log what is missing; an empty `why`: it is back."""
-        if self._node.miss(what, why):
-            (self._log.error if why else self._log.info)("missing" if why else "back", what=what, why=why)
-
-    def _look_at_all(self) -> None:
+    def _poll_all(self) -> None:
         for device in self._node.devices.values():
-            if device.device not in self._looks and device.type.kind != DeviceKind.CPU:
-                self._looks[device.device] = asyncio.create_task(self._look(device), name=f"look at {device.device}")
+            if device.device not in self._polls and device.type.kind != DeviceKind.CPU:
+                self._polls[device.device] = asyncio.create_task(self.poll(device), name=f"look at {device.device}")
 
     def _raise_bugs(self) -> None:
-        for name, look in list(self._looks.items()):
+        for name, look in list(self._polls.items()):
             if look.done():
-                del self._looks[name]
+                del self._polls[name]
                 if not look.cancelled():
                     look.result()  # a bug in a look ends the service
 
@@ -100,69 +101,70 @@ class DriverWatch:
         if loaded == self._node.driver_load_id:
             return
         self._log.warning("driver loaded again", was=self._node.driver_load_id, now=loaded)
-        observed = await self._mig.reopen()
+        observed = await self._calls.reopen()
         self._node.driver_load_id = loaded
-        self._condemned.clear()
+        self._quarantine.clear()
         self._node.journal.driver_changed(loaded)
         kinds = {device.device: device.type.kind for device in self._node.devices.values()}
         parts = [part for part in self._node.slices.values() if kinds[part.key.device] != DeviceKind.CPU]
         for part in parts:
-            self._pursuit.interrupt(part)
+            self._reconciler.interrupt(part)
             part.fail("the driver was loaded again", self._node.clock.now_s())
-        await asyncio.gather(*(self._end(part) for part in parts if part.running))
+        await asyncio.gather(*(self._end_process(part) for part in parts if part.running))
         for part in parts:
             if kinds[part.key.device] == DeviceKind.MIG_GPU:
                 _forget_instance(part)
-        await list_devices(self._node, self._mig, self._inventory, observed)
+        await list_devices(self._node, self._calls, self._inventory, observed)
         for device in self._node.devices.values():
             if device.type.kind != DeviceKind.CPU and device.state != DeviceState.LOST:
                 self._node.set_device(device, DeviceState.ASLEEP)
-                await enable_mig(self._node, self._mig, self._inventory, device)
+                await enable_mig(self._node, self._calls, self._inventory, device)
         self._node.changed()
 
-    async def _end(self, part: Slice) -> None:
+    async def _end_process(self, part: Slice) -> None:
         """A Triton whose device is gone cannot compute any more, but may live on."""
         try:
-            await self._verbs.stop_process(part)
+            await self._executor.stop_process(part)
         except TrefoilError as error:
             self._log.info("nothing to stop", slice=part.key.name, why=str(error))
-            await self._verbs.process_ended(part)
+            await self._executor.process_ended(part)
 
     # --- one device ---------------------------------------------------------------------------------------------------
 
-    async def _look(self, device: Device) -> None:
-        asked, was_lost = self._asked(device), device.state == DeviceState.LOST
+    async def poll(self, device: Device) -> None:
+        """Poll one device: whether it answers, its MIG mode, and its instances against those that the agent made."""
+        before, was_lost = self._slices_before(device), device.state == DeviceState.LOST
         try:
-            listed = await self._listed(device)
-            await enable_mig(self._node, self._mig, self._inventory, device)
+            listed = await self._list_instances(device)
+            await enable_mig(self._node, self._calls, self._inventory, device)
         except DeviceLost as error:
             await self.fence(device, str(error))
             return
         except (DeviceError, Unavailable) as error:
-            self.miss(device.device, str(error))
+            self._node.report_missing(device.device, str(error))
             return
         if device.state == DeviceState.LOST and not was_lost:
             return  # fenced for what came after this look began
-        self.miss(device.device, "")
+        self._node.report_missing(device.device, "")
         if device.type.kind == DeviceKind.MIG_GPU:
-            await self._compare(device, listed, asked)
+            await self._compare_instances(device, listed, before)
         if device.state == DeviceState.LOST:
             self._log.info("device back", device=device.device)
             self._node.set_device(device, DeviceState.AWAKE if listed else DeviceState.ASLEEP)
 
-    def _asked(self, device: Device) -> _Asked:
-        own = self._own(device)
-        moving = frozenset(part.key for part in own if self._pursuit.busy(part))
-        return _Asked({part.key: part.has_instance for part in own}, moving)
+    def _slices_before(self, device: Device) -> _SlicesBefore:
+        own = self._slices_of(device)
+        moving = frozenset(part.key for part in own if self._reconciler.busy(part))
+        return _SlicesBefore({part.key: part.has_instance for part in own}, moving)
 
-    def _own(self, device: Device) -> list[Slice]:
+    def _slices_of(self, device: Device) -> list[Slice]:
         return [part for part in self._node.slices.values() if part.key.device == device.device]
 
-    async def _listed(self, device: Device) -> tuple[ObservedSlice, ...]:
+    async def _list_instances(self, device: Device) -> tuple[ObservedSlice, ...]:
         """What is on it now; on a whole GPU nothing can be, but it is asked whether it is there."""
 
         def read() -> tuple[bool, bool, tuple[ObservedSlice, ...]]:
-            if why := self._condemned.why(device.device):
+            if why := self._quarantine.why(device.device):
                 raise DeviceLost(why)
             if device.type.kind != DeviceKind.MIG_GPU:
                 self._inventory.clock_mhz(device.device)
@@ -170,34 +172,34 @@ class DriverWatch:
             current, pending = self._inventory.mig_mode(device.device)
             return current, pending, self._inventory.gpu_instances(device.device) if current else ()
 
-        device.mig_current, device.mig_pending, listed = await self._mig.call(device.device, read)
+        device.mig_current, device.mig_pending, listed = await self._calls.call(device.device, read)
         return listed
 
     async def fence(self, device: Device, why: str) -> None:
-        """A lost GPU: end what runs there, so that a person can reset it; touch nothing else until it answers again."""
+        """Fence a lost GPU: end what runs there, so that it can be reset; touch nothing else until it answers again."""
         if device.state != DeviceState.LOST:
             self._log.error("device lost", device=device.device, why=why)
             self._node.set_device(device, DeviceState.LOST)
-        self.miss(device.device, why)
-        for part in self._own(device):
-            if not self._pursuit.busy(part):
+        self._node.report_missing(device.device, why)
+        for part in self._slices_of(device):
+            if not self._reconciler.busy(part):
                 part.fail(f"device lost: {why}", self._node.clock.now_s())
-                await self._verbs.stop_process(part)
+                await self._executor.stop_process(part)
 
-    async def _compare(self, device: Device, listed: Sequence[ObservedSlice], asked: _Asked) -> None:
+    async def _compare_instances(self, device: Device, listed: Sequence[ObservedSlice], before: _SlicesBefore) -> None:
         instances = {seen.key: seen for seen in listed}
-        own = self._own(device)
-        moving = asked.moving | {part.key for part in own if self._pursuit.busy(part)}
+        own = self._slices_of(device)
+        moving = before.moving | {part.key for part in own if self._reconciler.busy(part)}
         for part in own:
-            if not part.has_instance or part.key in moving or not asked.had.get(part.key, False):
+            if not part.has_instance or part.key in moving or not before.had.get(part.key, False):
                 continue  # it was not there, or a step has been at it since: the next look will tell
             seen = instances.get(part.key)
             if seen is None:
-                await self._vanished(part, "somebody destroyed its instance")
+                await self._on_vanished(part, "somebody destroyed its instance")
                 _forget_instance(part)
                 self._node.changed()
             elif seen.ci_id is None and part.has_compute:
-                await self._vanished(part, "somebody destroyed its compute instance")
+                await self._on_vanished(part, "somebody destroyed its compute instance")
                 part.has_compute, part.mig_uuid = False, ""
                 self._node.changed()
             elif (seen.ci_id is not None, seen.mig_uuid) != (part.has_compute, part.mig_uuid):
@@ -211,10 +213,10 @@ class DriverWatch:
             self._log.warning("drift", device=device.device, drift=device.drift)
             self._node.changed()
 
-    async def _vanished(self, part: Slice, why: str) -> None:
+    async def _on_vanished(self, part: Slice, why: str) -> None:
         self._log.warning("instance vanished", slice=part.key.name, why=why)
         part.fail(why, self._node.clock.now_s())
-        await self._verbs.stop_process(part)
+        await self._executor.stop_process(part)
 
 
 def _forget_instance(part: Slice) -> None:

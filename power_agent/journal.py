@@ -1,18 +1,18 @@
-"""What an agent must not forget, written before it acts, so that its successor adopts, finishes or rolls back.
+"""Write-ahead journal: what an agent must not forget, so that its successor adopts, finishes or rolls back.
 
-One line per entry under `<state>/journal.jsonl` (see `memory`), appended by one system call, so that a SIGKILL leaves
-whole lines. What the driver and the processes say is the truth of what exists; the journal says which of it is ours, of
-which generation, what it ought to serve, and what has to be put back.
+One line per entry under `<state>/journal.jsonl` (`journal_state` says which entries there are), appended by one system
+call, so that a SIGKILL leaves whole lines. What the driver and the processes say is the truth of what exists; the
+journal says which of it is ours, of which generation, what it ought to serve, and what has to be put back.
 
 What has to reach the disk before the act, and why:
 - plan, cordon, release, lease epoch, generation: fsync. They must survive the loss of power; a generation, because
   joules are booked by it and a number must never come twice.
-- override, before a clock is locked or a limit set: written, not synced. It must survive SIGKILL; the setting itself
+- override, before a clock is locked: written, not synced. It must survive SIGKILL; the setting itself
   does not survive what loses written pages, nor do the GPU instances and processes of slice, begin, end and forget.
 
 What a successor makes of what it finds:
 - unfinished create_gi, create_ci: an instance that is there, ours by its `slice` entry, is adopted, with or without
-  its compute instance; the next pursuit of the plan completes or destroys it. One that is not there is forgotten.
+  its compute instance; the next reconciler of the plan completes or destroys it. One that is not there is forgotten.
 - unfinished destroy_ci, destroy_gi, stop, drain: what still exists is adopted as it is, and the plan decides again.
 - unfinished start, load, warm_up: a process that lives is adopted and asked what it serves; one that is dead is
   started anew if it is still planned.
@@ -33,7 +33,7 @@ from typing import IO, Any, Final
 
 import structlog
 
-from power_agent.memory import Cordon, Memory, Override, Setting, SliceMemory, encode, replay
+from power_agent.journal_state import Cordon, JournalState, Override, SliceRecord, encode, replay
 from trefoil.core.errors import StartError, TrefoilError
 from trefoil.core.fleet import SliceKey, Step
 from trefoil.core.plan import NodePlan
@@ -41,15 +41,13 @@ from trefoil.runtime import codec
 
 LINES_MAX: Final = 5000
 
-__all__ = ["Cordon", "Journal", "JournalError", "Memory", "Override", "Setting", "SliceMemory"]
-
 
 class JournalError(TrefoilError):
-    """Nothing can be written, so nothing may be begun."""
+    """Journal cannot be written, so nothing may be begun."""
 
 
 class Journal:
-    """Append-only; one process at a time (flock). Belongs to one event loop."""
+    """Write-ahead journal of one agent: append-only; one process at a time (flock). Belongs to one event loop."""
 
     def __init__(self, directory: Path, boot_id: str, driver_load_id: str) -> None:
         self._path = directory / "journal.jsonl"
@@ -59,14 +57,14 @@ class Journal:
         self._size = 0
         self._lines = 0
         self._lines_max = LINES_MAX
-        self._behind = False  # the file lacks something that the memory holds
-        self.memory = Memory()
+        self._behind = False  # the file lacks something that the state holds
+        self.state = JournalState()
         self._log = structlog.get_logger()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    def open(self) -> Memory:
-        """Lock, read what is there, compact.
+    def open(self) -> JournalState:
+        """Open the journal: lock it, read what is there, compact it.
 
         Raises:
             StartError: another agent of this node runs on the same state.
@@ -86,14 +84,14 @@ class Journal:
                 f"another power agent works in {self._path.parent}",
                 remedy="stop it, or give this one its own state_dir",
             ) from error
-        self.memory = replay(data, self._load)
-        if self.memory.damaged:
-            self._log.warning("journal lines passed over", count=self.memory.damaged, path=str(self._path))
+        self.state = replay(data, self._load)
+        if self.state.damaged:
+            self._log.warning("journal lines passed over", count=self.state.damaged, path=str(self._path))
         self._compact()
-        return self.memory
+        return self.state
 
     def close(self) -> None:
-        """Release the lock."""
+        """Close the file and release the lock."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -101,50 +99,50 @@ class Journal:
             self._lock.close()
 
     def driver_changed(self, driver_load_id: str) -> None:
-        """The driver was loaded again: none of its instances exists any more."""
+        """Drop all GPU slices: the driver was loaded again, and none of its instances exists any more."""
         self._load = f"{self._load.partition('/')[0]}/{driver_load_id}"
-        self.memory.drop_gpu_slices()
+        self.state.drop_gpu_slices()
         self._behind = True
         self._catch_up()
 
     # --- durable before they count ------------------------------------------------------------------------------------
 
-    async def accept(self, plan: NodePlan) -> None:
-        """Remember the plan durably before anything is done for it.
+    async def accept_plan(self, plan: NodePlan) -> None:
+        """Accept a plan: remember it durably before anything is done for it.
 
         Raises:
             JournalError: it could not be written; the plan before stays.
         """
-        self._must({"plan": codec.to_plain(plan)})
-        self.memory.plan = plan  # before the sync: a compaction meanwhile must not drop it
-        self.memory.highest_epoch = max(self.memory.highest_epoch, plan.revision.epoch)
+        self._write_before({"plan": codec.to_plain(plan)})
+        self.state.plan = plan  # before the sync: a compaction meanwhile must not drop it
+        self.state.highest_epoch = max(self.state.highest_epoch, plan.revision.epoch)
         await self.sync()
 
-    async def cordon(self, cordon: Cordon) -> None:
-        """Remember durably that a device is out of service.
+    async def set_cordon(self, cordon: Cordon) -> None:
+        """Cordon a device: remember durably that it is out of service.
 
         Raises:
             JournalError: it could not be written; the device is in service as before.
         """
-        self._must({"cordon": codec.to_plain(cordon)})
-        self.memory.cordons[cordon.device] = cordon
+        self._write_before({"cordon": codec.to_plain(cordon)})
+        self.state.cordons[cordon.device] = cordon
         await self.sync()
 
-    async def release(self, device: str) -> None:
-        """Take a cordon off; no-op when there is none.
+    async def release_cordon(self, device: str) -> None:
+        """Release a cordon; no-op when there is none.
 
         Raises:
             JournalError: it could not be written; the cordon holds.
         """
-        if device in self.memory.cordons:
-            self._must({"release": device})
-            self.memory.cordons.pop(device, None)
+        if device in self.state.cordons:
+            self._write_before({"release": device})
+            self.state.cordons.pop(device, None)
             await self.sync()
 
-    def hold_lease(self, epoch: int) -> None:
-        """Remember our own epoch, the floor of the next one if Redis loses its data. Blocks for one fsync."""
-        self.memory.lease_epoch = max(self.memory.lease_epoch, epoch)
-        self._may({"lease_epoch": epoch})
+    def raise_lease_epoch(self, epoch: int) -> None:
+        """Raise our own lease epoch, the floor of the next one if Redis loses its data. Blocks for one fsync."""
+        self.state.lease_epoch = max(self.state.lease_epoch, epoch)
+        self._write_after({"lease_epoch": epoch})
         try:
             if self._file is not None:
                 os.fsync(self._file)
@@ -152,13 +150,13 @@ class Journal:
             self._log.error("own epoch is not durable", path=str(self._path), why=str(error))
 
     def next_generation(self) -> int:
-        """A number that no instance of this node ever had. `sync` comes before the instance is made."""
-        self.memory.generation += 1
-        self._may({"generation": self.memory.generation})
-        return self.memory.generation
+        """Next generation: a number that no instance here ever had. `sync` comes before the instance is made."""
+        self.state.generation += 1
+        self._write_after({"generation": self.state.generation})
+        return self.state.generation
 
     async def sync(self) -> None:
-        """Return when all that was written so far is on the disk.
+        """Sync: return when all that was written so far is on the disk.
 
         Raises:
             JournalError: it cannot be, or some of it could not even be written.
@@ -176,69 +174,69 @@ class Journal:
 
     # --- written before they count ------------------------------------------------------------------------------------
 
-    async def begin(self, step: Step) -> None:
-        """Before the step.
+    async def begin_step(self, step: Step) -> None:
+        """Begin a step: written before it.
 
         Raises:
             JournalError: it could not be written: the step must not be made.
         """
-        self._must({"begin": codec.to_plain(step)})
-        self.memory.unfinished[step.slice, step.verb] = step
+        self._write_before({"begin": codec.to_plain(step)})
+        self.state.unfinished[step.slice, step.verb] = step
 
-    def override(self, override: Override) -> None:
-        """Before a clock is locked or a power limit set.
+    def begin_override(self, override: Override) -> None:
+        """Begin an override: written before a clock is locked.
 
         Raises:
             JournalError: it could not be written: the setting must not be changed.
         """
-        self._must({"override": codec.to_plain(override)})
-        self.memory.overrides[override.device, override.setting] = override
+        self._write_before({"override": codec.to_plain(override)})
+        self.state.overrides[override.device, override.setting] = override
 
     # --- what has happened --------------------------------------------------------------------------------------------
 
-    def see_epoch(self, epoch: int) -> None:
-        """A command came under this epoch: older ones are refused from now on, by successors too."""
-        if epoch > self.memory.highest_epoch:
-            self.memory.highest_epoch = epoch
-            self._may({"highest_epoch": epoch})
+    def raise_highest_epoch(self, epoch: int) -> None:
+        """Raise the highest epoch: a command came under it, and older ones are refused, by successors too."""
+        if epoch > self.state.highest_epoch:
+            self.state.highest_epoch = epoch
+            self._write_after({"highest_epoch": epoch})
 
-    def restored(self, device: str, setting: Setting) -> None:
-        """The default is in force again."""
-        if self.memory.overrides.pop((device, setting), None) is not None:
-            self._may({"restored": [device, setting]})
+    def end_override(self, device: str, setting: str) -> None:
+        """End an override: the default is in force again."""
+        if self.state.overrides.pop((device, setting), None) is not None:
+            self._write_after({"restored": [device, setting]})
 
-    def end(self, step: Step) -> None:
-        """After the step, whatever came of it (`state`: done or failed)."""
-        self.memory.unfinished.pop((step.slice, step.verb), None)
-        self._may({"end": codec.to_plain(step)})
+    def end_step(self, step: Step) -> None:
+        """End a step, whatever came of it (`state`: done or failed)."""
+        self.state.unfinished.pop((step.slice, step.verb), None)
+        self._write_after({"end": codec.to_plain(step)})
 
-    def settle(self) -> list[Step]:
-        """Close the steps that a predecessor left unfinished, after all it made has been adopted; returns them."""
-        steps = list(self.memory.unfinished.values())
+    def close_unfinished(self) -> list[Step]:
+        """Close the steps that a predecessor left unfinished, after all it made was adopted; returns them."""
+        steps = list(self.state.unfinished.values())
         for step in steps:
-            self.end(Step(step.slice, step.verb, "failed", why="the agent ended in the middle of it"))
+            self.end_step(Step(step.slice, step.verb, "failed", why="the agent ended in the middle of it"))
         return steps
 
-    def know(self, device: str, kind: str, uuid: str) -> None:
-        """A GPU that is here, for a successor that finds it lost."""
-        if self.memory.devices.get(device) != (kind, uuid):
-            self.memory.devices[device] = (kind, uuid)
-            self._may({"device": [device, kind, uuid]})
+    def remember_device(self, device: str, kind: str, uuid: str) -> None:
+        """Remember a GPU that is here, for a successor that finds it lost."""
+        if self.state.devices.get(device) != (kind, uuid):
+            self.state.devices[device] = (kind, uuid)
+            self._write_after({"device": [device, kind, uuid]})
 
-    def remember(self, memory: SliceMemory) -> None:
-        """A slice is ours, in this state."""
-        if self.memory.slices.get(memory.key) != memory:
-            self.memory.slices[memory.key] = memory
-            self._may({"slice": codec.to_plain(memory)})
+    def remember_slice(self, record: SliceRecord) -> None:
+        """Remember that a slice is ours, in this state."""
+        if self.state.slices.get(record.key) != record:
+            self.state.slices[record.key] = record
+            self._write_after({"slice": codec.to_plain(record)})
 
-    def forget(self, key: SliceKey) -> None:
-        """A slice does not exist any more."""
-        if self.memory.slices.pop(key, None) is not None:
-            self._may({"forget": codec.to_plain(key)})
+    def forget_slice(self, key: SliceKey) -> None:
+        """Forget a slice that does not exist any more."""
+        if self.state.slices.pop(key, None) is not None:
+            self._write_after({"forget": codec.to_plain(key)})
 
     # --- the file -----------------------------------------------------------------------------------------------------
 
-    def _must(self, entry: dict[str, Any]) -> None:
+    def _write_before(self, entry: dict[str, Any]) -> None:
         """Write an entry that has to be there before something is done."""
         self._catch_up(strict=True)
         try:
@@ -246,8 +244,8 @@ class Journal:
         except OSError as error:
             raise self._trouble(error) from error
 
-    def _may(self, entry: dict[str, Any]) -> None:
-        """Write an entry of what has happened; without room the memory keeps it until there is."""
+    def _write_after(self, entry: dict[str, Any]) -> None:
+        """Write an entry of what has happened; without room the state keeps it until there is."""
         if not self._behind:
             try:
                 self._append(entry)
@@ -278,7 +276,7 @@ class Journal:
         self._lines += 1
 
     def _catch_up(self, *, strict: bool = False) -> None:
-        """Write the whole memory if the file lacks some of it."""
+        """Write the whole state if the file lacks some of it."""
         if self._behind:
             try:
                 self._compact()
@@ -289,7 +287,7 @@ class Journal:
 
     def _compact(self) -> None:
         """Write what still matters to a new file and put it in place at once: old or new, never half of either."""
-        entries = self.memory.entries()
+        entries = self.state.entries()
         data = b"".join(encode(entry, self._load) for entry in entries)
         scratch = self._path.with_suffix(".new")
         try:

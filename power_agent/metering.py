@@ -1,7 +1,7 @@
-"""Reads counters once per period and keeps the books: the shell of `meter`.
+"""Metering loop: reads all counters once per period and meters each device. The shell of `core.meter`.
 
-Triton's counters first, then the device's counter, as close together as possible; then one line in the ledger; then the
-samples go to whoever publishes or watches them. Each device has a thread of its own (`sources`).
+Triton's counters first, then the device's counter, as close together as possible; then one line in the energy log; then
+the samples go to whoever publishes or watches them. Each device has a thread of its own (`meters`).
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from typing import Final, TypeVar
 
 import structlog
 
+from power_agent.attribution import DeviceReading, SliceReading
 from power_agent.core.meter import MeterState, advance
+from power_agent.device_meters import DeviceMeasurement, DeviceMeters
 from power_agent.devices.errors import DeviceError
-from power_agent.ledger import Ledger
+from power_agent.energy_log import EnergyLog
 from power_agent.node import Device, Node
-from power_agent.readings import DeviceReading, SliceReading
 from power_agent.slices import Slice
-from power_agent.sources import Measured, Sources
 from trefoil.core import power
 from trefoil.core.energy import AttributionMethod, EnergyMethod, EnergySample
 from trefoil.core.errors import Unavailable
@@ -33,33 +33,33 @@ T = TypeVar("T")
 
 
 class Metering:
-    """A part of the service: one reading per period."""
+    """Metering of all devices: one reading per period."""
 
     def __init__(
         self,
         node: Node,
-        sources: Sources,
-        ledger: Ledger,
+        meters: DeviceMeters,
+        energy_log: EnergyLog,
         *publish: Callable[[Sequence[EnergySample]], None],
     ) -> None:
         self._node = node
-        self._sources = sources
-        self._ledger = ledger
+        self._meters = meters
+        self._energy_log = energy_log
         self._publish = publish
         self._states: dict[str, MeterState] = {}
         self._threads: dict[str, ThreadPoolExecutor] = {}
-        self._stuck: dict[str, asyncio.Future[Measured]] = {}
+        self._hung: dict[str, asyncio.Future[DeviceMeasurement]] = {}
         self._watched: set[str] = set()  # read before by this process
         self._readings = 0
         self._log = structlog.get_logger()
 
     def open(self) -> None:
-        """Go on from the ledger; a new ledger starts its `seq` where no earlier one can have come."""
-        self._ledger.open()
-        self._states = dict(self._ledger.states)
+        """Go on from the energy log; a new energy log starts its `seq` where no earlier one can have come."""
+        self._energy_log.open()
+        self._states = dict(self._energy_log.states)
 
     async def run(self) -> None:
-        """A reading each period, on whole multiples of it; readings of power in between where there is no counter."""
+        """Read each period, on whole multiples of it; readings of power in between where there is no counter."""
         clock, period_s = self._node.clock, self._node.settings.sample_period_s
         polling = asyncio.create_task(self._poll())
         try:
@@ -76,38 +76,38 @@ class Metering:
         while True:
             await self._node.clock.sleep(self._node.settings.power_poll_s)
             origin = self._origin
-            names = [name for name in self._node.devices if self._sources.integrates(name, origin)]
-            await asyncio.gather(*(self._poll_one(name, origin) for name in names if name not in self._stuck))
+            names = [name for name in self._node.devices if self._meters.integrates(name, origin)]
+            await asyncio.gather(*(self._poll_one(name, origin) for name in names if name not in self._hung))
 
     async def _poll_one(self, name: str, origin: str) -> None:
         with contextlib.suppress(DeviceError, Unavailable):  # the reading of the period says what is wrong
-            await self._in_thread(name, lambda: self._sources.poll(name, origin))
+            await self._in_thread(name, lambda: self._meters.poll(name, origin))
 
     async def read(self) -> None:
-        """One reading of everything."""
-        await asyncio.gather(*(self._statistics(part) for part in self._node.slices.values() if part.running))
+        """Read everything once."""
+        await asyncio.gather(*(self._read_statistics(part) for part in self._node.slices.values() if part.running))
         self._readings += 1
         devices = list(self._node.devices.values())
-        found = await asyncio.gather(*(self._account(device) for device in devices))
+        found = await asyncio.gather(*(self._meter_device(device) for device in devices))
         samples = [sample for sample in found if sample is not None]
-        self._ledger.append(samples, self._states)
+        self._energy_log.append(samples, self._states)
         if samples:
             for publish in self._publish:
                 publish(samples)
 
-    async def _statistics(self, part: Slice) -> None:
-        if part.server is None:
+    async def _read_statistics(self, part: Slice) -> None:
+        if part.triton is None:
             return
-        server = part.server
+        triton = part.triton
         with contextlib.suppress(Unavailable, TimeoutError):  # not up yet, or going: the next reading covers it
             async with asyncio.timeout(STATISTICS_TIMEOUT_S):
-                counters = await server.statistics()
-            if part.server is server:
-                part.note(counters, self._node.clock.now_s())
+                counters = await triton.statistics()
+            if part.triton is triton:
+                part.record_counters(counters, self._node.clock.now_s())
 
-    async def _account(self, device: Device) -> EnergySample | None:
+    async def _meter_device(self, device: Device) -> EnergySample | None:
         name = device.device
-        measured = await self._measured(device)
+        measured = await self._measure(device)
         if name not in self._states:
             self._states[name] = MeterState(name, seq=int(self._node.clock.now_s()))
         if measured is None:
@@ -118,7 +118,7 @@ class Metering:
         resets = state.counter_resets - self._states[name].counter_resets
         self._states[name] = state
         if sample is not None:
-            self._count(device, sample, reading, resets)
+            self._export_metrics(device, sample, reading, resets)
         return sample
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -132,18 +132,18 @@ class Metering:
             self._threads[name] = ThreadPoolExecutor(1, f"gauges {name}")
         return asyncio.get_running_loop().run_in_executor(self._threads[name], call)
 
-    async def _measured(self, device: Device) -> Measured | None:
+    async def _measure(self, device: Device) -> DeviceMeasurement | None:
         """None when the device does not answer in time: the next reading covers the time since the last one."""
         name, origin, slow = device.device, self._origin, self._readings % SLOW_EVERY == 1
         generations = {p.key: p.generation for p in self._node.slices.values() if p.key.device == name}
-        if name in self._stuck:
-            if not self._stuck[name].done():
+        if name in self._hung:
+            if not self._hung[name].done():
                 return None
-            self._stuck.pop(name).exception()  # it came too late to be of use
-        future = self._in_thread(name, lambda: self._sources.read(name, device.type, origin, generations, slow))
+            self._hung.pop(name).exception()  # it came too late to be of use
+        future = self._in_thread(name, lambda: self._meters.read(name, device.type, origin, generations, slow))
         done, _ = await asyncio.wait({future}, timeout=READ_TIMEOUT_S)
         if not done:
-            self._stuck[name] = future
+            self._hung[name] = future
             self._log.warning("no reading", device=name, why=f"the driver took longer than {READ_TIMEOUT_S:g} s")
             return None
         try:
@@ -153,7 +153,7 @@ class Metering:
                 self._log.warning("no reading", device=name, why=str(error))
             return None
 
-    def _reading(self, device: Device, measured: Measured) -> DeviceReading:
+    def _reading(self, device: Device, measured: DeviceMeasurement) -> DeviceReading:
         node, kind = self._node, device.type
         device.power_w, device.clock_mhz = measured.power_w, measured.clock_mhz
         if measured.temperature_c is not None:
@@ -161,8 +161,12 @@ class Metering:
         if measured.clock_event_reasons is not None:
             device.clock_event_reasons = measured.clock_event_reasons
         served_s = device.take_served_s(measured.monotonic_s)
-        departed, device.departed = device.departed, []
-        own = [node.reading(part) for part in node.slices.values() if part.key.device == device.device and part.running]
+        ended, device.ended_readings = device.ended_readings, []
+        own = [
+            node.take_reading(part)
+            for part in node.slices.values()
+            if part.key.device == device.device and part.running
+        ]
         return DeviceReading(
             device=device.device,
             at_s=measured.at_s,
@@ -177,15 +181,15 @@ class Metering:
             serving_s=served_s if device.device in self._watched else None,
             # Others use a host's CPUs all the time: as long as nobody says how much, slices get what they can draw.
             foreign=bool(device.foreign) or (kind.kind == DeviceKind.CPU and measured.busy_s is None),
-            slices=(*departed, *(_sensed(part, measured) for part in own)),
+            slices=(*ended, *(_with_activity(part, measured) for part in own)),
             method=measured.method,
-            counter_doubt=measured.counter_doubt,
+            counter_uncertainty=measured.counter_uncertainty,
             attribution=node.settings.attribution,
             learn_baseline=node.settings.learn_baseline,
             busy_s=measured.busy_s,
         )
 
-    def _count(self, device: Device, sample: EnergySample, reading: DeviceReading, resets: int) -> None:
+    def _export_metrics(self, device: Device, sample: EnergySample, reading: DeviceReading, resets: int) -> None:
         metrics, name = self._node.metrics, device.device
         metrics.set("trefoil_device_clock_hertz", sample.clock_mhz_mean * 1e6, device=name)
         metrics.set("trefoil_device_temperature_celsius", device.temperature_c, device=name)
@@ -202,7 +206,9 @@ class Metering:
         metrics.set("trefoil_device_power_watts", device.power_w, device=name)
         metrics.set("trefoil_energy_uncertainty_ratio", sample.uncertainty_ratio, device=name)
         baseline = self._states[name].baseline
-        watts = baseline.watts(reading.clock_mhz, reading.baseline_w) if reading.learn_baseline else reading.baseline_w
+        watts = (
+            baseline.watts_at(reading.clock_mhz, reading.baseline_w) if reading.learn_baseline else reading.baseline_w
+        )
         metrics.set("trefoil_device_baseline_watts", watts, device=name)
         for share, joules in (("active", active_j), ("idle", sample.idle_j), ("unallocated", sample.unallocated_j)):
             metrics.inc("trefoil_device_energy_joules_total", joules, device=name, share=share)
@@ -217,16 +223,16 @@ class Metering:
                 )
 
     async def stop(self) -> None:
-        """A last reading, so that the successor's gap is short."""
+        """Stop after a last reading, so that the successor's gap is short."""
         await self.read()
-        self._ledger.close()
-        await asyncio.to_thread(self._sources.close)
+        self._energy_log.close()
+        await asyncio.to_thread(self._meters.close)
         for thread in self._threads.values():
             thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _sensed(part: SliceReading, measured: Measured) -> SliceReading:
-    """With what the sensors say of it."""
+def _with_activity(part: SliceReading, measured: DeviceMeasurement) -> SliceReading:
+    """Reading of a slice with what the sensors say of it."""
     gpm = measured.activity.get(AttributionMethod.GPM, {}).get(part.key)
     dcgm = measured.activity.get(AttributionMethod.DCGM, {}).get(part.key)
     return replace(part, gpm=gpm, dcgm=dcgm)

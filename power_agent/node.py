@@ -1,6 +1,6 @@
-"""The node as it is: devices, slices, and what is published of them.
+"""State of the node: its devices and slices as they are, and the NodeStatus that is published of them.
 
-Siblings: `pursuit` changes it, `health` declares failures, `metering` reads its counters, `loop` publishes it.
+Siblings: `reconciler` changes it, `slice_health` declares failures, `metering` reads counters, `publisher` writes it.
 """
 
 import asyncio
@@ -9,10 +9,10 @@ from typing import Final
 
 import structlog
 
-from power_agent.cordon import Cordons, without
+from power_agent.attribution import SliceReading
+from power_agent.cordons import Cordons, without_devices
 from power_agent.core.reconcile import SeenDevice
 from power_agent.journal import Journal
-from power_agent.readings import SliceReading
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices import Slice
 from trefoil.core.catalog import Catalog
@@ -39,7 +39,7 @@ DEVICE_STATES: Final = tuple(state.name for state in DeviceState if state)
 
 @dataclass(slots=True)
 class Device:
-    """One GPU, or the CPUs. `departed` holds the last readings of processes that ended since the last metering."""
+    """Device: one GPU, or the CPUs. `ended_readings`: the last of processes that ended since the last metering."""
 
     device: str
     type: DeviceType
@@ -55,8 +55,8 @@ class Device:
     clock_event_reasons: tuple[str, ...] = ()
     foreign: tuple[SliceKey, ...] = ()
     clock_lease: ClockLease | None = None
-    clock_drift: tuple[str, ...] = ()  # clocks or limits that somebody else changed, or that are not honoured
-    departed: list[SliceReading] = field(default_factory=list)
+    clock_drift: tuple[str, ...] = ()  # clocks that somebody else changed, or that are not honoured
+    ended_readings: list[SliceReading] = field(default_factory=list)
     serving_count: int = 0
     serving_since_s: float = 0.0
     served_s: float = 0.0
@@ -68,7 +68,7 @@ class Device:
 
     @property
     def drift(self) -> tuple[str, ...]:
-        """All that others changed, in words: reported, never fought."""
+        """Drift: all that others changed, in words; reported, never fought."""
         return (*(f"foreign instance {key.slice_type}@{key.start}" for key in self.foreign), *self.clock_drift)
 
     def take_served_s(self, now_s: float) -> float:
@@ -83,28 +83,28 @@ class Device:
         return served_s
 
 
-class Changes:
-    """Wakes everyone who waits for the node to change."""
+class ChangeNotifier:
+    """Notifier that wakes everyone who waits for the node to change."""
 
     def __init__(self) -> None:
         self.count = 0
         self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """Something changed."""
+        """Wake all who wait: something changed."""
         self.count += 1
         self._event.set()
         self._event = asyncio.Event()
 
     async def wait(self, seen: int) -> int:
-        """Return the count as soon as it differs from `seen`."""
+        """Wait until the count differs from `seen`; returns it."""
         while self.count == seen:
             await self._event.wait()
         return self.count
 
 
 class Node:
-    """All devices and slices of one node."""
+    """State of one node: all its devices and slices."""
 
     def __init__(
         self, settings: PowerAgentSettings, clock: Clock, journal: Journal, catalog: Catalog, metrics: Metrics
@@ -119,7 +119,7 @@ class Node:
         self.plan: NodePlan | None = None
         self.cordons = Cordons(clock, journal, self.changed)
         self.applied = Revision()
-        self.changes = Changes()
+        self.changes = ChangeNotifier()
         self.boot_id = self.driver_load_id = ""
         self.epoch = 0
         self._missing: dict[str, str] = {}
@@ -130,13 +130,13 @@ class Node:
     # --- what is ------------------------------------------------------------------------------------------------------
 
     def new_slice(self, key: SliceKey, generation: int, state: SliceState) -> Slice:
-        """A record of a slice, known from now on."""
-        part = Slice(key, generation, state, self.clock.now_s(), self.moved)
+        """Add a new record of a slice."""
+        part = Slice(key, generation, state, self.clock.now_s(), self.on_slice_moved)
         self.add_slice(part)
         return part
 
     def add_slice(self, part: Slice) -> None:
-        """Know a slice from now on."""
+        """Add a slice, adopted or new."""
         device = self.devices[part.key.device]
         if device.type.kind == DeviceKind.WHOLE_GPU:
             part.mig_uuid = device.uuid  # nothing is created that could have one of its own
@@ -144,8 +144,8 @@ class Node:
         if part.serving:
             self._count_serving(part, 1)
 
-    def moved(self, part: Slice, before: SliceState) -> None:
-        """A slice has changed its state (or the reason for it): count, remember, tell everyone."""
+    def on_slice_moved(self, part: Slice, before: SliceState) -> None:
+        """Count, remember and publish that a slice has changed its state, or the reason for it."""
         if before != part.state:
             was, now = self._serves(before), self._serves(part.state)
             if was != now:
@@ -156,21 +156,21 @@ class Node:
             )  # fmt: skip
             self.metrics.set_one_of("trefoil_slice_state", "state", part.state.name, SLICE_STATES, slice=part.key.name)
             if part.exists:
-                self.journal.remember(part.memory())
+                self.journal.remember_slice(part.record())
         self.changed()
 
     def changed(self) -> None:
-        """Tell those who watch, and those who work."""
+        """Notify those who watch, and those who work, of a change."""
         self.changes.notify()
         self.work.set()
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What this node lacks now, each as `name: why and remedy`."""
+        """Entries of what this node lacks now, each as `name: why and remedy`."""
         return tuple(f"{name}: {why}" for name, why in sorted(self._missing.items()))
 
-    def miss(self, name: str, why: str) -> bool:
-        """Note that something is missing, or with an empty `why` that it is not; says whether that is news."""
+    def set_missing(self, name: str, why: str) -> bool:
+        """Set why something is missing, or with an empty `why` that it is not; says whether that is news."""
         if self._missing.get(name, "") == why:
             return False
         if why:
@@ -179,6 +179,11 @@ class Node:
             del self._missing[name]
         self.changed()
         return True
+
+    def report_missing(self, name: str, why: str) -> None:
+        """Set why something is missing, and log it when that is news; an empty `why`: it is back."""
+        if self.set_missing(name, why):
+            (self._log.error if why else self._log.info)("missing" if why else "back", what=name, why=why)
 
     @staticmethod
     def _serves(state: SliceState) -> bool:
@@ -192,8 +197,8 @@ class Node:
         device.serving_count += change
         assert device.serving_count >= 0
 
-    def renew(self, part: Slice, why: str) -> Slice:
-        """A new record in place of one that is GONE, for what is still there or wanted again."""
+    def replace_gone(self, part: Slice, why: str) -> Slice:
+        """Replace the record of a slice that is GONE by a new one, for what is still there or wanted again."""
         assert part.state == SliceState.GONE, part.state
         fresh = self.new_slice(part.key, part.generation, SliceState.PENDING)
         fresh.has_instance, fresh.has_compute = part.has_instance, part.has_compute
@@ -201,26 +206,26 @@ class Node:
         fresh.revision, fresh.credits, fresh.failures = part.revision, part.credits, part.failures
         return fresh
 
-    def depart(self, part: Slice) -> None:
-        """A slice's process has ended: keep what it did until the next metering."""
+    def keep_last_reading(self, part: Slice) -> None:
+        """Keep the last reading of a slice whose process has ended until the next metering."""
         if part.incarnation:
-            reading = replace(self.reading(part), serving=True)
-            self.devices[part.key.device].departed.append(reading)
+            reading = replace(self.take_reading(part), serving=True)
+            self.devices[part.key.device].ended_readings.append(reading)
 
-    def reading(self, part: Slice) -> SliceReading:
-        """What the meter needs of a slice."""
+    def take_reading(self, part: Slice) -> SliceReading:
+        """Take the reading of a slice for the meter; its overhead counts anew from here."""
         kind = self.devices[part.key.device].type
-        return part.reading(device_share(kind, part.key.slice_type), self.variant_of)
+        return part.take_reading(device_share(kind, part.key.slice_type), self.variant_of)
 
     def variant_of(self, family: str, version: int) -> str:
-        """The variant behind a version at the Triton edge."""
+        """Variant behind a version at the Triton edge."""
         for variant in self.catalog.family(family).variants:
             if variant.version == version:
                 return variant.name
         return f"version-{version}"
 
-    def seen(self) -> tuple[SeenDevice, ...]:
-        """As reconciliation looks at it."""
+    def seen_devices(self) -> tuple[SeenDevice, ...]:
+        """Devices as reconciliation sees them."""
         by_device: dict[str, list[Slice]] = {name: [] for name in self.devices}
         for part in self.slices.values():
             by_device[part.key.device].append(part)
@@ -230,7 +235,6 @@ class Node:
                 device.type.name,
                 device.state,
                 device.mig_current,
-                device.power_limit_w,
                 tuple(part.seen() for part in by_device[device.device]),
                 device.foreign,
                 self.cordons.why(device.device),
@@ -240,15 +244,15 @@ class Node:
             for device in self.devices.values()
         )
 
-    def announced(self, status: NodeStatus) -> None:
-        """This status has been published: from now on dispatchers can know which slices drain."""
+    def note_published(self, status: NodeStatus) -> None:
+        """Note that a status has been published: from now on dispatchers can know which slices drain."""
         for seen in (seen for device in status.devices for seen in device.slices):
             part = self.slices.get(seen.key)
             if part is not None and seen.state == part.state == SliceState.DRAINING and seen.since_s == part.since_s:
-                part.announced_s = min(part.announced_s, self.clock.now_s())
+                part.published_s = min(part.published_s, self.clock.now_s())
 
     def status(self) -> NodeStatus:
-        """As it is published."""
+        """NodeStatus as it is published."""
         slices: dict[str, list[Slice]] = {name: [] for name in self.devices}
         for part in sorted(self.slices.values(), key=lambda s: s.key):
             slices[part.key.device].append(part)
@@ -284,29 +288,29 @@ class Node:
             observed_at_s=self.clock.now_s(),
             simulated=self.metrics.simulated,
             agent_target=self.settings.admin_address,
-            highest_epoch_seen=self.journal.memory.highest_epoch,
+            highest_epoch_seen=self.journal.state.highest_epoch,
         )
 
-    def wanted(self) -> NodePlan | None:
-        """The plan as far as it may be carried out now: nothing on devices that have to be empty by now."""
-        return without(self.plan, self.cordons.all_evicted()) if self.plan else None
+    def plan_in_force(self) -> NodePlan | None:
+        """Plan as far as it may be carried out now: nothing on devices that have to be empty by now."""
+        return without_devices(self.plan, self.cordons.all_evicted()) if self.plan else None
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def set_device(self, device: Device, state: DeviceState) -> None:
-        """Change a device's state."""
+        """Set the state of a device."""
         if device.state != state:
             self._log.info("device", device=device.device, was=device.state.name, now=state.name)
             device.state = state
             self.metrics.set_one_of("trefoil_device_state", "state", state.name, DEVICE_STATES, device=device.device)
             self.changed()
 
-    def drop(self, part: Slice) -> None:
+    def forget_slice(self, part: Slice) -> None:
         """Forget a slice that does not exist."""
         assert part.state == SliceState.GONE, part.state
         assert not part.exists
         del self.slices[part.key]
-        self.journal.forget(part.key)
+        self.journal.forget_slice(part.key)
         for state in SLICE_STATES:
             self.metrics.drop("trefoil_slice_state", part.key.name, state)
         self.changed()

@@ -1,14 +1,14 @@
-"""gRPC: PowerAgent. Apply takes a plan, PreviewPlan tells what it would do, Drain takes devices out of service."""
+"""gRPC service PowerAgent: plans (Apply, PreviewPlan), Drain, clock leases, and streams of status and energy."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
 
 from power_agent.clock_keeper import ClockKeeper
-from power_agent.cordon import named, refuse_old_epoch
-from power_agent.energy_feed import EnergyFeed
+from power_agent.cordons import devices_named, refuse_old_epoch
+from power_agent.energy_log import EnergyFeed
 from power_agent.node import Node
-from power_agent.pursuit import Pursuit
+from power_agent.reconciler import Reconciler
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import Step
@@ -18,36 +18,36 @@ FULL_NAME: Final = "trefoil.power_agent.v1.PowerAgent"
 
 
 class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: ignore[misc]
-    """Translates; decides nothing."""
+    """Servicer of PowerAgent: translates, decides nothing."""
 
-    def __init__(self, node: Node, pursuit: Pursuit, clocks: ClockKeeper, energy: EnergyFeed) -> None:
+    def __init__(self, node: Node, reconciler: Reconciler, clocks: ClockKeeper, energy: EnergyFeed) -> None:
         self._node = node
-        self._pursuit = pursuit
+        self._reconciler = reconciler
         self._clocks = clocks
         self._energy = energy
 
     async def Apply(self, request: Any, context: Any) -> Any:
-        """Takes a complete desired state; answers with the steps that lead there."""
+        """Apply a complete desired state; the answer has the steps that lead there."""
         if not request.HasField("plan"):
             raise InvalidInput("missing", field="plan", remedy="send a NodePlan")
-        applied = await self._pursuit.apply(codec.from_proto(request.plan))
+        applied = await self._reconciler.apply(codec.from_proto(request.plan))
         return power_agent_pb2.ApplyResponse(
             accepted=True, changed=applied.changed, steps=[step_message(step) for step in applied.steps]
         )
 
     async def PreviewPlan(self, request: Any, context: Any) -> Any:
-        """The steps that Apply would take; touches nothing, refuses what Apply would refuse."""
+        """Preview the steps that Apply would take; touches nothing, refuses what Apply would refuse."""
         if not request.HasField("plan"):
             raise InvalidInput("missing", field="plan", remedy="send a NodePlan")
-        found = self._pursuit.preview(codec.from_proto(request.plan))
+        found = self._reconciler.preview(codec.from_proto(request.plan))
         return power_agent_pb2.PreviewPlanResponse(
             changed=found.changed, steps=[step_message(step) for step in found.steps]
         )
 
     async def Drain(self, request: Any, context: Any) -> Any:
-        """Takes devices out of service or back into it; answered at once, the node's status shows the progress."""
-        devices = named(request.device, self._node.devices)
-        refuse_old_epoch(request.epoch, self._node.journal.memory.highest_epoch)
+        """Drain devices, or take them back into service; answered at once, the node's status shows the progress."""
+        devices = devices_named(request.device, self._node.devices)
+        refuse_old_epoch(request.epoch, self._node.journal.state.highest_epoch)
         if request.release:
             await self._node.cordons.release(devices)
         else:
@@ -55,30 +55,30 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         return power_agent_pb2.DrainResponse(node=codec.to_proto(self._node.status()))
 
     async def SetClocks(self, request: Any, context: Any) -> Any:
-        """Makes or renews a clock lease; the answer names the supported clocks that it came to."""
+        """Make or renew a clock lease; the answer names the supported clocks that it came to."""
         if not request.HasField("lease"):
             raise InvalidInput("missing", field="lease", remedy="send a ClockLease")
         held = self._clocks.set_clocks(codec.from_proto(request.lease), request.ttl_s)
         return power_agent_pb2.SetClocksResponse(lease=codec.to_proto(held))
 
     async def ReleaseClocks(self, request: Any, context: Any) -> Any:
-        """Ends a lease early; one that has ended already is no error."""
+        """End a clock lease early; one that has ended already is no error."""
         self._clocks.release_clocks(request.device, request.holder, request.epoch)
         return power_agent_pb2.ReleaseClocksResponse()
 
     async def GetNode(self, request: Any, context: Any) -> Any:
-        """The node now."""
+        """NodeStatus now."""
         return power_agent_pb2.GetNodeResponse(node=codec.to_proto(self._node.status()))
 
     async def WatchNode(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """The node now, then each change."""
+        """NodeStatus now, then at each change."""
         seen = self._node.changes.count
         while True:
             yield power_agent_pb2.WatchNodeResponse(node=codec.to_proto(self._node.status()))
             seen = await self._node.changes.wait(seen)
 
     async def WatchEnergy(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Samples that the agent still holds beyond `after_seq` of their device, then each new one."""
+        """EnergySamples that the agent still holds beyond `after_seq` of their device, then each new one."""
         after = dict(request.after_seq)
         for device in after:
             if device not in self._node.devices:
@@ -90,7 +90,7 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
 
 
 def step_message(step: Step) -> Any:
-    """A step on the wire."""
+    """Step as a message."""
     return power_agent_pb2.Step(
         slice=codec.to_proto(step.slice), verb=step.verb, state=step.state, took_ms=step.took_ms, why=step.why
     )

@@ -10,7 +10,7 @@ from trefoil.runtime.config import ServiceSettings
 
 
 class PowerAgentSettings(ServiceSettings):
-    """The power agent governs the GPUs of one node: MIG instances, Tritons, energy."""
+    """Settings of the power agent, which governs the GPUs of one node: MIG instances, Tritons, energy."""
 
     admin_address: str = "127.0.0.1:8103"
     metrics_address: str = "127.0.0.1:8113"
@@ -125,14 +125,14 @@ class PowerAgentSettings(ServiceSettings):
 
     @property
     def driver_marker(self) -> Path:
-        """The file that changes with each load of the driver."""
+        """File that changes with each load of the driver."""
         if self.driver_marker_path is not None:
             return self.driver_marker_path
         return self.node_socket.parent / "driver_load_id" if self.node_socket else Path("/dev/nvidiactl")
 
     @property
     def runtime_name(self) -> str:
-        """The runtime in use."""
+        """Name of the runtime in use."""
         if self.runtime != "auto":
             return self.runtime
         return "node" if self.node_socket else "docker" if self.docker_image else "process"

@@ -1,8 +1,8 @@
-"""One slice: its state, what it serves, and where it is on the way there. Moves that are not legal crash.
+"""Slice record: its state, what it serves, and where it is on the way there. Moves that are not legal crash.
 
 PENDING > STARTING > READY; READY > SWAPPING > READY; READY or SWAPPING > DRAINING > GONE; any > FAILED > PENDING or
 GONE.
-Siblings: `reconcile` decides the steps, `node` orders them, `verbs` carries them out on a Slice.
+Siblings: `reconcile` decides the steps, `node` orders them, `step_executor` carries them out on a Slice.
 """
 
 import math
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from power_agent.attribution import SliceReading, Work
 from power_agent.core.reconcile import HAS_TRAFFIC, SeenSlice
-from power_agent.journal import SliceMemory
-from power_agent.readings import SliceReading, Work
-from power_agent.triton import TritonServer, VersionCounters
+from power_agent.journal_state import SliceRecord
+from power_agent.triton_client import TritonClient, VersionCounters
 from power_agent.triton_slice import SliceLaunch
 from trefoil.core.common import Revision
 from trefoil.core.fleet import LEGAL_MOVES, Hosted, SliceKey, SliceState, SliceStatus
@@ -23,7 +23,7 @@ NANO: Final = 1e-9
 
 @dataclass(slots=True, eq=False)
 class Slice:
-    """Mutable record, owned by the event loop. `on_move` is told of each move after it was made."""
+    """Record of a slice, mutable, owned by the event loop. `on_move` is called after each move."""
 
     key: SliceKey
     generation: int
@@ -42,26 +42,25 @@ class Slice:
     loaded: bool = False
     incarnation: str = ""  # of its process: counters of different ones have nothing in common
     drained: bool = False
-    announced_s: float = math.inf  # when its DRAINING was published
+    published_s: float = math.inf  # when its DRAINING was published
     proved_idle: bool = False  # ... and every dispatcher has said that nothing is in flight
     launch: SliceLaunch | None = None
-    server: TritonServer | None = None
+    triton: TritonClient | None = None
     # when to try again
     failures: int = 0
     retry_at_s: float = 0.0
-    broken: str = ""  # why a reload cannot heal it: only a new process can
+    heal_failure: str = ""  # why a reload did not heal it: only a new process can
     # counters
     counters: dict[tuple[str, int], VersionCounters] = field(default_factory=dict)
-    fresh: bool = False  # `counters` were read since the last metering
+    counters_fresh: bool = False  # `counters` were read since the last metering
     overhead_s: float = 0.0
     overhead_requests: int = 0
     last_success_s: float = 0.0
     failing: bool = False
-    probing: bool = False
 
     @property
     def tag(self) -> str:
-        """Name of its process at the node."""
+        """Name of the slice's process at the runtime."""
         return f"{self.key.name}.g{self.generation}"
 
     @property
@@ -71,11 +70,11 @@ class Slice:
 
     @property
     def serving(self) -> bool:
-        """Whether requests may be on it."""
+        """Whether requests may be on the slice."""
         return self.state in HAS_TRAFFIC
 
     def move(self, state: SliceState, why: str, now_s: float) -> None:
-        """Change state.
+        """Move to another state.
 
         Raises:
             AssertionError: not a legal move: a bug.
@@ -84,18 +83,18 @@ class Slice:
         before, self.state, self.why, self.since_s = self.state, state, why, now_s
         if state != SliceState.DRAINING:
             self.drained = False
-            self.announced_s = math.inf
+            self.published_s = math.inf
         if state in (SliceState.PENDING, SliceState.FAILED):
             self.loaded = False
         self.on_move(self, before)
 
     def fail(self, why: str, now_s: float) -> None:
-        """FAILED, if it is not already (the first cause stays)."""
+        """Fail, if it has not already (the first cause stays)."""
         if self.state not in (SliceState.FAILED, SliceState.GONE):
             self.move(SliceState.FAILED, why, now_s)
 
     def seen(self) -> SeenSlice:
-        """As reconciliation looks at it."""
+        """Slice as reconciliation sees it."""
         return SeenSlice(
             self.key,
             self.state,
@@ -107,12 +106,12 @@ class Slice:
             self.drained,
         )
 
-    def memory(self) -> SliceMemory:
-        """As the journal keeps it."""
-        return SliceMemory(self.key, self.generation, self.state, self.tag, self.hosted, self.revision, self.credits)
+    def record(self) -> SliceRecord:
+        """SliceRecord as the journal keeps it."""
+        return SliceRecord(self.key, self.generation, self.state, self.tag, self.hosted, self.revision, self.credits)
 
     def status(self) -> SliceStatus:
-        """As it is published."""
+        """SliceStatus as it is published."""
         return SliceStatus(
             key=self.key,
             generation=self.generation,
@@ -129,8 +128,8 @@ class Slice:
 
     # --- counters ----------------------------------------------------------------------------------------------------
 
-    def note(self, counters: tuple[VersionCounters, ...], now_s: float) -> None:
-        """Take in what Triton counts now; remember when it last succeeded and whether calls fail."""
+    def record_counters(self, counters: tuple[VersionCounters, ...], now_s: float) -> None:
+        """Record what Triton counts now, when it last succeeded, and whether calls fail."""
         for now in counters:
             before = self.counters.get((now.family, now.version))
             if before is None or now.successes < before.successes or now.failures < before.failures:
@@ -142,10 +141,10 @@ class Slice:
             elif failed:
                 self.failing = True
             self.counters[now.family, now.version] = now
-        self.fresh = True
+        self.counters_fresh = True
 
-    def note_overhead(self, counters: tuple[VersionCounters, ...]) -> None:
-        """All that was done since the last reading was warm-up."""
+    def record_overhead(self, counters: tuple[VersionCounters, ...]) -> None:
+        """Record all that was done since the last reading as warm-up."""
         for now in counters:
             before = self.counters.get((now.family, now.version))
             if before is None or now.successes < before.successes or now.compute_batch_ns < before.compute_batch_ns:
@@ -156,8 +155,8 @@ class Slice:
             self.overhead_s += spent_ns * NANO
             self.overhead_requests += requests
 
-    def reading(self, sm_share: float, variant_of: Callable[[str, int], str]) -> SliceReading:
-        """For the meter; hands over the overhead and forgets versions that were unloaded before this reading."""
+    def take_reading(self, sm_share: float, variant_of: Callable[[str, int], str]) -> SliceReading:
+        """Take a reading for the meter; hands over the overhead and forgets versions that were unloaded before."""
         work = tuple(
             Work(c.family, variant_of(c.family, c.version), c.compute_batch_ns * NANO, c.successes)
             for c in self.counters.values()
@@ -168,19 +167,19 @@ class Slice:
             incarnation=self.incarnation,
             sm_share=sm_share,
             serving=self.serving,
-            work=work if self.fresh else (),
+            work=work if self.counters_fresh else (),
             overhead_s=self.overhead_s,
             overhead_requests=self.overhead_requests,
         )
         loaded = {(h.family, h.version) for h in self.hosted}
         if self.state != SliceState.SWAPPING:
             self.counters = {model: c for model, c in self.counters.items() if model in loaded}
-        self.overhead_s, self.overhead_requests, self.fresh = 0.0, 0, False
+        self.overhead_s, self.overhead_requests, self.counters_fresh = 0.0, 0, False
         return reading
 
-    def process_gone(self) -> None:
-        """Its Triton has ended: nothing of it can be asked any more."""
-        self.running, self.loaded, self.incarnation, self.broken = False, False, "", ""
-        self.server = None
+    def on_process_ended(self) -> None:
+        """Note that the slice's Triton has ended: nothing of it can be asked any more."""
+        self.running, self.loaded, self.incarnation, self.heal_failure = False, False, "", ""
+        self.triton = None
         self.counters = {}
-        self.fresh = self.failing = False
+        self.counters_fresh = self.failing = False

@@ -1,7 +1,8 @@
-"""Finds a tritonserver on this machine and makes its python backend usable. Imports nothing of what it finds.
+"""Triton installation: finds a tritonserver on this machine and makes its python backend usable.
 
 Looked at, in order: the setting, the wheel nvidia-pytriton in the environment that `make setup` created for Triton,
-PATH (NVIDIA's image). The wheel is located by its distribution files: importing it would want gevent.
+PATH (NVIDIA's image). The wheel is located by its distribution
+files: importing it would want gevent. Nothing of what is found is imported.
 """
 
 import filecmp
@@ -49,7 +50,7 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True)
 class TritonInstall:
-    """A tritonserver and the Python environment its models run in, as found (prepare_triton judges it)."""
+    """Installation: a tritonserver and the Python environment of its models, as found (prepare_triton judges it)."""
 
     binary: Path
     backends: Path
@@ -67,7 +68,7 @@ class TritonInstall:
 
 
 def with_backend(install: TritonInstall, wanted: str, *, simulated: bool) -> TritonInstall:
-    """Choose what executes models. `auto`: onnxruntime where it is there, except on a simulated node.
+    """Choose the backend that executes models. `auto`: onnxruntime where it is there, except on a simulated node.
 
     Only the python backend's model.py keeps the pace of a simulated GPU.
 
@@ -172,7 +173,7 @@ def prepare_triton(install: TritonInstall) -> None:
 
 
 def refuse_environment(install: TritonInstall) -> None:
-    """Raise unless models can run here: with numpy 2 the stub answers with empty outputs and status OK."""
+    """Refuse an environment in which models cannot run: with numpy 2 a stub answers empty outputs, status OK."""
     if not install.libpython_loads and not install.libpython_folder:
         raise BinaryMissing(
             f"{install.libpython} cannot be loaded, and Triton's python backend needs it",

@@ -1,4 +1,4 @@
-"""Writes one slice's own Triton repository and says how to start its Triton (argv, env). Starts nothing.
+"""Triton of a slice: writes the slice's model repository and says how to start its Triton (argv, env).
 
     <slice repository>/<family>/config.pbtxt           generated: one backend, one version, one instance group
                                <version>/model.onnx    link to the shared model_repository, as all files beside it
@@ -46,7 +46,7 @@ PASSED_ON: Final = ("HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "TREFOIL_LAUNCH_ID
 
 @dataclass(frozen=True, slots=True)
 class SliceSpec:
-    """What one slice's Triton shall serve, and where."""
+    """Specification of what one slice's Triton shall serve, and where."""
 
     name: str  # SliceKey.name, path-safe
     repository: Path  # this slice's own folder; created, rewritten idempotently
@@ -61,15 +61,17 @@ class SliceSpec:
 
     @property
     def threads(self) -> int:
-        """For each instance of a model: the cores of a CPU slice are shared out (more get in each other's way), and a
-        GPU's host work needs one."""
+        """Threads for each instance of a model: a CPU slice's cores are shared out, and a GPU's host work needs one.
+
+        More would get in each other's way.
+        """
         cores = len(self.cpu_cores) if self.cpu_cores is not None else math.ceil(self.cpu_quota or 1)
         return max(1, cores // max(1, sum(max(1, hosted.instances) for hosted in self.hosted)))
 
 
 @dataclass(frozen=True, slots=True)
 class SliceLaunch:
-    """Complete command of one slice's Triton. `env` is the whole environment, not an addition."""
+    """Launch of one slice's Triton: the complete command. `env` is the whole environment, not an addition."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -85,7 +87,7 @@ class SliceLaunch:
 
 
 def grpc_port(base: int, key: SliceKey) -> int:
-    """The gRPC port of a slice; its metrics are one above. Slices that share no resource share no port.
+    """Port of a slice's gRPC; its metrics are one above. Slices that share no resource share no port.
 
     base + 16 g + 2 s for start s on GPU g < 16, then base + 256 + 2 t for a CPU slice that begins at tenth t of a core.
 
@@ -115,7 +117,7 @@ def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
     """
     for hosted in spec.hosted:
         family = contract(spec.source, hosted.family)
-        write_family(spec.repository, spec.source, hosted, family, serving_for(install, spec, family))
+        write_family(spec.repository, spec.source, hosted, family, choose_backend(install, spec, family))
     shm_prefix = f"trefoil-{spec.name}-{spec.grpc_port}-"
     return SliceLaunch(
         argv=_argv(install, spec, shm_prefix),
@@ -174,16 +176,18 @@ def _env(install: TritonInstall, spec: SliceSpec) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
-    """What executes a slice's models."""
+class BackendChoice:
+    """Backend that executes a slice's models, and how."""
 
     backend: str = "python"
     on_gpu: bool = False
     threads: int = 0  # of the onnxruntime backend for one request; 0 = its own choice
 
 
-def serving_for(install: TritonInstall, spec: SliceSpec, family: model_config_pb2.ModelConfig) -> Serving:
-    """The python backend places models itself (model.py), so its instances are the CPU's for Triton.
+def choose_backend(install: TritonInstall, spec: SliceSpec, family: model_config_pb2.ModelConfig) -> BackendChoice:
+    """Choose the backend of a family on a slice.
+
+    The python backend places models itself (model.py), so its instances are the CPU's for Triton.
 
     Raises:
         CatalogError: the family consists of TensorRT engines, and these cannot be executed here.
@@ -191,7 +195,7 @@ def serving_for(install: TritonInstall, spec: SliceSpec, family: model_config_pb
     on_gpu = bool(spec.gpu_uuid) and install.sees_gpus
     if backend_of(family) == ENGINES:
         if on_gpu and ENGINES in install.offers:
-            return Serving(ENGINES, on_gpu=True)
+            return BackendChoice(ENGINES, on_gpu=True)
         raise CatalogError(
             f"its models are TensorRT engines, and {_no_engines(install, spec)}",
             field="family",
@@ -199,11 +203,11 @@ def serving_for(install: TritonInstall, spec: SliceSpec, family: model_config_pb
             remedy="serve it on a real GPU by a Triton with the tensorrt backend, or import its ONNX files instead",
         )
     if install.backend == "python":
-        return Serving()
+        return BackendChoice()
     if on_gpu:
-        return Serving(install.backend, on_gpu=True)
+        return BackendChoice(install.backend, on_gpu=True)
     of_cpus = spec.cpu_cores is not None or spec.cpu_quota is not None
-    return Serving(install.backend, threads=spec.threads if of_cpus else 0)
+    return BackendChoice(install.backend, threads=spec.threads if of_cpus else 0)
 
 
 def _no_engines(install: TritonInstall, spec: SliceSpec) -> str:
@@ -212,17 +216,17 @@ def _no_engines(install: TritonInstall, spec: SliceSpec) -> str:
     return f"slice {spec.name} has no real GPU"
 
 
-def serving_of(config: model_config_pb2.ModelConfig) -> Serving:
-    """What a slice's own configuration says of it."""
+def backend_of_slice(config: model_config_pb2.ModelConfig) -> BackendChoice:
+    """Backend by a slice's own configuration."""
     on_gpu = any(group.kind == model_config_pb2.ModelInstanceGroup.KIND_GPU for group in config.instance_group)
     threads = config.parameters[THREADS].string_value if THREADS in config.parameters else "0"
-    return Serving(config.backend, on_gpu, int(threads))
+    return BackendChoice(config.backend, on_gpu, int(threads))
 
 
 def slice_config(
-    contract: model_config_pb2.ModelConfig, hosted: Hosted, serving: Serving
+    contract: model_config_pb2.ModelConfig, hosted: Hosted, serving: BackendChoice
 ) -> model_config_pb2.ModelConfig:
-    """The configuration that serves one variant of the family on one slice. Pure.
+    """Configuration that serves one variant of the family on one slice. Pure.
 
     Requests are executed one by one unless the family's contract asks for dynamic batching: planner and queueing kernel
     count a request as one executed batch.
@@ -245,14 +249,14 @@ def slice_config(
 
 
 def config_json(config: model_config_pb2.ModelConfig) -> str:
-    """The form that RepositoryModelLoad takes as an override."""
+    """Configuration as the JSON that RepositoryModelLoad takes as an override."""
     return str(json_format.MessageToJson(config, preserving_proto_field_name=True, indent=None))
 
 
 def write_family(
-    repository: Path, source: Path, hosted: Hosted, family: model_config_pb2.ModelConfig, serving: Serving
+    repository: Path, source: Path, hosted: Hosted, family: model_config_pb2.ModelConfig, serving: BackendChoice
 ) -> None:
-    """Make the family's folder of a slice hold what `hosted` needs; what is right already is left alone.
+    """Write the family's folder of a slice so that it holds what `hosted` needs; what is right already is left alone.
 
     Raises:
         CatalogError: naming family, version and path when the source lacks something.
@@ -290,7 +294,7 @@ def write_config(repository: Path, config: model_config_pb2.ModelConfig) -> None
 
 
 def read_config(repository: Path, family: str) -> model_config_pb2.ModelConfig:
-    """The configuration a slice's repository holds now."""
+    """Read the configuration that a slice's repository holds now."""
     return contract(repository, family)
 
 

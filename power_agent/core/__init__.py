@@ -1,1 +1,1 @@
-"""What a node is to become, and what its energy was spent on: pure, without clock, logs or I/O."""
+"""Cores of the power agent (reconciliation, drain, clocks, energy meter): pure, without clock, logs or I/O."""

@@ -1,33 +1,35 @@
-"""What a device's clocks and power limit ought to be, and what to do about it now.
+"""Clock control of one device: the range that it ought to have, what to do about it now, leases and refusals. Pure.
 
-Both outlive the process that sets them, and a locked range has no getter: so each has a reason that can end (a lease, a
-plan), and whatever has none goes back to the default. A range comes from the live lease, else from the plan, else there
-is none; a device asleep has none either, because its watts at rest are those of free clocks. Changing them stalls
-kernels and takes a lock of the whole driver: only on change, and at most once a second per device.
+A locked range outlives the process that sets it and has no getter: so each has a reason that can end (a lease, a plan),
+and whatever has none goes back to the default. A range comes from the live lease, else from the plan, else there is
+none; a device asleep has none either, because its watts at rest are those of free clocks. Changing it stalls kernels
+and takes a lock of the whole driver: only on change, and at most once a second per device.
 
-Data: the plan's wishes, the lease, what was last set and whether the driver surely took it. Decision: one action, with
-its reason. Time is monotonic seconds.
+A lease belongs to a holder and an epoch. The same holder renews it; a newer epoch takes it over, because its holder
+has been elected after the other; an older one is refused whatever lives, so that a controller that has been replaced
+cannot come back through its clocks.
+
+Data: the planned range, the lease, what was last locked and whether the driver surely took it. Decision: one action,
+with its reason. Time is monotonic seconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, Generic, TypeVar
+from typing import Final
 
+from trefoil.core.errors import Fenced, InvalidInput, PlanError, StaleRevision
 from trefoil.core.fleet import ClockLease, DeviceState
 from trefoil.core.plan import PlannedDevice
 
 ACTUATION_GAP_S: Final = 1.0
 TRIES: Final = 3  # so many failures in a row are tried again at once; then it is reported, and tried slowly
 SLOW_RETRY_S: Final = 30.0
-LIMIT_TOLERANCE_W: Final = 0.5
 HOLDS_BACK: Final = frozenset(
     {"software_power_cap", "hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake"}
 )
 LOCKED: Final = "locked_or_application_clocks"
 IDLE: Final = "idle"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +45,22 @@ class ClockRange:
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """What one device can do. `limits_w`: (lowest, highest) that the driver takes; the texts say why it cannot."""
+    """Clock abilities of one device; `cannot_lock` says why it has none."""
 
     device: str
     type: str
     supported_mhz: tuple[int, ...] = ()  # ascending
-    limits_w: tuple[float, float] | None = None
     cannot_lock: str = ""
-    cannot_limit: str = ""
 
     @property
     def full(self) -> ClockRange:
-        """All that the device can run at: the same as no lock."""
+        """Range of all supported clocks: the same as no lock."""
         return ClockRange(self.supported_mhz[0], self.supported_mhz[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """A range that somebody holds. `expires_s` is monotonic and decides; `expires_at_s` is for people."""
+    """Clock lease that somebody holds. `expires_s` is monotonic and decides; `expires_at_s` is for people."""
 
     holder: str
     epoch: int
@@ -69,101 +69,92 @@ class HeldLease:
     expires_at_s: float
 
     def message(self, device: str) -> ClockLease:
-        """As it is answered and published."""
+        """ClockLease as it is answered and published."""
         return ClockLease(device, self.range.min_mhz, self.range.max_mhz, self.holder, self.epoch, self.expires_at_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Failure(Generic[T]):
-    """A value that the driver did not take `count` times in a row."""
+class LockFailure:
+    """A range (None: the default) that the driver did not take `count` times in a row."""
 
-    value: T | None
+    range: ClockRange | None
     count: int
     retry_s: float
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Lever(Generic[T]):
-    """One thing that can be set on a device. `value` None: the default.
+class ClockLock:
+    """The range that was last locked; None: the default.
 
-    `sure` is False while nobody knows what the driver has: a call was cut off or failed, a predecessor was killed, the
-    driver was loaded again.
+    `certain` is False while nobody knows what the driver has: a call was cut off or failed, a predecessor was killed,
+    the driver was loaded again.
     """
 
-    value: T | None = None
-    sure: bool = True
-    failure: Failure[T] | None = None
+    range: ClockRange | None = None
+    certain: bool = True
+    failure: LockFailure | None = None
 
-    def taken(self, value: T | None) -> "Lever[T]":
-        """The driver took it."""
-        return Lever(value)
-
-    def failed(self, value: T | None, why: str, now_s: float) -> "Lever[T]":
-        """The driver did not, or not surely, take it."""
-        before = self.failure.count if self.failure is not None and self.failure.value == value else 0
+    def failed(self, wanted: ClockRange | None, why: str, now_s: float) -> "ClockLock":
+        """Lock after the driver did not, or not surely, take a range: when it is tried again."""
+        before = self.failure.count if self.failure is not None and self.failure.range == wanted else 0
         pause_s = ACTUATION_GAP_S if before + 1 < TRIES else SLOW_RETRY_S
-        return replace(self, sure=False, failure=Failure(value, before + 1, now_s + pause_s, why))
+        return replace(self, certain=False, failure=LockFailure(wanted, before + 1, now_s + pause_s, why))
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ClockView:
     """All that the decision for one device looks at. `leaving`: the agent is about to end, and all reasons with it."""
 
     ability: Ability
     state: DeviceState
     planned: ClockRange | None = None
-    planned_w: float | None = None
     lease: HeldLease | None = None
-    clock: Lever[ClockRange] = Lever()
-    limit: Lever[float] = Lever()
+    lock: ClockLock = ClockLock()
     actuated_s: float = float("-inf")
     leaving: bool = False
 
 
-class Verb(StrEnum):
-    """What can be done to a device."""
+class ClockVerb(StrEnum):
+    """What can be done to a device's clocks."""
 
     LOCK = "lock"
     RESET = "reset"
-    LIMIT = "limit"
-    UNLIMIT = "unlimit"
     NOTHING = "nothing"  # until something changes, or until `until_s`
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class ClockAction:
     """What to do now. `until_s`: ask again then at the latest (NOTHING only; inf = not before something changes)."""
 
-    verb: Verb
+    verb: ClockVerb
     why: str
     range: ClockRange | None = None
-    limit_w: float | None = None
     until_s: float = float("inf")
 
 
 # --- what ought to be -------------------------------------------------------------------------------------------------
 
 
-def snapped(supported_mhz: Sequence[int], mhz: int) -> int:
-    """The highest supported clock that is not above `mhz`, as drivers do; the lowest one where there is none."""
+def snap_down(supported_mhz: Sequence[int], mhz: int) -> int:
+    """Highest supported clock that is not above `mhz`, as drivers do; the lowest one where there is none."""
     return max((clock for clock in supported_mhz if clock <= mhz), default=supported_mhz[0])
 
 
 def planned_range(planned: PlannedDevice, supported_mhz: Sequence[int]) -> ClockRange | None:
-    """The plan's range; None for the default. Only one end given: the other is the end of the supported clocks.
+    """Clock range of a plan; None for the default. Only one end given: the other is the end of the supported clocks.
 
     A range with min above the lowest clock keeps an idle GPU fast, and its idle power high: plans leave it 0.
     """
     if not supported_mhz or not (planned.clock_min_mhz or planned.clock_max_mhz):
         return None
-    low = snapped(supported_mhz, planned.clock_min_mhz or supported_mhz[0])
-    high = snapped(supported_mhz, planned.clock_max_mhz or supported_mhz[-1])
+    low = snap_down(supported_mhz, planned.clock_min_mhz or supported_mhz[0])
+    high = snap_down(supported_mhz, planned.clock_max_mhz or supported_mhz[-1])
     return ClockRange(low, high)
 
 
-def wanted_range(view: View, now_s: float) -> tuple[ClockRange | None, str]:
-    """The range that has a reason now, and the reason. None: the default."""
+def wanted_range(view: ClockView, now_s: float) -> tuple[ClockRange | None, str]:
+    """Clock range that has a reason now, and the reason. None: the default."""
     if view.leaving:
         return None, "the agent ends"
     if view.state == DeviceState.ASLEEP:
@@ -177,73 +168,55 @@ def wanted_range(view: View, now_s: float) -> tuple[ClockRange | None, str]:
     return (None if wanted == view.ability.full else wanted), why
 
 
-def wanted_limit(view: View) -> tuple[float | None, str]:
-    """The power limit that has a reason now [W], and the reason. None: the default."""
-    if view.leaving:
-        return None, "the agent ends"
-    if view.planned_w is None:
-        return None, "no plan asks for a power limit"
-    return view.planned_w, "planned"
+def is_settled(view: ClockView, now_s: float) -> bool:
+    """Whether the device surely has the range that it ought to; a lost one counts, because nothing can be done."""
+    return view.state == DeviceState.LOST or _in_force(view.lock, wanted_range(view, now_s)[0])
 
 
-def settled(view: View, now_s: float) -> bool:
-    """Whether the device surely is as it ought to be; a lost one counts, because nothing can be done."""
-    return view.state == DeviceState.LOST or (
-        _there(view.clock, wanted_range(view, now_s)[0]) and _there(view.limit, wanted_limit(view)[0])
-    )
-
-
-def _there(lever: Lever[T], wanted: T | None) -> bool:
-    return lever.sure and lever.value == wanted
+def _in_force(lock: ClockLock, wanted: ClockRange | None) -> bool:
+    return lock.certain and lock.range == wanted
 
 
 # --- what to do -------------------------------------------------------------------------------------------------------
 
 
-def decide(view: View, now_s: float) -> Action:
-    """The next action for one device."""
+def decide(view: ClockView, now_s: float) -> ClockAction:
+    """Next action for one device."""
     if view.state == DeviceState.LOST:
-        return Action(Verb.NOTHING, "the device is lost: nothing is called on it")
-    clock, clock_why = wanted_range(view, now_s)
-    limit_w, limit_why = wanted_limit(view)
-    wakes = []
-    if not _there(view.clock, clock):
-        at_s = _not_before(view, view.clock, clock)
+        return ClockAction(ClockVerb.NOTHING, "the device is lost: nothing is called on it")
+    wanted, why = wanted_range(view, now_s)
+    wakes_s = []
+    if not _in_force(view.lock, wanted):
+        at_s = _not_before_s(view, wanted)
         if at_s <= now_s:
-            return Action(Verb.RESET if clock is None else Verb.LOCK, clock_why, range=clock)
-        wakes.append(at_s)
-    if not _there(view.limit, limit_w):
-        at_s = _not_before(view, view.limit, limit_w)
-        if at_s <= now_s:
-            return Action(Verb.UNLIMIT if limit_w is None else Verb.LIMIT, limit_why, limit_w=limit_w)
-        wakes.append(at_s)
-    why = "waits: at most one change a second, and longer after failures" if wakes else "as it ought to be"
+            return ClockAction(ClockVerb.RESET if wanted is None else ClockVerb.LOCK, why, range=wanted)
+        wakes_s.append(at_s)
+    why = "waits: at most one change a second, and longer after failures" if wakes_s else "as it ought to be"
     if view.lease is not None and now_s < view.lease.expires_s:
-        wakes.append(view.lease.expires_s)
-    return Action(Verb.NOTHING, why, until_s=min(wakes, default=float("inf")))
+        wakes_s.append(view.lease.expires_s)
+    return ClockAction(ClockVerb.NOTHING, why, until_s=min(wakes_s, default=float("inf")))
 
 
-def _not_before(view: View, lever: Lever[T], wanted: T | None) -> float:
-    """When the lever may be moved. Another value than the one that failed need not wait for that one's retry."""
-    earliest_s = view.actuated_s + ACTUATION_GAP_S
-    if view.leaving or lever.failure is None or lever.failure.value != wanted:
+def _not_before_s(view: ClockView, wanted: ClockRange | None) -> float:
+    """When the clocks may be changed. Another range than the one that failed need not wait for that one's retry."""
+    earliest_s, failure = view.actuated_s + ACTUATION_GAP_S, view.lock.failure
+    if view.leaving or failure is None or failure.range != wanted:
         return earliest_s
-    return max(earliest_s, lever.failure.retry_s)
+    return max(earliest_s, failure.retry_s)
 
 
 # --- whether it came out so -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What the driver says: SM clock (0: it does not say), clock event reasons, limit that is set (None: likewise)."""
+class ClockReading:
+    """What the driver says: SM clock (0: it does not say), clock event reasons."""
 
     clock_mhz: int
     reasons: tuple[str, ...] = ()
-    limit_w: float | None = None
 
 
-def _not_honoured(locked: ClockRange, reading: Reading) -> str:
+def _not_honoured(locked: ClockRange, reading: ClockReading) -> str:
     held_back = sorted(HOLDS_BACK.intersection(reading.reasons))
     if held_back:
         return f"clock range {locked} is not honoured: {', '.join(held_back)}"
@@ -254,33 +227,134 @@ def _not_honoured(locked: ClockRange, reading: Reading) -> str:
     return ""
 
 
-def drift(view: View, reading: Reading) -> tuple[str, ...]:
+def drift(view: ClockView, reading: ClockReading) -> tuple[str, ...]:
     """What differs from what was set, in words that stay the same while the reason does. Reported, never fought."""
     found = []
-    if view.clock.sure and view.clock.value is not None:
-        found.append(_not_honoured(view.clock.value, reading))
-    elif view.clock.sure and LOCKED in reading.reasons:
+    if view.lock.certain and view.lock.range is not None:
+        found.append(_not_honoured(view.lock.range, reading))
+    elif view.lock.certain and LOCKED in reading.reasons:
         found.append("clocks are locked, and not by this agent")
-    limit_w = view.limit.value
-    differs = limit_w is not None and reading.limit_w is not None
-    if differs and view.limit.sure and abs((reading.limit_w or 0.0) - (limit_w or 0.0)) > LIMIT_TOLERANCE_W:
-        found.append(f"power limit {limit_w:g} W was set, {reading.limit_w:g} W is found: somebody else changed it")
-    found += complaints(view)
-    return tuple(text for text in found if text)
+    return tuple(text for text in (*found, *repeated_failure(view.lock)) if text)
 
 
-def complaints(view: View) -> list[str]:
-    """Settings that the driver has refused several times."""
-    levers: Mapping[str, Failure[ClockRange] | Failure[float] | None] = {
-        "clocks": view.clock.failure,
-        "power limit": view.limit.failure,
-    }
-    return [
-        f"{name} cannot be {'reset' if failure.value is None else f'set to {_text(failure.value)}'}: {failure.why}"
-        for name, failure in levers.items()
-        if failure is not None and failure.count >= TRIES
-    ]
+def repeated_failure(lock: ClockLock) -> tuple[str, ...]:
+    """Report of a range that the driver has refused several times; empty for none."""
+    failure = lock.failure
+    if failure is None or failure.count < TRIES:
+        return ()
+    return (f"clocks cannot be {'reset' if failure.range is None else f'set to {failure.range}'}: {failure.why}",)
 
 
-def _text(value: ClockRange | float) -> str:
-    return str(value) if isinstance(value, ClockRange) else f"{value:g} W"
+# --- refusals and leases ----------------------------------------------------------------------------------------------
+
+
+def refuse_power_limit(planned: PlannedDevice) -> None:
+    """Refuse any power limit: the agent controls clocks only.
+
+    Raises:
+        PlanError: naming field, value and remedy.
+    """
+    if planned.power_limit_w:
+        raise PlanError(
+            "the agent sets no power limits",
+            field=f"device {planned.device}.power_limit_w",
+            value=planned.power_limit_w,
+            remedy="plan 0; clock_max_mhz lowers what the device draws, or an operator sets a limit by nvidia-smi -pl",
+        )
+
+
+def refuse_clocks(planned: PlannedDevice, ability: Ability) -> None:
+    """Refuse clocks that this device cannot have, before anything is touched.
+
+    Raises:
+        PlanError: naming field, value and remedy.
+    """
+    here, wanted_mhz = f"device {planned.device}", (planned.clock_min_mhz, planned.clock_max_mhz)
+    if not any(wanted_mhz):
+        return
+    if ability.cannot_lock:
+        why, remedy = _remedy(ability.cannot_lock, "plan 0 and 0")
+        raise PlanError(why, field=f"{here}.clock_mhz", value=wanted_mhz, remedy=remedy)
+    for mhz in wanted_mhz:
+        if mhz and not ability.full.min_mhz <= mhz <= ability.full.max_mhz:
+            raise PlanError(
+                "not a clock of this device",
+                field=f"{here}.clock_mhz",
+                value=mhz,
+                remedy=f"{ability.full}, or 0 for no limit",
+            )
+    if planned.clock_max_mhz and planned.clock_min_mhz > planned.clock_max_mhz:
+        raise PlanError("the lowest is above the highest", field=f"{here}.clock_mhz", value=wanted_mhz)
+
+
+def _remedy(why: str, otherwise: str) -> tuple[str, str]:
+    """A reason and what to do; one that was probed brings a remedy of its own."""
+    reason, _, remedy = why.partition(". Remedy: ")
+    return reason, f"{remedy}; or {otherwise}" if remedy else otherwise
+
+
+def grant_lease(
+    requested: ClockLease,
+    ttl_s: float,
+    ability: Ability,
+    held: HeldLease | None,
+    highest_epoch: int,
+    *,
+    ttl_max_s: float,
+    now_s: float,
+    at_s: float,
+) -> HeldLease:
+    """Clock lease that a request makes or renews; `held` is the one before, alive or not.
+
+    Args:
+        highest_epoch: the highest that this node has seen.
+        now_s: monotonic; at_s: the same moment in UTC seconds.
+
+    Raises:
+        InvalidInput: a range, holder or time to live that cannot be.
+        StaleRevision: an epoch older than one seen; names both.
+        Fenced: somebody else holds it under the same epoch.
+    """
+    here = f"lease {ability.device}"
+    if ability.cannot_lock:
+        why, remedy = _remedy(ability.cannot_lock, "lease other devices")
+        raise InvalidInput(why, field=f"{here}.device", value=ability.device, remedy=remedy)
+    if not requested.holder:
+        raise InvalidInput("empty", field=f"{here}.holder", value=requested.holder, remedy="say who holds it")
+    if not 0.0 < ttl_s <= ttl_max_s:
+        remedy = f"above 0 and at most {ttl_max_s:g} s; renew it before it ends"
+        raise InvalidInput("not a time to live", field=f"{here}.ttl_s", value=ttl_s, remedy=remedy)
+    full, low, high = ability.full, requested.min_mhz or ability.full.min_mhz, requested.max_mhz
+    if not full.min_mhz <= low <= high <= full.max_mhz:
+        remedy = f"min <= max inside {full}; min 0 = the lowest"
+        raise InvalidInput("not a clock range", field=f"{here}.mhz", value=(requested.min_mhz, high), remedy=remedy)
+    check_lease_epoch(requested.device, requested.holder, requested.epoch, held, highest_epoch, now_s)
+    granted = ClockRange(snap_down(ability.supported_mhz, low), snap_down(ability.supported_mhz, high))
+    return HeldLease(requested.holder, requested.epoch, granted, now_s + ttl_s, at_s + ttl_s)
+
+
+def check_lease_epoch(
+    device: str, holder: str, epoch: int, held: HeldLease | None, highest_epoch: int, now_s: float
+) -> None:
+    """Check that this holder may make, renew or end the lease of a device.
+
+    Raises:
+        StaleRevision: an epoch older than one seen; names both.
+        Fenced: another holder's lease of the same epoch lives.
+    """
+    newest = max(highest_epoch, held.epoch if held is not None else 0)
+    if epoch < newest:
+        raise StaleRevision(
+            f"{device} obeys epoch {newest}; epoch {epoch} of {holder} is older",
+            field="epoch",
+            value=epoch,
+            remedy="read the node's highest_epoch_seen and ask under a newer epoch",
+        )
+    if held is not None and now_s < held.expires_s and held.holder != holder and held.epoch == epoch:
+        raise Fenced(
+            f"the clocks of {device} are held by {held.holder} under epoch {epoch}"
+            f" for another {held.expires_s - now_s:.1f} s",
+            field="holder",
+            value=holder,
+            remedy="wait until then, let the holder release it, or come with a newer epoch",
+        )

@@ -1,4 +1,4 @@
-"""When a slice may be stopped: no dispatcher worker can still send to it, and nothing is in flight on it.
+"""Drain rules: a slice may be stopped when no dispatcher worker can still send to it and nothing is in flight on it.
 
 CONTRACTS section 4, rollout order. Every worker says in its TableAck by which table it routes and what it has in
 flight; an ack older than its limit is that of a dead worker and does not count. The table that a worker must have
@@ -28,14 +28,14 @@ def still_routed(key: SliceKey, published: Plan | None) -> bool:
 
 
 def required_table(key: SliceKey, node_revision: Revision, published: Plan | None) -> Revision:
-    """The oldest table by which nobody routes to the slice any more."""
+    """Oldest routing table by which nobody routes to the slice any more."""
     if published is None or published.revision >= node_revision or still_routed(key, published):
         return node_revision
     return published.revision
 
 
-def waiting_for(key: SliceKey, required: Revision, acks: Sequence[TableAck], made_after_s: float = -math.inf) -> str:
-    """What still stands in the way by the acks of live workers, in words; empty when nothing does.
+def drain_blocker(key: SliceKey, required: Revision, acks: Sequence[TableAck], made_after_s: float = -math.inf) -> str:
+    """Reason why a slice is not drained yet, by the acks of live workers; empty when it is.
 
     Acks made before `made_after_s` (UTC) do not show yet what matters; infinite: it has not been published at all.
     """

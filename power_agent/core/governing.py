@@ -1,4 +1,4 @@
-"""Which clock a device's governor wants now, inside the range of the plan.
+"""Governor of a device: which clock it wants now, inside the range of the plan.
 
 A governor is made when the plan names it, and stepped when the plan of its device changes and at the time that it asked
 for. Its clock is the upper end of what is locked: under load a GPU runs there, idle it may fall to the range's lower
@@ -11,7 +11,7 @@ and no latency: `windows_age_s` is infinite. Time is monotonic seconds. Nothing 
 import math
 from collections.abc import Mapping
 
-from power_agent.core.clocks import Ability, ClockRange, planned_range, snapped
+from power_agent.core.clocks import Ability, ClockRange, planned_range, snap_down
 from power_agent.governors import governor_of
 from trefoil.core.brains import ClockDecision, GovernedStage, Governor, GovernorView
 from trefoil.core.parts import Value
@@ -19,7 +19,7 @@ from trefoil.core.plan import PlannedDevice
 
 
 class Governed:
-    """The governor of one device, and what it decided last. `override` instead of the one that the plan names."""
+    """Governor of one device, and what it decided last. `override` instead of the one that the plan names."""
 
     def __init__(self, override: str, settings: Mapping[str, Value]) -> None:
         self._override, self._settings = override, settings
@@ -30,13 +30,13 @@ class Governed:
 
     @property
     def next_s(self) -> float:
-        """When it wants to be stepped though nothing changes."""
+        """Time of the next step though nothing changes (monotonic)."""
         return self.decision.next_tick_at_s if self.decision is not None else math.inf
 
     def range(
         self, planned: PlannedDevice, ability: Ability, clock_mhz: int, honoured: bool, now_s: float
     ) -> ClockRange | None:
-        """What is to be locked; None: nothing. Steps the governor if it is time to."""
+        """Clock range that is to be locked; None: nothing. Steps the governor if it is time to."""
         given = planned_range(planned, ability.supported_mhz)
         if ability.cannot_lock or not ability.supported_mhz:
             return given
@@ -71,15 +71,15 @@ class Governed:
 
 
 def limited(given: ClockRange | None, clock_mhz: int, ability: Ability) -> ClockRange | None:
-    """The planned range (None: all that the device has) up to a clock; 0: the range as it is."""
+    """Range of the plan (None: all that the device has) up to a clock; 0: the range as it is."""
     if not clock_mhz:
         return given
     bounds = given or ability.full
-    high_mhz = min(bounds.max_mhz, max(bounds.min_mhz, snapped(ability.supported_mhz, clock_mhz)))
+    high_mhz = min(bounds.max_mhz, max(bounds.min_mhz, snap_down(ability.supported_mhz, clock_mhz)))
     return ClockRange(bounds.min_mhz, high_mhz)
 
 
 def stages_of(planned: PlannedDevice) -> tuple[GovernedStage, ...]:
-    """Who is hosted on a device, each stage once: nothing is known of its latency."""
+    """Stages hosted on a device, each once; nothing is known of their latency."""
     hosted = sorted({(h.family, h.stage) for part in planned.slices for h in part.hosted})
     return tuple(GovernedStage(family, stage, 0.0, 0.0, 1.0, 0.0) for family, stage in hosted)

@@ -1,4 +1,4 @@
-"""From what a node runs to what it ought to run: the fewest steps, and none that touches a slice which may stay.
+"""Reconciliation: the fewest steps from what a node runs to what it ought to, none on a slice that may stay.
 
 Data: seen slices (driver, processes and journal agree), the desired NodePlan, the catalogue.
 Decision: a partial order of tasks. `after` names the tasks that must be done first; all others may run at once, so that
@@ -39,7 +39,7 @@ HAS_TRAFFIC: Final = frozenset({SliceState.READY, SliceState.SWAPPING, SliceStat
 
 @dataclass(frozen=True, slots=True)
 class SeenSlice:
-    """One slice as it is now. `hosted` is what its Triton was last told to serve."""
+    """Slice as it is now. `hosted` is what its Triton was last told to serve."""
 
     key: SliceKey
     state: SliceState
@@ -53,13 +53,12 @@ class SeenSlice:
 
 @dataclass(frozen=True, slots=True)
 class SeenDevice:
-    """One device as it is now. `foreign`: instances that somebody else made; they are reported, never touched."""
+    """Device as it is now. `foreign`: instances that somebody else made; they are reported, never touched."""
 
     device: str
     type: str
     state: DeviceState
     mig_on: bool = True
-    power_limit_w: float = 0.0
     slices: tuple[SeenSlice, ...] = ()
     foreign: tuple[SliceKey, ...] = ()
     cordon: str = ""  # why it is out of service
@@ -68,13 +67,13 @@ class SeenDevice:
 
     @property
     def create(self) -> tuple[str, ...]:
-        """The steps that bring a slice into being."""
+        """Verbs of the steps that bring a slice into being."""
         return CREATE if device_type(self.type).kind == DeviceKind.MIG_GPU else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One step, what it needs to know, and the indices of the tasks that come first."""
+    """Step to be taken, what it needs to know, and the indices of the tasks that come first."""
 
     slice: SliceKey
     verb: str
@@ -83,12 +82,12 @@ class Task:
     why: str = ""
 
     def step(self, state: str = "planned", took_ms: float = 0.0, why: str = "") -> Step:
-        """As it is answered, journalled and logged."""
+        """Step as it is answered, journalled and logged."""
         return Step(self.slice, self.verb, state, took_ms, why or self.why)
 
 
 @dataclass(slots=True)
-class _Order:
+class _TaskGraph:
     """Tasks in the making: a chain per slice, plus edges between slices that overlap."""
 
     tasks: list[Task] = field(default_factory=list)
@@ -116,12 +115,12 @@ class _Order:
 
 
 def reconcile(devices: Sequence[SeenDevice], plan: NodePlan, catalog: Catalog) -> tuple[Task, ...]:
-    """The tasks that lead from `devices` to `plan`; empty when nothing is left to do.
+    """Reconcile: the tasks that lead from `devices` to `plan`; empty when nothing is left to do.
 
-    The plan has passed `refuse`. A device that the plan does not name ought to be empty: plans are complete.
+    The plan has passed `refuse_plan`. A device that the plan does not name ought to be empty: plans are complete.
     """
     planned = {part.key: part for device in plan.devices for part in device.slices}
-    order = _Order()
+    order = _TaskGraph()
     for device in sorted(devices, key=lambda d: d.device):
         wanted = {} if device.evicted else {key: planned[key] for key in sorted(planned) if key.device == device.device}
         if device.state == DeviceState.LOST:
@@ -149,7 +148,7 @@ def _teardown(seen: SeenSlice) -> Iterator[str]:
         yield "destroy_gi"
 
 
-def _keep(order: _Order, seen: SeenSlice, wanted: PlannedSlice, device: SeenDevice, catalog: Catalog) -> None:
+def _keep(order: _TaskGraph, seen: SeenSlice, wanted: PlannedSlice, device: SeenDevice, catalog: Catalog) -> None:
     """The chain of a slice that exists and is planned."""
     if seen.running and seen.state == SliceState.DRAINING:  # a drain is not taken back: routes have left it
         drain = () if seen.drained else ("drain",)
@@ -162,7 +161,7 @@ def _keep(order: _Order, seen: SeenSlice, wanted: PlannedSlice, device: SeenDevi
         order.chain(seen.key, ("load", "warm_up"), wanted.hosted, "answers no inference")
     elif set(seen.hosted) != set(wanted.hosted) and seen.state in HAS_TRAFFIC:
         change = f"{_names(seen.hosted)} -> {_names(wanted.hosted)}"
-        if why := _no_swap(seen, wanted, device.type, catalog):
+        if why := _no_swap_reason(seen, wanted, device.type, catalog):
             order.chain(seen.key, ("drain", "stop", *REBUILD), wanted.hosted, f"{change}: {why}")
         else:
             order.chain(seen.key, ("load", "warm_up"), wanted.hosted, change)
@@ -174,7 +173,7 @@ def _keep(order: _Order, seen: SeenSlice, wanted: PlannedSlice, device: SeenDevi
             order.chain(seen.key, ("load", "warm_up"), wanted.hosted, change, begun)
 
 
-def _no_swap(seen: SeenSlice, wanted: PlannedSlice, type_name: str, catalog: Catalog) -> str:
+def _no_swap_reason(seen: SeenSlice, wanted: PlannedSlice, type_name: str, catalog: Catalog) -> str:
     """Why variants cannot change in place: old and new serve the same families and stages, fit beside each other, and
     have no sequences, which would lose their state. "" if they can."""
     if {(h.family, h.stage) for h in seen.hosted} != {(h.family, h.stage) for h in wanted.hosted}:
@@ -192,7 +191,7 @@ def _names(hosted: Sequence[Hosted]) -> str:
     return "+".join(h.variant for h in hosted) or "nothing"
 
 
-def refuse(plan: NodePlan, node: str, devices: Sequence[SeenDevice], catalog: Catalog) -> None:
+def refuse_plan(plan: NodePlan, node: str, devices: Sequence[SeenDevice], catalog: Catalog) -> None:
     """Refuse a plan that this node cannot carry out, before anything is touched.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The one table of governors: what `Policy.governor` and `PlannedDevice.governor` name, beside module:Class."""
+"""Table of governors: what `Policy.governor` and `PlannedDevice.governor` name, beside module:Class."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -13,7 +13,7 @@ NONE_NAMED: Final = "fixed"
 
 
 def governor_of(name: str, settings: Mapping[str, Value]) -> Governor:
-    """A governor of one device.
+    """Make the governor of one device.
 
     Raises:
         SettingError: one that is not there or cannot be made, or a setting that it has not.

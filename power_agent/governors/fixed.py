@@ -11,10 +11,10 @@ from trefoil.core.brains import ClockDecision, GovernorView
 
 
 class Fixed:
-    """Stateless."""
+    """Governor that holds the clock of the plan; stateless."""
 
     def step(self, view: GovernorView) -> ClockDecision:
-        """The upper end of the planned range."""
+        """Decide for the upper end of the planned range."""
         high_mhz = view.range_mhz[1]
         why = f"the plan's {high_mhz} MHz" if high_mhz else "the plan gives no clock"
         return ClockDecision(high_mhz, why, math.inf, scale_out=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.triton import LoadFailed, StubDead, TritonServer, TritonUnready
+from power_agent.triton_client import LoadFailed, StubDead, TritonClient, TritonUnready
 from power_agent.triton_install import TritonInstall
 from power_agent.triton_slice import SliceSpec, prepare_slice
 from tests.support.fake_slice import FakeSlice
@@ -26,7 +26,7 @@ async def fake(folder: Path):
     launch = prepare_slice(install, spec)
     triton = FakeSlice(launch.argv)
     await triton.start()
-    server = TritonServer(launch.grpc_target, launch.metrics_url, launch.repository, WallClock())
+    server = TritonClient(launch.grpc_target, launch.metrics_url, launch.repository, WallClock())
 
     def kill_stub() -> None:
         triton.stub_dead = True

@@ -109,7 +109,7 @@ class Shuttle:
         self.cluster.settle(target)
 
     def _newest(self) -> NodePlan:
-        plan = self.cluster.memory().plan
+        plan = self.cluster.journal_state().plan
         assert plan is not None
         return plan
 

@@ -200,7 +200,7 @@ def test_clocks_that_cannot_be_locked_are_reported_and_locked_when_they_can(clus
     cluster.until(lambda: cluster.status().devices[0].drift == (), "the report to be withdrawn")
     check(cluster, wanted)
     go(cluster, plan(*parts))
-    assert cluster.memory().overrides == {}
+    assert cluster.journal_state().overrides == {}
 
 
 def test_minutes_in_the_driver_of_one_gpu_do_not_stop_the_other(cluster, awake):

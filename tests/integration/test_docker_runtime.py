@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.docker import DockerOptions, DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
-from power_agent.triton import TritonServer
+from power_agent.triton_client import TritonClient
 from power_agent.triton_slice import SliceLaunch, SliceSpec, prepare_slice
 from tests.support.docker_engine import DockerEngine
 from tests.support.ports import free_ports
@@ -63,7 +63,7 @@ def launch(
 
 
 async def infer(started: SliceLaunch, version: int, images: np.ndarray) -> np.ndarray:
-    server = TritonServer(started.grpc_target, started.metrics_url, started.repository, WallClock())
+    server = TritonClient(started.grpc_target, started.metrics_url, started.repository, WallClock())
     await server.wait_ready([hosted(version)], READY_S)
     await server.close()
     request = service_pb2.ModelInferRequest(model_name="digits")

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from power_agent.devices import nvml_shim
 from power_agent.devices.inventory import Inventory
-from power_agent.ledger import Ledger
+from power_agent.energy_log import EnergyLog
 from protos.power_agent.v1 import power_agent_pb2
 from tests.support.agent_cluster import NODE, AgentCluster, Load, key, node_plan, planned, until
 from tests.support.awake import Awake
@@ -297,8 +297,8 @@ async def test_the_stream_holds_what_the_counter_counted(cluster):
         inventory.close()
         nvml_shim.uninstall_simulated()
     samples = await cluster.samples()
-    ledger = Ledger(cluster.folder / "agent", 600)  # the counter readings themselves, by seq
-    counters = {(device, state.seq): state.counter_j for device, state in ledger.history()}
+    energy_log = EnergyLog(cluster.folder / "agent", 600)  # the counter readings themselves, by seq
+    counters = {(device, state.seq): state.counter_j for device, state in energy_log.history()}
     for device in earlier_j:
         own = [sample for sample in samples if sample.device == device]
         assert [sample.seq for sample in own] == list(range(own[0].seq, own[0].seq + len(own)))

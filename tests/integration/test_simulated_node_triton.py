@@ -11,7 +11,7 @@ import pytest
 
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
-from power_agent.triton import TritonServer, TritonUnready
+from power_agent.triton_client import TritonClient, TritonUnready
 from power_agent.triton_slice import SliceSpec, prepare_slice
 from tests.support.awake import Awake
 from tests.support.ports import free_ports
@@ -57,7 +57,7 @@ async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
         parts = (hosted(4),)
         spec = SliceSpec(made.key.name, folder / "slice", MODELS, parts, grpc_port, metrics_port, made.mig_uuid)
         launch = prepare_slice(install(), spec)
-        triton = TritonServer(launch.grpc_target, launch.metrics_url, launch.repository, WallClock())
+        triton = TritonClient(launch.grpc_target, launch.metrics_url, launch.repository, WallClock())
 
         def start():
             return client.process_start(made.key.name, launch.argv, launch.env, folder / "triton.log", launch.cwd)

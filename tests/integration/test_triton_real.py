@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from power_agent.triton import LoadFailed, StubDead, TritonServer, TritonUnready, VersionCounters
+from power_agent.triton_client import LoadFailed, StubDead, TritonClient, TritonUnready, VersionCounters
 from power_agent.triton_slice import SHARED_MEMORY, read_config
 from tests.support.triton_process import (
     MODELS,
@@ -60,7 +60,7 @@ def values(reply: service_pb2.ModelInferResponse) -> np.ndarray:
     return np.frombuffer(reply.raw_output_contents[0], "<f4").reshape(-1, 10)
 
 
-async def counted(server: TritonServer, items: int) -> VersionCounters:
+async def counted(server: TritonClient, items: int) -> VersionCounters:
     """Triton's counters of the only version that it serves: it counts a request after it has answered it."""
     async with asyncio.timeout(60):
         while True:

@@ -15,12 +15,11 @@ from trefoil.core.errors import Fenced
 from trefoil.core.fleet import ClockLease, DeviceState
 
 MHZ = st.sampled_from((0, 210, 600, 900, 1200, 1410))
-LIMIT_W = st.sampled_from((0.0, 150.0, 250.0, 400.0))
 EVENT = st.one_of(
     st.tuples(st.just("pass"), st.floats(0.05, 3.0)),
     st.tuples(st.just("lease"), MHZ.filter(bool), st.floats(0.5, 8.0), st.integers(0, 3), st.sampled_from("ab")),
     st.tuples(st.just("release"), st.integers(0, 3), st.sampled_from("ab")),
-    st.tuples(st.just("plan"), MHZ, LIMIT_W),
+    st.tuples(st.just("plan"), MHZ),
     st.tuples(st.just("state"), st.sampled_from((DeviceState.AWAKE, DeviceState.ASLEEP, DeviceState.WAKING))),
     st.tuples(st.just("refuse"), st.integers(1, 4)),
     st.tuples(st.just("crash"), st.sampled_from(("before", "after"))),
@@ -73,10 +72,10 @@ class History:
             bench.take(self.plan, DeviceState.LOST)
             await bench.pass_s(1.0)
             bench.gpus.lost = False
-            bench.gpus.locked, bench.gpus.limit_w = None, 400.0  # it came back by a reset
+            bench.gpus.locked = None  # it came back by a reset
             bench.take(self.plan, self.state)
         elif kind == "reload":
-            bench.gpus.locked, bench.gpus.limit_w = None, 400.0
+            bench.gpus.locked = None
             bench.driver_load_id += "'"
             bench.node.driver_load_id = bench.driver_load_id
             bench.node.changed()
@@ -88,12 +87,11 @@ class History:
             await bench.kill()
             await self.restart()
 
-    def wanted(self) -> tuple[tuple[int, int] | None, float]:
+    def wanted(self) -> tuple[int, int] | None:
         """What the plan alone asks for."""
         planned = self.plan.devices[0] if self.plan is not None else None
         mhz = planned.clock_max_mhz if planned and self.state != DeviceState.ASLEEP else 0
-        limit_w = planned.power_limit_w if planned else 0.0
-        return (210, mhz) if mhz not in (0, 1410) else None, limit_w or 400.0
+        return (210, mhz) if mhz not in (0, 1410) else None
 
 
 async def live(events, folder: Path) -> None:
@@ -104,12 +102,12 @@ async def live(events, folder: Path) -> None:
         await history.happen(*event)
     bench.gpus.refusals, bench.crash = [], ""
     await bench.pass_s(70.0)  # longer than any lease, and than the slow retry of what was refused before
-    assert (bench.gpus.locked, bench.gpus.limit_w) == history.wanted(), bench.gpus.calls
+    assert bench.gpus.locked == history.wanted(), bench.gpus.calls
     assert bench.keeper.settled()
     history.plan = None
     await bench.end()
-    assert (bench.gpus.locked, bench.gpus.limit_w) == (None, 400.0)
-    assert bench.node.journal.memory.overrides == {}
+    assert bench.gpus.locked is None
+    assert bench.node.journal.state.overrides == {}
     gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(bench.gpus.calls)]
     assert min(gaps, default=1.0) >= 1.0 - 1e-9, bench.gpus.calls
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from power_agent.journal import Cordon, Journal, Override, SliceMemory
-from power_agent.memory import Memory, replay
+from power_agent.journal import Journal
+from power_agent.journal_state import Cordon, JournalState, Override, SliceRecord, replay
 from tests.support.plans import key, plan_of, planned
 from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceKey, SliceState, Step
@@ -29,58 +29,58 @@ OPERATIONS = st.lists(
 
 @dataclass(frozen=True)
 class Durable:
-    """Up to this size of the file everything in the memory is on the disk."""
+    """Up to this size of the file everything in the state is on the disk."""
 
     size: int
-    memory: Memory
+    state: JournalState
 
 
 def act(journal: Journal, kind: str, number: int, part: SliceKey) -> None:
     """One thing that an agent may write."""
     step = Step(part, "create_gi", "begun")
     if kind == "accept":
-        asyncio.run(journal.accept(sealed(NODE_PLAN, Revision(number, number))))
+        asyncio.run(journal.accept_plan(sealed(NODE_PLAN, Revision(number, number))))
     elif kind == "lease":
-        journal.hold_lease(number)
+        journal.raise_lease_epoch(number)
     elif kind == "generation":
         journal.next_generation()
     elif kind == "remember":
-        journal.remember(SliceMemory(part, number, SliceState.READY, f"{part.name}.g{number}"))
+        journal.remember_slice(SliceRecord(part, number, SliceState.READY, f"{part.name}.g{number}"))
     elif kind == "forget":
-        journal.forget(part)
+        journal.forget_slice(part)
     elif kind == "begin":
-        asyncio.run(journal.begin(step))
+        asyncio.run(journal.begin_step(step))
     elif kind == "end":
-        journal.end(replace(step, state="done"))
+        journal.end_step(replace(step, state="done"))
     elif kind == "cordon":
-        asyncio.run(journal.cordon(Cordon(part.device, "repair \t\n\N{SNOWMAN}", float(number))))
+        asyncio.run(journal.set_cordon(Cordon(part.device, "repair \t\n\N{SNOWMAN}", float(number))))
     elif kind == "release":
-        asyncio.run(journal.release(part.device))
+        asyncio.run(journal.release_cordon(part.device))
     elif kind == "override":
-        journal.override(Override(part.device, "clock", 210.0, 100.0 * number))
+        journal.begin_override(Override(part.device, "clock", 210.0, 100.0 * number))
     elif kind == "restored":
-        journal.restored(part.device, "clock")
+        journal.end_override(part.device, "clock")
     elif kind == "compact":
         journal._compact()
     elif kind == "sync":
         asyncio.run(journal.sync())
 
 
-def history(folder: Path, operations: list[tuple[str, int, SliceKey]]) -> tuple[bytes, list[Durable], Memory]:
+def history(folder: Path, operations: list[tuple[str, int, SliceKey]]) -> tuple[bytes, list[Durable], JournalState]:
     """The file after these operations, and what was durable at which size of it."""
     journal, path = Journal(folder, "boot", "driver"), folder / "journal.jsonl"
     journal.open()
-    points = [Durable(path.stat().st_size, deepcopy(journal.memory))]
+    points = [Durable(path.stat().st_size, deepcopy(journal.state))]
     for kind, number, part in operations:
         act(journal, kind, number, part)
         if kind == "compact":
             points.clear()  # the file before is gone, as a whole
-        points.append(Durable(path.stat().st_size, deepcopy(journal.memory)))
+        points.append(Durable(path.stat().st_size, deepcopy(journal.state)))
     journal.close()
-    return path.read_bytes(), points, journal.memory
+    return path.read_bytes(), points, journal.state
 
 
-def same(one: Memory, other: Memory) -> bool:
+def same(one: JournalState, other: JournalState) -> bool:
     """Equal but for the count of damaged lines."""
     return replace(one, damaged=0) == replace(other, damaged=0)
 
@@ -89,8 +89,8 @@ def same(one: Memory, other: Memory) -> bool:
 @given(OPERATIONS, st.floats(0, 1))
 def test_a_journal_cut_at_any_byte_knows_all_that_was_whole(operations, where):
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        data, points, memory = history(Path(folder), operations)
-        assert same(replay(data, LOAD), memory)
+        data, points, state = history(Path(folder), operations)
+        assert same(replay(data, LOAD), state)
         first = points[0].size  # a compacted file appears as a whole: it is never cut inside
         cut = first + round(where * (len(data) - first))
         found = replay(data[:cut], LOAD)
@@ -98,7 +98,7 @@ def test_a_journal_cut_at_any_byte_knows_all_that_was_whole(operations, where):
         later = [point for point in points if point.size == known.size]
         # a line that lacks only its checksum or its end is whole: then the next point is known too
         following = [point for point in points if point.size > cut][:1]
-        assert any(same(found, point.memory) for point in (*later, *following))
+        assert any(same(found, point.state) for point in (*later, *following))
         assert found.damaged <= 1
 
 
@@ -107,14 +107,14 @@ def test_a_journal_cut_at_any_byte_knows_all_that_was_whole(operations, where):
 def test_every_byte_of_a_journal_may_be_the_last_one(operations):
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         data, points, _ = history(Path(folder), operations[:6])
-        durable = {point.size: point.memory for point in points}
+        durable = {point.size: point.state for point in points}
         for cut in range(len(data)):
-            memory = replay(data[:cut], LOAD)
+            state = replay(data[:cut], LOAD)
             for size, known in durable.items():
                 if size <= cut:
-                    assert memory.highest_epoch >= known.highest_epoch
-                    assert memory.generation >= known.generation
-                    assert memory.lease_epoch >= known.lease_epoch
+                    assert state.highest_epoch >= known.highest_epoch
+                    assert state.generation >= known.generation
+                    assert state.lease_epoch >= known.lease_epoch
 
 
 @settings(max_examples=150, deadline=None)
@@ -138,14 +138,14 @@ def test_garbage_inside_a_journal_costs_the_lines_it_hits_and_no_start(operation
 @given(OPERATIONS)
 def test_another_driver_load_voids_instances_and_another_boot_all_processes(operations):
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        data, _, memory = history(Path(folder), operations)
-    on_cpu = {key: part for key, part in memory.slices.items() if key.device == "node0/cpu"}
+        data, _, state = history(Path(folder), operations)
+    on_cpu = {key: part for key, part in state.slices.items() if key.device == "node0/cpu"}
     reloaded, rebooted = replay(data, "boot/other"), replay(data, "other/driver")
     assert (reloaded.slices, rebooted.slices) == (on_cpu, {})
     for found in (reloaded, rebooted):
         assert (found.plan, found.highest_epoch, found.generation) == (
-            memory.plan,
-            memory.highest_epoch,
-            memory.generation,
+            state.plan,
+            state.highest_epoch,
+            state.generation,
         )
-        assert (found.cordons, found.overrides) == (memory.cordons, memory.overrides)
+        assert (found.cordons, found.overrides) == (state.cordons, state.overrides)

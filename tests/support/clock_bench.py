@@ -7,7 +7,6 @@ from typing import Any
 
 from power_agent.clock_keeper import ClockKeeper
 from power_agent.devices.errors import DeviceError, DeviceLost
-from power_agent.devices.gpus import PowerLimits
 from power_agent.journal import Journal
 from power_agent.node import Device, Node
 from power_agent.settings import PowerAgentSettings
@@ -20,7 +19,7 @@ from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
 
 GPU = "node0/gpu0"
-SETTERS = ("lock_clock", "reset_clock", "set_power_limit_w")
+SETTERS = ("lock_clock", "reset_clock")
 
 
 class FakeGpus:
@@ -55,10 +54,6 @@ class FakeGpus:
         self._set("reset")
         self.locked = None
 
-    def set_power_limit_w(self, device: str, limit_w: float) -> None:
-        self._set("limit")
-        self.limit_w = limit_w
-
     def clock_mhz(self, device: str) -> int:
         self._alive()
         return self.locked[1] if self.locked and not self.reasons else self.reading
@@ -71,13 +66,6 @@ class FakeGpus:
 
     def power_limit_w(self, device: str) -> float | None:
         return self.limit_w
-
-    def power_limit_set_w(self, device: str) -> float | None:
-        return self.limit_w
-
-    def power_limits(self, device: str) -> PowerLimits | None:
-        kind = self.kind
-        return PowerLimits(kind.power_limit_min_w, kind.power_limit_max_w, kind.power_limit_max_w)
 
 
 class Bench:

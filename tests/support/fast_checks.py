@@ -70,7 +70,7 @@ def _settings(index: int, gpu: Mapping[str, Any], plan: NodePlan) -> list[str]:
     if locked != planned.clock_max_mhz and (locked, planned.clock_max_mhz) != (0, gpu["clock_max_mhz"]):
         found.append(f"clocks of GPU {index} are locked at {gpu['locked']}, planned is {planned.clock_max_mhz}")
     limit_w, default_w = gpu["limit_w"]
-    if abs(limit_w - (planned.power_limit_w or default_w)) > LIMIT_TOLERANCE_W:
+    if abs(limit_w - default_w) > LIMIT_TOLERANCE_W:
         found.append(f"power limit of GPU {index} is {limit_w:g} W")
     return found
 
@@ -111,15 +111,15 @@ def _said(cluster: FastCluster, plan: NodePlan) -> list[str]:
 
 
 def _remembered(cluster: FastCluster, plan: NodePlan) -> list[str]:
-    memory = cluster.memory()
-    found = [f"unfinished: {step.slice.name} {step.verb}" for step in memory.unfinished.values()]
+    state = cluster.journal_state()
+    found = [f"unfinished: {step.slice.name} {step.verb}" for step in state.unfinished.values()]
     keys = {part.key for device in plan.devices for part in device.slices}
-    if set(memory.slices) != keys:
-        found.append(f"the journal holds {sorted(key.name for key in memory.slices)}")
-    if memory.plan != plan:
+    if set(state.slices) != keys:
+        found.append(f"the journal holds {sorted(key.name for key in state.slices)}")
+    if state.plan != plan:
         found.append("the journal holds another plan")
     locked = {device.device for device in plan.devices if device.clock_max_mhz and device.target == DeviceState.AWAKE}
-    left = [name for name in memory.overrides if name[1] == "clock" and name[0] not in locked]
+    left = [name for name in state.overrides if name[1] == "clock" and name[0] not in locked]
     return found + [f"the journal holds overrides {left}"] * bool(left)
 
 

@@ -18,7 +18,7 @@ import grpc
 
 from power_agent.devices.errors import NodeUnreachable
 from power_agent.devices.node_client import NodeClient
-from power_agent.memory import Memory, replay
+from power_agent.journal_state import JournalState, replay
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from tests.support.fast_agent import AFTER, ARMED, BEFORE, DIED, ENDED, READY, WHERE, WRITES, Page
 from tests.support.ports import free_block, free_ports
@@ -233,7 +233,7 @@ class FastCluster:
         found: dict[str, Any] = self.client.call("inspect")
         return found
 
-    def memory(self) -> Memory:
+    def journal_state(self) -> JournalState:
         """What the journal on disk holds."""
         data = (self.folder / "agent" / "journal.jsonl").read_bytes()
         data = data[: data.rindex(b"\n") + 1]  # of a line that is being written a reader may see the beginning

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from power_agent.core.meter import MeterState, advance
-from power_agent.counter import PowerIntegral
+from power_agent.attribution import DeviceReading, SliceReading, Work
+from power_agent.core.meter import MeterState, PowerIntegral, advance
 from power_agent.devices.energy import DeviceEnergy, PowerDraw, SliceAccount, VersionAccount
-from power_agent.readings import DeviceReading, SliceReading, Work
 from trefoil.core import power
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.fleet import DeviceState, DeviceType, SliceKey
@@ -170,7 +169,7 @@ class MeteredDevice:
             self.now_s += tick_s
             self.served_s += tick_s if serving else 0.0
             if tick % poll_every == 0:
-                self.integral.take(self.now_s, drawn.power_w)
+                self.integral.add(self.now_s, drawn.power_w)
 
     # --- what the agent sees ------------------------------------------------------------------------------------------
 
@@ -223,7 +222,7 @@ class MeteredDevice:
             foreign=foreign,
             slices=(*self.gone, *parts),
             method=self.method,
-            counter_doubt=self.integral.take_doubt() if self.method == EnergyMethod.POWER_INTEGRAL else 0.0,
+            counter_uncertainty=self.integral.take_uncertainty() if self.method == EnergyMethod.POWER_INTEGRAL else 0.0,
             attribution=self.attribution,
             learn_baseline=self.learn,
         )

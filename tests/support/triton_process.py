@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from power_agent.triton import TritonServer
+from power_agent.triton_client import TritonClient
 from power_agent.triton_install import TritonInstall, find_triton, prepare_triton
 from power_agent.triton_slice import SliceLaunch, SliceSpec, clean_shared_memory, prepare_slice
 from tests.support.ports import free_ports
@@ -101,8 +101,8 @@ class TritonProcess:
                 start_new_session=True,
             )
 
-    def client(self) -> TritonServer:
-        return TritonServer(
+    def client(self) -> TritonClient:
+        return TritonClient(
             self.launch.grpc_target, self.launch.metrics_url, self.launch.repository, WallClock(), call_timeout_s=10.0
         )
 

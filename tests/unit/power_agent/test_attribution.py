@@ -6,11 +6,18 @@ import math
 import numpy as np
 import pytest
 
-from power_agent.attribution import SENSORS
-from power_agent.baseline import QUIET_S, Baseline
-from power_agent.core.meter import MeterState, advance
-from power_agent.counter import SENSOR_DOUBT, Move, PowerIntegral, move, reach_j
-from power_agent.readings import DeviceReading, SliceReading, Work
+from power_agent.attribution import SENSORS, DeviceReading, SliceReading, Work
+from power_agent.core.meter import (
+    QUIET_S,
+    SENSOR_UNCERTAINTY,
+    Baseline,
+    CounterStep,
+    MeterState,
+    PowerIntegral,
+    advance,
+    counter_step,
+    max_step_j,
+)
 from tests.support.metered import MeteredDevice
 from tests.unit.power_agent.test_meter import IDLE_W, KEYS, SHARES, meter, part, reading
 from trefoil.core.device_types import A100_40GB, device_type
@@ -162,20 +169,20 @@ def test_two_cpu_slices_that_are_all_that_runs_share_by_cores():
 @pytest.mark.parametrize(
     ("before_j", "now_j", "same", "found"),
     [
-        (100.0, 150.0, True, Move(50.0, 150.0, False)),
-        (1e6, 1e6 - 0.5, True, Move(0.0, 1e6, False)),  # a wobble waits for its mark
-        (1e6, 40.0, True, Move(40.0, 40.0, True)),
-        (1e6, 5e5, True, Move(None, 5e5, True)),  # neither a reset nor a wobble
-        (100.0, 1e9, True, Move(None, 1e9, True)),  # nothing draws that much
-        (1e6, 40.0, False, Move(40.0, 40.0, True)),
-        (1e6, 1e6 + 40.0, False, Move(40.0, 1e6 + 40.0, False)),  # the marker changed, the counter went on
-        (1e6, 2e6, False, Move(None, 2e6, True)),
-        (None, 1e6, True, Move(None, 1e6, False)),
-        (None, 40.0, False, Move(40.0, 40.0, True)),
+        (100.0, 150.0, True, CounterStep(50.0, 150.0, False)),
+        (1e6, 1e6 - 0.5, True, CounterStep(0.0, 1e6, False)),  # a wobble waits for its mark
+        (1e6, 40.0, True, CounterStep(40.0, 40.0, True)),
+        (1e6, 5e5, True, CounterStep(None, 5e5, True)),  # neither a reset nor a wobble
+        (100.0, 1e9, True, CounterStep(None, 1e9, True)),  # nothing draws that much
+        (1e6, 40.0, False, CounterStep(40.0, 40.0, True)),
+        (1e6, 1e6 + 40.0, False, CounterStep(40.0, 1e6 + 40.0, False)),  # the marker changed, the counter went on
+        (1e6, 2e6, False, CounterStep(None, 2e6, True)),
+        (None, 1e6, True, CounterStep(None, 1e6, False)),
+        (None, 40.0, False, CounterStep(40.0, 40.0, True)),
     ],
 )
 def test_a_counter_moves_only_as_far_as_a_device_can_draw(before_j, now_j, same, found):
-    assert move(before_j, now_j, same, reach_j(400.0, 1.0)) == found
+    assert counter_step(before_j, now_j, same, max_step_j(400.0, 1.0)) == found
 
 
 def test_an_interval_of_unknown_energy_says_so_and_the_next_goes_on():
@@ -187,20 +194,20 @@ def test_an_interval_of_unknown_energy_says_so_and_the_next_goes_on():
 def test_an_integral_is_exact_for_lines_and_says_how_far_it_may_be_off():
     integral = PowerIntegral()
     for tick in range(11):
-        integral.take(5 + tick / 10, 100 + 10 * tick)
+        integral.add(5 + tick / 10, 100 + 10 * tick)
     assert integral.joules == pytest.approx(150)
-    assert integral.take_doubt() == pytest.approx(SENSOR_DOUBT + 10 * 0.5 / 150)
-    assert integral.take_doubt() == SENSOR_DOUBT
+    assert integral.take_uncertainty() == pytest.approx(SENSOR_UNCERTAINTY + 10 * 0.5 / 150)
+    assert integral.take_uncertainty() == SENSOR_UNCERTAINTY
 
 
 def test_an_integral_ignores_what_is_no_power_and_doubts_what_it_has_not_seen():
     integral = PowerIntegral()
     for at_s, power_w in ((0.0, 100.0), (0.1, math.nan), (0.2, -5.0), (0.2, 100.0), (0.2, 900.0), (0.1, 900.0)):
-        integral.take(at_s, power_w)
+        integral.add(at_s, power_w)
     assert integral.joules == pytest.approx(20)
-    integral.take(4.2, 100.0)
+    integral.add(4.2, 100.0)
     assert integral.joules == pytest.approx(420)
-    assert integral.take_doubt() == 1.0
+    assert integral.take_uncertainty() == 1.0
 
 
 def test_an_integral_that_began_with_the_agent_leaves_the_gap_before_it():
@@ -208,7 +215,7 @@ def test_an_integral_that_began_with_the_agent_leaves_the_gap_before_it():
     later = reading(60, 0, driver="b/1/integral 2", method=EnergyMethod.POWER_INTEGRAL, serving_s=None)
     state, none = meter(later, state=state)
     assert none == []
-    more = {"driver": "b/1/integral 2", "method": EnergyMethod.POWER_INTEGRAL, "counter_doubt": 0.06}
+    more = {"driver": "b/1/integral 2", "method": EnergyMethod.POWER_INTEGRAL, "counter_uncertainty": 0.06}
     _, (sample,) = meter(reading(61, 30, **more), state=state)
     assert (sample.method, sample.counter_j) == (EnergyMethod.POWER_INTEGRAL, 30)
     assert sample.uncertainty_ratio == pytest.approx(0.07)
@@ -221,19 +228,19 @@ def test_the_lowest_quiet_stretch_at_each_clock_stands():
     baseline = Baseline()
     for clock, watts in ((1410, 60.0), (1410, 52.0), (1410, 58.0), (705, 45.0)):
         for _ in range(5):
-            baseline = baseline.quiet(clock, QUIET_S / 5, watts * QUIET_S / 5, IDLE_W)
-    assert baseline.watts(1410, 99.0) == pytest.approx(52)
-    assert baseline.watts(705, 99.0) == pytest.approx(45)
-    assert baseline.watts(1000, 99.0) == 99.0
+            baseline = baseline.after_quiet(clock, QUIET_S / 5, watts * QUIET_S / 5, IDLE_W)
+    assert baseline.watts_at(1410, 99.0) == pytest.approx(52)
+    assert baseline.watts_at(705, 99.0) == pytest.approx(45)
+    assert baseline.watts_at(1000, 99.0) == 99.0
 
 
 def test_a_stretch_counts_only_when_it_was_quiet_throughout_at_one_clock_and_plausible():
-    short = Baseline().quiet(1410, 4.0, 200.0, IDLE_W)
+    short = Baseline().after_quiet(1410, 4.0, 200.0, IDLE_W)
     assert short.learned == ()
-    assert short.busy().quiet(1410, 4.0, 200.0, IDLE_W).learned == ()
-    assert short.quiet(705, 4.0, 200.0, IDLE_W).learned == ()
-    assert short.quiet(1410, 1.0, 50.0, IDLE_W).learned == ((1410, 50.0),)
-    assert Baseline().quiet(1410, 10.0, 3000.0, IDLE_W).learned == (), "something else was at work"
+    assert short.after_busy().after_quiet(1410, 4.0, 200.0, IDLE_W).learned == ()
+    assert short.after_quiet(705, 4.0, 200.0, IDLE_W).learned == ()
+    assert short.after_quiet(1410, 1.0, 50.0, IDLE_W).learned == ((1410, 50.0),)
+    assert Baseline().after_quiet(1410, 10.0, 3000.0, IDLE_W).learned == (), "something else was at work"
 
 
 def test_a_board_that_idles_higher_than_its_type_is_metered_by_what_it_was_seen_to_draw():

@@ -11,7 +11,7 @@ from power_agent.devices.inventory import Inventory
 from tests.support.simulated_driver import make_driver, pynvml_on
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
-ALL = ("clock_lock", "energy_counter", "events", "gpm", "mig", "power_limit", "root")
+ALL = ("clock_lock", "energy_counter", "events", "gpm", "mig", "root")
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def test_each_type_lacks_what_its_generation_lacks():
         "gpu2": ["gpm", "mig"],
         "gpu3": ["clock_lock", "energy_counter", "gpm", "mig"],
     }
-    assert found.have == ("clock_lock", "energy_counter", "events", "mig", "power_limit", "root")
+    assert found.have == ("clock_lock", "energy_counter", "events", "mig", "root")
     assert found.missing["mig gpu2"] == "Tesla T4 is not MIG capable. Remedy: none needed, it is one slice"
     assert "power is integrated" in found.missing["energy_counter gpu3"]
     assert "older than Volta" in found.why_not("clock_lock", "node0/gpu3")
@@ -62,7 +62,7 @@ def test_one_reason_for_all_is_said_once():
 def test_without_privileges_it_reads_only():
     found = probe(make_driver(H100_80GB), not_root=NOT_ROOT)
     assert found.have == ("energy_counter", "events", "gpm")
-    assert set(found.missing) == {"mig", "clock_lock", "power_limit", "root"}
+    assert set(found.missing) == {"mig", "clock_lock", "root"}
     assert "systemd unit" in found.missing["root"]
 
 
@@ -79,7 +79,6 @@ def test_mig_may_be_closed_although_the_rest_is_open():
         ("nvmlDeviceGetMigMode", "mig", "not MIG capable"),
         ("nvmlDeviceSetGpuLockedClocks", "clock_lock", "update it to R418"),
         ("nvmlDeviceGetTotalEnergyConsumption", "energy_counter", "power is integrated"),
-        ("nvmlDeviceGetPowerManagementLimitConstraints", "power_limit", "cannot be changed"),
         ("nvmlGpmQueryDeviceSupport", "gpm", "R520"),
         ("nvmlDeviceGetSupportedEventTypes", "events", "noticed by polling"),
     ],

@@ -1,11 +1,13 @@
-"""The keeper of clocks and limits on a driver of a few lines: what it sets, when, and what outlives it."""
+"""The keeper of clocks on a driver of a few lines: what it sets, when, and what outlives it."""
 
 import itertools
 import json
 
 import pytest
+from structlog.testing import capture_logs
 
 from power_agent.devices.errors import DeviceError, DeviceUnsupported
+from power_agent.journal_state import Override
 from tests.support.clock_bench import GPU, Bench, clock_plan
 from trefoil.core.device_types import P4
 from trefoil.core.errors import Fenced, InvalidInput, NotFound, PlanError, Unavailable
@@ -98,16 +100,16 @@ async def test_many_wishes_are_one_change_a_second_and_the_last_one_stays(bench)
 
 
 async def test_what_must_not_outlive_the_agent_is_put_back_when_it_ends(bench):
-    await bench.start(clock_plan(600, 900, 250.0))
+    await bench.start(clock_plan(600, 900))
     await bench.pass_s(3)
-    assert (bench.gpus.locked, bench.gpus.limit_w) == ((600, 900), 250.0)
+    assert bench.gpus.locked == (600, 900)
     assert bench.keeper.settled()
     started_s = bench.clock.monotonic_s()
     await bench.end()
-    assert (bench.gpus.locked, bench.gpus.limit_w) == (None, 400.0)
+    assert bench.gpus.locked is None
     assert bench.clock.monotonic_s() - started_s <= 2.5
     await bench.start()
-    assert bench.node.journal.memory.overrides == {}
+    assert bench.node.journal.state.overrides == {}
     await bench.kill()
 
 
@@ -123,49 +125,31 @@ async def test_a_kill_between_journal_and_driver_is_put_right_by_the_successor(b
     await bench.start()
     await bench.pass_s(0.1)
     assert bench.gpus.locked is None
-    assert bench.node.journal.memory.overrides == {}
+    assert bench.node.journal.state.overrides == {}
     await bench.kill()
 
 
-@pytest.mark.parametrize("crash", ["", "before", "after"])
-async def test_a_limit_that_an_operator_had_set_is_what_comes_back_after_a_kill(bench, crash):
-    bench.gpus.limit_w = 300.0
-    await bench.start(clock_plan(limit_w=250.0))
-    await bench.pass_s(2)
-    bench.crash = crash
-    bench.take(clock_plan(limit_w=200.0))
-    await bench.pass_s(2)
-    assert bench.gpus.limit_w == (250.0 if crash == "before" else 200.0)
-    await bench.kill()
+async def test_a_limit_that_an_earlier_version_left_is_named_and_let_go(bench):
     await bench.start()
-    await bench.pass_s(0.1)
-    assert bench.gpus.limit_w == 300.0
+    bench.node.journal.begin_override(Override(GPU, "power_limit", 300.0, 250.0, "boot/load-1"))
     await bench.kill()
+    with capture_logs() as logs:
+        await bench.start()
+    (said,) = [entry for entry in logs if entry["event"] == "a predecessor left a power limit set"]
+    assert (said["device"], said["limit_w"], said["remedy"]) == (GPU, 250.0, "nvidia-smi -i 0 -pl 300")
+    assert bench.node.journal.state.overrides == {}
+    await bench.end()
+    assert names(bench) == []
 
 
-async def test_a_limit_of_an_earlier_driver_load_is_not_put_back_over_what_is_in_force_now(bench):
-    await bench.start(clock_plan(limit_w=250.0))
-    await bench.pass_s(2)
-    await bench.kill()
-    bench.driver_load_id, bench.gpus.limit_w = "load-2", 350.0  # somebody's boot script
-    await bench.start()
-    await bench.pass_s(2)
-    assert bench.gpus.limit_w == 350.0
-    assert bench.node.journal.memory.overrides == {}
-    await bench.kill()
-
-
-async def test_a_limit_that_an_operator_sets_meanwhile_is_what_comes_back(bench):
+async def test_a_limit_that_an_operator_sets_is_published(bench):
     await bench.start()
     await bench.pass_s(2)
     bench.gpus.limit_w = 300.0
     await bench.pass_s(6)
     assert bench.node.status().devices[0].power_limit_w == 300.0
-    bench.take(clock_plan(limit_w=200.0))
-    await bench.pass_s(2)
-    assert bench.gpus.limit_w == 200.0
     await bench.end()
-    assert bench.gpus.limit_w == 300.0
+    assert names(bench) == []
 
 
 async def test_a_successor_locks_again_what_the_plan_still_asks_for(bench):
@@ -232,15 +216,15 @@ async def test_a_reset_that_fails_is_tried_again_and_left_to_the_successor_at_th
 
 
 async def test_a_driver_that_was_loaded_again_gets_the_range_anew(bench):
-    await bench.start(clock_plan(0, 900, 250.0))
+    await bench.start(clock_plan(0, 900))
     await bench.pass_s(3)
-    bench.gpus.locked, bench.gpus.limit_w = None, 400.0
+    bench.gpus.locked = None
     bench.node.driver_load_id = "load-2"
     bench.node.changed()
     await bench.pass_s(3)
-    assert (bench.gpus.locked, bench.gpus.limit_w) == ((210, 900), 250.0)
+    assert bench.gpus.locked == (210, 900)
     await bench.end()
-    assert (bench.gpus.locked, bench.gpus.limit_w) == (None, 400.0)
+    assert bench.gpus.locked is None
 
 
 async def test_nothing_is_called_on_a_lost_gpu_and_its_return_is_noticed(bench):
@@ -288,11 +272,11 @@ async def test_a_power_cap_and_a_foreign_hand_are_reported_and_not_fought(bench)
 
 async def test_a_plan_says_its_clock_steps_before_anything_is_touched(bench):
     await bench.start()
-    (step,) = bench.keeper.steps(clock_plan(0, 900, 250.0))
+    (step,) = bench.keeper.steps(clock_plan(0, 900))
     assert (step.verb, step.slice.device, step.slice.slice_type) == ("lock_clock", GPU, "")
-    assert step.why == "210-900 MHz, power limit 250 W"
+    assert step.why == "210-900 MHz"
     assert bench.keeper.steps(clock_plan()) == ()
-    assert bench.keeper.steps(clock_plan(0, 1410, 400.0)) == ()  # what the hardware does anyway
+    assert bench.keeper.steps(clock_plan(0, 1410)) == ()  # what the hardware does anyway
     assert names(bench) == []
     await bench.kill()
 
@@ -304,24 +288,29 @@ async def test_a_p4_refuses_and_says_why(tmp_path):
         bench.keeper.set_clocks(lease(), 5.0)
     with pytest.raises(PlanError, match="a Tesla P4 cannot lock clocks"):
         bench.keeper.refuse(clock_plan(0, 900))
-    bench.keeper.refuse(clock_plan(limit_w=65.0))
     await bench.pass_s(10)
+    assert names(bench) == []
+    await bench.kill()
+
+
+@pytest.mark.parametrize("state", [DeviceState.AWAKE, DeviceState.LOST])
+async def test_a_plan_that_sets_a_power_limit_is_refused(bench, state):
+    await bench.start(None, state)
+    with pytest.raises(PlanError, match=r"node0/gpu0\.power_limit_w = 250\.0: the agent sets no power limits\. Remedy"):
+        bench.keeper.refuse(clock_plan(limit_w=250.0))
     assert names(bench) == []
     await bench.kill()
 
 
 async def test_what_probing_found_missing_is_the_reason_of_the_refusal(bench):
     await bench.start()
-    bench.node.miss("clock_lock gpu0", "needs root. Remedy: run it as its unit does")
-    bench.node.miss("power_limit", "needs root. Remedy: run it as its unit does")
+    bench.node.set_missing("clock_lock gpu0", "needs root. Remedy: run it as its unit does")
     with pytest.raises(PlanError) as error:
         bench.keeper.refuse(clock_plan(0, 900))
     assert str(error.value) == (
         "device node0/gpu0.clock_mhz = (0, 900): clocks cannot be locked here: needs root."
         " Remedy: run it as its unit does; or plan 0 and 0"
     )
-    with pytest.raises(PlanError, match="power limits cannot be set here: needs root"):
-        bench.keeper.refuse(clock_plan(limit_w=250.0))
     bench.keeper.refuse(clock_plan())
     with pytest.raises(InvalidInput, match="needs root"):
         bench.keeper.set_clocks(lease(), 5.0)

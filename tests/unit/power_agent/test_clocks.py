@@ -1,24 +1,27 @@
-"""What clocks and limits ought to be, and the one action that leads there."""
+"""What clocks ought to be, and the one action that leads there."""
 
 import dataclasses
 
 import pytest
 
-from power_agent.core.clock_rules import check_epoch, grant, refuse_planned
 from power_agent.core.clocks import (
     SLOW_RETRY_S,
     Ability,
+    ClockLock,
     ClockRange,
+    ClockReading,
+    ClockVerb,
+    ClockView,
     HeldLease,
-    Lever,
-    Reading,
-    Verb,
-    View,
+    check_lease_epoch,
     decide,
     drift,
+    grant_lease,
+    is_settled,
     planned_range,
-    settled,
-    snapped,
+    refuse_clocks,
+    refuse_power_limit,
+    snap_down,
 )
 from trefoil.core.errors import Fenced, InvalidInput, PlanError, StaleRevision
 from trefoil.core.fleet import ClockLease, DeviceState
@@ -26,10 +29,10 @@ from trefoil.core.plan import PlannedDevice
 
 GPU = "node0/gpu0"
 STEPS = tuple(range(210, 1411, 15))
-A100 = Ability(GPU, "A100-SXM4-40GB", STEPS, (100.0, 400.0))
-P4 = Ability(GPU, "Tesla P4", (), (60.0, 75.0), cannot_lock="a Tesla P4 cannot lock clocks: that came with Volta")
+A100 = Ability(GPU, "A100-SXM4-40GB", STEPS)
+P4 = Ability(GPU, "Tesla P4", (), cannot_lock="a Tesla P4 cannot lock clocks: that came with Volta")
 SLOW, FAST = ClockRange(210, 600), ClockRange(210, 1200)
-FREE = View(A100, DeviceState.AWAKE)
+FREE = ClockView(A100, DeviceState.AWAKE)
 
 
 def lease(held=SLOW, until_s=10.0, holder="governor", epoch=3):
@@ -41,7 +44,7 @@ def asked(min_mhz=0, max_mhz=600, holder="governor", epoch=3):
 
 
 def granted(message, held=None, highest=1, ttl_s=5.0, ability=A100, now_s=100.0):
-    return grant(message, ttl_s, ability, held, highest, ttl_max_s=60.0, now_s=now_s, at_s=1e9)
+    return grant_lease(message, ttl_s, ability, held, highest, ttl_max_s=60.0, now_s=now_s, at_s=1e9)
 
 
 # --- what ought to be ---------------------------------------------------------------------------------------------
@@ -49,7 +52,7 @@ def granted(message, held=None, highest=1, ttl_s=5.0, ability=A100, now_s=100.0)
 
 @pytest.mark.parametrize(("asks", "gets"), [(210, 210), (224, 210), (225, 225), (1410, 1410), (1500, 1410), (100, 210)])
 def test_a_clock_snaps_down_to_a_supported_one(asks, gets):
-    assert snapped(STEPS, asks) == gets
+    assert snap_down(STEPS, asks) == gets
 
 
 @pytest.mark.parametrize(
@@ -64,71 +67,69 @@ def test_a_plan_that_names_one_end_leaves_the_other_free(ends, gives):
 @pytest.mark.parametrize(
     ("view", "verb", "why"),
     [
-        (FREE, Verb.NOTHING, "as it ought to be"),
-        (dataclasses.replace(FREE, planned=SLOW), Verb.LOCK, "planned"),
-        (dataclasses.replace(FREE, planned=SLOW, lease=lease(FAST)), Verb.LOCK, "lease of governor, epoch 3"),
-        (dataclasses.replace(FREE, planned=SLOW, clock=Lever(SLOW)), Verb.NOTHING, "as it ought to be"),
-        (dataclasses.replace(FREE, planned=SLOW, clock=Lever(SLOW, sure=False)), Verb.LOCK, "planned"),
-        (dataclasses.replace(FREE, clock=Lever(SLOW)), Verb.RESET, "no lease and no plan asks for a range"),
-        (dataclasses.replace(FREE, clock=Lever(None, sure=False)), Verb.RESET, "no lease and no plan"),
+        (FREE, ClockVerb.NOTHING, "as it ought to be"),
+        (dataclasses.replace(FREE, planned=SLOW), ClockVerb.LOCK, "planned"),
+        (dataclasses.replace(FREE, planned=SLOW, lease=lease(FAST)), ClockVerb.LOCK, "lease of governor, epoch 3"),
+        (dataclasses.replace(FREE, planned=SLOW, lock=ClockLock(SLOW)), ClockVerb.NOTHING, "as it ought to be"),
+        (dataclasses.replace(FREE, planned=SLOW, lock=ClockLock(SLOW, certain=False)), ClockVerb.LOCK, "planned"),
+        (dataclasses.replace(FREE, lock=ClockLock(SLOW)), ClockVerb.RESET, "no lease and no plan asks for a range"),
+        (dataclasses.replace(FREE, lock=ClockLock(None, certain=False)), ClockVerb.RESET, "no lease and no plan"),
         (
-            dataclasses.replace(FREE, state=DeviceState.ASLEEP, planned=SLOW, clock=Lever(SLOW)),
-            Verb.RESET,
+            dataclasses.replace(FREE, state=DeviceState.ASLEEP, planned=SLOW, lock=ClockLock(SLOW)),
+            ClockVerb.RESET,
             "the device sleeps",
         ),
-        (dataclasses.replace(FREE, planned=A100.full, clock=Lever(SLOW)), Verb.RESET, "planned"),
-        (dataclasses.replace(FREE, planned=SLOW, clock=Lever(SLOW), leaving=True), Verb.RESET, "the agent ends"),
-        (dataclasses.replace(FREE, planned_w=250.0), Verb.LIMIT, "planned"),
-        (dataclasses.replace(FREE, limit=Lever(250.0)), Verb.UNLIMIT, "no plan asks for a power limit"),
+        (dataclasses.replace(FREE, planned=A100.full, lock=ClockLock(SLOW)), ClockVerb.RESET, "planned"),
         (
-            dataclasses.replace(FREE, state=DeviceState.LOST, planned=SLOW, planned_w=250.0),
-            Verb.NOTHING,
-            "nothing is called on it",
+            dataclasses.replace(FREE, planned=SLOW, lock=ClockLock(SLOW), leaving=True),
+            ClockVerb.RESET,
+            "the agent ends",
         ),
+        (dataclasses.replace(FREE, state=DeviceState.LOST, planned=SLOW), ClockVerb.NOTHING, "nothing is called on it"),
     ],
 )
 def test_one_action_follows_with_its_reason(view, verb, why):
     action = decide(view, 5.0)
     assert action.verb == verb
     assert why in action.why
-    assert settled(view, 5.0) == (verb == Verb.NOTHING)
+    assert is_settled(view, 5.0) == (verb == ClockVerb.NOTHING)
 
 
 def test_a_lease_ends_by_itself():
-    view = dataclasses.replace(FREE, lease=lease(until_s=10.0), clock=Lever(SLOW), planned=FAST)
+    view = dataclasses.replace(FREE, lease=lease(until_s=10.0), lock=ClockLock(SLOW), planned=FAST)
     assert decide(view, 9.9) == decide(view, 0.0)
     assert decide(view, 9.9).until_s == 10.0
     assert decide(view, 10.0).range == FAST
-    assert decide(dataclasses.replace(view, planned=None), 10.0).verb == Verb.RESET
+    assert decide(dataclasses.replace(view, planned=None), 10.0).verb == ClockVerb.RESET
 
 
-def test_at_most_one_change_a_second_and_clocks_come_before_limits():
-    view = dataclasses.replace(FREE, planned=SLOW, planned_w=250.0, actuated_s=5.0)
+def test_at_most_one_change_a_second():
+    view = dataclasses.replace(FREE, planned=SLOW, actuated_s=5.0)
     waits = decide(view, 5.4)
-    assert (waits.verb, waits.until_s) == (Verb.NOTHING, 6.0)
-    assert decide(view, 6.0).verb == Verb.LOCK
-    locked = dataclasses.replace(view, clock=Lever(SLOW), actuated_s=6.0)
+    assert (waits.verb, waits.until_s) == (ClockVerb.NOTHING, 6.0)
+    assert decide(view, 6.0).verb == ClockVerb.LOCK
+    locked = dataclasses.replace(view, planned=FAST, lock=ClockLock(SLOW), actuated_s=6.0)
     assert decide(locked, 6.5).until_s == 7.0
-    assert decide(locked, 7.0).verb == Verb.LIMIT
+    assert decide(locked, 7.0).range == FAST
 
 
 def test_what_the_driver_refuses_is_tried_three_times_then_slowly_and_reported():
-    lever, now_s, tries = Lever(), 0.0, []
+    lock, now_s, tries = ClockLock(), 0.0, []
     while now_s < 100:
-        view = dataclasses.replace(FREE, planned=SLOW, clock=lever)
+        view = dataclasses.replace(FREE, planned=SLOW, lock=lock)
         action = decide(view, now_s)
-        if action.verb == Verb.LOCK:
+        if action.verb == ClockVerb.LOCK:
             tries.append(now_s)
-            lever = lever.failed(action.range, "Unknown Error (NVML 999)", now_s)
-            assert len(drift(dataclasses.replace(view, clock=lever), Reading(1410))) == (len(tries) >= 3)
+            lock = lock.failed(action.range, "Unknown Error (NVML 999)", now_s)
+            assert len(drift(dataclasses.replace(view, lock=lock), ClockReading(1410))) == (len(tries) >= 3)
         now_s += 0.5
     assert tries == [0.0, 1.0, 2.0, 32.0, 62.0, 92.0]
-    assert drift(dataclasses.replace(FREE, clock=lever), Reading(1410)) == (
+    assert drift(dataclasses.replace(FREE, lock=lock), ClockReading(1410)) == (
         "clocks cannot be set to 210-600 MHz: Unknown Error (NVML 999)",
     )
-    assert decide(dataclasses.replace(FREE, clock=lever), 93.0).verb == Verb.RESET  # another value does not wait
-    leaving = dataclasses.replace(FREE, clock=lever.failed(None, "999", 95.0), leaving=True)
-    assert decide(leaving, 95.0).verb == Verb.RESET  # nor does the last try
+    assert decide(dataclasses.replace(FREE, lock=lock), 93.0).verb == ClockVerb.RESET  # another value does not wait
+    leaving = dataclasses.replace(FREE, lock=lock.failed(None, "999", 95.0), leaving=True)
+    assert decide(leaving, 95.0).verb == ClockVerb.RESET  # nor does the last try
     assert SLOW_RETRY_S == 30.0
 
 
@@ -138,32 +139,32 @@ def test_what_the_driver_refuses_is_tried_three_times_then_slowly_and_reported()
 @pytest.mark.parametrize(
     ("reading", "says"),
     [
-        (Reading(600, ("locked_or_application_clocks",)), ""),
-        (Reading(210, ("idle",)), ""),
-        (Reading(450, ("software_power_cap",)), "210-600 MHz is not honoured: software_power_cap"),
-        (Reading(300, ("hardware_thermal", "software_thermal")), "not honoured: hardware_thermal, software_thermal"),
-        (Reading(1410), "210-600 MHz is exceeded: somebody else reset or locked the clocks"),
-        (Reading(0), ""),
+        (ClockReading(600, ("locked_or_application_clocks",)), ""),
+        (ClockReading(210, ("idle",)), ""),
+        (ClockReading(450, ("software_power_cap",)), "210-600 MHz is not honoured: software_power_cap"),
+        (
+            ClockReading(300, ("hardware_thermal", "software_thermal")),
+            "not honoured: hardware_thermal, software_thermal",
+        ),
+        (ClockReading(1410), "210-600 MHz is exceeded: somebody else reset or locked the clocks"),
+        (ClockReading(0), ""),
     ],
 )
 def test_a_range_that_is_not_honoured_is_reported(reading, says):
-    found = drift(dataclasses.replace(FREE, planned=SLOW, clock=Lever(SLOW)), reading)
+    found = drift(dataclasses.replace(FREE, planned=SLOW, lock=ClockLock(SLOW)), reading)
     assert (len(found) == 1 and says in found[0]) if says else not found
 
 
 def test_a_clock_below_the_range_is_no_drift_while_the_gpu_idles():
-    high = dataclasses.replace(FREE, clock=Lever(ClockRange(900, 1200)))
-    assert drift(high, Reading(210, ("idle",))) == ()
-    assert "is not reached" in drift(high, Reading(600))[0]
+    high = dataclasses.replace(FREE, lock=ClockLock(ClockRange(900, 1200)))
+    assert drift(high, ClockReading(210, ("idle",))) == ()
+    assert "is not reached" in drift(high, ClockReading(600))[0]
 
 
 def test_foreign_settings_are_reported():
-    assert drift(FREE, Reading(600, ("locked_or_application_clocks",))) == ("clocks are locked, and not by this agent",)
-    limited = dataclasses.replace(FREE, limit=Lever(250.0))
-    assert drift(limited, Reading(1410, (), 250.2)) == ()
-    (text,) = drift(limited, Reading(1410, (), 300.0))
-    assert text == "power limit 250 W was set, 300 W is found: somebody else changed it"
-    assert drift(FREE, Reading(1410, (), 300.0)) == ()  # a limit that is nobody's business
+    assert drift(FREE, ClockReading(600, ("locked_or_application_clocks",))) == (
+        "clocks are locked, and not by this agent",
+    )
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------
@@ -184,28 +185,27 @@ def test_foreign_settings_are_reported():
             "device node0/gpu0.clock_mhz = 2000: not a clock of this device. Remedy: 210-1410 MHz, or 0 for no limit",
         ),
         (A100, PlannedDevice(GPU, clock_min_mhz=900, clock_max_mhz=600), "the lowest is above the highest"),
-        (
-            A100,
-            PlannedDevice(GPU, power_limit_w=80.0),
-            "device node0/gpu0.power_limit_w = 80.0: not a power limit of this device."
-            " Remedy: 100 to 400 W, or 0 for the default",
-        ),
-        (
-            dataclasses.replace(A100, limits_w=None, cannot_limit="root is needed"),
-            PlannedDevice(GPU, power_limit_w=200.0),
-            "root is needed. Remedy: plan 0",
-        ),
     ],
 )
 def test_what_a_device_cannot_do_is_refused_with_a_remedy(ability, planned, text):
     with pytest.raises(PlanError) as error:
-        refuse_planned(planned, ability)
+        refuse_clocks(planned, ability)
     assert text in str(error.value)
 
 
+def test_a_power_limit_is_refused_with_a_remedy():
+    with pytest.raises(PlanError) as error:
+        refuse_power_limit(PlannedDevice(GPU, power_limit_w=250.0))
+    assert str(error.value) == (
+        "device node0/gpu0.power_limit_w = 250.0: the agent sets no power limits. Remedy: plan 0; clock_max_mhz lowers"
+        " what the device draws, or an operator sets a limit by nvidia-smi -pl"
+    )
+    refuse_power_limit(PlannedDevice(GPU))
+
+
 def test_a_plan_without_clocks_suits_every_device():
-    for ability in (A100, P4, dataclasses.replace(A100, limits_w=None, cannot_lock="no")):
-        refuse_planned(PlannedDevice(GPU), ability)
+    for ability in (A100, P4, dataclasses.replace(A100, cannot_lock="no")):
+        refuse_clocks(PlannedDevice(GPU), ability)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_lease_is_snapped_renewed_taken_over_and_fenced():
 
 
 def test_only_the_holder_may_release():
-    check_epoch(GPU, "governor", 3, lease(), 1, 5.0)
-    check_epoch(GPU, "anybody", 3, None, 3, 5.0)  # nothing to release is no error
+    check_lease_epoch(GPU, "governor", 3, lease(), 1, 5.0)
+    check_lease_epoch(GPU, "anybody", 3, None, 3, 5.0)  # nothing to release is no error
     with pytest.raises(Fenced, match="held by governor"):
-        check_epoch(GPU, "other", 3, lease(), 1, 5.0)
+        check_lease_epoch(GPU, "other", 3, lease(), 1, 5.0)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from power_agent.core.drain import required_table, still_routed, waiting_for
+from power_agent.core.drain import drain_blocker, required_table, still_routed
 from tests.support.plans import key
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck
@@ -51,13 +51,13 @@ def test_the_table_that_is_needed_is_the_oldest_that_leaves_the_slice(plan, requ
     ],
 )
 def test_what_is_waited_for_is_said(acks, words):
-    assert waiting_for(KEY, NODE, acks) == words
+    assert drain_blocker(KEY, NODE, acks) == words
 
 
 def test_while_it_is_routed_only_what_was_said_after_its_draining_counts():
-    assert waiting_for(KEY, NODE, (), math.inf) == "its DRAINING is not published yet"
+    assert drain_blocker(KEY, NODE, (), math.inf) == "its DRAINING is not published yet"
     early, late = ack(at_s=100.0), ack(at_s=102.0)
-    assert "has not said since" in waiting_for(KEY, NODE, (early,), 101.0)
-    assert waiting_for(KEY, NODE, (late,), 101.0) == ""
-    assert "in flight" in waiting_for(KEY, NODE, (ack(in_flight=1, at_s=102.0),), 101.0)
-    assert waiting_for(KEY, NODE, (), 101.0) == "", "nobody lives who could send"
+    assert "has not said since" in drain_blocker(KEY, NODE, (early,), 101.0)
+    assert drain_blocker(KEY, NODE, (late,), 101.0) == ""
+    assert "in flight" in drain_blocker(KEY, NODE, (ack(in_flight=1, at_s=102.0),), 101.0)
+    assert drain_blocker(KEY, NODE, (), 101.0) == "", "nobody lives who could send"

@@ -8,8 +8,7 @@ import grpc
 import pytest
 
 from power_agent.core.meter import MeterState
-from power_agent.energy_feed import CHUNK, WATCHERS_MAX, EnergyFeed
-from power_agent.ledger import Ledger
+from power_agent.energy_log import CHUNK, WATCHERS_MAX, EnergyFeed, EnergyLog
 from power_agent.service import FULL_NAME, PowerAgentServicer
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from trefoil.core.energy import EnergySample
@@ -21,19 +20,19 @@ GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
 
 
 class Agent:
-    """What is left of the agent: its ledger, and one reading after the other of two devices."""
+    """What is left of the agent: its energy log, and one reading after the other of two devices."""
 
     def __init__(self, folder, ring=1000):
-        self.ledger = Ledger(folder, ring)
-        self.ledger.open()
-        self.feed = EnergyFeed(self.ledger)
+        self.energy_log = EnergyLog(folder, ring)
+        self.energy_log.open()
+        self.feed = EnergyFeed(self.energy_log)
         self.seq = 0
 
     def read(self, count=1):
         for _ in range(count):
             self.seq += 1
             samples = [EnergySample("node0", device, self.seq, counter_j=1.0) for device in (GPU0, GPU1)]
-            self.ledger.append(samples, {device: MeterState(device, self.seq) for device in (GPU0, GPU1)})
+            self.energy_log.append(samples, {device: MeterState(device, self.seq) for device in (GPU0, GPU1)})
             self.feed.notify(samples)
 
 
@@ -93,7 +92,7 @@ async def test_a_slow_watcher_loses_the_oldest_and_holds_nobody(tmp_path):
         assert [seq for _, seq in rest][:CHUNK:10] == sorted(seq for _, seq in rest)[:CHUNK:10]
         assert rest[0] == ("1", 1)
         assert rest[1][1] > 800, "what the ring had let go is a gap in seq"
-    assert len(agent.ledger.ring) <= 2 * 100
+    assert len(agent.energy_log.ring) <= 2 * 100
 
 
 async def test_too_many_watchers_are_refused_until_one_goes(agent):

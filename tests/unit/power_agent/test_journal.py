@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from power_agent import journal as module
-from power_agent.journal import Cordon, Journal, JournalError, Override, SliceMemory
-from power_agent.memory import encode
+from power_agent.journal import Journal, JournalError
+from power_agent.journal_state import Cordon, JournalState, Override, SliceRecord, encode
 from tests.support.plans import key, plan_of, planned
 from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceState, Step
@@ -17,7 +17,7 @@ from trefoil.core.plan_check import sealed
 
 KEY, OTHER = key("3g.20gb", 4), key("1g.5gb", 0)
 PLAN = sealed(plan_of(planned("3g.20gb", 4)).nodes[0], Revision(4, 2, 1))
-MEMORY = SliceMemory(KEY, 3, SliceState.READY, f"{KEY.name}.g3")
+MEMORY = SliceRecord(KEY, 3, SliceState.READY, f"{KEY.name}.g3")
 STEP = Step(KEY, "create_gi", "begun")
 
 
@@ -57,7 +57,7 @@ class Disk:
         self._fsync(file)
 
 
-def successor(folder: Path) -> module.Memory:
+def successor(folder: Path) -> JournalState:
     one = Journal(folder, "boot", "driver")
     try:
         return one.open()
@@ -67,27 +67,27 @@ def successor(folder: Path) -> module.Memory:
 
 @pytest.mark.parametrize("how", ["full", "halves"])
 async def test_on_a_full_disk_nothing_is_begun_and_what_happened_is_written_later(journal, tmp_path, monkeypatch, how):
-    journal.remember(MEMORY)
+    journal.remember_slice(MEMORY)
     disk = Disk(monkeypatch)
     setattr(disk, how, True)
     with pytest.raises(JournalError, match="make room"):
-        await journal.begin(STEP)
+        await journal.begin_step(STEP)
     with pytest.raises(JournalError):
-        await journal.accept(PLAN)
+        await journal.accept_plan(PLAN)
     with pytest.raises(JournalError):
-        await journal.cordon(Cordon(KEY.device, "repair"))
+        await journal.set_cordon(Cordon(KEY.device, "repair"))
     with pytest.raises(JournalError):
-        journal.override(Override(KEY.device, "clock", 210.0, 1005.0))
-    memory = journal.memory
-    assert (memory.unfinished, memory.plan, memory.cordons, memory.overrides) == ({}, None, {}, {})
+        journal.begin_override(Override(KEY.device, "clock", 210.0, 1005.0))
+    state = journal.state
+    assert (state.unfinished, state.plan, state.cordons, state.overrides) == ({}, None, {}, {})
     later = replace(MEMORY, state=SliceState.DRAINING)
-    journal.remember(later)  # it has happened, room or not
+    journal.remember_slice(later)  # it has happened, room or not
     journal.next_generation()
-    journal.hold_lease(7)
+    journal.raise_lease_epoch(7)
     with pytest.raises(JournalError):
         await journal.sync()
     setattr(disk, how, False)
-    await journal.begin(STEP)
+    await journal.begin_step(STEP)
     journal.close()
     found = successor(tmp_path)
     assert (found.slices, found.generation, found.lease_epoch, found.damaged) == ({KEY: later}, 1, 7, 0)
@@ -97,21 +97,21 @@ async def test_on_a_full_disk_nothing_is_begun_and_what_happened_is_written_late
 async def test_what_must_survive_the_loss_of_power_is_synced_before_the_call_returns(journal, monkeypatch):
     disk = Disk(monkeypatch)
     for act in (
-        lambda: journal.accept(PLAN),
-        lambda: journal.cordon(Cordon(KEY.device, "repair")),
-        lambda: journal.release(KEY.device),
+        lambda: journal.accept_plan(PLAN),
+        lambda: journal.set_cordon(Cordon(KEY.device, "repair")),
+        lambda: journal.release_cordon(KEY.device),
         journal.sync,
     ):
         before = disk.synced
         await act()
         assert disk.synced == before + 1
     before = disk.synced
-    journal.hold_lease(3)
+    journal.raise_lease_epoch(3)
     assert disk.synced == before + 1
-    journal.override(Override(KEY.device, "clock", 210.0, 1005.0))
-    journal.remember(MEMORY)
-    await journal.begin(STEP)
-    journal.end(STEP)
+    journal.begin_override(Override(KEY.device, "clock", 210.0, 1005.0))
+    journal.remember_slice(MEMORY)
+    await journal.begin_step(STEP)
+    journal.end_step(STEP)
     assert disk.synced == before + 1  # these mean nothing after a boot
 
 
@@ -123,10 +123,10 @@ async def test_a_compaction_while_a_plan_is_being_synced_keeps_the_plan(journal,
         return call(*arguments)
 
     monkeypatch.setattr(module.asyncio, "to_thread", slow)
-    accepting = asyncio.create_task(journal.accept(PLAN))
+    accepting = asyncio.create_task(journal.accept_plan(PLAN))
     await asyncio.sleep(0)
     for number in range(module.LINES_MAX + 10):
-        journal.end(replace(STEP, took_ms=float(number)))
+        journal.end_step(replace(STEP, took_ms=float(number)))
     assert len((tmp_path / "journal.jsonl").read_bytes().splitlines()) < 100
     released.set()
     await accepting
@@ -135,12 +135,12 @@ async def test_a_compaction_while_a_plan_is_being_synced_keeps_the_plan(journal,
 
 
 async def test_a_successor_closes_the_steps_it_found_open(journal, tmp_path):
-    await journal.begin(STEP)
-    await journal.begin(Step(OTHER, "load", "begun"))
+    await journal.begin_step(STEP)
+    await journal.begin_step(Step(OTHER, "load", "begun"))
     journal.close()
     one = Journal(tmp_path, "boot", "driver")
     one.open()
-    assert {step.verb for step in one.settle()} == {"create_gi", "load"}
+    assert {step.verb for step in one.close_unfinished()} == {"create_gi", "load"}
     one.close()
     assert successor(tmp_path).unfinished == {}
 

@@ -6,13 +6,13 @@ import threading
 import pytest
 
 from power_agent import metering
+from power_agent.device_meters import DeviceMeasurement
 from power_agent.devices.errors import DeviceLost
+from power_agent.energy_log import EnergyLog
 from power_agent.journal import Journal
-from power_agent.ledger import Ledger
 from power_agent.metering import Metering
 from power_agent.node import Device, Node
 from power_agent.settings import PowerAgentSettings
-from power_agent.sources import Measured
 from tests.support.plans import CATALOG
 from trefoil.core.device_types import A100_40GB, P4, device_type
 from trefoil.core.energy import EnergyMethod
@@ -46,7 +46,9 @@ class Meters:
             raise self.errors[device]
         now_s = self.clock.monotonic_s()
         method = EnergyMethod.RAPL if device == CPU else EnergyMethod.NVML_COUNTER
-        return Measured(self.clock.now_s(), now_s, method, origin, WATTS[device] * now_s, 0.0, WATTS[device], 1410)
+        return DeviceMeasurement(
+            self.clock.now_s(), now_s, method, origin, WATTS[device] * now_s, 0.0, WATTS[device], 1410
+        )
 
     def close(self):
         self.closed = True
@@ -67,8 +69,8 @@ class Bench:
         for name, kind in kinds.items():
             self.node.devices[name] = Device(name, kind, DeviceState.ASLEEP)
         self.meters = Meters(self.clock)
-        self.ledger = Ledger(self.folder, 100)
-        self.metering = Metering(self.node, self.meters, self.ledger, self.published.extend)
+        self.energy_log = EnergyLog(self.folder, 100)
+        self.metering = Metering(self.node, self.meters, self.energy_log, self.published.extend)
         self.metering.open()
 
     async def read(self, after_s=1.0):
@@ -99,7 +101,7 @@ async def test_each_device_gets_a_sample_per_period_from_the_second_reading_on(b
     assert all(sample.unallocated_j == pytest.approx(sample.counter_j) for sample in samples.values())
     assert samples[CPU].method == EnergyMethod.RAPL
     assert len({sample.seq for sample in samples.values()}) == 1, (
-        "a new ledger starts where no earlier one can have come"
+        "a new energy log starts where no earlier one can have come"
     )
 
 

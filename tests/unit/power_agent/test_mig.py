@@ -8,7 +8,8 @@ import pytest
 
 from power_agent.devices.errors import DeviceBusy, DeviceError, DeviceLost, NoPermission, NoRoom
 from power_agent.devices.inventory import ObservedSlice
-from power_agent.mig import Mig
+from power_agent.driver_calls import DriverCalls
+from power_agent.mig import MigInstances
 from tests.support.plans import key
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.clock import ManualClock, WallClock
@@ -45,12 +46,13 @@ class Driver:
 async def outcome(driver: Driver, verb: str, retries_max: int = 3) -> tuple[object, float]:
     """Result or error of one verb, and how long it waited."""
     clock = ManualClock()
-    mig = Mig(driver, clock, retries_max, 0.1)  # type: ignore[arg-type]
+    calls = DriverCalls(driver)  # type: ignore[arg-type]
+    mig = MigInstances(calls, driver, clock, retries_max, 0.1)  # type: ignore[arg-type]
     task = asyncio.create_task(getattr(mig, verb)(KEY))
     while not task.done():
         await asyncio.sleep(0.001)  # the driver's thread runs in real time
         await clock.advance(0.05)
-    await mig.close()
+    await calls.close()
     return task.exception() or task.result(), clock.monotonic_s()
 
 
@@ -109,25 +111,26 @@ class Hanging(Driver):
 
 async def test_a_call_that_hangs_stops_its_own_device_only_and_counts_as_its_loss_until_it_returns():
     driver = Hanging()
-    mig = Mig(driver, WallClock(), 0, 0.1, call_timeout_s=1.0)  # type: ignore[arg-type]
-    first = asyncio.create_task(mig.instances("node0/gpu0"))
+    calls = DriverCalls(driver, call_timeout_s=1.0)  # type: ignore[arg-type]
+    mig = MigInstances(calls, driver, WallClock(), 0, 0.1)  # type: ignore[arg-type]
+    first = asyncio.create_task(mig.list("node0/gpu0"))
     await asyncio.sleep(0)
-    assert await mig.instances("node0/gpu1") == ()
+    assert await mig.list("node0/gpu1") == ()
     with pytest.raises(DeviceLost, match=r"gpu0: a call has not returned for 1 s"):
         await first
     started_s = WallClock().monotonic_s()
     with pytest.raises(DeviceLost):
-        await mig.instances("node0/gpu0")
+        await mig.list("node0/gpu0")
     assert WallClock().monotonic_s() - started_s < 0.9, "nothing more is asked of it"
     driver.go_on.set()
     async with asyncio.timeout(60):
         while True:
             try:
-                assert await mig.instances("node0/gpu0") == ()
+                assert await mig.list("node0/gpu0") == ()
                 break
             except DeviceLost:
                 await asyncio.sleep(0.01)
-    await mig.close()
+    await calls.close()
 
 
 async def test_calls_to_one_device_are_made_one_after_the_other():
@@ -139,14 +142,14 @@ async def test_calls_to_one_device_are_made_one_after_the_other():
         at_once, running[0] = running[0], running[0] - 1
         return at_once
 
-    mig = Mig(Driver(), WallClock(), 0, 0.1)  # type: ignore[arg-type]
-    assert await asyncio.gather(*(mig.call("node0/gpu0", call) for _ in range(5))) == [1] * 5
-    await mig.close()
+    calls = DriverCalls(Driver())  # type: ignore[arg-type]
+    assert await asyncio.gather(*(calls.call("node0/gpu0", call) for _ in range(5))) == [1] * 5
+    await calls.close()
 
 
 async def test_a_bug_in_a_call_reaches_whoever_waits_and_the_worker_lives():
-    mig = Mig(Driver(), WallClock(), 0, 0.1)  # type: ignore[arg-type]
+    calls = DriverCalls(Driver())  # type: ignore[arg-type]
     with pytest.raises(ZeroDivisionError):
-        await mig.call("node0/gpu0", lambda: 1 // 0)
-    assert await mig.call("node0/gpu0", lambda: 7) == 7
-    await mig.close()
+        await calls.call("node0/gpu0", lambda: 1 // 0)
+    assert await calls.call("node0/gpu0", lambda: 7) == 7
+    await calls.close()

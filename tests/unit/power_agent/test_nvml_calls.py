@@ -7,7 +7,8 @@ import pytest
 
 from power_agent.core.reconcile import CREATE, SeenDevice, SeenSlice, reconcile
 from power_agent.devices.inventory import Inventory
-from power_agent.mig import Mig
+from power_agent.driver_calls import DriverCalls
+from power_agent.mig import MigInstances
 from tests.support.plans import CATALOG, LARGE, SMALL, planned
 from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
 from trefoil.core.common import Revision
@@ -46,7 +47,7 @@ def driver():
         inventory.close()
 
 
-async def carry_out(mig: Mig, tasks) -> None:
+async def carry_out(mig: MigInstances, tasks) -> None:
     verbs = {verb: getattr(mig, verb) for verb in ("destroy_ci", "destroy_gi", *CREATE)}
     for task in tasks:
         if task.verb in verbs:
@@ -55,7 +56,8 @@ async def carry_out(mig: Mig, tasks) -> None:
 
 async def test_a_repartition_calls_the_driver_as_little_as_can_be(driver, capsys):
     inventory, counts = driver
-    mig = Mig(inventory, WallClock(), 0, 0.1)
+    calls = DriverCalls(inventory)
+    mig = MigInstances(calls, inventory, WallClock(), 0, 0.1)
     whole = planned("7g.40gb", 0, LARGE)
     create_slice(inventory, GPU, "7g.40gb", 0)
     sevenths = tuple(planned("1g.5gb", start, SMALL) for start in range(7))
@@ -72,12 +74,13 @@ async def test_a_repartition_calls_the_driver_as_little_as_can_be(driver, capsys
     assert changing == CHANGES
     assert reads <= READS_PER_CHANGE * sum(CHANGES.values())
     assert [s.key.slice_type for s in inventory.gpu_instances(GPU)] == ["1g.5gb"] * 7
-    await mig.close()
+    await calls.close()
 
 
 async def test_what_is_as_it_ought_to_be_costs_almost_nothing(driver):
     inventory, counts = driver
-    mig = Mig(inventory, WallClock(), 0, 0.1)
+    calls = DriverCalls(inventory)
+    mig = MigInstances(calls, inventory, WallClock(), 0, 0.1)
     made = create_slice(inventory, GPU, "3g.20gb", 4)
     counts.clear()
     assert (await mig.create_ci(made.key)).mig_uuid == made.mig_uuid
@@ -87,7 +90,7 @@ async def test_what_is_as_it_ought_to_be_costs_almost_nothing(driver):
     await mig.destroy_ci(made.key)
     await mig.destroy_gi(made.key)
     assert counts.total() <= 2 * NOTHING_TO_DO
-    await mig.close()
+    await calls.close()
 
 
 def test_a_handle_that_became_somebody_elses_instance_is_not_used(driver):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from power_agent.core.reconcile import SeenDevice, SeenSlice, Task, reconcile, refuse
+from power_agent.core.reconcile import SeenDevice, SeenSlice, Task, reconcile, refuse_plan
 from tests.support.plans import CATALOG, LARGE, SMALL, key, planned
 from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB, placements
@@ -259,24 +259,24 @@ def broken_plans():
 @pytest.mark.parametrize(("text", "plan"), broken_plans().items(), ids=list(broken_plans()))
 def test_an_illegal_plan_is_refused_by_field_and_value(text, plan):
     with pytest.raises(PlanError) as error:
-        refuse(plan, "node0", seen(power_limit_w=400.0), CATALOG)
+        refuse_plan(plan, "node0", seen(), CATALOG)
     assert text in str(error.value)
 
 
 def test_a_place_that_a_foreign_instance_holds_is_refused_by_name():
     foreign = (key("1g.5gb", 2),)
     with pytest.raises(PlanError, match=r"node0-gpu0-1g.5gb-2, which this agent did not make.*Remedy: destroy"):
-        refuse(node_plan(planned("4g.20gb", 0)), "node0", seen(foreign=foreign), CATALOG)
-    refuse(node_plan(planned("3g.20gb", 4)), "node0", seen(foreign=foreign), CATALOG)
+        refuse_plan(node_plan(planned("4g.20gb", 0)), "node0", seen(foreign=foreign), CATALOG)
+    refuse_plan(node_plan(planned("3g.20gb", 4)), "node0", seen(foreign=foreign), CATALOG)
 
 
 def test_mig_mode_off_is_refused_with_the_command_that_mends_it():
     with pytest.raises(PlanError, match="nvidia-smi -i 0 -mig 1"):
-        refuse(node_plan(planned("4g.20gb", 0)), "node0", seen(mig_on=False), CATALOG)
+        refuse_plan(node_plan(planned("4g.20gb", 0)), "node0", seen(mig_on=False), CATALOG)
 
 
 def test_what_the_hardware_does_anyway_may_be_asked_for():
     good = node_plan(planned("4g.20gb", 0))
-    device = dataclasses.replace(good.devices[0], clock_min_mhz=1410, clock_max_mhz=1410, power_limit_w=400.0)
+    device = dataclasses.replace(good.devices[0], clock_min_mhz=1410, clock_max_mhz=1410)
     plan = sealed(dataclasses.replace(good, devices=(device,)), good.revision)
-    refuse(plan, "node0", seen(power_limit_w=400.0), CATALOG)
+    refuse_plan(plan, "node0", seen(), CATALOG)

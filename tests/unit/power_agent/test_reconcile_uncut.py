@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.cordon import without
-from power_agent.core.reconcile import SeenDevice, SeenSlice, Task, reconcile, refuse, refuse_cordoned
+from power_agent.cordons import without_devices
+from power_agent.core.reconcile import SeenDevice, SeenSlice, Task, reconcile, refuse_cordoned, refuse_plan
 from tests.support.plans import CATALOG, LARGE, SMALL
 from trefoil.core.catalog import Variant
 from trefoil.core.common import Revision
@@ -130,7 +130,7 @@ class Model:
 @given(before=nodes(), after=layouts(), chance=st.randoms(use_true_random=False))
 def test_whatever_ran_and_is_planned_it_ends_in_the_plan(before, after, chance: random.Random):
     model, plan = Model(before), node_plan(*after)
-    refuse(plan, "node0", seen(), CATALOG)
+    refuse_plan(plan, "node0", seen(), CATALOG)
     for _ in range(200):
         model.prune(plan)
         tasks = reconcile(seen(*model.slices.values()), plan, CATALOG)
@@ -163,14 +163,14 @@ def test_a_plan_without_change_has_no_steps():
 )
 def test_what_cannot_be_cut_so_is_refused_with_a_remedy(parts, words):
     with pytest.raises(PlanError, match=words):
-        refuse(node_plan(*parts), "node0", seen(), CATALOG)
+        refuse_plan(node_plan(*parts), "node0", seen(), CATALOG)
 
 
 def test_cpus_that_only_get_metered_take_no_slice():
     closed = tuple(dataclasses.replace(d, closed="set cpu = serve") for d in seen())
     with pytest.raises(PlanError, match="cpu = serve"):
-        refuse(node_plan(cores(0, 1)), "node0", closed, CATALOG)
-    refuse(node_plan(), "node0", closed, CATALOG)
+        refuse_plan(node_plan(cores(0, 1)), "node0", closed, CATALOG)
+    refuse_plan(node_plan(), "node0", closed, CATALOG)
 
 
 # --- out of service ---------------------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ def test_what_has_to_leave_drains_whatever_the_plan_says_and_the_reason_is_told(
         ("stop", "out of service: a fan is broken"),
     ]
     assert {t.slice for t in tasks if t.slice != one.key} == {cores(0, 1).key}, "the rest of the plan goes on"
-    assert without(plan, {GPU}).devices[0].slices == ()
-    assert without(plan, {"node0/gpu7"}) is plan
+    assert without_devices(plan, {GPU}).devices[0].slices == ()
+    assert without_devices(plan, {"node0/gpu7"}) is plan
 
 
 def test_only_what_is_new_is_refused_on_a_device_out_of_service():

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.core.drain import required_table, waiting_for
-from power_agent.health import ejected_slices, suspicion
+from power_agent.core.drain import drain_blocker, required_table
+from power_agent.slice_health import ejected_slices, probe_reason
 from power_agent.slices import Slice
-from power_agent.triton import VersionCounters
+from power_agent.triton_client import VersionCounters
 from tests.support.plans import key, plan_of, planned
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck
@@ -64,47 +64,47 @@ def variant_of(family: str, version: int) -> str:
 def test_warm_up_after_a_version_was_loaded_again_is_what_its_new_counters_show(successes):
     """As many successes as before the crash, after less work: the counters began anew all the same."""
     part, _ = make(SliceState.READY)
-    part.note((counters(successes=2, busy_s=5.0),), 1.0)
-    part.note_overhead((counters(successes=successes, busy_s=0.5),))
+    part.record_counters((counters(successes=2, busy_s=5.0),), 1.0)
+    part.record_overhead((counters(successes=successes, busy_s=0.5),))
     assert (part.overhead_s, part.overhead_requests) == (pytest.approx(0.5), successes)
 
 
 def test_failing_calls_are_noticed_until_one_succeeds():
     part, _ = make(SliceState.READY)
-    part.note((counters(successes=5),), 1.0)
+    part.record_counters((counters(successes=5),), 1.0)
     assert (part.failing, part.last_success_s) == (False, 1.0)
-    part.note((counters(successes=5, failures=2),), 2.0)
+    part.record_counters((counters(successes=5, failures=2),), 2.0)
     assert (part.failing, part.last_success_s) == (True, 1.0)
-    part.note((counters(successes=6, failures=2),), 3.0)
+    part.record_counters((counters(successes=6, failures=2),), 3.0)
     assert (part.failing, part.last_success_s) == (False, 3.0)
 
 
 def test_counters_of_an_unloaded_version_are_handed_over_once():
     part, _ = make(SliceState.READY)
     part.hosted = (Hosted("toy", "v1", 1, 0, 1, 1, 8),)
-    part.note((counters(4, 10, 1.0), counters(1, 2, 0.1)), 1.0)
-    first = part.reading(0.4, variant_of)
+    part.record_counters((counters(4, 10, 1.0), counters(1, 2, 0.1)), 1.0)
+    first = part.take_reading(0.4, variant_of)
     assert {w.variant for w in first.work} == {"v4", "v1"}
-    part.note((counters(1, 3, 0.2),), 2.0)
-    assert {w.variant for w in part.reading(0.4, variant_of).work} == {"v1"}
+    part.record_counters((counters(1, 3, 0.2),), 2.0)
+    assert {w.variant for w in part.take_reading(0.4, variant_of).work} == {"v1"}
 
 
 def test_a_reading_without_fresh_counters_says_nothing_about_work():
     part, _ = make(SliceState.READY)
     part.hosted = (Hosted("toy", "v4", 4, 0, 1, 1, 8),)
-    part.note((counters(successes=1),), 1.0)
-    assert part.reading(0.4, variant_of).work
-    assert part.reading(0.4, variant_of).work == ()
+    part.record_counters((counters(successes=1),), 1.0)
+    assert part.take_reading(0.4, variant_of).work
+    assert part.take_reading(0.4, variant_of).work == ()
 
 
 def test_all_that_was_done_since_the_last_reading_may_be_warm_up():
     part, _ = make(SliceState.STARTING)
-    part.note((counters(successes=1, busy_s=0.1),), 1.0)
-    part.note_overhead((counters(successes=3, busy_s=0.4),))
-    reading = part.reading(0.4, variant_of)
+    part.record_counters((counters(successes=1, busy_s=0.1),), 1.0)
+    part.record_overhead((counters(successes=3, busy_s=0.4),))
+    reading = part.take_reading(0.4, variant_of)
     assert reading.overhead_s == pytest.approx(0.3)
     assert reading.overhead_requests == 2
-    assert part.reading(0.4, variant_of).overhead_requests == 0
+    assert part.take_reading(0.4, variant_of).overhead_requests == 0
 
 
 def ack(table: Revision, *loads: SliceLoad, worker: int = 0, at_s: float = 100.0) -> TableAck:
@@ -128,7 +128,7 @@ AT = Revision(2, 7, 3)
     ],
 )
 def test_a_slice_is_free_when_every_worker_says_so(acks, text):
-    assert waiting_for(KEY, AT, acks) == text
+    assert drain_blocker(KEY, AT, acks) == text
 
 
 def published(number: int, step: int, *parts) -> Plan:
@@ -152,7 +152,7 @@ def test_only_live_workers_eject():
 
 
 def test_a_slice_proves_itself_when_somebody_doubts_it_or_it_was_quiet():
-    assert suspicion(False, False, 3.0, 8.0) == ""
-    assert "ejected" in suspicion(True, False, 0.0, 8.0)
-    assert "fail" in suspicion(False, True, 0.0, 8.0)
-    assert suspicion(False, False, 8.04, 8.0) == "no success for 8.0 s"
+    assert probe_reason(False, False, 3.0, 8.0) == ""
+    assert "ejected" in probe_reason(True, False, 0.0, 8.0)
+    assert "fail" in probe_reason(False, True, 0.0, 8.0)
+    assert probe_reason(False, False, 8.04, 8.0) == "no success for 8.0 s"

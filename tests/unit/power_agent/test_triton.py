@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from power_agent import triton, triton_install, triton_slice
+from power_agent import triton_client, triton_install, triton_slice
 from power_agent.triton_install import (
     STUB,
     TritonInstall,
@@ -21,7 +21,14 @@ from power_agent.triton_install import (
     refuse_environment,
     with_backend,
 )
-from power_agent.triton_slice import Serving, SliceSpec, prepare_slice, serving_for, serving_of, slice_config
+from power_agent.triton_slice import (
+    BackendChoice,
+    SliceSpec,
+    backend_of_slice,
+    choose_backend,
+    prepare_slice,
+    slice_config,
+)
 from trefoil.core.errors import BinaryMissing, CatalogError, StartError
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.model_files import contract
@@ -212,9 +219,9 @@ def test_a_bad_contract_is_refused(source, bad):
 
 
 def test_the_override_is_the_same_configuration_as_the_file(source):
-    config = slice_config(contract(source, "toy"), TOY, Serving())
+    config = slice_config(contract(source, "toy"), TOY, BackendChoice())
     assert json_format.Parse(triton_slice.config_json(config), model_config_pb2.ModelConfig()) == config
-    swapped = slice_config(config, replace(TOY, version=1), serving_of(config))
+    swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config))
     assert swapped.version_policy.specific.versions == [1]
     assert config.version_policy.specific.versions == [2]
 
@@ -241,13 +248,13 @@ def test_the_onnxruntime_backend_gets_the_slices_gpu_or_as_many_threads_as_it_ha
         prepare_slice(onnxruntime, one)
         config = triton_slice.read_config(one.repository, "toy")
         assert (config.backend, config.instance_group[0].kind) == ("onnxruntime", kind)
-        swapped = slice_config(config, replace(TOY, version=1), serving_of(config))
+        swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config))
         assert (swapped.backend, swapped.instance_group) == (config.backend, config.instance_group)
         for written in (config, swapped):
             assert written.parameters["intra_op_thread_count"].string_value == threads
     toy = contract(source, "toy")
-    assert serving_for(replace(onnxruntime, sees_gpus=False), whole, toy) == Serving("onnxruntime")
-    assert serving_for(install, whole, toy) == Serving("python")
+    assert choose_backend(replace(onnxruntime, sees_gpus=False), whole, toy) == BackendChoice("onnxruntime")
+    assert choose_backend(install, whole, toy) == BackendChoice("python")
     assert (tmp_path / "slice" / "toy" / "config.pbtxt").stat().st_mode & 0o777 == 0o644
 
 
@@ -269,7 +276,7 @@ def test_engines_for_each_type_of_gpu_reach_the_slices_repository(install, tmp_p
     assert (config.backend, config.default_model_filename) == ("tensorrt", "model_other.plan")
     assert dict(config.cc_model_filenames) == {"8.0": "model_a100.plan", "9.0": "model_h100.plan"}
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
-    swapped = slice_config(config, replace(TOY, version=1), serving_of(config))
+    swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config))
     assert (swapped.backend, swapped.cc_model_filenames) == (config.backend, config.cc_model_filenames)
     for version in ("1", "2"):
         linked = whole.repository / "toy" / version / "model_h100.plan"
@@ -328,29 +335,29 @@ def test_shared_memory_of_one_slice_only_is_cleaned(tmp_path, monkeypatch):
     ],
 )
 def test_only_the_text_of_a_dead_stub_counts_as_one(code, details, dead):
-    assert triton.is_stub_dead(code, details) is dead
+    assert triton_client.is_stub_dead(code, details) is dead
 
 
 def test_a_probe_fits_the_contract_and_an_empty_answer_is_wrong(source):
     config = contract(source, "toy")
-    request = triton.probe_request(config, 2)
+    request = triton_client.probe_request(config, 2)
     assert [(i.name, i.datatype, list(i.shape)) for i in request.inputs] == [("IMAGE", "UINT8", [1, 8, 8])]
     assert [len(raw) for raw in request.raw_input_contents] == [64]
     reply = service_pb2.ModelInferResponse(model_name="toy", model_version="2")
     reply.outputs.add(name="PROBABILITIES", datatype="FP32", shape=[1, 10])
-    assert "0 bytes, expected 40" in triton.wrong_reply(config, 2, reply)
+    assert "0 bytes, expected 40" in triton_client.wrong_reply(config, 2, reply)
     reply.raw_output_contents.append(bytes(40))
-    assert triton.wrong_reply(config, 2, reply) == ""
-    assert "version 2 answered instead of 1" in triton.wrong_reply(config, 1, reply)
+    assert triton_client.wrong_reply(config, 2, reply) == ""
+    assert "version 2 answered instead of 1" in triton_client.wrong_reply(config, 1, reply)
 
 
 def test_pending_is_summed_and_a_missing_gauge_is_no_zero():
     page = 'nv_inference_request_success{model="a",version="1"} 5\n'
     gauge = 'nv_inference_pending_request_count{model="a",version="%d"} %d\n'
-    assert triton.pending_requests(page + gauge % (1, 3) + gauge % (2, 4)) == 7
-    assert triton.pending_requests("# nothing loaded\n") == 0
+    assert triton_client.pending_requests(page + gauge % (1, 3) + gauge % (2, 4)) == 7
+    assert triton_client.pending_requests("# nothing loaded\n") == 0
     with pytest.raises(ValueError, match="is missing"):
-        triton.pending_requests(page)
+        triton_client.pending_requests(page)
 
 
 def test_counters_tell_busy_time_from_the_sum_over_joined_requests():
@@ -361,7 +368,7 @@ def test_counters_tell_busy_time_from_the_sum_over_joined_requests():
         compute_infer=SimpleNamespace(ns=60),
         queue=SimpleNamespace(ns=7),
     )
-    seen = triton.counters(
+    seen = triton_client.counters(
         SimpleNamespace(
             name="toy",
             version="2",

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from power_agent.triton import TritonServer, TritonUnready
+from power_agent.triton_client import TritonClient, TritonUnready
 from tests.support.fake_triton import SERVICE
 from trefoil.runtime.clock import WallClock
 
@@ -34,7 +34,7 @@ async def silent_server() -> tuple[grpc.aio.Server, str, asyncio.Event]:
 
 async def test_closing_the_connection_fails_the_calls_on_it_and_cancels_nobody(tmp_path):
     server, target, asked = await silent_server()
-    client = TritonServer(target, "http://127.0.0.1:1/metrics", tmp_path, WallClock())
+    client = TritonClient(target, "http://127.0.0.1:1/metrics", tmp_path, WallClock())
     try:
         asking = asyncio.create_task(client.statistics())
         await asyncio.wait_for(asked.wait(), 10)
@@ -49,7 +49,7 @@ async def test_closing_the_connection_fails_the_calls_on_it_and_cancels_nobody(t
 
 async def test_cancelling_the_caller_stays_a_cancellation(tmp_path):
     server, target, asked = await silent_server()
-    client = TritonServer(target, "http://127.0.0.1:1/metrics", tmp_path, WallClock())
+    client = TritonClient(target, "http://127.0.0.1:1/metrics", tmp_path, WallClock())
     try:
         asking = asyncio.create_task(client.statistics())
         await asyncio.wait_for(asked.wait(), 10)

@@ -1,4 +1,4 @@
-"""What measures each device, and the reading of it: NVML's counter, an integral of NVML's power, RAPL, or nothing.
+"""Device meters: read what measures each device: NVML's counter, an integral of NVML's power, RAPL, or nothing.
 
 Everything here blocks and runs in the one thread of its device, so that a driver that is stuck on one GPU delays no
 other. Which method a device has is found out by asking it, and asked again after each load of the driver.
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from power_agent.counter import PowerIntegral
+from power_agent.core.meter import PowerIntegral
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.errors import DeviceError
 from power_agent.devices.inventory import Inventory
@@ -26,11 +26,14 @@ class CpuMeter(Protocol):
     """Energy of the CPU packages of this node [J] since `identity` began, 0 at that moment; raises Unavailable."""
 
     @property
-    def identity(self) -> str: ...
+    def identity(self) -> str:
+        """Name of what the counter counts from."""
 
-    def energy_j(self) -> float: ...
+    def energy_j(self) -> float:
+        """Energy since then [J]."""
 
-    def save(self) -> None: ...
+    def save(self) -> None:
+        """Keep on disk what a successor needs to go on."""
 
 
 class ActivitySensor(Protocol):
@@ -45,15 +48,15 @@ class ActivitySensor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What is known of one device now."""
+class DeviceMeasurement:
+    """Measurement of one device at one moment."""
 
     at_s: float
     monotonic_s: float
     method: EnergyMethod
     origin: str  # what the counter counts from
     counter_j: float | None
-    counter_doubt: float = 0.0
+    counter_uncertainty: float = 0.0
     power_w: float = 0.0
     clock_mhz: int = 0
     busy_s: float | None = None
@@ -62,8 +65,8 @@ class Measured:
     clock_event_reasons: tuple[str, ...] | None = None
 
 
-class Sources:
-    """All measuring devices of a node. `metered` False: joules are not to be known."""
+class DeviceMeters:
+    """Meters of all devices of a node. `metered` False: joules are not to be known."""
 
     def __init__(
         self,
@@ -90,23 +93,23 @@ class Sources:
         self._host_busy_s: float | None = None
 
     def integrates(self, device: str, origin: str) -> bool:
-        """Whether `poll` is to be called between readings."""
+        """Whether a device's energy is an integral, so that `poll` is to be called between readings."""
         return self._methods.get((device, origin)) == EnergyMethod.POWER_INTEGRAL
 
     def poll(self, device: str, origin: str) -> None:
-        """One power reading of a device that has no counter.
+        """Read the power of a device that has no counter.
 
         Raises:
             DeviceError: the driver did not answer.
         """
         power_w = self._inventory.power_w(device)
         if power_w is not None:
-            self._integrals[device, origin].take(self._clock.monotonic_s(), power_w)
+            self._integrals[device, origin].add(self._clock.monotonic_s(), power_w)
 
     def read(
         self, device: str, kind: DeviceType, origin: str, generations: Mapping[SliceKey, int], slow: bool
-    ) -> Measured:
-        """Everything of one device. `origin` names boot and driver load.
+    ) -> DeviceMeasurement:
+        """Measure everything of one device. `origin` names boot and driver load.
 
         Raises:
             DeviceError: the driver or the counter did not answer.
@@ -117,21 +120,21 @@ class Sources:
         counter_j = self._inventory.energy_j(device) if method == EnergyMethod.NVML_COUNTER else None
         at_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()  # right beside the counter
         power_w = self._inventory.power_w(device) if method != EnergyMethod.NONE else None
-        doubt, counted_from = 0.0, origin
+        uncertainty, counted_from = 0.0, origin
         if method == EnergyMethod.POWER_INTEGRAL:
             integral = self._integrals[device, origin]
             if power_w is not None:
                 at_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
-                integral.take(monotonic_s, power_w)
-            counter_j, doubt = integral.joules, integral.take_doubt()
+                integral.add(monotonic_s, power_w)
+            counter_j, uncertainty = integral.joules, integral.take_uncertainty()
             counted_from = f"{origin}/integral {self._started_s:.3f}"
-        return Measured(
+        return DeviceMeasurement(
             at_s=at_s,
             monotonic_s=monotonic_s,
             method=method,
             origin=counted_from,
             counter_j=counter_j,
-            counter_doubt=doubt,
+            counter_uncertainty=uncertainty,
             power_w=power_w or 0.0,
             clock_mhz=self._inventory.clock_mhz(device),
             activity={sensor.method: _activity(sensor, device, generations) for sensor in self._sensors},
@@ -140,7 +143,7 @@ class Sources:
         )
 
     def close(self) -> None:
-        """After the last reading: what a successor needs to go on is on disk."""
+        """Keep on disk what a successor needs to go on, after the last reading."""
         if self._rapl is not None:
             self._rapl.save()
 
@@ -158,7 +161,7 @@ class Sources:
                 self._methods[key] = EnergyMethod.NONE
         return self._methods[key]
 
-    def _read_cpu(self, device: str, kind: DeviceType, origin: str, slow: bool) -> Measured:
+    def _read_cpu(self, device: str, kind: DeviceType, origin: str, slow: bool) -> DeviceMeasurement:
         counter_j, counted_from = None, origin.split("/", maxsplit=1)[0]
         if self._metered and self._rapl is not None:
             counter_j, counted_from = self._rapl.energy_j(), self._rapl.identity
@@ -168,7 +171,7 @@ class Sources:
         moved_j = (counter_j or 0.0) - then_j
         if counted_from != then_from:  # it began at this moment: what was spent before it is unknown
             counter_j, counted_from, moved_j = None, then_from, 0.0
-        return Measured(
+        return DeviceMeasurement(
             at_s=at_s,
             monotonic_s=now_s,
             method=EnergyMethod.NONE if self._rapl is None else EnergyMethod.RAPL,

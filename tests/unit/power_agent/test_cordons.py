@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.cordon import UNNAMED, Cordons, named, refuse_old_epoch
+from power_agent.cordons import UNNAMED, Cordons, devices_named, refuse_old_epoch
 from power_agent.journal import Journal
 from trefoil.core.errors import InvalidInput, NotFound, StaleRevision
 from trefoil.runtime.clock import ManualClock
@@ -60,10 +60,10 @@ async def test_what_makes_no_sense_is_refused_and_changes_nothing(tmp_path):
         with pytest.raises(InvalidInput, match=r"patience_s.*Remedy: 0 \(leave now\) to 86400 seconds"):
             await cordons.set((GPU0,), "", patience_s)
     assert not cordons.why(GPU0)
-    assert named("", (GPU0, GPU1)) == (GPU0, GPU1)
-    assert named(GPU1, (GPU0, GPU1)) == (GPU1,)
+    assert devices_named("", (GPU0, GPU1)) == (GPU0, GPU1)
+    assert devices_named(GPU1, (GPU0, GPU1)) == (GPU1,)
     with pytest.raises(NotFound, match="node0/gpu0, node0/gpu1"):
-        named("node0/gpu2", (GPU0, GPU1))
+        devices_named("node0/gpu2", (GPU0, GPU1))
     refuse_old_epoch(5, 5)
     with pytest.raises(StaleRevision, match="epoch = 4: a newer controller, of epoch 5"):
         refuse_old_epoch(4, 5)

@@ -1,4 +1,4 @@
-"""What each step does to one slice. Whoever calls has made sure that one slice has one step at a time.
+"""Step executor: what each step of the reconciler does to one slice, which has one step at a time.
 
 An error of a step is a TrefoilError with a remedy; the caller marks the slice FAILED and tries again later. Blocking
 calls (driver, node process, files) run in threads.
@@ -13,15 +13,15 @@ from typing import TypeVar
 
 import structlog
 
-from power_agent.core.drain import NOTICE_S, required_table, still_routed, waiting_for
+from power_agent.core.drain import NOTICE_S, drain_blocker, required_table, still_routed
 from power_agent.core.reconcile import Task
 from power_agent.devices.cpu import Cpu
 from power_agent.journal import Journal
-from power_agent.mig import Mig
+from power_agent.mig import MigInstances
 from power_agent.runtimes.base import RunningTriton, Runtime
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices import Slice
-from power_agent.triton import TritonServer, TritonUnready, VersionCounters
+from power_agent.triton_client import TritonClient, TritonUnready, VersionCounters
 from power_agent.triton_install import TritonInstall
 from power_agent.triton_slice import SliceLaunch, SliceSpec, clean_shared_memory, grpc_port, prepare_slice
 from trefoil.core.common import Revision
@@ -36,19 +36,19 @@ from trefoil.runtime.state import State
 T = TypeVar("T")
 
 
-class Verbs:
-    """Carries out steps: driver through Mig, processes through the runtime, Triton through its gRPC."""
+class StepExecutor:
+    """Executor of steps: driver through MigInstances, processes through the runtime, Triton through its gRPC."""
 
     def __init__(
         self,
         settings: PowerAgentSettings,
         clock: Clock,
-        mig: Mig,
+        mig: MigInstances,
         runtime: Runtime,
         threads: Executor,
         state: State,
         journal: Journal,
-        depart: Callable[[Slice], None],
+        keep_last_reading: Callable[[Slice], None],
     ) -> None:
         self._settings = settings
         self._cpu = Cpu(settings.node)
@@ -57,11 +57,11 @@ class Verbs:
         self.runtime = runtime
         self._threads = threads
         self.install: TritonInstall | None = None  # found at start, before the first step
-        self.no_install = ""  # why there is none
+        self.install_failure = ""  # why there is none
         self._state = state
         self.acks = LiveAcks(state, clock)
         self._journal = journal
-        self._depart = depart
+        self._keep_last_reading = keep_last_reading
         self._by_name: Mapping[str, Callable[[Slice, Task], Awaitable[None]]] = {
             "drain": self._drain,
             "stop": self._stop,
@@ -76,7 +76,7 @@ class Verbs:
         self._log = structlog.get_logger()
 
     async def run(self, part: Slice, task: Task) -> None:
-        """One step.
+        """Run one step.
 
         Raises:
             TrefoilError: it did not work; the slice is as it was before, or FAILED by the caller.
@@ -84,11 +84,11 @@ class Verbs:
         await self._by_name[task.verb](part, task)
 
     async def in_thread(self, call: Callable[[], T]) -> T:
-        """A blocking call of the runtime or the file system."""
+        """Run a blocking call of the runtime or the file system in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def processes(self) -> dict[str, RunningTriton]:
-        """What the runtime runs, by tag."""
+        """Processes that the runtime runs, by tag."""
         return {process.tag: process for process in await self.in_thread(self.runtime.list)}
 
     # --- instances ---------------------------------------------------------------------------------------------------
@@ -98,14 +98,14 @@ class Verbs:
         part.generation = self._journal.next_generation()
         await self._journal.sync()
         part.hosted = task.hosted
-        self._journal.remember(part.memory())
+        self._journal.remember_slice(part.record())
 
     async def _create_gi(self, part: Slice, task: Task) -> None:
         await self._claim(part, task)
         observed = await self._mig.create_gi(part.key)
         part.has_instance, part.has_compute = True, observed.ci_id is not None
         part.mig_uuid = observed.mig_uuid
-        self._journal.remember(part.memory())  # again, should the driver have been loaded anew since the claim
+        self._journal.remember_slice(part.record())  # again, should the driver have been loaded anew since the claim
 
     async def _create_ci(self, part: Slice, task: Task) -> None:
         observed = await self._mig.create_ci(part.key)
@@ -126,20 +126,22 @@ class Verbs:
     # --- processes ---------------------------------------------------------------------------------------------------
 
     async def attach(self, part: Slice, process: RunningTriton) -> None:
-        """Take over a process that runs already."""
+        """Attach a slice to its process, which runs already."""
         part.launch = await self.in_thread(lambda: self._prepare(part, part.hosted))
         self._attached(part, process)
 
     def _attached(self, part: Slice, process: RunningTriton) -> None:
         assert part.launch is not None
         part.running, part.incarnation = True, process.incarnation
-        part.server = TritonServer(
+        part.triton = TritonClient(
             part.launch.grpc_target, part.launch.metrics_url, part.launch.repository, self._clock
         )
 
     def _prepare(self, part: Slice, hosted: Sequence[Hosted]) -> SliceLaunch:
         if self.install is None:
-            raise StartError(f"no Triton can be started here: {self.no_install}", remedy="then start the agent again")
+            raise StartError(
+                f"no Triton can be started here: {self.install_failure}", remedy="then start the agent again"
+            )
         settings = self._settings
         port = grpc_port(settings.triton_port_base, part.key)
         spec = SliceSpec(
@@ -174,12 +176,12 @@ class Verbs:
         part.move(SliceState.GONE, task.why, self._clock.now_s())
 
     async def stop_process(self, part: Slice, patience_s: float | None = None) -> None:
-        """End its Triton and all that belongs to it; no-op when it is gone. SIGKILL follows after `patience_s`."""
+        """Stop a slice's Triton and all that belongs to it; no-op when it is gone. SIGKILL after `patience_s`."""
         if not part.running:
             return
-        if part.server is not None:
+        if part.triton is not None:
             try:
-                part.note(await part.server.statistics(), self._clock.now_s())
+                part.record_counters(await part.triton.statistics(), self._clock.now_s())
             except TrefoilError as error:
                 self._log.info("no last counters", slice=part.key.name, why=str(error))
         tag, prefix = part.tag, part.launch.shm_prefix if part.launch else ""
@@ -205,61 +207,61 @@ class Verbs:
         await self.in_thread(stop)
 
     async def process_ended(self, part: Slice) -> None:
-        """Note that its Triton is gone, with what it did last."""
-        server = part.server
-        self._depart(part)
-        part.process_gone()
-        if server is not None:
-            await server.close()
+        """Note that a slice's Triton is gone, with what it did last."""
+        triton = part.triton
+        self._keep_last_reading(part)
+        part.on_process_ended()
+        if triton is not None:
+            await triton.close()
 
     # --- models ------------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _server(part: Slice) -> TritonServer:
-        """Its Triton, which may have ended between the decision for a step and the step.
+    def _triton(part: Slice) -> TritonClient:
+        """Client of the slice's Triton, which may have ended between the decision for a step and the step.
 
         Raises:
             TritonUnready: it has.
         """
-        if part.server is None:
+        if part.triton is None:
             raise TritonUnready(f"the Triton of {part.key.name} has ended")
-        return part.server
+        return part.triton
 
     async def _load(self, part: Slice, task: Task) -> None:
-        server = self._server(part)
+        triton = self._triton(part)
         if part.state == SliceState.FAILED:
             await self._heal(part, task)
         elif part.state == SliceState.STARTING:
-            await server.wait_ready(part.hosted, self._settings.ready_timeout_s)
+            await triton.wait_ready(part.hosted, self._settings.ready_timeout_s)
         elif part.state == SliceState.PENDING:
             part.move(SliceState.STARTING, task.why, self._clock.now_s())
-            await server.wait_ready(part.hosted, self._settings.ready_timeout_s)
+            await triton.wait_ready(part.hosted, self._settings.ready_timeout_s)
         else:
             await self._swap(part, task)
         part.loaded = part.running
 
     async def _heal(self, part: Slice, task: Task) -> None:
         """A dead python stub comes back by unload and load; where that fails only a new process helps."""
-        server = self._server(part)
+        triton = self._triton(part)
         part.move(SliceState.PENDING, task.why, self._clock.now_s())
-        if part.broken:
+        if part.heal_failure:
             await self.stop_process(part)
             return
         part.move(SliceState.STARTING, task.why, self._clock.now_s())
         try:
             for hosted in part.hosted:
-                await server.heal(hosted, self._settings.swap_timeout_s)
+                await triton.heal(hosted, self._settings.swap_timeout_s)
         except TrefoilError as error:
-            part.broken = str(error)
+            part.heal_failure = str(error)
             raise
 
     async def _swap(self, part: Slice, task: Task) -> None:
-        server = self._server(part)
+        triton = self._triton(part)
         if part.state == SliceState.READY:
             part.move(SliceState.SWAPPING, task.why, self._clock.now_s())
 
         def on_counters(counters: tuple[VersionCounters, ...]) -> None:
-            part.note(counters, self._clock.now_s())
+            part.record_counters(counters, self._clock.now_s())
 
         wanted = {(hosted.family, hosted.stage): hosted for hosted in task.hosted}
         for old in part.hosted:
@@ -267,30 +269,30 @@ class Verbs:
             if new == old:
                 continue
             try:
-                result = await server.swap(old, new, self._settings.swap_timeout_s, on_counters)
+                result = await triton.swap(old, new, self._settings.swap_timeout_s, on_counters)
             except TrefoilError as error:
                 # The old variant goes on serving: the slice is as good as before, unless its Triton is gone.
                 if part.state == SliceState.SWAPPING and part.running:
                     part.move(SliceState.READY, f"could not load {new.variant}: {error}", self._clock.now_s())
                 raise
-            part.note(result.before, self._clock.now_s())
+            part.record_counters(result.before, self._clock.now_s())
             part.hosted = tuple(new if hosted == old else hosted for hosted in part.hosted)
         part.hosted = task.hosted
-        self._journal.remember(part.memory())
+        self._journal.remember_slice(part.record())
 
     async def _warm_up(self, part: Slice, task: Task) -> None:
-        server = self._server(part)
+        triton = self._triton(part)
         for hosted in part.hosted:
-            await server.probe(hosted.family, hosted.version, self._settings.probe_timeout_s)
-        counters = await server.statistics()
-        if part.server is not server:
+            await triton.probe(hosted.family, hosted.version, self._settings.probe_timeout_s)
+        counters = await triton.statistics()
+        if part.triton is not triton:
             raise TritonUnready(f"the Triton of {part.key.name} has ended")
         if part.state == SliceState.STARTING:
-            part.note_overhead(counters)
+            part.record_overhead(counters)
         else:
             part.overhead_requests += len(part.hosted)
         now_s = self._clock.now_s()
-        part.note(counters, now_s)
+        part.record_counters(counters, now_s)
         part.last_success_s, part.failing = now_s, False
         part.move(SliceState.READY, "", now_s)
 
@@ -300,8 +302,8 @@ class Verbs:
         if part.state != SliceState.DRAINING:
             part.move(SliceState.DRAINING, task.why, self._clock.now_s())
         deadline_s = self._clock.monotonic_s() + self._settings.drain_timeout_s
-        revision = self._journal.memory.plan.revision if self._journal.memory.plan else Revision()
-        while waiting := await self._waiting(part, revision):
+        revision = self._journal.state.plan.revision if self._journal.state.plan else Revision()
+        while waiting := await self._drain_blocker(part, revision):
             if self._clock.monotonic_s() >= deadline_s:
                 self._log.warning("drain gave up", slice=part.key.name, waiting_for=waiting)
                 part.why = f"stopped after {self._settings.drain_timeout_s:g} s although {waiting}"
@@ -312,7 +314,7 @@ class Verbs:
             await self._clock.sleep(self._settings.drain_poll_s)
         part.drained = True
 
-    async def _waiting(self, part: Slice, revision: Revision) -> str:
+    async def _drain_blocker(self, part: Slice, revision: Revision) -> str:
         keys = self._state.keys
         try:
             live = await self.acks.read()
@@ -321,13 +323,13 @@ class Verbs:
             return f"no acknowledgement can be read: {error}"
         required = required_table(part.key, revision, published)
         routed = still_routed(part.key, published)
-        waiting = waiting_for(part.key, required, live, part.announced_s + NOTICE_S if routed else -math.inf)
+        waiting = drain_blocker(part.key, required, live, part.published_s + NOTICE_S if routed else -math.inf)
         waiting = waiting or self.acks.blind
         part.proved_idle = bool(live) and not waiting
-        if waiting or part.server is None:
+        if waiting or part.triton is None:
             return waiting
         try:
-            pending = await part.server.pending()
+            pending = await part.triton.pending()
         except TrefoilError as error:
             self._log.warning("drained a Triton that does not answer", slice=part.key.name, why=str(error))
             return ""
@@ -335,11 +337,11 @@ class Verbs:
 
     # --- adoption ----------------------------------------------------------------------------------------------------
 
-    async def loaded(self, part: Slice, variant_of: Callable[[str, int], str]) -> tuple[Hosted, ...]:
-        """What a running Triton really serves: a swap may have ended without anybody noting it."""
-        assert part.server is not None
-        counters = await part.server.statistics()
-        part.note(counters, self._clock.now_s())
+    async def read_hosted(self, part: Slice, variant_of: Callable[[str, int], str]) -> tuple[Hosted, ...]:
+        """Read what a running Triton really serves: a swap may have ended without anybody noting it."""
+        assert part.triton is not None
+        counters = await part.triton.statistics()
+        part.record_counters(counters, self._clock.now_s())
         versions: dict[str, list[int]] = {}
         for model in counters:
             versions.setdefault(model.family, []).append(model.version)

@@ -1,4 +1,4 @@
-"""Devices out of service: who took them out, and until when their slices may leave by plan.
+"""Cordons: devices out of service, who took them out, and until when their slices may leave by plan.
 
 A cordon is on disk before it is answered, so it survives the agent and a reboot. It is published at once; a controller
 that sees it plans without the device and takes the slices away in the order that keeps the capacity. What is planned
@@ -12,7 +12,8 @@ from typing import Final
 
 import structlog
 
-from power_agent.journal import Cordon, Journal
+from power_agent.journal import Journal
+from power_agent.journal_state import Cordon
 from trefoil.core.errors import InvalidInput, NotFound, StaleRevision
 from trefoil.core.fleet import DeviceState
 from trefoil.core.plan import NodePlan, PlannedDevice
@@ -22,8 +23,8 @@ PATIENCE_MAX_S: Final = 86_400.0
 UNNAMED: Final = "taken out of service by an operator"
 
 
-def without(plan: NodePlan, devices: Collection[str]) -> NodePlan:
-    """The plan with those devices empty and asleep."""
+def without_devices(plan: NodePlan, devices: Collection[str]) -> NodePlan:
+    """Copy of a plan with those devices empty and asleep."""
     if not any(planned.slices and planned.device in devices for planned in plan.devices):
         return plan
     emptied = (
@@ -34,7 +35,7 @@ def without(plan: NodePlan, devices: Collection[str]) -> NodePlan:
 
 
 class Cordons:
-    """All cordons of a node. `on_change` is told of each change, also of patience that is over."""
+    """Cordons of a node. `on_change` is called after each change, also when a patience is over."""
 
     def __init__(self, clock: Clock, journal: Journal, on_change: Callable[[], None]) -> None:
         self._clock = clock
@@ -44,26 +45,26 @@ class Cordons:
         self._log = structlog.get_logger()
 
     def resume(self) -> None:
-        """Go on with what the journal remembers; patience goes on too, but never longer than it was granted."""
-        for cordon in self._journal.memory.cordons.values():
+        """Resume the cordons that the journal remembers; patience goes on too, but never longer than it was granted."""
+        for cordon in self._journal.state.cordons.values():
             left_s = cordon.at_s + cordon.patience_s - self._clock.now_s()
             self._wait(cordon.device, min(cordon.patience_s, max(0.0, left_s)))
 
     def why(self, device: str) -> str:
-        """Why a device is out of service; empty when it is not."""
-        cordon = self._journal.memory.cordons.get(device)
+        """Reason why a device is out of service; empty when it is not."""
+        cordon = self._journal.state.cordons.get(device)
         return cordon.why if cordon else ""
 
     def evicted(self, device: str) -> bool:
-        """Whether a device has to be empty by now."""
+        """Whether a cordoned device has to be empty by now."""
         return device in self._deadline_s and self._clock.monotonic_s() >= self._deadline_s[device]
 
     def all_evicted(self) -> frozenset[str]:
-        """Devices that have to be empty by now."""
+        """Cordoned devices that have to be empty by now."""
         return frozenset(device for device in self._deadline_s if self.evicted(device))
 
     async def set(self, devices: Sequence[str], why: str, patience_s: float) -> None:
-        """Take devices out of service; once more replaces reason and patience.
+        """Cordon devices: out of service; once more replaces reason and patience.
 
         Raises:
             InvalidInput: patience that is no duration.
@@ -74,21 +75,21 @@ class Cordons:
             raise InvalidInput("is no patience", field="patience_s", value=patience_s, remedy=remedy)
         try:
             for device in devices:
-                await self._journal.cordon(Cordon(device, why or UNNAMED, self._clock.now_s(), patience_s))
+                await self._journal.set_cordon(Cordon(device, why or UNNAMED, self._clock.now_s(), patience_s))
                 self._log.warning("device out of service", device=device, why=why, patience_s=patience_s)
                 self._wait(device, patience_s)
         finally:
             self._on_change()
 
     async def release(self, devices: Sequence[str]) -> None:
-        """Take devices back into service; no-op for those that are.
+        """Release cordons: back into service; no-op for those that are.
 
         Raises:
             JournalError: it could not be written; that cordon holds.
         """
         try:
             for device in devices:
-                await self._journal.release(device)
+                await self._journal.release_cordon(device)
                 if self._deadline_s.pop(device, None) is not None:
                     self._log.warning("device in service", device=device)
         finally:
@@ -99,8 +100,8 @@ class Cordons:
         asyncio.get_running_loop().call_later(patience_s, self._on_change)
 
 
-def named(device: str, known: Collection[str]) -> tuple[str, ...]:
-    """The devices that a request names: one, or with an empty name all.
+def devices_named(device: str, known: Collection[str]) -> tuple[str, ...]:
+    """Devices that a request names: one, or with an empty name all.
 
     Raises:
         NotFound: naming those that there are.

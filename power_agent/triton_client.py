@@ -1,4 +1,4 @@
-"""Speaks gRPC to one running Triton: readiness by a real inference, swap in place, healing, counters.
+"""Triton client: gRPC to the Triton of one slice: readiness by a real inference, swap in place, healing, counters.
 
 Siblings: `triton_install` finds and prepares the binary, `triton_slice` writes a slice's own model repository and
 the argv/env that start it. Nothing here starts a process: on a simulated node the node process does that.
@@ -9,7 +9,7 @@ How the agent uses the three modules:
     prepare_triton(install)                                                      # once; idempotent
     launch = prepare_slice(install, SliceSpec(...))                              # per slice: repository, argv, env
     node.process_start(argv=launch.argv, env=launch.env, cwd=launch.cwd, ...)
-    server = TritonServer(launch.grpc_target, launch.metrics_url, launch.repository, clock)
+    server = TritonClient(launch.grpc_target, launch.metrics_url, launch.repository, clock)
     await server.wait_ready(hosted, timeout_s=30)                                # ready AND one real inference answered
     swap = await server.swap(old, new)                                           # in place, no failed request
     await server.heal(hosted)                                                    # after a python stub died
@@ -30,7 +30,7 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from power_agent.triton_slice import config_json, read_config, serving_of, slice_config, write_config
+from power_agent.triton_slice import backend_of_slice, config_json, read_config, slice_config, write_config
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import Clock
@@ -48,7 +48,7 @@ ITEM_BYTES: Final = {
 
 
 class TritonUnready(Unavailable):
-    """This Triton does not serve what it should; the message says which part of it, and why."""
+    """Triton does not serve what it should; the message says which part of it, and why."""
 
 
 class StubDead(TritonUnready):
@@ -61,7 +61,7 @@ class LoadFailed(TritonUnready):
 
 @dataclass(frozen=True, slots=True)
 class VersionCounters:
-    """Triton's cumulative counters of one loaded version. They restart at 0 whenever the version is loaded again."""
+    """Counters, cumulative, of one loaded version. They restart at 0 whenever the version is loaded again."""
 
     family: str
     version: int
@@ -77,7 +77,7 @@ class VersionCounters:
 
 @dataclass(frozen=True, slots=True)
 class SwapResult:
-    """`before` holds the last counters seen of what was unloaded; Triton forgets them."""
+    """Result of a swap: `before` holds the last counters seen of what was unloaded; Triton forgets them."""
 
     took_s: float
     before: tuple[VersionCounters, ...]
@@ -86,7 +86,7 @@ class SwapResult:
 CountersSeen = Callable[[tuple[VersionCounters, ...]], None]
 
 
-class TritonServer:
+class TritonClient:
     """Client of the Triton of one slice. Belongs to one event loop; swap and heal must not overlap each other."""
 
     def __init__(
@@ -102,7 +102,7 @@ class TritonServer:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._closed = asyncio.Event()
 
-    async def _ask(self, method: str, request: Any, timeout: float) -> Any:
+    async def _call(self, method: str, request: Any, timeout: float) -> Any:
         """One call. Closing a channel cancels whoever waits on it, which looks as if the waiting task were cancelled.
 
         Raises:
@@ -141,7 +141,7 @@ class TritonServer:
         """Why this version is not loaded yet; "" when it is."""
         request = service_pb2.ModelReadyRequest(name=hosted.family, version=str(hosted.version))
         try:
-            reply = await self._ask("ModelReady", request, timeout=self._timeout_s)
+            reply = await self._call("ModelReady", request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             return f"ModelReady: {error.code().name} {error.details()}"
         return "" if reply.ready else f"version {hosted.version} of {hosted.family} is not loaded"
@@ -158,7 +158,7 @@ class TritonServer:
         config = read_config(self._repository, family)
         started_s = self._clock.monotonic_s()
         try:
-            reply = await self._ask("ModelInfer", probe_request(config, version), timeout=timeout_s)
+            reply = await self._call("ModelInfer", probe_request(config, version), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             why = (
                 f"{self._target} does not infer with {family} version {version}: {error.code().name} {error.details()}"
@@ -193,7 +193,7 @@ class TritonServer:
         return SwapResult(self._clock.monotonic_s() - started_s, before)
 
     async def heal(self, hosted: Hosted, timeout_s: float = 30.0) -> float:
-        """Unload and load: the only thing that brings a dead python stub back. Return the seconds it took.
+        """Heal: unload and load, the only thing that brings a dead python stub back. Return the seconds it took.
 
         Raises:
             LoadFailed: the version does not load again.
@@ -202,7 +202,7 @@ class TritonServer:
         started_s = self._clock.monotonic_s()
         request = service_pb2.RepositoryModelUnloadRequest(model_name=hosted.family)
         try:
-            await self._ask("RepositoryModelUnload", request, timeout=timeout_s)
+            await self._call("RepositoryModelUnload", request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise TritonUnready(f"{self._target} cannot unload {hosted.family}: {error.details()}") from error
         # Not waited for: Triton holds on to a dead stub for half a minute and loads a new one beside it meanwhile.
@@ -214,13 +214,13 @@ class TritonServer:
 
     def _config_of(self, hosted: Hosted) -> model_config_pb2.ModelConfig:
         own = read_config(self._repository, hosted.family)
-        return slice_config(own, hosted, serving_of(own))
+        return slice_config(own, hosted, backend_of_slice(own))
 
     async def _load(self, config: model_config_pb2.ModelConfig, timeout_s: float) -> None:
         request = service_pb2.RepositoryModelLoadRequest(model_name=config.name)
         request.parameters["config"].string_param = config_json(config)
         try:
-            await self._ask("RepositoryModelLoad", request, timeout=timeout_s)
+            await self._call("RepositoryModelLoad", request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             versions = list(config.version_policy.specific.versions)
             raise LoadFailed(
@@ -243,9 +243,9 @@ class TritonServer:
             TritonUnready: Triton does not answer.
         """
         try:
-            index = await self._ask("RepositoryIndex", service_pb2.RepositoryIndexRequest(), timeout=self._timeout_s)
+            index = await self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise self._gone("RepositoryIndex", error) from error
+            raise self._unreachable("RepositoryIndex", error) from error
         return any(
             m.name == family and m.version == str(version) and m.state not in ("", "UNAVAILABLE") for m in index.models
         )
@@ -257,9 +257,9 @@ class TritonServer:
             TritonUnready: Triton does not answer.
         """
         try:
-            reply = await self._ask("ModelStatistics", service_pb2.ModelStatisticsRequest(), timeout=self._timeout_s)
+            reply = await self._call("ModelStatistics", service_pb2.ModelStatisticsRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise self._gone("ModelStatistics", error) from error
+            raise self._unreachable("ModelStatistics", error) from error
         return tuple(counters(model) for model in reply.model_stats)
 
     @contextlib.asynccontextmanager
@@ -288,7 +288,7 @@ class TritonServer:
                 await poller
 
     async def pending(self) -> int:
-        """Requests that wait inside this Triton for their execution; those executing are finished by any clean stop.
+        """Number of requests that wait inside this Triton; those executing are finished by any clean stop.
 
         Raises:
             TritonUnready: the metrics endpoint does not answer.
@@ -308,12 +308,12 @@ class TritonServer:
             TritonUnready: Triton does not answer.
         """
         try:
-            reply = await self._ask("ServerMetadata", service_pb2.ServerMetadataRequest(), timeout=self._timeout_s)
+            reply = await self._call("ServerMetadata", service_pb2.ServerMetadataRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise self._gone("ServerMetadata", error) from error
+            raise self._unreachable("ServerMetadata", error) from error
         return str(reply.version)
 
-    def _gone(self, call: str, error: grpc.aio.AioRpcError) -> TritonUnready:
+    def _unreachable(self, call: str, error: grpc.aio.AioRpcError) -> TritonUnready:
         return TritonUnready(f"{self._target} does not answer {call}: {error.code().name} {error.details()}")
 
     async def close(self) -> None:
@@ -328,7 +328,7 @@ def is_stub_dead(code: grpc.StatusCode, details: str | None) -> bool:
 
 
 def probe_request(config: model_config_pb2.ModelConfig, version: int) -> Any:
-    """One all-zero item for every input of the contract."""
+    """Probe request: one all-zero item for every input of the contract."""
     request = service_pb2.ModelInferRequest(model_name=config.name, model_version=str(version), id="trefoil-probe")
     for tensor in config.input:
         name = model_config_pb2.DataType.Name(tensor.data_type)
@@ -341,7 +341,7 @@ def probe_request(config: model_config_pb2.ModelConfig, version: int) -> Any:
 
 
 def wrong_reply(config: model_config_pb2.ModelConfig, version: int, reply: Any) -> str:
-    """Why the reply to a probe cannot be trusted; "" when it can. A wrong numpy answers 0 bytes with status OK."""
+    """Reason why a reply to a probe cannot be trusted; "" when it can. A wrong numpy answers 0 bytes, status OK."""
     if reply.model_version != str(version):
         return f"version {reply.model_version} answered instead of {version}"
     sizes = {o.name: len(raw) for o, raw in zip(reply.outputs, reply.raw_output_contents, strict=False)}
@@ -354,7 +354,7 @@ def wrong_reply(config: model_config_pb2.ModelConfig, version: int, reply: Any) 
 
 
 def counters(model: Any) -> VersionCounters:
-    """One entry of ModelStatistics."""
+    """VersionCounters of one entry of ModelStatistics."""
     stats = model.inference_stats
     return VersionCounters(
         family=model.name,
@@ -371,7 +371,7 @@ def counters(model: Any) -> VersionCounters:
 
 
 def pending_requests(metrics: str) -> int:
-    """Sum of the gauge over families and versions.
+    """Number of pending requests by a metrics page: the gauge's sum over families and versions.
 
     Raises:
         ValueError: a model is loaded but has no gauge: nothing may be concluded from its absence.

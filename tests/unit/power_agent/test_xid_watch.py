@@ -12,7 +12,7 @@ from power_agent.driver_watch import DriverWatch
 from power_agent.journal import Journal
 from power_agent.node import Device, Node
 from power_agent.settings import PowerAgentSettings
-from power_agent.xids import Condemned
+from power_agent.xid_watch import Quarantine
 from tests.support.plans import CATALOG
 from tests.support.simulated_driver import pynvml_on
 from trefoil.core.device_types import A100_40GB
@@ -41,52 +41,52 @@ def inventory(machine):
 
 
 @pytest.fixture
-def condemned(inventory):
-    return Condemned(inventory)
+def quarantine(inventory):
+    return Quarantine(inventory)
 
 
-def test_a_gpu_is_condemned_while_its_counter_goes_on(condemned, machine):
-    assert condemned.why(GPU0) == ""
-    condemned.mark(GPU0, WHY)
+def test_a_gpu_is_condemned_while_its_counter_goes_on(quarantine, machine):
+    assert quarantine.why(GPU0) == ""
+    quarantine.add(GPU0, WHY)
     for _ in range(3):
         machine.advance(1.0)
-        assert condemned.why(GPU0) == WHY
-    assert condemned.why(GPU1) == ""
+        assert quarantine.why(GPU0) == WHY
+    assert quarantine.why(GPU1) == ""
 
 
-def test_a_counter_that_begins_anew_proves_a_reset(condemned, machine):
-    condemned.why(GPU0)
-    condemned.mark(GPU0, WHY)
+def test_a_counter_that_begins_anew_proves_a_reset(quarantine, machine):
+    quarantine.why(GPU0)
+    quarantine.add(GPU0, WHY)
     machine.reset(machine.gpu(0))
     machine.advance(1.0)
-    assert condemned.why(GPU0) == ""
-    assert condemned.why(GPU0) == ""
+    assert quarantine.why(GPU0) == ""
+    assert quarantine.why(GPU0) == ""
 
 
-def test_a_gpu_that_was_gone_and_answers_again_was_reset_even_without_a_counter(condemned, machine):
-    condemned.mark(GPU1, "Xid 79: the GPU has fallen off the bus; reset the GPU")
+def test_a_gpu_that_was_gone_and_answers_again_was_reset_even_without_a_counter(quarantine, machine):
+    quarantine.add(GPU1, "Xid 79: the GPU has fallen off the bus; reset the GPU")
     Interference(machine).lose(1)
     with pytest.raises(DeviceLost):
-        condemned.why(GPU1)
+        quarantine.why(GPU1)
     machine.reset(machine.gpu(1))
-    assert condemned.why(GPU1) == ""
+    assert quarantine.why(GPU1) == ""
 
 
-def test_the_first_reason_stands_and_a_new_driver_clears_all(condemned):
-    condemned.mark(GPU0, WHY)
-    condemned.mark(GPU0, "Xid 79")
-    assert condemned.why(GPU0) == WHY
-    condemned.clear()
-    assert condemned.why(GPU0) == ""
+def test_the_first_reason_stands_and_a_new_driver_clears_all(quarantine):
+    quarantine.add(GPU0, WHY)
+    quarantine.add(GPU0, "Xid 79")
+    assert quarantine.why(GPU0) == WHY
+    quarantine.clear()
+    assert quarantine.why(GPU0) == ""
 
 
-def test_a_driver_that_asks_for_a_reset_is_believed_without_an_event(condemned, inventory, monkeypatch):
+def test_a_driver_that_asks_for_a_reset_is_believed_without_an_event(quarantine, inventory, monkeypatch):
     monkeypatch.setattr(inventory, "recovery_action", lambda device: "a reset of the GPU" if device == GPU0 else "")
-    assert condemned.why(GPU0) == "its driver asks for a reset of the GPU"
-    assert condemned.why(GPU1) == ""
+    assert quarantine.why(GPU0) == "its driver asks for a reset of the GPU"
+    assert quarantine.why(GPU1) == ""
 
 
-class SlowMig:
+class SlowCalls:
     """What a call reads is known only when `go_on` is set."""
 
     def __init__(self):
@@ -98,17 +98,17 @@ class SlowMig:
         return read
 
 
-async def test_a_look_from_before_the_xid_does_not_take_the_fence_back(tmp_path, inventory, condemned):
+async def test_a_look_from_before_the_xid_does_not_take_the_fence_back(tmp_path, inventory, quarantine):
     settings = PowerAgentSettings(node_socket=tmp_path / "node.sock", state_dir=tmp_path)
     metrics = Metrics("power_agent", simulated=True)
     node = Node(settings, ManualClock(1e9), Journal(tmp_path, "boot", "1"), CATALOG, metrics)
     device = node.devices[GPU0] = Device(GPU0, A100_40GB, DeviceState.AWAKE)
-    mig = SlowMig()
-    watch = DriverWatch(node, None, None, mig, inventory, condemned)
-    look = asyncio.create_task(watch._look(device))
+    calls = SlowCalls()
+    watch = DriverWatch(node, None, None, calls, inventory, quarantine)
+    look = asyncio.create_task(watch.poll(device))
     await asyncio.sleep(0)
-    condemned.mark(GPU0, WHY)
+    quarantine.add(GPU0, WHY)
     await watch.fence(device, WHY)
-    mig.go_on.set()
+    calls.go_on.set()
     await look
     assert (device.state, node.missing) == (DeviceState.LOST, (f"{GPU0}: {WHY}",))

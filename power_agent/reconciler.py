@@ -1,7 +1,7 @@
-"""The way from the node as it is to the node as it ought to be.
+"""Reconciler: takes plans and brings the node as it is to the node as planned, one step per slice at a time.
 
-`apply` takes a plan; `pursue` asks the brain (`reconcile`) what is left to do and starts what may start now, one step
-per slice at a time; the end of a step, each move of a slice and each new plan makes it look again.
+`apply` takes a plan; `start_due_steps` asks the brain (`core.reconcile`) what is left to do and starts what may start
+now; the end of a step, each move of a slice and each new plan makes it look again.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from typing import Final
 import structlog
 
 from power_agent.clock_keeper import ClockKeeper
-from power_agent.core.reconcile import Task, reconcile, refuse, refuse_cordoned
+from power_agent.core.reconcile import Task, reconcile, refuse_cordoned, refuse_plan
 from power_agent.devices.errors import DeviceLost, DriverUnavailable
 from power_agent.node import Device, Node
 from power_agent.slices import Slice
-from power_agent.verbs import Verbs
+from power_agent.step_executor import StepExecutor
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, StaleRevision, TrefoilError
 from trefoil.core.fleet import (
@@ -41,19 +41,19 @@ SETTLED: Final = frozenset({DeviceState.AWAKE, DeviceState.ASLEEP, DeviceState.L
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
-    """The answer to Apply."""
+class ApplyResult:
+    """Answer to Apply: whether the plan is another one, and its steps."""
 
     changed: bool
     steps: tuple[Step, ...] = ()
 
 
-class Pursuit:
-    """The one worker that gives slices their steps."""
+class Reconciler:
+    """Reconciler of a node, the only one that gives slices their steps."""
 
-    def __init__(self, node: Node, verbs: Verbs, clocks: ClockKeeper) -> None:
+    def __init__(self, node: Node, executor: StepExecutor, clocks: ClockKeeper) -> None:
         self._node = node
-        self._verbs = verbs
+        self._executor = executor
         self._clocks = clocks
         self._jobs: dict[SliceKey, tuple[str, asyncio.Task[None]]] = {}
         self._starting: set[SliceKey] = set()  # those that hold one of the places for parallel starts
@@ -65,8 +65,8 @@ class Pursuit:
 
     # --- what ought to be ---------------------------------------------------------------------------------------------
 
-    async def apply(self, plan: NodePlan) -> Applied:
-        """Take a plan. Idempotent by revision and digest.
+    async def apply(self, plan: NodePlan) -> ApplyResult:
+        """Apply a plan. Idempotent by revision and digest.
 
         Raises:
             StaleRevision: older than one already taken; names both.
@@ -74,29 +74,29 @@ class Pursuit:
         """
         plan = replace(plan, digest=plan.digest or node_digest(plan))
         async with self._apply:
-            found = self._consider(plan)
+            found = self._evaluate(plan)
             if self._repeated(plan):
                 return found
-            await self._node.journal.accept(plan)
-            self._take(plan)
+            await self._node.journal.accept_plan(plan)
+            self._adopt_plan(plan)
             self._log.info("plan", revision=str(plan.revision), changed=found.changed, steps=len(found.steps))
             return found
 
-    def preview(self, plan: NodePlan) -> Applied:
-        """What `apply` would answer now; touches nothing.
+    def preview(self, plan: NodePlan) -> ApplyResult:
+        """Preview what `apply` would answer now; touches nothing.
 
         Raises:
             StaleRevision, PlanError: as `apply`.
         """
-        return self._consider(replace(plan, digest=plan.digest or node_digest(plan)))
+        return self._evaluate(replace(plan, digest=plan.digest or node_digest(plan)))
 
     def _repeated(self, plan: NodePlan) -> bool:
         return self._node.plan is not None and self._node.plan.revision == plan.revision
 
-    def _consider(self, plan: NodePlan) -> Applied:
+    def _evaluate(self, plan: NodePlan) -> ApplyResult:
         self._refuse_stale(plan)
-        seen = self._node.seen()
-        refuse(plan, self._node.settings.node, seen, self._node.catalog)
+        seen = self._node.seen_devices()
+        refuse_plan(plan, self._node.settings.node, seen, self._node.catalog)
         self._clocks.refuse(plan)
         current = self._node.plan
         if current is not None and current.revision == plan.revision:
@@ -107,13 +107,13 @@ class Pursuit:
                     value=plan.digest,
                     remedy="give a changed plan a new revision",
                 )
-            return Applied(False)
+            return ApplyResult(False)
         refuse_cordoned(plan, seen)
         steps = tuple(task.step() for task in reconcile(seen, plan, self._node.catalog))
-        return Applied(current is None or current.digest != plan.digest, (*steps, *self._clocks.steps(plan)))
+        return ApplyResult(current is None or current.digest != plan.digest, (*steps, *self._clocks.steps(plan)))
 
     def _refuse_stale(self, plan: NodePlan) -> None:
-        highest = self._node.journal.memory.highest_epoch
+        highest = self._node.journal.state.highest_epoch
         newest = self._node.plan.revision if self._node.plan else Revision()
         if plan.revision.epoch < highest or plan.revision < newest:
             raise StaleRevision(
@@ -123,7 +123,7 @@ class Pursuit:
             )
 
     def resume(self, plan: NodePlan) -> None:
-        """Go on with the plan that the journal remembers, also where devices are in trouble now: that may pass."""
+        """Resume the plan that the journal remembers, also where devices are in trouble now: that may pass."""
         here = tuple(planned for planned in plan.devices if planned.device in self._node.devices)
         if len(here) < len(plan.devices):
             gone = [planned.device for planned in plan.devices if planned not in here]
@@ -136,18 +136,18 @@ class Pursuit:
         except PlanError as error:
             self._log.warning("the remembered plan does not fit this node any more", why=str(error))
             return
-        self._take(plan)
+        self._adopt_plan(plan)
 
-    def _take(self, plan: NodePlan) -> None:
+    def _adopt_plan(self, plan: NodePlan) -> None:
         self._node.plan = plan
         for known in self._node.slices.values():
             known.retry_at_s = 0.0  # a new plan is a new try
-        self._expect()
+        self._add_planned_slices()
         self._node.changed()
 
-    def _expect(self) -> None:
-        """Know every slice that is wanted."""
-        plan = self._node.wanted()
+    def _add_planned_slices(self) -> None:
+        """Add every slice that the plan wants."""
+        plan = self._node.plan_in_force()
         for wanted in (wanted for device in (plan.devices if plan else ()) for wanted in device.slices):
             assert plan is not None
             part = self._node.slices.get(wanted.key)
@@ -159,30 +159,30 @@ class Pursuit:
     # --- the way there ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Pursue the plan until cancelled; a bug in a step ends it."""
+        """Reconcile at each change until cancelled; a bug in a step ends it."""
         while True:
             await self._node.work.wait()
             self._node.work.clear()
             if self._bug is not None:
                 raise self._bug
-            self.pursue()
+            self.start_due_steps()
 
-    def pursue(self) -> None:
+    def start_due_steps(self) -> None:
         """Start every step that may start now."""
-        plan = self._node.wanted()
+        plan = self._node.plan_in_force()
         if plan is None:
             return
         self._prune({part.key for device in plan.devices for part in device.slices})
-        self._expect()
-        self._drive_devices(plan)
-        tasks = reconcile(self._node.seen(), plan, self._node.catalog)
+        self._add_planned_slices()
+        self._update_device_states(plan)
+        tasks = reconcile(self._node.seen_devices(), plan, self._node.catalog)
         for task in tasks:
             if task.slice in self._jobs:
                 continue
-            if not task.after and self._may(task):
-                self._begin(task)
+            if not task.after and self._may_start(task):
+                self._start_step(task)
             elif task.after:
-                self._say_what_blocks(self._node.slices[task.slice], [tasks[index].slice for index in task.after])
+                self._report_blocker(self._node.slices[task.slice], [tasks[index].slice for index in task.after])
         settled = all(device.state in SETTLED for device in self._node.devices.values())
         settled = settled and plan is self._node.plan  # what a cordon keeps away is not applied
         settled = settled and self._clocks.settled()
@@ -190,7 +190,7 @@ class Pursuit:
             self._node.applied = plan.revision
             self._node.changes.notify()
 
-    def _say_what_blocks(self, part: Slice, blockers: Sequence[SliceKey]) -> None:
+    def _report_blocker(self, part: Slice, blockers: Sequence[SliceKey]) -> None:
         for key in blockers:
             other = self._node.slices[key]
             why = f"waits for the place of {key.name}: {other.why}"
@@ -200,7 +200,7 @@ class Pursuit:
                     self._node.changed()
                 return
 
-    def _may(self, task: Task) -> bool:
+    def _may_start(self, task: Task) -> bool:
         device, part = self._node.devices[task.slice.device], self._node.slices[task.slice]
         if task.verb not in TEARDOWN and device.state != DeviceState.AWAKE:
             return False
@@ -222,53 +222,53 @@ class Pursuit:
                 if key not in planned and part.state not in SERVING:
                     self.interrupt(part)
             elif part.state == SliceState.GONE and key in planned:
-                self._node.renew(part, "planned again")
+                self._node.replace_gone(part, "planned again")
             elif key not in planned and not part.exists:
                 if part.state != SliceState.GONE:
                     part.fail("not planned any more", now_s)
                     part.move(SliceState.GONE, "not planned any more", now_s)
-                self._node.drop(part)
+                self._node.forget_slice(part)
 
-    def _begin(self, task: Task) -> None:
+    def _start_step(self, task: Task) -> None:
         job = asyncio.create_task(
-            self._step(self._node.slices[task.slice], task), name=f"{task.verb} {task.slice.name}"
+            self._run_step(self._node.slices[task.slice], task), name=f"{task.verb} {task.slice.name}"
         )
         self._jobs[task.slice] = (task.verb, job)
-        job.add_done_callback(partial(self._ended, task.slice))
+        job.add_done_callback(partial(self._on_step_ended, task.slice))
 
-    def _ended(self, key: SliceKey, job: asyncio.Task[None]) -> None:
+    def _on_step_ended(self, key: SliceKey, job: asyncio.Task[None]) -> None:
         del self._jobs[key]
         if not job.cancelled() and (bug := job.exception()) is not None:
             self._bug = bug
         self._node.work.set()
 
-    async def _step(self, part: Slice, task: Task) -> None:
+    async def _run_step(self, part: Slice, task: Task) -> None:
         clock = self._node.clock
         started_s = clock.monotonic_s()
         outcome, why = "done", task.why
         try:
-            await self._node.journal.begin(task.step("begun"))
-            await self._verbs.run(part, task)
+            await self._node.journal.begin_step(task.step("begun"))
+            await self._executor.run(part, task)
         except asyncio.CancelledError:
             outcome, why = "failed", "interrupted"
             if not self._stopping:
                 part.fail("interrupted", clock.now_s())
         except (TrefoilError, OSError) as error:
             outcome, why = "failed", str(error)
-            self._failed(part, task, error)
+            self._on_step_failed(part, task, error)
         took_ms = (clock.monotonic_s() - started_s) * 1e3
-        self._node.journal.end(task.step(outcome, took_ms, why))
+        self._node.journal.end_step(task.step(outcome, took_ms, why))
         log = self._log.info if outcome == "done" else self._log.warning
         log("step", slice=task.slice.name, verb=task.verb, outcome=outcome, took_ms=round(took_ms, 1), why=why)
         self._node.metrics.inc("trefoil_steps_total", verb=task.verb, outcome=outcome)
         self._node.metrics.observe("trefoil_step_duration_seconds", took_ms / 1e3, verb=task.verb)
 
-    def _failed(self, part: Slice, task: Task, error: Exception) -> None:
+    def _on_step_failed(self, part: Slice, task: Task, error: Exception) -> None:
         if isinstance(error, DeviceLost | DriverUnavailable):
             self._node.set_device(self._node.devices[part.key.device], DeviceState.LOST)
         why, now_s = f"{task.verb}: {error}", self._node.clock.now_s()
         if part.state == SliceState.GONE:  # ended, but its instance cannot be destroyed
-            part = self._node.renew(part, why)
+            part = self._node.replace_gone(part, why)
         if part.state == SliceState.FAILED and part.why != why:
             part.why = why
             self._node.changed()
@@ -277,7 +277,7 @@ class Pursuit:
         self.retry_later(part)
 
     def retry_later(self, part: Slice) -> None:
-        """The first retry comes at once, then after longer and longer pauses."""
+        """Retry a slice: at once the first time, then after longer and longer pauses."""
         part.failures += 1
         if part.failures == 1:
             return
@@ -286,7 +286,7 @@ class Pursuit:
         asyncio.get_running_loop().call_later(pause_s, self._node.work.set)
 
     def interrupt(self, part: Slice) -> None:
-        """End the load or warm-up that a slice is in: what it works on is gone, or not wanted."""
+        """Interrupt the load or warm-up that a slice is in: what it works on is gone, or not wanted."""
         verb, job = self._jobs.get(part.key, ("", None))
         if job is not None and verb in INTERRUPTIBLE:
             job.cancel()
@@ -295,12 +295,12 @@ class Pursuit:
         """Whether a step works on this slice now."""
         return part.key in self._jobs
 
-    def verb(self, part: Slice) -> str:
-        """The step that works on this slice now; empty for none."""
+    def current_verb(self, part: Slice) -> str:
+        """Verb of the step that works on this slice now; empty for none."""
         return self._jobs[part.key][0] if part.key in self._jobs else ""
 
     async def stop(self) -> None:
-        """Let go of all steps; the processes on slices stay."""
+        """Stop all steps; the processes on slices stay."""
         self._stopping = True
         jobs = [*(job for _, job in self._jobs.values()), *self._waking.values()]
         for job in jobs:
@@ -309,7 +309,7 @@ class Pursuit:
 
     # --- sleep and wake -----------------------------------------------------------------------------------------------
 
-    def _drive_devices(self, plan: NodePlan) -> None:
+    def _update_device_states(self, plan: NodePlan) -> None:
         targets = {planned.device: planned.target for planned in plan.devices}
         occupied = {key.device for key, part in self._node.slices.items() if part.exists}
         for device in self._node.devices.values():

@@ -1,4 +1,4 @@
-"""Notices what fails by itself: a Triton that exits, a python stub that dies. It only declares; `pursuit` mends.
+"""Slice health: notices a Triton that exits and a python stub that dies. It only declares; `reconciler` mends.
 Sibling: `driver_watch` looks at the driver and its devices.
 
 Readiness shows none of the second kind: only a real inference does. One is made when a dispatcher has ejected the
@@ -9,13 +9,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-import structlog
-
 from power_agent.node import Node
-from power_agent.pursuit import Pursuit
+from power_agent.reconciler import Reconciler
 from power_agent.slices import Slice
-from power_agent.triton import StubDead
-from power_agent.verbs import Verbs
+from power_agent.step_executor import StepExecutor
+from power_agent.triton_client import StubDead
 from trefoil.core.demand import TableAck
 from trefoil.core.errors import StateUnavailable, TrefoilError, Unavailable
 from trefoil.core.fleet import SERVING, SliceKey, SliceState
@@ -26,8 +24,8 @@ CLEARED_POLLS: Final = 4  # for so many polls a good probe outweighs ejections a
 TIMEOUTS_MAX: Final = 2  # a probe that only times out may stand behind a queue
 
 
-def suspicion(ejected: bool, failing: bool, quiet_s: float, quiet_probe_s: float) -> str:
-    """Why a READY slice should prove that it infers; empty when there is no reason."""
+def probe_reason(ejected: bool, failing: bool, quiet_s: float, quiet_probe_s: float) -> str:
+    """Reason why a READY slice should be probed by an inference; empty when there is no reason."""
     if ejected:
         return "a dispatcher ejected it"
     if failing:
@@ -43,27 +41,26 @@ def ejected_slices(acks: Sequence[TableAck], now_s: float) -> frozenset[SliceKey
     return frozenset(load.slice for ack in live for load in ack.slices if load.ejected)
 
 
-class Health:
-    """A part of the service: polls the runtime and the acknowledgements."""
+class SliceHealth:
+    """Health checks of all slices, by the runtime, the acknowledgements and probes."""
 
-    def __init__(self, node: Node, pursuit: Pursuit, verbs: Verbs) -> None:
+    def __init__(self, node: Node, reconciler: Reconciler, executor: StepExecutor) -> None:
         self._node = node
-        self._pursuit = pursuit
-        self._verbs = verbs
+        self._reconciler = reconciler
+        self._executor = executor
         self._probes: dict[SliceKey, asyncio.Task[None]] = {}
         self._timeouts: dict[SliceKey, int] = {}
-        self._cleared_at_s: dict[SliceKey, float] = {}
-        self._log = structlog.get_logger()
+        self._passed_at_s: dict[SliceKey, float] = {}
 
     async def run(self) -> None:
-        """Look every `health_poll_s` until cancelled."""
+        """Check all slices every `health_poll_s` until cancelled."""
         settings, clock = self._node.settings, self._node.clock
         while True:
             try:
                 await self._check_processes()
-                self._miss("node", "")
+                self._node.report_missing("node", "")
             except Unavailable as error:
-                self._miss("node", str(error))
+                self._node.report_missing("node", str(error))
             await self._check_inference()  # also, and all the more, when the node does not answer
             self._raise_bugs()
             await clock.sleep(settings.health_poll_s)
@@ -73,10 +70,6 @@ class Health:
         for probe in self._probes.values():
             probe.cancel()
         await asyncio.gather(*self._probes.values(), return_exceptions=True)
-
-    def _miss(self, what: str, why: str) -> None:
-        if self._node.miss(what, why):
-            (self._log.error if why else self._log.info)("missing" if why else "back", what=what, why=why)
 
     def _raise_bugs(self) -> None:
         for key, probe in list(self._probes.items()):
@@ -89,29 +82,29 @@ class Health:
 
     async def _check_processes(self) -> None:
         running = [(part, part.incarnation) for part in self._node.slices.values() if part.running]
-        processes = await self._verbs.processes()
+        processes = await self._executor.processes()
         for part, incarnation in running:
             process = processes.get(part.tag)
-            if part.incarnation != incarnation or self._pursuit.verb(part) == "stop":
+            if part.incarnation != incarnation or self._reconciler.current_verb(part) == "stop":
                 continue  # another process meanwhile, or one that ought to end
             if process is None or not process.alive:
                 how = "vanished" if process is None else f"exited with {process.exit_code}"
-                await self._declare(part, f"Triton {how}", "exit", process_gone=True)
+                await self._declare_failed(part, f"Triton {how}", "exit", process_gone=True)
 
-    async def _declare(self, part: Slice, why: str, cause: str, *, process_gone: bool) -> None:
+    async def _declare_failed(self, part: Slice, why: str, cause: str, *, process_gone: bool) -> None:
         """A slice has failed: say so, and let it be mended at once if it was healthy for long."""
         now_s = self._node.clock.now_s()
         if part.state in SERVING and now_s - part.since_s >= STABLE_S:
             part.failures, part.retry_at_s = 0, 0.0
         if part.failures or part.state not in SERVING:
-            self._pursuit.retry_later(part)
+            self._reconciler.retry_later(part)
         else:
             part.failures = 1
-        self._pursuit.interrupt(part)
+        self._reconciler.interrupt(part)
         part.fail(why, now_s)
         self._node.metrics.inc("trefoil_slice_restarts_total", slice=part.key.name, cause=cause)
         if process_gone:
-            await self._verbs.process_ended(part)
+            await self._executor.process_ended(part)
             self._node.work.set()
 
     # --- inference ----------------------------------------------------------------------------------------------------
@@ -119,18 +112,18 @@ class Health:
     async def _check_inference(self) -> None:
         settings, clock = self._node.settings, self._node.clock
         try:
-            ejected = ejected_slices(await self._verbs.acks.read(), clock.now_s())
-            self._miss("redis", "")
+            ejected = ejected_slices(await self._executor.acks.read(), clock.now_s())
+            self._node.report_missing("redis", "")
         except StateUnavailable as error:
             ejected = frozenset()
-            self._miss("redis", str(error))
+            self._node.report_missing("redis", str(error))
         now_s = clock.now_s()
         for part in self._node.slices.values():
-            if part.state != SliceState.READY or part.key in self._probes or self._pursuit.busy(part):
+            if part.state != SliceState.READY or part.key in self._probes or self._reconciler.busy(part):
                 continue
             # A doubt that a good probe has answered is not raised again every half second.
-            doubtful = now_s - self._cleared_at_s.get(part.key, 0.0) >= settings.health_poll_s * CLEARED_POLLS
-            why = suspicion(
+            doubtful = now_s - self._passed_at_s.get(part.key, 0.0) >= settings.health_poll_s * CLEARED_POLLS
+            why = probe_reason(
                 part.key in ejected and doubtful,
                 part.failing and doubtful,
                 now_s - part.last_success_s,
@@ -140,25 +133,25 @@ class Health:
                 self._probes[part.key] = asyncio.create_task(self._probe(part, why))
 
     async def _probe(self, part: Slice, why: str) -> None:
-        server = part.server
-        if server is None:
+        triton = part.triton
+        if triton is None:
             return  # it has ended since the decision to ask it
         incarnation, settings = part.incarnation, self._node.settings
         try:
             for hosted in part.hosted:
-                await server.probe(hosted.family, hosted.version, settings.probe_timeout_s)
+                await triton.probe(hosted.family, hosted.version, settings.probe_timeout_s)
         except TrefoilError as error:
-            if part.incarnation != incarnation or part.state != SliceState.READY or self._pursuit.busy(part):
+            if part.incarnation != incarnation or part.state != SliceState.READY or self._reconciler.busy(part):
                 return  # somebody else has dealt with it meanwhile
             self._timeouts[part.key] = self._timeouts.get(part.key, 0) + 1
             if not isinstance(error, StubDead):
                 if self._timeouts[part.key] < TIMEOUTS_MAX:
                     return
-                part.broken = str(error)
+                part.heal_failure = str(error)
             self._timeouts.pop(part.key)
-            await self._declare(part, f"{why}: {error}", "stub", process_gone=False)
+            await self._declare_failed(part, f"{why}: {error}", "stub", process_gone=False)
             return
         self._timeouts.pop(part.key, None)
         part.overhead_requests += len(part.hosted)
         part.last_success_s, part.failing = self._node.clock.now_s(), False
-        self._cleared_at_s[part.key] = part.last_success_s
+        self._passed_at_s[part.key] = part.last_success_s

@@ -1,4 +1,4 @@
-"""Keeps `capabilities` and `missing` of the node true: probed at start, and again when what they rest on has changed.
+"""Capability watch: keeps `capabilities` and `missing` of the node true; probes again when what they rest on changed.
 
 Per device in that device's own worker, so that a GPU that hangs delays no other.
 """
@@ -14,24 +14,24 @@ from power_agent.devices.dcgm import Dcgm
 from power_agent.devices.errors import DeviceError
 from power_agent.devices.gpus import ObservedDevice
 from power_agent.devices.inventory import Inventory
-from power_agent.mig import Mig
+from power_agent.driver_calls import DriverCalls
 from power_agent.node import Node
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import DeviceKind, DeviceState
 
 PERIOD_S: Final = 2.0
 DCGM: Final = "dcgm"
-MODE_OFF: Final = "MIG mode "  # `mig_mode` says these itself, with what it is doing about them
+MODE_OFF: Final = "MIG mode "  # `mig` says these itself, with what it is doing about them
 
 
-class Probing:
-    """A part of the service. `found`: what the GPUs can do, as last probed."""
+class CapabilityWatch:
+    """Watch of the node's capabilities. `found`: what the GPUs can do, as last probed."""
 
     def __init__(
         self,
         node: Node,
         inventory: Inventory,
-        mig: Mig,
+        calls: DriverCalls,
         rights: Callable[[], tuple[str, str]],
         runtime: str,
         dcgm: Dcgm | None,
@@ -39,28 +39,28 @@ class Probing:
         """rights: why nothing may be changed, and why MIG may not be configured (`capabilities`); runtime: its name."""
         self._node = node
         self._inventory = inventory
-        self._mig = mig
+        self._calls = calls
         self._rights = rights
         self._runtime = runtime
         self._dcgm = dcgm
-        self._rests_on: object = None
-        self._said: set[str] = set()
+        self._probed_for: object = None
+        self._reported: set[str] = set()
         self.found = Capabilities()
         self._log = structlog.get_logger()
 
     async def open(self) -> None:
-        """The first probe; until then nothing is known."""
+        """Probe for the first time; until then nothing is known."""
         if self._dcgm is not None:
             self._dcgm.start()
         await self.refresh()
 
     def close(self) -> None:
-        """Stop what was started."""
+        """Stop reading DCGM."""
         if self._dcgm is not None:
             self._dcgm.close()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Probe again every period until cancelled."""
         while True:
             await self.refresh()
             await self._node.clock.sleep(PERIOD_S)
@@ -69,13 +69,13 @@ class Probing:
         """Probe again if something has changed since the last time, and publish."""
         gpus = [d for d in self._node.devices.values() if d.type.kind != DeviceKind.CPU]
         awake = [d for d in gpus if d.state != DeviceState.LOST]
-        rests_on = (self._node.driver_load_id, [(d.device, d.mig_current, d.mig_pending) for d in awake])
-        if rests_on != self._rests_on:
+        probe_for = (self._node.driver_load_id, [(d.device, d.mig_current, d.mig_pending) for d in awake])
+        if probe_for != self._probed_for:
             not_root, no_mig_device = self._rights()
             probed = await asyncio.gather(*(self._probe(d.device, not_root, no_mig_device) for d in awake))
             devices = {name: whys for one in probed for name, whys in one.devices.items()}
             self.found = Capabilities(devices, {"root": not_root} if devices else {})
-            self._rests_on = rests_on
+            self._probed_for = probe_for
             self._log.info("capabilities", have=self.found.have, missing=self.found.missing)
         self._publish()
 
@@ -85,7 +85,7 @@ class Probing:
             return probe_devices(self._inventory, [observed], not_root, no_mig_device)
 
         try:
-            return await self._mig.call(device, probe)
+            return await self._calls.call(device, probe)
         except (DeviceError, Unavailable) as error:
             self._log.warning("not probed", device=device, why=str(error))
             return Capabilities()
@@ -111,11 +111,11 @@ class Probing:
         if capabilities != self._node.capabilities:
             self._node.capabilities = capabilities
             self._node.changed()
-        for name in self._said - set(missing):
-            self._node.miss(name, "")
+        for name in self._reported - set(missing):
+            self._node.set_missing(name, "")
         for name, why in missing.items():
-            self._node.miss(name, why)
-        self._said = set(missing)
+            self._node.set_missing(name, why)
+        self._reported = set(missing)
 
     def _lacks(self, name: str) -> bool:
         return any(entry.startswith(f"{name}: ") for entry in self._node.missing)

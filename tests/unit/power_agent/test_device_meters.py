@@ -2,14 +2,14 @@
 
 import pytest
 
+from power_agent.attribution import DeviceReading
 from power_agent.core.meter import MeterState, advance
+from power_agent.device_meters import DeviceMeasurement, DeviceMeters
 from power_agent.devices.errors import DeviceUnsupported
 from power_agent.devices.gpm import Gpm
 from power_agent.devices.gpu_models import A100_40GB, H100_80GB, P4
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.rapl import RaplCounter
-from power_agent.readings import DeviceReading
-from power_agent.sources import Measured, Sources
 from tests.support.powercap import Powercap
 from tests.support.simulated_driver import create_slice, make_driver, pynvml_on
 from trefoil.core import device_types
@@ -41,16 +41,16 @@ def inventory(driver):
         yield opened
 
 
-def a100(sources: Sources, **more) -> Measured:
+def a100(sources: DeviceMeters, **more) -> DeviceMeasurement:
     return sources.read(GPU0, device_types.A100_40GB, ORIGIN, {}, True, **more)
 
 
-def p4(sources: Sources, origin: str = ORIGIN) -> Measured:
+def p4(sources: DeviceMeters, origin: str = ORIGIN) -> DeviceMeasurement:
     return sources.read(GPU1, device_types.P4, origin, {}, False)
 
 
 def test_a_counter_is_read_where_there_is_one(inventory, driver, clock):
-    sources = Sources(inventory, clock)
+    sources = DeviceMeters(inventory, clock)
     driver.gpus[0].energy_mj, driver.gpus[0].power_w = 123_456, 80.0
     found = a100(sources)
     assert (found.method, found.counter_j, found.power_w) == (EnergyMethod.NVML_COUNTER, pytest.approx(123.456), 80.0)
@@ -60,7 +60,7 @@ def test_a_counter_is_read_where_there_is_one(inventory, driver, clock):
 
 
 def test_power_is_integrated_where_there_is_no_counter_and_the_doubt_is_stated(inventory, driver, clock):
-    sources = Sources(inventory, clock)
+    sources = DeviceMeters(inventory, clock)
     driver.gpus[1].power_w = 30.0
     first = p4(sources)
     assert (first.method, first.counter_j) == (EnergyMethod.POWER_INTEGRAL, 0.0)
@@ -72,14 +72,14 @@ def test_power_is_integrated_where_there_is_no_counter_and_the_doubt_is_stated(i
     clock.move(0.1)
     second = p4(sources)
     assert second.counter_j == pytest.approx(3 + 4 + 5 + 5)
-    assert 0.05 < second.counter_doubt == pytest.approx(0.05 + 1 / 17)
+    assert 0.05 < second.counter_uncertainty == pytest.approx(0.05 + 1 / 17)
     assert second.origin == first.origin
     assert p4(sources, "boot/2").origin != first.origin, "another load of the driver, another integral"
-    assert Sources(inventory, ManualClock()).integrates(GPU1, ORIGIN) is False
+    assert DeviceMeters(inventory, ManualClock()).integrates(GPU1, ORIGIN) is False
 
 
 def test_nothing_is_known_when_nobody_may_measure(inventory, driver, clock):
-    sources = Sources(inventory, clock, metered=False)
+    sources = DeviceMeters(inventory, clock, metered=False)
     for found in (a100(sources), p4(sources)):
         assert (found.method, found.counter_j, found.power_w) == (EnergyMethod.NONE, None, 0.0)
 
@@ -91,7 +91,7 @@ def test_a_sensor_that_does_not_answer_costs_no_reading(inventory, clock):
         def activity(self, device, generations):
             raise DeviceUnsupported("not today")
 
-    assert a100(Sources(inventory, clock, sensors=[Broken()])).activity == {AttributionMethod.DCGM: {}}
+    assert a100(DeviceMeters(inventory, clock, sensors=[Broken()])).activity == {AttributionMethod.DCGM: {}}
 
 
 def test_gpm_tells_the_activity_of_each_slice_on_hopper(clock):
@@ -100,7 +100,7 @@ def test_gpm_tells_the_activity_of_each_slice_on_hopper(clock):
         inventory = Inventory("node0", None)
         inventory.open()
         key = create_slice(inventory, GPU0, "3g.40gb", 4).key
-        sources = Sources(inventory, clock, sensors=[Gpm(inventory)])
+        sources = DeviceMeters(inventory, clock, sensors=[Gpm(inventory)])
         first = sources.read(GPU0, device_types.H100_80GB, ORIGIN, {key: 1}, False)
         driver.now_s += 1.0
         driver.gpus[0].busy_s[1] = (0.4, 0.4)
@@ -118,7 +118,7 @@ class Host:
     def __init__(self, folder, clock):
         self.tree, self.clock, self.stat, self.ticks = Powercap(folder / "powercap"), clock, folder / "stat", 0
         self.rapl = RaplCounter(folder / "powercap", clock, "boot")
-        self.sources = Sources(None, clock, rapl=self.rapl, proc_stat=self.stat)
+        self.sources = DeviceMeters(None, clock, rapl=self.rapl, proc_stat=self.stat)
         self.kind = device_types.device_type("cpu:4")
         self.state = MeterState(CPU)
         self.stat.write_text("cpu 0 0 0 0 0 0 0 0 0 0\n")
@@ -164,6 +164,6 @@ def test_a_rapl_counter_that_began_anew_leaves_one_interval_unknown_and_goes_on(
 
 
 def test_cpus_without_rapl_have_no_joules(tmp_path, clock):
-    sources = Sources(None, clock, proc_stat=tmp_path / "missing")
+    sources = DeviceMeters(None, clock, proc_stat=tmp_path / "missing")
     found = sources.read(CPU, device_types.device_type("cpu:4"), ORIGIN, {}, False)
     assert (found.method, found.counter_j, found.busy_s) == (EnergyMethod.NONE, None, None)

@@ -1,7 +1,7 @@
-"""Publishes: NodeStatus every second and on change, EnergySamples as they are read.
+"""Publisher: writes NodeStatus every second and on change, and EnergySamples as they are read.
 
 Holds the lease `agent:<node>`. Without Redis everything else goes on; when it is back, the samples that the stream
-lacks are sent again from the ledger's ring, by `seq`. A write whose answer was lost may have been done, so the same
+lacks are sent again from the energy log's ring, by `seq`. A write whose answer was lost may have been done, so the same
 comparison follows every trouble.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from power_agent.ledger import Ledger
+from power_agent.energy_log import EnergyLog
 from power_agent.node import Node
 from trefoil.core.common import Lease
 from trefoil.core.energy import EnergySample
@@ -30,38 +30,38 @@ BATCH_MAX: Final = 200
 
 
 class Publisher:
-    """The only writer of node:<node> and energy:<node>."""
+    """Publisher, the only writer, of node:<node> and energy:<node>."""
 
-    def __init__(self, node: Node, state: State, ledger: Ledger) -> None:
+    def __init__(self, node: Node, state: State, energy_log: EnergyLog) -> None:
         self._node = node
         self._state = state
-        self._ledger = ledger
+        self._energy_log = energy_log
         self._role = f"agent:{node.settings.node}"
         self._lease: Lease | None = None
         self._renew_at_s = 0.0
         self._pending: deque[EnergySample] = deque()
-        self._in_step = False  # the stream holds everything up to what is pending
+        self._stream_in_step = False  # the stream holds everything up to what is pending
         self._log = structlog.get_logger()
 
     def publish(self, samples: Sequence[EnergySample]) -> None:
-        """Samples to send; they are in the ledger already."""
-        if self._in_step:
+        """Queue samples to send; they are in the energy log already."""
+        if self._stream_in_step:
             self._pending.extend(samples)
         self._node.changes.notify()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publish until cancelled."""
         seen, trouble = -1, ""
         while True:
             with contextlib.suppress(TimeoutError):  # nothing changed: publish all the same
                 async with asyncio.timeout(PERIOD_S):
                     seen = await self._node.changes.wait(seen)
             try:
-                if await self._hold():
+                if await self._hold_lease():
                     await self._write()
                     trouble = ""
             except (StateUnavailable, Fenced) as error:
-                self._in_step = False
+                self._stream_in_step = False
                 self._pending.clear()
                 if isinstance(error, Fenced):
                     self._lease = None
@@ -70,7 +70,7 @@ class Publisher:
                     self._log.warning("cannot publish", why=str(error))
             await self._node.clock.sleep(GAP_S)
 
-    async def _hold(self) -> bool:
+    async def _hold_lease(self) -> bool:
         """Whether the lease is ours: acquired or renewed in time."""
         ttl_s, clock = self._node.settings.lease_ttl_s, self._node.clock
         if self._lease is not None:
@@ -80,14 +80,14 @@ class Publisher:
                 self._renew_at_s = clock.monotonic_s() + min(PERIOD_S, ttl_s / 3)
                 return True
             self._log.warning("lease lost", role=self._role, epoch=self._lease.epoch)
-        self._in_step = False
-        floor = self._node.journal.memory.lease_epoch
+        self._stream_in_step = False
+        floor = self._node.journal.state.lease_epoch
         holder = f"{self._node.settings.node}:{os.getpid()}"
         self._lease = await self._state.acquire(self._role, holder, ttl_s, floor)
         if self._lease is None:
             return False
         self._renew_at_s = clock.monotonic_s() + min(PERIOD_S, ttl_s / 3)
-        self._node.journal.hold_lease(self._lease.epoch)
+        self._node.journal.raise_lease_epoch(self._lease.epoch)
         self._node.epoch = self._lease.epoch
         self._node.metrics.set("trefoil_lease_epoch", self._lease.epoch, role=self._role)
         self._log.info("lease", role=self._role, epoch=self._lease.epoch)
@@ -96,8 +96,8 @@ class Publisher:
     async def _write(self) -> None:
         assert self._lease is not None
         keys, node = self._state.keys, self._node.settings.node
-        if not self._in_step:
-            await self._compare()
+        if not self._stream_in_step:
+            await self._line_up_stream()
         maxlen = int(STREAM_S / self._node.settings.sample_period_s) * max(1, len(self._node.devices))
         status = self._node.status()
         batch = [self._pending[i] for i in range(min(BATCH_MAX, len(self._pending)))]
@@ -108,26 +108,26 @@ class Publisher:
                 *(Append(keys.energy(node), sample, maxlen) for sample in batch),
             ],
         )
-        self._node.announced(status)
+        self._node.note_published(status)
         for _ in batch:
             self._pending.popleft()
         if self._pending:
             self._node.changes.notify()
 
-    async def _compare(self) -> None:
+    async def _line_up_stream(self) -> None:
         """Line up the samples that the stream does not hold."""
         count = TAIL_PER_DEVICE * max(1, len(self._node.devices))
         newest: dict[str, int] = {}
         for _, sample in await self._state.tail(self._state.keys.energy(self._node.settings.node), EnergySample, count):
             newest[sample.device] = max(sample.seq, newest.get(sample.device, 0))
-        missing = [sample for sample in self._ledger.ring if sample.seq > newest.get(sample.device, 0)]
+        missing = [sample for sample in self._energy_log.ring if sample.seq > newest.get(sample.device, 0)]
         self._pending = deque(missing)
-        self._in_step = True
+        self._stream_in_step = True
         if missing:
             self._log.info("energy samples to send again", count=len(missing))
 
     async def stop(self) -> None:
-        """Say goodbye: the last status and samples, then the lease is free for a successor."""
+        """Publish the last status and samples, then free the lease for a successor."""
         if self._lease is None:
             return
         try:

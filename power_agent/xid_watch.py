@@ -1,8 +1,8 @@
-"""Acts on Xid errors: a fatal one fences the GPU at once, before polling could notice; every one is logged and counted.
+"""Xid watch: a fatal Xid fences its GPU at once, before polling could notice; every one is logged and counted.
 
-A GPU may go on answering after a fatal Xid although no result of it can be trusted. So it stays condemned until there
-is proof of a reset: it had not answered and does again, its energy counter began anew, or the driver was loaded again.
-Newer drivers say themselves what a GPU needs; that also tells an agent that was not there when the Xid came.
+A GPU may go on answering after a fatal Xid although no result of it can be trusted. So it stays in quarantine until
+there is proof of a reset: it had not answered and does again, its energy counter began anew, or the driver was loaded
+again. Newer drivers say themselves what a GPU needs; that also tells an agent that was not there when the Xid came.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ NOISE_J: Final = 1.0  # some counters wobble
 QUEUE_MAX: Final = 1000  # a GPU that fails may report thousands
 
 
-class Condemned:
-    """GPUs that must not be used although they may answer: `mark` on the event loop, `why` in a device's thread."""
+class Quarantine:
+    """GPUs that must not be used although they may answer: `add` on the event loop, `why` in a device's thread."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
@@ -32,18 +32,18 @@ class Condemned:
         self._joules: dict[str, float] = {}  # of the counter when last seen
         self._gone: set[str] = set()  # did not answer
 
-    def mark(self, device: str, why: str) -> None:
-        """Not to be used from now on."""
+    def add(self, device: str, why: str) -> None:
+        """Add a GPU that must not be used from now on."""
         self._whys.setdefault(device, why)
 
     def clear(self) -> None:
-        """The driver was loaded again, and all GPUs were reset by it."""
+        """Clear all: the driver was loaded again, and all GPUs were reset by it."""
         self._whys.clear()
         self._joules.clear()
         self._gone.clear()
 
     def why(self, device: str) -> str:
-        """Why a GPU must not be used; empty when it may. Blocking.
+        """Reason why a GPU must not be used; empty when it may. Blocking.
 
         Raises:
             DeviceError: it does not answer at all.
@@ -63,29 +63,29 @@ class Condemned:
 
 
 class XidWatch:
-    """A part of the service: hears of Xids, fences and reports."""
+    """Watch of Xid events: reports each, and fences the GPU of a fatal one."""
 
     def __init__(
         self,
         node: Node,
         inventory: Inventory,
-        condemned: Condemned,
+        quarantine: Quarantine,
         fence: Callable[[Device, str], Awaitable[None]],
-        look: Callable[[], None],
+        poll_soon: Callable[[], None],
     ) -> None:
-        """fence: takes a device out of use; look: has all devices polled soon, when an event does not say which."""
+        """fence: takes a device out of use; poll_soon: has all devices polled, when an event does not say which."""
         self._node = node
-        self._condemned = condemned
+        self._quarantine = quarantine
         self._fence = fence
-        self._look = look
+        self._poll_soon = poll_soon
         self._queue: asyncio.Queue[GpuEvent] = asyncio.Queue(QUEUE_MAX)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._watch = EventWatch(inventory, node.clock, self._heard)
+        self._watch = EventWatch(inventory, node.clock, self._on_event)
         self._watched = ""
         self._log = structlog.get_logger()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Act on events until cancelled."""
         self._loop = asyncio.get_running_loop()
         while True:
             if self._watched != self._node.driver_load_id:
@@ -109,23 +109,23 @@ class XidWatch:
         if not event.fatal:
             return
         if device is None:
-            self._look()
+            self._poll_soon()
             return
-        self._condemned.mark(device.device, f"{event.text}; reset the GPU")
+        self._quarantine.add(device.device, f"{event.text}; reset the GPU")
         await self._fence(device, f"{event.text}; reset the GPU")
 
     async def stop(self) -> None:
         """Stop listening; before NVML is shut down."""
         await asyncio.to_thread(self._watch.stop)
 
-    def _heard(self, event: GpuEvent) -> None:
+    def _on_event(self, event: GpuEvent) -> None:
         """In the watching thread."""
         loop = self._loop
         if loop is not None:
             with suppress(RuntimeError):  # the loop has ended: so has the agent
-                loop.call_soon_threadsafe(self._put, event)
+                loop.call_soon_threadsafe(self._enqueue, event)
 
-    def _put(self, event: GpuEvent) -> None:
+    def _enqueue(self, event: GpuEvent) -> None:
         if self._queue.full():
             self._log.warning("xid dropped", xid=event.xid, device=event.device)
             return

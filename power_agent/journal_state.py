@@ -1,4 +1,4 @@
-"""What an agent must not forget, and how it is read back from the lines of its journal. Pure: no files, no clock.
+"""Journal state: all that an agent must not forget, and how it is read back from its journal's lines. Pure.
 
 Sibling: `journal` writes the lines. Of each entry the boot and the driver load it was true for are kept: GPU instances
 and what runs on them are void after another load, processes on CPUs after another boot. The plan, the epochs, the
@@ -9,7 +9,7 @@ because resetting one that is gone does no harm.
 import json
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from trefoil.core.common import Revision
 from trefoil.core.errors import TrefoilError
@@ -20,12 +20,10 @@ from trefoil.runtime import codec
 CRC_DIGITS: Final = 8
 CPU_SUFFIX: Final = "/cpu"
 
-Setting = Literal["clock", "power_limit"]
-
 
 @dataclass(frozen=True, slots=True)
-class SliceMemory:
-    """A slice that this agent made."""
+class SliceRecord:
+    """Record of a slice that this agent made."""
 
     key: SliceKey
     generation: int
@@ -38,7 +36,7 @@ class SliceMemory:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """A device that is out of service until somebody releases it. `at_s`: UTC seconds of the command."""
+    """Cordon: a device is out of service until somebody releases it. `at_s`: UTC seconds of the command."""
 
     device: str
     why: str
@@ -48,10 +46,10 @@ class Cordon:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A device setting that was changed, or was about to be, and must be put back.
+    """Override: a device setting that was changed, or was about to be, and must be put back.
 
-    A clock: the locked range [MHz]. A power limit: the one that was in force before, and the one that was set [W].
-    `load` is the boot and driver load it was written under: a limit does not survive another one.
+    `setting` "clock": the locked range [MHz]. Earlier versions also wrote "power_limit": the one that was in force
+    before, and the one that was set [W]. `load` is the boot and driver load that it was written under.
     """
 
     device: str
@@ -62,21 +60,21 @@ class Override:
 
 
 @dataclass(slots=True)
-class Memory:
-    """Everything the journal holds. `unfinished`: steps that were begun and never ended."""
+class JournalState:
+    """State that the journal holds. `unfinished`: steps that were begun and never ended."""
 
     plan: NodePlan | None = None
     highest_epoch: int = 0
     lease_epoch: int = 0
     generation: int = 0
-    slices: dict[SliceKey, SliceMemory] = field(default_factory=dict)
+    slices: dict[SliceKey, SliceRecord] = field(default_factory=dict)
     unfinished: dict[tuple[SliceKey, str], Step] = field(default_factory=dict)
     cordons: dict[str, Cordon] = field(default_factory=dict)
     overrides: dict[tuple[str, str], Override] = field(default_factory=dict)
     devices: dict[str, tuple[str, str]] = field(default_factory=dict)  # type and UUID: a lost GPU tells neither
     damaged: int = 0  # lines that could not be read, a torn last one included
 
-    def take(self, entry: dict[str, Any]) -> None:
+    def apply(self, entry: dict[str, Any]) -> None:
         """Apply one entry. Unknown kinds are of a newer agent and change nothing.
 
         Raises:
@@ -88,7 +86,7 @@ class Memory:
                 return
 
     def entries(self) -> list[dict[str, Any]]:
-        """The fewest entries that bring this memory back."""
+        """Entries, the fewest, that bring this state back."""
         entries: list[dict[str, Any]] = [
             {"highest_epoch": self.highest_epoch},
             {"lease_epoch": self.lease_epoch},
@@ -104,7 +102,7 @@ class Memory:
         return entries
 
     def drop_gpu_slices(self) -> None:
-        """The driver was loaded again: none of its instances exists any more; processes on CPUs do."""
+        """Drop all GPU slices: the driver was loaded again, none of its instances exists; processes on CPUs do."""
         self.slices = {key: part for key, part in self.slices.items() if on_cpu(key)}
         self.unfinished = {name: step for name, step in self.unfinished.items() if on_cpu(name[0])}
 
@@ -144,7 +142,7 @@ class Memory:
         self.overrides.pop((str(device), str(setting)), None)
 
     def _slice(self, value: Any) -> None:
-        part = codec.from_plain(SliceMemory, value, "slice")
+        part = codec.from_plain(SliceRecord, value, "slice")
         self.slices[part.key] = part
 
     def _forget(self, value: Any) -> None:
@@ -160,19 +158,19 @@ class Memory:
 
 
 _READERS: Final = {
-    "plan": Memory._plan,
-    "highest_epoch": Memory._highest_epoch,
-    "lease_epoch": Memory._lease_epoch,
-    "generation": Memory._generation,
-    "cordon": Memory._cordon,
-    "release": Memory._release,
-    "device": Memory._device,
-    "override": Memory._override,
-    "restored": Memory._restored,
-    "slice": Memory._slice,
-    "forget": Memory._forget,
-    "begin": Memory._begin,
-    "end": Memory._end,
+    "plan": JournalState._plan,
+    "highest_epoch": JournalState._highest_epoch,
+    "lease_epoch": JournalState._lease_epoch,
+    "generation": JournalState._generation,
+    "cordon": JournalState._cordon,
+    "release": JournalState._release,
+    "device": JournalState._device,
+    "override": JournalState._override,
+    "restored": JournalState._restored,
+    "slice": JournalState._slice,
+    "forget": JournalState._forget,
+    "begin": JournalState._begin,
+    "end": JournalState._end,
 }
 _SLICE_OF: Final = {"slice": "key", "begin": "slice", "end": "slice", "forget": ""}  # kinds that are about one slice
 
@@ -183,28 +181,28 @@ def on_cpu(key: SliceKey) -> bool:
 
 
 def encode(entry: dict[str, Any], load: str) -> bytes:
-    """One line: JSON, a tab, its checksum. `load` is "<boot id>/<driver load id>"."""
+    """Encode an entry as one line: JSON, a tab, its checksum. `load` is "<boot id>/<driver load id>"."""
     text = json.dumps({"load": load, **entry}, separators=(",", ":")).encode()
     return b"%s\t%08x\n" % (text, zlib.crc32(text))
 
 
-def replay(data: bytes, load: str) -> Memory:
-    """The memory of a journal, whatever a crash, a full disk or a flipped bit has made of it. Never raises.
+def replay(data: bytes, load: str) -> JournalState:
+    """Replay a journal, whatever a crash, a full disk or a flipped bit has made of it. Never raises.
 
     A line that is torn, has a wrong checksum or makes no sense is counted in `damaged` and otherwise passed over: each
     of the others says by itself what is true.
     """
-    memory = Memory()
+    state = JournalState()
     for line in data.split(b"\n"):
         if not line.strip():
             continue
         try:
             entry = _decode(line)
             if not _void(entry, load):
-                memory.take(entry)
+                state.apply(entry)
         except (TrefoilError, KeyError, TypeError, ValueError, RecursionError):
-            memory.damaged += 1
-    return memory
+            state.damaged += 1
+    return state
 
 
 def _decode(line: bytes) -> dict[str, Any]:
