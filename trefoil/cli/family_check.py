@@ -7,7 +7,7 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
-from trefoil.cli.onnx_names import TensorInfo, tensors
+from trefoil.cli.onnx_graph import TensorInfo, graph_tensors
 from trefoil.core.catalog import Family
 from trefoil.core.errors import NotFound, TrefoilError
 from trefoil.runtime.model_files import ENGINES, FILES, backend_of, contract, expected_files, how_to_make, version_files
@@ -87,7 +87,7 @@ def _differences(config: model_config_pb2.ModelConfig, version: int, files: Sequ
     if backend_of(config) == ENGINES:
         return []
     path = next(file for file in files if file.name == FILES["onnxruntime"])
-    inputs, outputs = tensors(path)
+    inputs, outputs = graph_tensors(path)
     found = []
     for said, graph, exact in ((config.input, inputs, True), (config.output, outputs, False)):
         there = {tensor.name: tensor for tensor in graph}
