@@ -33,9 +33,8 @@ from benchmarks.chaos_verdict import SLOW_S, Logged, Verdict, judge
 from benchmarks.echo_family import executions
 from benchmarks.echo_load import EchoLoad
 from benchmarks.echo_system import Arrangement, EchoSystem, running
-from trefoil.cli.demo import commit, machine
 from trefoil.cli.layout import CHECKOUT
-from trefoil.cli.results import write_json
+from trefoil.cli.results import git_commit, machine, write_json
 from trefoil.core.errors import StartError
 
 OUT: Final = CHECKOUT / "out" / "bench"
@@ -180,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     show(found)
     values = {
         "command": f"make chaos ARGS='{' '.join(argv or sys.argv[1:])}'",
-        "commit": commit(),
+        "commit": git_commit(),
         "machine": machine(),
     }
     write_json(OUT / "chaos.json", values | asdict(found))

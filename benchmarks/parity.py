@@ -33,13 +33,12 @@ from rich.table import Table
 from controller.core.decide import CANDIDATE
 from controller.replay import records
 from tests.support.ports import free_offset
-from trefoil.cli.demo import commit, machine
 from trefoil.cli.layout import CHECKOUT, Layout
 from trefoil.cli.live import PlainView
 from trefoil.cli.load_result import LoadResult
 from trefoil.cli.play import Setup, play
 from trefoil.cli.player import read_result
-from trefoil.cli.results import Summary, write_json
+from trefoil.cli.results import Summary, git_commit, machine, write_json
 from trefoil.cli.scenario import Scenario, Slo, load_system
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import LoadWindow
@@ -353,7 +352,7 @@ def run(out: Path = OUT, *, short: bool = False, console: Console | None = None)
         screen.print(f"{one.case}: measured on this machine: {one.machine}", highlight=False)
     document = {
         "simulated_gpus": True,
-        "commit": commit(),
+        "commit": git_commit(),
         "machine": machine(),
         "limits": {"joules": JOULES_RATIO_MAX, "p95": P95_RATIO_MAX},
         "cases": [{**asdict(one), "passed": one.passed} for one in found],

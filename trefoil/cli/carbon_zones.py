@@ -6,9 +6,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
-from trefoil.cli.asking import DEFAULT_STATE_DIR
 from trefoil.cli.carbon_asking import Ca, Feed, Target, ask, kind
-from trefoil.cli.output import AsJson, console, grid, print_json
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, console, grid, print_json
 from trefoil.core.carbon import Series
 from trefoil.core.errors import SettingError
 from trefoil.runtime import codec

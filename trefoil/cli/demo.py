@@ -4,10 +4,7 @@ The SLO is measured first: `slo_rule.factor` times the p95 of BASE under the dem
 `measure_s` (mean and peak both occur, in the same proportion). It is printed and then fixed for every run.
 """
 
-import os
-import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,11 +14,10 @@ from typing import Final
 
 from trefoil.cli import interrupt, report, services
 from trefoil.cli.interrupt import Interrupts
-from trefoil.cli.layout import CHECKOUT
 from trefoil.cli.live import View, view_for
 from trefoil.cli.output import console, print_json
 from trefoil.cli.play import Run, Setup, measure, play
-from trefoil.cli.results import Report, write_json
+from trefoil.cli.results import Report, git_commit, machine, write_json
 from trefoil.cli.scenario import Scenario, Slo
 from trefoil.runtime.clock import Clock, WallClock
 
@@ -120,7 +116,7 @@ def _report(scenario: Scenario, runs: Mapping[str, Run], started: str) -> Report
         duration_s=scenario.duration_s,
         carbon_speedup=scenario.carbon.speedup,
         seed=scenario.seed,
-        commit=commit(),
+        commit=git_commit(),
         pad_overrun_ratio=sum(run.overruns for run in runs.values()) / batches if batches else None,
         accuracy_floor=scenario.accuracy.floor(best),
         command=shlex.join(["trefoil", *sys.argv[1:]]),
@@ -128,26 +124,3 @@ def _report(scenario: Scenario, runs: Mapping[str, Run], started: str) -> Report
         started_at=started,
         runs={name: run.summary for name, run in runs.items()},
     )
-
-
-def commit() -> str:
-    """The checked-out commit, marked when files differ from it; `unknown` outside a checkout."""
-    try:
-        described = subprocess.run(
-            ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return described.stdout.strip() or "unknown"
-
-
-def machine() -> str:
-    """What the numbers were taken on."""
-    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    python = platform.python_version()
-    return f"{cores} cores ({platform.machine()}), {gib:.0f} GiB, {platform.system()}, Python {python}"

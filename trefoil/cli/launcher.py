@@ -3,7 +3,8 @@
 Everything is checked before anything is started. Services start as soon as what they need answers; each must report
 itself healthy within a deadline, and one that dies shows its last words. A service that crashes later is started
 again, a bounded number of times. Teardown runs in reverse order on every way out: exception, signal, or normal end;
-what a SIGKILLed launcher left is cleaned up by the next one (`clean_up`).
+what a SIGKILLed launcher left is cleaned up by the next one (`clean_up`). Whether the system serves is asked as a
+client asks: by a real inference through the inference port (`first_answer`).
 """
 
 import asyncio
@@ -17,19 +18,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import numpy as np
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
 from trefoil.cli import processes, services
 from trefoil.cli.interrupt import uncancellable
 from trefoil.cli.layout import Launch, Layout, StateLock, to_toml, write_private
 from trefoil.cli.processes import Child, Command
 from trefoil.cli.scenario import System
 from trefoil.cli.services import Service
-from trefoil.core.errors import StartError, TrefoilError
+from trefoil.core.errors import StartError, TrefoilError, Unavailable
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import temporary_folder
 
 START_DEADLINE_S: Final = 45.0
 POLL_S: Final = 0.1
+INFER_TIMEOUT_S: Final = 5.0
+FIRST_ANSWER_DEADLINE_S: Final = 60.0
 RESTARTS_MAX: Final = 5
 RESTARTS_WINDOW_S: Final = 60.0
 SETTINGS_REFUSED: Final = 2  # the exit code of a TrefoilError: starting again cannot help
@@ -283,3 +290,54 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
         both = isinstance(inner, Mapping) and isinstance(value, Mapping)
         merged[key] = _merged(inner, value) if both and inner is not None else value
     return merged
+
+
+async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIRST_ANSWER_DEADLINE_S) -> float:
+    """Wait until the family answers; returns the seconds since the launch began.
+
+    Raises:
+        StartError: a service failed, or nothing answered in time; says what the dispatcher last_error last.
+    """
+    launch = launcher.launch
+    assert launch is not None, "the launcher has started"
+    give_up_s = clock.monotonic_s() + deadline_s
+    last_error = "nothing"
+    while clock.monotonic_s() < give_up_s:
+        if launcher.failed:
+            raise StartError(launcher.failed)
+        try:
+            await infer_zeros(launch.addresses["inference"], launch.family)
+        except Unavailable as error:
+            last_error = str(error)
+            await clock.sleep(POLL_S)
+        else:
+            return clock.now_s() - launch.started_at_s
+    raise StartError(
+        f"no answer within {deadline_s:.0f} s; the dispatcher last_error: {last_error}",
+        field="inference",
+        value=launch.addresses["inference"],
+        remedy=f"read the logs in {launch.state_dir}/logs",
+    )
+
+
+async def infer_zeros(address: str, family: str) -> dict[str, Any]:
+    """Infer once on an input of zeros, shaped as the family's own metadata says.
+
+    Raises:
+        Unavailable: no answer, with what was last_error instead.
+    """
+    async with triton.InferenceServerClient(address) as client:
+        try:
+            if not await client.is_model_ready(family, client_timeout=INFER_TIMEOUT_S):
+                raise Unavailable(f"no slice serves {family} yet")
+            metadata = await client.get_model_metadata(family, client_timeout=INFER_TIMEOUT_S)
+            inputs = []
+            for tensor in metadata.inputs:
+                shape = [max(1, size) for size in tensor.shape]
+                zeros = triton.InferInput(tensor.name, shape, tensor.datatype)
+                zeros.set_data_from_numpy(np.zeros(shape, triton_to_np_dtype(tensor.datatype)))
+                inputs.append(zeros)
+            answer = await client.infer(family, inputs, client_timeout=INFER_TIMEOUT_S)
+            return {output.name: answer.as_numpy(output.name) for output in metadata.outputs}
+        except InferenceServerException as error:
+            raise Unavailable(f"{error.status()}: {error.message()}") from error

@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from trefoil.cli.arrivals import ArrivalTrace, RateProfile
-from trefoil.cli.asking import DEFAULT_STATE_DIR
-from trefoil.cli.attached import attach
 from trefoil.cli.layout import shipped
 from trefoil.cli.load_result import LoadResult, LoadSummary, Progress
 from trefoil.cli.loadgen import LoadSpec, run_load
-from trefoil.cli.output import AsJson, StateDir, console, print_json
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
+from trefoil.cli.system_client import connect_system
 from trefoil.core.errors import SettingError
 
 SAY_EVERY_S = 2.0
@@ -77,7 +76,7 @@ async def _where(address: str, family: str, slo_ms: float | None, state_dir: Pat
                 remedy="give --slo-ms and --family with it",
             )
         return address, family, slo_ms, 0.95
-    async with attach(state_dir) as system:
+    async with connect_system(state_dir) as system:
         served = family or system.launch.family
         objective = await system.objective(served)
         return system.launch.addresses["inference"], served, slo_ms or objective.slo_ms, objective.slo_quantile

@@ -12,14 +12,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trefoil.cli import carbon, decisions, family, node, operate, reproduce
-from trefoil.cli.asking import DEFAULT_STATE_DIR, ask
-from trefoil.cli.explain_request import explain_request
+from trefoil.cli import carbon, decisions, family, node, operate, simulate, status
 from trefoil.cli.load_command import load
-from trefoil.cli.output import EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
-from trefoil.cli.overrides import Forecaster, Governor, Planner, Queue, Router, Sets, chosen, given
+from trefoil.cli.options import Forecaster, Governor, Planner, Queue, Router, Sets, non_empty, parse_sets
+from trefoil.cli.output import DEFAULT_STATE_DIR, EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
 from trefoil.cli.profile import profile
-from trefoil.cli.simulate import simulate
 from trefoil.core.errors import StartError
 
 UP_CONFIG: Final = Path("deploy/config/up.toml")
@@ -66,8 +63,8 @@ def up(
     from trefoil.cli.layout import shipped
     from trefoil.cli.supervisor import start_detached
 
-    overrides = given(sets) | chosen(policy=policy, mode=mode, planner=planner, forecaster=forecaster)
-    overrides |= chosen(router=router, queue=queue, governor=governor)
+    overrides = parse_sets(sets) | non_empty(policy=policy, mode=mode, planner=planner, forecaster=forecaster)
+    overrides |= non_empty(router=router, queue=queue, governor=governor)
     overrides |= {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
     child, reading = start_detached(shipped(config), Path(state_dir), overrides)
     ready: dict[str, Any] = {}
@@ -107,23 +104,6 @@ def down(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> No
             console().print(line)
 
 
-def state_dump(
-    prefix: Annotated[str, typer.Argument(help="Only keys that begin so, e.g. node: or plan.")] = "",
-    last: Annotated[int, typer.Option(help="Newest entries of each stream to show.", min=1, max=1000)] = 3,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
-    as_json: AsJson = False,
-) -> None:
-    """Print what stands in Redis, decoded."""
-    from trefoil.cli.state_dump import dump
-
-    found = ask(state_dir, lambda system: dump(system.state, prefix, last))
-    if as_json:
-        print_json(found)
-        return
-    for key, value in found.items():
-        console().print(f"{key} = {json.dumps(value, ensure_ascii=False)}", markup=False, soft_wrap=True)
-
-
 def demo(
     config: Config = DEMO_CONFIG,
     out: Annotated[Path, typer.Option(help="Folder for report.json, report.html and each run's series.")] = Path(
@@ -149,8 +129,8 @@ def demo(
     from trefoil.cli.layout import shipped
     from trefoil.cli.scenario import Scenario, against_base, load_system
 
-    overrides = given(sets) | {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
-    overrides |= chosen(planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor)
+    overrides = parse_sets(sets) | {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
+    overrides |= non_empty(planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor)
     if policy:
         overrides = against_base(policy, preset) | overrides
     scenario = load_system(shipped(config), Scenario, overrides)
@@ -161,54 +141,33 @@ def demo(
         raise typer.Exit(code)
 
 
-def replay(
-    decision: Annotated[
-        str, typer.Argument(help="Decision id, or a file from <state>/decisions; default: all kept.")
-    ] = "",
-    state_dir: StateDir = DEFAULT_STATE_DIR,
-    as_json: AsJson = False,
-) -> None:
-    """Take recorded decisions again from what was known then, and compare the plans. Exit code 1 when one differs."""
-    from trefoil.cli import replay as again
-
-    results = again.replay(decision, Path(state_dir))
-    if as_json:
-        print_json([again.to_json(result) for result in results])
-    else:
-        for result in results:
-            for line in again.lines(result):
-                console().print(line, markup=False, soft_wrap=True)
-    if not all(result.equal for result in results):
-        raise typer.Exit(1)
-
-
 COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "up": up,
     "down": down,
-    "status": operate.status,
-    "plan": operate.plan,
+    "status": status.status,
+    "plan": status.plan,
     "mode": operate.mode,
     "freeze": operate.freeze,
     "pin": operate.pin,
     "rollback": operate.rollback,
-    "explain-request": explain_request,
-    "replan": decisions.replan,
+    "explain-request": decisions.explain_request,
+    "replan": operate.replan,
     "rollout": decisions.rollout,
     "load": load,
     "profile": profile,
-    "replay": replay,
+    "replay": decisions.replay,
     "demo": demo,
-    "simulate": simulate,
+    "simulate": simulate.simulate,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 objective.command("set")(operate.objective_set)
 objective.command("show")(operate.objective_show)
-state.command("dump")(state_dump)
+state.command("dump")(status.state_dump)
 app.add_typer(objective, name="objective")
 app.add_typer(state, name="state")
 app.add_typer(node.app, name="node")
-app.add_typer(reproduce.app, name="reproduce")
+app.add_typer(simulate.reproduce, name="reproduce")
 app.add_typer(family.app, name="family")
 app.add_typer(carbon.app, name="carbon")
 

@@ -8,19 +8,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
+
 from trefoil.cli import services
-from trefoil.cli.asking import describe_slices
-from trefoil.cli.attached import Attached
-from trefoil.cli.launcher import Launcher
+from trefoil.cli.launcher import Launcher, first_answer
 from trefoil.cli.layout import Launch, shipped
 from trefoil.cli.live import Device, Picture, View
 from trefoil.cli.load_result import LoadResult
 from trefoil.cli.loadgen import LEAD_S
+from trefoil.cli.output import slices_text
 from trefoil.cli.player import Played, Player, last_answer_s
 from trefoil.cli.recorder import Change, Moment, Recorder, grams_by_second, power_by_second, stopped
 from trefoil.cli.results import CAUSES, Event, Exploration, Series, Summary
 from trefoil.cli.scenario import Scenario, Slo, measures
-from trefoil.cli.serving import first_answer, server_version
+from trefoil.cli.system_client import SystemClient
 from trefoil.core.accounting import account, per_request
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.energy import EnergySample
@@ -29,6 +31,7 @@ from trefoil.core.fleet import DeviceState
 from trefoil.core.plan import RolloutState
 from trefoil.runtime.clock import Clock
 
+METADATA_TIMEOUT_S: Final = 5.0
 METER_DEADLINE_S: Final = 4.0
 SETTLE_DEADLINE_S: Final = 30.0
 POLL_S: Final = 0.1
@@ -97,18 +100,18 @@ async def play(setup: Setup, policy: str, slo: Slo, number: int) -> Run:
         launch = await _ready(setup, launcher, f"run {number} of {len(scenario.policies)}: {policy}")
         played = _played(scenario, scenario.load.points(scenario.duration_s))
         player, starts_at_s = await begin(setup, launcher, launch, played, folder)
-        attached, recorder = Attached(launch), Recorder(launch, setup.clock)
+        client, recorder = SystemClient(launch), Recorder(launch, setup.clock)
         watching: asyncio.Task[None] | None = None
         try:
             screen = _Screen(setup, policy, number, slo, starts_at_s, player, recorder)
             recorder.on_moment = screen.show
             watching = asyncio.create_task(recorder.run(), name="recorder")
             await _until(setup.clock, starts_at_s - OBJECTIVE_LEAD_S)
-            await attached.set_objective(await attached.objective(launch.family))
+            await client.set_objective(await client.objective(launch.family))
             await _until(setup.clock, starts_at_s)
-            before = await attached.explain(launch.family)
+            before = await client.explain(launch.family)
             result = await player.result()
-            after = await attached.explain(launch.family)
+            after = await client.explain(launch.family)
             ends_at_s = last_answer_s(result)
             await recorder.metered_until(ends_at_s, METER_DEADLINE_S)
             await stopped(watching)
@@ -118,7 +121,7 @@ async def play(setup: Setup, policy: str, slo: Slo, number: int) -> Run:
                 await stopped(watching)
             await player.stop()
             await recorder.close()
-            await attached.close()
+            await client.close()
 
 
 async def begin(setup: Setup, launcher: Launcher, launch: Launch, played: Played, folder: Path) -> tuple[Player, float]:
@@ -170,17 +173,17 @@ async def _ready(setup: Setup, launcher: Launcher, what: str) -> Launch:
     launch = launcher.launch
     assert launch is not None, "the launcher has started"
     answered_s = await first_answer(launcher, setup.clock)
-    attached = Attached(launch)
+    client = SystemClient(launch)
     try:
         give_up_s = setup.clock.monotonic_s() + SETTLE_DEADLINE_S
-        while (await attached.plan()).rollout.state != RolloutState.DONE:
+        while (await client.plan()).rollout.state != RolloutState.DONE:
             if setup.clock.monotonic_s() > give_up_s:
                 raise StartError(
                     "the first plan was not rolled out", field="controller", remedy=f"read {launch.state_dir}/logs"
                 )
             await setup.clock.sleep(POLL_S)
     finally:
-        await attached.close()
+        await client.close()
     setup.view.say(f"{what}: first answer {answered_s:.1f} s after the start")
     return launch
 
@@ -290,7 +293,7 @@ def _series(
         power_w=power_by_second(samples, begin_s, seconds),
         device_state={name: [d.state.name if d else "" for d in row] for name, row in status.items()},
         clock_mhz={name: [d.clock_mhz if d else None for d in row] for name, row in status.items()},
-        slices={name: [describe_slices(d) if d else "" for d in row] for name, row in status.items()},
+        slices={name: [slices_text(d) if d else "" for d in row] for name, row in status.items()},
         answered_by_variant={v: load.answered_by_variant.get(v, [0] * seconds) for v in order},
         grams=grams_by_second(samples, readings, begin_s, seconds, scenario.pue),
         events=[_event(c, result) for c in recorder.changes if 0 <= c.started_at_s - begin_s < seconds],
@@ -338,8 +341,18 @@ async def _triton_version(moments: list[Moment]) -> str:
             for device in node.devices:
                 for slice_ in device.slices:
                     if slice_.grpc_target:
-                        return await server_version(slice_.grpc_target)
+                        return await _server_version(slice_.grpc_target)
     return "unknown"
+
+
+async def _server_version(target: str) -> str:
+    """Version of a Triton, asked of itself; `unknown` when it does not answer."""
+    async with triton.InferenceServerClient(target) as client:
+        try:
+            metadata = await client.get_server_metadata(client_timeout=METADATA_TIMEOUT_S)
+        except InferenceServerException:
+            return "unknown"
+        return str(metadata.version)
 
 
 def _percentile(values: list[float], percentile: float) -> float:
@@ -387,7 +400,7 @@ class _Screen:
                     Device(
                         d.device.split("/")[-1],
                         d.state.name.lower(),
-                        "asleep" if d.state is DeviceState.ASLEEP else describe_slices(d),
+                        "asleep" if d.state is DeviceState.ASLEEP else slices_text(d),
                         d.clock_mhz,
                         power_w,
                     )

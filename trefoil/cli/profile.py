@@ -19,14 +19,13 @@ import typer
 
 from trefoil.cli.layout import CHECKOUT, shipped
 from trefoil.cli.output import AsJson, console, print_json
+from trefoil.cli.system_client import TOKEN_VARIABLE
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import SettingError
 
 if TYPE_CHECKING:
     from trefoil.profiler.session import Asked, Where
     from trefoil.profiler.table import Measured, Origin
-
-TOKEN_VARIABLE = "TREFOIL_TOKEN"
 
 
 def profile(

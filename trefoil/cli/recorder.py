@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from trefoil.cli.asking import counted
 from trefoil.cli.layout import Launch
+from trefoil.cli.output import count_equal
 from trefoil.core.accounting import Account, account
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.energy import EnergyMethod, EnergySample
@@ -218,7 +218,7 @@ def in_words(nodes: tuple[NodePlan, ...]) -> str:
         for device in node.devices:
             slices = [f"{s.key.slice_type} {'+'.join(h.variant for h in s.hosted)}" for s in device.slices]
             resting = device.target is DeviceState.ASLEEP
-            parts.append(f"{device.device.split('/')[-1]}: {'asleep' if resting else counted(slices)}")
+            parts.append(f"{device.device.split('/')[-1]}: {'asleep' if resting else count_equal(slices)}")
     return "; ".join(parts)
 
 

