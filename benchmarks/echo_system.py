@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-from trefoil.cli.serving import first_answer
 
 from benchmarks.echo_family import FAMILY, VERSIONS, make_repository, rate_per_s, variant_name
 from dispatcher.settings import DispatcherSettings
 from power_agent.devices.node_client import NodeClient
 from protos.controller.v1 import controller_pb2
 from tests.support.ports import free_offset
-from trefoil.cli.launcher import Launcher
+from trefoil.cli.launcher import Launcher, first_answer
 from trefoil.cli.scenario import Carbon, Served, System
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.errors import TrefoilError
