@@ -105,8 +105,8 @@ async def _strike(system: EchoSystem, faults: Faults, load: EchoLoad, size: Size
     order = faults.order(size.kinds or faults.kinds)
     waiting: list[str] = []
     while (left_s := (size.requests - load.sent) / size.rate_per_s) >= QUIET_S + size.gap_s[0]:
-        if system.launcher.failed:
-            raise StartError(system.launcher.failed)
+        if system.launcher.failure:
+            raise StartError(system.launcher.failure)
         waiting += [] if len(waiting) > 3 else [next(order)]
         pause_s = RETRY_S
         for kind in waiting:

@@ -136,7 +136,7 @@ class EchoSystem:
 
     def log(self, service: str) -> str:
         """All that it logged."""
-        return self.launcher.layout.log(service).read_text(errors="replace")
+        return self.launcher.paths.log(service).read_text(errors="replace")
 
     async def close(self) -> None:
         """Connections only; the launcher ends the processes."""

@@ -33,7 +33,7 @@ from rich.table import Table
 from controller.core.decide import CANDIDATE
 from controller.replay import records
 from tests.support.ports import free_offset
-from trefoil.cli.layout import CHECKOUT, Layout
+from trefoil.cli.layout import CHECKOUT, StatePaths
 from trefoil.cli.live import PlainView
 from trefoil.cli.load_result import LoadResult
 from trefoil.cli.play import Setup, play
@@ -159,7 +159,7 @@ async def watch(folder: Path, watched: Watched) -> None:
     after: dict[str, str] = {}
     try:
         while True:
-            launch = Layout(folder.resolve()).read_launch() if state is None else None
+            launch = StatePaths(folder.resolve()).read_launch() if state is None else None
             if launch is not None:
                 state = State.connect(launch.redis_url, launch.cluster)
             if state is not None:

@@ -21,7 +21,7 @@ from power_agent.devices.node_client import NodeClient
 from tests.support.ports import free_offset
 from tests.support.triton_process import MODELS, ROOT
 from trefoil.cli import processes
-from trefoil.cli.layout import Launch, Layout
+from trefoil.cli.layout import Launch, StatePaths
 from trefoil.cli.load_result import LoadResult
 from trefoil.cli.loadgen import LoadSpec, RateProfile, run_load
 from trefoil.cli.system_client import SystemClient, connect_system
@@ -104,7 +104,7 @@ class RunningSystem:
 
     @property
     def launch(self) -> Launch:
-        return Layout(self.state_dir.resolve()).running()
+        return StatePaths(self.state_dir.resolve()).running()
 
     @property
     def inference(self) -> str:
@@ -137,7 +137,7 @@ class RunningSystem:
 
     def close(self) -> None:
         """`trefoil down`, then by force what it may have left."""
-        launch = Layout(self.state_dir.resolve()).read_launch()
+        launch = StatePaths(self.state_dir.resolve()).read_launch()
         try:
             self.run("down")
         finally:

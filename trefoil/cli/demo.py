@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from trefoil.cli import interrupt, report, services
-from trefoil.cli.interrupt import Interrupts
+from trefoil.cli import report, services
+from trefoil.cli.interrupt import EXIT_INTERRUPTED, ShutdownSignals, run_until_signal
 from trefoil.cli.live import View, view_for
 from trefoil.cli.output import console, print_json
 from trefoil.cli.play import Run, Setup, measure, play
@@ -43,9 +43,9 @@ def run(scenario: Scenario, out: Path, *, as_json: bool) -> int:
         screen.quiet = True
     try:
         with view_for(screen) as view:
-            code = interrupt.run(lambda interrupts: _play_all(scenario, out, view, interrupts, clock, outcomes))
+            code = run_until_signal(lambda signals: _play_all(scenario, out, view, signals, clock, outcomes))
     except KeyboardInterrupt:
-        code = interrupt.INTERRUPTED
+        code = EXIT_INTERRUPTED
     if code or not outcomes:
         screen.print("interrupted; everything that was started has been stopped", highlight=False)
         return code
@@ -65,9 +65,9 @@ def run(scenario: Scenario, out: Path, *, as_json: bool) -> int:
 
 
 async def _play_all(
-    scenario: Scenario, out: Path, view: View, interrupts: Interrupts, clock: Clock, outcomes: list[Outcome]
+    scenario: Scenario, out: Path, view: View, signals: ShutdownSignals, clock: Clock, outcomes: list[Outcome]
 ) -> int:
-    setup = Setup(scenario, out, view, clock, lambda: interrupts.hurry)
+    setup = Setup(scenario, out, view, clock, lambda: signals.kill_now)
     started = datetime.fromtimestamp(clock.now_s(), UTC).isoformat(timespec="seconds")
     out.mkdir(parents=True, exist_ok=True)
     for stale in ("report.json", "report.html"):  # an interrupted demo must not leave an older one's result
@@ -95,7 +95,7 @@ async def _measured_slo(setup: Setup) -> Slo:
 
 def _announcement(scenario: Scenario) -> str:
     carbon, load, kept = scenario.carbon, scenario.load, scenario.availability
-    best = services.family_of(scenario).best
+    best = services.served_family(scenario).best
     floor = scenario.accuracy.floor(best.accuracy)
     return (
         f"{len(scenario.fleet.devices)} SIMULATED {scenario.fleet.devices[0]}, real Triton and models; "
@@ -108,7 +108,7 @@ def _announcement(scenario: Scenario) -> str:
 
 def _report(scenario: Scenario, runs: Mapping[str, Run], started: str) -> Report:
     batches = sum(run.batches for run in runs.values())
-    best = services.family_of(scenario).best.accuracy
+    best = services.served_family(scenario).best.accuracy
     return Report(
         simulated=all(run.simulated for run in runs.values()),
         triton_version=next(iter(runs.values())).triton_version,

@@ -25,9 +25,9 @@ PerModel = typer.Option(metavar="MODEL=NUMBER")
 def list_(repository: Repository = MODELS, as_json: AsJson = False) -> None:
     """Every family: its variants by accuracy, which have model files here, and how many profile rows there are."""
     from trefoil.cli.family_check import described
-    from trefoil.cli.layout import shipped
+    from trefoil.cli.layout import resolve_path
 
-    found = described(shipped(repository))
+    found = described(resolve_path(repository))
     if as_json:
         print_json(found)
         return
@@ -50,9 +50,9 @@ def check(
 ) -> None:
     """Compare each family's contract with its graphs; say what cannot be served. Exit code 1: something is wrong."""
     from trefoil.cli.family_check import checked
-    from trefoil.cli.layout import shipped
+    from trefoil.cli.layout import resolve_path
 
-    found = checked(shipped(repository), families or [])
+    found = checked(resolve_path(repository), families or [])
     if as_json:
         print_json(found)
     else:
@@ -86,7 +86,7 @@ def import_(
 ) -> None:
     """Import a Triton repository whose variants are separate models, or refuse and name the field that differs."""
     from trefoil.cli.family_import import Statement, import_family, parse_accuracies, parse_numbers
-    from trefoil.cli.layout import shipped
+    from trefoil.cli.layout import resolve_path
 
     name, models = _parse_as(as_)
     stated = Statement(
@@ -102,7 +102,7 @@ def import_(
         load_s=parse_numbers(load_s, "--load-s"),
         macs=parse_numbers(macs, "--macs"),
     )
-    imported = import_family(source, models, shipped(repository), stated, link=link)
+    imported = import_family(source, models, resolve_path(repository), stated, link=link)
     if as_json:
         print_json(asdict(imported) | {"folder": str(imported.folder)})
         return

@@ -31,7 +31,7 @@ from trefoil.cli.family_source import (
     refuse_other_tensors,
     refuse_unfit,
 )
-from trefoil.cli.layout import shipped
+from trefoil.cli.layout import resolve_path
 from trefoil.core.errors import CatalogError, SettingError
 from trefoil.runtime.model_files import CONFIG, ENGINES, FILES, OURS, backend_of
 from trefoil.runtime.repository import FAMILY_FILE, load_family
@@ -170,7 +170,7 @@ def _share(into: Path) -> None:
     own = into / SHARED / OURS
     if not own.exists():
         own.parent.mkdir(exist_ok=True)
-        shutil.copyfile(shipped(Path("model_repository") / SHARED / OURS), own)
+        shutil.copyfile(resolve_path(Path("model_repository") / SHARED / OURS), own)
 
 
 def parse_numbers(given: Sequence[str] | None, flag: str) -> dict[str, float]:

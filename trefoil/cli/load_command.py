@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trefoil.cli.arrivals import ArrivalTrace, RateProfile
-from trefoil.cli.layout import shipped
+from trefoil.cli.layout import resolve_path
 from trefoil.cli.load_result import LoadResult, LoadSummary, Progress
 from trefoil.cli.loadgen import LoadSpec, run_load
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
@@ -47,7 +47,7 @@ def load(
     target, served, objective_ms, quantile = asyncio.run(_where(address, family, slo_ms, Path(state_dir)))
     spec = LoadSpec(
         arrivals=_arrivals(rate, duration, profile, trace, trace_scale),
-        images=shipped(images or Path("model_repository") / served / "heldout.npz"),
+        images=resolve_path(images or Path("model_repository") / served / "heldout.npz"),
         family=served,
         seed=seed,
         batch_sizes=_sizes(batch),

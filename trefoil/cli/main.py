@@ -60,13 +60,13 @@ def up(
     as_json: AsJson = False,
 ) -> None:
     """Start Redis, a simulated node and the four services on this machine, and leave them running."""
-    from trefoil.cli.layout import shipped
+    from trefoil.cli.layout import resolve_path
     from trefoil.cli.supervisor import start_detached
 
     overrides = parse_sets(sets) | non_empty(policy=policy, mode=mode, planner=planner, forecaster=forecaster)
     overrides |= non_empty(router=router, queue=queue, governor=governor)
     overrides |= {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
-    child, reading = start_detached(shipped(config), Path(state_dir), overrides)
+    child, reading = start_detached(resolve_path(config), Path(state_dir), overrides)
     ready: dict[str, Any] = {}
     failure = ""
     try:
@@ -126,14 +126,14 @@ def demo(
 ) -> None:
     """Play the same load and carbon against several policies, and report what was saved. Ends by itself."""
     from trefoil.cli import demo as main_job
-    from trefoil.cli.layout import shipped
+    from trefoil.cli.layout import resolve_path
     from trefoil.cli.scenario import Scenario, against_base, load_system
 
     overrides = parse_sets(sets) | {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
     overrides |= non_empty(planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor)
     if policy:
         overrides = against_base(policy, preset) | overrides
-    scenario = load_system(shipped(config), Scenario, overrides)
+    scenario = load_system(resolve_path(config), Scenario, overrides)
     if quick:
         scenario = scenario.quick(main_job.QUICK_STEPS)
     code = main_job.run(scenario, out, as_json=as_json)

@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from trefoil.cli import services
 from trefoil.cli.launcher import Launcher, first_answer
-from trefoil.cli.layout import Launch, shipped
+from trefoil.cli.layout import Launch, resolve_path
 from trefoil.cli.live import Device, Picture, View
 from trefoil.cli.load_result import LoadResult
 from trefoil.cli.loadgen import LEAD_S
@@ -47,7 +47,7 @@ class Setup:
     out: Path
     view: View
     clock: Clock
-    hurry: Callable[[], bool]
+    kill_now: Callable[[], bool]
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings of services beside those that the scenario gives, by service."""
 
@@ -164,7 +164,7 @@ def _cluster(setup: Setup, policy: str, slo: Slo, folder: Path) -> Launcher:
     waiting = {"carbon_feed": {"trace": {"starts_at_s": math.inf}, "outlook": {"model": "none"}}}
     overrides = {**setup.overrides, **waiting}
     return Launcher(
-        system, folder / "cluster", clock=setup.clock, say=setup.view.say, hurry=setup.hurry, overrides=overrides
+        system, folder / "cluster", clock=setup.clock, say=setup.view.say, kill_now=setup.kill_now, overrides=overrides
     )
 
 
@@ -189,7 +189,7 @@ async def _ready(setup: Setup, launcher: Launcher, what: str) -> Launch:
 
 
 def _played(scenario: Scenario, points: tuple[tuple[float, float], ...]) -> Played:
-    images = shipped(scenario.family.repository) / scenario.family.name / "heldout.npz"
+    images = resolve_path(scenario.family.repository) / scenario.family.name / "heldout.npz"
     return Played(
         points, scenario.warmup_s, str(images), scenario.family.name, scenario.seed, scenario.load.permute_labels
     )
@@ -281,7 +281,7 @@ def _series(
     seconds, begin_s = len(load.t_s), result.started_at_s
     seen = _by_second(recorder.moments, begin_s, seconds)
     devices = sorted({d.device for m in recorder.moments for node in m.nodes for d in node.devices})
-    order = [variant.name for variant in services.family_of(scenario).by_accuracy()]
+    order = [variant.name for variant in services.served_family(scenario).by_accuracy()]
     status = {name: [_device(moment, name) for moment in seen] for name in devices}
     return Series(
         policy=policy,

@@ -17,7 +17,7 @@ from trefoil.cli.layout import write_private
 from trefoil.cli.load_result import LoadResult, Progress, Record
 from trefoil.cli.loadgen import LEAD_S, LoadSpec, run_load
 from trefoil.cli.output import EXIT_ERROR
-from trefoil.cli.processes import Child, Command
+from trefoil.cli.processes import ChildProcess, Command
 from trefoil.core.errors import StartError, TrefoilError
 from trefoil.runtime.clock import Clock, WallClock
 
@@ -73,11 +73,11 @@ class Player:
         write_private(spec, json.dumps(asdict(played)))
         argv = [sys.executable, "-m", "trefoil.cli.player", "--spec", str(spec)]
         argv += ["--target", target, "--out", str(self._result), "--lead-s", str(lead_s)]
-        self._child = Child(Command("load", argv, self._log, stop_grace_s=3.0), launch_id, clock)
+        self._child = ChildProcess(Command("load", argv, self._log, stop_grace_s=3.0), launch_id, clock)
 
     async def stop(self) -> None:
         """End it at once, whatever it was doing."""
-        await self._child.stop(hurry=lambda: True)
+        await self._child.stop(kill_now=lambda: True)
 
     async def started_at_s(self) -> float:
         """UTC of second 0 of the run, as soon as it is certain: about when the lead begins.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trefoil.cli.layout import CHECKOUT, shipped
+from trefoil.cli.layout import CHECKOUT, resolve_path
 from trefoil.cli.output import AsJson, console, print_json
 from trefoil.cli.system_client import TOKEN_VARIABLE
 from trefoil.core.device_types import device_type, slice_type
@@ -55,7 +55,7 @@ def profile(
     from trefoil.profiler.table import point_json, profile_text, selected_variants, write_profile
     from trefoil.runtime.repository import load_family
 
-    folder = shipped(repository) / family
+    folder = resolve_path(repository) / family
     known, _ = load_family(folder)
     if not agent and not triton:
         raise SettingError("nothing to measure", field="--agent", value="", remedy="give --agent or --triton host:port")

@@ -16,7 +16,7 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from trefoil.cli.layout import Launch, Layout, shipped
+from trefoil.cli.layout import Launch, StatePaths, resolve_path
 from trefoil.cli.scenario import HOUR_S, TRITON_PORTS_PER_DEVICE, System
 from trefoil.core.catalog import Family
 from trefoil.core.errors import BinaryMissing, PortInUse, StateUnavailable
@@ -47,7 +47,7 @@ class Service:
     stop_grace_s: float = 8.0
 
 
-def check(system: System, now_s: float) -> None:
+def preflight(system: System, now_s: float) -> None:
     """All that can be known to be wrong before a process is started.
 
     Raises:
@@ -59,8 +59,8 @@ def check(system: System, now_s: float) -> None:
 
     check_ports_free(system.listen.all(len(system.fleet.devices)))
     redis_binary()
-    prepare_triton(find_triton(None, shipped(system.triton_environment)))
-    load_catalog(shipped(system.family.repository), profile_overrides(system))
+    prepare_triton(find_triton(None, resolve_path(system.triton_environment)))
+    load_catalog(resolve_path(system.family.repository), profile_overrides(system))
     make_trace(CarbonFeedSettings(trace=TraceSettings(**trace_settings(system))), now_s)
 
 
@@ -99,10 +99,10 @@ def profile_overrides(system: System) -> dict[str, Path]:
     """Profiles that stand for a family's own."""
     if system.family.profile_override is None:
         return {}
-    return {system.family.name: shipped(system.family.profile_override)}
+    return {system.family.name: resolve_path(system.family.profile_override)}
 
 
-def describe(system: System, layout: Layout, launch_id: str, supervisor: Identity, now_s: float) -> Launch:
+def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Identity, now_s: float) -> Launch:
     """Where everything will listen, with a fresh Redis password."""
     ports = system.listen
     address = {name: f"{LOOPBACK}:{getattr(ports, f'{name}_admin')}" for name in SERVICES}
@@ -110,14 +110,14 @@ def describe(system: System, layout: Layout, launch_id: str, supervisor: Identit
     return Launch(
         launch_id=launch_id,
         cluster=system.cluster,
-        state_dir=str(layout.state_dir),
+        state_dir=str(paths.state_dir),
         supervisor=supervisor,
         redis_url=f"redis://:{secrets.token_urlsafe(24)}@{LOOPBACK}:{ports.redis}/0",
         addresses=address
         | {"inference": f"{LOOPBACK}:{ports.inference}"}
         | ({"rest": f"{LOOPBACK}:{ports.rest}"} if ports.rest else {}),
         metrics=metrics,
-        node_socket=str(layout.node_socket),
+        node_socket=str(paths.node_socket),
         family=system.family.name,
         node=system.fleet.node,
         zone=system.carbon.zone,
@@ -126,21 +126,21 @@ def describe(system: System, layout: Layout, launch_id: str, supervisor: Identit
     )
 
 
-def table(system: System, launch: Launch, layout: Layout, clock: Clock) -> dict[str, Service]:
-    """Every service by name. Order of start follows from `after`, order of stop from launcher.TEARDOWN."""
+def service_table(system: System, launch: Launch, paths: StatePaths, clock: Clock) -> dict[str, Service]:
+    """Every service by name. Order of start follows from `after`, order of stop from launcher.STOP_ORDER."""
     rows = (
-        _redis(system, launch, layout, clock),
-        _node(system, launch, layout),
-        _ours("carbon_feed", launch, layout, carbon_feed_settings(system, launch, layout), ("redis",)),
-        _ours("power_agent", launch, layout, power_agent_settings(system, launch, layout), ("redis", "node")),
-        _ours("controller", launch, layout, controller_settings(system, launch, layout), ("redis",)),
-        _ours("dispatcher", launch, layout, dispatcher_settings(system, launch, layout), ("redis",)),
+        _redis(system, launch, paths, clock),
+        _node(system, launch, paths),
+        _own_service("carbon_feed", launch, paths, carbon_feed_settings(system, launch, paths), ("redis",)),
+        _own_service("power_agent", launch, paths, power_agent_settings(system, launch, paths), ("redis", "node")),
+        _own_service("controller", launch, paths, controller_settings(system, launch, paths), ("redis",)),
+        _own_service("dispatcher", launch, paths, dispatcher_settings(system, launch, paths), ("redis",)),
     )
     return {row.name: row for row in rows}
 
 
-def _redis(system: System, launch: Launch, layout: Layout, clock: Clock) -> Service:
-    folder = layout.folder("redis")
+def _redis(system: System, launch: Launch, paths: StatePaths, clock: Clock) -> Service:
+    folder = paths.folder("redis")
     password = launch.redis_url.split(":")[2].split("@")[0]
     state = State.connect(launch.redis_url, launch.cluster, clock=clock)
 
@@ -164,7 +164,7 @@ def _redis(system: System, launch: Launch, layout: Layout, clock: Clock) -> Serv
     }
     return Service(
         "redis",
-        (str(redis_binary()), str(layout.settings("redis"))),
+        (str(redis_binary()), str(paths.settings("redis"))),
         healthy,
         settings=settings,
         render=lambda values: "".join(f"{key} {_redis_value(value)}\n" for key, value in values.items()),
@@ -176,7 +176,7 @@ def _redis_value(value: object) -> str:
     return f'"{text}"' if " " in text else text
 
 
-def _node(system: System, launch: Launch, layout: Layout) -> Service:
+def _node(system: System, launch: Launch, paths: StatePaths) -> Service:
     async def healthy() -> bool:
         try:
             _, writer = await asyncio.open_unix_connection(launch.node_socket)
@@ -188,12 +188,14 @@ def _node(system: System, launch: Launch, layout: Layout) -> Service:
 
     Path(launch.node_socket).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     argv = [sys.executable, "-m", "power_agent.devices.simulated", "--node", launch.node]
-    argv += ["--socket", launch.node_socket, "--config", str(layout.settings("node"))]
+    argv += ["--socket", launch.node_socket, "--config", str(paths.settings("node"))]
     return Service("node", tuple(argv), healthy, settings=node_settings(system), stop_grace_s=12.0)
 
 
-def _ours(name: str, launch: Launch, layout: Layout, settings: Mapping[str, Any], after: tuple[str, ...]) -> Service:
-    argv = (sys.executable, "-m", name, "--config", str(layout.settings(name)))
+def _own_service(
+    name: str, launch: Launch, paths: StatePaths, settings: Mapping[str, Any], after: tuple[str, ...]
+) -> Service:
+    argv = (sys.executable, "-m", name, "--config", str(paths.settings(name)))
     return Service(name, argv, lambda: is_serving(launch.addresses[name]), after, settings)
 
 
@@ -208,7 +210,7 @@ async def is_serving(address: str, service: str = "") -> bool:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def _common(name: str, system: System, launch: Launch, folder: Path) -> dict[str, Any]:
+def _common_settings(name: str, system: System, launch: Launch, folder: Path) -> dict[str, Any]:
     return {
         "cluster": launch.cluster,
         "redis_url": launch.redis_url,
@@ -219,9 +221,9 @@ def _common(name: str, system: System, launch: Launch, folder: Path) -> dict[str
     }
 
 
-def carbon_feed_settings(system: System, launch: Launch, layout: Layout) -> dict[str, Any]:
+def carbon_feed_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
     """A trace whose clock alone is scaled."""
-    return _common("carbon_feed", system, launch, layout.folder("carbon_feed")) | {
+    return _common_settings("carbon_feed", system, launch, paths.folder("carbon_feed")) | {
         "zone": system.carbon.zone,
         "trace": trace_settings(system),
     }
@@ -230,34 +232,34 @@ def carbon_feed_settings(system: System, launch: Launch, layout: Layout) -> dict
 def trace_settings(system: System) -> dict[str, Any]:
     """The trace in the scenario's steps, each as long as the scenario says."""
     carbon = system.carbon
-    own = {} if carbon.trace is None else {"path": str(shipped(carbon.trace))}
+    own = {} if carbon.trace is None else {"path": str(resolve_path(carbon.trace))}
     return own | {"speedup": carbon.speedup, "step_s": carbon.step_h * HOUR_S}
 
 
-def power_agent_settings(system: System, launch: Launch, layout: Layout) -> dict[str, Any]:
+def power_agent_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
     """Governs the simulated node; its Tritons go down with it, because the node goes too."""
-    return _common("power_agent", system, launch, layout.folder("agent")) | {
+    return _common_settings("power_agent", system, launch, paths.folder("agent")) | {
         "node": system.fleet.node,
         "zone": system.carbon.zone,
         "node_socket": launch.node_socket,
-        "model_repository": str(shipped(system.family.repository)),
-        "triton_environment": str(shipped(system.triton_environment)),
+        "model_repository": str(resolve_path(system.family.repository)),
+        "triton_environment": str(resolve_path(system.triton_environment)),
         "triton_port_base": system.listen.triton_base,
         "meter": system.meter,
         "governor": system.governor,
-        "parts": _parts(system, Kind.GOVERNOR),
+        "parts": _part_settings(system, Kind.GOVERNOR),
     }
 
 
-def _parts(system: System, *kinds: Kind) -> dict[str, dict[str, Value]]:
+def _part_settings(system: System, *kinds: Kind) -> dict[str, dict[str, Value]]:
     """Settings of parts of these kinds: of the policy's row, and over them those of the system."""
     settings = system.row(system.policy).settings
     return {kind.value: dict(settings[kind]) for kind in kinds if settings.get(kind)}
 
 
-def controller_settings(system: System, launch: Launch, layout: Layout) -> dict[str, Any]:
+def controller_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
     """Policy and objective; floors are absolute, relative to the family's best variant."""
-    best = family_of(system).best.accuracy
+    best = served_family(system).best.accuracy
     objective = {
         "family": system.family.name,
         "mode": system.objective_mode,
@@ -271,15 +273,15 @@ def controller_settings(system: System, launch: Launch, layout: Layout) -> dict[
         "spread_min": system.availability.spread_min,
         "params": dict(system.params),
     }
-    return _common("controller", system, launch, layout.folder("controller")) | {
+    return _common_settings("controller", system, launch, paths.folder("controller")) | {
         "policy": system.policy,
         "planner": system.planner,
         "forecaster": system.forecaster,
-        "parts": _parts(system, Kind.PLANNER, Kind.FORECASTER),
+        "parts": _part_settings(system, Kind.PLANNER, Kind.FORECASTER),
         "mode": system.mode,
         "seed": system.seed,
         "pue": system.pue,
-        "model_repository": str(shipped(system.family.repository)),
+        "model_repository": str(resolve_path(system.family.repository)),
         "profile_overrides": {name: str(path) for name, path in profile_overrides(system).items()},
         "objectives": [objective],
         "carbon": {"zone": system.carbon.zone},
@@ -289,9 +291,9 @@ def controller_settings(system: System, launch: Launch, layout: Layout) -> dict[
     }
 
 
-def dispatcher_settings(system: System, launch: Launch, layout: Layout) -> dict[str, Any]:
+def dispatcher_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
     """Routes come from the plan."""
-    return _common("dispatcher", system, launch, layout.folder("dispatcher")) | {
+    return _common_settings("dispatcher", system, launch, paths.folder("dispatcher")) | {
         "inference_address": launch.addresses["inference"],
         "rest_address": launch.addresses.get("rest", ""),
         "workers": system.workers,
@@ -304,16 +306,16 @@ def node_settings(system: System) -> dict[str, Any]:
     """The simulated driver and what runs on its slices."""
     return {
         "devices": list(system.fleet.devices),
-        "model_repository": str(shipped(system.family.repository)),
+        "model_repository": str(resolve_path(system.family.repository)),
         "profile_overrides": {name: str(path) for name, path in profile_overrides(system).items()},
         "seed": system.seed,
     }
 
 
-def family_of(system: System) -> Family:
+def served_family(system: System) -> Family:
     """The served family, read from its folder."""
     family, _ = load_family(
-        shipped(system.family.repository) / system.family.name, profile_overrides(system).get(system.family.name)
+        resolve_path(system.family.repository) / system.family.name, profile_overrides(system).get(system.family.name)
     )
     return family
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
-from trefoil.cli.layout import Launch, Layout
+from trefoil.cli.layout import Launch, StatePaths
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.errors import SettingError
 from trefoil.core.fleet import NodeStatus
@@ -113,7 +113,7 @@ async def connect_system(state_dir: Path) -> AsyncIterator[SystemClient]:
     Raises:
         NotFound: none runs there.
     """
-    client = SystemClient(Layout(state_dir.resolve()).running())
+    client = SystemClient(StatePaths(state_dir.resolve()).running())
     try:
         yield client
     finally:
@@ -142,7 +142,7 @@ def service_address(service: str, target: str, state_dir: str) -> str:
         NotFound: no target was given and nothing runs there.
     """
     if not target:
-        return Layout(Path(state_dir).resolve()).running().addresses[service]
+        return StatePaths(Path(state_dir).resolve()).running().addresses[service]
     if not target.startswith("unix:"):
         rpc.split_address(target)
     return target

@@ -13,7 +13,7 @@ from protos.controller.v1 import controller_pb2
 from protos.dispatcher.v1 import dispatcher_pb2
 from protos.types.v1 import plan_pb2
 from trefoil.cli import services
-from trefoil.cli.layout import Launch, Layout
+from trefoil.cli.layout import Launch, StatePaths
 from trefoil.cli.main import app
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
@@ -150,7 +150,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
         triton_ports=(1, 2),
         started_at_s=0.0,
     )
-    Layout(tmp_path).write_launch(launch)
+    StatePaths(tmp_path).write_launch(launch)
 
     async def nodes(_: Any) -> list[NodeStatus]:
         return [NODE]
