@@ -20,7 +20,7 @@ from power_agent.devices.node_client import NodeClient
 from protos.controller.v1 import controller_pb2
 from tests.support.ports import free_offset
 from trefoil.cli.launcher import Launcher, first_answer
-from trefoil.cli.scenario import Carbon, Served, System
+from trefoil.cli.scenario import Carbon, ServedFamily, System
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SERVING, DeviceState, Hosted, SliceKey, SliceStatus
@@ -153,7 +153,7 @@ async def running(
     repository = make_repository(folder / "models")
     system = System(
         cluster="echo",
-        family=Served(name=FAMILY, repository=repository),
+        family=ServedFamily(name=FAMILY, repository=repository),
         demand_initial_per_s=50.0,
         carbon=Carbon(step_s=3600.0),  # no decision about carbon takes part
         port_offset=free_offset(),

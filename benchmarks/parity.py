@@ -36,8 +36,8 @@ from tests.support.ports import free_offset
 from trefoil.cli.layout import CHECKOUT, StatePaths
 from trefoil.cli.live import PlainView
 from trefoil.cli.load_result import LoadResult
-from trefoil.cli.play import Setup, play
-from trefoil.cli.player import read_result
+from trefoil.cli.play import DemoContext, run_policy
+from trefoil.cli.player import read_load_result
 from trefoil.cli.results import Summary, git_commit, machine, write_json
 from trefoil.cli.scenario import Scenario, Slo, load_system
 from trefoil.core.brains import PlanView
@@ -179,17 +179,17 @@ async def play_live(case: Case, demo: Scenario, out: Path, console: Console) -> 
     """One run of the demo on a fresh system."""
     view = PlainView(console, every_s=math.inf)
     out.mkdir(parents=True, exist_ok=True)
-    setup = Setup(demo, out, view, WallClock(), lambda: False, {"controller": case.controller})
+    setup = DemoContext(demo, out, view, WallClock(), lambda: False, {"controller": case.controller})
     watched = Watched()
     watching = asyncio.create_task(watch(out / case.policy / "cluster", watched))
     try:
-        run = await play(setup, case.policy, SLO, 1)
+        run = await run_policy(setup, case.policy, SLO, 1)
     finally:
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
     found = [record for record, _ in records(out / case.policy / "cluster" / "controller" / "decisions")]
-    client = read_result(out / case.policy / "load.json")
+    client = read_load_result(out / case.policy / "load.json")
     zero_s = client.started_at_s + demo.warmup_s
     counted = [
         r for r in found if r.at_s < zero_s + demo.duration_s

@@ -1,4 +1,4 @@
-"""The main job: the same arrivals and carbon against each policy in turn, on fresh clusters, and what was saved.
+"""`trefoil demo`: the same arrivals and carbon against each policy in turn, on fresh clusters, and what was saved.
 
 The SLO is measured first: `slo_rule.factor` times the p95 of BASE under the demo's own load profile, compressed into
 `measure_s` (mean and peak both occur, in the same proportion). It is printed and then fixed for every run.
@@ -16,7 +16,7 @@ from trefoil.cli import report, services
 from trefoil.cli.interrupt import EXIT_INTERRUPTED, ShutdownSignals, run_until_signal
 from trefoil.cli.live import View, view_for
 from trefoil.cli.output import console, print_json
-from trefoil.cli.play import Run, Setup, measure, play
+from trefoil.cli.play import DemoContext, RunResult, measure_p95_ms, run_policy
 from trefoil.cli.results import Report, git_commit, machine, write_json
 from trefoil.cli.scenario import Scenario, Slo
 from trefoil.runtime.clock import Clock, WallClock
@@ -27,14 +27,14 @@ SLO_ROUND_MS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All runs and what they share."""
+    """Outcome of a demo: all runs and the report over them."""
 
     report: Report
-    runs: Mapping[str, Run]
+    runs: Mapping[str, RunResult]
 
 
-def run(scenario: Scenario, out: Path, *, as_json: bool) -> int:
-    """Play everything; returns the exit code. On every way out nothing is left running."""
+def run_demo(scenario: Scenario, out: Path, *, as_json: bool) -> int:
+    """Run every policy and write the report; returns the exit code. On every way out nothing is left running."""
     clock = WallClock()
     started_at_s = clock.now_s()
     screen = console()
@@ -43,50 +43,50 @@ def run(scenario: Scenario, out: Path, *, as_json: bool) -> int:
         screen.quiet = True
     try:
         with view_for(screen) as view:
-            code = run_until_signal(lambda signals: _play_all(scenario, out, view, signals, clock, outcomes))
+            code = run_until_signal(lambda signals: _run_policies(scenario, out, view, signals, clock, outcomes))
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     if code or not outcomes:
         screen.print("interrupted; everything that was started has been stopped", highlight=False)
         return code
     outcome = outcomes[0]
-    report.write(out, outcome.report, {name: one.series for name, one in outcome.runs.items()})
+    report.write_report(out, outcome.report, {name: one.series for name, one in outcome.runs.items()})
     if as_json:
         print_json(outcome.report.to_json())
         return 0
     if screen.is_terminal:
-        screen.print(report.table(outcome.report))
+        screen.print(report.report_table(outcome.report))
     else:
-        for line in report.plain_lines(outcome.report):
+        for line in report.report_lines(outcome.report):
             screen.print(line, soft_wrap=True)
     took_s = clock.now_s() - started_at_s
     screen.print(f"report: {out / 'report.html'} and {out / 'report.json'} ({took_s:.0f} s)", soft_wrap=True)
     return 0
 
 
-async def _play_all(
+async def _run_policies(
     scenario: Scenario, out: Path, view: View, signals: ShutdownSignals, clock: Clock, outcomes: list[Outcome]
 ) -> int:
-    setup = Setup(scenario, out, view, clock, lambda: signals.kill_now)
+    context = DemoContext(scenario, out, view, clock, lambda: signals.kill_now)
     started = datetime.fromtimestamp(clock.now_s(), UTC).isoformat(timespec="seconds")
     out.mkdir(parents=True, exist_ok=True)
     for stale in ("report.json", "report.html"):  # an interrupted demo must not leave an older one's result
         (out / stale).unlink(missing_ok=True)
     view.say(_announcement(scenario))
-    slo = await _measured_slo(setup)
-    runs: dict[str, Run] = {}
+    slo = await _measure_slo(context)
+    runs: dict[str, RunResult] = {}
     for number, policy in enumerate(scenario.policies, 1):
-        runs[policy] = await play(setup, policy, slo, number)
+        runs[policy] = await run_policy(context, policy, slo, number)
         write_json(out / policy / "series.json", runs[policy].to_json())
     outcomes.append(Outcome(_report(scenario, runs, started), runs))
     return 0
 
 
-async def _measured_slo(setup: Setup) -> Slo:
-    rule = setup.scenario.slo_rule
-    p95_ms = await measure(setup)
+async def _measure_slo(context: DemoContext) -> Slo:
+    rule = context.scenario.slo_rule
+    p95_ms = await measure_p95_ms(context)
     latency_ms = max(SLO_ROUND_MS, round(rule.factor * p95_ms / SLO_ROUND_MS) * SLO_ROUND_MS)
-    setup.view.say(
+    context.view.say(
         f"SLO: {rule.factor:g} x {p95_ms:.1f} ms (p{rule.percentile:g} of {rule.policy} under the demo's load profile, "
         f"in {rule.measure_s:.0f} s) = {latency_ms:.0f} ms, fixed for all runs"
     )
@@ -106,7 +106,7 @@ def _announcement(scenario: Scenario) -> str:
     )
 
 
-def _report(scenario: Scenario, runs: Mapping[str, Run], started: str) -> Report:
+def _report(scenario: Scenario, runs: Mapping[str, RunResult], started: str) -> Report:
     batches = sum(run.batches for run in runs.values())
     best = services.served_family(scenario).best.accuracy
     return Report(

@@ -24,10 +24,10 @@ PerModel = typer.Option(metavar="MODEL=NUMBER")
 @app.command("list")
 def list_(repository: Repository = MODELS, as_json: AsJson = False) -> None:
     """Every family: its variants by accuracy, which have model files here, and how many profile rows there are."""
-    from trefoil.cli.family_check import described
+    from trefoil.cli.family_check import describe_families
     from trefoil.cli.layout import resolve_path
 
-    found = described(resolve_path(repository))
+    found = describe_families(resolve_path(repository))
     if as_json:
         print_json(found)
         return
@@ -49,10 +49,10 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Compare each family's contract with its graphs; say what cannot be served. Exit code 1: something is wrong."""
-    from trefoil.cli.family_check import checked
+    from trefoil.cli.family_check import check_families
     from trefoil.cli.layout import resolve_path
 
-    found = checked(resolve_path(repository), families or [])
+    found = check_families(resolve_path(repository), families or [])
     if as_json:
         print_json(found)
     else:

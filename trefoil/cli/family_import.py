@@ -1,4 +1,4 @@
-"""Adopt the models of an existing Triton repository as the variants of one family.
+"""Import the models of an existing Triton repository as the variants of one family.
 
     REPO/resnet18/config.pbtxt, 1/model.onnx          MODELS/resnet/config.pbtxt   the contract that all agree on
     REPO/resnet50/config.pbtxt, 3/model.onnx    ->                  family.toml    accuracies, names, versions
@@ -47,7 +47,7 @@ MIB: Final = 2**20
 
 @dataclass(slots=True)
 class Statement:
-    """What a person says of a family to be imported. Mappings are by model name."""
+    """Statement of a user about a family to be imported. Mappings are by model name."""
 
     family: str
     accuracies: Mapping[str, float]
@@ -116,13 +116,13 @@ def import_family(
     with tempfile.TemporaryDirectory(dir=into, prefix=".import-") as folder:
         fresh = Path(folder) / stated.family
         for version, source in enumerate(sources, 1):
-            stated.sizes_bytes[source.name] = _place(source, fresh / str(version), link=link)
+            stated.sizes_bytes[source.name] = _copy_files(source, fresh / str(version), link=link)
             result.variants.append(ImportedVariant(source.name, version, source.version))
         (fresh / CONFIG).write_text(text_format.MessageToString(contract), encoding="utf-8")
         (fresh / FAMILY_FILE).write_text(family_toml(stated, models, repository), encoding="utf-8")
         load_family(fresh)  # what was just written is judged as any other family
         fresh.rename(target)
-    _share(into)
+    _copy_backend(into)
     return result
 
 
@@ -152,10 +152,10 @@ def _contract(first: Source, tensors: Tensors, family: str) -> model_config_pb2.
     return config
 
 
-def _place(source: Source, folder: Path, *, link: bool) -> int:
+def _copy_files(source: Source, folder: Path, *, link: bool) -> int:
     """Put one version's files into the family; return their bytes."""
     folder.mkdir(parents=True)
-    pairs = {**source.files, **{name: name for name in source.beside}}
+    pairs = {**source.files, **{name: name for name in source.other_files}}
     for here, there in pairs.items():
         original = (source.folder / there).resolve()
         if link:
@@ -165,7 +165,7 @@ def _place(source: Source, folder: Path, *, link: bool) -> int:
     return sum((source.folder / there).stat().st_size for there in pairs.values())
 
 
-def _share(into: Path) -> None:
+def _copy_backend(into: Path) -> None:
     """A model repository of its own needs the model.py that a slice of the python backend runs."""
     own = into / SHARED / OURS
     if not own.exists():

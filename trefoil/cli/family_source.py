@@ -22,7 +22,7 @@ class Source:
     config: model_config_pb2.ModelConfig
     folder: Path  # of that version
     files: Mapping[str, str]  # file in the family's version folder -> file here
-    beside: tuple[str, ...]  # other files, e.g. external data
+    other_files: tuple[str, ...]  # other files, e.g. external data
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ def read_source(repository: Path, name: str) -> Source:
         ) from error
     backend = backend_of(config)
     if backend not in FILES:
-        raise refused(name, "backend", backend or str(config.platform), f"one of {', '.join(FILES)}", path)
+        raise variant_error(name, "backend", backend or str(config.platform), f"one of {', '.join(FILES)}", path)
     version = _served_version(name, folder, config)
     files = _files(name, folder / str(version), config, backend)
-    beside = {p.name for p in (folder / str(version)).iterdir() if p.is_file()} - set(files.values()) - {OURS}
-    return Source(name, version, config, folder / str(version), files, tuple(sorted(beside)))
+    other_files = {p.name for p in (folder / str(version)).iterdir() if p.is_file()} - set(files.values()) - {OURS}
+    return Source(name, version, config, folder / str(version), files, tuple(sorted(other_files)))
 
 
 def _served_version(name: str, folder: Path, config: model_config_pb2.ModelConfig) -> int:
@@ -104,20 +104,20 @@ def refuse_unfit(source: Source) -> None:
     """
     config = source.config
     if config.max_batch_size < 1:
-        raise refused(
+        raise variant_error(
             source.name, "max_batch_size", config.max_batch_size, "export it with a batch dimension of any size"
         )
     for unfit in ("batch_input", "batch_output"):
         if len(getattr(config, unfit)):
-            raise refused(source.name, unfit, "set", "serve it outside of a family")
+            raise variant_error(source.name, unfit, "set", "serve it outside of a family")
     if config.HasField("sequence_batching"):
-        raise refused(source.name, "sequence_batching", "set", "serve it outside of a family")
+        raise variant_error(source.name, "sequence_batching", "set", "serve it outside of a family")
     if config.model_transaction_policy.decoupled:
-        raise refused(source.name, "model_transaction_policy.decoupled", True, "serve it outside of a family")
+        raise variant_error(source.name, "model_transaction_policy.decoupled", True, "serve it outside of a family")
     for tensor in (*config.input, *config.output):
         for unfit in ("reshape", "is_shape_tensor", "is_non_linear_format_io", "allow_ragged_batch", "optional"):
             if unfit in tensor.DESCRIPTOR.fields_by_name and unfit in {f.name for f, _ in tensor.ListFields()}:
-                raise refused(source.name, f"{tensor.name}.{unfit}", "set", "export it without")
+                raise variant_error(source.name, f"{tensor.name}.{unfit}", "set", "export it without")
 
 
 def refuse_difference(first: Source, source: Source) -> None:
@@ -134,7 +134,9 @@ def refuse_difference(first: Source, source: Source) -> None:
     }
     for name, (want, have) in shared.items():
         if want != have:
-            raise refused(source.name, name, have, f"make it {want!r}, as {first.name} has it, or import fewer models")
+            raise variant_error(
+                source.name, name, have, f"make it {want!r}, as {first.name} has it, or import fewer models"
+            )
 
 
 def _keys(source: Source) -> list[str]:
@@ -158,7 +160,7 @@ def read_tensors(source: Source) -> Tensors:
     inputs, outputs = tuple(source.config.input), tuple(source.config.output)
     if backend_of(source.config) == ENGINES:
         if not inputs or not outputs:
-            raise refused(source.name, "input", [], "write input and output into its config.pbtxt")
+            raise variant_error(source.name, "input", [], "write input and output into its config.pbtxt")
         return Tensors(inputs, outputs)
     path = source.folder / source.files[FILES["onnxruntime"]]
     graph_inputs, graph_outputs = graph_tensors(path)
@@ -168,11 +170,13 @@ def read_tensors(source: Source) -> Tensors:
         there = {tensor.name for tensor in graph}
         for tensor in configured:
             if tensor.name not in there:
-                raise refused(
+                raise variant_error(
                     source.name, kind, tensor.name, f"{path} has {', '.join(sorted(there))}: mend config.pbtxt"
                 )
     if lacking := {t.name for t in graph_inputs} - {t.name for t in inputs}:
-        raise refused(source.name, "input", sorted(lacking), "its config.pbtxt has to list all inputs of the graph")
+        raise variant_error(
+            source.name, "input", sorted(lacking), "its config.pbtxt has to list all inputs of the graph"
+        )
     return Tensors(inputs, outputs)
 
 
@@ -180,7 +184,7 @@ def _completed(source: Source, tensor: TensorInfo, entry: Any) -> Any:
     """The entry of config.pbtxt for a tensor of the graph: its batch dimension is not written there."""
     if not tensor.dims or tensor.dims[0] != -1:
         remedy = "export it with a batch dimension of any size"
-        raise refused(source.name, f"{tensor.name}.dims", list(tensor.dims), remedy)
+        raise variant_error(source.name, f"{tensor.name}.dims", list(tensor.dims), remedy)
     if tensor.data_type not in model_config_pb2.DataType.keys():  # noqa: SIM118 - an enum wrapper, not a mapping
         raise CatalogError(f"model {source.name}: Triton has no {tensor.data_type}", field=tensor.name)
     entry.name, entry.data_type = tensor.name, model_config_pb2.DataType.Value(tensor.data_type)
@@ -203,7 +207,7 @@ def refuse_other_tensors(first: Source, wanted: Tensors, source: Source, own: Te
 
 def _refuse_other_names(first: Source, source: Source, kind: str, want: Sequence[str], have: Sequence[str]) -> None:
     if len(have) != len(want):
-        raise refused(source.name, kind, have, f"the family has {len(want)}: {', '.join(want)}")
+        raise variant_error(source.name, kind, have, f"the family has {len(want)}: {', '.join(want)}")
     if sorted(have) == sorted(want):
         return
     unknown = next((name for name in have if name not in want), have[0])
@@ -212,20 +216,20 @@ def _refuse_other_names(first: Source, source: Source, kind: str, want: Sequence
         remedy += f"build the engine from a graph with the {kind} names of {first.name}"
     else:
         remedy += f"export it again with {kind}_names={list(want)} (torch.onnx.export), and so in its config.pbtxt"
-    raise refused(source.name, f"{kind}.name", unknown, remedy)
+    raise variant_error(source.name, f"{kind}.name", unknown, remedy)
 
 
 def _refuse_other_shape(source: Source, tensor: Any, family: Any) -> None:
     if tensor.data_type != family.data_type:
         want, have = (model_config_pb2.DataType.Name(t.data_type) for t in (family, tensor))
         remedy = f"the family's is {want}; export it so"
-        raise refused(source.name, f"{tensor.name}.data_type", have, remedy)
+        raise variant_error(source.name, f"{tensor.name}.data_type", have, remedy)
     if tuple(tensor.dims) != tuple(family.dims):
         remedy = f"the family's has {list(family.dims)}; export it so, with resizing inside the graph"
-        raise refused(source.name, f"{tensor.name}.dims", list(tensor.dims), remedy)
+        raise variant_error(source.name, f"{tensor.name}.dims", list(tensor.dims), remedy)
 
 
-def refused(model: str, name: str, value: object, remedy: str, path: Path | str = "") -> CatalogError:
+def variant_error(model: str, name: str, value: object, remedy: str, path: Path | str = "") -> CatalogError:
     """The error that says why a model cannot be a variant."""
     where = f" ({path})" if path else ""
     return CatalogError(f"model {model} cannot be a variant{where}", field=name, value=value, remedy=remedy)

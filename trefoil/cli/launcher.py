@@ -1,4 +1,4 @@
-"""Starts a whole system on this machine, keeps it running, and takes all of it down again.
+"""Launcher of a whole system on this machine: starts it, keeps it running, and takes all of it down again.
 
 Everything is checked before anything is started. Services start as soon as what they need answers; each must report
 itself healthy within a deadline, and one that dies shows its last words. A service that crashes later is started
@@ -45,7 +45,7 @@ STOP_ORDER: Final = (("dispatcher", "controller"), ("power_agent", "carbon_feed"
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
-    """A process that ended without being asked to."""
+    """Exit of a process that nobody had asked to end."""
 
     service: str
     exit_code: int
@@ -54,7 +54,7 @@ class ProcessExit:
 
 
 class Launcher:
-    """One running system. `async with Launcher(...) as system:` holds it."""
+    """Launcher of one running system. `async with Launcher(...) as system:` holds it."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Launcher:
     # Start
 
     async def start(self) -> None:
-        """Check, write settings, start, and wait until all services are healthy.
+        """Start everything: check, write settings, start, and wait until all services are healthy.
 
         Raises:
             TrefoilError: what is wrong here; nothing of ours is left running then (see `__aenter__`).
@@ -182,11 +182,11 @@ class Launcher:
 
     @property
     def restarts(self) -> int:
-        """How often a service ended without being asked to."""
+        """Number of times that a service ended without being asked to."""
         return len(self.exits)
 
     async def wait_for_failure(self) -> None:
-        """Returns when a service cannot be kept running."""
+        """Wait until a service cannot be kept running."""
         while not self.failure:
             await self._clock.sleep(POLL_S)
 
@@ -218,7 +218,7 @@ class Launcher:
     # End
 
     async def stop(self) -> None:
-        """Take everything down, in order. Idempotent; safe after a start that stopped half-way."""
+        """Stop everything, in order. Idempotent; safe after a start that stopped half-way."""
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.gather(self._supervision, return_exceptions=True)
@@ -244,7 +244,7 @@ async def clean_up(paths: StatePaths, clock: Clock) -> bool:
 
 
 def remove_runtime_files(paths: StatePaths) -> None:
-    """Remove all that stands for running processes: pid files, sockets, shared memory, Redis' and the node's files."""
+    """Remove what stands for running processes: pid files, sockets, shared memory, Redis' and the node's files."""
     if (launch := paths.read_launch()) is not None:
         services.remove_shared_memory(launch)
     for name in ("run", "redis"):

@@ -44,7 +44,7 @@ def load(
     as_json: AsJson = False,
 ) -> None:
     """Send labelled images open loop, check every answer, and print latency, attainment and accuracy."""
-    target, served, objective_ms, quantile = asyncio.run(_where(address, family, slo_ms, Path(state_dir)))
+    target, served, objective_ms, quantile = asyncio.run(_find_target(address, family, slo_ms, Path(state_dir)))
     spec = LoadSpec(
         arrivals=_arrivals(rate, duration, profile, trace, trace_scale),
         images=resolve_path(images or Path("model_repository") / served / "heldout.npz"),
@@ -54,18 +54,20 @@ def load(
         deadline_s=deadline,
         permute_labels=permute_labels,
     )
-    result = asyncio.run(_run(spec, target, quiet=as_json))
+    result = asyncio.run(_run_until_signal(spec, target, quiet=as_json))
     if out is not None:
         result.write(out, objective_ms, quantile)
     summary = result.summary(objective_ms, quantile)
     if as_json:
         print_json(asdict(summary))
     else:
-        for line in lines(summary):
+        for line in _summary_lines(summary):
             console().print(line)
 
 
-async def _where(address: str, family: str, slo_ms: float | None, state_dir: Path) -> tuple[str, str, float, float]:
+async def _find_target(
+    address: str, family: str, slo_ms: float | None, state_dir: Path
+) -> tuple[str, str, float, float]:
     """Target, family and SLO: as given, else as the running system has them."""
     if address:
         if slo_ms is None or not family:
@@ -105,19 +107,19 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise SettingError("not a list of numbers", field="--batch", value=text, remedy="e.g. 1 or 1,2,8") from error
 
 
-async def _run(spec: LoadSpec, target: str, *, quiet: bool) -> LoadResult:
+async def _run_until_signal(spec: LoadSpec, target: str, *, quiet: bool) -> LoadResult:
     """Ctrl-C ends the load early; what was sent is waited for and counted."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    said_s = 0.0
+    printed_s = 0.0
 
     def report(now: Progress) -> None:
-        nonlocal said_s
-        if quiet or now.elapsed_s - said_s < SAY_EVERY_S:
+        nonlocal printed_s
+        if quiet or now.elapsed_s - printed_s < SAY_EVERY_S:
             return
-        said_s = now.elapsed_s
+        printed_s = now.elapsed_s
         p95 = "-" if now.latency_ms_p95 is None else f"{now.latency_ms_p95:.0f}"
         console().print(
             f"{now.elapsed_s:5.0f} of {now.duration_s:.0f} s: {now.answered_per_s:.0f} answers/s, p95 {p95} ms, "
@@ -127,7 +129,7 @@ async def _run(spec: LoadSpec, target: str, *, quiet: bool) -> LoadResult:
     return await run_load(spec, target, report, stop=stop)
 
 
-def lines(summary: LoadSummary) -> list[str]:
+def _summary_lines(summary: LoadSummary) -> list[str]:
     """A load in a few lines."""
     codes = ", ".join(f"{code} {count}" for code, count in summary.failed_by_code.items())
     shares = ", ".join(f"{variant} {100 * share:.1f} %" for variant, share in summary.variant_shares.items())

@@ -93,10 +93,10 @@ def up(
 
 def down(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
     """Stop what `trefoil up` started; also cleans up what a killed supervisor left."""
-    from trefoil.cli.supervisor import down as stop
+    from trefoil.cli.supervisor import stop_system
 
     said: list[str] = []
-    stopped = stop(Path(state_dir), said.append)
+    stopped = stop_system(Path(state_dir), said.append)
     if as_json:
         print_json({"stopped": stopped, "said": said})
     else:
@@ -125,18 +125,18 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Play the same load and carbon against several policies, and report what was saved. Ends by itself."""
-    from trefoil.cli import demo as main_job
+    from trefoil.cli.demo import QUICK_STEPS, run_demo
     from trefoil.cli.layout import resolve_path
-    from trefoil.cli.scenario import Scenario, against_base, load_system
+    from trefoil.cli.scenario import Scenario, load_system, overrides_against_base
 
     overrides = parse_sets(sets) | {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
     overrides |= non_empty(planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor)
     if policy:
-        overrides = against_base(policy, preset) | overrides
+        overrides = overrides_against_base(policy, preset) | overrides
     scenario = load_system(resolve_path(config), Scenario, overrides)
     if quick:
-        scenario = scenario.quick(main_job.QUICK_STEPS)
-    code = main_job.run(scenario, out, as_json=as_json)
+        scenario = scenario.shortened(QUICK_STEPS)
+    code = run_demo(scenario, out, as_json=as_json)
     if code:
         raise typer.Exit(code)
 

@@ -155,7 +155,7 @@ def drain(
             device=device, epoch=epoch, why=why, patience_s=patience_s, release=release
         )
         status: NodeStatus = codec.from_proto((await agent.call("Drain", request)).node)
-        return status if release or not wait_s else await _emptied(agent, device, wait_s)
+        return status if release or not wait_s else await _wait_until_empty(agent, device, wait_s)
 
     status = call_agent(target, ca, state_dir, change)
     devices = [d for d in status.devices if device in ("", d.device)]
@@ -166,7 +166,7 @@ def drain(
     console().print(grid("Devices", ("device", "service", "slices left"), rows))
 
 
-async def _emptied(agent: AgentClient, device: str, wait_s: float) -> NodeStatus:
+async def _wait_until_empty(agent: AgentClient, device: str, wait_s: float) -> NodeStatus:
     from protos.power_agent.v1 import power_agent_pb2
 
     status = await agent.status()

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its summary, its per-second series, and the report over all runs.
+"""Results of a demo: a run's summary and per-second series, the report over all runs, and where it was made.
 
 Field names are those of report.json; joules and grams are None when nothing metered (never 0).
 """
@@ -19,7 +19,7 @@ CAUSES: Final = ("carbon", "load", "slo", "objective")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One decision that was carried out: when, why, and that serving went on meanwhile."""
+    """Change of plan that was carried out: when, why, and that serving went on meanwhile."""
 
     at_s: float  # since the start of the run
     took_s: float | None  # None: not finished when the run ended
@@ -32,7 +32,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """What measuring candidates on the running system has cost during a run. All of it is in the run's numbers too."""
+    """Cost of measuring candidates on the running system during a run. All of it is in the run's numbers too."""
 
     explorations: int
     evaluations: int  # candidates that were deployed
@@ -45,7 +45,7 @@ class Exploration:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run, in the numbers that are compared."""
+    """Summary of one run, in the numbers that are compared."""
 
     requests: int
     answered: int
@@ -66,7 +66,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What happened each second of a run. All lists are as long as `t_s`."""
+    """Series of what happened each second of a run. All lists are as long as `t_s`."""
 
     policy: str
     t_s: list[float] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All runs, and what they have in common."""
+    """Report over all runs, with what they have in common."""
 
     simulated: bool
     triton_version: str
@@ -103,18 +103,18 @@ class Report:
 
     @property
     def subject(self) -> str:
-        """The run that the others are compared with."""
+        """Name of the run that the others are compared with."""
         return subject(self.runs)
 
     def saving_pct(self, against: str) -> float | None:
-        """Fewer grams per answered request than that run at the same offered load, in percent of it."""
+        """Saving in grams per answered request against another run at the same offered load, in percent of it."""
         ours, theirs = self.runs[self.subject].grams_per_request, self.runs[against].grams_per_request
         if ours is None or not theirs:
             return None
         return 100 * (1 - ours / theirs)
 
     def to_json(self) -> dict[str, Any]:
-        """The shape of report.json: the runs stand at top level, savings and accuracies beside each other."""
+        """JSON values of report.json: runs stand at top level, savings and accuracies beside each other."""
         values = asdict(self)
         runs = values.pop("runs")
         others = [name for name in runs if name != self.subject]
@@ -124,25 +124,25 @@ class Report:
 
 
 def subject(names: Iterable[str]) -> str:
-    """Whose report it is: `exact` where it plays, else the policy that was named last."""
+    """Name of the run that a report is about: `exact` where it plays, else the policy that was named last."""
     found = list(names)
     return "exact" if "exact" in found else found[-1]
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Readable, stable order, no NaN."""
+    """Write a JSON file: readable, in stable order, no NaN."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def read_series(path: Path) -> Series:
-    """What a run recorded."""
+    """Read the series that a run recorded."""
     values = json.loads(path.read_text())
     return Series(**{**values, "events": [Event(**event) for event in values["events"]]})
 
 
 def read_report(path: Path) -> Report:
-    """A written report.json, as the object that it was."""
+    """Read a report.json back."""
     values = json.loads(path.read_text())
     names = list(values["accuracy"])
     runs = {name: _summary(values.pop(name)) for name in names}
@@ -157,7 +157,7 @@ def _summary(values: Mapping[str, Any]) -> Summary:
 
 
 def git_commit() -> str:
-    """The checked-out commit, marked when files differ from it; `unknown` outside a checkout."""
+    """Commit that is checked out, marked when files differ from it; `unknown` outside a checkout."""
     try:
         described = subprocess.run(
             ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],

@@ -1,4 +1,4 @@
-"""The services of one machine: what each is told, what it waits for, and how it proves that it is healthy.
+"""Services of one machine: settings of each, what it waits for, and how it proves that it is healthy.
 
 The one place that knows every service's settings; a service knows only its own.
 """
@@ -35,7 +35,7 @@ SERVICES: Final = ("carbon_feed", "controller", "power_agent", "dispatcher")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One process of the system. `render` writes settings that are not TOML."""
+    """Service of the system: one process. `render` writes settings that are not TOML."""
 
     name: str
     argv: tuple[str, ...]
@@ -48,7 +48,7 @@ class Service:
 
 
 def preflight(system: System, now_s: float) -> None:
-    """All that can be known to be wrong before a process is started.
+    """Check all that can be known to be wrong before a process is started.
 
     Raises:
         TrefoilError: the first thing that is wrong, with its remedy.
@@ -57,7 +57,7 @@ def preflight(system: System, now_s: float) -> None:
     from carbon_feed.settings import CarbonFeedSettings, TraceSettings
     from power_agent.triton_install import find_triton, prepare_triton
 
-    check_ports_free(system.listen.all(len(system.fleet.devices)))
+    check_ports_free(system.listening_ports.all(len(system.fleet.devices)))
     redis_binary()
     prepare_triton(find_triton(None, resolve_path(system.triton_environment)))
     load_catalog(resolve_path(system.family.repository), profile_overrides(system))
@@ -96,15 +96,15 @@ def redis_binary() -> Path:
 
 
 def profile_overrides(system: System) -> dict[str, Path]:
-    """Profiles that stand for a family's own."""
+    """Profiles that stand for a family's own, by family."""
     if system.family.profile_override is None:
         return {}
     return {system.family.name: resolve_path(system.family.profile_override)}
 
 
 def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Identity, now_s: float) -> Launch:
-    """Where everything will listen, with a fresh Redis password."""
-    ports = system.listen
+    """Make a launch: where everything will listen, with a fresh Redis password."""
+    ports = system.listening_ports
     address = {name: f"{LOOPBACK}:{getattr(ports, f'{name}_admin')}" for name in SERVICES}
     metrics = {name: f"{LOOPBACK}:{getattr(ports, f'{name}_metrics')}" for name in SERVICES}
     return Launch(
@@ -127,7 +127,7 @@ def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Id
 
 
 def service_table(system: System, launch: Launch, paths: StatePaths, clock: Clock) -> dict[str, Service]:
-    """Every service by name. Order of start follows from `after`, order of stop from launcher.STOP_ORDER."""
+    """Services by name. Order of start follows from `after`, order of stop from launcher.STOP_ORDER."""
     rows = (
         _redis(system, launch, paths, clock),
         _node(system, launch, paths),
@@ -154,7 +154,7 @@ def _redis(system: System, launch: Launch, paths: StatePaths, clock: Clock) -> S
 
     settings = {
         "bind": LOOPBACK,
-        "port": system.listen.redis,
+        "port": system.listening_ports.redis,
         "requirepass": password,
         "dir": str(folder),
         "appendonly": "no",
@@ -222,7 +222,7 @@ def _common_settings(name: str, system: System, launch: Launch, folder: Path) ->
 
 
 def carbon_feed_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
-    """A trace whose clock alone is scaled."""
+    """Settings of the carbon feed: a trace whose clock alone is scaled."""
     return _common_settings("carbon_feed", system, launch, paths.folder("carbon_feed")) | {
         "zone": system.carbon.zone,
         "trace": trace_settings(system),
@@ -230,21 +230,21 @@ def carbon_feed_settings(system: System, launch: Launch, paths: StatePaths) -> d
 
 
 def trace_settings(system: System) -> dict[str, Any]:
-    """The trace in the scenario's steps, each as long as the scenario says."""
+    """Settings of the trace: the scenario's steps, each as long as the scenario says."""
     carbon = system.carbon
     own = {} if carbon.trace is None else {"path": str(resolve_path(carbon.trace))}
     return own | {"speedup": carbon.speedup, "step_s": carbon.step_h * HOUR_S}
 
 
 def power_agent_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
-    """Governs the simulated node; its Tritons go down with it, because the node goes too."""
+    """Settings of the power agent: it governs the simulated node; its Tritons go down with it, as the node goes too."""
     return _common_settings("power_agent", system, launch, paths.folder("agent")) | {
         "node": system.fleet.node,
         "zone": system.carbon.zone,
         "node_socket": launch.node_socket,
         "model_repository": str(resolve_path(system.family.repository)),
         "triton_environment": str(resolve_path(system.triton_environment)),
-        "triton_port_base": system.listen.triton_base,
+        "triton_port_base": system.listening_ports.triton_base,
         "meter": system.meter,
         "governor": system.governor,
         "parts": _part_settings(system, Kind.GOVERNOR),
@@ -253,12 +253,12 @@ def power_agent_settings(system: System, launch: Launch, paths: StatePaths) -> d
 
 def _part_settings(system: System, *kinds: Kind) -> dict[str, dict[str, Value]]:
     """Settings of parts of these kinds: of the policy's row, and over them those of the system."""
-    settings = system.row(system.policy).settings
+    settings = system.policy_row(system.policy).settings
     return {kind.value: dict(settings[kind]) for kind in kinds if settings.get(kind)}
 
 
 def controller_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
-    """Policy and objective; floors are absolute, relative to the family's best variant."""
+    """Settings of the controller: policy and objective; floors are absolute, from the family's best variant."""
     best = served_family(system).best.accuracy
     objective = {
         "family": system.family.name,
@@ -292,7 +292,7 @@ def controller_settings(system: System, launch: Launch, paths: StatePaths) -> di
 
 
 def dispatcher_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
-    """Routes come from the plan."""
+    """Settings of the dispatcher; routes come from the plan."""
     return _common_settings("dispatcher", system, launch, paths.folder("dispatcher")) | {
         "inference_address": launch.addresses["inference"],
         "rest_address": launch.addresses.get("rest", ""),
@@ -303,7 +303,7 @@ def dispatcher_settings(system: System, launch: Launch, paths: StatePaths) -> di
 
 
 def node_settings(system: System) -> dict[str, Any]:
-    """The simulated driver and what runs on its slices."""
+    """Settings of the simulated node: its devices and what runs on their slices."""
     return {
         "devices": list(system.fleet.devices),
         "model_repository": str(resolve_path(system.family.repository)),
@@ -313,7 +313,7 @@ def node_settings(system: System) -> dict[str, Any]:
 
 
 def served_family(system: System) -> Family:
-    """The served family, read from its folder."""
+    """Family that is served, read from its folder."""
     family, _ = load_family(
         resolve_path(system.family.repository) / system.family.name, profile_overrides(system).get(system.family.name)
     )
@@ -321,7 +321,7 @@ def served_family(system: System) -> Family:
 
 
 def remove_shared_memory(launch: Launch) -> None:
-    """What killed Tritons left in /dev/shm; names carry node, slice and port (power_agent.triton_slice)."""
+    """Remove what killed Tritons left in /dev/shm; names carry node, slice and port (power_agent.triton_slice)."""
     for port in range(*launch.triton_ports):
         for region in SHARED_MEMORY.glob(f"trefoil-{launch.node}-*-{port}-*"):
             region.unlink(missing_ok=True)

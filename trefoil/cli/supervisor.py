@@ -1,4 +1,4 @@
-"""The process behind `trefoil up`: holds a launched system until it is told to stop. `down` ends it.
+"""Supervisor, the process behind `trefoil up`: holds a launched system until it is told to stop.
 
 `up` starts it in a session of its own and reads what it says from a pipe: lines of {"say"}, then {"ready"} or
 {"error"}. Its own death is no accident either: the kernel stops its services, and the next `up` or `down` sweeps.
@@ -42,15 +42,17 @@ async def supervise(system: System, state_dir: Path, signals: ShutdownSignals, p
 
 
 class Pipe:
-    """To whoever ran `trefoil up`, as long as they listen; and to our own log."""
+    """Pipe to whoever ran `trefoil up`, as long as they listen; and to our own log."""
 
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
 
     def say(self, line: str) -> None:
+        """Report a line of progress."""
         self._write({"say": line})
 
     def ready(self, inference: str, answered_s: float) -> None:
+        """Report that the system serves, and close the pipe."""
         self._write({"ready": inference, "answered_s": round(answered_s, 2)})
         if self._file is not None:
             with suppress(OSError):
@@ -58,6 +60,7 @@ class Pipe:
         self._file = None
 
     def error(self, line: str) -> None:
+        """Report why the system cannot run."""
         self._write({"error": line})
 
     def _write(self, values: dict[str, Any]) -> None:
@@ -93,12 +96,12 @@ def start_detached(config: Path, state_dir: Path, overrides: dict[str, Any]) -> 
     return child, reading
 
 
-def down(state_dir: Path, say: Any) -> bool:
+def stop_system(state_dir: Path, say: Any) -> bool:
     """Stop what runs in a state directory, or clean up what a killed supervisor left; False when there was nothing."""
-    return asyncio.run(_down(StatePaths(state_dir.resolve()), say))
+    return asyncio.run(_stop_system(StatePaths(state_dir.resolve()), say))
 
 
-async def _down(paths: StatePaths, say: Any) -> bool:
+async def _stop_system(paths: StatePaths, say: Any) -> bool:
     clock = WallClock()
     launch = paths.read_launch()
     if launch is None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from trefoil.cli import processes, services
 from trefoil.cli.launcher import Launcher, clean_up, remove_runtime_files
 from trefoil.cli.layout import AlreadyRunning, StateLock, StatePaths, to_toml
-from trefoil.cli.scenario import Served, System
+from trefoil.cli.scenario import ServedFamily, System
 from trefoil.cli.services import Service
 from trefoil.core.errors import BinaryMissing, CatalogError, PortInUse, SettingError, StartError, TraceError
 from trefoil.runtime.clock import WallClock
@@ -209,7 +209,7 @@ async def refused(tmp_path: Path, system: System, error: type[Exception]) -> str
 
 @pytest.mark.parametrize("name", ["inference", "redis", "controller_metrics"])
 async def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, started: list[str], name: str) -> None:
-    port = getattr(SYSTEM.listen, name)
+    port = getattr(SYSTEM.listening_ports, name)
     with closing(socket.socket()) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", port))
@@ -220,7 +220,7 @@ async def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, sta
 
 
 async def test_a_tritons_port_in_use_is_named(tmp_path: Path, started: list[str]) -> None:
-    port = SYSTEM.listen.triton_base + 5
+    port = SYSTEM.listening_ports.triton_base + 5
     with closing(socket.socket()) as other:
         other.bind(("127.0.0.1", port))
         other.listen()
@@ -244,7 +244,7 @@ async def test_no_triton_is_named(tmp_path: Path, started: list[str]) -> None:
 async def test_a_malformed_profile_is_named(tmp_path: Path, started: list[str]) -> None:
     profile = tmp_path / "profile.csv"
     profile.write_text("# basis: synthetic\nno,such,columns\n1,2,3\n")
-    system = SYSTEM.model_copy(update={"family": Served(profile_override=profile)})
+    system = SYSTEM.model_copy(update={"family": ServedFamily(profile_override=profile)})
     assert "profile.csv" in await refused(tmp_path, system, CatalogError)
     assert started == []
 
