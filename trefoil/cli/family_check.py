@@ -89,24 +89,24 @@ def _graph_differences(config: model_config_pb2.ModelConfig, version: int, files
     path = next(file for file in files if file.name == FILES["onnxruntime"])
     inputs, outputs = graph_tensors(path)
     found = []
-    for said, graph, exact in ((config.input, inputs, True), (config.output, outputs, False)):
+    for configured, graph, exact in ((config.input, inputs, True), (config.output, outputs, False)):
         there = {tensor.name: tensor for tensor in graph}
-        for tensor in said:
+        for tensor in configured:
             if tensor.name not in there:
                 found.append(f"version {version}: {tensor.name} is not in its graph, which has {', '.join(there)}")
             elif why := _difference(tensor, there[tensor.name]):
                 found.append(f"version {version}: {tensor.name} {why}")
-        if exact and (more := sorted(set(there) - {tensor.name for tensor in said})):
+        if exact and (more := sorted(set(there) - {tensor.name for tensor in configured})):
             found.append(f"version {version}: its graph also wants {', '.join(more)}")
     return found
 
 
-def _difference(said: Any, graph: TensorInfo) -> str:
+def _difference(configured: Any, graph: TensorInfo) -> str:
     """How a tensor of the graph differs from the contract's; "" when it does not."""
-    kind = model_config_pb2.DataType.Name(said.data_type)
+    kind = model_config_pb2.DataType.Name(configured.data_type)
     if graph.data_type != kind:
         return f"is {graph.data_type} in its graph, the contract says {kind}"
-    dims = tuple(said.dims)
+    dims = tuple(configured.dims)
     inner = graph.dims[1:]
     fits = len(inner) == len(dims) and all(
         -1 in (have, want) or have == want for have, want in zip(inner, dims, strict=True)

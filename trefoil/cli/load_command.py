@@ -4,19 +4,21 @@ import asyncio
 import signal
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trefoil.cli.arrivals import ArrivalTrace, RateProfile
 from trefoil.cli.layout import resolve_path
-from trefoil.cli.load_result import LoadResult, LoadSummary, Progress
-from trefoil.cli.loadgen import LoadSpec, run_load
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
 from trefoil.cli.system_client import connect_system
 from trefoil.core.errors import SettingError
 
-SAY_EVERY_S = 2.0
+if TYPE_CHECKING:
+    from trefoil.cli.arrivals import ArrivalTrace, RateProfile
+    from trefoil.cli.load_result import LoadResult, LoadSummary, Progress
+    from trefoil.cli.loadgen import LoadSpec
+
+PRINT_EVERY_S = 2.0
 
 
 def load(
@@ -44,6 +46,8 @@ def load(
     as_json: AsJson = False,
 ) -> None:
     """Send labelled images open loop, check every answer, and print latency, attainment and accuracy."""
+    from trefoil.cli.loadgen import LoadSpec
+
     target, served, objective_ms, quantile = asyncio.run(_find_target(address, family, slo_ms, Path(state_dir)))
     spec = LoadSpec(
         arrivals=_arrivals(rate, duration, profile, trace, trace_scale),
@@ -86,7 +90,9 @@ async def _find_target(
 
 def _arrivals(
     rate: float, duration: float, profile: str, trace: Path | None, trace_scale: float
-) -> RateProfile | ArrivalTrace:
+) -> "RateProfile | ArrivalTrace":
+    from trefoil.cli.arrivals import ArrivalTrace, RateProfile
+
     if trace is not None:
         return ArrivalTrace(trace, trace_scale, limit_s=duration)
     if not profile:
@@ -107,17 +113,19 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise SettingError("not a list of numbers", field="--batch", value=text, remedy="e.g. 1 or 1,2,8") from error
 
 
-async def _run_until_signal(spec: LoadSpec, target: str, *, quiet: bool) -> LoadResult:
+async def _run_until_signal(spec: "LoadSpec", target: str, *, quiet: bool) -> "LoadResult":
     """Ctrl-C ends the load early; what was sent is waited for and counted."""
+    from trefoil.cli.loadgen import run_load
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     printed_s = 0.0
 
-    def report(now: Progress) -> None:
+    def report(now: "Progress") -> None:
         nonlocal printed_s
-        if quiet or now.elapsed_s - printed_s < SAY_EVERY_S:
+        if quiet or now.elapsed_s - printed_s < PRINT_EVERY_S:
             return
         printed_s = now.elapsed_s
         p95 = "-" if now.latency_ms_p95 is None else f"{now.latency_ms_p95:.0f}"
@@ -129,7 +137,7 @@ async def _run_until_signal(spec: LoadSpec, target: str, *, quiet: bool) -> Load
     return await run_load(spec, target, report, stop=stop)
 
 
-def _summary_lines(summary: LoadSummary) -> list[str]:
+def _summary_lines(summary: "LoadSummary") -> list[str]:
     """A load in a few lines."""
     codes = ", ".join(f"{code} {count}" for code, count in summary.failed_by_code.items())
     shares = ", ".join(f"{variant} {100 * share:.1f} %" for variant, share in summary.variant_shares.items())

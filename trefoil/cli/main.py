@@ -72,11 +72,11 @@ def up(
     try:
         with os.fdopen(reading) as pipe:
             for line in pipe:
-                said = json.loads(line)
-                if "say" in said and not as_json:
-                    console().print(said["say"])
-                failure = said.get("error", failure)
-                ready = said if "ready" in said else ready
+                message = json.loads(line)
+                if "say" in message and not as_json:
+                    console().print(message["say"])
+                failure = message.get("error", failure)
+                ready = message if "ready" in message else ready
     except KeyboardInterrupt:
         os.kill(child.pid, signal.SIGTERM)
         child.wait()
@@ -95,12 +95,12 @@ def down(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> No
     """Stop what `trefoil up` started; also cleans up what a killed supervisor left."""
     from trefoil.cli.supervisor import stop_system
 
-    said: list[str] = []
-    stopped = stop_system(Path(state_dir), said.append)
+    lines: list[str] = []
+    stopped = stop_system(Path(state_dir), lines.append)
     if as_json:
-        print_json({"stopped": stopped, "said": said})
+        print_json({"stopped": stopped, "said": lines})
     else:
-        for line in [*said, "stopped" if stopped else f"nothing runs in {state_dir}"]:
+        for line in [*lines, "stopped" if stopped else f"nothing runs in {state_dir}"]:
             console().print(line)
 
 

@@ -169,9 +169,9 @@ async def start_load_and_trace(
 def _launcher_for(context: DemoContext, policy: str, slo: Slo, folder: Path) -> Launcher:
     shutil.rmtree(folder / "cluster", ignore_errors=True)  # fresh: no plan, no objective, no journal of an earlier run
     folder.mkdir(parents=True, exist_ok=True)
-    mine = {"policy": policy, "slo": slo, "window_s": context.scenario.duration_s}
-    mine |= {} if measures_candidates(context.scenario.policy_row(policy)) else {"preset": ""}
-    system = context.scenario.model_copy(update=mine)
+    changes = {"policy": policy, "slo": slo, "window_s": context.scenario.duration_s}
+    changes |= {} if measures_candidates(context.scenario.policy_row(policy)) else {"preset": ""}
+    system = context.scenario.model_copy(update=changes)
     # Until the run's second 0 the trace's first value holds: its clock is started when the load is. The trace is too
     # short to learn a forecast from before half of the run is over: all plan by what they have seen, all through it.
     waiting = {"carbon_feed": {"trace": {"starts_at_s": math.inf}, "outlook": {"model": "none"}}}

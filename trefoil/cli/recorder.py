@@ -98,10 +98,10 @@ class RunMonitor:
         nodes = await self.state.scan(keys.node_prefix(), NodeStatus)
         plan = await self.state.get(keys.plan(), Plan)
         rollout = await self.state.get(keys.rollout(), Rollout)
-        mine = [r for r in readings.values() if r.series is not None and r.series.zone == self.launch.zone]
+        of_zone = [r for r in readings.values() if r.series is not None and r.series.zone == self.launch.zone]
         return Snapshot(
             self.clock.now_s(),
-            mine[0] if mine else None,
+            of_zone[0] if of_zone else None,
             tuple(nodes[key] for key in sorted(nodes)),
             plan,
             rollout,

@@ -50,11 +50,11 @@ def simulate(
         overrides["seed"] = seed
     if resume and out is None:
         raise SettingError("where from?", field="--resume", remedy="name the folder of the interrupted run with --out")
-    wanted = Scenario.load(scenario, overrides)
+    loaded = Scenario.load(scenario, overrides)
     if forecasts:
-        _compare(wanted, out, resume, as_json)
+        _compare(loaded, out, resume, as_json)
         return
-    found = simulate_to(wanted, out, resume=resume, bar=not as_json and sys.stderr.isatty())
+    found = simulate_to(loaded, out, resume=resume, bar=not as_json and sys.stderr.isatty())
     if as_json:
         typer.echo(found.to_json(), nl=False)
         return
@@ -63,15 +63,15 @@ def simulate(
         console().print(f"written to {out}/result.json and {out}/series.csv")
 
 
-def _compare(wanted: "Scenario", out: Path | None, resume: bool, as_json: bool) -> None:
+def _compare(scenario: "Scenario", out: Path | None, resume: bool, as_json: bool) -> None:
     """What forecasts of carbon intensity buy in this scenario."""
     from trefoil.simulator.bought import compare
     from trefoil.simulator.run import shown
 
     if resume:
         raise SettingError("a comparison has no checkpoint", field="--resume", remedy="leave out --resume")
-    with shown(wanted.name, not as_json and sys.stderr.isatty()) as progress:
-        found = compare(wanted, progress=progress)
+    with shown(scenario.name, not as_json and sys.stderr.isatty()) as progress:
+        found = compare(scenario, progress=progress)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "forecasts.json").write_text(found.to_json(), encoding="utf-8")

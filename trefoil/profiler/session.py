@@ -58,10 +58,10 @@ class MeasuredSlice:
 class Session:
     """A profiling session on one Triton or one node. `log` stays empty without an agent."""
 
-    def __init__(self, spec: ProfileSpec, clock: Clock, log: EnergyLog, say: Say, found: list[ProfilePoint]) -> None:
+    def __init__(self, spec: ProfileSpec, clock: Clock, log: EnergyLog, say: Say, points: list[ProfilePoint]) -> None:
         self.spec, self._clock, self._log, self._say = spec, clock, log, say
         self._rng = np.random.default_rng(SEED)
-        self.found = found  # the caller's: what was measured before something failed stays
+        self.points = points  # the caller's: what was measured before something failed stays
 
     async def profile_triton(self, target: str, on: MeasuredSlice) -> None:
         """Measure variants that a running Triton has loaded.
@@ -125,7 +125,7 @@ class Session:
             if idle is None:
                 _, idle = await self.measure_with_energy(on, self.idle_window)
             point = await self._measure_point(triton, on, variant, batch, request, idle)
-            self.found.append(point)
+            self.points.append(point)
             joules = "no meter" if point.energy_active_j is None else f"{point.energy_active_j:.3g} J"
             self._say(
                 f"{variant.name} on {on.slice_type}, batch {batch}: p50 {point.latency_ms[0]:.2f} ms, "
