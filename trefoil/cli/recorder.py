@@ -1,7 +1,7 @@
 """Monitor of one run through Redis: each second what the system is doing, and every plan change with its cause.
 
 Power and grams come from the energy stream, that is from what was metered, and carbon from the feed's own history;
-nothing here is interpolated. What was asked and answered comes from the load generator (`player`), not from here.
+nothing here is interpolated. What was asked and answered comes from the load process, not from here.
 """
 
 import asyncio

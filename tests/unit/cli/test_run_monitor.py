@@ -1,4 +1,4 @@
-"""What the recorder makes of a run: power and grams of what was metered, nothing invented, plans in words."""
+"""What the monitor makes of a run: power and grams of what was metered, nothing invented, plans in words."""
 
 import asyncio
 

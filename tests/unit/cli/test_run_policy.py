@@ -17,7 +17,7 @@ STEP_S = 5.0
 
 
 class World:
-    """A feed whose restarts take so long, one after another; players that say when they will begin."""
+    """A feed whose restarts take so long, one after another; loads that say when they will begin."""
 
     def __init__(self, feed_takes_s: list[float]) -> None:
         self.clock = ManualClock(1000.0)
@@ -38,7 +38,9 @@ class World:
             raise StartError("died", field="carbon_feed")
         self.clock.move(self.feed_takes_s.pop(0))
 
-    def player(self, played: LoadPlan, target: str, folder: Path, launch_id: str, clock: Any, lead_s: float) -> Any:
+    def load_process(
+        self, played: LoadPlan, target: str, folder: Path, launch_id: str, clock: Any, lead_s: float
+    ) -> Any:
         self.leads_s.append(lead_s)
 
         async def started_at_s() -> float:
@@ -50,7 +52,7 @@ class World:
         return SimpleNamespace(started_at_s=started_at_s, stop=stop)
 
     async def begin(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> float:
-        monkeypatch.setattr(play, "LoadProcess", self.player)
+        monkeypatch.setattr(play, "LoadProcess", self.load_process)
         launch: Any = SimpleNamespace(addresses={"inference": ""}, launch_id="it", state_dir="/state")
         launcher: Any = self
         _, starts_at_s = await play.start_load_and_trace(self.setup, launcher, launch, PLAN, folder)
