@@ -1,8 +1,8 @@
 """Load generator: open loop, no retries, every answer checked against its label.
 
 Open loop: a request leaves at its intended time whatever happened to those before it, as the requests of independent
-users do. Arrivals and images are decided before the first is sent (trefoil/cli/arrivals.py); records and numbers are
-in trefoil/cli/load_result.py.
+users do. Arrivals and images are decided before the first is sent (trefoil/cli/arrivals.py).
+Records and numbers are in trefoil/cli/load_result.py.
 
     spec = LoadSpec(RateProfile.constant(26, 60), images=Path("model_repository/digits/heldout.npz"))
     result = await run_load(spec, "127.0.0.1:8001")

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trefoil.cli import carbon, decisions, family, node, operate, simulate, status
+from trefoil.cli import carbon, decisions, node, operate, simulate, status
+from trefoil.cli.family import app as family_app
 from trefoil.cli.load_command import load
 from trefoil.cli.options import Forecaster, Governor, Planner, Queue, Router, Sets, non_empty, parse_sets
 from trefoil.cli.output import DEFAULT_STATE_DIR, EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
@@ -168,7 +169,7 @@ app.add_typer(objective, name="objective")
 app.add_typer(state, name="state")
 app.add_typer(node.app, name="node")
 app.add_typer(simulate.reproduce, name="reproduce")
-app.add_typer(family.app, name="family")
+app.add_typer(family_app, name="family")
 app.add_typer(carbon.app, name="carbon")
 
 if __name__ == "__main__":

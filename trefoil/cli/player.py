@@ -1,6 +1,6 @@
 """Load generator in a process of its own, so that drawing a screen cannot delay a request.
 
-`python -m trefoil.cli.player --spec spec.json --out result.json` prints one JSON line of progress every half second.
+`python -m trefoil.cli.player --spec spec.json --out result.json` prints a JSON line of progress every half second.
 The first `warmup_s` of a load are sent like the rest and then left out: services have met the load, none of it counts.
 """
 
