@@ -25,9 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import carbon_feed_load, carbon_feed_memory, carbon_feed_year
-from trefoil.cli.demo import commit, machine
 from trefoil.cli.layout import CHECKOUT
-from trefoil.cli.results import write_json
+from trefoil.cli.results import git_commit, machine, write_json
 from trefoil.core.errors import TrefoilError
 
 OUT: Final = CHECKOUT / "out" / "bench"
@@ -104,7 +103,7 @@ def main() -> int:
     missed = [name for name, part in parts.items() if not part.passed]
     document = {
         "command": shlex.join(["python", "-m", "benchmarks.carbon_feed", *sys.argv[1:]]),
-        "commit": commit(),
+        "commit": git_commit(),
         "machine": machine(),
         "load_average": os.getloadavg(),
         "parts": {name: {**part.figures, "passed": part.passed} for name, part in parts.items()},

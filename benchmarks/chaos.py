@@ -33,9 +33,8 @@ from benchmarks.chaos_verdict import SLOW_S, Logged, Verdict, judge
 from benchmarks.echo_family import executions
 from benchmarks.echo_load import EchoLoad
 from benchmarks.echo_system import Arrangement, EchoSystem, running
-from trefoil.cli.demo import commit, machine
 from trefoil.cli.layout import CHECKOUT
-from trefoil.cli.results import write_json
+from trefoil.cli.results import git_commit, machine, write_json
 from trefoil.core.errors import StartError
 
 OUT: Final = CHECKOUT / "out" / "bench"
@@ -106,8 +105,8 @@ async def _strike(system: EchoSystem, faults: Faults, load: EchoLoad, size: Size
     order = faults.order(size.kinds or faults.kinds)
     waiting: list[str] = []
     while (left_s := (size.requests - load.sent) / size.rate_per_s) >= QUIET_S + size.gap_s[0]:
-        if system.launcher.failed:
-            raise StartError(system.launcher.failed)
+        if system.launcher.failure:
+            raise StartError(system.launcher.failure)
         waiting += [] if len(waiting) > 3 else [next(order)]
         pause_s = RETRY_S
         for kind in waiting:
@@ -180,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     show(found)
     values = {
         "command": f"make chaos ARGS='{' '.join(argv or sys.argv[1:])}'",
-        "commit": commit(),
+        "commit": git_commit(),
         "machine": machine(),
     }
     write_json(OUT / "chaos.json", values | asdict(found))

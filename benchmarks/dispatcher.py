@@ -38,9 +38,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks.dispatcher_peers import Bench
 from benchmarks.dispatcher_router import routers
-from trefoil.cli.demo import commit, machine
 from trefoil.cli.layout import CHECKOUT
-from trefoil.cli.results import write_json
+from trefoil.cli.results import git_commit, machine, write_json
 from trefoil.core.errors import BinaryMissing
 
 OUT: Final = CHECKOUT / "out" / "bench"
@@ -372,7 +371,7 @@ def main() -> int:
     console.print(f"raw grpc.aio takes {raw_us:.0f} us here, 290 us on the reference machine: x {raw_us / 290:.2f}")
     document = {
         "command": shlex.join(["python", "-m", "benchmarks.dispatcher", *sys.argv[1:]]),
-        "commit": commit(),
+        "commit": git_commit(),
         "machine": machine(),
         "load_average": os.getloadavg(),
         "rounds": rounds,

@@ -20,8 +20,8 @@ import psutil
 
 from power_agent.triton_install import find_triton, prepare_triton
 from tests.support.ports import free_ports
-from trefoil.cli.checks import redis_binary
 from trefoil.cli.layout import CHECKOUT
+from trefoil.cli.services import redis_binary
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.common import Basis, Lease, Revision
 from trefoil.core.energy import ReceiptRate, ReceiptRates

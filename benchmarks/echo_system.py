@@ -19,10 +19,9 @@ from dispatcher.settings import DispatcherSettings
 from power_agent.devices.node_client import NodeClient
 from protos.controller.v1 import controller_pb2
 from tests.support.ports import free_offset
-from trefoil.cli.attached import Attached
-from trefoil.cli.launcher import Launcher
-from trefoil.cli.scenario import Carbon, Served, System
-from trefoil.cli.serving import first_answer
+from trefoil.cli.launcher import Launcher, first_answer
+from trefoil.cli.scenario import Carbon, ServedFamily, System
+from trefoil.cli.system_client import SystemClient
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SERVING, DeviceState, Hosted, SliceKey, SliceStatus
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, RolloutState, RouteTarget
@@ -88,7 +87,7 @@ class EchoSystem:
         self.launcher = launcher
         self.launch = launcher.launch
         self.repository = repository
-        self.attached = Attached(self.launch)
+        self.client = SystemClient(self.launch)
         self.node = NodeClient(self.launch.node_socket)
         self.clock = WallClock()
         self._base = base
@@ -101,18 +100,18 @@ class EchoSystem:
     async def pin(self, arrangement: Arrangement) -> None:
         """Ask the controller for it; raises TrefoilError."""
         plan = codec.to_proto(arrangement.plan(self._base))
-        await self.attached.ask("Pin", controller_pb2.PinRequest(plan=plan))
+        await self.client.call("Pin", controller_pb2.PinRequest(plan=plan))
 
     async def rolled_out(self, timeout_s: float) -> None:
         """Until the pinned plan stands as a whole; raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
-            while (await self.attached.plan()).rollout.state != int(RolloutState.DONE):
+            while (await self.client.plan()).rollout.state != int(RolloutState.DONE):
                 await self.clock.sleep(POLL_S)
 
     async def serving(self) -> dict[SliceKey, SliceStatus]:
         """Slices that serve, by what their agent published; empty while Redis does not know."""
         try:
-            nodes = await self.attached.nodes()
+            nodes = await self.client.nodes()
         except TrefoilError:
             return {}
         parts = [part for node in nodes for device in node.devices for part in device.slices]
@@ -137,12 +136,12 @@ class EchoSystem:
 
     def log(self, service: str) -> str:
         """All that it logged."""
-        return self.launcher.layout.log(service).read_text(errors="replace")
+        return self.launcher.paths.log(service).read_text(errors="replace")
 
     async def close(self) -> None:
         """Connections only; the launcher ends the processes."""
         self.node.close()
-        await self.attached.close()
+        await self.client.close()
 
 
 @asynccontextmanager
@@ -154,7 +153,7 @@ async def running(
     repository = make_repository(folder / "models")
     system = System(
         cluster="echo",
-        family=Served(name=FAMILY, repository=repository),
+        family=ServedFamily(name=FAMILY, repository=repository),
         demand_initial_per_s=50.0,
         carbon=Carbon(step_s=3600.0),  # no decision about carbon takes part
         port_offset=free_offset(),
@@ -163,9 +162,9 @@ async def running(
     async with launcher:
         await first_answer(launcher, WallClock())
         assert launcher.launch is not None
-        attached = Attached(launcher.launch)
-        base: Plan = codec.from_proto((await attached.plan()).plan)
-        await attached.close()
+        client = SystemClient(launcher.launch)
+        base: Plan = codec.from_proto((await client.plan()).plan)
+        await client.close()
         echo = EchoSystem(launcher, repository, base)
         try:
             await echo.pin(arrangement)

@@ -33,13 +33,12 @@ from rich.table import Table
 from controller.core.decide import CANDIDATE
 from controller.records import stored_decisions
 from tests.support.ports import free_offset
-from trefoil.cli.demo import commit, machine
-from trefoil.cli.layout import CHECKOUT, Layout
+from trefoil.cli.layout import CHECKOUT, StatePaths
 from trefoil.cli.live import PlainView
 from trefoil.cli.load_result import LoadResult
-from trefoil.cli.play import Setup, play
-from trefoil.cli.player import read_result
-from trefoil.cli.results import Summary, write_json
+from trefoil.cli.play import DemoContext, run_policy
+from trefoil.cli.player import read_load_result
+from trefoil.cli.results import Summary, git_commit, machine, write_json
 from trefoil.cli.scenario import Scenario, Slo, load_system
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import LoadWindow
@@ -160,7 +159,7 @@ async def watch(folder: Path, watched: Watched) -> None:
     after: dict[str, str] = {}
     try:
         while True:
-            launch = Layout(folder.resolve()).read_launch() if state is None else None
+            launch = StatePaths(folder.resolve()).read_launch() if state is None else None
             if launch is not None:
                 state = State.connect(launch.redis_url, launch.cluster)
             if state is not None:
@@ -180,17 +179,17 @@ async def play_live(case: Case, demo: Scenario, out: Path, console: Console) -> 
     """One run of the demo on a fresh system."""
     view = PlainView(console, every_s=math.inf)
     out.mkdir(parents=True, exist_ok=True)
-    setup = Setup(demo, out, view, WallClock(), lambda: False, {"controller": case.controller})
+    setup = DemoContext(demo, out, view, WallClock(), lambda: False, {"controller": case.controller})
     watched = Watched()
     watching = asyncio.create_task(watch(out / case.policy / "cluster", watched))
     try:
-        run = await play(setup, case.policy, SLO, 1)
+        run = await run_policy(setup, case.policy, SLO, 1)
     finally:
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
     found = [record for record, _ in stored_decisions(out / case.policy / "cluster" / "controller" / "decisions")]
-    client = read_result(out / case.policy / "load.json")
+    client = read_load_result(out / case.policy / "load.json")
     zero_s = client.started_at_s + demo.warmup_s
     counted = [
         r for r in found if r.at_s < zero_s + demo.duration_s
@@ -353,7 +352,7 @@ def run(out: Path = OUT, *, short: bool = False, console: Console | None = None)
         screen.print(f"{one.case}: measured on this machine: {one.machine}", highlight=False)
     document = {
         "simulated_gpus": True,
-        "commit": commit(),
+        "commit": git_commit(),
         "machine": machine(),
         "limits": {"joules": JOULES_RATIO_MAX, "p95": P95_RATIO_MAX},
         "cases": [{**asdict(one), "passed": one.passed} for one in found],

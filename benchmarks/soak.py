@@ -26,9 +26,8 @@ from rich.console import Console
 from benchmarks.echo_family import executions
 from benchmarks.echo_load import OK, EchoLoad
 from benchmarks.echo_system import SMALL, Arrangement, EchoSystem, running
-from trefoil.cli.demo import commit, machine
 from trefoil.cli.layout import CHECKOUT
-from trefoil.cli.results import write_json
+from trefoil.cli.results import git_commit, machine, write_json
 
 OUT: Final = CHECKOUT / "out" / "bench"
 LOAD: Final = 0.7
@@ -147,7 +146,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     for line in found.broken:
         out.print(f"BROKEN: {line}", highlight=False)
-    values = {"command": f"make soak ARGS='{' '.join(argv or sys.argv[1:])}'", "commit": commit(), "machine": machine()}
+    values = {
+        "command": f"make soak ARGS='{' '.join(argv or sys.argv[1:])}'",
+        "commit": git_commit(),
+        "machine": machine(),
+    }
     write_json(OUT / "soak.json", values | asdict(found))
     return 1 if found.broken else 0
 

@@ -118,10 +118,10 @@ async def test_clover_measures_on_real_tritons_and_no_request_fails() -> None:
     try:
         await asyncio.to_thread(system.up)
         offered, began_s = asyncio.create_task(load(system.inference, RATE_PER_S, LOAD_S_MAX, stop)), time.monotonic()
-        async with system.attached() as attached:
+        async with system.client() as client:
 
             async def measured_two() -> bool:
-                return (await attached.explain(FAMILY)).exploration.evaluations >= 2
+                return (await client.explain(FAMILY)).exploration.evaluations >= 2
 
             await until(measured_two, 120.0, "no two candidates measured within")
         plan = await asyncio.to_thread(system.ask, "plan")

@@ -16,7 +16,7 @@ import pytest
 from tests.support import leftovers
 from tests.support.ports import free_offset
 from trefoil.cli import processes
-from trefoil.cli.layout import Layout
+from trefoil.cli.layout import StatePaths
 from trefoil.runtime import proc
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -50,7 +50,7 @@ class System:
 
     @property
     def launch_id(self) -> str:
-        launch = Layout(self.folder).read_launch()
+        launch = StatePaths(self.folder).read_launch()
         assert launch is not None
         return launch.launch_id
 
@@ -131,15 +131,15 @@ def test_up_serves_soon_is_operated_and_goes_away(system: System) -> None:
 @pytest.mark.timeout(400)
 def test_a_killed_agent_comes_back_and_a_killed_supervisor_leaves_nothing(system: System) -> None:
     system.up()
-    layout = Layout(system.folder)
-    agent = json.loads((layout.run / "power_agent.json").read_text())["pid"]
+    paths = StatePaths(system.folder)
+    agent = json.loads((paths.run / "power_agent.json").read_text())["pid"]
     os.kill(agent, signal.SIGKILL)
     load = system.json("load", "--rate", "10", "--duration", "8")
     assert load["failed"] == 0, "serving goes on without the agent"
     system.until(serving, "status")
-    assert json.loads((layout.run / "power_agent.json").read_text())["pid"] != agent
+    assert json.loads((paths.run / "power_agent.json").read_text())["pid"] != agent
 
-    launch = layout.running()
+    launch = paths.running()
     os.kill(launch.supervisor.pid, signal.SIGKILL)
     deadline = time.monotonic() + 20
     while launch.supervisor.alive() and time.monotonic() < deadline:

@@ -21,10 +21,10 @@ from power_agent.devices.node_client import NodeClient
 from tests.support.ports import free_offset
 from tests.support.triton_process import MODELS, ROOT
 from trefoil.cli import processes
-from trefoil.cli.attached import Attached, attach
-from trefoil.cli.layout import Launch, Layout
+from trefoil.cli.layout import Launch, StatePaths
 from trefoil.cli.load_result import LoadResult
 from trefoil.cli.loadgen import LoadSpec, RateProfile, run_load
+from trefoil.cli.system_client import SystemClient, connect_system
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.energy import EnergySample
 from trefoil.core.fleet import SliceKey, SliceStatus
@@ -104,7 +104,7 @@ class RunningSystem:
 
     @property
     def launch(self) -> Launch:
-        return Layout(self.state_dir.resolve()).running()
+        return StatePaths(self.state_dir.resolve()).running()
 
     @property
     def inference(self) -> str:
@@ -128,16 +128,16 @@ class RunningSystem:
         return processes.tail(self.state_dir / "logs" / f"{name}.log", lines)
 
     @asynccontextmanager
-    async def attached(self) -> AsyncIterator[Attached]:
+    async def client(self) -> AsyncIterator[SystemClient]:
         """Redis and the controller, as a command sees them."""
-        async with attach(self.state_dir) as system:
+        async with connect_system(self.state_dir) as system:
             yield system
 
     # End
 
     def close(self) -> None:
         """`trefoil down`, then by force what it may have left."""
-        launch = Layout(self.state_dir.resolve()).read_launch()
+        launch = StatePaths(self.state_dir.resolve()).read_launch()
         try:
             self.run("down")
         finally:
@@ -162,12 +162,12 @@ def pss_bytes(found: list[psutil.Process]) -> dict[str, int]:
     return dict(total)
 
 
-async def slices(system: Attached) -> dict[SliceKey, SliceStatus]:
+async def slices(system: SystemClient) -> dict[SliceKey, SliceStatus]:
     """All slices of all nodes, as their agents publish them."""
     return {part.key: part for node in await system.nodes() for device in node.devices for part in device.slices}
 
 
-async def plan_in_force(system: Attached) -> Plan:
+async def plan_in_force(system: SystemClient) -> Plan:
     answer = await system.plan()
     plan: Plan = codec.from_proto(answer.plan)
     return plan
@@ -189,7 +189,7 @@ async def load(target: str, rate_per_s: float, duration_s: float, stop: asyncio.
     return await run_load(spec, target, clock=WallClock(), stop=stop)
 
 
-async def windows(system: Attached, since_s: float) -> list[LoadWindow]:
+async def windows(system: SystemClient, since_s: float) -> list[LoadWindow]:
     """Load windows of all dispatcher workers that began after a time."""
     found: list[LoadWindow] = []
     for name in await system.state.names(system.state.keys.load_prefix()):
@@ -197,7 +197,7 @@ async def windows(system: Attached, since_s: float) -> list[LoadWindow]:
     return [window for window in found if window.starts_at_s >= since_s]
 
 
-async def begun_anew(system: Attached, timeout_s: float = 60.0) -> float:
+async def begun_anew(system: SystemClient, timeout_s: float = 60.0) -> float:
     """Once every worker has begun a window: windows since the time returned hold what is asked from now on, all of it
     and nothing else."""
     since_s = time.time()
@@ -211,13 +211,13 @@ async def begun_anew(system: Attached, timeout_s: float = 60.0) -> float:
     return since_s
 
 
-async def energy_samples(system: Attached) -> list[EnergySample]:
+async def energy_samples(system: SystemClient) -> list[EnergySample]:
     """The whole energy stream of the node."""
     key = system.state.keys.energy(system.launch.node)
     return [sample for _, sample in await system.state.stream(key, EnergySample, count=100_000)]
 
 
-async def metered_until(system: Attached, at_s: float, timeout_s: float = 60.0) -> list[EnergySample]:
+async def metered_until(system: SystemClient, at_s: float, timeout_s: float = 60.0) -> list[EnergySample]:
     """All samples, once every device has one that ends after the given time."""
 
     async def check() -> list[EnergySample] | None:

@@ -1,4 +1,4 @@
-"""What a person touches."""
+"""Command line of Trefoil: every command, and what starts and measures whole systems."""
 
 import os
 

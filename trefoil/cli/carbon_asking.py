@@ -13,8 +13,7 @@ import typer
 
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
-from trefoil.cli.attached import RPC_TIMEOUT_S
-from trefoil.cli.remote import address_of, dialled
+from trefoil.cli.system_client import RPC_TIMEOUT_S, open_channel, service_address
 from trefoil.core.carbon import CarbonReading, Rung, Series
 from trefoil.core.errors import NotFound, SettingError, Unavailable
 from trefoil.runtime import codec, rpc
@@ -122,8 +121,8 @@ def with_feed(target: str, ca: Path | None, state_dir: str, work: Callable[[Feed
     """Connect to a feed, await one piece of work, and disconnect."""
 
     async def attached() -> T:
-        address = address_of("carbon_feed", target, state_dir)
-        async with dialled(address, ca) as channel:
+        address = service_address("carbon_feed", target, state_dir)
+        async with open_channel(address, ca) as channel:
             return await work(FeedClient(address, pb_grpc.CarbonFeedStub(channel)))
 
     return asyncio.run(attached())

@@ -9,8 +9,6 @@ import typer
 from rich.markup import escape
 
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
-from trefoil.cli.asking import DEFAULT_STATE_DIR
-from trefoil.cli.attached import as_json
 from trefoil.cli.carbon_asking import (
     Ca,
     FeedClient,
@@ -22,7 +20,7 @@ from trefoil.cli.carbon_asking import (
     series_kind,
     with_feed,
 )
-from trefoil.cli.output import AsJson, StateDir, console, grid, print_json
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, grid, print_json
 from trefoil.core.carbon import CarbonRatio, CarbonReading, Series, ZoneHealth
 from trefoil.core.errors import SettingError, Unavailable
 from trefoil.runtime import codec

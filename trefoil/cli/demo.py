@@ -1,13 +1,10 @@
-"""The main job: the same arrivals and carbon against each policy in turn, on fresh clusters, and what was saved.
+"""`trefoil demo`: the same arrivals and carbon against each policy in turn, on fresh clusters, and what was saved.
 
 The SLO is measured first: `slo_rule.factor` times the p95 of BASE under the demo's own load profile, compressed into
 `measure_s` (mean and peak both occur, in the same proportion). It is printed and then fixed for every run.
 """
 
-import os
-import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from trefoil.cli import interrupt, report, services
-from trefoil.cli.interrupt import Interrupts
-from trefoil.cli.layout import CHECKOUT
+from trefoil.cli import report, services
+from trefoil.cli.interrupt import EXIT_INTERRUPTED, ShutdownSignals, run_until_signal
 from trefoil.cli.live import View, view_for
 from trefoil.cli.output import console, print_json
-from trefoil.cli.play import Run, Setup, measure, play
-from trefoil.cli.results import Report, write_json
+from trefoil.cli.play import DemoContext, RunResult, measure_p95_ms, run_policy
+from trefoil.cli.results import Report, git_commit, machine, write_json
 from trefoil.cli.scenario import Scenario, Slo
 from trefoil.runtime.clock import Clock, WallClock
 
@@ -31,14 +27,14 @@ SLO_ROUND_MS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All runs and what they share."""
+    """Outcome of a demo: all runs and the report over them."""
 
     report: Report
-    runs: Mapping[str, Run]
+    runs: Mapping[str, RunResult]
 
 
-def run(scenario: Scenario, out: Path, *, as_json: bool) -> int:
-    """Play everything; returns the exit code. On every way out nothing is left running."""
+def run_demo(scenario: Scenario, out: Path, *, as_json: bool) -> int:
+    """Run every policy and write the report; returns the exit code. On every way out nothing is left running."""
     clock = WallClock()
     started_at_s = clock.now_s()
     screen = console()
@@ -47,50 +43,50 @@ def run(scenario: Scenario, out: Path, *, as_json: bool) -> int:
         screen.quiet = True
     try:
         with view_for(screen) as view:
-            code = interrupt.run(lambda interrupts: _play_all(scenario, out, view, interrupts, clock, outcomes))
+            code = run_until_signal(lambda signals: _run_policies(scenario, out, view, signals, clock, outcomes))
     except KeyboardInterrupt:
-        code = interrupt.INTERRUPTED
+        code = EXIT_INTERRUPTED
     if code or not outcomes:
         screen.print("interrupted; everything that was started has been stopped", highlight=False)
         return code
     outcome = outcomes[0]
-    report.write(out, outcome.report, {name: one.series for name, one in outcome.runs.items()})
+    report.write_report(out, outcome.report, {name: one.series for name, one in outcome.runs.items()})
     if as_json:
         print_json(outcome.report.to_json())
         return 0
     if screen.is_terminal:
-        screen.print(report.table(outcome.report))
+        screen.print(report.report_table(outcome.report))
     else:
-        for line in report.plain_lines(outcome.report):
+        for line in report.report_lines(outcome.report):
             screen.print(line, soft_wrap=True)
     took_s = clock.now_s() - started_at_s
     screen.print(f"report: {out / 'report.html'} and {out / 'report.json'} ({took_s:.0f} s)", soft_wrap=True)
     return 0
 
 
-async def _play_all(
-    scenario: Scenario, out: Path, view: View, interrupts: Interrupts, clock: Clock, outcomes: list[Outcome]
+async def _run_policies(
+    scenario: Scenario, out: Path, view: View, signals: ShutdownSignals, clock: Clock, outcomes: list[Outcome]
 ) -> int:
-    setup = Setup(scenario, out, view, clock, lambda: interrupts.hurry)
+    context = DemoContext(scenario, out, view, clock, lambda: signals.kill_now)
     started = datetime.fromtimestamp(clock.now_s(), UTC).isoformat(timespec="seconds")
     out.mkdir(parents=True, exist_ok=True)
     for stale in ("report.json", "report.html"):  # an interrupted demo must not leave an older one's result
         (out / stale).unlink(missing_ok=True)
     view.say(_announcement(scenario))
-    slo = await _measured_slo(setup)
-    runs: dict[str, Run] = {}
+    slo = await _measure_slo(context)
+    runs: dict[str, RunResult] = {}
     for number, policy in enumerate(scenario.policies, 1):
-        runs[policy] = await play(setup, policy, slo, number)
+        runs[policy] = await run_policy(context, policy, slo, number)
         write_json(out / policy / "series.json", runs[policy].to_json())
     outcomes.append(Outcome(_report(scenario, runs, started), runs))
     return 0
 
 
-async def _measured_slo(setup: Setup) -> Slo:
-    rule = setup.scenario.slo_rule
-    p95_ms = await measure(setup)
+async def _measure_slo(context: DemoContext) -> Slo:
+    rule = context.scenario.slo_rule
+    p95_ms = await measure_p95_ms(context)
     latency_ms = max(SLO_ROUND_MS, round(rule.factor * p95_ms / SLO_ROUND_MS) * SLO_ROUND_MS)
-    setup.view.say(
+    context.view.say(
         f"SLO: {rule.factor:g} x {p95_ms:.1f} ms (p{rule.percentile:g} of {rule.policy} under the demo's load profile, "
         f"in {rule.measure_s:.0f} s) = {latency_ms:.0f} ms, fixed for all runs"
     )
@@ -99,7 +95,7 @@ async def _measured_slo(setup: Setup) -> Slo:
 
 def _announcement(scenario: Scenario) -> str:
     carbon, load, kept = scenario.carbon, scenario.load, scenario.availability
-    best = services.family_of(scenario).best
+    best = services.served_family(scenario).best
     floor = scenario.accuracy.floor(best.accuracy)
     return (
         f"{len(scenario.fleet.devices)} SIMULATED {scenario.fleet.devices[0]}, real Triton and models; "
@@ -110,9 +106,9 @@ def _announcement(scenario: Scenario) -> str:
     )
 
 
-def _report(scenario: Scenario, runs: Mapping[str, Run], started: str) -> Report:
+def _report(scenario: Scenario, runs: Mapping[str, RunResult], started: str) -> Report:
     batches = sum(run.batches for run in runs.values())
-    best = services.family_of(scenario).best.accuracy
+    best = services.served_family(scenario).best.accuracy
     return Report(
         simulated=all(run.simulated for run in runs.values()),
         triton_version=next(iter(runs.values())).triton_version,
@@ -120,7 +116,7 @@ def _report(scenario: Scenario, runs: Mapping[str, Run], started: str) -> Report
         duration_s=scenario.duration_s,
         carbon_speedup=scenario.carbon.speedup,
         seed=scenario.seed,
-        commit=commit(),
+        commit=git_commit(),
         pad_overrun_ratio=sum(run.overruns for run in runs.values()) / batches if batches else None,
         accuracy_floor=scenario.accuracy.floor(best),
         command=shlex.join(["trefoil", *sys.argv[1:]]),
@@ -128,26 +124,3 @@ def _report(scenario: Scenario, runs: Mapping[str, Run], started: str) -> Report
         started_at=started,
         runs={name: run.summary for name, run in runs.items()},
     )
-
-
-def commit() -> str:
-    """The checked-out commit, marked when files differ from it; `unknown` outside a checkout."""
-    try:
-        described = subprocess.run(
-            ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return described.stdout.strip() or "unknown"
-
-
-def machine() -> str:
-    """What the numbers were taken on."""
-    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    python = platform.python_version()
-    return f"{cores} cores ({platform.machine()}), {gib:.0f} GiB, {platform.system()}, Python {python}"

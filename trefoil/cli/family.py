@@ -1,7 +1,8 @@
 """`trefoil family`: what can be served, whether it is in order, and how a Triton repository becomes a family."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -9,7 +10,7 @@ from trefoil.cli.output import AsJson, Guarded, console, grid, print_json
 from trefoil.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from trefoil.cli.family_import import Imported
+    from trefoil.cli.family_import import ImportedFamily
 
 MODELS: Final = Path("model_repository")
 FOUND_WRONG: Final = 1
@@ -23,10 +24,10 @@ PerModel = typer.Option(metavar="MODEL=NUMBER")
 @app.command("list")
 def list_(repository: Repository = MODELS, as_json: AsJson = False) -> None:
     """Every family: its variants by accuracy, which have model files here, and how many profile rows there are."""
-    from trefoil.cli.family_check import described
-    from trefoil.cli.layout import shipped
+    from trefoil.cli.family_check import describe_families
+    from trefoil.cli.layout import resolve_path
 
-    found = described(shipped(repository))
+    found = describe_families(resolve_path(repository))
     if as_json:
         print_json(found)
         return
@@ -48,10 +49,10 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Compare each family's contract with its graphs; say what cannot be served. Exit code 1: something is wrong."""
-    from trefoil.cli.family_check import checked
-    from trefoil.cli.layout import shipped
+    from trefoil.cli.family_check import check_families
+    from trefoil.cli.layout import resolve_path
 
-    found = checked(shipped(repository), families or [])
+    found = check_families(resolve_path(repository), families or [])
     if as_json:
         print_json(found)
     else:
@@ -77,87 +78,48 @@ def import_(
     memory_mib: Annotated[list[str] | None, PerModel] = None,
     load_s: Annotated[list[str] | None, PerModel] = None,
     macs: Annotated[list[str] | None, PerModel] = None,
-    rename: Annotated[
-        list[str] | None, typer.Option(metavar="MODEL:TENSOR=NAME", help="Where type and shape do not tell.")
-    ] = None,
     link: Annotated[
         bool, typer.Option("--link", help="Symbolic links instead of copies; containers cannot follow them.")
     ] = False,
     repository: Repository = MODELS,
     as_json: AsJson = False,
 ) -> None:
-    """Adopt a Triton repository whose variants are separate models, or refuse and name the field that differs."""
-    from trefoil.cli import family_toml
-    from trefoil.cli.family_import import adopt
-    from trefoil.cli.layout import shipped
+    """Import a Triton repository whose variants are separate models, or refuse and name the field that differs."""
+    from trefoil.cli.family_import import Statement, import_family, parse_accuracies, parse_numbers
+    from trefoil.cli.layout import resolve_path
 
-    name, models = _wanted(as_)
-    given = family_toml.numbers(accuracy, "--accuracy")
-    stated = family_toml.Stated(
+    name, models = _parse_as(as_)
+    stated = Statement(
         family=name,
-        accuracies=family_toml.accuracies(models, given, accuracies),
+        accuracies=parse_accuracies(models, parse_numbers(accuracy, "--accuracy"), accuracies),
         accuracy_source=accuracy_source if accuracies is None else f"{accuracy_source} ({accuracies.name})",
         slo_ms=slo_ms,
         slo_quantile=slo_quantile,
         metric=metric,
         task=task,
         licence=licence,
-        memory_mib=family_toml.numbers(memory_mib, "--memory-mib"),
-        load_s=family_toml.numbers(load_s, "--load-s"),
-        macs=family_toml.numbers(macs, "--macs"),
+        memory_mib=parse_numbers(memory_mib, "--memory-mib"),
+        load_s=parse_numbers(load_s, "--load-s"),
+        macs=parse_numbers(macs, "--macs"),
     )
-    done = adopt(source, models, shipped(repository), stated, link=link, wanted=_renames(rename))
-    said = _told(done)
+    imported = import_family(source, models, resolve_path(repository), stated, link=link)
     if as_json:
-        print_json(said)
+        print_json(asdict(imported) | {"folder": str(imported.folder)})
         return
-    for line in _lines(said):
+    for line in _lines(imported):
         console().print(line, markup=False, soft_wrap=True)
 
 
-def _told(done: "Imported") -> dict[str, Any]:
-    return {
-        "family": done.family,
-        "folder": str(done.folder),
-        "variants": [
-            {
-                "variant": one.variant,
-                "version": one.version,
-                "from_version": one.from_version,
-                "renamed": one.renames.changed,
-            }
-            for one in done.variants
-        ],
-        "notes": done.notes,
-    }
-
-
-def _lines(said: dict[str, Any]) -> list[str]:
-    lines = []
-    for one in said["variants"]:
-        renamed = ", ".join(f"{old} -> {new}" for old, new in one["renamed"].items())
-        line = f"  {one['variant']}: version {one['version']} (there {one['from_version']})"
-        lines.append(line + (f", renamed {renamed}" if renamed else ""))
-    lines += [f"  note: {note}" for note in said["notes"]]
-    end = f"{said['folder']} holds family {said['family']}. It has no profile yet: `trefoil profile` measures one."
+def _lines(imported: "ImportedFamily") -> list[str]:
+    lines = [f"  {one.variant}: version {one.version} (there {one.from_version})" for one in imported.variants]
+    lines += [f"  note: {note}" for note in imported.notes]
+    end = f"{imported.folder} holds family {imported.family}. It has no profile yet: `trefoil profile` measures one."
     return [*lines, end]
 
 
-def _wanted(as_: str) -> tuple[str, list[str]]:
+def _parse_as(as_: str) -> tuple[str, list[str]]:
     family, _, rest = as_.partition("=")
     models = [name for name in rest.split(",") if name]
     if not family or not models or len(set(models)) < len(models):
         raise SettingError("cannot be read", field="--as", value=as_, remedy="write --as resnet=resnet18,resnet50")
     return family, models
-
-
-def _renames(given: list[str] | None) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
-    for one in given or ():
-        model, colon, rest = one.partition(":")
-        tensor, equals, name = rest.rpartition("=")
-        if not colon or not equals or not all((model, tensor, name)):
-            remedy = "write --rename resnet50:input.1=IMAGE"
-            raise SettingError("not of the form MODEL:TENSOR=NAME", field="--rename", value=one, remedy=remedy)
-        found.setdefault(model, {})[tensor] = name
-    return found

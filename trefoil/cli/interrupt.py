@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM as a cancellation that teardown survives.
+"""Shutdown by Ctrl-C, SIGTERM or SIGHUP: a cancellation that teardown survives.
 
 The first signal cancels the main task, wherever it stands; whoever holds something releases it under
-`uncancellable`. Later signals do not cancel again: they only set `hurry`, which turns patience into SIGKILL.
+`uncancellable`. Later signals do not cancel again: they only set `kill_now`, at which teardown kills and does not wait.
 """
 
 import asyncio
@@ -10,53 +10,53 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
-INTERRUPTED: Final = 128 + signal.SIGINT
-INSIST_S: Final = 2.0
+EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
+CANCEL_AGAIN_S: Final = 2.0
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupts:
-    """What has been received so far."""
+class ShutdownSignals:
+    """Shutdown signals received so far."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
 
     @property
-    def hurry(self) -> bool:
-        """A second signal: somebody is out of patience."""
+    def kill_now(self) -> bool:
+        """Whether a second signal came: what does not stop by itself is to be killed."""
         return len(self.received) > 1
 
     @property
     def exit_code(self) -> int:
-        """As a shell would report it."""
+        """Exit code as a shell would report it: 128 + the first signal."""
         return 128 + self.received[0]
 
 
-def run(main: Callable[[Interrupts], Coroutine[Any, Any, int]]) -> int:
-    """Run to the end or to a signal; returns the exit code. Nothing that `main` holds may outlive it."""
-    interrupts = Interrupts()
+def run_until_signal(main: Callable[[ShutdownSignals], Coroutine[Any, Any, int]]) -> int:
+    """Run a coroutine to its end or to a signal; returns the exit code. Nothing that `main` holds may outlive it."""
+    signals = ShutdownSignals()
     try:
-        return asyncio.run(_guarded(main, interrupts))
+        return asyncio.run(_guarded(main, signals))
     except asyncio.CancelledError:
-        if not interrupts.received:
+        if not signals.received:
             raise
-        return interrupts.exit_code
+        return signals.exit_code
 
 
-async def _guarded(main: Callable[[Interrupts], Coroutine[Any, Any, int]], interrupts: Interrupts) -> int:
+async def _guarded(main: Callable[[ShutdownSignals], Coroutine[Any, Any, int]], signals: ShutdownSignals) -> int:
     loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(main(interrupts))
+    task = asyncio.ensure_future(main(signals))
 
-    def insist() -> None:
+    def cancel_again() -> None:
         # A library may swallow a cancellation. Work under `uncancellable` does not mind being asked again.
         if not task.done():
             task.cancel()
-            loop.call_later(INSIST_S, insist)
+            loop.call_later(CANCEL_AGAIN_S, cancel_again)
 
     def on_signal(number: int) -> None:
-        interrupts.received.append(number)
-        if len(interrupts.received) == 1:
-            insist()
+        signals.received.append(number)
+        if len(signals.received) == 1:
+            cancel_again()
 
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal, number)
@@ -68,7 +68,7 @@ async def _guarded(main: Callable[[Interrupts], Coroutine[Any, Any, int]], inter
 
 
 async def uncancellable(work: Awaitable[T]) -> T:
-    """Finish this whatever happens; a cancellation that came meanwhile is raised afterwards."""
+    """Await this to its end whatever happens; a cancellation that came meanwhile is raised afterwards."""
     task = asyncio.ensure_future(work)
     cancelled = False
     while not task.done():

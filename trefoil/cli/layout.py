@@ -1,4 +1,4 @@
-"""Where a running system keeps its things, and how a second command finds the first.
+"""State directory of a running system: its paths, its lock, and the launch file by which a second command finds it.
 
 <state_dir>/lock                 held while a supervisor lives
 <state_dir>/run/launch.json      0600: who supervises, where everything listens (holds the Redis password)
@@ -28,7 +28,7 @@ class AlreadyRunning(StartError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a supervisor writes down for others to find."""
+    """Launch file of a running system: who supervises it, and where everything listens."""
 
     launch_id: str
     cluster: str
@@ -47,50 +47,59 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StatePaths:
     """Paths under one state directory."""
 
     state_dir: Path
 
     @property
     def lock(self) -> Path:
+        """Lock file of the state directory."""
         return self.state_dir / "lock"
 
     @property
     def run(self) -> Path:
+        """Folder of the launch file and the pid files."""
         return self.state_dir / "run"
 
     @property
     def launch(self) -> Path:
+        """Launch file."""
         return self.run / "launch.json"
 
     def log(self, service: str) -> Path:
+        """Log file of a service."""
         return self.state_dir / "logs" / f"{service}.log"
 
     def rotate_logs(self) -> None:
-        """Each launch writes logs of its own; the launch before stays readable as `.log.1`."""
+        """Move the logs of the launch before to `.log.1`: each launch writes its own."""
         for log in (self.state_dir / "logs").glob("*.log"):
             if log.name != "supervisor.log":  # its own: open since before the launch
                 log.replace(log.with_suffix(".log.1"))
 
     def settings(self, service: str) -> Path:
+        """Settings file of a service."""
         return self.state_dir / "config" / f"{service}.toml"
 
     def folder(self, name: str) -> Path:
-        """A folder of one service, created."""
+        """Folder of one service, created."""
         path = self.state_dir / name
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     @property
     def node_socket(self) -> Path:
-        """Under the state directory where the path is short enough for a socket, else under the temporary one."""
+        """Socket of the simulated node, in the temporary folder where this one's path is too long for a socket."""
         inside = self.state_dir / "node"
         folder = socket_folder(inside, "socket", self.state_dir)
         return folder / ("socket" if folder == inside else "node.socket")
 
     def read_launch(self) -> Launch | None:
-        """The launch written down here; None when there is none."""
+        """Read the launch file; None when there is none.
+
+        Raises:
+            StartError: it cannot be read.
+        """
         try:
             values = json.loads(self.launch.read_text())
         except FileNotFoundError:
@@ -103,11 +112,11 @@ class Layout:
         return Launch(**{**values, **rebuilt})
 
     def write_launch(self, launch: Launch) -> None:
-        """Atomic, readable by its owner only."""
+        """Write the launch file: atomically, readable by its owner only."""
         write_private(self.launch, json.dumps(asdict(launch), indent=1))
 
     def running(self) -> Launch:
-        """The launch of a supervisor that lives.
+        """Launch of the system that runs here.
 
         Raises:
             NotFound: nothing runs here.
@@ -126,12 +135,16 @@ class Layout:
 class StateLock:
     """An exclusive lock on a state directory. The file goes with the lock; the kernel frees it if we are killed."""
 
-    def __init__(self, layout: Layout) -> None:
-        self._path = layout.lock
+    def __init__(self, paths: StatePaths) -> None:
+        self._path = paths.lock
         self._fd: int | None = None
 
     def acquire(self) -> None:
-        """Raises AlreadyRunning at once when somebody else holds it."""
+        """Take the lock.
+
+        Raises:
+            AlreadyRunning: at once, when somebody else holds it.
+        """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         while self._fd is None:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -152,10 +165,11 @@ class StateLock:
 
     @property
     def held(self) -> bool:
+        """Whether we hold the lock."""
         return self._fd is not None
 
     def release(self) -> None:
-        """Idempotent."""
+        """Free the lock and remove its file. Idempotent."""
         if self._fd is not None:
             self._path.unlink(missing_ok=True)
             os.close(self._fd)
@@ -168,8 +182,8 @@ class StateLock:
             return False
 
 
-def shipped(path: Path) -> Path:
-    """A relative path as the user means it: under the working directory, else as shipped with the project."""
+def resolve_path(path: Path) -> Path:
+    """Resolve a relative path as the user means it: under the working directory, else as shipped."""
     if path.is_absolute() or path.exists():
         return path.resolve()
     return (CHECKOUT / path).resolve()
@@ -185,23 +199,23 @@ def write_private(path: Path, text: str) -> None:
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """A settings file of nested tables; None is left out (it means: the default)."""
+    """TOML text of nested tables; None is left out (it means: the default)."""
     lines: list[str] = []
-    _table(values, (), lines)
+    _toml_table(values, (), lines)
     return "\n".join(lines) + "\n"
 
 
-def _table(values: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+def _toml_table(values: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
     plain = {key: value for key, value in values.items() if not isinstance(value, Mapping) and value is not None}
     if path and (plain or not values):
-        lines += ["", f"[{'.'.join(_quoted(part) for part in path)}]"]
-    lines += [f"{_quoted(key)} = {_value(value)}" for key, value in plain.items()]
+        lines += ["", f"[{'.'.join(_toml_string(part) for part in path)}]"]
+    lines += [f"{_toml_string(key)} = {_toml_value(value)}" for key, value in plain.items()]
     for key, value in values.items():
         if isinstance(value, Mapping):
-            _table(value, (*path, key), lines)
+            _toml_table(value, (*path, key), lines)
 
 
-def _value(value: Any) -> str:
+def _toml_value(value: Any) -> str:
     match value:
         case bool():
             return "true" if value else "false"
@@ -210,14 +224,18 @@ def _value(value: Any) -> str:
         case float():
             return repr(value)
         case str() | Path():
-            return _quoted(str(value))
+            return _toml_string(str(value))
         case Mapping():
-            return "{" + ", ".join(f"{_quoted(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
+            return (
+                "{"
+                + ", ".join(f"{_toml_string(k)} = {_toml_value(v)}" for k, v in value.items() if v is not None)
+                + "}"
+            )
         case list() | tuple():
-            return "[" + ", ".join(_value(item) for item in value) + "]"
+            return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     raise SettingError("cannot be written to TOML", field="value", value=value, remedy="give a plain value")
 
 
-def _quoted(text: str) -> str:
+def _toml_string(text: str) -> str:
     """A basic string: JSON's escapes are TOML's, but for the one control character that JSON leaves as it is."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")

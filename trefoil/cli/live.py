@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs: one screen that refreshes on a terminal, plain lines elsewhere."""
+"""Live view of the demo: one screen that refreshes on a terminal, plain lines elsewhere."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ PLAIN_EVERY_S: Final = 7.0
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """One GPU, now."""
+class DeviceLine:
+    """State of one GPU, as the view shows it."""
 
     name: str
     state: str
@@ -28,8 +28,8 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """One run, now."""
+class RunStatus:
+    """Status of one run, as the view shows it."""
 
     run: str
     number: int  # of runs
@@ -49,27 +49,27 @@ class Picture:
     revision: str
     why: str
     rollout: str
-    devices: Sequence[Device] = ()
+    devices: Sequence[DeviceLine] = ()
 
 
 class View(Protocol):
-    """Where the demo shows itself. A context, because a screen has to be given back."""
+    """View of a demo. A context, because a screen has to be given back."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
     def say(self, line: str) -> None:
-        """Something that happened once."""
+        """Show a line about something that happened once."""
         ...
 
-    def show(self, picture: Picture) -> None:
-        """The run as it stands; called about once a second."""
+    def show(self, status: RunStatus) -> None:
+        """Show the status of the run; called about once a second."""
         ...
 
 
 class PlainView:
-    """Lines, for logs and pipes: one now and then, and all that happens once."""
+    """View of plain lines, for logs and pipes: one now and then, and all that happens once."""
 
     def __init__(self, console: Console, every_s: float = PLAIN_EVERY_S) -> None:
         self._console = console
@@ -88,23 +88,23 @@ class PlainView:
     def say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def show(self, picture: Picture) -> None:
+    def show(self, status: RunStatus) -> None:
         run, at_s = self._last
-        if picture.revision != self._revision and picture.revision:
-            self._revision = picture.revision
-            self.say(f"[{picture.run} {picture.at_s:5.1f} s] plan {picture.revision}: {picture.why}")
-        if picture.run == run and picture.at_s - at_s < self._every_s:
+        if status.revision != self._revision and status.revision:
+            self._revision = status.revision
+            self.say(f"[{status.run} {status.at_s:5.1f} s] plan {status.revision}: {status.why}")
+        if status.run == run and status.at_s - at_s < self._every_s:
             return
-        self._last = (picture.run, picture.at_s)
-        self.say(plain_line(picture))
+        self._last = (status.run, status.at_s)
+        self.say(status_line(status))
 
 
 class ScreenView:
-    """One screen that refreshes."""
+    """View of one screen that refreshes."""
 
     def __init__(self, console: Console) -> None:
         self._lines: list[str] = []
-        self._picture: Picture | None = None
+        self._status: RunStatus | None = None
         self._live = Live(console=console, refresh_per_second=4, transient=True, get_renderable=self._render)
 
     def __enter__(self) -> Self:
@@ -119,60 +119,60 @@ class ScreenView:
     def say(self, line: str) -> None:
         self._lines = [*self._lines, line][-LINES_KEPT:]
 
-    def show(self, picture: Picture) -> None:
-        self._picture = picture
+    def show(self, status: RunStatus) -> None:
+        self._status = status
 
     def _render(self) -> Group:
-        parts = [] if self._picture is None else [screen(self._picture)]
+        parts = [] if self._status is None else [status_panel(self._status)]
         return Group(*parts, Text("\n".join(self._lines), style="dim"))
 
 
 def view_for(console: Console) -> View:
-    """A screen on a terminal, lines elsewhere."""
+    """View for a console: a screen on a terminal, lines elsewhere."""
     return ScreenView(console) if console.is_terminal else PlainView(console)
 
 
-def plain_line(picture: Picture) -> str:
-    """One run now, in one line."""
-    watts = "-" if picture.power_w is None else f"{picture.power_w:.0f} W"
-    grams = "not metered" if picture.grams is None else f"{picture.grams:.3f} g"
-    gpus = "; ".join(f"{d.name} {d.state} {d.clock_mhz} MHz {d.slices}" for d in picture.devices)
+def status_line(status: RunStatus) -> str:
+    """Status of a run in one line."""
+    watts = "-" if status.power_w is None else f"{status.power_w:.0f} W"
+    grams = "not metered" if status.grams is None else f"{status.grams:.3f} g"
+    gpus = "; ".join(f"{d.name} {d.state} {d.clock_mhz} MHz {d.slices}" for d in status.devices)
     return (
-        f"[{picture.run} {picture.at_s:5.1f} s] carbon {_or_dash(picture.intensity_g_per_kwh)} g/kWh, "
-        f"{picture.answered_per_s:.0f} of {picture.offered_per_s:.0f} requests/s, "
-        f"p95 {_or_dash(picture.latency_ms_p95)} ms (SLO {picture.slo_ms:.0f}), {watts}, {grams}, "
-        f"{picture.answered} answered, {picture.failed} failed | {gpus}"
+        f"[{status.run} {status.at_s:5.1f} s] carbon {_or_dash(status.intensity_g_per_kwh)} g/kWh, "
+        f"{status.answered_per_s:.0f} of {status.offered_per_s:.0f} requests/s, "
+        f"p95 {_or_dash(status.latency_ms_p95)} ms (SLO {status.slo_ms:.0f}), {watts}, {grams}, "
+        f"{status.answered} answered, {status.failed} failed | {gpus}"
     )
 
 
-def screen(picture: Picture) -> Panel:
-    """One run now, as a panel."""
-    late = picture.latency_ms_p95 is not None and picture.latency_ms_p95 > picture.slo_ms
+def status_panel(status: RunStatus) -> Panel:
+    """Status of a run as a panel."""
+    late = status.latency_ms_p95 is not None and status.latency_ms_p95 > status.slo_ms
     numbers = Table.grid(padding=(0, 3))
     for _ in range(3):
         numbers.add_column()
     numbers.add_row(
-        f"carbon [bold]{_or_dash(picture.intensity_g_per_kwh)}[/] g/kWh",
-        f"offered [bold]{picture.offered_per_s:.0f}[/], answered [bold]{picture.answered_per_s:.0f}[/] requests/s",
-        f"p{picture.percentile:g} [bold {'red' if late else 'green'}]{_or_dash(picture.latency_ms_p95)}[/] ms"
-        f" (SLO {picture.slo_ms:.0f})",
+        f"carbon [bold]{_or_dash(status.intensity_g_per_kwh)}[/] g/kWh",
+        f"offered [bold]{status.offered_per_s:.0f}[/], answered [bold]{status.answered_per_s:.0f}[/] requests/s",
+        f"p{status.percentile:g} [bold {'red' if late else 'green'}]{_or_dash(status.latency_ms_p95)}[/] ms"
+        f" (SLO {status.slo_ms:.0f})",
     )
     numbers.add_row(
-        f"power [bold]{_or_dash(picture.power_w)}[/] W",
-        f"{picture.answered} answered, {picture.failed} failed",
-        "grams not metered" if picture.grams is None else f"[bold]{picture.grams:.3f}[/] g CO2 so far",
+        f"power [bold]{_or_dash(status.power_w)}[/] W",
+        f"{status.answered} answered, {status.failed} failed",
+        "grams not metered" if status.grams is None else f"[bold]{status.grams:.3f}[/] g CO2 so far",
     )
     gpus = Table(expand=True, box=None, header_style="dim")
     for name in ("GPU (simulated)", "state", "slices", "clock", "power"):
         gpus.add_column(name)
-    for d in picture.devices:
+    for d in status.devices:
         watts = "-" if d.power_w is None else f"{d.power_w:.0f} W"
         gpus.add_row(d.name, d.state, d.slices, f"{d.clock_mhz} MHz", watts)
     progress = Table.grid(expand=True)  # a bar alone does not end its line
-    progress.add_row(ProgressBar(total=picture.duration_s, completed=max(0.0, picture.at_s)))
-    done = "warming up" if picture.at_s < 0 else f"{picture.at_s:.0f} of {picture.duration_s:.0f} s"
-    why = Text(f"plan {picture.revision} ({picture.rollout}): {picture.why}", style="italic")
-    title = f"[bold]{picture.run}[/] (run {picture.number} of {picture.count}) {done}"
+    progress.add_row(ProgressBar(total=status.duration_s, completed=max(0.0, status.at_s)))
+    done = "warming up" if status.at_s < 0 else f"{status.at_s:.0f} of {status.duration_s:.0f} s"
+    why = Text(f"plan {status.revision} ({status.rollout}): {status.why}", style="italic")
+    title = f"[bold]{status.run}[/] (run {status.number} of {status.count}) {done}"
     return Panel(Group(progress, numbers, gpus, why), title=title, title_align="left", subtitle="SIMULATED GPUs")
 
 

@@ -4,20 +4,21 @@ import asyncio
 import signal
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trefoil.cli.arrivals import ArrivalTrace, RateProfile
-from trefoil.cli.asking import DEFAULT_STATE_DIR
-from trefoil.cli.attached import attach
-from trefoil.cli.layout import shipped
-from trefoil.cli.load_result import LoadResult, LoadSummary, Progress
-from trefoil.cli.loadgen import LoadSpec, run_load
-from trefoil.cli.output import AsJson, StateDir, console, print_json
+from trefoil.cli.layout import resolve_path
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
+from trefoil.cli.system_client import connect_system
 from trefoil.core.errors import SettingError
 
-SAY_EVERY_S = 2.0
+if TYPE_CHECKING:
+    from trefoil.cli.arrivals import ArrivalTrace, RateProfile
+    from trefoil.cli.load_result import LoadResult, LoadSummary, Progress
+    from trefoil.cli.loadgen import LoadSpec
+
+PRINT_EVERY_S = 2.0
 
 
 def load(
@@ -45,28 +46,32 @@ def load(
     as_json: AsJson = False,
 ) -> None:
     """Send labelled images open loop, check every answer, and print latency, attainment and accuracy."""
-    target, served, objective_ms, quantile = asyncio.run(_where(address, family, slo_ms, Path(state_dir)))
+    from trefoil.cli.loadgen import LoadSpec
+
+    target, served, objective_ms, quantile = asyncio.run(_find_target(address, family, slo_ms, Path(state_dir)))
     spec = LoadSpec(
         arrivals=_arrivals(rate, duration, profile, trace, trace_scale),
-        images=shipped(images or Path("model_repository") / served / "heldout.npz"),
+        images=resolve_path(images or Path("model_repository") / served / "heldout.npz"),
         family=served,
         seed=seed,
         batch_sizes=_sizes(batch),
         deadline_s=deadline,
         permute_labels=permute_labels,
     )
-    result = asyncio.run(_run(spec, target, quiet=as_json))
+    result = asyncio.run(_run_until_signal(spec, target, quiet=as_json))
     if out is not None:
         result.write(out, objective_ms, quantile)
     summary = result.summary(objective_ms, quantile)
     if as_json:
         print_json(asdict(summary))
     else:
-        for line in lines(summary):
+        for line in _summary_lines(summary):
             console().print(line)
 
 
-async def _where(address: str, family: str, slo_ms: float | None, state_dir: Path) -> tuple[str, str, float, float]:
+async def _find_target(
+    address: str, family: str, slo_ms: float | None, state_dir: Path
+) -> tuple[str, str, float, float]:
     """Target, family and SLO: as given, else as the running system has them."""
     if address:
         if slo_ms is None or not family:
@@ -77,7 +82,7 @@ async def _where(address: str, family: str, slo_ms: float | None, state_dir: Pat
                 remedy="give --slo-ms and --family with it",
             )
         return address, family, slo_ms, 0.95
-    async with attach(state_dir) as system:
+    async with connect_system(state_dir) as system:
         served = family or system.launch.family
         objective = await system.objective(served)
         return system.launch.addresses["inference"], served, slo_ms or objective.slo_ms, objective.slo_quantile
@@ -85,7 +90,9 @@ async def _where(address: str, family: str, slo_ms: float | None, state_dir: Pat
 
 def _arrivals(
     rate: float, duration: float, profile: str, trace: Path | None, trace_scale: float
-) -> RateProfile | ArrivalTrace:
+) -> "RateProfile | ArrivalTrace":
+    from trefoil.cli.arrivals import ArrivalTrace, RateProfile
+
     if trace is not None:
         return ArrivalTrace(trace, trace_scale, limit_s=duration)
     if not profile:
@@ -106,19 +113,21 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise SettingError("not a list of numbers", field="--batch", value=text, remedy="e.g. 1 or 1,2,8") from error
 
 
-async def _run(spec: LoadSpec, target: str, *, quiet: bool) -> LoadResult:
+async def _run_until_signal(spec: "LoadSpec", target: str, *, quiet: bool) -> "LoadResult":
     """Ctrl-C ends the load early; what was sent is waited for and counted."""
+    from trefoil.cli.loadgen import run_load
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    said_s = 0.0
+    printed_s = 0.0
 
-    def report(now: Progress) -> None:
-        nonlocal said_s
-        if quiet or now.elapsed_s - said_s < SAY_EVERY_S:
+    def report(now: "Progress") -> None:
+        nonlocal printed_s
+        if quiet or now.elapsed_s - printed_s < PRINT_EVERY_S:
             return
-        said_s = now.elapsed_s
+        printed_s = now.elapsed_s
         p95 = "-" if now.latency_ms_p95 is None else f"{now.latency_ms_p95:.0f}"
         console().print(
             f"{now.elapsed_s:5.0f} of {now.duration_s:.0f} s: {now.answered_per_s:.0f} answers/s, p95 {p95} ms, "
@@ -128,7 +137,7 @@ async def _run(spec: LoadSpec, target: str, *, quiet: bool) -> LoadResult:
     return await run_load(spec, target, report, stop=stop)
 
 
-def lines(summary: LoadSummary) -> list[str]:
+def _summary_lines(summary: "LoadSummary") -> list[str]:
     """A load in a few lines."""
     codes = ", ".join(f"{code} {count}" for code, count in summary.failed_by_code.items())
     shares = ", ".join(f"{variant} {100 * share:.1f} %" for variant, share in summary.variant_shares.items())

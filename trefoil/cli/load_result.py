@@ -1,4 +1,4 @@
-"""What one load left behind: a record per request, and every number that is reported about them.
+"""Result of a load: a record per request, and every number that is reported about them.
 
 Latency counts from the time a request was intended to be sent, so that a generator or a server that falls behind shows
 it (no coordinated omission). A request that was rejected, failed or never sent is a miss of the SLO.
@@ -24,7 +24,7 @@ BAD_ANSWER: Final = "BAD_ANSWER"  # status OK, but not the tensor or not the id 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request."""
+    """Record of one request."""
 
     intended_s: float  # since the start of the load
     sent_late_ms: float  # how far behind the generator itself was
@@ -37,7 +37,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class LoadSummary:
-    """A load in numbers. Latencies are of answered requests; None where nothing was answered."""
+    """Summary of a load. Latencies are of answered requests; None where nothing was answered."""
 
     requests: int
     answered: int
@@ -60,7 +60,7 @@ class LoadSummary:
 
 @dataclass(frozen=True, slots=True)
 class LoadSeries:
-    """Per second of intended time. All lists are as long as `t_s`."""
+    """Series of a load, per second of intended time. All lists are as long as `t_s`."""
 
     t_s: list[float]
     offered_per_s: list[int]
@@ -72,7 +72,7 @@ class LoadSeries:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """All records of one load, in order of intended time."""
+    """Result of one load: all records, in order of intended time."""
 
     records: tuple[Record, ...]
     started_at_s: float  # UTC, of intended time 0
@@ -82,7 +82,7 @@ class LoadResult:
     stopped_early: bool = False
 
     def summary(self, slo_ms: float, slo_quantile: float = 0.95) -> LoadSummary:
-        """The numbers of this load against one SLO."""
+        """Summary of the load against one SLO."""
         answered = [r for r in self.records if r.code == OK]
         latency = np.array([r.latency_ms for r in answered])
         items = sum(r.items for r in answered)
@@ -109,7 +109,7 @@ class LoadResult:
         )
 
     def series(self) -> LoadSeries:
-        """What happened each second; requests count in the second in which they were due."""
+        """Series of the load; requests count in the second in which they were due."""
         seconds = max(1, math.ceil(self.duration_s))
         due: list[list[Record]] = [[] for _ in range(seconds)]
         for record in self.records:
@@ -126,14 +126,14 @@ class LoadResult:
         )
 
     def write(self, path: Path, slo_ms: float, slo_quantile: float = 0.95, *, with_records: bool = True) -> None:
-        """Write everything as one JSON file, at once."""
+        """Write the result as one JSON file, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             json.dump(self.to_dict(slo_ms, slo_quantile, with_records=with_records), file, allow_nan=False)
         os.replace(file.name, path)
 
     def to_dict(self, slo_ms: float, slo_quantile: float = 0.95, *, with_records: bool = True) -> dict[str, Any]:
-        """The same as plain JSON types; records as columns."""
+        """JSON values of the result; records as columns."""
         result: dict[str, Any] = {
             "seed": self.seed,
             "digest": self.digest,
@@ -149,13 +149,13 @@ class LoadResult:
 
 
 def quantile(values: NDArray[np.float64], q: float) -> float | None:
-    """The q-quantile; None of nothing."""
+    """Quantile q of values; None of nothing."""
     return float(np.quantile(values, q)) if len(values) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a load stands. Latency, accuracy and rate are of the last few seconds (loadgen.WINDOW_S)."""
+    """Progress of a load. Latency, accuracy and rate are of the last few seconds (loadgen.WINDOW_S)."""
 
     elapsed_s: float  # below 0: it has not begun
     duration_s: float

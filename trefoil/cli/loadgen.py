@@ -1,8 +1,8 @@
-"""The load generator: open loop, no retries, every answer checked against its label.
+"""Load generator: open loop, no retries, every answer checked against its label.
 
 Open loop: a request leaves at its intended time whatever happened to those before it, as the requests of independent
-users do. Arrivals and images are decided before the first is sent (trefoil/cli/arrivals.py); records and numbers are
-in trefoil/cli/load_result.py.
+users do. Arrivals and images are decided before the first is sent (trefoil/cli/arrivals.py).
+Records and numbers are in trefoil/cli/load_result.py.
 
     spec = LoadSpec(RateProfile.constant(26, 60), images=Path("model_repository/digits/heldout.npz"))
     result = await run_load(spec, "127.0.0.1:8001")
@@ -31,7 +31,7 @@ INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 VARIANT_PARAMETER: Final = "trefoil_variant"
 DATATYPES: Final = {"uint8": "UINT8", "float32": "FP32", "int64": "INT64"}
 LEAD_S: Final = 0.05  # between the decision to start and intended time 0
-NAP_S: Final = 0.25  # longest sleep between two looks at `stop`
+STOP_POLL_S: Final = 0.25  # longest sleep between two looks at `stop`
 PROGRESS_S: Final = 0.5
 WINDOW_S: Final = 5.0
 DEADLINE_MIN_S: Final = 1e-3  # a request that is sent too late is still sent, and misses its deadline
@@ -39,7 +39,7 @@ DEADLINE_MIN_S: Final = 1e-3  # a request that is sent too late is still sent, a
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """What to send. Two runs of equal specs send the same images at the same times."""
+    """Specification of a load. Two runs of equal specifications send the same images at the same times."""
 
     arrivals: RateProfile | ArrivalTrace
     images: Path  # npz with `images` and `labels`, e.g. model_repository/digits/heldout.npz
@@ -90,9 +90,9 @@ async def run_load(
     async with grpc.aio.insecure_channel(target, options=options) as channel:
         await _wait_connected(channel, target, spec.connect_timeout_s)
         infer = channel.unary_unary(INFER, response_deserializer=service_pb2.ModelInferResponse.FromString)
-        run = _Run(spec, plan, held_out, infer, clock or WallClock(), stop or asyncio.Event(), lead_s)
+        run = _LoadRun(spec, plan, held_out, infer, clock or WallClock(), stop or asyncio.Event(), lead_s)
         async with _reporting(run, on_progress):
-            await run.play()
+            await run.send_all()
     return run.result()
 
 
@@ -108,7 +108,7 @@ async def _wait_connected(channel: grpc.aio.Channel, target: str, timeout_s: flo
 
 
 @contextlib.asynccontextmanager
-async def _reporting(run: "_Run", on_progress: OnProgress | None) -> Any:
+async def _reporting(run: "_LoadRun", on_progress: OnProgress | None) -> Any:
     """Report while the block runs, and once more at its end."""
     if on_progress is None:
         yield
@@ -129,7 +129,7 @@ async def _reporting(run: "_Run", on_progress: OnProgress | None) -> Any:
             await reporter  # what the callback raised is raised here
 
 
-class _Run:
+class _LoadRun:
     """One load in progress."""
 
     def __init__(
@@ -156,29 +156,29 @@ class _Run:
         self._window: deque[tuple[float, Record]] = deque()
         self._start_s = self._started_at_s = 0.0
 
-    async def play(self) -> None:
+    async def send_all(self) -> None:
         """Send everything at its time; return after the last answer. A cancellation cancels what is in flight."""
         self._start_s = self.clock.monotonic_s() + self._lead_s
         self._started_at_s = self.clock.now_s() + self._lead_s
         async with asyncio.TaskGroup() as requests:  # waits for all; each is bounded by its deadline
             for index, at_s in enumerate(self._plan.times_s.tolist()):
-                await self._until(self._start_s + at_s)
+                await self._sleep_until(self._start_s + at_s)
                 if self._stop.is_set():
                     return
                 full = self._sent - self._answered - self._failed >= self._spec.in_flight_max
                 self._sent = index + 1
                 if full:
-                    self._book(index, self.clock.monotonic_s(), NOT_SENT)
+                    self._record(index, self.clock.monotonic_s(), NOT_SENT)
                 else:
                     requests.create_task(self._request(index))
-            await self._until(self._start_s + self._plan.duration_s)
+            await self._sleep_until(self._start_s + self._plan.duration_s)
 
-    async def _until(self, due_s: float) -> None:
+    async def _sleep_until(self, due_s: float) -> None:
         left_s = due_s - self.clock.monotonic_s()
         if left_s <= 0:
             await asyncio.sleep(0)  # behind: let answers in all the same
         while left_s > 0 and not self._stop.is_set():
-            await self.clock.sleep(min(left_s, NAP_S))
+            await self.clock.sleep(min(left_s, STOP_POLL_S))
             left_s = due_s - self.clock.monotonic_s()
 
     async def _request(self, index: int) -> None:
@@ -187,14 +187,14 @@ class _Run:
         try:
             reply = await self._infer(self._message(index), timeout=max(left_s, DEADLINE_MIN_S))
         except grpc.aio.AioRpcError as error:
-            self._book(index, sent_s, error.code().name)
+            self._record(index, sent_s, error.code().name)
             return
-        correct = self._check(index, reply)
+        correct = self._count_correct(index, reply)
         if correct is None:
-            self._book(index, sent_s, BAD_ANSWER)
+            self._record(index, sent_s, BAD_ANSWER)
         else:
             variant = reply.parameters[VARIANT_PARAMETER].string_param if reply.parameters else ""
-            self._book(index, sent_s, OK, correct, variant or f"{reply.model_name}/{reply.model_version}")
+            self._record(index, sent_s, OK, correct, variant or f"{reply.model_name}/{reply.model_version}")
 
     def _message(self, index: int) -> bytes:
         images = self._held_out.images[self._plan.items(index)]
@@ -211,7 +211,7 @@ class _Run:
     def _id(self, index: int) -> str:
         return f"{self._spec.seed}-{index}"
 
-    def _check(self, index: int, reply: Any) -> int | None:
+    def _count_correct(self, index: int, reply: Any) -> int | None:
         """How many items were answered right; None when this is no answer to what was asked."""
         labels = self._held_out.labels[self._plan.items(index)]
         outputs = zip(reply.outputs, reply.raw_output_contents, strict=False)
@@ -223,7 +223,7 @@ class _Run:
             return None
         return int(np.count_nonzero(scores.argmax(axis=1) == labels))
 
-    def _book(self, index: int, sent_s: float, code: str, correct: int = 0, variant: str = "") -> None:
+    def _record(self, index: int, sent_s: float, code: str, correct: int = 0, variant: str = "") -> None:
         now_s, intended_s = self.clock.monotonic_s(), float(self._plan.times_s[index])
         record = Record(
             intended_s=intended_s,
@@ -242,7 +242,7 @@ class _Run:
             self._window.popleft()
 
     def progress(self) -> Progress:
-        """Where the load stands."""
+        """Progress of the load now."""
         now_s = self.clock.monotonic_s()
         elapsed_s = now_s - self._start_s
         recent = [r for at_s, r in self._window if at_s >= now_s - WINDOW_S and r.code == OK]
@@ -260,7 +260,7 @@ class _Run:
         )
 
     def result(self) -> LoadResult:
-        """Everything that was due."""
+        """Result of everything that was due."""
         records = tuple(r for r in self._records[: self._sent] if r is not None)
         assert len(records) == self._sent, "a request that was sent has no record"
         stopped = self._sent < len(self._records)

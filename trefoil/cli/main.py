@@ -12,14 +12,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trefoil.cli import carbon, decisions, family, node, operate, reproduce
-from trefoil.cli.asking import DEFAULT_STATE_DIR, ask
-from trefoil.cli.explain_request import explain_request
+from trefoil.cli import carbon, decisions, node, operate, simulate, status
+from trefoil.cli.family import app as family_app
 from trefoil.cli.load_command import load
-from trefoil.cli.output import EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
-from trefoil.cli.overrides import Forecaster, Governor, Planner, Queue, Router, Sets, chosen, given
+from trefoil.cli.options import Forecaster, Governor, Planner, Queue, Router, Sets, non_empty, parse_sets
+from trefoil.cli.output import DEFAULT_STATE_DIR, EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
 from trefoil.cli.profile import profile
-from trefoil.cli.simulate import simulate
 from trefoil.core.errors import StartError
 
 UP_CONFIG: Final = Path("deploy/config/up.toml")
@@ -63,23 +61,23 @@ def up(
     as_json: AsJson = False,
 ) -> None:
     """Start Redis, a simulated node and the four services on this machine, and leave them running."""
-    from trefoil.cli.layout import shipped
+    from trefoil.cli.layout import resolve_path
     from trefoil.cli.supervisor import start_detached
 
-    overrides = given(sets) | chosen(policy=policy, mode=mode, planner=planner, forecaster=forecaster)
-    overrides |= chosen(router=router, queue=queue, governor=governor)
+    overrides = parse_sets(sets) | non_empty(policy=policy, mode=mode, planner=planner, forecaster=forecaster)
+    overrides |= non_empty(router=router, queue=queue, governor=governor)
     overrides |= {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
-    child, reading = start_detached(shipped(config), Path(state_dir), overrides)
+    child, reading = start_detached(resolve_path(config), Path(state_dir), overrides)
     ready: dict[str, Any] = {}
     failure = ""
     try:
         with os.fdopen(reading) as pipe:
             for line in pipe:
-                said = json.loads(line)
-                if "say" in said and not as_json:
-                    console().print(said["say"])
-                failure = said.get("error", failure)
-                ready = said if "ready" in said else ready
+                message = json.loads(line)
+                if "say" in message and not as_json:
+                    console().print(message["say"])
+                failure = message.get("error", failure)
+                ready = message if "ready" in message else ready
     except KeyboardInterrupt:
         os.kill(child.pid, signal.SIGTERM)
         child.wait()
@@ -96,32 +94,15 @@ def up(
 
 def down(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
     """Stop what `trefoil up` started; also cleans up what a killed supervisor left."""
-    from trefoil.cli.supervisor import down as stop
+    from trefoil.cli.supervisor import stop_system
 
-    said: list[str] = []
-    stopped = stop(Path(state_dir), said.append)
+    lines: list[str] = []
+    stopped = stop_system(Path(state_dir), lines.append)
     if as_json:
-        print_json({"stopped": stopped, "said": said})
+        print_json({"stopped": stopped, "said": lines})
     else:
-        for line in [*said, "stopped" if stopped else f"nothing runs in {state_dir}"]:
+        for line in [*lines, "stopped" if stopped else f"nothing runs in {state_dir}"]:
             console().print(line)
-
-
-def state_dump(
-    prefix: Annotated[str, typer.Argument(help="Only keys that begin so, e.g. node: or plan.")] = "",
-    last: Annotated[int, typer.Option(help="Newest entries of each stream to show.", min=1, max=1000)] = 3,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
-    as_json: AsJson = False,
-) -> None:
-    """Print what stands in Redis, decoded."""
-    from trefoil.cli.state_dump import dump
-
-    found = ask(state_dir, lambda system: dump(system.state, prefix, last))
-    if as_json:
-        print_json(found)
-        return
-    for key, value in found.items():
-        console().print(f"{key} = {json.dumps(value, ensure_ascii=False)}", markup=False, soft_wrap=True)
 
 
 def demo(
@@ -145,71 +126,50 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Play the same load and carbon against several policies, and report what was saved. Ends by itself."""
-    from trefoil.cli import demo as main_job
-    from trefoil.cli.layout import shipped
-    from trefoil.cli.scenario import Scenario, against_base, load_system
+    from trefoil.cli.demo import QUICK_STEPS, run_demo
+    from trefoil.cli.layout import resolve_path
+    from trefoil.cli.scenario import Scenario, load_system, overrides_against_base
 
-    overrides = given(sets) | {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
-    overrides |= chosen(planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor)
+    overrides = parse_sets(sets) | {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
+    overrides |= non_empty(planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor)
     if policy:
-        overrides = against_base(policy, preset) | overrides
-    scenario = load_system(shipped(config), Scenario, overrides)
+        overrides = overrides_against_base(policy, preset) | overrides
+    scenario = load_system(resolve_path(config), Scenario, overrides)
     if quick:
-        scenario = scenario.quick(main_job.QUICK_STEPS)
-    code = main_job.run(scenario, out, as_json=as_json)
+        scenario = scenario.shortened(QUICK_STEPS)
+    code = run_demo(scenario, out, as_json=as_json)
     if code:
         raise typer.Exit(code)
-
-
-def replay(
-    decision: Annotated[
-        str, typer.Argument(help="Decision id, or a file from <state>/decisions; default: all kept.")
-    ] = "",
-    state_dir: StateDir = DEFAULT_STATE_DIR,
-    as_json: AsJson = False,
-) -> None:
-    """Take recorded decisions again from what was known then, and compare the plans. Exit code 1 when one differs."""
-    from trefoil.cli import replay as again
-
-    results = again.replay(decision, Path(state_dir))
-    if as_json:
-        print_json([again.to_json(result) for result in results])
-    else:
-        for result in results:
-            for line in again.lines(result):
-                console().print(line, markup=False, soft_wrap=True)
-    if not all(result.equal for result in results):
-        raise typer.Exit(1)
 
 
 COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "up": up,
     "down": down,
-    "status": operate.status,
-    "plan": operate.plan,
+    "status": status.status,
+    "plan": status.plan,
     "mode": operate.mode,
     "freeze": operate.freeze,
     "pin": operate.pin,
     "rollback": operate.rollback,
-    "explain-request": explain_request,
-    "replan": decisions.replan,
+    "explain-request": decisions.explain_request,
+    "replan": operate.replan,
     "rollout": decisions.rollout,
     "load": load,
     "profile": profile,
-    "replay": replay,
+    "replay": decisions.replay,
     "demo": demo,
-    "simulate": simulate,
+    "simulate": simulate.simulate,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 objective.command("set")(operate.objective_set)
 objective.command("show")(operate.objective_show)
-state.command("dump")(state_dump)
+state.command("dump")(status.state_dump)
 app.add_typer(objective, name="objective")
 app.add_typer(state, name="state")
 app.add_typer(node.app, name="node")
-app.add_typer(reproduce.app, name="reproduce")
-app.add_typer(family.app, name="family")
+app.add_typer(simulate.reproduce, name="reproduce")
+app.add_typer(family_app, name="family")
 app.add_typer(carbon.app, name="carbon")
 
 if __name__ == "__main__":

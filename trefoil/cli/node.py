@@ -13,10 +13,9 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from trefoil.cli.asking import DEFAULT_STATE_DIR
-from trefoil.cli.attached import RPC_TIMEOUT_S, as_json, read_plan
-from trefoil.cli.output import AsJson, Guarded, StateDir, console, grid, print_json
-from trefoil.cli.remote import address_of, dialled
+from trefoil.cli.options import read_plan
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, Guarded, StateDir, as_json, console, grid, print_json
+from trefoil.cli.system_client import RPC_TIMEOUT_S, open_channel, service_address
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import NodeStatus
 from trefoil.runtime import codec, rpc
@@ -31,28 +30,28 @@ DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="<node>/gp
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
-    """A connected power agent."""
+class AgentClient:
+    """Client of one power agent."""
 
     target: str
     stub: Any
 
-    async def ask(self, method: str, request: Any) -> Any:
-        """One RPC with a deadline; its errors come back as what they were."""
+    async def call(self, method: str, request: Any) -> Any:
+        """Call the agent, with a deadline; its errors are raised as the TrefoilError that it met."""
         return await rpc.call(getattr(self.stub, method), request, RPC_TIMEOUT_S)
 
     async def status(self) -> NodeStatus:
-        """The node now."""
+        """Status of the node now."""
         from protos.power_agent.v1 import power_agent_pb2
 
-        answer = await self.ask("GetNode", power_agent_pb2.GetNodeRequest())
+        answer = await self.call("GetNode", power_agent_pb2.GetNodeRequest())
         status: NodeStatus = codec.from_proto(answer.node)
         return status
 
 
 @asynccontextmanager
-async def connected(target: str, ca: Path | None, state_dir: str) -> AsyncIterator[Agent]:
-    """A channel to the agent.
+async def connect_agent(target: str, ca: Path | None, state_dir: str) -> AsyncIterator[AgentClient]:
+    """Connect to a power agent.
 
     Raises:
         SettingError: the certificate cannot be read.
@@ -60,24 +59,24 @@ async def connected(target: str, ca: Path | None, state_dir: str) -> AsyncIterat
     """
     from protos.power_agent.v1 import power_agent_pb2_grpc
 
-    address = address_of("power_agent", target, state_dir)
-    async with dialled(address, ca) as channel:
-        yield Agent(address, power_agent_pb2_grpc.PowerAgentStub(channel))
+    address = service_address("power_agent", target, state_dir)
+    async with open_channel(address, ca) as channel:
+        yield AgentClient(address, power_agent_pb2_grpc.PowerAgentStub(channel))
 
 
-def ask(target: str, ca: Path | None, state_dir: str, work: Callable[[Agent], Awaitable[T]]) -> T:
-    """Connect, do one thing, let go."""
+def call_agent(target: str, ca: Path | None, state_dir: str, work: Callable[[AgentClient], Awaitable[T]]) -> T:
+    """Run a coroutine with a client of a power agent; raises what `connect_agent` does."""
 
-    async def attached() -> T:
-        async with connected(target, ca, state_dir) as agent:
+    async def connected() -> T:
+        async with connect_agent(target, ca, state_dir) as agent:
             return await work(agent)
 
-    return asyncio.run(attached())
+    return asyncio.run(connected())
 
 
 def show(target: Target = "", ca: Ca = None, state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) -> None:
     """Show the node: devices, slices, clocks, what the agent can and cannot do here."""
-    status = ask(target, ca, state_dir, Agent.status)
+    status = call_agent(target, ca, state_dir, AgentClient.status)
     if as_json_:
         print_json({"node": as_json(status)})
         return
@@ -117,14 +116,14 @@ def preview(
 
     plan = read_plan(file)
 
-    async def dry_run(agent: Agent) -> Any:
+    async def dry_run(agent: AgentClient) -> Any:
         name = (await agent.status()).node
         for node in plan.nodes:
             if node.node == name:
-                return await agent.ask("PreviewPlan", power_agent_pb2.PreviewPlanRequest(plan=codec.to_proto(node)))
+                return await agent.call("PreviewPlan", power_agent_pb2.PreviewPlanRequest(plan=codec.to_proto(node)))
         raise NotFound("the plan has no part for it", field="node", value=name, remedy="give a plan of this cluster")
 
-    answer = ask(target, ca, state_dir, dry_run)
+    answer = call_agent(target, ca, state_dir, dry_run)
     steps = [(codec.from_proto(step.slice), step.verb, step.why) for step in answer.steps]
     if as_json_:
         rows = [{"slice": as_json(key), "verb": verb, "why": why} for key, verb, why in steps]
@@ -150,15 +149,15 @@ def drain(
     """Take a device (or the node) out of service without failing a request; --release ends it."""
     from protos.power_agent.v1 import power_agent_pb2
 
-    async def change(agent: Agent) -> NodeStatus:
+    async def change(agent: AgentClient) -> NodeStatus:
         epoch = (await agent.status()).highest_epoch_seen
         request = power_agent_pb2.DrainRequest(
             device=device, epoch=epoch, why=why, patience_s=patience_s, release=release
         )
-        status: NodeStatus = codec.from_proto((await agent.ask("Drain", request)).node)
-        return status if release or not wait_s else await _emptied(agent, device, wait_s)
+        status: NodeStatus = codec.from_proto((await agent.call("Drain", request)).node)
+        return status if release or not wait_s else await _wait_until_empty(agent, device, wait_s)
 
-    status = ask(target, ca, state_dir, change)
+    status = call_agent(target, ca, state_dir, change)
     devices = [d for d in status.devices if device in ("", d.device)]
     if as_json_:
         print_json({"devices": [as_json(d) for d in devices]})
@@ -167,7 +166,7 @@ def drain(
     console().print(grid("Devices", ("device", "service", "slices left"), rows))
 
 
-async def _emptied(agent: Agent, device: str, wait_s: float) -> NodeStatus:
+async def _wait_until_empty(agent: AgentClient, device: str, wait_s: float) -> NodeStatus:
     from protos.power_agent.v1 import power_agent_pb2
 
     status = await agent.status()
@@ -202,14 +201,14 @@ def clocks(
     """Hold a device's clock range for a bounded time."""
     from protos.power_agent.v1 import power_agent_pb2
 
-    async def change(agent: Agent) -> Any:
+    async def change(agent: AgentClient) -> Any:
         request = power_agent_pb2.SetClocksRequest(ttl_s=ttl_s)
         request.lease.device, request.lease.holder = device, holder
         request.lease.min_mhz, request.lease.max_mhz = min_mhz, max_mhz
         request.lease.epoch = (await agent.status()).highest_epoch_seen
-        return (await agent.ask("SetClocks", request)).lease
+        return (await agent.call("SetClocks", request)).lease
 
-    lease = codec.from_proto(ask(target, ca, state_dir, change))
+    lease = codec.from_proto(call_agent(target, ca, state_dir, change))
     if as_json_:
         print_json({"lease": as_json(lease)})
     else:
@@ -227,12 +226,12 @@ def unlock(
     """End a clock lease before its time."""
     from protos.power_agent.v1 import power_agent_pb2
 
-    async def change(agent: Agent) -> None:
+    async def change(agent: AgentClient) -> None:
         epoch = (await agent.status()).highest_epoch_seen
         request = power_agent_pb2.ReleaseClocksRequest(device=device, holder=holder, epoch=epoch)
-        await agent.ask("ReleaseClocks", request)
+        await agent.call("ReleaseClocks", request)
 
-    ask(target, ca, state_dir, change)
+    call_agent(target, ca, state_dir, change)
     if as_json_:
         print_json({"released": device})
     else:
@@ -250,7 +249,7 @@ def energy(
 
     from protos.power_agent.v1 import power_agent_pb2
 
-    async def watch(agent: Agent) -> None:
+    async def watch(agent: AgentClient) -> None:
         try:
             async with asyncio.timeout(seconds):
                 async for answer in agent.stub.WatchEnergy(power_agent_pb2.WatchEnergyRequest()):
@@ -258,7 +257,7 @@ def energy(
         except TimeoutError:
             return  # as long as was asked for
 
-    ask(target, ca, state_dir, watch)
+    call_agent(target, ca, state_dir, watch)
 
 
 for _command in (show, preview, drain, clocks, unlock, energy):

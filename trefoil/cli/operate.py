@@ -1,136 +1,20 @@
-"""Commands that look at a running system or tell its controller something."""
+"""Commands that change what the controller does: objective, mode, freeze, pin, rollback, replan."""
 
-import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from trefoil.cli import services
-from trefoil.cli.asking import DEFAULT_STATE_DIR, ask, describe_slices, planned
-from trefoil.cli.attached import MODES, Attached, as_json, changed_objective, read_plan
-from trefoil.cli.decisions import show_decision
-from trefoil.cli.output import AsJson, StateDir, console, grid, print_json
-from trefoil.cli.overrides import number, pairs
+from trefoil.cli.options import parse_number, parse_pairs, read_plan
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, print_json
+from trefoil.cli.system_client import SystemClient, call_system
 from trefoil.core.errors import SettingError
-from trefoil.core.fleet import NodeStatus
-from trefoil.core.objective import ActMode, Objective
-from trefoil.core.plan import Plan, RolloutState
+from trefoil.core.objective import ActMode, Objective, ObjectiveMode
 from trefoil.runtime import codec
 
-OptionalFloat = Annotated[float | None, typer.Option()]
-
-
-def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) -> None:
-    """Show what runs: services, GPUs and their slices, carbon now, mode, and the plan's revision."""
-
-    async def gather(system: Attached) -> dict[str, Any]:
-        healthy = await asyncio.gather(*(services.serving(system.launch.addresses[n]) for n in services.SERVICES))
-        answer = await system.plan()
-        return {
-            "cluster": system.launch.cluster,
-            "state_dir": system.launch.state_dir,
-            "inference": system.launch.addresses["inference"],
-            "rest": system.launch.addresses.get("rest", ""),
-            "services": dict(zip(services.SERVICES, healthy, strict=True)),
-            "mode": ActMode(answer.mode).name.lower(),
-            "frozen": answer.frozen,
-            "pinned": answer.pinned,
-            "revision": as_json(answer.plan.revision),
-            "rollout": RolloutState(answer.rollout.state).name.lower(),
-            "exploring": answer.plan.exploration,
-            "nodes": [as_json(node) for node in await system.nodes()],
-            "carbon": [as_json(reading) for reading in await system.carbon()],
-            "carbon_refused": answer.carbon_refused,
-            "receipts": await system.receipts(),
-        }
-
-    found = ask(state_dir, gather)
-    if as_json_:
-        print_json(found)
-        return
-    out = console()
-    held = "".join(f", {word}" for word in ("frozen", "pinned", "exploring") if found[word])
-    rest = f", HTTP on {found['rest']}" if found["rest"] else ""
-    serving = f"serving on {found['inference']}{rest}"
-    out.print(f"{found['cluster']}: mode {found['mode']}{held}, rollout {found['rollout']}; {serving}")
-    out.print(
-        grid("Services", ("service", "healthy"), [(n, "yes" if ok else "NO") for n, ok in found["services"].items()])
-    )
-    for node in found["nodes"]:
-        out.print(_fleet(codec.from_plain(NodeStatus, node)))
-    for reading in found["carbon"]:
-        kind = "simulated" if reading["simulated"] else reading["provider"]
-        out.print(f"carbon {reading['series']['zone']}: {reading['intensity_g_per_kwh']:.0f} g/kWh ({kind})")
-    if found["carbon_refused"]:
-        out.print(f"carbon is not planned by: {found['carbon_refused']}")
-    for told in found["receipts"]:
-        if told["residual"] is not None:
-            out.print(
-                f"receipts {told['family']}: {told['receipt_j']:,.0f} J of {told['active_j']:,.0f} J metered active "
-                f"energy ({100 * told['residual']:+.1f} %) since the last full hour began"
-            )
-
-
-def plan(
-    family: Annotated[str, typer.Option(help="Explain this family; default: the one that is served.")] = "",
-    decision: Annotated[
-        str, typer.Option(help="Show this decision instead, carried out or not; `last` is the newest.")
-    ] = "",
-    state_dir: StateDir = DEFAULT_STATE_DIR,
-    as_json_: AsJson = False,
-) -> None:
-    """Show the plan in force and why it is what it is. Its --json can be given to `trefoil pin`."""
-    if decision:
-        show_decision(decision, state_dir, as_json_)
-        return
-
-    async def fetch(system: Attached) -> tuple[Any, Any]:
-        return await system.plan(), await system.explain(family or system.launch.family)
-
-    answer, why = ask(state_dir, fetch)
-    current: Plan = codec.from_proto(answer.plan)
-    document = {
-        "plan": as_json(current),
-        "rollout": as_json(answer.rollout),
-        "mode": ActMode(answer.mode).name.lower(),
-        "frozen": answer.frozen,
-        "pinned": answer.pinned,
-        "why": why.why,
-        "trigger": why.trigger,
-        "expected": as_json(why.expected),
-        "advice": why.advice,
-        "advised": as_json(why.advised) if why.HasField("advised") else None,
-        "replans": dict(why.replans_by_cause),
-        "reconfigurations": dict(why.reconfigurations_by_cause),
-        "exploration": explored(why) if why.HasField("exploration") else None,
-    }
-    if as_json_:
-        print_json(document)
-        return
-    out = console()
-    revision = current.revision
-    out.print(f"plan {revision.epoch}.{revision.number} of policy {current.policy}, planned for: {why.trigger}")
-    out.print(grid("Devices", ("device", "target", "slices"), planned(current)))
-    for route in current.routes:
-        rows = [
-            (t.slice.device, t.slice.slice_type, t.variant, f"{100 * t.weight:.1f} %", "draining" if t.draining else "")
-            for t in route.targets
-        ]
-        out.print(grid(f"Route of {route.family}", ("device", "slice", "variant", "share", ""), rows))
-    out.print(f"why: {why.why}")
-    if current.degraded:
-        out.print(f"degraded: {current.degraded}")
-    if why.advice:
-        out.print(f"not carried out: {why.advice}")
-    if why.exploration.text:
-        out.print(why.exploration.text, markup=False)
-
-
-def explored(why: Any) -> dict[str, Any]:
-    """What measuring candidates on the system does now and what it has cost; of an Explain answer."""
-    found = why.exploration
-    return {field.name: getattr(found, field.name) for field in found.DESCRIPTOR.fields}
+MODES: Final = {"observe": ActMode.OBSERVE, "advise": ActMode.ADVISE, "act": ActMode.ACT}
 
 
 def objective_set(
@@ -159,21 +43,21 @@ def objective_set(
 ) -> None:
     """Change what is wanted of a family. Says so when the fleet cannot meet it; the last good plan stays then."""
 
-    params = {name: number("--param", name, text) for name, text in pairs("--param", param).items()}
+    params = {name: parse_number("--param", name, text) for name, text in parse_pairs("--param", param).items()}
 
-    async def change(system: Attached) -> tuple[Objective, str]:
+    async def change(system: SystemClient) -> tuple[Objective, str]:
         now = await system.objective(family or system.launch.family)
-        wanted = changed_objective(
+        wanted = with_changes(
             now, min_accuracy=min_accuracy, slo_ms=slo_ms, slo_percentile=slo_percentile, lambda_weight=lambda_weight,
             params=params,
         )  # fmt: skip
         return await system.set_objective(wanted)
 
-    stored, degraded = ask(state_dir, change)
+    stored, degraded = call_system(state_dir, change)
     if as_json_:
         print_json({"objective": as_json(stored), "degraded": degraded})
         return
-    console().print(_objective(stored))
+    console().print(_objective_text(stored))
     if degraded:
         console().print(f"the fleet cannot meet it: {degraded}")
 
@@ -184,11 +68,11 @@ def objective_show(
     as_json_: AsJson = False,
 ) -> None:
     """Show what is wanted of a family."""
-    stored = ask(state_dir, lambda system: system.objective(family or system.launch.family))
+    stored = call_system(state_dir, lambda system: system.objective(family or system.launch.family))
     if as_json_:
         print_json({"objective": as_json(stored)})
     else:
-        console().print(_objective(stored))
+        console().print(_objective_text(stored))
 
 
 def mode(
@@ -202,8 +86,8 @@ def mode(
     if mode_ not in MODES:
         raise SettingError("no such mode", field="mode", value=mode_, remedy=f"one of {', '.join(MODES)}")
     request = controller_pb2.SetModeRequest(mode=f"ACT_MODE_{MODES[mode_].name}")
-    answer = ask(state_dir, lambda system: system.ask("SetMode", request))
-    _said({"mode": ActMode(answer.mode).name.lower()}, as_json_)
+    answer = call_system(state_dir, lambda system: system.call("SetMode", request))
+    _print_values({"mode": ActMode(answer.mode).name.lower()}, as_json_)
 
 
 def freeze(
@@ -215,8 +99,8 @@ def freeze(
     from protos.controller.v1 import controller_pb2
 
     request = controller_pb2.FreezeRequest(frozen=not off)
-    answer = ask(state_dir, lambda system: system.ask("Freeze", request))
-    _said({"frozen": answer.frozen, "revision": as_json(answer.revision)}, as_json_)
+    answer = call_system(state_dir, lambda system: system.call("Freeze", request))
+    _print_values({"frozen": answer.frozen, "revision": as_json(answer.revision)}, as_json_)
 
 
 def pin(
@@ -231,32 +115,61 @@ def pin(
     if off == (file is not None):
         raise SettingError("one of the two is needed", field="pin", remedy="give a FILE, or --off to unpin")
     request = controller_pb2.PinRequest(plan=codec.to_proto(read_plan(file)) if file is not None else None)
-    answer = ask(state_dir, lambda system: system.ask("Pin", request))
-    _said({"pinned": not off, "revision": as_json(answer.revision)}, as_json_)
+    answer = call_system(state_dir, lambda system: system.call("Pin", request))
+    _print_values({"pinned": not off, "revision": as_json(answer.revision)}, as_json_)
 
 
 def rollback(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) -> None:
     """Go back to the plan before the one in force, and freeze there."""
     from protos.controller.v1 import controller_pb2
 
-    answer = ask(state_dir, lambda system: system.ask("Rollback", controller_pb2.RollbackRequest()))
-    _said({"revision": as_json(answer.revision), "why": answer.why}, as_json_)
+    answer = call_system(state_dir, lambda system: system.call("Rollback", controller_pb2.RollbackRequest()))
+    _print_values({"revision": as_json(answer.revision), "why": answer.why}, as_json_)
 
 
-def _said(values: dict[str, Any], as_json_: bool) -> None:
+def replan(
+    cause: Annotated[
+        str, typer.Option(help="Pretend that this trigger fired (carbon, load, slo ...); default: operator.")
+    ] = "",
+    why: Annotated[str, typer.Option(help="Why, for the record.")] = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """Decide now, whatever the triggers say, and show what came of it. Modes, freeze and pin hold as ever."""
+    from protos.controller.v1 import controller_pb2
+
+    request = controller_pb2.ReplanRequest(cause=cause, why=why)
+    answer = call_system(state_dir, lambda system: system.call("Replan", request))
+    found = {
+        "decision": answer.decision_id,
+        "outcome": answer.outcome,
+        "effect": answer.effect,
+        "why": answer.why,
+        "revision": as_json(answer.revision),
+    }
+    if as_json_:
+        print_json(found)
+        return
+    revision = answer.revision
+    console().print(f"decision {answer.decision_id}: {answer.outcome} ({answer.effect})", markup=False)
+    console().print(f"plan in force: {revision.epoch}.{revision.number}")
+    console().print(f"why: {answer.why}", markup=False)
+
+
+def _print_values(values: dict[str, Any], as_json_: bool) -> None:
     if as_json_:
         print_json(values)
     else:
-        console().print(", ".join(f"{key}: {_short(value)}" for key, value in values.items()))
+        console().print(", ".join(f"{key}: {_value_text(value)}" for key, value in values.items()))
 
 
-def _short(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, dict) and {"epoch", "number"} <= value.keys():
         return f"{value['epoch']}.{value['number']}"
     return str(value)
 
 
-def _objective(stored: Objective) -> str:
+def _objective_text(stored: Objective) -> str:
     percentile = 100 * stored.slo_quantile
     text = f"{stored.family}: p{percentile:g} <= {stored.slo_ms:g} ms, mode {stored.mode.name.lower()}"
     text += (
@@ -266,10 +179,46 @@ def _objective(stored: Objective) -> str:
     return text + f", lambda {stored.lambda_weight:g}{params} (number {stored.number})"
 
 
-def _fleet(node: NodeStatus) -> Any:
-    title = f"{node.node}" + (" (SIMULATED GPUs)" if node.simulated else "")
-    rows = [
-        (d.device, d.type, d.state.name.lower(), f"{d.clock_mhz} MHz", f"{d.power_w:.0f} W", describe_slices(d))
-        for d in node.devices
-    ]
-    return grid(title, ("device", "type", "state", "clock", "power", "slices"), rows)
+def with_changes(
+    now: Objective,
+    *,
+    min_accuracy: float | None,
+    slo_ms: float | None,
+    slo_percentile: float | None,
+    lambda_weight: float | None,
+    params: Mapping[str, float] | None = None,
+) -> Objective:
+    """The stored objective with the changes of the command line; `lambda_weight` selects lambda mode. `params` are
+    the policy's constants; 0 takes one back.
+
+    Raises:
+        SettingError: nothing was given, or both a floor and a lambda.
+    """
+    changes: dict[str, Any] = {}
+    if lambda_weight is not None and min_accuracy is not None:
+        raise SettingError(
+            "lambda mode trades accuracy freely, a floor binds it",
+            field="--lambda",
+            value=lambda_weight,
+            remedy="give either --lambda or --min-accuracy",
+        )
+    if lambda_weight is not None:
+        changes |= {"lambda_weight": lambda_weight, "mode": ObjectiveMode.LAMBDA}
+    if min_accuracy is not None:
+        changes["min_accuracy"] = min_accuracy
+        changes["hard_min_accuracy"] = min(now.hard_min_accuracy, min_accuracy)
+        if now.mode is ObjectiveMode.LAMBDA:
+            changes["mode"] = ObjectiveMode.BUDGET
+    if slo_ms is not None:
+        changes["slo_ms"] = slo_ms
+    if slo_percentile is not None:
+        changes["slo_quantile"] = slo_percentile / 100
+    if params:
+        changes["params"] = {name: value for name, value in {**now.params, **params}.items() if value}
+    if not changes:
+        raise SettingError(
+            "nothing to change",
+            field="objective set",
+            remedy="give --min-accuracy, --slo-ms, --slo-percentile, --lambda or --param",
+        )
+    return replace(now, **changes)

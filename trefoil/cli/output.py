@@ -1,19 +1,25 @@
-"""How commands speak: JSON for programs, tables for people, one line for errors."""
+"""Output of commands: JSON for programs, tables for people, one line for errors."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
 from trefoil.core.errors import SettingError, TrefoilError
+from trefoil.core.fleet import DeviceStatus, SliceState
+from trefoil.core.plan import Plan
+from trefoil.runtime import codec
 
-EXIT_ERROR = 2
+EXIT_ERROR: Final = 2
+DEFAULT_STATE_DIR: Final = ".trefoil/default"
 
 StateDir = Annotated[
     str, typer.Option("--state-dir", help="Where the running system keeps its things.", show_default=True)
@@ -22,7 +28,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 
 class Guarded(TyperGroup):
-    """Operating errors are one line on stderr and exit code 2; bugs keep their traceback."""
+    """Commands whose operating errors are one line on stderr and exit code 2; bugs keep their traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -33,18 +39,18 @@ class Guarded(TyperGroup):
 
 
 def console() -> Console:
-    """Standard output; wide enough for tables when it is no terminal."""
+    """Console on standard output; wide enough for tables when it is no terminal."""
     out = Console(highlight=False, soft_wrap=False)
     return out if out.is_terminal else Console(highlight=False, width=160)
 
 
 def print_json(value: Any) -> None:
-    """One document, stable order."""
+    """Print one JSON document, in stable order."""
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False, sort_keys=False))
 
 
 def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A plain table of text."""
+    """Table of text with a title."""
     table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column)
@@ -68,3 +74,42 @@ def writing(path: Path, option: str) -> Iterator[Path]:
         raise SettingError(
             f"cannot be written ({error.strerror or error})", field=option, value=str(path), remedy=remedy
         ) from error
+
+
+def as_json(value: Any) -> Any:
+    """JSON values of core objects, messages and containers of them; `codec.from_json` reads them back."""
+    if isinstance(value, dict):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    return codec.to_plain(codec.from_proto(value) if isinstance(value, Message) else value)
+
+
+def slices_text(device: DeviceStatus) -> str:
+    """Slices of a device and what they serve, as text: `2x 1g.5gb digits-m, 3g.20gb digits-l`."""
+    ready = (SliceState.READY, SliceState.SWAPPING)
+    parts = [
+        f"{slice_.key.slice_type} {'+'.join(h.variant for h in slice_.hosted)}"
+        + ("" if slice_.state in ready else f" ({slice_.state.name.lower()})")
+        for slice_ in device.slices
+        if slice_.key is not None and slice_.state is not SliceState.GONE
+    ]
+    return count_equal(parts)
+
+
+def count_equal(parts: Sequence[str]) -> str:
+    """Text of these parts, equal ones once with their number; `-` for none."""
+    return ", ".join(f"{n}x {part}" if n > 1 else part for part, n in Counter(parts).items()) or "-"
+
+
+def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """Rows of a plan's table: device, target state, slices."""
+    return [
+        (
+            device.device,
+            device.target.name.lower(),
+            count_equal([f"{s.key.slice_type} {'+'.join(h.variant for h in s.hosted)}" for s in device.slices]),
+        )
+        for node in plan.nodes
+        for device in node.devices
+    ]

@@ -1,4 +1,4 @@
-"""One run of the demo: a fresh cluster, a load, a recorder beside it, and the numbers that come of it."""
+"""One run of the demo: a fresh cluster, a load, a monitor beside it, and the numbers that come of it."""
 
 import asyncio
 import math
@@ -8,19 +8,28 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
+
 from trefoil.cli import services
-from trefoil.cli.asking import describe_slices
-from trefoil.cli.attached import Attached
-from trefoil.cli.launcher import Launcher
-from trefoil.cli.layout import Launch, shipped
-from trefoil.cli.live import Device, Picture, View
+from trefoil.cli.launcher import Launcher, first_answer
+from trefoil.cli.layout import Launch, resolve_path
+from trefoil.cli.live import DeviceLine, RunStatus, View
 from trefoil.cli.load_result import LoadResult
 from trefoil.cli.loadgen import LEAD_S
-from trefoil.cli.player import Played, Player, last_answer_s
-from trefoil.cli.recorder import Change, Moment, Recorder, grams_by_second, power_by_second, stopped
+from trefoil.cli.output import slices_text
+from trefoil.cli.player import LoadPlan, LoadProcess, last_answer_at_s
+from trefoil.cli.recorder import (
+    PlanChange,
+    RunMonitor,
+    Snapshot,
+    cancel_and_wait,
+    grams_by_second,
+    power_by_second,
+)
 from trefoil.cli.results import CAUSES, Event, Exploration, Series, Summary
-from trefoil.cli.scenario import Scenario, Slo, measures
-from trefoil.cli.serving import first_answer, server_version
+from trefoil.cli.scenario import Scenario, Slo, measures_candidates
+from trefoil.cli.system_client import SystemClient
 from trefoil.core.accounting import account, per_request
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.energy import EnergySample
@@ -29,6 +38,7 @@ from trefoil.core.fleet import DeviceState
 from trefoil.core.plan import RolloutState
 from trefoil.runtime.clock import Clock
 
+METADATA_TIMEOUT_S: Final = 5.0
 METER_DEADLINE_S: Final = 4.0
 SETTLE_DEADLINE_S: Final = 30.0
 POLL_S: Final = 0.1
@@ -37,21 +47,21 @@ OBJECTIVE_LEAD_S: Final = 1.0  # the objective is set again just before second 0
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """What all runs share."""
+class DemoContext:
+    """Context that all runs of a demo share."""
 
     scenario: Scenario
     out: Path
     view: View
     clock: Clock
-    hurry: Callable[[], bool]
+    kill_now: Callable[[], bool]
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings of services beside those that the scenario gives, by service."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What one run left."""
+class RunResult:
+    """Result of one run."""
 
     summary: Summary
     series: Series
@@ -61,23 +71,27 @@ class Run:
     triton_version: str
 
     def to_json(self) -> dict[str, Any]:
-        """The series, with the summary beside it."""
+        """JSON values of the series."""
         return asdict(self.series)
 
 
-async def measure(setup: Setup) -> float:
-    """p95 of the rule's policy under the demo's load profile, compressed [ms]."""
-    scenario, rule = setup.scenario, setup.scenario.slo_rule
+async def measure_p95_ms(context: DemoContext) -> float:
+    """Measure the p95 [ms] of the SLO rule's policy under the demo's load profile, compressed.
+
+    Raises:
+        StartError: requests failed.
+    """
+    scenario, rule = context.scenario, context.scenario.slo_rule
     provisional = Slo(percentile=rule.percentile, latency_ms=rule.provisional_ms)
-    folder = setup.out / "slo"
-    async with _cluster(setup, rule.policy, provisional, folder) as launcher:
-        launch = await _ready(setup, launcher, f"measuring the SLO with {rule.policy}")
-        played = _played(scenario, scenario.load.points(rule.measure_s))
-        player = Player(played, launch.addresses["inference"], folder, launch.launch_id, setup.clock)
+    folder = context.out / "slo"
+    async with _launcher_for(context, rule.policy, provisional, folder) as launcher:
+        launch = await _wait_settled(context, launcher, f"measuring the SLO with {rule.policy}")
+        plan = _load_plan(scenario, scenario.load.points(rule.measure_s))
+        load_process = LoadProcess(plan, launch.addresses["inference"], folder, launch.launch_id, context.clock)
         try:
-            result = await player.result()
+            result = await load_process.result()
         finally:
-            await player.stop()
+            await load_process.stop()
     summary = result.summary(provisional.latency_ms, rule.percentile / 100)
     if summary.latency_ms_p95 is None or summary.failed:
         raise StartError(
@@ -89,39 +103,41 @@ async def measure(setup: Setup) -> float:
     return _percentile(latencies, rule.percentile)
 
 
-async def play(setup: Setup, policy: str, slo: Slo, number: int) -> Run:
-    """One policy, from a fresh cluster to its numbers; everything is taken down again."""
-    scenario = setup.scenario
-    folder = setup.out / policy
-    async with _cluster(setup, policy, slo, folder) as launcher:
-        launch = await _ready(setup, launcher, f"run {number} of {len(scenario.policies)}: {policy}")
-        played = _played(scenario, scenario.load.points(scenario.duration_s))
-        player, starts_at_s = await begin(setup, launcher, launch, played, folder)
-        attached, recorder = Attached(launch), Recorder(launch, setup.clock)
+async def run_policy(context: DemoContext, policy: str, slo: Slo, number: int) -> RunResult:
+    """Run one policy, from a fresh cluster to its numbers; everything is taken down again."""
+    scenario = context.scenario
+    folder = context.out / policy
+    async with _launcher_for(context, policy, slo, folder) as launcher:
+        launch = await _wait_settled(context, launcher, f"run {number} of {len(scenario.policies)}: {policy}")
+        plan = _load_plan(scenario, scenario.load.points(scenario.duration_s))
+        load_process, starts_at_s = await start_load_and_trace(context, launcher, launch, plan, folder)
+        client, monitor = SystemClient(launch), RunMonitor(launch, context.clock)
         watching: asyncio.Task[None] | None = None
         try:
-            screen = _Screen(setup, policy, number, slo, starts_at_s, player, recorder)
-            recorder.on_moment = screen.show
-            watching = asyncio.create_task(recorder.run(), name="recorder")
-            await _until(setup.clock, starts_at_s - OBJECTIVE_LEAD_S)
-            await attached.set_objective(await attached.objective(launch.family))
-            await _until(setup.clock, starts_at_s)
-            before = await attached.explain(launch.family)
-            result = await player.result()
-            after = await attached.explain(launch.family)
-            ends_at_s = last_answer_s(result)
-            await recorder.metered_until(ends_at_s, METER_DEADLINE_S)
-            await stopped(watching)
-            return await _numbers(scenario, policy, slo, launch, recorder, result, (before, after))
+            screen = _LiveStatus(context, policy, number, slo, starts_at_s, load_process, monitor)
+            monitor.on_snapshot = screen.show
+            watching = asyncio.create_task(monitor.run(), name="monitor")
+            await _sleep_until(context.clock, starts_at_s - OBJECTIVE_LEAD_S)
+            await client.set_objective(await client.objective(launch.family))
+            await _sleep_until(context.clock, starts_at_s)
+            before = await client.explain(launch.family)
+            result = await load_process.result()
+            after = await client.explain(launch.family)
+            ends_at_s = last_answer_at_s(result)
+            await monitor.wait_metered_until(ends_at_s, METER_DEADLINE_S)
+            await cancel_and_wait(watching)
+            return await _run_result(scenario, policy, slo, launch, monitor, result, (before, after))
         finally:
             if watching is not None and not watching.done():
-                await stopped(watching)
-            await player.stop()
-            await recorder.close()
-            await attached.close()
+                await cancel_and_wait(watching)
+            await load_process.stop()
+            await monitor.close()
+            await client.close()
 
 
-async def begin(setup: Setup, launcher: Launcher, launch: Launch, played: Played, folder: Path) -> tuple[Player, float]:
+async def start_load_and_trace(
+    context: DemoContext, launcher: Launcher, launch: Launch, plan: LoadPlan, folder: Path
+) -> tuple[LoadProcess, float]:
     """Start the load and, once its second 0 is known (UTC, the second value), the clock of the trace.
 
     Until the first step ends the trace's first value holds, and the feed may come that late. Where it comes later (a
@@ -132,86 +148,91 @@ async def begin(setup: Setup, launcher: Launcher, launch: Launch, played: Played
     """
     lead_s = LEAD_S
     while lead_s <= LEAD_S_MAX:
-        player = Player(played, launch.addresses["inference"], folder, launch.launch_id, setup.clock, lead_s)
+        load_process = LoadProcess(plan, launch.addresses["inference"], folder, launch.launch_id, context.clock, lead_s)
         try:
-            starts_at_s = await player.started_at_s()
-            asked_s = setup.clock.now_s()
+            starts_at_s = await load_process.started_at_s()
+            asked_s = context.clock.now_s()
             await launcher.restart("carbon_feed", {"trace": {"starts_at_s": starts_at_s}})
         except BaseException:
-            await player.stop()
+            await load_process.stop()
             raise
-        up_s = setup.clock.now_s()
-        if up_s < starts_at_s + setup.scenario.carbon.step_s:
-            return player, starts_at_s
-        await player.stop()
-        setup.view.say(f"the carbon feed took {up_s - asked_s:.1f} s to start: the load begins anew and waits for it")
+        up_s = context.clock.now_s()
+        if up_s < starts_at_s + context.scenario.carbon.step_s:
+            return load_process, starts_at_s
+        await load_process.stop()
+        context.view.say(f"the carbon feed took {up_s - asked_s:.1f} s to start: the load begins anew and waits for it")
         lead_s = 2 * (up_s - asked_s)
     remedy = f"stop what else runs here, or read {launch.state_dir}/logs"
     raise StartError("too slow to start for a trace that begins with the load", field="carbon_feed", remedy=remedy)
 
 
-def _cluster(setup: Setup, policy: str, slo: Slo, folder: Path) -> Launcher:
+def _launcher_for(context: DemoContext, policy: str, slo: Slo, folder: Path) -> Launcher:
     shutil.rmtree(folder / "cluster", ignore_errors=True)  # fresh: no plan, no objective, no journal of an earlier run
     folder.mkdir(parents=True, exist_ok=True)
-    mine = {"policy": policy, "slo": slo, "window_s": setup.scenario.duration_s}
-    mine |= {} if measures(setup.scenario.row(policy)) else {"preset": ""}
-    system = setup.scenario.model_copy(update=mine)
+    changes = {"policy": policy, "slo": slo, "window_s": context.scenario.duration_s}
+    changes |= {} if measures_candidates(context.scenario.policy_row(policy)) else {"preset": ""}
+    system = context.scenario.model_copy(update=changes)
     # Until the run's second 0 the trace's first value holds: its clock is started when the load is. The trace is too
     # short to learn a forecast from before half of the run is over: all plan by what they have seen, all through it.
     waiting = {"carbon_feed": {"trace": {"starts_at_s": math.inf}, "outlook": {"model": "none"}}}
-    overrides = {**setup.overrides, **waiting}
+    overrides = {**context.overrides, **waiting}
     return Launcher(
-        system, folder / "cluster", clock=setup.clock, say=setup.view.say, hurry=setup.hurry, overrides=overrides
+        system,
+        folder / "cluster",
+        clock=context.clock,
+        say=context.view.say,
+        kill_now=context.kill_now,
+        overrides=overrides,
     )
 
 
-async def _ready(setup: Setup, launcher: Launcher, what: str) -> Launch:
+async def _wait_settled(context: DemoContext, launcher: Launcher, what: str) -> Launch:
     """Serving, and the first plan rolled out as a whole."""
     launch = launcher.launch
     assert launch is not None, "the launcher has started"
-    answered_s = await first_answer(launcher, setup.clock)
-    attached = Attached(launch)
+    answered_s = await first_answer(launcher, context.clock)
+    client = SystemClient(launch)
     try:
-        give_up_s = setup.clock.monotonic_s() + SETTLE_DEADLINE_S
-        while (await attached.plan()).rollout.state != RolloutState.DONE:
-            if setup.clock.monotonic_s() > give_up_s:
+        give_up_s = context.clock.monotonic_s() + SETTLE_DEADLINE_S
+        while (await client.plan()).rollout.state != RolloutState.DONE:
+            if context.clock.monotonic_s() > give_up_s:
                 raise StartError(
                     "the first plan was not rolled out", field="controller", remedy=f"read {launch.state_dir}/logs"
                 )
-            await setup.clock.sleep(POLL_S)
+            await context.clock.sleep(POLL_S)
     finally:
-        await attached.close()
-    setup.view.say(f"{what}: first answer {answered_s:.1f} s after the start")
+        await client.close()
+    context.view.say(f"{what}: first answer {answered_s:.1f} s after the start")
     return launch
 
 
-def _played(scenario: Scenario, points: tuple[tuple[float, float], ...]) -> Played:
-    images = shipped(scenario.family.repository) / scenario.family.name / "heldout.npz"
-    return Played(
+def _load_plan(scenario: Scenario, points: tuple[tuple[float, float], ...]) -> LoadPlan:
+    images = resolve_path(scenario.family.repository) / scenario.family.name / "heldout.npz"
+    return LoadPlan(
         points, scenario.warmup_s, str(images), scenario.family.name, scenario.seed, scenario.load.permute_labels
     )
 
 
-async def _until(clock: Clock, at_s: float) -> None:
+async def _sleep_until(clock: Clock, at_s: float) -> None:
     await clock.sleep(max(0.0, at_s - clock.now_s()))
 
 
-async def _numbers(
+async def _run_result(
     scenario: Scenario,
     policy: str,
     slo: Slo,
     launch: Launch,
-    recorder: Recorder,
+    monitor: RunMonitor,
     result: LoadResult,
     explained: tuple[Any, Any],
-) -> Run:
+) -> RunResult:
     from power_agent.devices.node_client import NodeClient
 
-    samples, readings = await recorder.samples(), await recorder.readings()
-    starts_at_s, ends_at_s = result.started_at_s, last_answer_s(result)
+    samples, readings = await monitor.samples(), await monitor.readings()
+    starts_at_s, ends_at_s = result.started_at_s, last_answer_at_s(result)
     load = result.summary(slo.latency_ms, slo.percentile / 100)
     cost = account(samples, readings, starts_at_s, ends_at_s, scenario.pue)
-    replans, reconfigurations = _causes(explained)
+    replans, reconfigurations = _counts_by_cause(explained)
     if load.accuracy is None or load.latency_ms_p95 is None:
         raise StartError("not one request was answered", field=policy, remedy=f"read {launch.state_dir}/logs")
     summary = Summary(
@@ -229,24 +250,24 @@ async def _numbers(
         idle_share=cost.idle_share,
         replans=replans,
         reconfigurations=reconfigurations,
-        exploration=_explored(explained),
+        exploration=_exploration_cost(explained),
     )
     node = NodeClient(launch.node_socket)
     try:
         pace = await asyncio.to_thread(node.pace_summary)
     finally:
         node.close()
-    return Run(
+    return RunResult(
         summary,
-        _series(scenario, policy, recorder, result, samples, readings),
+        _series(scenario, policy, monitor, result, samples, readings),
         pace.batches,
         pace.overruns,
-        all(node.simulated for moment in recorder.moments[-1:] for node in moment.nodes),
-        await _triton_version(recorder.moments),
+        all(node.simulated for snapshot in monitor.snapshots[-1:] for node in snapshot.nodes),
+        await _triton_version(monitor.snapshots),
     )
 
 
-def _causes(explained: tuple[Any, Any]) -> tuple[dict[str, int], dict[str, int]]:
+def _counts_by_cause(explained: tuple[Any, Any]) -> tuple[dict[str, int], dict[str, int]]:
     """How often since the run began, by cause; the four causes are always named."""
 
     def since(field: str) -> dict[str, int]:
@@ -258,7 +279,7 @@ def _causes(explained: tuple[Any, Any]) -> tuple[dict[str, int], dict[str, int]]
     return since("replans_by_cause"), since("reconfigurations_by_cause")
 
 
-def _explored(explained: tuple[Any, Any]) -> Exploration | None:
+def _exploration_cost(explained: tuple[Any, Any]) -> Exploration | None:
     """What exploring has cost since the run began; None when the policy does not explore."""
     before, after = (answer.exploration for answer in explained)
     if not explained[1].HasField("exploration"):
@@ -269,17 +290,17 @@ def _explored(explained: tuple[Any, Any]) -> Exploration | None:
 def _series(
     scenario: Scenario,
     policy: str,
-    recorder: Recorder,
+    monitor: RunMonitor,
     result: LoadResult,
     samples: list[EnergySample],
     readings: list[CarbonReading],
 ) -> Series:
     load = result.series()
     seconds, begin_s = len(load.t_s), result.started_at_s
-    seen = _by_second(recorder.moments, begin_s, seconds)
-    devices = sorted({d.device for m in recorder.moments for node in m.nodes for d in node.devices})
-    order = [variant.name for variant in services.family_of(scenario).by_accuracy()]
-    status = {name: [_device(moment, name) for moment in seen] for name in devices}
+    seen = _snapshot_by_second(monitor.snapshots, begin_s, seconds)
+    devices = sorted({d.device for m in monitor.snapshots for node in m.nodes for d in node.devices})
+    order = [variant.name for variant in services.served_family(scenario).by_accuracy()]
+    status = {name: [_device(snapshot, name) for snapshot in seen] for name in devices}
     return Series(
         policy=policy,
         t_s=load.t_s,
@@ -290,31 +311,31 @@ def _series(
         power_w=power_by_second(samples, begin_s, seconds),
         device_state={name: [d.state.name if d else "" for d in row] for name, row in status.items()},
         clock_mhz={name: [d.clock_mhz if d else None for d in row] for name, row in status.items()},
-        slices={name: [describe_slices(d) if d else "" for d in row] for name, row in status.items()},
+        slices={name: [slices_text(d) if d else "" for d in row] for name, row in status.items()},
         answered_by_variant={v: load.answered_by_variant.get(v, [0] * seconds) for v in order},
         grams=grams_by_second(samples, readings, begin_s, seconds, scenario.pue),
-        events=[_event(c, result) for c in recorder.changes if 0 <= c.started_at_s - begin_s < seconds],
+        events=[_event(c, result) for c in monitor.changes if 0 <= c.started_at_s - begin_s < seconds],
     )
 
 
-def _by_second(moments: list[Moment], begin_s: float, seconds: int) -> list[Moment | None]:
-    """The last moment seen in each second; the one before it where none was."""
-    rows: list[Moment | None] = [None] * seconds
-    for moment in moments:
-        second = int(moment.at_s - begin_s)
-        if moment.at_s >= begin_s and second < seconds:
-            rows[second] = moment
+def _snapshot_by_second(snapshots: list[Snapshot], begin_s: float, seconds: int) -> list[Snapshot | None]:
+    """The last snapshot seen in each second; the one before it where none was."""
+    rows: list[Snapshot | None] = [None] * seconds
+    for snapshot in snapshots:
+        second = int(snapshot.at_s - begin_s)
+        if snapshot.at_s >= begin_s and second < seconds:
+            rows[second] = snapshot
     for second in range(1, seconds):
         rows[second] = rows[second] or rows[second - 1]
     return rows
 
 
-def _device(moment: Moment | None, name: str) -> Any:
-    nodes = moment.nodes if moment else ()
+def _device(snapshot: Snapshot | None, name: str) -> Any:
+    nodes = snapshot.nodes if snapshot else ()
     return next((device for node in nodes for device in node.devices if device.device == name), None)
 
 
-def _event(change: Change, result: LoadResult) -> Event:
+def _event(change: PlanChange, result: LoadResult) -> Event:
     begin_s = result.started_at_s
     at_s = change.started_at_s - begin_s
     done_s = result.duration_s if change.done_at_s is None else change.done_at_s - begin_s
@@ -326,20 +347,30 @@ def _event(change: Change, result: LoadResult) -> Event:
         took_s=None if change.done_at_s is None else round(done_s - at_s, 2),
         cause=change.decision.trigger,
         why=change.decision.why,
-        plan=change.runs,
+        plan=change.slices_text,
         answered=answered,
-        reconfigured=change.moved,
+        reconfigured=change.reconfigured,
     )
 
 
-async def _triton_version(moments: list[Moment]) -> str:
-    for moment in reversed(moments):
-        for node in moment.nodes:
+async def _triton_version(snapshots: list[Snapshot]) -> str:
+    for snapshot in reversed(snapshots):
+        for node in snapshot.nodes:
             for device in node.devices:
                 for slice_ in device.slices:
                     if slice_.grpc_target:
-                        return await server_version(slice_.grpc_target)
+                        return await _server_version(slice_.grpc_target)
     return "unknown"
+
+
+async def _server_version(target: str) -> str:
+    """Version of a Triton, asked of itself; `unknown` when it does not answer."""
+    async with triton.InferenceServerClient(target) as client:
+        try:
+            metadata = await client.get_server_metadata(client_timeout=METADATA_TIMEOUT_S)
+        except InferenceServerException:
+            return "unknown"
+        return str(metadata.version)
 
 
 def _percentile(values: list[float], percentile: float) -> float:
@@ -347,31 +378,38 @@ def _percentile(values: list[float], percentile: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * percentile / 100))]
 
 
-class _Screen:
-    """Turns what the recorder sees into what a person sees."""
+class _LiveStatus:
+    """Turns snapshots of the monitor into the live view."""
 
     def __init__(
-        self, setup: Setup, policy: str, number: int, slo: Slo, starts_at_s: float, player: Player, recorder: Recorder
+        self,
+        context: DemoContext,
+        policy: str,
+        number: int,
+        slo: Slo,
+        starts_at_s: float,
+        load_process: LoadProcess,
+        monitor: RunMonitor,
     ) -> None:
-        self._setup, self._policy, self._number, self._slo = setup, policy, number, slo
-        self._starts_at_s, self._player, self._recorder = starts_at_s, player, recorder
+        self._context, self._policy, self._number, self._slo = context, policy, number, slo
+        self._starts_at_s, self._load, self._monitor = starts_at_s, load_process, monitor
 
-    async def show(self, moment: Moment) -> None:
-        progress = self._player.progress()
-        scenario = self._setup.scenario
-        at_s = moment.at_s - self._starts_at_s
-        devices = [device for node in moment.nodes for device in node.devices]
-        grams = await self._recorder.grams_since(self._starts_at_s, scenario.pue)
-        watts = [self._recorder.power_w(device.device) for device in devices]
-        self._setup.view.show(
-            Picture(
+    async def show(self, snapshot: Snapshot) -> None:
+        progress = self._load.progress()
+        scenario = self._context.scenario
+        at_s = snapshot.at_s - self._starts_at_s
+        devices = [device for node in snapshot.nodes for device in node.devices]
+        grams = await self._monitor.grams_since(self._starts_at_s, scenario.pue)
+        watts = [self._monitor.power_w(device.device) for device in devices]
+        self._context.view.show(
+            RunStatus(
                 run=self._policy,
                 number=self._number,
                 count=len(scenario.policies),
                 at_s=at_s,
                 duration_s=scenario.duration_s,
-                intensity_g_per_kwh=moment.carbon.intensity_g_per_kwh if moment.carbon else None,
-                offered_per_s=self._player.played.rate_per_s(at_s),
+                intensity_g_per_kwh=snapshot.carbon.intensity_g_per_kwh if snapshot.carbon else None,
+                offered_per_s=self._load.plan.rate_per_s(at_s),
                 answered_per_s=progress.answered_per_s if progress else 0.0,
                 answered=progress.answered if progress else 0,
                 failed=progress.failed if progress else 0,
@@ -380,14 +418,14 @@ class _Screen:
                 percentile=self._slo.percentile,
                 power_w=sum(known) if len(known := [w for w in watts if w is not None]) == len(watts) else None,
                 grams=grams,
-                revision=f"{moment.plan.revision.epoch}.{moment.plan.revision.number}" if moment.plan else "",
-                why=moment.plan.why if moment.plan else "",
-                rollout=moment.rollout.state.name.lower() if moment.rollout else "",
+                revision=f"{snapshot.plan.revision.epoch}.{snapshot.plan.revision.number}" if snapshot.plan else "",
+                why=snapshot.plan.why if snapshot.plan else "",
+                rollout=snapshot.rollout.state.name.lower() if snapshot.rollout else "",
                 devices=[
-                    Device(
+                    DeviceLine(
                         d.device.split("/")[-1],
                         d.state.name.lower(),
-                        "asleep" if d.state is DeviceState.ASLEEP else describe_slices(d),
+                        "asleep" if d.state is DeviceState.ASLEEP else slices_text(d),
                         d.clock_mhz,
                         power_w,
                     )

@@ -1,6 +1,6 @@
-"""A load in a process of its own, so that drawing a screen cannot delay a request.
+"""Load generator in a process of its own, so that drawing a screen cannot delay a request.
 
-`python -m trefoil.cli.player --spec spec.json --out result.json` prints one JSON line of progress every half second.
+`python -m trefoil.cli.player --spec spec.json --out result.json` prints a JSON line of progress every half second.
 The first `warmup_s` of a load are sent like the rest and then left out: services have met the load, none of it counts.
 """
 
@@ -17,19 +17,19 @@ from trefoil.cli.layout import write_private
 from trefoil.cli.load_result import LoadResult, Progress, Record
 from trefoil.cli.loadgen import LEAD_S, LoadSpec, run_load
 from trefoil.cli.output import EXIT_ERROR
-from trefoil.cli.processes import Child, Command
+from trefoil.cli.processes import ChildProcess, Command
 from trefoil.core.errors import StartError, TrefoilError
 from trefoil.runtime.clock import Clock, WallClock
 
 POLL_S: Final = 0.1
 START_DEADLINE_S: Final = 20.0
 NO_SLO_MS: Final = 1e9  # the process only records; whoever reads judges against the SLO
-LATE_S: Final = 30.0  # how much longer than its load a player may take
+OVERTIME_MAX_S: Final = 30.0  # how much longer than its load the process may take
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """What is to be played: (second, rate) points, after a warm-up at the first rate."""
+class LoadPlan:
+    """Load of one run: (second, rate) points, after a warm-up at the first rate."""
 
     points: tuple[tuple[float, float], ...]
     warmup_s: float
@@ -56,13 +56,13 @@ class Played:
         return RateProfile(self.points).rate_per_s(min(max(at_s, 0.0), self.duration_s))
 
 
-class Player:
+class LoadProcess:
     """A running load process. Stop it in a `finally`. Its warm-up begins `lead_s` after all is ready for it."""
 
     def __init__(
-        self, played: Played, target: str, folder: Path, launch_id: str, clock: Clock, lead_s: float = LEAD_S
+        self, plan: LoadPlan, target: str, folder: Path, launch_id: str, clock: Clock, lead_s: float = LEAD_S
     ) -> None:
-        self.played = played
+        self.plan = plan
         self._lead_s = lead_s
         self._clock = clock
         self._log = folder / "load.log"
@@ -70,14 +70,14 @@ class Player:
         self._result.unlink(missing_ok=True)
         self._log.unlink(missing_ok=True)
         spec = folder / "load_spec.json"
-        write_private(spec, json.dumps(asdict(played)))
+        write_private(spec, json.dumps(asdict(plan)))
         argv = [sys.executable, "-m", "trefoil.cli.player", "--spec", str(spec)]
         argv += ["--target", target, "--out", str(self._result), "--lead-s", str(lead_s)]
-        self._child = Child(Command("load", argv, self._log, stop_grace_s=3.0), launch_id, clock)
+        self._child = ChildProcess(Command("load", argv, self._log, stop_grace_s=3.0), launch_id, clock)
 
     async def stop(self) -> None:
         """End it at once, whatever it was doing."""
-        await self._child.stop(hurry=lambda: True)
+        await self._child.stop(kill_now=lambda: True)
 
     async def started_at_s(self) -> float:
         """UTC of second 0 of the run, as soon as it is certain: about when the lead begins.
@@ -89,7 +89,7 @@ class Player:
         while self._clock.monotonic_s() < give_up_s:
             line = self._last_line()
             if line is not None:
-                return float(line["now_s"]) - float(line["elapsed_s"]) + self.played.warmup_s
+                return float(line["now_s"]) - float(line["elapsed_s"]) + self.plan.warmup_s
             self._refuse_death()
             await self._clock.sleep(POLL_S)
         raise StartError("said nothing after its start", field="load", remedy=f"read {self._log}")
@@ -108,15 +108,15 @@ class Player:
         Raises:
             StartError: the load process died or did not end.
         """
-        takes_s = self._lead_s + self.played.warmup_s + self.played.duration_s
-        give_up_s = self._clock.monotonic_s() + takes_s + LATE_S
+        takes_s = self._lead_s + self.plan.warmup_s + self.plan.duration_s
+        give_up_s = self._clock.monotonic_s() + takes_s + OVERTIME_MAX_S
         while self._child.exit_code is None:
             if self._clock.monotonic_s() > give_up_s:
                 raise StartError("did not end", field="load", remedy=f"read {self._log}")
             await self._clock.sleep(POLL_S)
         if self._child.exit_code != 0:
             self._refuse_death()
-        return without_warmup(read_result(self._result), self.played.warmup_s)
+        return without_warmup(read_load_result(self._result), self.plan.warmup_s)
 
     def _refuse_death(self) -> None:
         if self._child.exit_code is not None:
@@ -135,8 +135,8 @@ class Player:
         return values
 
 
-def read_result(path: Path) -> LoadResult:
-    """What a player wrote."""
+def read_load_result(path: Path) -> LoadResult:
+    """Read the result that a load process wrote."""
     values = json.loads(path.read_text())
     columns = values["records"]
     rows = zip(*(columns[name] for name in Record.__dataclass_fields__), strict=True)
@@ -161,7 +161,7 @@ def without_warmup(result: LoadResult, warmup_s: float) -> LoadResult:
     )
 
 
-def last_answer_s(result: LoadResult) -> float:
+def last_answer_at_s(result: LoadResult) -> float:
     """UTC of the last answer or failure, at least the end of the load."""
     last_s = max((r.intended_s + r.latency_ms / 1e3 for r in result.records), default=0.0)
     return result.started_at_s + max(last_s, result.duration_s)
@@ -176,14 +176,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--lead-s", type=float, default=LEAD_S)
     arguments = parser.parse_args(argv)
     values = json.loads(arguments.spec.read_text())
-    played = Played(**{**values, "points": tuple((at_s, rate) for at_s, rate in values["points"])})
+    plan = LoadPlan(**{**values, "points": tuple((at_s, rate) for at_s, rate in values["points"])})
     clock = WallClock()
 
     def report(progress: Progress) -> None:
         print(json.dumps({"now_s": clock.now_s(), **asdict(progress)}), flush=True)
 
     try:
-        result = asyncio.run(run_load(played.spec(), arguments.target, report, clock=clock, lead_s=arguments.lead_s))
+        result = asyncio.run(run_load(plan.spec(), arguments.target, report, clock=clock, lead_s=arguments.lead_s))
     except TrefoilError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ERROR

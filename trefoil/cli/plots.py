@@ -1,4 +1,4 @@
-"""Plots over time as inline SVG. Text and axes take the page's own colour, so that they read in light and dark."""
+"""Plots of a report over time, as inline SVG. Text and axes take the page's own colour, to read in light and dark."""
 
 import io
 import re
@@ -46,18 +46,18 @@ matplotlib.rcParams.update(
 
 
 def run_colour(name: str) -> str:
-    """The colour of a run, the same in every plot: its planner's, else one by its name."""
+    """Colour of a run, the same in every plot: its planner's, else one by its name."""
     planner = find(Kind.PLANNER, policy(name).planner, PLANNERS)
     return planner.colour or OTHER_COLOURS[sum(map(ord, name)) % len(OTHER_COLOURS)]
 
 
 def run_label(name: str) -> str:
-    """What a run is called in plots: as its planner is, else as its policy."""
+    """Label of a run in plots: its planner's, else its policy's name."""
     return find(Kind.PLANNER, policy(name).planner, PLANNERS).label or name
 
 
-def carbon_and_load(runs: Mapping[str, Series], speedup: float) -> str:
-    """The two things that every run met alike, with the decisions of the report's subject marked by cause."""
+def plot_carbon_and_load(runs: Mapping[str, Series], speedup: float) -> str:
+    """Plot carbon and load, which every run met alike, with the decisions of the report's subject by cause."""
     series = runs[subject(runs)]
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -74,8 +74,8 @@ def carbon_and_load(runs: Mapping[str, Series], speedup: float) -> str:
     return _figure("carbon", 4.2, 2, draw, "Grid carbon intensity and offered load over time")
 
 
-def power(runs: Mapping[str, Series]) -> str:
-    """Watts of all GPUs together."""
+def plot_power(runs: Mapping[str, Series]) -> str:
+    """Plot the power of all GPUs together [W]."""
 
     def draw(axes: Sequence[Axes]) -> None:
         for name, series in runs.items():
@@ -90,8 +90,8 @@ def power(runs: Mapping[str, Series]) -> str:
     return _figure("power", 2.5, 1, draw, "Power of all GPUs over time, by run")
 
 
-def grams(runs: Mapping[str, Series]) -> str:
-    """Grams since the start of each run."""
+def plot_grams(runs: Mapping[str, Series]) -> str:
+    """Plot grams since the start of each run."""
 
     def draw(axes: Sequence[Axes]) -> None:
         for name, series in runs.items():
@@ -103,8 +103,8 @@ def grams(runs: Mapping[str, Series]) -> str:
     return _figure("grams", 2.5, 1, draw, "Cumulative grams of CO2 over time, by run")
 
 
-def latency(runs: Mapping[str, Series], slo_ms: float, percentile: float) -> str:
-    """p95 of what was due in each second, against the SLO."""
+def plot_latency(runs: Mapping[str, Series], slo_ms: float, percentile: float) -> str:
+    """Plot the p95 of what was due in each second, against the SLO."""
 
     def draw(axes: Sequence[Axes]) -> None:
         for name, series in runs.items():
@@ -128,8 +128,8 @@ def latency(runs: Mapping[str, Series], slo_ms: float, percentile: float) -> str
     return _figure("latency", 2.7, 1, draw, "95th percentile of latency over time against the SLO, by run")
 
 
-def variant_mix(runs: Mapping[str, Series], order: Sequence[str]) -> str:
-    """Which variant answered, stacked, one panel a run; most accurate at the bottom."""
+def plot_variant_mix(runs: Mapping[str, Series], order: Sequence[str]) -> str:
+    """Plot which variant answered, stacked, one panel a run; most accurate at the bottom."""
     colours = {name: VARIANT_COLOURS[i % len(VARIANT_COLOURS)] for i, name in enumerate(order)}
 
     def draw(axes: Sequence[Axes]) -> None:

@@ -1,8 +1,8 @@
-"""One started process and everything it may leave behind.
+"""Child processes: one started process and everything that it may leave behind.
 
 Three nets hold, so that nothing survives whatever kills us: each child runs in a session of its own and is stopped
 group by group; the kernel stops it when the launcher dies (parent-death signal); and every descendant carries
-`TREFOIL_LAUNCH_ID` in its environment, by which `sweep` finds what escaped both.
+`TREFOIL_LAUNCH_ID` in its environment, by which `kill_leftovers` finds what escaped both.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How to start one service, and where it writes."""
+    """Command line of one service, and where it logs."""
 
     name: str
     argv: Sequence[str]
@@ -44,8 +44,8 @@ class Command:
     stop_grace_s: float = 8.0
 
 
-class Child:
-    """A running process of ours. Created running; creation holds no await, so a cancellation cannot lose one."""
+class ChildProcess:
+    """A running child process. Created running; creation holds no await, so a cancellation cannot lose one."""
 
     def __init__(self, command: Command, launch_id: str, clock: Clock) -> None:
         self.command = command
@@ -67,31 +67,33 @@ class Child:
 
     @property
     def name(self) -> str:
+        """Name of the service."""
         return self.command.name
 
     @property
     def pid(self) -> int:
+        """Process id."""
         return self._popen.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
+        """Exit code; None while it runs, negative: the signal that ended it."""
         return self._popen.poll()
 
     async def wait(self) -> int:
-        """Until the process has ended."""
+        """Wait until the process has ended; returns its exit code."""
         while (code := self._popen.poll()) is None:
             await self._clock.sleep(POLL_S)
         return code
 
-    async def stop(self, *, hurry: Callable[[], bool] = lambda: False) -> bool:
-        """SIGTERM, then SIGKILL to the whole group after the grace (or once `hurry`); True when it went by itself."""
+    async def stop(self, *, kill_now: Callable[[], bool] = lambda: False) -> bool:
+        """SIGTERM, then SIGKILL to its group after the grace or once `kill_now`; True when it ended by itself."""
         by_itself = True
         if self.exit_code is None:
             self._popen.send_signal(signal.SIGTERM)
             deadline_s = self._clock.monotonic_s() + self.command.stop_grace_s
             while self.exit_code is None:
-                if hurry() or self._clock.monotonic_s() >= deadline_s:
+                if kill_now() or self._clock.monotonic_s() >= deadline_s:
                     by_itself = False
                     break
                 await self._clock.sleep(POLL_S)
@@ -99,18 +101,18 @@ class Child:
         return by_itself
 
     def kill(self) -> None:
-        """SIGKILL to what is left of the group, at once, and reap our child."""
+        """Kill what is left of its process group, at once, and reap it."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._popen.wait()
 
     def last_lines(self, count: int = LAST_LINES) -> str:
-        """The end of what this start of the process logged."""
-        return tail(self.command.log_path, count, self._log_from)
+        """Last lines that this start of the process logged."""
+        return last_log_lines(self.command.log_path, count, self._log_from)
 
 
-def tail(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> str:
-    """The last lines of a log file, or a remark that there are none."""
+def last_log_lines(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> str:
+    """Last lines of a log file, or a remark that there are none."""
     try:
         with path.open("rb") as log:
             log.seek(from_byte)
@@ -121,13 +123,13 @@ def tail(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> str:
 
 
 def descendants(launch_id: str) -> list[proc.Identity]:
-    """Every live process that was started, directly or not, under this launch; never ourselves."""
+    """Live processes that were started, directly or not, under this launch; never ourselves."""
     mark = f"{LAUNCH_ID}={launch_id}"
     return [stat.identity for stat in proc.living() if stat.pid != os.getpid() and proc.marked(stat.pid, mark)]
 
 
-async def sweep(launch_id: str, clock: Clock, *, deadline_s: float = 5.0) -> list[int]:
-    """SIGKILL what is left of a launch and wait until the kernel has let go of it; returns what was found."""
+async def kill_leftovers(launch_id: str, clock: Clock, *, deadline_s: float = 5.0) -> list[int]:
+    """Kill what is left of a launch and wait until it is gone; returns the process ids that were found."""
     found: set[proc.Identity] = set()
     give_up_s = clock.monotonic_s() + deadline_s
     while left := descendants(launch_id):
@@ -142,8 +144,8 @@ async def sweep(launch_id: str, clock: Clock, *, deadline_s: float = 5.0) -> lis
 
 
 def _die_with_parent() -> tuple[str, ...]:
-    """What to put before a command so that the kernel SIGTERMs it when the launcher dies (Linux; elsewhere the sweep
-    alone must do).
+    """What to put before a command so that the kernel SIGTERMs it when the launcher dies (Linux; elsewhere
+    `kill_leftovers` alone must do).
 
     A process of its own that becomes the command, no `preexec_fn`: that would run Python, and gRPC's fork handlers, in
     a fork of a process with gRPC's threads, and now and then such a child dies of signal 11.
@@ -153,7 +155,7 @@ def _die_with_parent() -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()))
 
 
-async def stop_together(children: Sequence[Child], *, hurry: Callable[[], bool] = lambda: False) -> list[str]:
-    """Stop several at once; returns the names of those that had to be killed."""
-    orderly = await asyncio.gather(*(child.stop(hurry=hurry) for child in children))
+async def stop_all(children: Sequence[ChildProcess], *, kill_now: Callable[[], bool] = lambda: False) -> list[str]:
+    """Stop several processes at once; returns the names of those that had to be killed."""
+    orderly = await asyncio.gather(*(child.stop(kill_now=kill_now) for child in children))
     return [child.name for child, by_itself in zip(children, orderly, strict=True) if not by_itself]

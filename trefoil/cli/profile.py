@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trefoil.cli.layout import CHECKOUT, shipped
+from trefoil.cli.layout import CHECKOUT, resolve_path
 from trefoil.cli.output import AsJson, console, print_json
+from trefoil.cli.system_client import TOKEN_VARIABLE
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from trefoil.profiler.session import Asked, Where
-    from trefoil.profiler.table import Measured, Origin
-
-TOKEN_VARIABLE = "TREFOIL_TOKEN"
+    from trefoil.profiler.session import MeasuredSlice, ProfileSpec
+    from trefoil.profiler.table import ProfilePoint, Provenance
 
 
 def profile(
@@ -52,51 +51,57 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Measure latency, throughput and joules of each operating point and write them as profile.csv."""
-    from trefoil.profiler.session import Asked
-    from trefoil.profiler.table import chosen, plain, profile_text, write_profile
+    from trefoil.profiler.session import ProfileSpec
+    from trefoil.profiler.table import point_json, profile_text, selected_variants, write_profile
     from trefoil.runtime.repository import load_family
 
-    folder = shipped(repository) / family
+    folder = resolve_path(repository) / family
     known, _ = load_family(folder)
     if not agent and not triton:
         raise SettingError("nothing to measure", field="--agent", value="", remedy="give --agent or --triton host:port")
-    sizes, held = _whole("--batches", batches), _whole("--clocks", clocks)
-    asked = Asked(
-        known, folder, tuple(chosen(known, _names(variants))), sizes, _numbers("--rates", rates), window, _shapes(shape)
+    sizes, clocks_mhz = _integers("--batches", batches), _integers("--clocks", clocks)
+    spec = ProfileSpec(
+        known,
+        folder,
+        tuple(selected_variants(known, _names(variants))),
+        sizes,
+        _numbers("--rates", rates),
+        window,
+        _shapes(shape),
     )
-    where = _where(device, device_kind, _names(slices), held) if triton else None
-    say: Callable[[str], None] = _quiet if as_json else _aloud
+    on = _named_slice(device, device_kind, _names(slices), clocks_mhz) if triton else None
+    say: Callable[[str], None] = _discard if as_json else _print_line
     target = out or Path("out/profile") / f"{family}.csv"
     target.parent.mkdir(parents=True, exist_ok=True)
     report = target.with_suffix(".json")
-    points: list[Measured] = []
+    points: list[ProfilePoint] = []
     try:
-        simulated = asyncio.run(_measure(asked, points, (agent, triton), where, _names(slices), held, replace, say))
+        simulated = asyncio.run(_measure(spec, points, (agent, triton), on, _names(slices), clocks_mhz, replace, say))
     finally:  # hours of measurement are kept, whatever ended them
         if points:
-            report.write_text(json.dumps([plain(point) for point in points], indent=1) + "\n")
-    text = profile_text(points, _origin(machine, simulated), estimate_energy=estimate_energy)
+            report.write_text(json.dumps([point_json(point) for point in points], indent=1) + "\n")
+    text = profile_text(points, _provenance(machine, simulated), estimate_energy=estimate_energy)
     count = write_profile(target, folder, text)
     if as_json:
-        print_json({"profile": str(target), "rows": count, "points": [plain(point) for point in points]})
+        print_json({"profile": str(target), "rows": count, "points": [point_json(point) for point in points]})
     else:
         console().print(f"{count} operating points in {target}; every load in {report}", markup=False)
 
 
 async def _measure(
-    asked: "Asked",
-    points: list["Measured"],
+    spec: "ProfileSpec",
+    points: list["ProfilePoint"],
     targets: tuple[str, str],
-    where: "Where | None",
+    on: "MeasuredSlice | None",
     slices: list[str],
     clocks: tuple[int, ...],
     replace: bool,
     say: Callable[[str], None],
 ) -> bool:
-    """Fill `points`; whether anything about them was simulated."""
+    """Measure into `points`; returns whether anything about them was simulated."""
     from protos.power_agent.v1 import power_agent_pb2_grpc
     from trefoil.profiler.meter import EnergyLog
-    from trefoil.profiler.node import Node
+    from trefoil.profiler.node import ExclusiveNode
     from trefoil.profiler.session import Session
     from trefoil.runtime import rpc
     from trefoil.runtime.clock import WallClock
@@ -106,15 +111,15 @@ async def _measure(
     channel = rpc.channel(agent, token=os.environ.get(TOKEN_VARIABLE)) if agent else None
     stub = power_agent_pb2_grpc.PowerAgentStub(channel) if channel is not None else None
     log = EnergyLog(stub)
-    session = Session(asked, clock, log, say, points)
+    session = Session(spec, clock, log, say, points)
     simulated = False
     try:
-        if where is not None:
-            await session.direct(triton, where)
+        if on is not None:
+            await session.profile_triton(triton, on)
         else:
-            node = await Node.take(stub, agent, clock, replace_running=replace)
+            node = await ExclusiveNode.take(stub, agent, clock, replace_running=replace)
             simulated = node.simulated
-            await session.through(node, slices, clocks)
+            await session.profile_node(node, slices, clocks)
     finally:
         await log.close()
         if channel is not None:
@@ -122,9 +127,9 @@ async def _measure(
     return simulated or any(point.simulated for point in points)
 
 
-def _where(device: str, kind: str, slices: list[str], clocks: tuple[int, ...]) -> "Where":
+def _named_slice(device: str, kind: str, slices: list[str], clocks: tuple[int, ...]) -> "MeasuredSlice":
     """What a Triton that is given directly runs on: nobody can ask it."""
-    from trefoil.profiler.session import Where
+    from trefoil.profiler.session import MeasuredSlice
 
     if not kind or len(slices) != 1 or len(clocks) > 1:
         raise SettingError(
@@ -134,17 +139,17 @@ def _where(device: str, kind: str, slices: list[str], clocks: tuple[int, ...]) -
         )
     known = device_type(kind)
     highest = max(known.clocks_mhz, default=0)
-    return Where(device, known.name, slice_type(known, slices[0]).name, clocks[0] if clocks else highest)
+    return MeasuredSlice(device, known.name, slice_type(known, slices[0]).name, clocks[0] if clocks else highest)
 
 
-def _origin(machine: str, simulated: bool) -> "Origin":
+def _provenance(machine: str, simulated: bool) -> "Provenance":
     """Where and when: this machine, today, this commit."""
-    from trefoil.profiler.table import Origin
+    from trefoil.profiler.table import Provenance
     from trefoil.runtime.clock import WallClock
 
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=CHECKOUT, capture_output=True, text=True)
     date = datetime.fromtimestamp(WallClock().now_s(), UTC).strftime("%Y-%m-%d")
-    return Origin(machine or _this_machine(), date, git.stdout.strip() or "unknown", simulated)
+    return Provenance(machine or _this_machine(), date, git.stdout.strip() or "unknown", simulated)
 
 
 def _this_machine() -> str:
@@ -165,7 +170,7 @@ def _numbers(field: str, text: str) -> tuple[float, ...]:
         raise SettingError("not numbers with commas between", field=field, value=text, remedy="e.g. 1,2,8") from error
 
 
-def _whole(field: str, text: str) -> tuple[int, ...]:
+def _integers(field: str, text: str) -> tuple[int, ...]:
     found = _numbers(field, text)
     if any(number != int(number) for number in found):
         raise SettingError("not whole numbers", field=field, value=text, remedy="e.g. 1,2,8")
@@ -178,13 +183,13 @@ def _shapes(given: list[str] | None) -> dict[str, tuple[int, ...]]:
         name, equals, sizes = text.partition("=")
         if not equals or not name:
             raise SettingError("not INPUT=sizes", field="--shape", value=text, remedy="e.g. --shape IMAGE=3,224,224")
-        shapes[name] = _whole("--shape", sizes)
+        shapes[name] = _integers("--shape", sizes)
     return shapes
 
 
-def _aloud(line: str) -> None:
+def _print_line(line: str) -> None:
     console().print(line, markup=False)
 
 
-def _quiet(line: str) -> None:
-    """Nobody listens: the answer is one JSON document."""
+def _discard(line: str) -> None:
+    """The answer is one JSON document: nothing else is printed."""

@@ -1,7 +1,7 @@
-"""Watches one run through Redis: each second what the system is doing, and every plan change with its cause.
+"""Monitor of one run through Redis: each second what the system is doing, and every plan change with its cause.
 
 Power and grams come from the energy stream, that is from what was metered, and carbon from the feed's own history;
-nothing here is interpolated. What was asked and answered comes from the load generator (`player`), not from here.
+nothing here is interpolated. What was asked and answered comes from the load process, not from here.
 """
 
 import asyncio
@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from trefoil.cli.asking import counted
 from trefoil.cli.layout import Launch
+from trefoil.cli.output import count_equal
 from trefoil.core.accounting import Account, account
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.energy import EnergyMethod, EnergySample
@@ -21,14 +21,14 @@ from trefoil.runtime.clock import Clock
 from trefoil.runtime.state import State
 
 TICK_S: Final = 0.2
-INSIST_S: Final = 1.0
+CANCEL_AGAIN_S: Final = 1.0
 SAMPLES_MAX: Final = 100_000
 FINISHED: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """What could be seen in one second."""
+class Snapshot:
+    """State of the system in one second."""
 
     at_s: float
     carbon: CarbonReading | None
@@ -38,25 +38,25 @@ class Moment:
 
 
 @dataclass(slots=True)
-class Change:
-    """A plan that was put in force; `done_at_s` once its rollout has ended."""
+class PlanChange:
+    """Change of plan: one that was put in force; `done_at_s` once its rollout has ended."""
 
     decision: DecisionRecord
     started_at_s: float
     done_at_s: float | None = None
-    moved: bool = False  # slices or devices changed, not only weights
-    runs: str = ""  # what runs afterwards, in words
+    reconfigured: bool = False  # slices or devices changed, not only weights
+    slices_text: str = ""  # what runs afterwards, in words
 
 
 @dataclass(slots=True)
-class Recorder:
-    """`run()` until cancelled; then read `moments`, `changes`, and `energy()`."""
+class RunMonitor:
+    """Monitor of one run: `run()` until cancelled; then read `snapshots`, `changes` and `samples()`."""
 
     launch: Launch
     clock: Clock
-    on_moment: Callable[[Moment], Awaitable[None]] | None = None
-    moments: list[Moment] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
+    on_snapshot: Callable[[Snapshot], Awaitable[None]] | None = None
+    snapshots: list[Snapshot] = field(default_factory=list)
+    changes: list[PlanChange] = field(default_factory=list)
     _seen_decision: str = "0"
     _seen_sample: str = "0"
     _samples: list[EnergySample] = field(default_factory=list)
@@ -65,42 +65,43 @@ class Recorder:
 
     @property
     def state(self) -> State:
-        """One connection for the whole run."""
+        """Connection to Redis, one for the whole run."""
         if self._state is None:
             self._state = State.connect(self.launch.redis_url, self.launch.cluster, clock=self.clock)
         return self._state
 
     async def close(self) -> None:
+        """Close the connection to Redis."""
         if self._state is not None:
             await self._state.close()
             self._state = None
 
     async def run(self) -> None:
-        """Look every TICK_S for changes, every second at everything."""
-        next_moment_s = self.clock.monotonic_s()
+        """Follow plan changes every TICK_S and take a snapshot every second, until cancelled."""
+        next_snapshot_s = self.clock.monotonic_s()
         while True:
             try:
                 await self._follow_changes()
-                if self.clock.monotonic_s() >= next_moment_s:
-                    moment = await self._look()
-                    self.moments.append(moment)
-                    if self.on_moment is not None:
-                        await self.on_moment(moment)
-                    next_moment_s += 1.0
+                if self.clock.monotonic_s() >= next_snapshot_s:
+                    snapshot = await self._take_snapshot()
+                    self.snapshots.append(snapshot)
+                    if self.on_snapshot is not None:
+                        await self.on_snapshot(snapshot)
+                    next_snapshot_s += 1.0
             except StateUnavailable:
-                next_moment_s += 1.0  # a second that nobody saw; the energy stream still holds it
+                next_snapshot_s += 1.0  # a second that nobody saw; the energy stream still holds it
             await self.clock.sleep(TICK_S)
 
-    async def _look(self) -> Moment:
+    async def _take_snapshot(self) -> Snapshot:
         keys = self.state.keys
         readings = await self.state.scan(keys.carbon_now_prefix(), CarbonReading)
         nodes = await self.state.scan(keys.node_prefix(), NodeStatus)
         plan = await self.state.get(keys.plan(), Plan)
         rollout = await self.state.get(keys.rollout(), Rollout)
-        mine = [r for r in readings.values() if r.series is not None and r.series.zone == self.launch.zone]
-        return Moment(
+        of_zone = [r for r in readings.values() if r.series is not None and r.series.zone == self.launch.zone]
+        return Snapshot(
             self.clock.now_s(),
-            mine[0] if mine else None,
+            of_zone[0] if of_zone else None,
             tuple(nodes[key] for key in sorted(nodes)),
             plan,
             rollout,
@@ -112,29 +113,32 @@ class Recorder:
             self._seen_decision = entry_id
             known = self.changes[-1].decision.revision if self.changes else None
             if decision.revision.number and decision.revision != known:
-                self.changes.append(Change(decision, decision.at_s))
+                self.changes.append(PlanChange(decision, decision.at_s))
         if not self.changes or self.changes[-1].done_at_s is not None:
             return
         rollout = await self.state.get(self.state.keys.rollout(), Rollout)
         change = self.changes[-1]
-        if rollout is None or _number(rollout) != (change.decision.revision.epoch, change.decision.revision.number):
+        if rollout is None or _revision_of(rollout) != (
+            change.decision.revision.epoch,
+            change.decision.revision.number,
+        ):
             return
-        change.moved = change.moved or bool(rollout.moving) or rollout.spent_j > 0
+        change.reconfigured = change.reconfigured or bool(rollout.moving) or rollout.spent_j > 0
         if rollout.state in FINISHED:
             change.done_at_s = self.clock.now_s()
             nodes = await self.state.scan(self.state.keys.plan_node_prefix(), NodePlan)
-            change.runs = in_words(tuple(nodes.values()))
+            change.slices_text = plan_text(tuple(nodes.values()))
 
     # Energy
 
     async def grams_since(self, starts_at_s: float, pue: float) -> float | None:
-        """Grams so far, of what has been metered; None when nothing has."""
+        """Grams since a time [UTC s], of what has been metered; None when nothing has."""
         samples, readings = await self.samples(), await self.readings()
         now_s = self.clock.now_s()
         return account(samples, readings, starts_at_s, now_s, pue).grams if readings and now_s > starts_at_s else None
 
     async def samples(self) -> list[EnergySample]:
-        """All energy samples of the node so far."""
+        """Energy samples of the node so far."""
         key = self.state.keys.energy(self.launch.node)
         async with self._reading:  # two readers at once would both take the same new entries
             entries = await self.state.stream(key, EnergySample, self._seen_sample, SAMPLES_MAX)
@@ -144,7 +148,7 @@ class Recorder:
         return self._samples
 
     async def readings(self) -> list[CarbonReading]:
-        """All readings of our zone so far, oldest first."""
+        """Carbon readings of our zone so far, oldest first."""
         found: list[CarbonReading] = []
         for name in await self.state.names(self.state.keys.prefix + "carbon:history:"):
             entries = await self.state.stream(name, CarbonReading, count=SAMPLES_MAX)
@@ -152,13 +156,13 @@ class Recorder:
         return sorted(found, key=lambda r: r.observed_at_s)
 
     def power_w(self, device: str) -> float | None:
-        """Mean watts of a device in its newest sample; what NVML calls power flickers with each batch."""
+        """Power of a device [W]: the mean of its newest sample, for NVML's gauge flickers with each batch."""
         newest = next((s for s in reversed(self._samples) if s.device == device), None)
         if newest is None or newest.method in (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED):
             return None
         return newest.counter_j / (newest.ends_at_s - newest.starts_at_s)
 
-    async def metered_until(self, at_s: float, deadline_s: float) -> None:
+    async def wait_metered_until(self, at_s: float, deadline_s: float) -> None:
         """Wait until the meter has reported past a time (or until the deadline): samples come a second late."""
         give_up_s = self.clock.monotonic_s() + deadline_s
         while self.clock.monotonic_s() < give_up_s:
@@ -190,7 +194,7 @@ def grams_by_second(
 
 
 def power_by_second(samples: list[EnergySample], starts_at_s: float, seconds: int) -> dict[str, list[float | None]]:
-    """Mean watts of each device in each second, of what was metered in it."""
+    """Power of each device in each second [W]: the mean of what was metered in it."""
     devices = sorted({sample.device for sample in samples})
     joules = {device: [0.0] * seconds for device in devices}
     covered = {device: [0.0] * seconds for device in devices}
@@ -211,25 +215,25 @@ def power_by_second(samples: list[EnergySample], starts_at_s: float, seconds: in
     }
 
 
-def in_words(nodes: tuple[NodePlan, ...]) -> str:
-    """What a plan wants: `gpu0: 2x 3g.20gb digits-l; gpu1: asleep`."""
+def plan_text(nodes: tuple[NodePlan, ...]) -> str:
+    """Text of the slices that a plan wants: `gpu0: 2x 3g.20gb digits-l; gpu1: asleep`."""
     parts = []
     for node in sorted(nodes, key=lambda n: n.node):
         for device in node.devices:
             slices = [f"{s.key.slice_type} {'+'.join(h.variant for h in s.hosted)}" for s in device.slices]
             resting = device.target is DeviceState.ASLEEP
-            parts.append(f"{device.device.split('/')[-1]}: {'asleep' if resting else counted(slices)}")
+            parts.append(f"{device.device.split('/')[-1]}: {'asleep' if resting else count_equal(slices)}")
     return "; ".join(parts)
 
 
-def _number(rollout: Rollout) -> tuple[int, int]:
+def _revision_of(rollout: Rollout) -> tuple[int, int]:
     return rollout.target.epoch, rollout.target.number
 
 
-async def stopped(task: "asyncio.Task[None]") -> None:
+async def cancel_and_wait(task: "asyncio.Task[None]") -> None:
     """Cancel a background task, again if a library swallowed it, and wait for its end; its own failure is raised."""
     while not task.done():
         task.cancel()
-        await asyncio.wait({task}, timeout=INSIST_S)
+        await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
     if not task.cancelled():
         task.result()

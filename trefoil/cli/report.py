@@ -25,45 +25,45 @@ RUN_TITLES: Final = {
 # (label, of a summary, what is better): one list for the terminal and the page.
 Show = Callable[[Summary], str]
 ROWS: Final[tuple[tuple[str, Show, str], ...]] = (
-    ("grams / request", lambda run: _number(run.grams_per_request, 4, 1000, "mg"), "lower"),
-    ("joules / request", lambda run: _number(run.joules_per_request, 2, 1, "J"), "lower"),
-    ("idle share of energy", lambda run: _percent(run.idle_share), "lower"),
-    ("accuracy, measured", lambda run: _percent(run.accuracy, 2), "higher"),
-    ("SLO attainment", lambda run: _percent(run.slo_attainment, 2), "higher"),
-    ("latency p50 / p95 / p99", lambda run: _latencies(run), "lower"),
+    ("grams / request", lambda run: _number_text(run.grams_per_request, 4, 1000, "mg"), "lower"),
+    ("joules / request", lambda run: _number_text(run.joules_per_request, 2, 1, "J"), "lower"),
+    ("idle share of energy", lambda run: _percent_text(run.idle_share), "lower"),
+    ("accuracy, measured", lambda run: _percent_text(run.accuracy, 2), "higher"),
+    ("SLO attainment", lambda run: _percent_text(run.slo_attainment, 2), "higher"),
+    ("latency p50 / p95 / p99", lambda run: _latencies_text(run), "lower"),
     ("requests", lambda run: f"{run.requests:,}", ""),
     ("answered / failed", lambda run: f"{run.answered:,} / {run.failed:,}", ""),
-    ("replans", lambda run: _causes(run.replans), ""),
-    ("reconfigurations", lambda run: _causes(run.reconfigurations), ""),
+    ("replans", lambda run: _causes_text(run.replans), ""),
+    ("reconfigurations", lambda run: _causes_text(run.reconfigurations), ""),
 )
 # Only where a run has measured candidates on the running system.
 EXPLORED_ROWS: Final[tuple[tuple[str, Show, str], ...]] = (
-    ("explorations", lambda run: _explored(run, lambda e: f"{e.explorations}"), ""),
+    ("explorations", lambda run: _exploration_text(run, lambda e: f"{e.explorations}"), ""),
     (
         "evaluations, refused, broken off",
-        lambda run: _explored(run, lambda e: f"{e.evaluations}, {e.refused}, {e.broken_off}"),
+        lambda run: _exploration_text(run, lambda e: f"{e.evaluations}, {e.refused}, {e.broken_off}"),
         "",
     ),
-    ("exploration time", lambda run: _explored(run, lambda e: f"{e.spent_s:.0f} s"), "lower"),
-    ("exploration energy", lambda run: _explored(run, lambda e: f"{e.spent_j:,.0f} J"), "lower"),
-    ("out of the SLO meanwhile", lambda run: _explored(run, lambda e: f"{e.violations}"), "lower"),
+    ("exploration time", lambda run: _exploration_text(run, lambda e: f"{e.spent_s:.0f} s"), "lower"),
+    ("exploration energy", lambda run: _exploration_text(run, lambda e: f"{e.spent_j:,.0f} J"), "lower"),
+    ("out of the SLO meanwhile", lambda run: _exploration_text(run, lambda e: f"{e.violations}"), "lower"),
 )
 
 
-def table(report: Report) -> Table:
-    """What is printed at the end."""
+def report_table(report: Report) -> Table:
+    """Table of a report, as printed at the end."""
     title = "Trefoil demo" + (" (SIMULATED GPUs)" if report.simulated else "")
-    grid = Table(title=title, caption=caption(report), title_justify="left", caption_justify="left")
+    grid = Table(title=title, caption=savings_caption(report), title_justify="left", caption_justify="left")
     grid.add_column("")
     for name in report.runs:
         grid.add_column(name, justify="right", style="bold" if name == report.subject else "")
-    for label, show, _ in rows(report):
+    for label, show, _ in report_rows(report):
         grid.add_row(label, *(show(run) for run in report.runs.values()))
     return grid
 
 
-def caption(report: Report) -> str:
-    """Both savings, whatever their sign, with what must be equal beside them."""
+def savings_caption(report: Report) -> str:
+    """Savings against every other run, whatever their sign, with what must be equal beside them."""
     parts = []
     subject = report.subject
     for name, run in report.runs.items():
@@ -80,29 +80,29 @@ def caption(report: Report) -> str:
     return "\n".join(parts)
 
 
-def rows(report: Report) -> tuple[tuple[str, Show, str], ...]:
-    """What is shown of every run."""
+def report_rows(report: Report) -> tuple[tuple[str, Show, str], ...]:
+    """Rows of the table: label, text of a run, what is better."""
     explored = any(run.exploration is not None for run in report.runs.values())
     return (*ROWS, *EXPLORED_ROWS) if explored else ROWS
 
 
-def plain_lines(report: Report) -> list[str]:
-    """The same table without a terminal: one line a number, greppable."""
+def report_lines(report: Report) -> list[str]:
+    """Lines of the same table without a terminal: one a number, greppable."""
     lines = []
-    for label, show, _ in rows(report):
+    for label, show, _ in report_rows(report):
         values = "  ".join(f"{name}={show(run)}" for name, run in report.runs.items())
         lines.append(f"{label}: {values}")
-    return lines + caption(report).splitlines()
+    return lines + savings_caption(report).splitlines()
 
 
-def write(folder: Path, report: Report, series: Mapping[str, Series]) -> None:
-    """report.json and report.html."""
+def write_report(folder: Path, report: Report, series: Mapping[str, Series]) -> None:
+    """Write report.json and report.html."""
     write_json(folder / "report.json", report.to_json())
-    (folder / "report.html").write_text(render(report, series))
+    (folder / "report.html").write_text(report_html(report, series))
 
 
-def render(report: Report, series: Mapping[str, Series]) -> str:
-    """The whole page as one string."""
+def report_html(report: Report, series: Mapping[str, Series]) -> str:
+    """HTML page of a report, as one string."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
@@ -113,7 +113,9 @@ def render(report: Report, series: Mapping[str, Series]) -> str:
         slo=slo,
         titles=RUN_TITLES,
         savings={name: report.saving_pct(name) for name in others},
-        rows=[(label, {name: show(run) for name, run in report.runs.items()}) for label, show, _ in rows(report)],
+        rows=[
+            (label, {name: show(run) for name, run in report.runs.items()}) for label, show, _ in report_rows(report)
+        ],
         events={name: one.events for name, one in series.items()},
         colours={name: plots.run_colour(name) for name in report.runs},
         cause_colours=plots.CAUSE_COLOURS,
@@ -129,39 +131,39 @@ def _figures(report: Report, series: Mapping[str, Series], slo: Mapping[str, flo
             f"Carbon and load, and when {report.subject} replanned",
             "Every run met this same carbon and these same arrivals. "
             f"A numbered line is a decision of {report.subject}; the list below says why.",
-            plots.carbon_and_load(series, report.carbon_speedup),
+            plots.plot_carbon_and_load(series, report.carbon_speedup),
         ),
-        ("Power", "Counter of all GPUs, idle and sleeping ones included.", plots.power(series)),
-        ("Grams", "Energy times intensity at that moment, from the start of the run.", plots.grams(series)),
+        ("Power", "Counter of all GPUs, idle and sleeping ones included.", plots.plot_power(series)),
+        ("Grams", "Energy times intensity at that moment, from the start of the run.", plots.plot_grams(series)),
         (
             "Variant mix",
             "Which variant answered, per second; the most accurate is at the bottom.",
-            plots.variant_mix(series, order),
+            plots.plot_variant_mix(series, order),
         ),
         (
             "Latency against the SLO",
             "Open loop, from the intended send time. The SLO was fixed before the runs.",
-            plots.latency(series, slo["latency_ms"], slo["percentile"]),
+            plots.plot_latency(series, slo["latency_ms"], slo["percentile"]),
         ),
     ]
 
 
-def _number(value: float | None, digits: int, scale: float, unit: str) -> str:
+def _number_text(value: float | None, digits: int, scale: float, unit: str) -> str:
     return UNKNOWN if value is None else f"{value * scale:.{digits}f} {unit}"
 
 
-def _percent(value: float | None, digits: int = 1) -> str:
+def _percent_text(value: float | None, digits: int = 1) -> str:
     return UNKNOWN if value is None else f"{100 * value:.{digits}f} %"
 
 
-def _latencies(run: Summary) -> str:
+def _latencies_text(run: Summary) -> str:
     return f"{run.latency_ms_p50:.1f} / {run.latency_ms_p95:.1f} / {run.latency_ms_p99:.1f} ms"
 
 
-def _explored(run: Summary, show: Callable[[Exploration], str]) -> str:
+def _exploration_text(run: Summary, show: Callable[[Exploration], str]) -> str:
     return "-" if run.exploration is None else show(run.exploration)
 
 
-def _causes(counts: Mapping[str, int]) -> str:
+def _causes_text(counts: Mapping[str, int]) -> str:
     shown = ", ".join(f"{cause} {count}" for cause, count in counts.items() if count)
     return f"{sum(counts.values())}" + (f" ({html.unescape(shown)})" if shown else "")

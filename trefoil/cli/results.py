@@ -1,20 +1,25 @@
-"""What a run leaves behind: its summary, its per-second series, and the report over all runs.
+"""Results of a demo: a run's summary and per-second series, the report over all runs, and where it was made.
 
 Field names are those of report.json; joules and grams are None when nothing metered (never 0).
 """
 
 import json
+import os
+import platform
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from trefoil.cli.layout import CHECKOUT
 
 CAUSES: Final = ("carbon", "load", "slo", "objective")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One decision that was carried out: when, why, and that serving went on meanwhile."""
+    """Change of plan that was carried out: when, why, and that serving went on meanwhile."""
 
     at_s: float  # since the start of the run
     took_s: float | None  # None: not finished when the run ended
@@ -27,7 +32,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """What measuring candidates on the running system has cost during a run. All of it is in the run's numbers too."""
+    """Cost of measuring candidates on the running system during a run. All of it is in the run's numbers too."""
 
     explorations: int
     evaluations: int  # candidates that were deployed
@@ -40,7 +45,7 @@ class Exploration:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run, in the numbers that are compared."""
+    """Summary of one run, in the numbers that are compared."""
 
     requests: int
     answered: int
@@ -61,7 +66,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What happened each second of a run. All lists are as long as `t_s`."""
+    """Series of what happened each second of a run. All lists are as long as `t_s`."""
 
     policy: str
     t_s: list[float] = field(default_factory=list)
@@ -80,7 +85,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All runs, and what they have in common."""
+    """Report over all runs, with what they have in common."""
 
     simulated: bool
     triton_version: str
@@ -98,18 +103,18 @@ class Report:
 
     @property
     def subject(self) -> str:
-        """The run that the others are compared with."""
+        """Name of the run that the others are compared with."""
         return subject(self.runs)
 
     def saving_pct(self, against: str) -> float | None:
-        """Fewer grams per answered request than that run at the same offered load, in percent of it."""
+        """Saving in grams per answered request against another run at the same offered load, in percent of it."""
         ours, theirs = self.runs[self.subject].grams_per_request, self.runs[against].grams_per_request
         if ours is None or not theirs:
             return None
         return 100 * (1 - ours / theirs)
 
     def to_json(self) -> dict[str, Any]:
-        """The shape of report.json: the runs stand at top level, savings and accuracies beside each other."""
+        """JSON values of report.json: runs stand at top level, savings and accuracies beside each other."""
         values = asdict(self)
         runs = values.pop("runs")
         others = [name for name in runs if name != self.subject]
@@ -119,25 +124,25 @@ class Report:
 
 
 def subject(names: Iterable[str]) -> str:
-    """Whose report it is: `exact` where it plays, else the policy that was named last."""
+    """Name of the run that a report is about: `exact` where it plays, else the policy that was named last."""
     found = list(names)
     return "exact" if "exact" in found else found[-1]
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Readable, stable order, no NaN."""
+    """Write a JSON file: readable, in stable order, no NaN."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def read_series(path: Path) -> Series:
-    """What a run recorded."""
+    """Read the series that a run recorded."""
     values = json.loads(path.read_text())
     return Series(**{**values, "events": [Event(**event) for event in values["events"]]})
 
 
 def read_report(path: Path) -> Report:
-    """A written report.json, as the object that it was."""
+    """Read a report.json back."""
     values = json.loads(path.read_text())
     names = list(values["accuracy"])
     runs = {name: _summary(values.pop(name)) for name in names}
@@ -149,3 +154,26 @@ def read_report(path: Path) -> Report:
 def _summary(values: Mapping[str, Any]) -> Summary:
     explored = values.get("exploration")
     return Summary(**{**values, "exploration": Exploration(**explored) if explored else None})
+
+
+def git_commit() -> str:
+    """Commit that is checked out, marked when files differ from it; `unknown` outside a checkout."""
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return described.stdout.strip() or "unknown"
+
+
+def machine() -> str:
+    """Machine that the numbers were taken on: cores, memory, system, Python."""
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    python = platform.python_version()
+    return f"{cores} cores ({platform.machine()}), {gib:.0f} GiB, {platform.system()}, Python {python}"

@@ -1,4 +1,4 @@
-"""What to start and what to play on it: the two files of deploy/config, typed.
+"""Settings of `trefoil up` and `trefoil demo`: the two files of deploy/config, typed.
 
 `System` is what `trefoil up` starts; `Scenario` is a system plus the load and the rules that the demo fixes before it
 measures anything. Unknown keys are refused, every error names field, value and remedy.
@@ -28,7 +28,7 @@ AnySystem = TypeVar("AnySystem", bound="System")
 
 
 class Fleet(Settings):
-    """One simulated node. Its GPUs say `simulated` in everything they report."""
+    """Fleet of one simulated node. Its GPUs say `simulated` in everything they report."""
 
     node: str = "node0"
     devices: tuple[str, ...] = ("A100-SXM4-40GB", "A100-SXM4-40GB")
@@ -43,8 +43,8 @@ class Fleet(Settings):
         return self
 
 
-class Served(Settings):
-    """Which family, and whose profile of it."""
+class ServedFamily(Settings):
+    """Family that is served, and whose profile of it is used."""
 
     name: str = "digits"
     repository: Path = Path("model_repository")
@@ -54,7 +54,7 @@ class Served(Settings):
 
 
 class Carbon(Settings):
-    """A trace, shown `speedup` times faster than it happened. Nothing else is scaled (trace time, not wall time)."""
+    """Carbon trace, shown `speedup` times faster than it happened. Nothing else is scaled."""
 
     zone: str = "demo"
     trace: Path | None = None  # None: the synthetic duck curve that ships
@@ -65,12 +65,12 @@ class Carbon(Settings):
 
     @property
     def speedup(self) -> float:
-        """Trace seconds per wall second."""
+        """Speed of the trace: its seconds per wall second."""
         return self.step_h * HOUR_S / self.step_s
 
     @property
     def duration_s(self) -> float:
-        """Wall seconds of all steps."""
+        """Length of all steps [wall s]."""
         return self.steps * self.step_s
 
     @model_validator(mode="after")
@@ -81,24 +81,24 @@ class Carbon(Settings):
 
 
 class Availability(Settings):
-    """What must survive a failure; see deploy/config/demo.toml on why the demo asks for less than the default."""
+    """Availability that must survive a failure (why the demo asks for less: deploy/config/demo.toml)."""
 
     replicas_min: int = Field(default=2, ge=1)
     spread_min: int = Field(default=2, ge=1)
 
 
 class Accuracy(Settings):
-    """Floors relative to the best variant, in percent of it."""
+    """Accuracy floors relative to the best variant, in percent of it."""
 
     below_best_pct: float = Field(default=2.0, ge=0, lt=100)
     hard_below_best_pct: float = Field(default=10.0, ge=0, lt=100)
 
     def floor(self, best: float) -> float:
-        """The mean that must be kept [0..1]."""
+        """Floor of mean accuracy [0..1], from the best variant's."""
         return best * (1 - self.below_best_pct / 100)
 
     def hard_floor(self, best: float) -> float:
-        """What the mix may never fall below, at any instant [0..1]."""
+        """Floor of accuracy at any instant [0..1], from the best variant's."""
         return best * (1 - self.hard_below_best_pct / 100)
 
     @model_validator(mode="after")
@@ -109,14 +109,14 @@ class Accuracy(Settings):
 
 
 class Slo(Settings):
-    """A fixed SLO."""
+    """SLO that is fixed."""
 
     percentile: float = Field(default=95.0, gt=0, lt=100)
     latency_ms: float = Field(default=100.0, gt=0)
 
 
 class SloRule(Settings):
-    """An SLO that is measured once, before the runs, and then fixed for all of them."""
+    """SLO that is measured once, before the runs, and then fixed for all of them."""
 
     percentile: float = Field(default=95.0, gt=0, lt=100)
     factor: float = Field(default=1.5, gt=0)
@@ -126,7 +126,7 @@ class SloRule(Settings):
 
 
 class Ports(Settings):
-    """Everything that listens, all on loopback."""
+    """Ports of everything that listens, all on loopback."""
 
     inference: int = 8001
     rest: int = 0  # KServe v2 over HTTP; 0 = none
@@ -142,11 +142,11 @@ class Ports(Settings):
     triton_base: int = 8200
 
     def shifted(self, offset: int) -> "Ports":
-        """The same ports, all moved: a second system beside the first."""
+        """The same ports, all moved by an offset: a second system beside the first."""
         return Ports(**{name: port + offset if port else 0 for name, port in self.model_dump().items()})
 
     def all(self, devices: int) -> dict[str, int]:
-        """Every port that may be listened on, by what it is for."""
+        """Ports that may be listened on, by what they are for."""
         named = {name: port for name, port in self.model_dump().items() if port and name != "triton_base"}
         tritons = range(self.triton_base, self.triton_base + TRITON_PORTS_PER_DEVICE * devices)
         return named | {f"triton_{port - self.triton_base}": port for port in tritons}
@@ -160,7 +160,7 @@ class Ports(Settings):
 
 
 class System(Settings):
-    """What `trefoil up` starts."""
+    """Settings of a system, as `trefoil up` starts it."""
 
     cluster: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
     policy: str = "exact"  # a row of the table, or one's own as module:ROW
@@ -187,7 +187,7 @@ class System(Settings):
     seed: int = Field(default=20240607, ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     fleet: Fleet = Fleet()
-    family: Served = Served()
+    family: ServedFamily = ServedFamily()
     carbon: Carbon = Carbon()
     slo: Slo = Slo()
     accuracy: Accuracy = Accuracy()
@@ -196,12 +196,12 @@ class System(Settings):
     port_offset: int = 0
 
     @property
-    def listen(self) -> Ports:
-        """The ports that are really used."""
+    def listening_ports(self) -> Ports:
+        """Ports that are really used: with the offset."""
         return self.ports.shifted(self.port_offset)
 
-    def row(self, policy: str) -> policies.Policy:
-        """The row of a policy with the parts that are chosen here.
+    def policy_row(self, policy: str) -> policies.Policy:
+        """Row of a policy with the parts that are chosen here.
 
         Raises:
             NotFound, SettingError: no such policy.
@@ -209,17 +209,17 @@ class System(Settings):
         return policies.chosen(policies.policy(policy), {kind: getattr(self, kind) for kind in Kind}, self.parts)
 
     @property
-    def plays(self) -> tuple[str, ...]:
-        """The policies that will run."""
+    def policies_run(self) -> tuple[str, ...]:
+        """Names of the policies that will run."""
         return (self.policy,)
 
     @model_validator(mode="after")
     def _parts_exist(self) -> Self:
         from trefoil.simulator.policy_check import check_policy
 
-        for name in self.plays:
+        for name in self.policies_run:
             try:
-                check_policy(self.row(name), workers=self.workers)
+                check_policy(self.policy_row(name), workers=self.workers)
             except NotFound as error:
                 raise SettingError("unknown policy", field="policy", value=name, remedy=error.remedy) from error
         return self
@@ -249,7 +249,7 @@ class Load(Settings):
         return self
 
     def points(self, duration_s: float) -> tuple[tuple[float, float], ...]:
-        """(second, rate per second) between which the rate is linear."""
+        """Points (second, rate per second) between which the offered rate is linear."""
         up, down = self.peak_from * duration_s, self.peak_until * duration_s
         ramp = min(self.ramp_s, (down - up) / 3)  # a short run keeps a plateau
         return (
@@ -263,7 +263,7 @@ class Load(Settings):
 
 
 class Scenario(System):
-    """A system, the load on it, and the policies that meet both in turn."""
+    """Scenario of a demo: a system, the load on it, and the policies that meet both in turn."""
 
     name: str = "demo"
     policies: tuple[str, ...] = ("base", "static_mix", "exact")
@@ -273,12 +273,12 @@ class Scenario(System):
 
     @property
     def duration_s(self) -> float:
-        """Wall seconds of one run."""
+        """Length of one run [wall s]."""
         return self.carbon.duration_s
 
     @property
-    def plays(self) -> tuple[str, ...]:
-        """The policies that will run; the first one's SLO is measured with the rule's."""
+    def policies_run(self) -> tuple[str, ...]:
+        """Names of the policies that will run, with the one that the SLO is measured with."""
         return (*self.policies, self.slo_rule.policy)
 
     @model_validator(mode="after")
@@ -289,8 +289,8 @@ class Scenario(System):
             raise ValueError(f"policies {self.policies} names one twice")
         return self
 
-    def quick(self, steps: int) -> "Scenario":
-        """The same scenario, shorter: for tests and a first look."""
+    def shortened(self, steps: int) -> "Scenario":
+        """The same scenario with fewer steps: for tests and a first look."""
         steps = min(steps, self.carbon.steps)
         carbon = self.carbon.model_copy(update={"steps": steps})
         rule = self.slo_rule.model_copy(update={"measure_s": min(self.slo_rule.measure_s, 5.0)})
@@ -306,7 +306,7 @@ def load_system(path: Path, kind: type[AnySystem], overrides: Mapping[str, Any] 
     return config.load(kind, path, "TREFOIL_UP_", overrides)
 
 
-def against_base(policy: str, preset: str = "") -> dict[str, Any]:
+def overrides_against_base(policy: str, preset: str = "") -> dict[str, Any]:
     """Overrides that play `base` and one policy; in longer steps when that policy measures on the system.
 
     Raises:
@@ -314,18 +314,18 @@ def against_base(policy: str, preset: str = "") -> dict[str, Any]:
         SettingError: no such preset, or a policy that has none.
     """
     row = policies.policy(policy)
-    if preset and (not measures(row) or preset not in policies.PRESETS):
-        measuring = ", ".join(name for name, one in policies.POLICIES.items() if measures(one))
+    if preset and (not measures_candidates(row) or preset not in policies.PRESETS):
+        measuring = ", ".join(name for name, one in policies.POLICIES.items() if measures_candidates(one))
         remedy = f"one of {', '.join(sorted(policies.PRESETS))}, with one of {measuring}"
         raise SettingError("no such preset of that policy", field="--preset", value=preset, remedy=remedy)
     overrides: dict[str, Any] = {"policies": ["base", row.name] if row.name != "base" else ["base", "exact"]}
-    if measures(row):
+    if measures_candidates(row):
         overrides |= {"preset": preset, "carbon.steps": EXPLORED_STEPS, "carbon.step_s": EXPLORED_STEP_S}
     return overrides
 
 
-def measures(row: policies.Policy) -> bool:
-    """Whether its planner may measure candidates on the system."""
+def measures_candidates(row: policies.Policy) -> bool:
+    """Whether a policy's planner may measure candidates on the system."""
     from controller.planners.table import PLANNERS
 
     return find(Kind.PLANNER, row.planner, PLANNERS).traits.measures

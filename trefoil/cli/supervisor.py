@@ -1,4 +1,4 @@
-"""The process behind `trefoil up`: holds a launched system until it is told to stop. `down` ends it.
+"""Supervisor, the process behind `trefoil up`: holds a launched system until it is told to stop.
 
 `up` starts it in a session of its own and reads what it says from a pipe: lines of {"say"}, then {"ready"} or
 {"error"}. Its own death is no accident either: the kernel stops its services, and the next `up` or `down` sweeps.
@@ -15,43 +15,44 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from trefoil.cli import interrupt, processes
-from trefoil.cli.interrupt import Interrupts, uncancellable
-from trefoil.cli.launcher import Launcher, clean_up
-from trefoil.cli.layout import Layout, StateLock
+from trefoil.cli import processes
+from trefoil.cli.interrupt import ShutdownSignals, run_until_signal, uncancellable
+from trefoil.cli.launcher import Launcher, clean_up, first_answer
+from trefoil.cli.layout import StateLock, StatePaths
 from trefoil.cli.output import EXIT_ERROR
 from trefoil.cli.scenario import System, load_system
-from trefoil.cli.serving import first_answer
 from trefoil.core.errors import StartError, TrefoilError
 from trefoil.runtime.clock import WallClock
 
 DOWN_DEADLINE_S: Final = 40.0
 
 
-async def supervise(system: System, state_dir: Path, interrupts: Interrupts, pipe: "Pipe") -> int:
+async def supervise(system: System, state_dir: Path, signals: ShutdownSignals, pipe: "Pipe") -> int:
     """Launch, report the first answer, and stay until a signal or until a service cannot be kept running."""
     try:
-        async with Launcher(system, state_dir, say=pipe.say, hurry=lambda: interrupts.hurry) as launcher:
+        async with Launcher(system, state_dir, say=pipe.say, kill_now=lambda: signals.kill_now) as launcher:
             answered_s = await first_answer(launcher, WallClock())
             assert launcher.launch is not None
             pipe.ready(launcher.launch.addresses["inference"], answered_s)
-            await launcher.until_failed()
-            raise StartError(launcher.failed)
+            await launcher.wait_for_failure()
+            raise StartError(launcher.failure)
     except TrefoilError as error:
         pipe.error(str(error))
         return EXIT_ERROR
 
 
 class Pipe:
-    """To whoever ran `trefoil up`, as long as they listen; and to our own log."""
+    """Pipe to whoever ran `trefoil up`, as long as they listen; and to our own log."""
 
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
 
     def say(self, line: str) -> None:
+        """Report a line of progress."""
         self._write({"say": line})
 
     def ready(self, inference: str, answered_s: float) -> None:
+        """Report that the system serves, and close the pipe."""
         self._write({"ready": inference, "answered_s": round(answered_s, 2)})
         if self._file is not None:
             with suppress(OSError):
@@ -59,6 +60,7 @@ class Pipe:
         self._file = None
 
     def error(self, line: str) -> None:
+        """Report why the system cannot run."""
         self._write({"error": line})
 
     def _write(self, values: dict[str, Any]) -> None:
@@ -73,8 +75,8 @@ class Pipe:
 
 def start_detached(config: Path, state_dir: Path, overrides: dict[str, Any]) -> tuple[subprocess.Popen[bytes], int]:
     """Start a supervisor of its own session; returns it and the end of the pipe to read."""
-    layout = Layout(state_dir.resolve())
-    log = layout.log("supervisor")
+    paths = StatePaths(state_dir.resolve())
+    log = paths.log("supervisor")
     log.parent.mkdir(parents=True, exist_ok=True)
     reading, writing = os.pipe()
     argv = [sys.executable, "-m", "trefoil.cli.supervisor", "--config", str(config), "--state-dir", str(state_dir)]
@@ -94,14 +96,14 @@ def start_detached(config: Path, state_dir: Path, overrides: dict[str, Any]) -> 
     return child, reading
 
 
-def down(state_dir: Path, say: Any) -> bool:
+def stop_system(state_dir: Path, say: Any) -> bool:
     """Stop what runs in a state directory, or clean up what a killed supervisor left; False when there was nothing."""
-    return asyncio.run(_down(Layout(state_dir.resolve()), say))
+    return asyncio.run(_stop_system(StatePaths(state_dir.resolve()), say))
 
 
-async def _down(layout: Layout, say: Any) -> bool:
+async def _stop_system(paths: StatePaths, say: Any) -> bool:
     clock = WallClock()
-    launch = layout.read_launch()
+    launch = paths.read_launch()
     if launch is None:
         return False
     if launch.supervisor.alive():
@@ -114,10 +116,10 @@ async def _down(layout: Layout, say: Any) -> bool:
                 await clock.sleep(processes.POLL_S)
                 break
             await clock.sleep(processes.POLL_S)
-    lock = StateLock(layout)
+    lock = StateLock(paths)
     lock.acquire()
     try:
-        if await uncancellable(clean_up(layout, clock)):
+        if await uncancellable(clean_up(paths, clock)):
             say("cleaned up what a killed supervisor left")
     finally:
         lock.release()
@@ -138,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     except TrefoilError as error:
         pipe.error(str(error))
         return EXIT_ERROR
-    return interrupt.run(lambda interrupts: supervise(system, arguments.state_dir, interrupts, pipe))
+    return run_until_signal(lambda signals: supervise(system, arguments.state_dir, signals, pipe))
 
 
 if __name__ == "__main__":

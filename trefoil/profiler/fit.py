@@ -1,7 +1,7 @@
 """Fit the constants of `law` to measurements: numpy only, deterministic.
 
 `fit_latency` is a damped Gauss-Newton on logarithms with a soft-L1 loss (scale SOFT), so that the few broken rows of a
-measurement do not bend the law. `Replay` serves a recorded load sweep again: same arrivals, FIFO to the slice that has
+measurement do not bend the law. `replay` serves a recorded load sweep again: same arrivals, FIFO to the slice that has
 been free longest. Service times follow a gamma law through fixed normal draws, so that percentiles move smoothly.
 """
 
@@ -26,7 +26,7 @@ START: Final = LatencyLaw(0.027, 40.0, 140.0, 220.0, 0.9, 0.4, 0.4, 3.0)
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One measured pass."""
+    """Measured time of one pass [ms]."""
 
     model: str
     on: Machine
@@ -35,17 +35,17 @@ class Timing:
 
 
 def predicted(law: LatencyLaw, features: dict[str, Features], timings: Sequence[Timing]) -> Floats:
-    """The law's times of those passes [ms]."""
+    """Times of passes by the law [ms]."""
     return np.array([bare_ms(law, features[t.model], t.on, t.batch) for t in timings])
 
 
 def log_errors(law: LatencyLaw, features: dict[str, Features], timings: Sequence[Timing]) -> Floats:
-    """Log of predicted over measured."""
+    """Logarithms of predicted over measured time, one a pass."""
     return np.log(predicted(law, features, timings)) - np.log([t.time_ms for t in timings])
 
 
 def fit_latency(features: dict[str, Features], timings: Sequence[Timing]) -> LatencyLaw:
-    """The law with the least soft-L1 of `log_errors`."""
+    """Fit the law's constants: the least soft-L1 loss of `log_errors`."""
 
     def residuals(log_constants: Floats) -> Floats:
         return log_errors(LatencyLaw(*np.exp(log_constants).tolist()), features, timings)
@@ -81,7 +81,7 @@ def _loss(residuals: Floats) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """p95 of latency [ms], seconds from the first arrival to the last answer, requests."""
+    """Outcome of a replay: p95 of latency [ms], seconds from the first arrival to the last answer, requests."""
 
     p95_ms: float
     duration_s: float
@@ -89,7 +89,7 @@ class Replayed:
 
 
 def replay(arrivals_s: Floats, normals: Floats, means_ms: Sequence[float], cv: float) -> Replayed:
-    """Serve these arrivals by one slice per entry of `means_ms`, first come first served."""
+    """Replay these arrivals on one slice per entry of `means_ms` [ms], first come first served."""
     lengths = [gamma_factor(cv, z) / MS_PER_S for z in normals.tolist()]
     free = [(0.0, index) for index in range(len(means_ms))]
     latency_s, last = [], 0.0
@@ -103,7 +103,7 @@ def replay(arrivals_s: Floats, normals: Floats, means_ms: Sequence[float], cv: f
 
 
 def simplex(loss: Callable[[Floats], float], start: Floats, step: float = 0.2, rounds: int = 160) -> Floats:
-    """Nelder and Mead's search, for losses with kinks (percentiles of a replay)."""
+    """Minimise a loss by Nelder and Mead's simplex search, for losses with kinks (percentiles of a replay)."""
     points = [start, *(start + step * unit for unit in np.eye(start.size))]
     ranked = sorted(((loss(p), i, p) for i, p in enumerate(points)), key=lambda t: t[:2])
     for number in range(rounds):

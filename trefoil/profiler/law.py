@@ -37,7 +37,7 @@ NORMAL_QUANTILES: Final = {"p50": 0.0, "p95": 1.6448536269514722, "p99": 2.32634
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """One variant per item: macs [1e9], elements written [1e6], kernel launches, weights read in a pass [1e6]."""
+    """Features of one variant per item: macs [1e9], elements written [1e6], kernel launches, weights read [1e6]."""
 
     macs: float
     written: float
@@ -47,7 +47,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class LatencyLaw:
-    """What a kernel, a multiply-add, an element and a weight cost on a whole GPU; see the module."""
+    """Cost of a kernel, a multiply-add, an element and a weight on a whole GPU; see the module."""
 
     launch_ms: float
     macs_per_ms: float
@@ -61,7 +61,7 @@ class LatencyLaw:
 
 @dataclass(frozen=True, slots=True)
 class FamilyLaw:
-    """How one application's service differs from a bare pass. `items` is the size of a request."""
+    """Constants of one application: how its service differs from a bare pass. `items` is the size of a request."""
 
     items: int
     host_ms: float
@@ -75,7 +75,7 @@ class FamilyLaw:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where the law is applied: share of SM groups, share of memory bandwidth, bandwidth and clock over the fit's."""
+    """Slice, to the law: share of SM groups, share of memory bandwidth, bandwidth and clock over the fit's."""
 
     sm_share: float
     memory_share: float
@@ -128,7 +128,7 @@ def work_ms(law: LatencyLaw, of: Features, on: Machine, batch: float) -> float:
 
 
 def smooth_max(a: float, b: float, p: float) -> float:
-    """Their p-norm."""
+    """Maximum of two numbers with a smooth corner: their p-norm."""
     return float((a**p + b**p) ** (1.0 / p))
 
 
@@ -146,7 +146,7 @@ def fill(model: Model, family: str, of: Features, on: Machine, batch: float) -> 
 
 
 def machine(device: DeviceType, shape: SliceType, clock_mhz: int, bandwidth: float) -> Machine:
-    """A slice as the law sees it. Without MIG a GPU has more SMs than its widest slice, and the same memory.
+    """Slice as the law takes it. Without MIG a GPU has more SMs than its widest slice, and the same memory.
 
     That share above 1 is an extrapolation: the timings were taken in MIG mode, up to 7 of 7 groups.
     """
@@ -157,7 +157,7 @@ def machine(device: DeviceType, shape: SliceType, clock_mhz: int, bandwidth: flo
 
 
 def energy_j(model: Model, family: str, of: Features, device: DeviceType, shape: SliceType, batch: float) -> float:
-    """Joules above idle of one batch at the highest clock."""
+    """Energy above idle of one batch [J] at the highest clock."""
     own, on = model.families[family], machine(device, shape, max(device.clocks_mhz), model.bandwidth)
     weight = 1.0 - model.eta + model.eta * fill(model, family, of, on, batch)
     joules = own.joules * (of.macs / own.macs_largest) ** own.gamma * batch / own.items * weight
@@ -168,7 +168,7 @@ def energy_j(model: Model, family: str, of: Features, device: DeviceType, shape:
 def point(
     model: Model, family: str, of: Features, device: DeviceType, shape: SliceType, clock_mhz: int, batch: int
 ) -> Point:
-    """One variant on one slice at one clock and batch."""
+    """Operating point of one variant on one slice at one clock and batch, by the model."""
     own = model.families[family]
     clocks = (clock_mhz, max(device.clocks_mhz))
     slow_ms, full_ms = (
@@ -180,14 +180,14 @@ def point(
 
 
 def read_model(tree: Mapping[str, Any]) -> Model:
-    """The constants as calibrate.py wrote them."""
+    """Model from the constants that calibrate.py wrote."""
     families = {name: FamilyLaw(**values["law"]) for name, values in tree["families"].items()}
     stated = {name: float(tree[name]) for name in ("eta", "mu", "bandwidth", "idle_w")}
     return Model(LatencyLaw(**tree["latency"]), families, **stated)
 
 
 def read_features(tree: Mapping[str, Any]) -> dict[str, dict[str, Features]]:
-    """features.toml: group -> model -> features."""
+    """Features of features.toml by group and model."""
     return {
         group: {name: Features(*(float(v) for v in values)) for name, values in models.items()}
         for group, models in tree.items()

@@ -30,7 +30,7 @@ WARM_UP: Final = 3
 
 @dataclass(slots=True)
 class Window:
-    """What happened between two moments of the wall clock."""
+    """Latencies [ms] and failures of the batches between two moments of the wall clock [UTC s]."""
 
     starts_at_s: float
     ends_at_s: float
@@ -40,17 +40,17 @@ class Window:
 
     @property
     def batches_per_s(self) -> float:
-        """Answers per second."""
+        """Batches that were answered per second."""
         return len(self.latency_ms) / max(1e-9, self.ends_at_s - self.starts_at_s)
 
     def quantile_ms(self, q: float) -> float:
-        """Of latency; asserts that there was an answer."""
+        """Quantile of latency [ms]; asserts that there was an answer."""
         assert self.latency_ms
         return float(np.quantile(self.latency_ms, q))
 
 
-class Slice:
-    """A Triton that is asked for one version of one model."""
+class TritonSlice:
+    """Client of one slice's Triton that measures one model."""
 
     def __init__(self, target: str, model: str, clock: Clock, shapes: Mapping[str, Sequence[int]], items: Path) -> None:
         self._channel = grpc.aio.insecure_channel(target, options=[("grpc.max_receive_message_length", -1)])
@@ -59,11 +59,11 @@ class Slice:
         self._shapes, self._items = shapes, items
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         await self._channel.close()
 
-    async def loaded(self) -> list[int]:
-        """Versions of the model that are READY.
+    async def ready_versions(self) -> list[int]:
+        """Versions of the model that are ready in Triton.
 
         Raises:
             Unavailable: nothing answers.
@@ -78,38 +78,41 @@ class Slice:
             ) from error  # fmt: skip
         return sorted(int(m.version) for m in index.models if m.name == self.model and m.version.isdigit())
 
-    async def request(self, version: int, batch: int) -> Any:
-        """A request of that many items, checked against what the model says it takes.
+    async def make_request(self, version: int, batch: int) -> Any:
+        """Make a request of that many items, checked against what the model says it takes.
 
         Raises:
             InvalidInput: a shape is open, a type cannot be made up, or the model takes no such batch.
         """
         name, wanted = self.model, str(version)
         try:
-            told = await self._stub.ModelMetadata(
+            metadata = await self._stub.ModelMetadata(
                 service_pb2.ModelMetadataRequest(name=name, version=wanted), timeout=5
             )
             config = await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=name, version=wanted), timeout=5)
         except grpc.aio.AioRpcError as error:
             raise InvalidInput(f"is not served ({error.details()})", field="version", value=version) from error
-        most = config.config.max_batch_size
-        if batch > max(1, most):
+        max_batch = config.config.max_batch_size
+        if batch > max(1, max_batch):
             raise SettingError(
-                f"{name} takes at most {most} items", field="--batches", value=batch, remedy="ask for smaller batches"
+                f"{name} takes at most {max_batch} items",
+                field="--batches",
+                value=batch,
+                remedy="ask for smaller batches",
             )
         request = service_pb2.ModelInferRequest(model_name=name, model_version=wanted)
-        for index, tensor in enumerate(told.inputs):
-            shape = self._shape(tensor, batch, batched=most > 0)
+        for index, tensor in enumerate(metadata.inputs):
+            shape = self._shape(tensor, batch, batched=max_batch > 0)
             request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
             request.raw_input_contents.append(self._content(tensor, shape, index == 0).tobytes())
         return request
 
     def _shape(self, tensor: Any, batch: int, *, batched: bool) -> list[int]:
-        told = list(tensor.shape)[1:] if batched else list(tensor.shape)
-        own = list(self._shapes.get(tensor.name, told))
+        declared = list(tensor.shape)[1:] if batched else list(tensor.shape)
+        own = list(self._shapes.get(tensor.name, declared))
         if any(size < 1 for size in own):
             raise SettingError(
-                f"its shape {told} is open", field="--shape", value=tensor.name,
+                f"its shape {declared} is open", field="--shape", value=tensor.name,
                 remedy=f"give --shape {tensor.name}=<sizes without the batch>",
             )  # fmt: skip
         return [batch, *own] if batched else own
@@ -128,7 +131,7 @@ class Slice:
         return noise.astype(kind)
 
     async def warm_up(self, request: Any) -> None:
-        """A few answers that nobody counts.
+        """Have a few requests answered that nobody counts.
 
         Raises:
             Unavailable: the model fails; says what it said.
@@ -142,21 +145,21 @@ class Slice:
                     value=f"{request.model_name}/{request.model_version}", remedy="read its Triton's log",
                 ) from error  # fmt: skip
 
-    async def closed(self, request: Any, batch: int, seconds: float, clients: int = 1) -> Window:
-        """Clients that each send as soon as they are answered, for at least that long and one answer."""
+    async def closed_loop(self, request: Any, batch: int, seconds: float, clients: int = 1) -> Window:
+        """Run a closed loop: clients that each send as soon as they are answered, for so many seconds."""
         window = Window(self._clock.now_s(), 0.0, batch)
         end_s = self._clock.monotonic_s() + seconds
 
         async def client() -> None:
             while self._clock.monotonic_s() < end_s:
-                await self._ask(request, window)
+                await self._infer(request, window)
 
         await asyncio.gather(*(client() for _ in range(clients)))
         window.ends_at_s = self._clock.now_s()
         return window
 
-    async def open(self, request: Any, batch: int, seconds: float, per_s: float, rng: Generator) -> Window:
-        """Poisson arrivals; latency from the intended time. Beyond IN_FLIGHT_MAX a request counts as failed."""
+    async def open_loop(self, request: Any, batch: int, seconds: float, per_s: float, rng: Generator) -> Window:
+        """Run an open loop: Poisson arrivals, latency from the intended time; beyond IN_FLIGHT_MAX a request failed."""
         window = Window(self._clock.now_s(), 0.0, batch)
         start_s = self._clock.monotonic_s()
         tasks: set[asyncio.Task[None]] = set()
@@ -164,7 +167,7 @@ class Slice:
         while at_s < seconds:
             await self._clock.sleep(max(0.0, start_s + at_s - self._clock.monotonic_s()))
             if len(tasks) < IN_FLIGHT_MAX:
-                task = asyncio.create_task(self._ask(request, window, start_s + at_s))
+                task = asyncio.create_task(self._infer(request, window, start_s + at_s))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
             else:
@@ -175,7 +178,7 @@ class Slice:
         await asyncio.gather(*tasks)
         return window
 
-    async def _ask(self, request: Any, window: Window, since_s: float | None = None) -> None:
+    async def _infer(self, request: Any, window: Window, since_s: float | None = None) -> None:
         start_s = self._clock.monotonic_s() if since_s is None else since_s
         try:
             await self._stub.ModelInfer(request, timeout=60)

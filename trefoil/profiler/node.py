@@ -26,8 +26,8 @@ RPC_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where to measure: a device of the node, a slice of it, the clock to hold (0: as it is)."""
+class NodePlace:
+    """Place to measure at: a device of the node, a slice of it, the clock to hold (0: as it is)."""
 
     device: str
     kind: DeviceType
@@ -36,18 +36,18 @@ class Place:
 
     @property
     def key(self) -> SliceKey:
-        """The slice at its first possible place."""
+        """Key of the slice at the first start that the device allows."""
         shape = slice_type(self.kind, self.slice_type)
         return SliceKey(self.device, shape.name, shape.starts[0], shape.memory_slices)
 
     @property
     def memory_mib(self) -> int:
-        """Of the slice."""
+        """Memory of the slice [MiB]."""
         return slice_type(self.kind, self.slice_type).memory_mib
 
 
-class Node:
-    """A power agent's node that this command may use alone."""
+class ExclusiveNode:
+    """A power agent's node that this command uses alone: plans of one slice at a time, applied and awaited."""
 
     def __init__(self, stub: Any, clock: Clock, status: NodeStatus) -> None:
         self.stub, self._clock, self._status = stub, clock, status
@@ -56,8 +56,8 @@ class Node:
         self._revision = Revision(newest, number)
 
     @classmethod
-    async def take(cls, stub: Any, target: str, clock: Clock, *, replace_running: bool) -> "Node":
-        """Look at the node.
+    async def take(cls, stub: Any, target: str, clock: Clock, *, replace_running: bool) -> "ExclusiveNode":
+        """Take a node for this command alone.
 
         Raises:
             Unavailable: no agent answers.
@@ -79,11 +79,13 @@ class Node:
 
     @property
     def simulated(self) -> bool:
-        """Whether the node's devices are."""
+        """Whether the node's devices are simulated."""
         return self._status.simulated
 
-    def places(self, slices: Sequence[str], clocks: Sequence[int]) -> list[Place]:
-        """Slice types (default: all) of the node's first device of each type, at these clocks (default: the highest).
+    def places(self, slices: Sequence[str], clocks: Sequence[int]) -> list[NodePlace]:
+        """Places to measure at, on the node's first device of each type.
+
+        `slices`: slice types, default all; `clocks` [MHz], default the highest.
 
         Raises:
             NotFound, SettingError: naming what there is.
@@ -101,7 +103,7 @@ class Node:
                     slice_type(kind, wanted)
                 except NotFound:
                     continue
-                found += [Place(device, kind, wanted, mhz) for mhz in self._clocks(kind, clocks)]
+                found += [NodePlace(device, kind, wanted, mhz) for mhz in self._clocks(kind, clocks)]
         missing = [name for name in slices if name not in {p.slice_type for p in found}]
         if missing or not found:
             raise NotFound(f"no device of the node has slices {missing}", remedy=f"one of {sorted(set(known))}")
@@ -119,8 +121,8 @@ class Node:
             )  # fmt: skip
         return list(clocks) or [max(kind.clocks_mhz)]
 
-    async def serve(self, place: Place, family: str, variant: Variant, max_batch: int) -> SliceStatus:
-        """Have exactly this, and wait until it is READY.
+    async def serve(self, place: NodePlace, family: str, variant: Variant, max_batch: int) -> SliceStatus:
+        """Serve one variant on one slice and nothing else, and wait until it is READY.
 
         Raises:
             Unavailable: it does not get ready; says what its slice says.
@@ -131,10 +133,10 @@ class Node:
         return await self._ready(place.key)
 
     async def empty(self) -> None:
-        """Take everything away; returns when it is gone."""
+        """Remove every slice from the node; returns when all are gone."""
         await self._apply(None, ())
 
-    async def _apply(self, place: Place | None, parts: tuple[PlannedSlice, ...]) -> None:
+    async def _apply(self, place: NodePlace | None, parts: tuple[PlannedSlice, ...]) -> None:
         devices = []
         for status in self._status.devices:
             own = parts if place is not None and status.device == place.device else ()

@@ -10,22 +10,23 @@ import numpy as np
 from trefoil.core.catalog import Family, Variant
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.plan_check import CONTEXT_MIB
-from trefoil.profiler.load import CLIENTS, Slice, Window
-from trefoil.profiler.meter import ROOM_S, WINDOW_MIN_S, EnergyLog, Metered, active_j
-from trefoil.profiler.node import Node
-from trefoil.profiler.table import QUANTILES, Measured, RatePoint
+from trefoil.profiler.load import CLIENTS, TritonSlice, Window
+from trefoil.profiler.meter import WINDOW_MARGIN_S, WINDOW_MIN_S, EnergyLog, MeteredEnergy, active_j_per_batch
+from trefoil.profiler.node import ExclusiveNode
+from trefoil.profiler.table import QUANTILES, LoadPoint, ProfilePoint
 from trefoil.runtime.clock import Clock
 
-METER_WAIT_S: Final = 2.5  # for the first energy sample: they come once a second
-LONGER: Final = (1, 2, 4)  # times the window, until its samples cover enough: under load they are longer and fewer
+FIRST_SAMPLE_WAIT_S: Final = 2.5  # for the first energy sample: they come once a second
+# Times the window, until its samples cover enough: under load they are longer and fewer.
+WINDOW_FACTORS: Final = (1, 2, 4)
 SEED: Final = 1
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What to measure and for how long. `rates`: shares of saturation to offer as Poisson arrivals."""
+class ProfileSpec:
+    """What a session measures, and for how long. `rates`: shares of saturation to offer as Poisson arrivals."""
 
     family: Family
     folder: Path
@@ -45,8 +46,8 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """What the windows are of. `device` names it in the energy stream; empty: nobody meters."""
+class MeasuredSlice:
+    """Slice that is measured. `device` names it in the energy stream; empty: nobody meters."""
 
     device: str
     device_type: str
@@ -55,127 +56,142 @@ class Where:
 
 
 class Session:
-    """Measures; `log` may be empty (no agent)."""
+    """A profiling session on one Triton or one node. `log` stays empty without an agent."""
 
-    def __init__(self, asked: Asked, clock: Clock, log: EnergyLog, say: Say, found: list[Measured]) -> None:
-        self.asked, self._clock, self._log, self._say = asked, clock, log, say
+    def __init__(self, spec: ProfileSpec, clock: Clock, log: EnergyLog, say: Say, points: list[ProfilePoint]) -> None:
+        self.spec, self._clock, self._log, self._say = spec, clock, log, say
         self._rng = np.random.default_rng(SEED)
-        self.found = found  # the caller's: what was measured before something failed stays
+        self.points = points  # the caller's: what was measured before something failed stays
 
-    async def direct(self, target: str, where: Where) -> None:
-        """Variants that a running Triton has loaded.
+    async def profile_triton(self, target: str, on: MeasuredSlice) -> None:
+        """Measure variants that a running Triton has loaded.
 
         Raises:
             NotFound: a variant is not loaded there.
         """
-        await self._await_meter(where)
-        part = Slice(target, self.asked.family.name, self._clock, self.asked.shapes, self.asked.folder / "heldout.npz")
+        await self._await_meter(on)
+        triton = TritonSlice(
+            target, self.spec.family.name, self._clock, self.spec.shapes, self.spec.folder / "heldout.npz"
+        )
         try:
-            loaded = await part.loaded()
-            for name in self.asked.variants:
-                variant = self.asked.family.variant(name)
+            loaded = await triton.ready_versions()
+            for name in self.spec.variants:
+                variant = self.spec.family.variant(name)
                 if variant.version not in loaded:
                     raise NotFound(
-                        f"{target} has not loaded {self.asked.family.name} version {variant.version} ({name})",
+                        f"{target} has not loaded {self.spec.family.name} version {variant.version} ({name})",
                         remedy=f"load it, or name others with --variants; versions that are ready: {loaded}",
                     )
-                await self._variant(part, where, variant)
+                await self._measure_variant(triton, on, variant)
         finally:
-            await part.close()
+            await triton.close()
 
-    async def through(self, node: Node, slices: Sequence[str], clocks: Sequence[int]) -> None:
-        """Every variant on every slice type and clock of a node."""
+    async def profile_node(self, node: ExclusiveNode, slices: Sequence[str], clocks: Sequence[int]) -> None:
+        """Measure every variant on every slice type and clock of a node."""
         try:
             for place in node.places(slices, clocks):
-                where = Where(place.device, place.kind.name, place.slice_type, place.clock_mhz)
-                await self._await_meter(where)
-                for name in self.asked.variants:
-                    variant = self.asked.family.variant(name)
+                on = MeasuredSlice(place.device, place.kind.name, place.slice_type, place.clock_mhz)
+                await self._await_meter(on)
+                for name in self.spec.variants:
+                    variant = self.spec.family.variant(name)
                     if variant.memory_mib + CONTEXT_MIB > place.memory_mib:
                         self._say(f"{name} does not fit {place.slice_type}: no row")
                         continue
-                    status = await node.serve(place, self.asked.family.name, variant, max(self.asked.batches))
-                    await self._on(status.grpc_target, where, variant)
+                    status = await node.serve(place, self.spec.family.name, variant, max(self.spec.batches))
+                    await self._measure_at(status.grpc_target, on, variant)
         finally:
             await node.empty()
 
-    async def _on(self, target: str, where: Where, variant: Variant) -> None:
-        items = self.asked.folder / "heldout.npz"
-        part = Slice(target, self.asked.family.name, self._clock, self.asked.shapes, items)
+    async def _measure_at(self, target: str, on: MeasuredSlice, variant: Variant) -> None:
+        items = self.spec.folder / "heldout.npz"
+        triton = TritonSlice(target, self.spec.family.name, self._clock, self.spec.shapes, items)
         try:
-            await self._variant(part, where, variant)
+            await self._measure_variant(triton, on, variant)
         finally:
-            await part.close()
+            await triton.close()
 
-    async def _await_meter(self, where: Where) -> None:
-        end_s = self._clock.monotonic_s() + METER_WAIT_S
-        while where.device and not self._log.metered and self._clock.monotonic_s() < end_s:
+    async def _await_meter(self, on: MeasuredSlice) -> None:
+        end_s = self._clock.monotonic_s() + FIRST_SAMPLE_WAIT_S
+        while on.device and not self._log.metered and self._clock.monotonic_s() < end_s:
             await self._clock.sleep(0.1)
         if not self._log.metered:
             self._say("no meter: joules will be null")
 
-    async def _variant(self, part: Slice, where: Where, variant: Variant) -> None:
-        idle: Metered | None = None
-        for batch in self.asked.batches:
-            request = await part.request(variant.version, batch)
-            await part.warm_up(request)
+    async def _measure_variant(self, triton: TritonSlice, on: MeasuredSlice, variant: Variant) -> None:
+        idle: MeteredEnergy | None = None
+        for batch in self.spec.batches:
+            request = await triton.make_request(variant.version, batch)
+            await triton.warm_up(request)
             if idle is None:
-                _, idle = await self._covered(where, self._rest)
-            point = await self._point(part, where, variant, batch, request, idle)
-            self.found.append(point)
+                _, idle = await self.measure_with_energy(on, self.idle_window)
+            point = await self._measure_point(triton, on, variant, batch, request, idle)
+            self.points.append(point)
             joules = "no meter" if point.energy_active_j is None else f"{point.energy_active_j:.3g} J"
             self._say(
-                f"{variant.name} on {where.slice_type}, batch {batch}: p50 {point.latency_ms[0]:.2f} ms, "
+                f"{variant.name} on {on.slice_type}, batch {batch}: p50 {point.latency_ms[0]:.2f} ms, "
                 f"{point.throughput_per_s:.1f} items/s, {joules}"
             )
 
-    async def _rest(self, seconds: float) -> Window:
+    async def idle_window(self, seconds: float) -> Window:
+        """Wait with nothing sent."""
         window = Window(self._clock.now_s(), 0.0, 0)
         await self._clock.sleep(seconds)
         window.ends_at_s = self._clock.now_s()
         return window
 
-    def _seconds(self) -> float:
-        """Long enough for the meter where there is one."""
-        return max(self.asked.window_s, WINDOW_MIN_S + ROOM_S) if self._log.metered else self.asked.window_s
+    def _window_s(self) -> float:
+        """Length of a window [s]: enough for the meter where there is one."""
+        return max(self.spec.window_s, WINDOW_MIN_S + WINDOW_MARGIN_S) if self._log.metered else self.spec.window_s
 
-    async def _point(
-        self, part: Slice, where: Where, variant: Variant, batch: int, request: Any, idle: Metered | None
-    ) -> Measured:
-        alone = await part.closed(request, batch, self.asked.window_s)
-        full, busy = await self._covered(where, lambda seconds: part.closed(request, batch, seconds, CLIENTS))
-        if not alone.latency_ms or not full.latency_ms:
+    async def _measure_point(
+        self,
+        triton: TritonSlice,
+        on: MeasuredSlice,
+        variant: Variant,
+        batch: int,
+        request: Any,
+        idle: MeteredEnergy | None,
+    ) -> ProfilePoint:
+        unloaded = await triton.closed_loop(request, batch, self.spec.window_s)
+        saturated, busy = await self.measure_with_energy(
+            on, lambda seconds: triton.closed_loop(request, batch, seconds, CLIENTS)
+        )
+        if not unloaded.latency_ms or not saturated.latency_ms:
             raise SettingError(
-                "nothing was answered in it", field="--window", value=self.asked.window_s, remedy="read Triton's log"
+                "nothing was answered in it", field="--window", value=self.spec.window_s, remedy="read Triton's log"
             )
-        joules = active_j(idle, busy, full.batches_per_s)
-        offered = [share * full.batches_per_s for share in self.asked.rates]
-        rates = [await self._rate(part, where, request, batch, per_s) for per_s in offered]
-        p50, p95, p99 = (alone.quantile_ms(q) for q in QUANTILES)
-        return Measured(
-            where.device_type, where.slice_type, variant.name, batch, where.clock_mhz, (p50, p95, p99),
-            batch * full.batches_per_s, joules, variant.memory_mib, len(alone.latency_ms),
+        joules = active_j_per_batch(idle, busy, saturated.batches_per_s)
+        offered = [share * saturated.batches_per_s for share in self.spec.rates]
+        rates = [await self._measure_load(triton, on, request, batch, per_s) for per_s in offered]
+        p50, p95, p99 = (unloaded.quantile_ms(q) for q in QUANTILES)
+        return ProfilePoint(
+            on.device_type, on.slice_type, variant.name, batch, on.clock_mhz, (p50, p95, p99),
+            batch * saturated.batches_per_s, joules, variant.memory_mib, len(unloaded.latency_ms),
             simulated=busy is not None and busy.simulated, rates=tuple(rates),
         )  # fmt: skip
 
-    async def _rate(self, part: Slice, where: Where, request: Any, batch: int, per_s: float) -> RatePoint:
-        window, power = await self._covered(where, lambda seconds: part.open(request, batch, seconds, per_s, self._rng))
+    async def _measure_load(
+        self, triton: TritonSlice, on: MeasuredSlice, request: Any, batch: int, per_s: float
+    ) -> LoadPoint:
+        window, power = await self.measure_with_energy(
+            on, lambda seconds: triton.open_loop(request, batch, seconds, per_s, self._rng)
+        )
         latency = None
         if window.latency_ms:
             p50, p95, p99 = (window.quantile_ms(q) for q in QUANTILES)
             latency = (p50, p95, p99)
         watts = None if power is None else power.watts
-        return RatePoint(per_s, window.batches_per_s, window.failed, latency, watts)
+        return LoadPoint(per_s, window.batches_per_s, window.failed, latency, watts)
 
-    async def _covered(
-        self, where: Where, measure: Callable[[float], Awaitable[Window]]
-    ) -> tuple[Window, Metered | None]:
-        """A window and what the device took in it; a longer one where the meter's samples covered too little of it."""
-        for longer in LONGER:
-            window = await measure(longer * self._seconds())
-            if not (self._log.metered and where.device):
+    async def measure_with_energy(
+        self, on: MeasuredSlice, measure: Callable[[float], Awaitable[Window]]
+    ) -> tuple[Window, MeteredEnergy | None]:
+        """Measure a window and the energy of the device in it; a longer one where samples covered too little of it."""
+        for factor in WINDOW_FACTORS:
+            window = await measure(factor * self._window_s())
+            if not (self._log.metered and on.device):
                 break
-            energy = await self._log.over(where.device, window.starts_at_s, window.ends_at_s, self._clock)
+            energy = await self._log.energy_over(on.device, window.starts_at_s, window.ends_at_s, self._clock)
             if energy is not None:
                 return window, energy
         return window, None

@@ -18,8 +18,8 @@ QUANTILES: Final = (0.5, 0.95, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
-class RatePoint:
-    """One load of an operating point: offered and answered batches per second, latency, mean power (None: no meter)."""
+class LoadPoint:
+    """Measurement of an operating point under one load: batches per second, latency [ms], power (None: no meter)."""
 
     offered_per_s: float
     answered_per_s: float
@@ -29,8 +29,8 @@ class RatePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One operating point. Energy is None without a meter. `simulated`: of joules that no hardware counted."""
+class ProfilePoint:
+    """Measurement of one operating point. Energy is None without a meter; `simulated`: no hardware counted it."""
 
     device_type: str
     slice_type: str
@@ -43,12 +43,12 @@ class Measured:
     memory_mib: int
     samples: int
     simulated: bool = False
-    rates: tuple[RatePoint, ...] = field(default=())
+    rates: tuple[LoadPoint, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Header lines that the command knows."""
+class Provenance:
+    """Provenance of a profile, for the header of its file."""
 
     machine: str
     date: str
@@ -56,17 +56,17 @@ class Origin:
     simulated: bool
 
 
-def estimated_j(point: Measured) -> float:
-    """Active energy of a batch if the slice draws its whole dynamic share while it computes (core/power, density 1)."""
+def estimated_j(point: ProfilePoint) -> float:
+    """Active energy of a batch [J] if the slice draws its whole dynamic share meanwhile (core/power, density 1)."""
     device = device_type(point.device_type)
     watts = device_share(device, point.slice_type) * dynamic_w(device) * clock_law(device, point.clock_mhz)
     return watts * point.latency_ms[0] / MS_PER_S
 
 
-def monotone(points: Sequence[Measured]) -> tuple[list[Measured], int]:
-    """A larger batch never takes less time or energy: noise that says so is raised to the smaller batch. How many."""
+def raise_to_monotone(points: Sequence[ProfilePoint]) -> tuple[list[ProfilePoint], int]:
+    """Points whose time and energy never fall with a larger batch (noise that says so is raised), and how many were."""
     raised, found = 0, []
-    last: dict[tuple[str, str, str, int], Measured] = {}
+    last: dict[tuple[str, str, str, int], ProfilePoint] = {}
     for point in sorted(points, key=lambda p: (p.device_type, p.slice_type, p.variant, p.clock_mhz, p.batch)):
         key = (point.device_type, point.slice_type, point.variant, point.clock_mhz)
         before, kept = last.get(key), point
@@ -82,26 +82,28 @@ def monotone(points: Sequence[Measured]) -> tuple[list[Measured], int]:
     return found, raised
 
 
-def profile_text(points: Sequence[Measured], origin: Origin, *, estimate_energy: bool) -> str:
-    """profile.csv of these points.
+def profile_text(points: Sequence[ProfilePoint], provenance: Provenance, *, estimate_energy: bool) -> str:
+    """Text of a profile.csv of these points.
 
     Raises:
         SettingError: no meter counted joules and none may be estimated.
     """
-    rows, raised = monotone(points)
+    rows, raised = raise_to_monotone(points)
     missing = [p for p in rows if p.energy_active_j is None]
     if missing and not estimate_energy:
         raise SettingError(
             f"no joules were counted for {len(missing)} of {len(rows)} operating points", field="energy", value=None,
             remedy="profile through a power agent with a meter, or give --estimate-energy (basis modelled)",
         )  # fmt: skip
-    basis = "synthetic" if origin.simulated else "modelled" if missing else "measured"
-    source = "trefoil profile" + (" on simulated slices" if origin.simulated else "")
+    basis = "synthetic" if provenance.simulated else "modelled" if missing else "measured"
+    source = "trefoil profile" + (" on simulated slices" if provenance.simulated else "")
     if missing:
         source += "; latency measured, energy estimated by core/power at density 1: no meter"
     if raised:
         source += f"; {raised} points raised to the next smaller batch"
-    values = dict(zip(HEADER_KEYS, (basis, source, origin.machine, origin.date, origin.commit), strict=True))
+    values = dict(
+        zip(HEADER_KEYS, (basis, source, provenance.machine, provenance.date, provenance.commit), strict=True)
+    )
     text = io.StringIO()
     text.writelines(f"# {key}: {value}\n" for key, value in values.items())
     writer = csv.writer(text, lineterminator="\n")
@@ -117,7 +119,7 @@ def profile_text(points: Sequence[Measured], origin: Origin, *, estimate_energy:
 
 
 def write_profile(path: Path, folder: Path, text: str) -> int:
-    """Write it, read it back as the system will, and say how many rows it has. A file that is refused is not kept."""
+    """Write a profile.csv, read it back as the system will, and count its rows. A file that is refused is not kept."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".draft")
     draft.write_text(text)
@@ -130,8 +132,8 @@ def write_profile(path: Path, folder: Path, text: str) -> int:
     return len(rows)
 
 
-def chosen(family: Family, names: Sequence[str]) -> list[str]:
-    """The variants that are meant; all by default.
+def selected_variants(family: Family, names: Sequence[str]) -> list[str]:
+    """Names of the variants to measure; all by default.
 
     Raises:
         NotFound: naming those that exist.
@@ -139,8 +141,8 @@ def chosen(family: Family, names: Sequence[str]) -> list[str]:
     return [family.variant(name).name for name in names] or [variant.name for variant in family.variants]
 
 
-def plain(point: Measured) -> dict[str, Any]:
-    """For JSON."""
+def point_json(point: ProfilePoint) -> dict[str, Any]:
+    """JSON values of a point, with its loads."""
     rates = [
         {
             "offered_per_s": r.offered_per_s,

@@ -18,7 +18,7 @@ import numpy as np
 
 from controller.settings import ControllerSettings
 from trefoil.cli.arrivals import RateProfile
-from trefoil.cli.layout import shipped
+from trefoil.cli.layout import resolve_path
 from trefoil.cli.scenario import Scenario as Demo
 from trefoil.cli.scenario import Slo
 from trefoil.simulator.inputs import Provided, prepare
@@ -76,7 +76,7 @@ def demo_scenario(
         "nodes": [{"name": demo.fleet.node, "zone": demo.carbon.zone, "devices": demo.fleet.devices}],
         "families": [_family(demo, slo)],
         "carbon": {
-            "zones": {demo.carbon.zone: {"trace": shipped(demo.carbon.trace) if demo.carbon.trace else None}},
+            "zones": {demo.carbon.zone: {"trace": resolve_path(demo.carbon.trace) if demo.carbon.trace else None}},
             "step_h": demo.carbon.step_h,
             "speedup": demo.carbon.speedup,
             "forecast": "none",  # as trefoil.cli.play sets it: the trace is too short to learn one from
@@ -110,8 +110,8 @@ def _family(demo: Demo, slo: Slo) -> dict[str, Any]:
     }
     return {
         "name": demo.family.name,
-        "repository": shipped(demo.family.repository),
-        "profile": shipped(override) if override else None,
+        "repository": resolve_path(demo.family.repository),
+        "profile": resolve_path(override) if override else None,
         "arrivals": {"points": demo.load.points(demo.duration_s)},
         "objective": objective,
     }

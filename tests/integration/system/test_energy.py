@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.system.conftest import Serving
 from tests.support.system import energy_samples, load, metered_until, slices, until
-from trefoil.cli.attached import Attached
+from trefoil.cli.system_client import SystemClient
 from trefoil.core.accounting import active_j
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.fleet import SliceState
@@ -39,7 +39,7 @@ class Mark:
     slices: dict[SliceName, tuple[float, int]]  # (active joules, items), hidden from the agent
 
 
-async def marks(serving: Serving, attached: Attached) -> dict[str, Mark]:
+async def marks(serving: Serving, client: SystemClient) -> dict[str, Mark]:
     """For each device a recent end of a sample, and the truth then: read again and again around it."""
     node = serving.system.node()
     reads: list[Read] = []
@@ -51,7 +51,7 @@ async def marks(serving: Serving, attached: Attached) -> dict[str, Mark]:
                 asked_s, found = time.time(), node.truth()
                 reads.append((asked_s, time.time(), found))
                 await asyncio.sleep(0.005)
-            samples = await metered_until(attached, reads[-1][1])
+            samples = await metered_until(client, reads[-1][1])
             devices = [each["device"] for each in reads[0][2]["devices"]]
             found_marks = {device: mark(index, device, reads, samples) for index, device in enumerate(devices)}
             if None not in found_marks.values():
@@ -101,31 +101,31 @@ def energy_by_slice(samples: list[EnergySample]) -> dict[SliceName, float]:
 
 async def test_joules_add_up_and_belong_to_the_right_slice_though_the_agent_is_killed(serving: Serving):
     system = serving.system
-    async with system.attached() as attached:
-        slices_before, tritons, agent = await slices(attached), pids(serving), system.service_pid("power_agent")
-        (epoch,) = [node.epoch for node in await attached.nodes()]
-        before = await marks(serving, attached)
+    async with system.client() as client:
+        slices_before, tritons, agent = await slices(client), pids(serving), system.service_pid("power_agent")
+        (epoch,) = [node.epoch for node in await client.nodes()]
+        before = await marks(serving, client)
         loading = asyncio.create_task(load(system.inference, RATE_PER_S, DURATION_S))
         try:
             await asyncio.sleep(KILL_AFTER_S)
             psutil.Process(agent).kill()
 
             async def next_agent() -> bool:
-                return all(node.epoch > epoch for node in await attached.nodes())
+                return all(node.epoch > epoch for node in await client.nodes())
 
             await until(next_agent, 60.0, "no agent of a later epoch within")
             result = await loading
         finally:
             loading.cancel()
         await asyncio.sleep(0.5)  # the last batches are booked
-        after = await marks(serving, attached)
+        after = await marks(serving, client)
         samples = [
             sample
-            for sample in await energy_samples(attached)
+            for sample in await energy_samples(client)
             if before[sample.device].at_s - MOMENT_S < sample.starts_at_s
             and sample.ends_at_s < after[sample.device].at_s + MOMENT_S
         ]
-        slices_after = await slices(attached)
+        slices_after = await slices(client)
 
     summary = result.summary(slo_ms=100.0)
     print(f"agent killed: {summary.failed} of {summary.requests} requests failed")

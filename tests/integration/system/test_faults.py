@@ -9,8 +9,8 @@ import pytest
 
 from tests.integration.system.conftest import Serving
 from tests.support.system import load, plan_in_force, slices, until
-from trefoil.cli.attached import Attached
 from trefoil.cli.load_result import OK, LoadResult
+from trefoil.cli.system_client import SystemClient
 from trefoil.core.fleet import SliceKey, SliceState, SliceStatus
 
 pytestmark = pytest.mark.integration
@@ -28,7 +28,7 @@ class Watched:
     back_s: float = 0.0
 
 
-async def back_again(system: Attached, key: SliceKey, hurt_s: float) -> Watched:
+async def back_again(system: SystemClient, key: SliceKey, hurt_s: float) -> Watched:
     """Follow a slice until it has left READY and come back: then it is READY since later, whatever was seen of it."""
     seen = Watched()
 
@@ -70,7 +70,7 @@ def failures(result: LoadResult, hurt_s: float) -> list[tuple[float, float, str]
 
 @pytest.mark.parametrize(("what", "slice_type"), [("triton", "2g.10gb"), ("stub", "1g.5gb")])
 async def test_a_killed_process_costs_what_was_in_flight_on_it(serving: Serving, what: str, slice_type: str):
-    async with serving.system.attached() as system:
+    async with serving.system.client() as system:
         before = await slices(system)
         assert {part.state for part in before.values()} == {SliceState.READY}
         key = victim(before, slice_type)

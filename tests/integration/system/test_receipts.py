@@ -13,7 +13,7 @@ import tritonclient.grpc.aio as triton
 from tests.integration.system.conftest import Serving
 from tests.support.system import FAMILY, begun_anew, metered_until, plan_in_force, until, windows
 from tests.support.triton_process import heldout
-from trefoil.cli.attached import Attached
+from trefoil.cli.system_client import SystemClient
 from trefoil.core.demand import LoadCell
 from trefoil.core.energy import ReceiptRates
 
@@ -76,23 +76,23 @@ class Stretch:
         return self.booked_j / self.metered_j - 1
 
 
-async def stretch(attached: Attached, asker: Asker) -> Stretch:
+async def stretch(client: SystemClient, asker: Asker) -> Stretch:
     """Load, apart from what was before and comes after."""
-    since_s = await begun_anew(attached)
-    await metered_until(attached, time.time())  # nor does a sample hold both
+    since_s = await begun_anew(client)
+    await metered_until(client, time.time())  # nor does a sample hold both
     asker.told.clear()
     began_s = time.time()
     await asker.load(RATE_PER_S, DURATION_S)
     ended_s = time.time()
 
     async def flushed() -> list[LoadCell] | None:
-        found = [cell for window in await windows(attached, since_s) for cell in window.cells]
+        found = [cell for window in await windows(client, since_s) for cell in window.cells]
         return found if sum(cell.receipts for cell in found) >= len(asker.told) else None
 
     cells = await until(flushed, 60.0, "not every receipt is booked within")
     metered_j = sum(
         part.active_j
-        for sample in await metered_until(attached, ended_s + 1.0)
+        for sample in await metered_until(client, ended_s + 1.0)
         if sample.ends_at_s > began_s and sample.starts_at_s < ended_s + 1.0
         for part in sample.slices
     )
@@ -100,16 +100,16 @@ async def stretch(attached: Attached, asker: Asker) -> Stretch:
 
 
 async def test_receipts_add_up_to_the_metered_active_energy(serving: Serving):
-    async with serving.system.attached() as attached:
+    async with serving.system.client() as client:
         asker = Asker(serving.system.inference)
         try:
-            await until(lambda: rated(attached), 60.0, "no receipt rates within")
+            await until(lambda: rated(client), 60.0, "no receipt rates within")
             await asker.load(RATE_PER_S, WARM_UP_S)
-            await until(lambda: rated(attached, metered=True), 60.0, "no rates that follow the counters within")
+            await until(lambda: rated(client, metered=True), 60.0, "no rates that follow the counters within")
             # Rates follow about a minute of counters: what a machine that was busy elsewhere did to it has to pass.
             for _ in range(STRETCHES_MAX):
                 before = await totals(serving)
-                one = await stretch(attached, asker)
+                one = await stretch(client, asker)
                 print(f"{len(one.told)} receipts, {one.booked_j:.1f} J booked, {one.metered_j:.1f} J: {one.error:+.2%}")
                 told_j = sum(receipt["trefoil_energy_j_estimate"] for receipt in one.told)
                 assert told_j == pytest.approx(one.booked_j, rel=1e-6), "what clients are told is what is booked"
@@ -126,7 +126,7 @@ async def test_receipts_add_up_to_the_metered_active_energy(serving: Serving):
             several = await asker.ask(0, items=4)
         finally:
             await asker.close()
-        (reading,) = [r for r in await attached.carbon() if r.series.zone == "demo"]
+        (reading,) = [r for r in await client.carbon() if r.series.zone == "demo"]
     assert abs(one.error) <= ERROR_MAX
 
     for receipt in asker.told:
@@ -160,8 +160,8 @@ def since(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float]:
     return {name: now[name] - (0.0 if again else before[name]) for name in ("receipt_j", "active_j")}
 
 
-async def rated(attached: Attached, metered: bool = False) -> bool:
+async def rated(client: SystemClient, metered: bool = False) -> bool:
     """Every slice of the plan has a rate, which follows the counters of its kind if that is asked."""
-    told = await attached.state.get(attached.state.keys.receipts(), ReceiptRates)
-    targets = {t.slice for route in (await plan_in_force(attached)).routes for t in route.targets}
+    told = await client.state.get(client.state.keys.receipts(), ReceiptRates)
+    targets = {t.slice for route in (await plan_in_force(client)).routes for t in route.targets}
     return told is not None and targets == {r.slice for r in told.rates if r.slice in targets and r.window_s >= metered}

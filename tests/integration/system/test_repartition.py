@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.system.conftest import Serving
 from tests.support.system import load, plan_in_force
-from trefoil.cli.attached import as_json
+from trefoil.cli.output import as_json
 from trefoil.cli.scenario import Ports
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, RouteTarget
@@ -73,8 +73,8 @@ async def applied(state: State, base: Plan, number_of_slices: int) -> None:
 
 async def test_one_slice_becomes_seven_under_load_without_a_failed_request(serving: Serving):
     system = serving.system
-    async with system.attached() as attached:
-        base = await plan_in_force(attached)
+    async with system.client() as client:
+        base = await plan_in_force(client)
         await asyncio.to_thread(system.pin, plan_of(base, [whole(0), whole(1)]))
         await asyncio.to_thread(system.wait_for_rollout)
         metrics = f"http://127.0.0.1:{Ports().shifted(system.port_offset).power_agent_metrics}/metrics"
@@ -85,7 +85,7 @@ async def test_one_slice_becomes_seven_under_load_without_a_failed_request(servi
         began_s = time.monotonic()
         await asyncio.to_thread(system.pin, plan_of(base, [*(seventh(start) for start in range(7)), whole(1)]))
         async with asyncio.timeout(WALL_MAX_S + 5):
-            await applied(attached.state, base, 8)
+            await applied(client.state, base, 8)
         await asyncio.to_thread(system.wait_for_rollout)
         took_s = time.monotonic() - began_s
         stop.set()

@@ -15,7 +15,7 @@ REQUESTS_MIN = 220  # one request more or less is then half a percent
 
 @pytest.mark.parametrize("load_ratio", [0.20, 0.60, 0.95])
 async def test_served_shares_are_the_planned_shares(serving: Serving, load_ratio: float):
-    async with serving.system.attached() as system:
+    async with serving.system.client() as system:
         plan = await plan_in_force(system)
         (route,) = plan.routes
         rate_per_s = load_ratio * plan.expected[route.family].capacity_per_s

@@ -1,4 +1,4 @@
-"""A small recorded demo: three runs of 24 s, as the recorder writes them."""
+"""A small recorded demo: three runs of 24 s, as the run monitor writes them."""
 
 import math
 

@@ -23,7 +23,7 @@ from carbon_feed.forecast.parts import run_to_end
 from carbon_feed.servicer import CarbonFeedServicer
 from carbon_feed.settings import CarbonFeedSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
-from trefoil.cli.layout import Launch, Layout
+from trefoil.cli.layout import Launch, StatePaths
 from trefoil.cli.main import app
 from trefoil.core.carbon import (
     CarbonForecast,
@@ -366,7 +366,7 @@ def test_the_running_system_s_feed_is_found_by_its_state_dir(served, tmp_path):
         redis_url="redis://127.0.0.1:1/0", addresses={"carbon_feed": served}, metrics={}, node_socket="",
         family="digits", node="node0", zone="demo", triton_ports=(1, 2), started_at_s=0.0,
     )  # fmt: skip
-    Layout(tmp_path).write_launch(launch)
+    StatePaths(tmp_path).write_launch(launch)
     words = ["carbon", "now", "CAISO", "--json", "--state-dir", str(tmp_path)]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert json.loads(result.stdout)["readings"][0]["series"]["zone"] == "US-CAL-CISO"

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from protos.controller.v1 import controller_pb2
 from protos.dispatcher.v1 import dispatcher_pb2
 from protos.types.v1 import plan_pb2
-from trefoil.cli import attached, services
-from trefoil.cli.layout import Launch, Layout
+from trefoil.cli import services
+from trefoil.cli.layout import Launch, StatePaths
 from trefoil.cli.main import app
+from trefoil.cli.system_client import SystemClient
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.common import Revision
 from trefoil.core.errors import StaleRevision
@@ -149,7 +150,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
         triton_ports=(1, 2),
         started_at_s=0.0,
     )
-    Layout(tmp_path).write_launch(launch)
+    StatePaths(tmp_path).write_launch(launch)
 
     async def nodes(_: Any) -> list[NodeStatus]:
         return [NODE]
@@ -161,7 +162,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
         unmetered = {"family": "cats", "receipt_j": 0.0, "active_j": 0.0, "residual": None}
         return [unmetered, {"family": "digits", "receipt_j": 970.0, "active_j": 1000.0, "residual": -0.03}]
 
-    async def serving(_: str) -> bool:
+    async def is_serving(_: str) -> bool:
         return True
 
     async def explained(_: Any, family: str, params: Any) -> Any:
@@ -177,13 +178,13 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
             table=table, router="weighted", targets=rows, waiting=3, why="goes to node0/gpu0 at once"
         )
 
-    monkeypatch.setattr(attached.Attached, "explain_request", explained)
-    monkeypatch.setattr(attached.Attached, "receipts", receipts)
+    monkeypatch.setattr(SystemClient, "explain_request", explained)
+    monkeypatch.setattr(SystemClient, "receipts", receipts)
 
-    monkeypatch.setattr(attached.Attached, "ask", lambda _self, method, request: fake.ask(method, request))
-    monkeypatch.setattr(attached.Attached, "nodes", nodes)
-    monkeypatch.setattr(attached.Attached, "carbon", carbon)
-    monkeypatch.setattr(services, "serving", serving)
+    monkeypatch.setattr(SystemClient, "call", lambda _self, method, request: fake.ask(method, request))
+    monkeypatch.setattr(SystemClient, "nodes", nodes)
+    monkeypatch.setattr(SystemClient, "carbon", carbon)
+    monkeypatch.setattr(services, "is_serving", is_serving)
     return fake
 
 

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trefoil.cli import processes, services
-from trefoil.cli.launcher import Launcher, clean_up, forget
-from trefoil.cli.layout import AlreadyRunning, Layout, StateLock, to_toml
-from trefoil.cli.scenario import Served, System
+from trefoil.cli.launcher import Launcher, clean_up, remove_runtime_files
+from trefoil.cli.layout import AlreadyRunning, StateLock, StatePaths, to_toml
+from trefoil.cli.scenario import ServedFamily, System
 from trefoil.cli.services import Service
 from trefoil.core.errors import BinaryMissing, CatalogError, PortInUse, SettingError, StartError, TraceError
 from trefoil.runtime.clock import WallClock
@@ -51,8 +51,8 @@ def service(folder: Path, name: str, code: str = SERVE, after: tuple[str, ...] =
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Service]:
     """A system of small processes; a test may replace rows before it launches."""
     rows = {"redis": service(tmp_path, "redis"), "controller": service(tmp_path, "controller", after=("redis",))}
-    monkeypatch.setattr(services, "table", lambda *_: rows)
-    monkeypatch.setattr(services, "check", lambda *_: None)
+    monkeypatch.setattr(services, "service_table", lambda *_: rows)
+    monkeypatch.setattr(services, "preflight", lambda *_: None)
     return rows
 
 
@@ -66,19 +66,19 @@ def left(tmp_path: Path) -> list[str]:
 
 async def assert_nothing_left(tmp_path: Path, one: Launcher) -> None:
     assert one.launch is None or processes.descendants(one.launch.launch_id) == []
-    assert not Layout(tmp_path / "state").lock.exists()
-    assert not Layout(tmp_path / "state").run.exists()
+    assert not StatePaths(tmp_path / "state").lock.exists()
+    assert not StatePaths(tmp_path / "state").run.exists()
 
 
 async def test_it_starts_in_order_and_leaves_nothing(tmp_path: Path, table: dict[str, Service]) -> None:
     said: list[str] = []
     async with launcher(tmp_path, say=said.append) as one:
-        layout = Layout(tmp_path / "state")
+        paths = StatePaths(tmp_path / "state")
         assert [line.split()[0] for line in said] == ["redis", "controller"]
-        assert layout.running().supervisor.pid == os.getpid()
-        assert stat.S_IMODE(layout.launch.stat().st_mode) == 0o600
-        assert "redis_url" not in repr(layout.running()), "a password must not reach a log"
-        assert layout.lock.exists()
+        assert paths.running().supervisor.pid == os.getpid()
+        assert stat.S_IMODE(paths.launch.stat().st_mode) == 0o600
+        assert "redis_url" not in repr(paths.running()), "a password must not reach a log"
+        assert paths.lock.exists()
     await assert_nothing_left(tmp_path, one)
 
 
@@ -89,7 +89,7 @@ async def test_a_second_launcher_on_the_same_state_is_refused_and_disturbs_nothi
         with pytest.raises(AlreadyRunning, match="trefoil down"):
             async with launcher(tmp_path):
                 pass
-        assert Layout(tmp_path / "state").lock.exists()
+        assert StatePaths(tmp_path / "state").lock.exists()
         assert len(processes.descendants(first.launch.launch_id)) == 2 if first.launch else False
 
 
@@ -120,8 +120,8 @@ async def test_a_crashed_service_is_started_again(tmp_path: Path, table: dict[st
         async with asyncio.timeout(60):
             while one.pid("controller") == before:
                 await asyncio.sleep(0.02)
-        assert [(e.service, e.exit_code, e.restarted) for e in one.ended] == [("controller", -9, True)]
-        assert not one.failed
+        assert [(e.service, e.exit_code, e.restarted) for e in one.exits] == [("controller", -9, True)]
+        assert not one.failure
 
 
 async def test_a_service_that_crashes_again_and_again_is_given_up(tmp_path: Path, table: dict[str, Service]) -> None:
@@ -129,9 +129,9 @@ async def test_a_service_that_crashes_again_and_again_is_given_up(tmp_path: Path
     async with launcher(tmp_path) as one:
         (tmp_path / "crash").touch()  # not before it was seen to be up: then its start would have failed
         async with asyncio.timeout(60):
-            await one.until_failed()
-        assert "controller" in one.failed
-        assert one.ended[-1].restarted is False
+            await one.wait_for_failure()
+        assert "controller" in one.failure
+        assert one.exits[-1].restarted is False
     await assert_nothing_left(tmp_path, one)
 
 
@@ -139,7 +139,7 @@ async def test_restart_changes_settings_and_is_no_crash(tmp_path: Path, table: d
     settings: Mapping[str, Any] = {"trace": {"speedup": 2.0, "starts_at_s": 0.0}}
     table["controller"] = service(tmp_path, "controller", after=("redis",), settings=settings)
     async with launcher(tmp_path, overrides={"controller": {"trace": {"starts_at_s": 5.0}}}) as one:
-        path = Layout(tmp_path / "state").settings("controller")
+        path = StatePaths(tmp_path / "state").settings("controller")
         assert tomllib.loads(path.read_text())["trace"] == {"speedup": 2.0, "starts_at_s": 5.0}
         before = one.pid("controller")
         await one.restart("controller", {"trace": {"starts_at_s": 9.0}})
@@ -176,7 +176,7 @@ async def test_what_a_killed_launcher_left_is_cleaned_up(tmp_path: Path, table: 
     one._supervision.cancel()
     os.close(one._lock._fd or -1)
     assert len(processes.descendants(one.launch.launch_id)) == 2
-    assert await clean_up(Layout(tmp_path / "state"), CLOCK)
+    assert await clean_up(StatePaths(tmp_path / "state"), CLOCK)
     assert processes.descendants(one.launch.launch_id) == []
     for child in one._children.values():
         child.kill()
@@ -209,7 +209,7 @@ async def refused(tmp_path: Path, system: System, error: type[Exception]) -> str
 
 @pytest.mark.parametrize("name", ["inference", "redis", "controller_metrics"])
 async def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, started: list[str], name: str) -> None:
-    port = getattr(SYSTEM.listen, name)
+    port = getattr(SYSTEM.listening_ports, name)
     with closing(socket.socket()) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", port))
@@ -220,7 +220,7 @@ async def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, sta
 
 
 async def test_a_tritons_port_in_use_is_named(tmp_path: Path, started: list[str]) -> None:
-    port = SYSTEM.listen.triton_base + 5
+    port = SYSTEM.listening_ports.triton_base + 5
     with closing(socket.socket()) as other:
         other.bind(("127.0.0.1", port))
         other.listen()
@@ -244,7 +244,7 @@ async def test_no_triton_is_named(tmp_path: Path, started: list[str]) -> None:
 async def test_a_malformed_profile_is_named(tmp_path: Path, started: list[str]) -> None:
     profile = tmp_path / "profile.csv"
     profile.write_text("# basis: synthetic\nno,such,columns\n1,2,3\n")
-    system = SYSTEM.model_copy(update={"family": Served(profile_override=profile)})
+    system = SYSTEM.model_copy(update={"family": ServedFamily(profile_override=profile)})
     assert "profile.csv" in await refused(tmp_path, system, CatalogError)
     assert started == []
 
@@ -284,41 +284,41 @@ def test_a_value_that_toml_has_not_is_refused() -> None:
 
 
 def test_a_lock_goes_with_its_holder(tmp_path: Path) -> None:
-    layout = Layout(tmp_path)
-    first, second = StateLock(layout), StateLock(layout)
+    paths = StatePaths(tmp_path)
+    first, second = StateLock(paths), StateLock(paths)
     first.acquire()
     with pytest.raises(AlreadyRunning):
         second.acquire()
     first.release()
     first.release()
-    assert not layout.lock.exists()
+    assert not paths.lock.exists()
     second.acquire()
     assert second.held
     second.release()
 
 
 def test_a_deep_state_directory_gets_a_short_socket(tmp_path: Path) -> None:
-    deep = Layout(tmp_path / ("d" * 120))
+    deep = StatePaths(tmp_path / ("d" * 120))
     assert len(os.fsencode(deep.node_socket)) <= 107
-    assert Layout(tmp_path / ("e" * 120)).node_socket != deep.node_socket
+    assert StatePaths(tmp_path / ("e" * 120)).node_socket != deep.node_socket
 
 
 def test_folders_of_sockets_with_long_paths_go_too(tmp_path: Path) -> None:
-    layout = Layout(tmp_path / ("long" * 30))
-    peers = (layout.folder("dispatcher") / "peers").resolve()
+    paths = StatePaths(tmp_path / ("long" * 30))
+    peers = (paths.folder("dispatcher") / "peers").resolve()
     elsewhere = socket_folder(peers, "4242-0.sock", peers)
     assert elsewhere == temporary_folder(peers)
     assert socket_folder(Path("/s"), "4242-0.sock", peers) == Path("/s")
     elsewhere.mkdir(mode=0o700)
     (elsewhere / "4242-0.sock").touch()
-    forget(layout)
+    remove_runtime_files(paths)
     assert not elsewhere.exists()
 
 
 def test_the_sockets_of_killed_workers_go(tmp_path: Path) -> None:
-    layout = Layout(tmp_path)
-    peers = layout.folder("dispatcher") / "peers"
+    paths = StatePaths(tmp_path)
+    peers = paths.folder("dispatcher") / "peers"
     peers.mkdir(parents=True)
     (peers / "4242-0.sock").touch()
-    forget(layout)
+    remove_runtime_files(paths)
     assert not peers.exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trefoil.cli import processes
-from trefoil.cli.processes import Child, Command
+from trefoil.cli.processes import ChildProcess, Command
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.proc import Identity
 
@@ -23,8 +23,8 @@ PARENT = (
 )
 
 
-def child(tmp_path: Path, code: str, launch_id: str, grace_s: float = 5.0) -> Child:
-    return Child(
+def child(tmp_path: Path, code: str, launch_id: str, grace_s: float = 5.0) -> ChildProcess:
+    return ChildProcess(
         Command("it", (sys.executable, "-c", code), tmp_path / "it.log", stop_grace_s=grace_s), launch_id, CLOCK
     )
 
@@ -35,7 +35,7 @@ def launch_id() -> str:
     return secrets.token_hex(8)
 
 
-async def until_up(one: Child) -> None:
+async def until_up(one: ChildProcess) -> None:
     while "up" not in one.last_lines():
         await asyncio.sleep(0.02)
 
@@ -57,10 +57,10 @@ async def test_a_stubborn_child_is_killed_after_the_grace(tmp_path: Path) -> Non
 
 
 async def test_hurry_does_not_wait_for_the_grace(tmp_path: Path) -> None:
-    one = child(tmp_path, STUBBORN, "hurry", grace_s=60.0)
+    one = child(tmp_path, STUBBORN, "kill_now", grace_s=60.0)
     await until_up(one)
     async with asyncio.timeout(30):
-        assert not await one.stop(hurry=lambda: True)
+        assert not await one.stop(kill_now=lambda: True)
 
 
 async def test_a_grandchild_in_a_session_of_its_own_is_found_and_swept(tmp_path: Path, launch_id: str) -> None:
@@ -69,7 +69,7 @@ async def test_a_grandchild_in_a_session_of_its_own_is_found_and_swept(tmp_path:
     assert len(processes.descendants(launch_id)) == 2
     await one.stop()
     assert len(processes.descendants(launch_id)) == 1, "it has left the group"
-    assert len(await processes.sweep(launch_id, CLOCK)) == 1
+    assert len(await processes.kill_leftovers(launch_id, CLOCK)) == 1
     assert processes.descendants(launch_id) == []
 
 
@@ -83,13 +83,13 @@ async def test_a_child_is_found_at_every_moment_of_its_start(tmp_path: Path, lau
 
 async def test_the_kernel_stops_children_of_a_killed_launcher(tmp_path: Path, launch_id: str) -> None:
     launcher = (
-        "import sys, time; from pathlib import Path; from trefoil.cli.processes import Child, Command;"
+        "import sys, time; from pathlib import Path; from trefoil.cli.processes import ChildProcess, Command;"
         "from trefoil.runtime.clock import WallClock;"
-        "c = Child(Command('x', (sys.executable, '-c', 'import time; time.sleep(60)'), Path(sys.argv[1])),"
+        "c = ChildProcess(Command('x', (sys.executable, '-c', 'import time; time.sleep(60)'), Path(sys.argv[1])),"
         " sys.argv[2], WallClock()); print('up', flush=True); time.sleep(60)"
     )
     argv = (sys.executable, "-c", launcher, str(tmp_path / "x.log"), launch_id)
-    one = Child(Command("launcher", argv, tmp_path / "launcher.log"), "outer", CLOCK)
+    one = ChildProcess(Command("launcher", argv, tmp_path / "launcher.log"), "outer", CLOCK)
     await until_up(one)
     assert len(processes.descendants(launch_id)) == 1
     os.kill(one.pid, signal.SIGKILL)

@@ -23,7 +23,7 @@ PER_RUN = {
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return report.render(recorded.report(), {name: recorded.series(name) for name in recorded.NAMES})
+    return report.report_html(recorded.report(), {name: recorded.series(name) for name in recorded.NAMES})
 
 
 def test_report_json_has_the_promised_fields() -> None:
@@ -44,14 +44,14 @@ def test_savings_are_of_grams_per_request() -> None:
 
 
 def test_a_written_report_reads_back(tmp_path: Path) -> None:
-    report.write(tmp_path, recorded.report(), {})
+    report.write_report(tmp_path, recorded.report(), {})
     assert read_report(tmp_path / "report.json") == recorded.report()
     json.loads((tmp_path / "report.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
 
 
 def test_without_a_meter_joules_grams_and_savings_are_null_not_zero(tmp_path: Path) -> None:
     unmetered = recorded.report(metered=False)
-    report.write(tmp_path, unmetered, {name: recorded.series(name, metered=False) for name in recorded.NAMES})
+    report.write_report(tmp_path, unmetered, {name: recorded.series(name, metered=False) for name in recorded.NAMES})
     values = json.loads((tmp_path / "report.json").read_text())
     for name in recorded.NAMES:
         assert values[name]["joules_per_request"] is None
@@ -102,7 +102,7 @@ def test_text_from_a_planner_cannot_become_markup() -> None:
     nasty = [type(one.events[0])(1.0, None, "load", "<script>alert(1)</script>", "", 0, True)]
     series = {name: recorded.series(name) for name in recorded.NAMES}
     series["exact"] = type(one)(**{f: getattr(one, f) for f in one.__dataclass_fields__} | {"events": nasty})
-    assert "<script>" not in report.render(recorded.report(), series)
+    assert "<script>" not in report.report_html(recorded.report(), series)
 
 
 def explored() -> Report:
@@ -114,19 +114,19 @@ def explored() -> Report:
 
 
 def test_a_report_without_exact_is_of_the_policy_named_last(tmp_path: Path) -> None:
-    report.write(tmp_path, explored(), {"base": recorded.series("base"), "clover": recorded.series("exact")})
+    report.write_report(tmp_path, explored(), {"base": recorded.series("base"), "clover": recorded.series("exact")})
     assert read_report(tmp_path / "report.json") == explored()
     assert json.loads((tmp_path / "report.json").read_text())["clover"]["exploration"]["spent_j"] == 41_250.0
     page = (tmp_path / "report.html").read_text()
     assert "clover against base" in page
     assert "41,250 J" in page
-    lines = "\n".join(report.plain_lines(explored()))
+    lines = "\n".join(report.report_lines(explored()))
     assert "saving of clover against base: +37.1 %" in lines
     assert "evaluations, refused, broken off: base=-  clover=9, 1, 1" in lines
-    assert "exploration" not in "\n".join(report.plain_lines(recorded.report()))
+    assert "exploration" not in "\n".join(report.report_lines(recorded.report()))
 
 
 def test_both_savings_are_printed_whatever_their_sign() -> None:
-    lines = "\n".join(report.plain_lines(recorded.report()))
+    lines = "\n".join(report.report_lines(recorded.report()))
     assert "against base: +37.1 %" in lines
     assert "against static_mix: +8.3 %" in lines

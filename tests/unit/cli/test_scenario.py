@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trefoil.cli.scenario import Carbon, Load, Ports, Scenario, System, against_base, load_system
+from trefoil.cli.scenario import Carbon, Load, Ports, Scenario, System, load_system, overrides_against_base
 from trefoil.core.errors import NotFound, SettingError
 
 SHIPPED = Path(__file__).parents[3] / "deploy" / "config"
@@ -63,18 +63,18 @@ def test_any_two_policies_may_be_compared(tmp_path: Path) -> None:
     assert demo(tmp_path, "policies = ['base', 'static_mix']").policies == ("base", "static_mix")
 
 
-def test_a_policy_against_base_gets_longer_steps_when_it_measures(tmp_path: Path) -> None:
-    overrides = against_base("clover", "artifact")
+def test_a_policy_against_base_gets_longer_steps_when_it_measures_candidates(tmp_path: Path) -> None:
+    overrides = overrides_against_base("clover", "artifact")
     scenario = demo(tmp_path, **overrides)
     assert scenario.policies == ("base", "clover")
     assert scenario.preset == "artifact"
     assert scenario.carbon.steps <= 6
     assert 2 * scenario.duration_s + 120 < 15 * 60
-    assert demo(tmp_path, **against_base("exact")).duration_s == demo(tmp_path).duration_s
+    assert demo(tmp_path, **overrides_against_base("exact")).duration_s == demo(tmp_path).duration_s
     with pytest.raises(SettingError, match="artifact"):
-        against_base("exact", "artifact")
+        overrides_against_base("exact", "artifact")
     with pytest.raises(NotFound, match="clover"):
-        against_base("best")
+        overrides_against_base("best")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_compressed_load_keeps_its_shape(duration_s: float) -> None:
 
 def test_quick_plays_fewer_steps_of_the_same_length(tmp_path: Path) -> None:
     whole = demo(tmp_path)
-    quick = whole.quick(3)
+    quick = whole.shortened(3)
     assert quick.carbon.steps == 3
     assert quick.carbon.speedup == whole.carbon.speedup
     assert quick.duration_s == 21.0

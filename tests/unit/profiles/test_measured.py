@@ -10,20 +10,28 @@ from protos.power_agent.v1 import power_agent_pb2
 from trefoil.core.common import Basis
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.errors import CatalogError, NotFound, SettingError
-from trefoil.profiler.meter import EnergyLog, Metered, active_j, metered
-from trefoil.profiler.session import Asked, Session, Where
-from trefoil.profiler.table import Measured, Origin, chosen, estimated_j, monotone, profile_text, write_profile
+from trefoil.profiler.meter import EnergyLog, MeteredEnergy, active_j_per_batch, energy_between
+from trefoil.profiler.session import MeasuredSlice, ProfileSpec, Session
+from trefoil.profiler.table import (
+    ProfilePoint,
+    Provenance,
+    estimated_j,
+    profile_text,
+    raise_to_monotone,
+    selected_variants,
+    write_profile,
+)
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.repository import load_family
 
 FOLDER = Path(__file__).resolve().parents[3] / "model_repository" / "digits"
-ORIGIN = Origin("a test", "2026-11-21", "abc1234", simulated=False)
+ORIGIN = Provenance("a test", "2026-11-21", "abc1234", simulated=False)
 FAMILY, _ = load_family(FOLDER)
-POINT = Measured("cpu:2", "cpu:1", "digits-xs", 1, 0, (1.0, 2.0, 3.0), 900.0, 0.01, 16, 500)
+POINT = ProfilePoint("cpu:2", "cpu:1", "digits-xs", 1, 0, (1.0, 2.0, 3.0), 900.0, 0.01, 16, 500)
 
 
-def every_variant(*points: Measured) -> list[Measured]:
+def every_variant(*points: ProfilePoint) -> list[ProfilePoint]:
     return [replace(point, variant=variant.name) for variant in FAMILY.variants for point in points]
 
 
@@ -36,8 +44,8 @@ def sample(starts_at_s: float, joules: float, method: EnergyMethod = EnergyMetho
 def test_only_whole_samples_of_this_device_inside_the_window_count() -> None:
     samples = [sample(float(s), 10.0 * s) for s in range(8)]
     samples.append(replace(sample(3.0, 1000.0), device="n/gpu1"))
-    found = metered(samples, "n/gpu0", 2.5, 6.2)
-    assert found == Metered(10.0 * (3 + 4 + 5), 3.0, False)
+    found = energy_between(samples, "n/gpu0", 2.5, 6.2)
+    assert found == MeteredEnergy(10.0 * (3 + 4 + 5), 3.0, False)
     assert found is not None
     assert found.watts == 40.0
 
@@ -62,11 +70,13 @@ class BusyAgent:
 async def test_a_busy_agent_s_long_and_late_samples_are_waited_for(length_s, late_s) -> None:
     clock = ManualClock()
     log = EnergyLog(BusyAgent(clock, length_s, late_s))
-    asked = Asked(FAMILY, FOLDER, ("digits-xs",), (1,), (), 0.5)
-    session = Session(asked, clock, log, print, [])
+    spec = ProfileSpec(FAMILY, FOLDER, ("digits-xs",), (1,), (), 0.5)
+    session = Session(spec, clock, log, print, [])
     await asyncio.sleep(0)
     await clock.advance(late_s + length_s + 0.3)
-    measured = asyncio.create_task(session._covered(Where("n/gpu0", "A100", "1g.5gb", 0), session._rest))
+    measured = asyncio.create_task(
+        session.measure_with_energy(MeasuredSlice("n/gpu0", "A100", "1g.5gb", 0), session.idle_window)
+    )
     for _ in range(600):
         await clock.advance(0.1)
     window, energy = await asyncio.wait_for(measured, 5)
@@ -78,11 +88,13 @@ async def test_a_busy_agent_s_long_and_late_samples_are_waited_for(length_s, lat
 
 def test_no_meter_and_too_short_a_window_are_unknown_not_zero() -> None:
     samples = [sample(float(s), 10.0) for s in range(8)]
-    assert metered(samples, "n/gpu0", 2.0, 3.9) is None
-    assert metered([], "n/gpu0", 0.0, 10.0) is None
-    assert metered([sample(float(s), 0.0, EnergyMethod.NONE) for s in range(8)], "n/gpu0", 0.0, 8.0) is None
-    assert active_j(None, Metered(10.0, 2.0, False), 5.0) is None
-    assert active_j(Metered(100.0, 2.0, False), Metered(300.0, 2.0, False), 20.0) == pytest.approx(5.0)
+    assert energy_between(samples, "n/gpu0", 2.0, 3.9) is None
+    assert energy_between([], "n/gpu0", 0.0, 10.0) is None
+    assert energy_between([sample(float(s), 0.0, EnergyMethod.NONE) for s in range(8)], "n/gpu0", 0.0, 8.0) is None
+    assert active_j_per_batch(None, MeteredEnergy(10.0, 2.0, False), 5.0) is None
+    assert active_j_per_batch(
+        MeteredEnergy(100.0, 2.0, False), MeteredEnergy(300.0, 2.0, False), 20.0
+    ) == pytest.approx(5.0)
 
 
 def test_the_file_is_read_back_with_its_provenance(tmp_path: Path) -> None:
@@ -116,7 +128,7 @@ def test_simulated_joules_are_synthetic() -> None:
 
 def test_noise_that_makes_a_larger_batch_cheaper_is_raised_and_counted() -> None:
     low = replace(POINT, batch=2, latency_ms=(0.9, 2.5, 2.6), energy_active_j=0.005)
-    rows, raised = monotone([low, POINT])
+    rows, raised = raise_to_monotone([low, POINT])
     assert raised == 1
     assert rows[1].latency_ms == (1.0, 2.5, 3.0)
     assert rows[1].energy_active_j == 0.01
@@ -135,12 +147,12 @@ def test_a_file_that_would_be_refused_is_not_kept(tmp_path: Path) -> None:
     [("batches", (0,)), ("batches", ()), ("rates", (2.0,)), ("window_s", 0.0)],
 )
 def test_what_cannot_be_measured_is_refused(field: str, values: object) -> None:
-    asked = Asked(FAMILY, FOLDER, ("digits-xs",), (1,), (0.5,), 1.0)
+    spec = ProfileSpec(FAMILY, FOLDER, ("digits-xs",), (1,), (0.5,), 1.0)
     with pytest.raises(SettingError, match="Remedy"):
-        replace(asked, **{field: values})  # type: ignore[arg-type]
+        replace(spec, **{field: values})  # type: ignore[arg-type]
 
 
 def test_unknown_variants_are_named() -> None:
-    assert chosen(FAMILY, []) == [variant.name for variant in FAMILY.variants]
+    assert selected_variants(FAMILY, []) == [variant.name for variant in FAMILY.variants]
     with pytest.raises(NotFound, match="digits-xxl"):
-        chosen(FAMILY, ["digits-xxl"])
+        selected_variants(FAMILY, ["digits-xxl"])

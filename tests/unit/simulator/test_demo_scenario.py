@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trefoil.cli.arrivals import schedule
-from trefoil.cli.player import Played
+from trefoil.cli.player import LoadPlan
 from trefoil.cli.scenario import Scenario, Slo, load_system
 from trefoil.simulator.demo import arrivals_s, demo_scenario, simulate_demo
 
@@ -21,7 +21,7 @@ def demo(**more: object) -> Scenario:
 
 def test_arrivals_are_those_that_the_player_sends():
     settings = demo()
-    played = Played(settings.load.points(settings.duration_s), settings.warmup_s, "", "digits", settings.seed)
+    played = LoadPlan(settings.load.points(settings.duration_s), settings.warmup_s, "", "digits", settings.seed)
     sent_s = schedule(played.spec().arrivals, 100, (1,), settings.seed).times_s
     assert np.allclose(arrivals_s(settings), sent_s - settings.warmup_s)
     assert arrivals_s(settings)[0] < 0 < arrivals_s(settings)[-1] < settings.duration_s

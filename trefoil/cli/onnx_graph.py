@@ -1,11 +1,9 @@
-"""Tensor names of an ONNX file: read them, and give a copy others.
+"""Inputs and outputs of an ONNX file: names, types and shapes.
 
-Reads the few fields of ONNX's protobuf that are needed (onnx.proto3 of onnx/onnx; protobuf keeps what it does not
-know), so that the package onnx need not be installed. A tensor gets its new name by one Identity node between the new
-name and the old one: no other node, and no subgraph, has to be touched.
+Reads the few fields of ONNX's protobuf that are needed (onnx.proto3 of onnx/onnx; protobuf skips what it does not
+know), so that the package onnx need not be installed.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,9 +29,7 @@ FIELDS: Final[dict[str, dict[str, tuple[int, str, bool]]]] = {
     "Type": {"tensor_type": (1, "Tensor", False)},
     "Value": {"name": (1, "string", False), "type": (2, "Type", False)},
     "Weights": {"name": (8, "string", False)},
-    "Node": {"input": (1, "string", True), "output": (2, "string", True), "op_type": (4, "string", False)},
     "Graph": {
-        "node": (1, "Node", True),
         "initializer": (5, "Weights", True),
         "input": (11, "Value", True),
         "output": (12, "Value", True),
@@ -44,7 +40,7 @@ FIELDS: Final[dict[str, dict[str, tuple[int, str, bool]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One input or output of a graph; `dims` with the batch dimension, -1 = any."""
+    """Name, type and shape of one input or output of a graph; `dims` with the batch dimension, -1 = any."""
 
     name: str
     data_type: str
@@ -53,7 +49,7 @@ class TensorInfo:
 
 @cache
 def _model_class() -> Any:
-    """The message class of a model, with these fields only."""
+    """The protobuf class of a model, with the fields of FIELDS only."""
     field_type = descriptor_pb2.FieldDescriptorProto
     scalars = {"int32": field_type.TYPE_INT32, "int64": field_type.TYPE_INT64, "string": field_type.TYPE_STRING}
     file = descriptor_pb2.FileDescriptorProto(name="trefoil_onnx_view.proto", package=PACKAGE, syntax="proto2")
@@ -71,7 +67,7 @@ def _model_class() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.Model"))
 
 
-def _read(path: Path) -> Any:
+def _read_model(path: Path) -> Any:
     try:
         model = _model_class().FromString(path.read_bytes())
     except DecodeError as error:
@@ -81,56 +77,21 @@ def _read(path: Path) -> Any:
     return model
 
 
-def tensors(path: Path) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    """Inputs and outputs of a graph; weights that older files list among the inputs are left out.
+def graph_tensors(path: Path) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    """Inputs and outputs of an ONNX graph; weights that older files list among the inputs are left out.
 
     Raises:
         CatalogError: it is no ONNX model.
         OSError: it cannot be read.
     """
-    graph = _read(path).graph
+    graph = _read_model(path).graph
     weights = {one.name for one in graph.initializer}
-    return tuple(_info(v) for v in graph.input if v.name not in weights), tuple(_info(v) for v in graph.output)
+    return tuple(_tensor_info(v) for v in graph.input if v.name not in weights), tuple(
+        _tensor_info(v) for v in graph.output
+    )
 
 
-def _info(value: Any) -> TensorInfo:
+def _tensor_info(value: Any) -> TensorInfo:
     tensor = value.type.tensor_type
     dims = tuple(dim.dim_value if dim.HasField("dim_value") else ANY for dim in tensor.shape.dim)
     return TensorInfo(value.name, TYPES.get(tensor.elem_type, f"ONNX type {tensor.elem_type}"), dims)
-
-
-def renamed(path: Path, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> bytes:
-    """The graph with its tensors under new names (old -> new; names that stay need no entry).
-
-    Raises:
-        CatalogError: it is no ONNX model, or has another tensor of a new name inside.
-    """
-    model = _read(path)
-    graph = model.graph
-    inside = {name for node in graph.node for name in node.output} | {one.name for one in graph.initializer}
-    inside |= {value.name for value in graph.input}
-    for old, new in (*inputs.items(), *outputs.items()):
-        if old != new and new in inside:
-            raise CatalogError(
-                f"{path}: {old} cannot become {new}, because the graph has another tensor of that name inside",
-                field="name",
-                value=old,
-                remedy="export it again with the family's names",
-            )
-    before = [_identity(new, old) for old, new in inputs.items() if old != new]
-    after = [_identity(old, new) for old, new in outputs.items() if old != new]
-    for values, names in ((graph.input, inputs), (graph.output, outputs)):
-        for value in values:
-            value.name = names.get(value.name, value.name)
-    nodes = [*before, *graph.node, *after]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    return bytes(model.SerializeToString())
-
-
-def _identity(source: str, target: str) -> Any:
-    node = type(_model_class()().graph.node.add())()
-    node.input.append(source)
-    node.output.append(target)
-    node.op_type = "Identity"
-    return node

@@ -7,52 +7,52 @@ import signal
 import pytest
 
 from trefoil.cli import interrupt
-from trefoil.cli.interrupt import Interrupts, uncancellable
+from trefoil.cli.interrupt import ShutdownSignals, run_until_signal, uncancellable
 
 
 @pytest.mark.parametrize("number", interrupt.SIGNALS)
 def test_a_signal_cancels_and_gives_the_shells_exit_code(number: int) -> None:
-    async def main(_: Interrupts) -> int:
+    async def main(_: ShutdownSignals) -> int:
         os.kill(os.getpid(), number)
         await asyncio.sleep(30)
         return 0
 
-    assert interrupt.run(main) == 128 + number
+    assert run_until_signal(main) == 128 + number
 
 
 def test_without_a_signal_the_result_is_the_exit_code() -> None:
-    async def main(_: Interrupts) -> int:
+    async def main(_: ShutdownSignals) -> int:
         return 7
 
-    assert interrupt.run(main) == 7
+    assert run_until_signal(main) == 7
 
 
 def test_teardown_survives_more_signals_and_is_told_to_hurry() -> None:
     steps: list[str] = []
 
-    async def teardown(interrupts: Interrupts) -> None:
-        steps.append(f"patient {not interrupts.hurry}")
+    async def teardown(signals: ShutdownSignals) -> None:
+        steps.append(f"patient {not signals.kill_now}")
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(0.05)
-        steps.append(f"hurried {interrupts.hurry}")
+        steps.append(f"hurried {signals.kill_now}")
 
-    async def main(interrupts: Interrupts) -> int:
+    async def main(signals: ShutdownSignals) -> int:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.sleep(30)
         finally:
-            await uncancellable(teardown(interrupts))
+            await uncancellable(teardown(signals))
         return 0
 
-    assert interrupt.run(main) == 128 + signal.SIGTERM
+    assert run_until_signal(main) == 128 + signal.SIGTERM
     assert steps == ["patient True", "hurried True"]
 
 
 def test_a_swallowed_cancellation_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupt, "INSIST_S", 0.05)
+    monkeypatch.setattr(interrupt, "CANCEL_AGAIN_S", 0.05)
     asked = 0
 
-    async def main(_: Interrupts) -> int:
+    async def main(_: ShutdownSignals) -> int:
         nonlocal asked
         os.kill(os.getpid(), signal.SIGINT)
         try:
@@ -62,7 +62,7 @@ def test_a_swallowed_cancellation_is_repeated(monkeypatch: pytest.MonkeyPatch) -
         await asyncio.sleep(30)
         return 0
 
-    assert interrupt.run(main) == 130
+    assert run_until_signal(main) == 130
     assert asked == 1
 
 

@@ -1,11 +1,11 @@
-"""What the recorder makes of a run: power and grams of what was metered, nothing invented, plans in words."""
+"""What the monitor makes of a run: power and grams of what was metered, nothing invented, plans in words."""
 
 import asyncio
 
 import pytest
 
 from trefoil.cli import recorder
-from trefoil.cli.recorder import grams_by_second, in_words, power_by_second, stopped
+from trefoil.cli.recorder import cancel_and_wait, grams_by_second, plan_text, power_by_second
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
@@ -60,13 +60,13 @@ def test_a_plan_in_words_counts_equal_slices_and_names_sleep() -> None:
         PlannedDevice(GPU, DeviceState.AWAKE, slices),
         PlannedDevice("node0/gpu1", DeviceState.ASLEEP),
     )
-    assert in_words((NodePlan(node="node0", devices=devices),)) == "gpu0: 2x 1g.5gb digits-m; gpu1: asleep"
+    assert plan_text((NodePlan(node="node0", devices=devices),)) == "gpu0: 2x 1g.5gb digits-m; gpu1: asleep"
 
 
 async def test_a_background_task_is_stopped_even_where_one_cancellation_is_swallowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recorder, "INSIST_S", 0.02)
+    monkeypatch.setattr(recorder, "CANCEL_AGAIN_S", 0.02)
 
     async def swallows_one() -> None:
         try:
@@ -76,7 +76,7 @@ async def test_a_background_task_is_stopped_even_where_one_cancellation_is_swall
 
     task = asyncio.create_task(swallows_one())
     await asyncio.sleep(0)
-    await stopped(task)
+    await cancel_and_wait(task)
     assert task.cancelled()
 
 
@@ -87,4 +87,4 @@ async def test_the_failure_of_a_background_task_is_raised() -> None:
     task = asyncio.create_task(fails())
     await asyncio.sleep(0)
     with pytest.raises(ValueError, match="it"):
-        await stopped(task)
+        await cancel_and_wait(task)

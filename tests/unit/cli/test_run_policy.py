@@ -8,16 +8,16 @@ import pytest
 
 from trefoil.cli import play
 from trefoil.cli.loadgen import LEAD_S
-from trefoil.cli.player import Played
+from trefoil.cli.player import LoadPlan
 from trefoil.core.errors import StartError
 from trefoil.runtime.clock import ManualClock
 
-PLAYED = Played(((0.0, 26.0), (10.0, 26.0)), 2.0, "images.npz", "digits", 7)
+PLAN = LoadPlan(((0.0, 26.0), (10.0, 26.0)), 2.0, "images.npz", "digits", 7)
 STEP_S = 5.0
 
 
 class World:
-    """A feed whose restarts take so long, one after another; players that say when they will begin."""
+    """A feed whose restarts take so long, one after another; loads that say when they will begin."""
 
     def __init__(self, feed_takes_s: list[float]) -> None:
         self.clock = ManualClock(1000.0)
@@ -38,7 +38,9 @@ class World:
             raise StartError("died", field="carbon_feed")
         self.clock.move(self.feed_takes_s.pop(0))
 
-    def player(self, played: Played, target: str, folder: Path, launch_id: str, clock: Any, lead_s: float) -> Any:
+    def load_process(
+        self, played: LoadPlan, target: str, folder: Path, launch_id: str, clock: Any, lead_s: float
+    ) -> Any:
         self.leads_s.append(lead_s)
 
         async def started_at_s() -> float:
@@ -50,16 +52,16 @@ class World:
         return SimpleNamespace(started_at_s=started_at_s, stop=stop)
 
     async def begin(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> float:
-        monkeypatch.setattr(play, "Player", self.player)
+        monkeypatch.setattr(play, "LoadProcess", self.load_process)
         launch: Any = SimpleNamespace(addresses={"inference": ""}, launch_id="it", state_dir="/state")
         launcher: Any = self
-        _, starts_at_s = await play.begin(self.setup, launcher, launch, PLAYED, folder)
+        _, starts_at_s = await play.start_load_and_trace(self.setup, launcher, launch, PLAN, folder)
         return starts_at_s
 
 
 async def test_a_feed_that_is_up_before_the_first_step_ends_begins_with_the_load(monkeypatch, tmp_path):
     world = World([6.0])
-    assert await world.begin(monkeypatch, tmp_path) == world.starts_s[-1] == 1000.0 + LEAD_S + PLAYED.warmup_s
+    assert await world.begin(monkeypatch, tmp_path) == world.starts_s[-1] == 1000.0 + LEAD_S + PLAN.warmup_s
     assert (world.leads_s, world.stopped, world.said) == ([LEAD_S], 0, [])
 
 
@@ -67,7 +69,7 @@ async def test_a_load_waits_for_a_feed_that_would_miss_a_step(monkeypatch, tmp_p
     world = World([14.0, 20.0])
     starts_at_s = await world.begin(monkeypatch, tmp_path)
     assert world.leads_s == [LEAD_S, 28.0]
-    assert starts_at_s == world.starts_s[-1] == 1014.0 + 28.0 + PLAYED.warmup_s
+    assert starts_at_s == world.starts_s[-1] == 1014.0 + 28.0 + PLAN.warmup_s
     assert world.clock.now_s() < starts_at_s
     assert world.stopped == 1, "the first load does not go on"
     assert "took 14.0 s to start" in world.said[0]

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from trefoil.cli.load_result import LoadResult, Record
-from trefoil.cli.player import Played, last_answer_s, read_result, without_warmup
+from trefoil.cli.player import LoadPlan, last_answer_at_s, read_load_result, without_warmup
 
 POINTS = ((0.0, 26.0), (10.0, 26.0), (12.0, 52.0), (20.0, 52.0))
-PLAYED = Played(POINTS, 6.0, "images.npz", "digits", 7)
+PLAN = LoadPlan(POINTS, 6.0, "images.npz", "digits", 7)
 
 
 def result() -> LoadResult:
@@ -17,19 +17,19 @@ def result() -> LoadResult:
 
 
 def test_the_warm_up_is_a_prefix_at_the_first_rate() -> None:
-    points = PLAYED.spec().arrivals.points  # type: ignore[union-attr]
+    points = PLAN.spec().arrivals.points  # type: ignore[union-attr]
     assert points == ((0.0, 26.0), (6.0, 26.0), (16.0, 26.0), (18.0, 52.0), (26.0, 52.0))
-    assert PLAYED.duration_s == 20.0
+    assert PLAN.duration_s == 20.0
 
 
 def test_the_same_seed_offers_the_same_arrivals_to_every_policy() -> None:
-    first, second = (PLAYED.spec().arrivals.times_s(PLAYED.seed) for _ in range(2))
+    first, second = (PLAN.spec().arrivals.times_s(PLAN.seed) for _ in range(2))
     assert first.tolist() == second.tolist()
 
 
 @pytest.mark.parametrize(("at_s", "rate"), [(-3.0, 26.0), (5.0, 26.0), (11.0, 39.0), (19.0, 52.0), (99.0, 52.0)])
 def test_the_offered_rate_is_known_at_every_second(at_s: float, rate: float) -> None:
-    assert PLAYED.rate_per_s(at_s) == pytest.approx(rate)
+    assert PLAN.rate_per_s(at_s) == pytest.approx(rate)
 
 
 def test_without_the_warm_up_time_counts_from_its_end() -> None:
@@ -40,9 +40,9 @@ def test_without_the_warm_up_time_counts_from_its_end() -> None:
 
 
 def test_a_run_ends_with_its_last_answer() -> None:
-    assert last_answer_s(result()) == pytest.approx(1000.0 + 25.99 + 0.03)
+    assert last_answer_at_s(result()) == pytest.approx(1000.0 + 25.99 + 0.03)
 
 
 def test_a_written_result_reads_back(tmp_path: Path) -> None:
     result().write(tmp_path / "load.json", slo_ms=75.0)
-    assert read_result(tmp_path / "load.json") == result()
+    assert read_load_result(tmp_path / "load.json") == result()
