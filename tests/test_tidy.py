@@ -1,6 +1,7 @@
 """House rules as tests: what a reviewer would otherwise have to remember."""
 
 import ast
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -25,10 +26,17 @@ def tracked(*patterns: str) -> list[Path]:
     return [ROOT / name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
 
 
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    """A module, parsed once for all rules."""
+    return ast.parse(path.read_text())
+
+
 def sources() -> list[Path]:
     return [p for p in tracked("*.py") if "_pb2" not in p.name]
 
 
+@functools.cache
 def product() -> list[Path]:
     return [p for p in sources() if p.relative_to(ROOT).parts[0] in PACKAGES]
 
@@ -41,7 +49,7 @@ def test_files_fit_in_the_head():
 def test_functions_fit_on_a_screen():
     long = []
     for path in product():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 if lines > FUNCTION_LINES_MAX:
@@ -53,7 +61,7 @@ def test_every_module_says_what_it_is():
     bare = [
         str(p.relative_to(ROOT))
         for p in product()
-        if p.read_text().strip() and not ast.get_docstring(ast.parse(p.read_text()))
+        if p.read_text().strip() and not ast.get_docstring(tree(p))
     ]
     assert not bare
 
@@ -73,7 +81,7 @@ def test_no_exception_is_swallowed():
     silent = []
     for path in product():
         lines = path.read_text().splitlines()
-        for node in ast.walk(ast.parse("\n".join(lines))):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.ExceptHandler) and len(node.body) == 1 and isinstance(node.body[0], ast.Pass):
                 near = "".join(lines[node.lineno - 1 : node.body[0].lineno])
                 if "#" not in near:
