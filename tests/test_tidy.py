@@ -58,11 +58,7 @@ def test_functions_fit_on_a_screen():
 
 
 def test_every_module_says_what_it_is():
-    bare = [
-        str(p.relative_to(ROOT))
-        for p in product()
-        if p.read_text().strip() and not ast.get_docstring(tree(p))
-    ]
+    bare = [str(p.relative_to(ROOT)) for p in product() if p.read_text().strip() and not ast.get_docstring(tree(p))]
     assert not bare
 
 
