@@ -84,6 +84,7 @@ def study_of(played):
     return study
 
 
+@pytest.mark.long
 def test_a_threshold_is_judged_by_the_last_hour_of_runs_that_begin_at_different_times(played, monkeypatch):
     monkeypatch.setattr(sweeps, "LAMBDAS", (0.1,))
     monkeypatch.setattr(sweeps, "LOSSES_PCT", (0.4,))
@@ -95,6 +96,7 @@ def test_a_threshold_is_judged_by_the_last_hour_of_runs_that_begin_at_different_
     assert found["lambda"]["0.1"]["evaluations"] > 0
 
 
+@pytest.mark.long
 def test_who_fails_the_slo_is_not_ranked_and_plans_are_held_to_clovers_accuracy_of_the_case(played, monkeypatch):
     monkeypatch.setattr(sweeps, "TURNS", {"nothing turned": {}, "faster": {"latency": (("1g.5gb", 0.7),)}})
     monkeypatch.setattr(sweeps, "SERVED_MIN", 0.96)  # BASE keeps its own p95 for 0.94 of the requests
@@ -123,6 +125,7 @@ def test_a_ranking_calls_level_what_is_level():
     assert found["orders"]["c leads"] == ["c", "a", "b"]
 
 
+@pytest.mark.long
 def test_sweeps_leave_a_table_and_a_picture_each(played, monkeypatch, tmp_path):
     monkeypatch.setattr(sweeps, "LAMBDAS", (0.1, 0.9))
     monkeypatch.setattr(sweeps, "LOSSES_PCT", (1.0,))
