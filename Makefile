@@ -88,7 +88,7 @@ test-all: setup  ## every test there is, also long simulations and all with real
 	+@$(call lanes,check test-system test-node test-dispatcher test-agent test-quick)
 
 # Ends with the time of each lane and every flaky test of all lanes together.
-lanes = rm -rf out/tests; failed=0; $(if $(STALLS),$(BIN)/python -m tests.support.stalls) $(MAKE) --no-print-directory --keep-going -j3 --output-sync=line $(1) || failed=1; $(BIN)/python -m tests.support.flaky || failed=1; exit $$failed
+lanes = rm -rf out/tests; began=$$(date +%s); failed=0; $(if $(STALLS),$(BIN)/python -m tests.support.stalls) $(MAKE) --no-print-directory --keep-going -j3 --output-sync=line $(1) || failed=1; $(BIN)/python -m tests.support.flaky $$(($$(date +%s) - began)) || failed=1; exit $$failed
 
 SYSTEM_TESTS := tests/integration/system $(addprefix tests/integration/,test_demo.py test_demo_controls.py test_up_down.py test_exploring.py test_policy_seam_live.py)
 DISPATCHER_TESTS := tests/integration/conformance $(wildcard tests/integration/test_dispatcher*.py) tests/integration/test_overload.py

@@ -1,7 +1,7 @@
 """Plugin: a failed test with real processes is run once more. Passing then it is FLAKY; three of those fail the run.
 
 What starts no process is never run again. Each lane of `make test` leaves what came of it in a file (`--lane NAME`);
-`python -m tests.support.flaky` prints and judges them together.
+`python -m tests.support.flaky SECONDS` prints and judges them together.
 """
 
 import dataclasses
@@ -130,11 +130,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Reruns(config.getoption("--lane")), "reruns")
 
 
-def judge(folder: Path) -> int:
-    """Print the time of each lane and every flaky test of the whole run; 1 where those are too many."""
+def judge(folder: Path, took_s: str = "") -> int:
+    """Print the time of each lane, that of all, and every flaky test of the whole run; 1 where those are too many."""
     outcomes = [Outcome.read(path) for path in sorted(folder.glob("*.json"))]
     for outcome in outcomes:
         print(f"{outcome.lane}: {outcome.tests} tests in {outcome.seconds:.0f} s")
+    if took_s:
+        print(f"everything: {took_s} s")
     flaky = [flaky for outcome in outcomes for flaky in outcome.flaky]
     for one in flaky:
         print(one)
@@ -144,4 +146,4 @@ def judge(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(judge(FOLDER))
+    sys.exit(judge(FOLDER, *sys.argv[1:]))
