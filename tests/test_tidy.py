@@ -4,6 +4,7 @@ import ast
 import functools
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("trefoil", "controller", "dispatcher", "power_agent", "carbon_feed")
 LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
+PURE = {"core", "planners", "forecasters", "routers", "queues", "governors", "forecast"}
+"""Names of modules and folders that decide: no I/O, no clock, no logs."""
 UNFINISHED = re.compile(
     r"NotImplementedError|\bTODO\b|\bFIXME\b|\bXXX\b|\bHACK\b|type: ignore$|except: |except Exception: *pass"
 )
@@ -55,6 +58,21 @@ def test_functions_fit_on_a_screen():
                 if lines > FUNCTION_LINES_MAX:
                     long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} has {lines} lines")
     assert not long
+
+
+def test_cores_and_parts_are_held_pure_wherever_they_lie():
+    """Every `core` (a module or a folder) and every folder of parts stands in the contract that keeps I/O out."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    held = [
+        re.escape(module).replace(r"\*\*", ".+").replace(r"\*", "[^.]+") + r"(\..+)?"
+        for contract in contracts
+        if "asyncio" in contract.get("forbidden_modules", ())
+        for module in contract["source_modules"]
+    ]
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in product()}
+    pure = {name for name in names if name.rpartition(".")[2] in PURE}
+    loose = [name for name in sorted(pure) if not any(re.fullmatch(one, name) for one in held)]
+    assert not loose
 
 
 def test_every_module_says_what_it_is():
