@@ -102,10 +102,10 @@ QUICK_TESTS := tests/test_tidy.py tests/unit tests/property tests/contract tests
 PYTEST = $(BIN)/pytest --hypothesis-profile=ci --lane=$@
 
 gate-system: setup  ## of the gate: whole systems, by `trefoil up`
-	$(PYTEST) -m gate $(ARGS) $(GATE_SYSTEM_TESTS)
+	$(PYTEST) -m gate --timeout=600 $(ARGS) $(GATE_SYSTEM_TESTS)
 
 gate-service: setup  ## of the gate: single services with real Tritons, Redis, simulated node, Docker
-	nice -n 2 $(PYTEST) -m gate $(ARGS) $(filter-out $(GATE_SYSTEM_TESTS),$(GATE_TESTS))
+	nice -n 2 $(PYTEST) -m gate --timeout=600 $(ARGS) $(filter-out $(GATE_SYSTEM_TESTS),$(GATE_TESTS))
 
 gate-quick: setup  ## of the gate: house rules, units, properties, contracts, papers' numbers, simulations
 	nice -n 5 $(PYTEST) -m "not integration and not long" $(ARGS) $(QUICK_TESTS)
