@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup export-efficientnet demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak reproduce-clover test test-system test-node test-dispatcher test-agent test-quick fuzz check lint types imports protos lock clean
+.PHONY: help setup export-efficientnet demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak reproduce-clover test test-all gate-system gate-service gate-quick test-system test-node test-dispatcher test-agent test-quick fuzz check lint types imports protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -78,21 +78,40 @@ soak: setup  ## half an hour at 70 % load: the dispatcher's memory and descripto
 reproduce-clover: setup  ## CLOVER at equal load, five seeds, every figure (about two hours; ARGS=--quick: two minutes)
 	$(BIN)/trefoil reproduce clover $(ARGS)
 
-# Three lanes at once, because most tests wait: whole systems; the other services (nice, so that they do not disturb what the
-# first measures); the dispatcher, then the power agent. What needs no processes comes last. Each lane takes about as long.
-test: setup  ## lint, types, import contracts and every test (<= 25 minutes; each part prints when it is done)
-	+@$(MAKE) --no-print-directory --keep-going -j3 --output-sync=line check test-system test-node test-dispatcher test-agent test-quick
+# The gate. Three lanes at once, because most tests with real processes wait: whole systems; single services; what needs no
+# processes, which is nice, so that it does not disturb the others. A test with real processes that fails is run once more
+# (tests/support/flaky.py). STALLS=1 stops everything for a second now and then.
+test: setup  ## the gate: lint, types, contracts, units, properties, the harness, about 40 tests with real processes (<= 12 minutes)
+	+@$(call lanes,check gate-quick gate-system gate-service)
 
-SYSTEM_TESTS := $(addprefix tests/integration/,test_demo.py test_demo_controls.py test_up_down.py test_exploring.py)
+test-all: setup  ## every test there is, also long simulations and all with real processes (half an hour): before a large change is called done
+	+@$(call lanes,check test-system test-node test-dispatcher test-agent test-quick)
+
+# Ends with the time of each lane and every flaky test of all lanes together.
+lanes = rm -rf out/tests; began=$$(date +%s); failed=0; $(if $(STALLS),$(BIN)/python -m tests.support.stalls) $(MAKE) --no-print-directory --keep-going -j3 --output-sync=line $(1) || failed=1; $(BIN)/python -m tests.support.flaky $$(($$(date +%s) - began)) || failed=1; exit $$failed
+
+SYSTEM_TESTS := tests/integration/system $(addprefix tests/integration/,test_demo.py test_demo_controls.py test_up_down.py test_exploring.py test_policy_seam_live.py)
 DISPATCHER_TESTS := tests/integration/conformance $(wildcard tests/integration/test_dispatcher*.py) tests/integration/test_overload.py
 AGENT_TESTS := $(wildcard tests/integration/test_agent_*.py)
 NODE_TESTS := $(filter-out $(SYSTEM_TESTS) $(DISPATCHER_TESTS) $(AGENT_TESTS),$(wildcard tests/integration/test_*.py))
+GATE_TESTS = $(sort $(shell grep -rl --include='test_*.py' 'mark\.gate' tests))
+GATE_SYSTEM_TESTS = $(filter $(addsuffix %,$(SYSTEM_TESTS)),$(GATE_TESTS))
+QUICK_TESTS := tests/test_tidy.py tests/unit tests/property tests/contract tests/papers tests/simulation
 
 # Properties draw the same examples each time, so that a landing is judged by its own change; `make fuzz` draws others.
-PYTEST := $(BIN)/pytest --hypothesis-profile=ci
+PYTEST = $(BIN)/pytest --hypothesis-profile=ci --lane=$@
+
+gate-system: setup  ## of the gate: whole systems, by `trefoil up`
+	$(PYTEST) -m gate --timeout=600 $(ARGS) $(GATE_SYSTEM_TESTS)
+
+gate-service: setup  ## of the gate: single services with real Tritons, Redis, simulated node, Docker
+	nice -n 2 $(PYTEST) -m gate --timeout=600 $(ARGS) $(filter-out $(GATE_SYSTEM_TESTS),$(GATE_TESTS))
+
+gate-quick: setup  ## of the gate: house rules, units, properties, contracts, papers' numbers, simulations
+	nice -n 5 $(PYTEST) -m "not integration and not long" $(ARGS) $(QUICK_TESTS)
 
 test-system: setup  ## whole systems: `trefoil up`, the demo, clients, faults, energy, exploring
-	$(PYTEST) $(ARGS) tests/integration/system $(SYSTEM_TESTS)
+	$(PYTEST) $(ARGS) $(SYSTEM_TESTS)
 
 test-node: setup  ## other services with real processes: Redis, Triton, the simulated node, the controller, Docker
 	nice -n 5 $(PYTEST) $(ARGS) $(NODE_TESTS)
@@ -103,8 +122,8 @@ test-dispatcher: setup  ## the dispatcher in processes of its own, before real T
 test-agent: setup  ## the power agent: crashes at every step, random plans, faults, clocks
 	nice -n 3 $(PYTEST) $(ARGS) $(AGENT_TESTS)
 
-test-quick: setup  ## house rules, units, properties, contracts, papers' numbers, simulations
-	$(PYTEST) $(ARGS) tests/test_tidy.py tests/unit tests/property tests/contract tests/papers tests/simulation
+test-quick: setup  ## house rules, units, properties, contracts, papers' numbers, simulations, also long ones
+	$(PYTEST) $(ARGS) $(QUICK_TESTS)
 
 ROUNDS ?= 10
 fuzz: setup  ## every property, state machine and whole system in virtual time with other random examples (ROUNDS=10: about 40 minutes)

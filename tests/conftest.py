@@ -14,6 +14,7 @@ from tests.support.ports import free_ports
 from tests.support.redis_server import RedisServer
 from trefoil.runtime.state import State
 
+pytest_plugins = ["pytester", "tests.support.flaky"]
 _CLUSTERS = itertools.count()
 
 # A shell starts background jobs with SIGINT ignored, and whatever they start inherits that: programs that a test

@@ -1,8 +1,10 @@
 """House rules as tests: what a reviewer would otherwise have to remember."""
 
 import ast
+import functools
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("trefoil", "controller", "dispatcher", "power_agent", "carbon_feed")
 LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
+PURE = {"core", "planners", "forecasters", "routers", "queues", "governors", "forecast"}
+"""Names of modules and folders that decide: no I/O, no clock, no logs."""
 UNFINISHED = re.compile(
     r"NotImplementedError|\bTODO\b|\bFIXME\b|\bXXX\b|\bHACK\b|type: ignore$|except: |except Exception: *pass"
 )
@@ -25,10 +29,17 @@ def tracked(*patterns: str) -> list[Path]:
     return [ROOT / name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
 
 
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    """A module, parsed once for all rules."""
+    return ast.parse(path.read_text())
+
+
 def sources() -> list[Path]:
     return [p for p in tracked("*.py") if "_pb2" not in p.name]
 
 
+@functools.cache
 def product() -> list[Path]:
     return [p for p in sources() if p.relative_to(ROOT).parts[0] in PACKAGES]
 
@@ -41,7 +52,7 @@ def test_files_fit_in_the_head():
 def test_functions_fit_on_a_screen():
     long = []
     for path in product():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 if lines > FUNCTION_LINES_MAX:
@@ -49,12 +60,23 @@ def test_functions_fit_on_a_screen():
     assert not long
 
 
-def test_every_module_says_what_it_is():
-    bare = [
-        str(p.relative_to(ROOT))
-        for p in product()
-        if p.read_text().strip() and not ast.get_docstring(ast.parse(p.read_text()))
+def test_cores_and_parts_are_held_pure_wherever_they_lie():
+    """Every `core` (a module or a folder) and every folder of parts stands in the contract that keeps I/O out."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    held = [
+        re.escape(module).replace(r"\*\*", ".+").replace(r"\*", "[^.]+") + r"(\..+)?"
+        for contract in contracts
+        if "asyncio" in contract.get("forbidden_modules", ())
+        for module in contract["source_modules"]
     ]
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in product()}
+    pure = {name for name in names if name.rpartition(".")[2] in PURE}
+    loose = [name for name in sorted(pure) if not any(re.fullmatch(one, name) for one in held)]
+    assert not loose
+
+
+def test_every_module_says_what_it_is():
+    bare = [str(p.relative_to(ROOT)) for p in product() if p.read_text().strip() and not ast.get_docstring(tree(p))]
     assert not bare
 
 
@@ -73,7 +95,7 @@ def test_no_exception_is_swallowed():
     silent = []
     for path in product():
         lines = path.read_text().splitlines()
-        for node in ast.walk(ast.parse("\n".join(lines))):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.ExceptHandler) and len(node.body) == 1 and isinstance(node.body[0], ast.Pass):
                 near = "".join(lines[node.lineno - 1 : node.body[0].lineno])
                 if "#" not in near:

@@ -142,7 +142,11 @@ def test_a_plan_is_applied_when_its_clocks_are_in_force(cluster):
 
 # At its end the agent has 2.5 s for two changes a second apart: by a clock that runs ten times as fast, a machine that
 # stands still for a tenth of a second has taken them.
-@pytest.mark.parametrize(("cluster", "number"), [(1.0, signal.SIGTERM), (RATE, signal.SIGKILL)], indirect=["cluster"])
+@pytest.mark.parametrize(
+    ("cluster", "number"),
+    [(1.0, signal.SIGTERM), pytest.param(RATE, signal.SIGKILL, marks=pytest.mark.gate)],
+    indirect=["cluster"],
+)
 def test_the_end_of_the_agent_is_the_end_of_its_clocks(cluster, number):
     wanted = clocks(1, 0, 900)
     cluster.apply(wanted)

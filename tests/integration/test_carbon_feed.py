@@ -36,6 +36,7 @@ async def until(state: State, accept) -> CarbonReading:
     raise AssertionError("no such reading appeared")
 
 
+@pytest.mark.gate
 async def test_publishes_serves_watches_and_ends(feed, own_state):
     await feed.start(trace__speedup=14_400, trace__step_s=3_600)  # an hour of trace every quarter of a second
     first = await until(own_state, lambda _: True)

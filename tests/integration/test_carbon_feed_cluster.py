@@ -92,6 +92,7 @@ async def feeds(tmp_path, redis_server: RedisServer, zone, unused_tcp_port_facto
             await feed.end(signal.SIGKILL)
 
 
+@pytest.mark.gate
 async def test_one_asks_the_other_follows_and_takes_over(feeds, zone):
     first, second = feeds
     await first.start()
@@ -112,7 +113,7 @@ async def test_one_asks_the_other_follows_and_takes_over(feeds, zone):
     taken = await zone.until(lambda reading: reading.epoch > 1)
     took_s = WallClock().monotonic_s() - killed_s
     print(f"taken over {took_s:.1f} s after the kill")
-    assert took_s < LEASE_TTL_S + 5.0, "half a second more than the lease on an idle machine"
+    assert took_s < LEASE_TTL_S + PATIENCE_S, "half a second more than the lease on an idle machine"
     assert taken.epoch == 2
     assert taken.rung == Rung.NORMAL, "nobody was told a stand-in"
     async with asyncio.timeout(PATIENCE_S):

@@ -279,6 +279,7 @@ async def test_replans_on_demand_and_shows_each_decision_and_the_rollout(start):
     assert "observe plans nothing" in await refusal(plane.stub.Replan(pb.ReplanRequest()))
 
 
+@pytest.mark.gate
 async def test_sigkill_in_the_middle_of_a_rollout_and_a_restart_converge(start):
     plane = await start(planner=BY_CARBON)
     plane.agent.holds_starts = True

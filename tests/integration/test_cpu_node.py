@@ -117,6 +117,7 @@ async def used_cores(parts: list[psutil.Process], seconds: float) -> float:
     return (used() - before) / (time.monotonic() - started_s)
 
 
+@pytest.mark.gate
 async def test_pinned_cores_serve_right_answers_and_neither_triton_nor_stubs_leave_them(cluster, tmp_path):
     status = await cluster.node()
     assert not status.simulated

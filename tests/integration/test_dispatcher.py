@@ -671,6 +671,7 @@ async def test_slices_that_share_credits_with_another_dispatcher_get_half(world,
 # Redis and process deaths
 
 
+@pytest.mark.gate
 async def test_serving_goes_on_when_redis_dies_and_when_it_comes_back_empty(redis_server, tmp_path):
     from trefoil.runtime.state import State
 

@@ -44,6 +44,7 @@ async def ended(process: asyncio.subprocess.Process, timeout_s: float = 60.0) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.gate
 async def test_it_serves_and_ends_with_zero_on_a_signal(shared_redis, state, tmp_path, number):
     ports = free_ports(3)
     process = await start(config(tmp_path, shared_redis.url, state.keys.cluster, ports))

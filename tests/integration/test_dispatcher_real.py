@@ -87,6 +87,7 @@ class Users:
             self.wrong += not np.allclose(got[0], self._answers[name][i], atol=1e-5)
 
 
+@pytest.mark.gate
 async def test_unmodified_clients_get_onnxruntimes_values_and_perf_analyzer_its_start(state, tmp_path, slices, answers):
     # A slice that stands still for a moment is no outlier here: the other one would have its share.
     async with serving(state, tmp_path, slices, hang_quiet_s=60.0, idle_probe_s=0.0) as running:
@@ -123,6 +124,7 @@ async def test_unmodified_clients_get_onnxruntimes_values_and_perf_analyzer_its_
         assert all(abs(users.seen[name] / total - share) <= 0.01 for name, share in SHARES.items())
 
 
+@pytest.mark.gate
 async def test_sigkill_of_a_triton_under_load_fails_only_what_it_had(state, tmp_path, slices, answers):
     async with serving(state, tmp_path, slices) as running:
         users = Users(running.address, answers)
@@ -169,6 +171,7 @@ async def test_sigstop_of_a_triton_under_load_fails_nothing_and_takes_two_second
         assert users.wrong == 0
 
 
+@pytest.mark.gate
 async def test_sigkill_of_a_stub_under_load_fails_only_what_it_had_and_heals(state, tmp_path, slices, answers):
     async with serving(state, tmp_path, slices) as running:
         users = Users(running.address, answers)
@@ -193,6 +196,7 @@ async def test_sigkill_of_a_stub_under_load_fails_only_what_it_had_and_heals(sta
         assert users.wrong == 0
 
 
+@pytest.mark.gate
 async def test_a_swap_in_place_under_load_fails_nothing_and_tells_the_truth(state, tmp_path, slices, answers):
     """The table names the planned variant; the answer names the one that really gave it."""
     async with serving(state, tmp_path, slices) as running:

@@ -180,6 +180,7 @@ def without_ours(answer):
     return status, content_type, body, rest
 
 
+@pytest.mark.gate
 async def test_clients_cannot_tell_the_two_apart(state, tmp_path, slice_):
     await slice_.ready()
     async with dispatching(state, tmp_path, rest_address="127.0.0.1:0") as running:

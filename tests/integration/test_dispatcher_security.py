@@ -174,6 +174,7 @@ async def test_a_client_that_trusts_another_authority_does_not_connect(state, tm
 # Client certificates
 
 
+@pytest.mark.gate
 async def test_client_certificates_are_demanded_and_must_be_signed_by_the_named_authority(state, tmp_path):
     clients, strangers = Authority(tmp_path, "clients"), Authority(tmp_path, "strangers")
     known, stranger = clients.client("known"), strangers.client("stranger")
@@ -196,6 +197,7 @@ async def test_client_certificates_are_demanded_and_must_be_signed_by_the_named_
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "ALPHA-SECRET"])
+@pytest.mark.gate
 async def test_without_a_tenants_token_nothing_but_health_is_answered(state, tmp_path, tenants, token):
     async with serving(state, tmp_path, tenants_file=tenants) as world:
         async with world.client() as client, world.channel() as channel:
@@ -391,6 +393,7 @@ async def process(redis_url: str, state, folder: Path, tenants: Path, workers: i
             raise
 
 
+@pytest.mark.gate
 async def test_the_admin_port_asks_for_the_admin_role(shared_redis, state, tmp_path, tenants):
     async with process(shared_redis.url, state, tmp_path, tenants) as (running, ports):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports[2]}") as channel:

@@ -149,6 +149,7 @@ async def test_three_workers_serve_a_family_with_two_credits_and_survive_a_kill(
         await until(lambda: not any(worker.alive() for worker in workers))
 
 
+@pytest.mark.gate
 async def test_a_replica_comes_and_goes_under_load_and_nothing_fails(shared_redis, state, slices, tmp_path):
     plane, xs, large = slices
     await serve(plane, credits=4)
@@ -195,6 +196,7 @@ async def ready(address):
         await asyncio.gather(task, return_exceptions=True)
 
 
+@pytest.mark.gate
 async def test_drain_takes_all_workers_out_and_back_and_a_stop_lets_what_runs_finish(
     shared_redis, state, slices, tmp_path
 ):

@@ -128,6 +128,7 @@ def cores_used(engine: DockerEngine, container: Container, cpu_s: float) -> floa
     return used_s / (time.monotonic() - start_s)
 
 
+@pytest.mark.gate
 async def test_a_triton_in_a_container_infers_confined_and_ends_when_it_is_told(runtime, docker_engine, tmp_path):
     docker_runtime = runtime()
     started_by = launch(docker_runtime, tmp_path)

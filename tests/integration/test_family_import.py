@@ -78,6 +78,7 @@ def infer(target: str, family: str, tensors: dict[str, np.ndarray], output: str)
     return reply.model_version, np.frombuffer(reply.raw_output_contents[0], "<f4").reshape(reply.outputs[0].shape)
 
 
+@pytest.mark.gate
 async def test_imported_variants_answer_under_one_name_what_they_answered_before(start, theirs, inputs):
     small, large = Hosted("toy", "small", 1, 0, 1, 1, 8), Hosted("toy", "large", 2, 0, 1, 1, 8)
     triton = start(small)

@@ -67,6 +67,7 @@ async def state_of(cluster: AgentCluster, part) -> SliceState | None:
     return found.state if found else None
 
 
+@pytest.mark.gate
 async def test_a_plan_becomes_a_slice_that_infers_and_the_node_says_so(cluster):
     wanted = plan(planned("7g.40gb", 0, 4))
     answer = await cluster.apply(wanted)
@@ -129,6 +130,7 @@ async def test_old_and_illegal_plans_are_refused_and_nothing_is_touched(cluster)
     assert (after.state, after.generation, after.since_s) == (SliceState.READY, before.generation, before.since_s)
 
 
+@pytest.mark.gate
 async def test_a_variant_is_swapped_in_place_under_load_without_a_failure(cluster):
     await run(cluster, planned("7g.40gb", 0, 4))
     process = cluster.triton(WHOLE)
@@ -148,6 +150,7 @@ async def test_a_variant_is_swapped_in_place_under_load_without_a_failure(cluste
     assert (await cluster.slices())[WHOLE].hosted[0].version == 3
 
 
+@pytest.mark.gate
 async def test_a_slice_stops_only_when_every_dispatcher_has_let_go_of_it(cluster):
     await run(cluster, planned("4g.20gb", 0, 2), planned("3g.20gb", 4, 2))
     kept = cluster.triton(LEFT)
@@ -223,6 +226,7 @@ async def _is(cluster: AgentCluster, part, *states: SliceState) -> bool:
     return await state_of(cluster, part) in states
 
 
+@pytest.mark.gate
 async def test_a_killed_agent_loses_neither_a_request_nor_a_joule(cluster):
     """Also: each slice's energy against the driver's hidden split."""
     await run(cluster, planned("4g.20gb", 0, 4), planned("3g.20gb", 4, 3), planned("7g.40gb", 0, 3, gpu=1))
@@ -236,8 +240,8 @@ async def test_a_killed_agent_loses_neither_a_request_nor_a_joule(cluster):
     cluster.kill_agent()
     answered = [load.answered for load in loads]
     await cluster.start_agent()
+    await cluster.ready(*parts)
     after = await cluster.slices()
-    assert {part: after[part].state for part in parts} == dict.fromkeys(parts, SliceState.READY)
     assert {part: after[part].generation for part in parts} == {part: before[part].generation for part in parts}
     await asyncio.sleep(3)
     for load, was in zip(loads, answered, strict=True):
@@ -356,7 +360,7 @@ async def test_a_foreign_instance_is_reported_not_touched_and_planned_around(clu
     await until(clean, 60)
 
 
-@pytest.mark.parametrize("after_s", [0.05, 0.7, 1.0])
+@pytest.mark.parametrize("after_s", [0.05, pytest.param(0.7, marks=pytest.mark.gate), 1.0])
 async def test_an_agent_killed_in_the_middle_of_a_repartition_finishes_it(cluster, after_s):
     await run(cluster, planned("7g.40gb", 0, 1))
     wanted = plan(planned("4g.20gb", 0, 1), planned("2g.10gb", 4, 1), planned("1g.5gb", 6, 1))

@@ -79,6 +79,7 @@ def kit(cgroups: Cgroups, tmp_path: Path) -> Iterator[Kit]:
         runtime.forget(one.tag)
 
 
+@pytest.mark.gate
 def test_it_survives_the_agents_sigkill_and_its_end_is_noticed_by_the_next(kit):
     launch = kit.launch()
     shown = {name: getattr(launch, name) for name in launch.__slots__}
@@ -104,6 +105,7 @@ def test_an_agent_that_dies_before_the_pid_is_written_leaves_no_process(kit):
     assert child.wait(60) == 0
 
 
+@pytest.mark.gate
 def test_a_record_whose_number_somebody_else_got_is_never_signalled(kit):
     runtime = kit.again()
     runtime.start("a.g1", kit.launch(), kit.log)
@@ -180,6 +182,7 @@ def test_a_quota_that_cannot_be_had_is_refused_with_the_remedy_and_leaves_nothin
     assert kit.again().list() == ()
 
 
+@pytest.mark.gate
 def test_a_triton_gets_none_of_the_agents_privileges(kit):
     runtime = kit.again()
     runtime.start("a.g1", replace(kit.launch(), argv=(sys.executable, "-c", GETTERS)), kit.log)

@@ -207,6 +207,7 @@ def test_sigterm_ends_everything_and_leaves_nothing(node, client, inventory, fol
         client.describe()
 
 
+@pytest.mark.gate
 def test_a_killed_node_takes_its_processes_along_and_is_another_driver_load(node, client, inventory, folder):
     first_load = driver_load_id(folder / "driver_load_id")
     assert client.describe()["driver_load_id"] == first_load

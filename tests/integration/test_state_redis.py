@@ -20,6 +20,7 @@ async def raw(state: State, *command: str) -> object:
     return await state._client.execute_command(*command)
 
 
+@pytest.mark.gate
 async def test_emptied_redis_never_sends_epochs_back(shared_redis, redis_server: RedisServer):
     holder = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S)
     for _ in range(3):

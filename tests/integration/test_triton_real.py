@@ -114,6 +114,7 @@ def test_the_committed_graphs_have_the_accuracy_that_family_toml_states(answers)
     assert sum(p.stat().st_size for p in (MODELS / "digits").glob("*/model.onnx")) < 5e6
 
 
+@pytest.mark.gate
 async def test_every_variant_answers_what_onnxruntime_answers(start, answers):
     triton = start(1)
     server = triton.client()
@@ -298,6 +299,7 @@ async def test_a_slice_of_a_gpu_never_computes_on_the_cpu_unnoticed(start):
     assert "Remedy: install onnxruntime-gpu" in triton.log.read_text()
 
 
+@pytest.mark.gate
 async def test_nothing_is_left_in_shared_memory_and_no_port_is_open_to_others(start):
     triton = start(1)
     server = triton.client()

@@ -115,6 +115,7 @@ class World:
         return found
 
 
+@pytest.mark.gate
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(commands=st.lists(st.tuples(st.sampled_from(CLIENTS), COMMANDS), max_size=20))
 def test_redis_and_memory_agree(shared_redis: RedisServer, commands: list[tuple[int, tuple[str, Any, Any]]]) -> None:

@@ -27,6 +27,7 @@ def played(tmp_path_factory):
     return folder, all_figures(Study(SMALL, folder, said.append), folder), said
 
 
+@pytest.mark.long
 def test_every_scheme_met_the_same_load_slo_and_fleet(played):
     _, found, _ = played
     rows = found["equal"]["efficientnet"]["rows"]
@@ -40,6 +41,7 @@ def test_every_scheme_met_the_same_load_slo_and_fleet(played):
     assert len({run["summary"]["truth_hash"] for run in main}) == 1
 
 
+@pytest.mark.long
 def test_what_must_hold_holds(played):
     rows = played[1]["equal"]["efficientnet"]["rows"]
     assert rows["base"]["accuracy_loss_pct"]["mean"] == pytest.approx(0.0, abs=1e-6)
@@ -51,6 +53,7 @@ def test_what_must_hold_holds(played):
     assert rows["static_mix at clover's accuracy"]["accuracy"]["mean"] >= floor - 0.002
 
 
+@pytest.mark.long
 def test_the_papers_method_is_labelled_and_larger(played):
     found = played[1]
     method = found["paper_method"]["efficientnet"]
@@ -59,6 +62,7 @@ def test_the_papers_method_is_labelled_and_larger(played):
     assert method["saving_pct"][0] > equal[0] + 10
 
 
+@pytest.mark.long
 def test_figures_stand_beside_their_numbers_and_nothing_is_played_twice(played):
     folder, found, said = played
     for name in ("fig02", "fig03", "fig09", "fig10", "fig11", "fig12", "fig13", "paper_method"):
@@ -84,6 +88,7 @@ def study_of(played):
     return study
 
 
+@pytest.mark.long
 def test_a_threshold_is_judged_by_the_last_hour_of_runs_that_begin_at_different_times(played, monkeypatch):
     monkeypatch.setattr(sweeps, "LAMBDAS", (0.1,))
     monkeypatch.setattr(sweeps, "LOSSES_PCT", (0.4,))
@@ -95,6 +100,7 @@ def test_a_threshold_is_judged_by_the_last_hour_of_runs_that_begin_at_different_
     assert found["lambda"]["0.1"]["evaluations"] > 0
 
 
+@pytest.mark.long
 def test_who_fails_the_slo_is_not_ranked_and_plans_are_held_to_clovers_accuracy_of_the_case(played, monkeypatch):
     monkeypatch.setattr(sweeps, "ASSUMPTIONS", {"nothing turned": {}, "faster": {"latency": (("1g.5gb", 0.7),)}})
     monkeypatch.setattr(sweeps, "SERVED_MIN", 0.96)  # BASE keeps its own p95 for 0.94 of the requests
@@ -123,6 +129,7 @@ def test_a_ranking_calls_level_what_is_level():
     assert found["orders"]["c leads"] == ["c", "a", "b"]
 
 
+@pytest.mark.long
 def test_sweeps_leave_a_table_and_a_picture_each(played, monkeypatch, tmp_path):
     monkeypatch.setattr(sweeps, "LAMBDAS", (0.1, 0.9))
     monkeypatch.setattr(sweeps, "LOSSES_PCT", (1.0,))
@@ -152,6 +159,7 @@ def test_a_gpu_kept_busy_saves_by_being_cut_where_one_at_a_low_load_only_draws_i
     assert rows["C1 7g"]["busy_carbon_saving_pct"] == 0.0
 
 
+@pytest.mark.long
 def test_searches_are_counted_among_searches(played):
     shown = played[1]["figures"]["fig13"]
     for name, points in shown.items():
@@ -163,6 +171,7 @@ def test_searches_are_counted_among_searches(played):
     )
 
 
+@pytest.mark.long
 def test_a_window_that_the_hours_cut_short_is_measured_by_its_own_length(played):
     for one in played[1]["figures"]["fig12"]["efficientnet"].values():
         shares = one["time_pct_by_window"]
@@ -170,11 +179,13 @@ def test_a_window_that_the_hours_cut_short_is_measured_by_its_own_length(played)
         assert one["time_pct"] == pytest.approx((8 * shares[0] + shares[1]) / 9, rel=0.05)
 
 
+@pytest.mark.long
 def test_without_the_real_traces_seasons_are_not_made_up(played, monkeypatch):
     monkeypatch.setenv("TREFOIL_DATA", str(played[0]))
     assert set(traces(study_of(played))["efficientnet"]) == {"synthetic"}
 
 
+@pytest.mark.long
 def test_f_of_a_whole_run_is_that_of_its_grams_and_accuracy(played):
     study = study_of(played)
     reference = study.reference("efficientnet", 1)
@@ -193,6 +204,7 @@ def test_who_misses_its_accuracy_is_not_compared_by_grams():
     assert sweeps.meets_accuracy(row | {"accuracy": 0.549})
 
 
+@pytest.mark.long
 def test_what_answered_nothing_has_no_curve_and_no_number(played):
     study = study_of(played)
     run = next(iter(study.runs.values()))

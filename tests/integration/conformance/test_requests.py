@@ -120,6 +120,7 @@ async def unary(address: str, compression=None) -> dict:
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+@pytest.mark.gate
 async def test_a_unary_request_gets_what_triton_itself_answers_right_or_wrong(world, tritons, compression):
     expected, told = await unary(tritons[0].target), await unary(world.address, compression)
     for name in UNARY:

@@ -27,6 +27,7 @@ async def add(client, id_: int, value: int, start: bool = False, end: bool = Fal
     return item(result, "SUM"), item(result, "SLICE")
 
 
+@pytest.mark.gate
 async def test_a_sequence_stays_on_its_slice_from_start_to_end(world):
     ids = range(101, 113)
     async with triton.InferenceServerClient(world.address) as client:

@@ -65,6 +65,7 @@ def _plain(answer):
     return answer
 
 
+@pytest.mark.gate
 async def test_a_stream_is_told_what_triton_itself_tells(world, tritons):
     expected, told = await converse(tritons[0].target), await converse(world.address)
     for request, mine, theirs in zip(CONVERSATION, told, expected, strict=True):

@@ -50,6 +50,7 @@ def test_the_first_answer_comes_within_thirty_seconds_of_up(running: Serving):
     assert system.up_took_s <= FIRST_ANSWER_S_MAX
 
 
+@pytest.mark.gate
 def test_a_plain_client_gets_right_values(serving: Serving, right: dict[int, np.ndarray]):
     images, labels = heldout()
     variants, correct = set(), 0

@@ -81,6 +81,7 @@ def test_load_checks_every_answer(serving: Serving):
     assert 0.02 < permuted["accuracy"] < 0.20  # 10 classes; four standard deviations of 160 draws
 
 
+@pytest.mark.gate
 async def test_objective_mode_rollback_and_pin_steer_the_running_system_without_a_failed_request(serving: Serving):
     """Under load throughout: whatever an operator does, requests go on being answered."""
     system = serving.system
@@ -158,6 +159,7 @@ def test_bad_input_is_one_line_and_changes_nothing(serving: Serving, tmp_path: P
     assert wanted(system.ask("plan")) == before
 
 
+@pytest.mark.gate
 def test_a_second_system_on_the_same_folder_or_ports_is_refused_before_anything_starts(
     serving: Serving, tmp_path: Path
 ):

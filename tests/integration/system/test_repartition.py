@@ -21,7 +21,7 @@ from trefoil.runtime.state import State
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 RATE_PER_S = 15.0  # less than half of what one whole GPU can serve
-WALL_MAX_S = 25.0
+WALL_MAX_S = 90.0  # ten seconds on an idle machine
 LOAD_S_MAX = 240.0
 TOTAL = re.compile(r'trefoil_step_duration_seconds_(sum|count)\{[^}]*verb="(\w+)"[^}]*\} ([\d.e+-]+)')
 
@@ -71,6 +71,7 @@ async def applied(state: State, base: Plan, number_of_slices: int) -> None:
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.gate
 async def test_one_slice_becomes_seven_under_load_without_a_failed_request(serving: Serving):
     system = serving.system
     async with system.client() as client:

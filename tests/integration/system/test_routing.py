@@ -12,6 +12,7 @@ from tests.support.dispatching import image
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.gate
 def test_a_floor_is_kept_and_explained(serving: Serving):
     system = serving.system
     usual = system.ask("explain-request")

@@ -7,6 +7,7 @@ from tests.integration.system.conftest import Serving
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.gate
 def test_every_decision_since_up_replays_to_the_identical_plan(running: Serving):
     system = running.system
     recorded = system.ask("state", "dump", "decisions", "--last", "1000")["decisions"]

@@ -134,7 +134,7 @@ class Hour:
                 self.controller.nodes([node(self.hosted)])
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_receipts_of_an_hour_add_up_to_the_metered_active_energy(seed):
     hour = Hour(seed)
     hour.run(3600)
