@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import carbon_feed_load, carbon_feed_memory, carbon_feed_year
-from trefoil.cli.layout import CHECKOUT
-from trefoil.cli.results import git_commit, machine, write_json
+from trefoil.cli.demo.results import git_commit, machine, write_json
+from trefoil.cli.run.state_directory import CHECKOUT
 from trefoil.core.errors import TrefoilError
 
 OUT: Final = CHECKOUT / "out" / "bench"

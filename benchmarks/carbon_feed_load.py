@@ -29,7 +29,7 @@ import psutil
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
 from tests.support.ports import free_ports
-from trefoil.cli.services import redis_binary
+from trefoil.cli.run.services import redis_binary
 from trefoil.core.errors import BinaryMissing
 from trefoil.runtime import rpc
 

@@ -1,12 +1,11 @@
 """The memory part of `make bench-carbon`: does the feed grow with what it reads?
 
-The loop that serves (`carbon_feed.loop.ZoneLoop`) with the shipped trace replayed for ever, a new reading every tick,
-on a clock that is moved, so that a million readings take minutes and not years. In the place of Redis stands the same
-store inside this process, whose stream is bounded as Redis's is, so that it counts too. One watcher is told everything,
-and every thousandth reading a client asks for a page of history and the ratio. Own forecasts are not issued: so fast a
-replay is over before they are read.
-Resident memory is read at each tenth. The history holds so many intervals; from the tenth after which it was full,
-memory may grow by less than 2 % to the end.
+The loop that serves (`carbon_feed.reading.loop.ZoneLoop`) with the shipped trace replayed for ever, a new reading every
+tick, on a clock that is moved, so that a million readings take minutes and not years. In the place of Redis stands the
+same store inside this process, whose stream is bounded as Redis's is, so that it counts too. One watcher is told
+everything, and every thousandth reading a client asks for a page of history and the ratio. Own forecasts are not
+issued: so fast a replay is over before they are read. Resident memory is read at each tenth. The history holds so many
+intervals; from the tenth after which it was full, memory may grow by less than 2 % to the end.
 """
 
 import asyncio
@@ -21,9 +20,9 @@ from typing import Any, Final
 import psutil
 import structlog
 
-from carbon_feed.loop import ZoneLoop
 from carbon_feed.providers import make_providers
-from carbon_feed.servicer import CarbonFeedServicer
+from carbon_feed.reading.loop import ZoneLoop
+from carbon_feed.serving.servicer import CarbonFeedServicer
 from carbon_feed.settings import CarbonFeedSettings, TraceSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from tests.support.stores import state_on

@@ -33,8 +33,8 @@ from benchmarks.chaos_verdict import SLOW_S, Logged, Verdict, judge
 from benchmarks.echo_family import executions
 from benchmarks.echo_load import EchoLoad
 from benchmarks.echo_system import Arrangement, EchoSystem, running
-from trefoil.cli.layout import CHECKOUT
-from trefoil.cli.results import git_commit, machine, write_json
+from trefoil.cli.demo.results import git_commit, machine, write_json
+from trefoil.cli.run.state_directory import CHECKOUT
 from trefoil.core.errors import StartError
 
 OUT: Final = CHECKOUT / "out" / "bench"

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import psutil
 
-from power_agent.triton_install import find_triton, prepare_triton
+from power_agent.triton.installation import find_triton, prepare_triton
 from tests.support.ports import free_ports
-from trefoil.cli.layout import CHECKOUT
-from trefoil.cli.services import redis_binary
+from trefoil.cli.run.services import redis_binary
+from trefoil.cli.run.state_directory import CHECKOUT
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.common import Basis, Lease, Revision
 from trefoil.core.energy import ReceiptRate, ReceiptRates

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
 
-from dispatcher.queues import QUEUES
-from dispatcher.routers import ROUTERS
+from dispatcher.routing.queues import QUEUES
+from dispatcher.routing.routers import ROUTERS
 from trefoil.core.brains import Outcome, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget

@@ -27,7 +27,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from tests.support.ports import free_ports
-from trefoil.cli.services import redis_binary
+from trefoil.cli.run.services import redis_binary
 from trefoil.core.common import Revision
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode

@@ -7,8 +7,8 @@
     clover        the same system under `clover` for four minutes: two explorations of candidates that are deployed and
                   measured, live on Tritons; the first two limits (which candidates are tried follows what was measured)
 
-The simulation is made from the same file (trefoil/simulator/demo.py). What a machine adds is measured on the live run
-itself, by what the dispatcher and the agent report, and handed to the simulation: transport around a request
+The simulation is made from the same file (trefoil/simulator/scenario/demo.py). What a machine adds is measured on the
+live run itself, by what the dispatcher and the agent report, and handed to the simulation: transport around a request
 (`overhead_ms`, `gap_ms`) and how long a Triton takes to start (`start_s`). Nothing else is taken from the live run.
 
 Run: `make bench-simulator`, or alone `python -m benchmarks.parity` (about nine minutes; `--short` about one). Prints a
@@ -30,16 +30,16 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from controller.core.decide import CANDIDATE
-from controller.records import stored_decisions
+from controller.loop.core.decision import CANDIDATE
+from controller.loop.decision_records import stored_decisions
 from tests.support.ports import free_offset
-from trefoil.cli.layout import CHECKOUT, StatePaths
-from trefoil.cli.live import PlainView
-from trefoil.cli.load_result import LoadResult
-from trefoil.cli.play import DemoContext, run_policy
-from trefoil.cli.player import read_load_result
-from trefoil.cli.results import Summary, git_commit, machine, write_json
-from trefoil.cli.scenario import Scenario, Slo, load_system
+from trefoil.cli.demo.live_view import PlainView
+from trefoil.cli.demo.results import Summary, git_commit, machine, write_json
+from trefoil.cli.demo.run_policy import DemoContext, run_policy
+from trefoil.cli.load.process import read_load_result
+from trefoil.cli.load.result import LoadResult
+from trefoil.cli.run.scenario import Scenario, Slo, load_system
+from trefoil.cli.run.state_directory import CHECKOUT, StatePaths
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import LoadWindow
 from trefoil.core.errors import StateUnavailable
@@ -50,8 +50,8 @@ from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.state import State
-from trefoil.simulator.demo import Machine, Timeline, demo_scenario, simulate_demo
-from trefoil.simulator.report import Result
+from trefoil.simulator.report.result import Result
+from trefoil.simulator.scenario.demo import Machine, Timeline, demo_scenario, simulate_demo
 
 OUT: Final = CHECKOUT / "out" / "bench"
 DEMO: Final = CHECKOUT / "deploy" / "config" / "demo.toml"

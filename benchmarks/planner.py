@@ -27,14 +27,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from controller.planners.assemble import plan_of
 from controller.planners.columns import class_column, columns
-from controller.planners.exact.mapping import moves, place_clocked
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of
+from controller.planners.exact.placement import moves, place_clocked
 from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.search import solve
-from controller.planners.world import PlanningInput, read_view
+from controller.planners.plan_assembly import plan_of
+from controller.planners.planning_input import PlanningInput, read_view
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant

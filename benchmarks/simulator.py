@@ -27,15 +27,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from dispatcher.queues import QUEUES
-from dispatcher.routers import ROUTERS
+from dispatcher.routing.queues import QUEUES
+from dispatcher.routing.routers import ROUTERS
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import ServiceTime
-from trefoil.simulator.arrivals import ArrivalSource, ArrivalStream, Rate
-from trefoil.simulator.engine import Flow, SliceService
-from trefoil.simulator.request_level import RequestEngine, RequestLevel
+from trefoil.simulator.engines.engine import Flow, SliceService
+from trefoil.simulator.engines.request_level import RequestEngine, RequestLevel
+from trefoil.simulator.scenario.arrivals import ArrivalSource, ArrivalStream, Rate
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DATA: Final = Path(os.environ.get("TREFOIL_DATA", ROOT / ".." / "shared" / "data"))

@@ -26,8 +26,8 @@ from rich.console import Console
 from benchmarks.echo_family import executions
 from benchmarks.echo_load import OK, EchoLoad
 from benchmarks.echo_system import SMALL, Arrangement, EchoSystem, running
-from trefoil.cli.layout import CHECKOUT
-from trefoil.cli.results import git_commit, machine, write_json
+from trefoil.cli.demo.results import git_commit, machine, write_json
+from trefoil.cli.run.state_directory import CHECKOUT
 
 OUT: Final = CHECKOUT / "out" / "bench"
 LOAD: Final = 0.7

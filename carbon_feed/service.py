@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import structlog
 
-from carbon_feed.loop import ZoneLoop
 from carbon_feed.providers import make_providers
-from carbon_feed.servicer import CarbonFeedServicer
+from carbon_feed.reading.loop import ZoneLoop
+from carbon_feed.serving.servicer import CarbonFeedServicer
 from carbon_feed.settings import CarbonFeedSettings
 from carbon_feed.zones import load_zones
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc

@@ -1,0 +1,1 @@
+"""Controller: plans variants, slices, clocks, shares; rolls plans out. `__main__` wires it; a `core/` is pure."""

@@ -5,22 +5,22 @@ from collections.abc import Sequence
 
 import structlog
 
-from controller.act import RolloutRunner
-from controller.agents import AgentClients
-from controller.authority import Leadership
-from controller.core.control import ControlCore
-from controller.core.effects import CoreTime
-from controller.core.objectives import accept_objective
-from controller.core.observation import Observation
-from controller.core.receipts import Receipts
-from controller.core.rolling import RolloutExecutor
-from controller.disk import DiskStore
-from controller.loop import ControlLoop, PlannerRunner, load_saved_state
-from controller.observe import ObservationReader
-from controller.perform import Signals
+from controller.accounting.accountant import Accountant
+from controller.accounting.core.receipts import Receipts
+from controller.loop.control_loop import ControlLoop, PlannerRunner, load_saved_state
+from controller.loop.core.control import ControlCore
+from controller.loop.core.effects import CoreTime
+from controller.loop.core.objectives import accept_objective
+from controller.loop.disk_store import DiskStore
+from controller.loop.effect_runner import Signals
+from controller.loop.leadership import Leadership
+from controller.observe.core.observation import Observation
+from controller.observe.reader import ObservationReader
+from controller.planners.policy_parts import constants_of, forecaster_of, planner_of, row_of
 from controller.planners.table import PLANNERS
-from controller.planning import constants_of, forecaster_of, planner_of, row_of
-from controller.report import Accountant
+from controller.rollout.agent_clients import AgentClients
+from controller.rollout.core.executor import RolloutExecutor
+from controller.rollout.runner import RolloutRunner
 from controller.service import FULL_NAME, ControllerService
 from controller.settings import ControllerSettings
 from protos.controller.v1 import controller_pb2_grpc

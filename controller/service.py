@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from controller.core.decide import predicted_saving
-from controller.core.exploration import Explorer
-from controller.core.objectives import accept_objective
-from controller.core.rolling import FINAL_STATES
-from controller.core.triggers import CAUSES, OPERATOR, Trigger
-from controller.disk import DiskStore
-from controller.loop import ControlLoop
+from controller.explore.core.exploration import Explorer
+from controller.loop.control_loop import ControlLoop
+from controller.loop.core.decision import predicted_saving
+from controller.loop.core.objectives import accept_objective
+from controller.loop.core.triggers import CAUSES, OPERATOR, Trigger
+from controller.loop.disk_store import DiskStore
+from controller.rollout.core.executor import FINAL_STATES
 from protos.controller.v1 import controller_pb2 as pb
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core import errors

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from pydantic import Field, field_validator, model_validator
 
-from controller.core.intensity import REFUSABLE, RUNGS
-from controller.core.triggers import CAUSES, Thresholds
-from controller.core.windows import WindowSettings
+from controller.loop.core.triggers import CAUSES, Thresholds
+from controller.observe.core.carbon_inputs import REFUSABLE, RUNGS
+from controller.observe.core.load_windows import WindowSettings
 from trefoil.core import policies
 from trefoil.core.carbon import Factors, Method, Series
 from trefoil.core.demand import Demand, LoadForecast
@@ -97,7 +97,7 @@ class ObjectiveSettings(Settings):
 
 
 class TriggerSettings(Settings):
-    """Settings of the triggers: thresholds of controller/core/triggers.py, by the same names."""
+    """Settings of the triggers: thresholds of controller/loop/core/triggers.py, by the same names."""
 
     carbon_ratio: float = Field(default=0.05, gt=0)
     carbon_base_g_per_kwh: float = Field(default=0.0, ge=0)

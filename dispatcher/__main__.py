@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import structlog
 import uvloop
 
-from dispatcher.admin import NAME, AllWorkers, DispatcherAdmin
-from dispatcher.contracts import Contracts
-from dispatcher.graceful_shutdown import GracefulShutdown
-from dispatcher.grpc_front import Fronts, InferencePart
-from dispatcher.local_worker import LocalWorker
-from dispatcher.metrics import DispatcherMetrics, ExpositionPart
-from dispatcher.peer_server import PeerServer
-from dispatcher.prober import Prober
-from dispatcher.rest.server import RestPart
+from dispatcher.fronts.contracts import Contracts
+from dispatcher.fronts.grpc.server import Fronts, InferencePart
+from dispatcher.fronts.rest.server import RestPart
+from dispatcher.service.admin import NAME, AllWorkers, DispatcherAdmin
+from dispatcher.service.graceful_shutdown import GracefulShutdown
+from dispatcher.service.local_worker import LocalWorker
+from dispatcher.service.metrics import DispatcherMetrics, ExpositionPart
+from dispatcher.service.state_sync import StateSync
 from dispatcher.settings import DispatcherSettings
-from dispatcher.state_sync import StateSync
-from dispatcher.supervisor import SETTINGS_REFUSED, end_with_supervisor, supervise
+from dispatcher.slice_health.prober import Prober
+from dispatcher.workers.peer_server import PeerServer
+from dispatcher.workers.supervisor import SETTINGS_REFUSED, end_with_supervisor, supervise
 from protos.dispatcher.v1 import dispatcher_pb2_grpc
 from trefoil.core.errors import TrefoilError
 from trefoil.runtime import config, rpc

@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from dispatcher.core.routing_table import ONE_WORKER
-from dispatcher.queues import QUEUES
-from dispatcher.routers import ROUTERS
+from dispatcher.routing.core.routing_table import ONE_WORKER
+from dispatcher.routing.queues import QUEUES
+from dispatcher.routing.routers import ROUTERS
 from trefoil.core.errors import SettingError
 from trefoil.core.parts import Kind, Part, Parts, find
 from trefoil.runtime.config import ServiceSettings

@@ -7,34 +7,34 @@ from pathlib import Path
 import structlog
 
 from power_agent.agent import AgentPart
-from power_agent.capabilities import NOT_ROOT, effective_root, mig_device
-from power_agent.capability_watch import CapabilityWatch
-from power_agent.clock_keeper import ClockKeeper
-from power_agent.device_meters import DeviceMeters
+from power_agent.clocks.clock_keeper import ClockKeeper
 from power_agent.devices.cpu import Cpu, cpu_mode
 from power_agent.devices.dcgm import Dcgm
+from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.gpm import Gpm
 from power_agent.devices.gpus import boot_id, driver_load_id
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.node_client import NodeClient
-from power_agent.devices.nvml_shim import install_simulated_node
 from power_agent.devices.rapl import RaplCounter, RaplUnavailable
-from power_agent.driver_calls import DriverCalls
-from power_agent.driver_watch import DriverWatch
-from power_agent.energy_log import EnergyFeed, EnergyLog
+from power_agent.durability.journal import Journal
+from power_agent.durability.publisher import Publisher
+from power_agent.energy.device_meters import DeviceMeters
+from power_agent.energy.energy_log import EnergyFeed, EnergyLog
+from power_agent.energy.metering import Metering
 from power_agent.governors import governor_of
-from power_agent.journal import Journal
-from power_agent.metering import Metering
-from power_agent.mig import MigInstances
-from power_agent.node import Node
-from power_agent.publisher import Publisher
-from power_agent.reconciler import Reconciler
 from power_agent.runtimes.factory import build_runtime, missing_resources
 from power_agent.service import FULL_NAME, PowerAgentServicer
 from power_agent.settings import PowerAgentSettings
-from power_agent.slice_health import SliceHealth
-from power_agent.step_executor import StepExecutor
-from power_agent.xid_watch import Quarantine, XidWatch
+from power_agent.simulated.node_client import NodeClient
+from power_agent.simulated.nvml_shim import install_simulated_node
+from power_agent.slices.mig import MigInstances
+from power_agent.slices.node_state import Node
+from power_agent.slices.reconciler import Reconciler
+from power_agent.slices.step_executor import StepExecutor
+from power_agent.watch.capabilities import NOT_ROOT, effective_root, mig_device
+from power_agent.watch.capability_watch import CapabilityWatch
+from power_agent.watch.driver_watch import DriverWatch
+from power_agent.watch.slice_health import SliceHealth
+from power_agent.watch.xid_watch import Quarantine, XidWatch
 from protos.power_agent.v1 import power_agent_pb2_grpc
 from trefoil.runtime import rpc
 from trefoil.runtime.audit import AuditLog

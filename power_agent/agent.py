@@ -9,24 +9,24 @@ from typing import IO, Final
 
 import structlog
 
-from power_agent.adopt import add_cpu, adopt, list_devices
-from power_agent.capability_watch import CapabilityWatch
-from power_agent.clock_keeper import ClockKeeper
+from power_agent.clocks.clock_keeper import ClockKeeper
 from power_agent.devices.cpu import Cpu
+from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.errors import DriverUnavailable
 from power_agent.devices.inventory import Inventory
-from power_agent.driver_calls import DriverCalls
-from power_agent.driver_watch import DriverWatch
-from power_agent.metering import Metering
-from power_agent.mig import MigInstances, enable_mig
-from power_agent.node import Node
-from power_agent.publisher import Publisher
-from power_agent.reconciler import Reconciler
+from power_agent.durability.publisher import Publisher
+from power_agent.energy.metering import Metering
 from power_agent.runtimes.factory import install_triton
-from power_agent.slice_health import SliceHealth
-from power_agent.slices import Slice
-from power_agent.step_executor import StepExecutor
-from power_agent.xid_watch import XidWatch
+from power_agent.slices.adoption import add_cpu, adopt, list_devices
+from power_agent.slices.mig import MigInstances, enable_mig
+from power_agent.slices.node_state import Node
+from power_agent.slices.reconciler import Reconciler
+from power_agent.slices.slice_state import Slice
+from power_agent.slices.step_executor import StepExecutor
+from power_agent.watch.capability_watch import CapabilityWatch
+from power_agent.watch.driver_watch import DriverWatch
+from power_agent.watch.slice_health import SliceHealth
+from power_agent.watch.xid_watch import XidWatch
 from trefoil.core.errors import Fenced, PlanError, StartError, StateUnavailable, TrefoilError, Unavailable
 from trefoil.core.plan import NodePlan
 from trefoil.runtime.state import State

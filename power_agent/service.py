@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
 
-from power_agent.clock_keeper import ClockKeeper
-from power_agent.cordons import devices_named, refuse_old_epoch
-from power_agent.energy_log import EnergyFeed
-from power_agent.node import Node
-from power_agent.reconciler import Reconciler
+from power_agent.clocks.clock_keeper import ClockKeeper
+from power_agent.energy.energy_log import EnergyFeed
+from power_agent.slices.cordons import devices_named, refuse_old_epoch
+from power_agent.slices.node_state import Node
+from power_agent.slices.reconciler import Reconciler
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import Step

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from carbon_feed.forecast.days import Values
-from carbon_feed.forecast.parts import Incremental, run_to_end
+from carbon_feed.forecast.daily_rows import Values
+from carbon_feed.forecast.incremental import Incremental, run_to_end
 
 LEVELS: Final = (0.1, 0.5, 0.9)
 ERRORS_MIN: Final = 24  # a day of hourly origins: fewer cannot tell a tenth

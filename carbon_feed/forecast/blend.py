@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from carbon_feed.forecast.days import (
+from carbon_feed.forecast.daily_rows import (
     DAYS,
     Values,
     fill_unknown_hours,

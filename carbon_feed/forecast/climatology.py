@@ -9,7 +9,13 @@ Deviations: hours of the day are those of UTC; in the week after a change of clo
 
 from dataclasses import dataclass
 
-from carbon_feed.forecast.days import Values, fill_unknown_hours, last_days, repeat_day, same_hour_mean
+from carbon_feed.forecast.daily_rows import (
+    Values,
+    fill_unknown_hours,
+    last_days,
+    repeat_day,
+    same_hour_mean,
+)
 
 
 @dataclass(frozen=True, slots=True)

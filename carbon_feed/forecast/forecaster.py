@@ -10,8 +10,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from carbon_feed.forecast.bands import LeadErrors, Quantiles
-from carbon_feed.forecast.days import DAY_S, DAYS, Values
-from carbon_feed.forecast.parts import Incremental
+from carbon_feed.forecast.daily_rows import DAY_S, DAYS, Values
+from carbon_feed.forecast.incremental import Incremental
 from trefoil.core import errors
 
 HORIZON_S: Final = 96 * 3600.0

@@ -8,7 +8,13 @@ Deviations: none.
 
 from dataclasses import dataclass
 
-from carbon_feed.forecast.days import Values, fill_unknown_hours, last_days, repeat_day, same_hour_newest
+from carbon_feed.forecast.daily_rows import (
+    Values,
+    fill_unknown_hours,
+    last_days,
+    repeat_day,
+    same_hour_newest,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from carbon_feed.forecast.days import Values
+from carbon_feed.forecast.daily_rows import Values
 from trefoil.core.carbon import CarbonScore
 
 MAPE_FLOOR_G_PER_KWH: Final = 1.0  # below, a percentage of the actual says nothing

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from carbon_feed.core.feed import Observation
-from carbon_feed.core.validate import Cause, Refusal
+from carbon_feed.reading.core.observation import Observation
+from carbon_feed.reading.core.validation import Cause, Refusal
 from trefoil.core import errors
 
 
@@ -49,7 +49,7 @@ class LiveProvider(Provider, Protocol):
         ...
 
     async def forecast(self, now_s: float, horizon_s: float) -> tuple[Observation, ...]:
-        """Forecast points, oldest first, unchecked (`carbon_feed.core.ladder.forecast_of` checks).
+        """Forecast points, oldest first, unchecked (`carbon_feed.reading.core.fallback.forecast_of` checks).
 
         Raises:
             ProviderFailure: it gives none, or not now.

@@ -9,8 +9,6 @@ non-commercial use; forecasts and the past cost.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from carbon_feed.core.feed import Observation
-from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import Provider, ProviderFailure
 from carbon_feed.providers.web import (
     HttpClient,
@@ -21,6 +19,8 @@ from carbon_feed.providers.web import (
     parse_utc,
     read_pages,
 )
+from carbon_feed.reading.core.observation import Observation
+from carbon_feed.reading.core.validation import Cause
 from carbon_feed.settings import CarbonFeedSettings, ElectricityMapsSettings, read_secret
 from carbon_feed.zones import provider_zone
 from trefoil.core import errors

@@ -11,9 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from carbon_feed.core.feed import Observation
-from carbon_feed.core.trace import INTENSITY_MAX_G_PER_KWH, Bin, Playback, Trace, bin_fits, playback
 from carbon_feed.providers.base import Provider
+from carbon_feed.reading.core.observation import Observation
+from carbon_feed.reading.core.trace_playback import (
+    INTENSITY_MAX_G_PER_KWH,
+    Bin,
+    Playback,
+    Trace,
+    bin_fits,
+    playback,
+)
 from carbon_feed.settings import CarbonFeedSettings, TraceSettings
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Quality

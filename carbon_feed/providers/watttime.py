@@ -9,8 +9,6 @@ from a grid that curtails. Free accounts have CAISO_NORTH.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from carbon_feed.core.feed import Observation
-from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import Provider, ProviderFailure
 from carbon_feed.providers.web import (
     HttpClient,
@@ -22,6 +20,8 @@ from carbon_feed.providers.web import (
     point_holding,
     read_pages,
 )
+from carbon_feed.reading.core.observation import Observation
+from carbon_feed.reading.core.validation import Cause
 from carbon_feed.settings import CarbonFeedSettings, WattTimeSettings, read_secret
 from carbon_feed.zones import provider_zone
 from trefoil.core import errors

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import httpx
 
-from carbon_feed.core.feed import Observation
-from carbon_feed.core.validate import Cause
 from carbon_feed.providers.base import ProviderFailure
+from carbon_feed.reading.core.observation import Observation
+from carbon_feed.reading.core.validation import Cause
 from carbon_feed.settings import WebSettings
 from trefoil.core import errors
 from trefoil.core.carbon import Quality

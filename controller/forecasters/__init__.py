@@ -1,0 +1,1 @@
+"""Forecasters of demand. `table.FORECASTERS` names them."""

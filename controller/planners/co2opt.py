@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from numpy.random import Generator
 
-from controller.planners.assemble import DEFAULTS
 from controller.planners.base import layout_of
 from controller.planners.columns import class_column
+from controller.planners.plan_assembly import DEFAULTS
+from controller.planners.planning_input import Device, PlanningInput, Task, read_view
 from controller.planners.uniform import Uniform, decide
-from controller.planners.world import Device, PlanningInput, Task, read_view
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import Placement, placements

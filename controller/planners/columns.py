@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
-from controller.planners.world import Device, HostedSlice, Task, constant_for
+from controller.planners.planning_input import Device, HostedSlice, Task, constant_for
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.device_types import MEMORY_SLICES, slice_type
 from trefoil.core.fleet import DeviceType, SliceType

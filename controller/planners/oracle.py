@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 
 from numpy.random import Generator
 
-from controller.planners.clover.anneal import Search, nearest
+from controller.planners.clover.annealing import Search, nearest
 from controller.planners.clover.graph import Graph
-from controller.planners.clover.measure import ProfileEstimator, profile_estimator
 from controller.planners.clover.objective import Goal, Outcome
 from controller.planners.clover.planner import CONSTANTS, goal_of, round_decision
 from controller.planners.clover.pods import Pod, pods_of
+from controller.planners.clover.profile_estimator import ProfileEstimator, profile_estimator
 from controller.planners.clover.space import Setup
-from controller.planners.world import read_view
+from controller.planners.planning_input import read_view
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.errors import ProfileMissing
 from trefoil.core.plan import Plan

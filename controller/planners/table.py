@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from controller.planners.assemble import DEFAULTS
 from controller.planners.base import BasePlanner
 from controller.planners.blover import blover
 from controller.planners.clover import CONSTANTS as CLOVER
@@ -11,6 +10,7 @@ from controller.planners.co2opt import Co2OptPlanner
 from controller.planners.exact import CONSTANTS as EXACT
 from controller.planners.exact import ExactPlanner
 from controller.planners.oracle import OraclePlanner
+from controller.planners.plan_assembly import DEFAULTS
 from controller.planners.static_mix import StaticMixPlanner
 from trefoil.core.brains import Planner
 from trefoil.core.parts import Kind, Part, Parts, Traits

@@ -6,9 +6,16 @@ from dataclasses import dataclass, replace
 
 from numpy.random import Generator
 
-from controller.planners.assemble import capacity_per_s, plan_of
 from controller.planners.columns import ClassKey, Column, class_column, class_of
-from controller.planners.world import Device, HostedSlice, PlanningInput, Task, constant_for, pue_of
+from controller.planners.plan_assembly import capacity_per_s, plan_of
+from controller.planners.planning_input import (
+    Device,
+    HostedSlice,
+    PlanningInput,
+    Task,
+    constant_for,
+    pue_of,
+)
 from trefoil.core.brains import Decision
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import Placement

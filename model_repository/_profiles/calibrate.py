@@ -29,13 +29,22 @@ import numpy as np
 
 from trefoil.core.device_types import A100_40GB, A100_80GB, slice_type
 from trefoil.core.units import MS_PER_S
-from trefoil.profiler import law
-from trefoil.profiler.fit import Floats, Replayed, Timing, bisect, fit_latency, log_errors, replay, simplex
+from trefoil.profiler import cost_law
+from trefoil.profiler.cost_law_fit import (
+    Floats,
+    Replayed,
+    Timing,
+    bisect,
+    fit_latency,
+    log_errors,
+    replay,
+    simplex,
+)
 
 HERE = Path(__file__).resolve().parent
 TIMINGS, SWEEP = "profiles/parvagpu_a100-80gb_mig.csv", "profiles/clover_arrival_sweep.csv"
 BATCH_MOST = 64
-ETA, MU = 0.5, 0.2  # assumed; see trefoil/profiler/law.py
+ETA, MU = 0.5, 0.2  # assumed; see trefoil/profiler/cost_law.py
 DECODES = ("efficientnet", "yolo")  # their services decode images while they hold the slice
 BANDWIDTH = 1555.0 / 2039.0  # data sheets: HBM of the 40 GB over that of the 80 GB board
 NEVER_FITTED = "bert"
@@ -86,7 +95,7 @@ def read_timings(data: Path) -> list[Timing]:
         if cells["n_mps_procs"] != "1" or batch > BATCH_MOST or rate <= 0:
             continue
         shape = next(s for s in A100_80GB.slice_types if s.name.startswith(f"{gpcs}g."))
-        on = law.machine(A100_80GB, shape, max(A100_80GB.clocks_mhz), 1.0)
+        on = cost_law.machine(A100_80GB, shape, max(A100_80GB.clocks_mhz), 1.0)
         timings.append(Timing(cells["model"], on, batch, MS_PER_S * batch / rate))
     return timings
 
@@ -103,13 +112,17 @@ def read_sweep(data: Path) -> list[Row]:
     return rows
 
 
-def means_ms(model: law.Model, features: dict[str, law.Features], row: Row, slower: float = 1.0) -> list[float]:
+def means_ms(
+    model: cost_law.Model, features: dict[str, cost_law.Features], row: Row, slower: float = 1.0
+) -> list[float]:
     """Mean service time of a request on each of the slices that served this row."""
     items, mixes = APPLICATIONS[row.service]
     found = []
     for variant, name in mixes[row.scheme] * GPUS:
         shape = slice_type(A100_40GB, name)
-        point = law.point(model, row.service, features[variant], A100_40GB, shape, max(A100_40GB.clocks_mhz), items)
+        point = cost_law.point(
+            model, row.service, features[variant], A100_40GB, shape, max(A100_40GB.clocks_mhz), items
+        )
         found.append(point.mean_ms * slower)
     return found
 
@@ -117,14 +130,14 @@ def means_ms(model: law.Model, features: dict[str, law.Features], row: Row, slow
 class Sweep:
     """The artifact's load sweep, to be served again with any constants."""
 
-    def __init__(self, rows: list[Row], features: dict[str, dict[str, law.Features]]) -> None:
+    def __init__(self, rows: list[Row], features: dict[str, dict[str, cost_law.Features]]) -> None:
         self.rows, self.features = rows, features
         most = max(REQUESTS)
         self._gaps = np.random.RandomState(SEED).exponential(1.0, most)
         self._normals = np.random.default_rng(SEED).standard_normal(most)
         self._kept: dict[tuple[Row, float, tuple[float, ...]], Replayed] = {}
 
-    def serve(self, model: law.Model, row: Row, slower: float = 1.0) -> Replayed:
+    def serve(self, model: cost_law.Model, row: Row, slower: float = 1.0) -> Replayed:
         """One row with these constants."""
         means, cv = tuple(means_ms(model, self.features[row.service], row, slower)), model.families[row.service].cv
         if (row, cv, means) not in self._kept:
@@ -137,15 +150,15 @@ class Sweep:
         return [r for r in self.rows if r.service == service and r.saturated == saturated]
 
 
-def with_family(latency: law.LatencyLaw, service: str, times: Floats, largest: float) -> law.Model:
+def with_family(latency: cost_law.LatencyLaw, service: str, times: Floats, largest: float) -> cost_law.Model:
     """A model with one family whose energy is not fitted yet; `times`: logs of fixed part, work_scale, cv."""
     fixed, work_scale, cv = np.exp(times).tolist()
     host_ms, launch_scale = (fixed, 1.0) if service in DECODES else (0.0, fixed)
-    family = law.FamilyLaw(APPLICATIONS[service][0], host_ms, launch_scale, work_scale, cv, 1.0, 0.0, largest)
-    return law.Model(latency, {service: family}, ETA, MU, BANDWIDTH, A100_40GB.idle_w)
+    family = cost_law.FamilyLaw(APPLICATIONS[service][0], host_ms, launch_scale, work_scale, cv, 1.0, 0.0, largest)
+    return cost_law.Model(latency, {service: family}, ETA, MU, BANDWIDTH, A100_40GB.idle_w)
 
 
-def fit_times(sweep: Sweep, latency: law.LatencyLaw, service: str) -> law.Model:
+def fit_times(sweep: Sweep, latency: cost_law.LatencyLaw, service: str) -> cost_law.Model:
     """host_ms or launch_scale, work_scale and cv from the p95 of the rows that are not saturated."""
     largest = max(f.macs for f in sweep.features[service].values())
 
@@ -161,7 +174,7 @@ def fit_times(sweep: Sweep, latency: law.LatencyLaw, service: str) -> law.Model:
 
 
 def fit_joules(
-    sweep: Sweep, models: dict[str, law.Model], without: Row | None = None
+    sweep: Sweep, models: dict[str, cost_law.Model], without: Row | None = None
 ) -> tuple[float, dict[tuple[str, str], float]]:
     """Idle watts of one GPU and joules per request of each (application, mix), from the rows that are not saturated."""
     rows = [r for r in sweep.rows if not r.saturated and r != without]
@@ -175,21 +188,21 @@ def fit_joules(
     return float(solved[0]), dict(zip(mixes, solved[1:].tolist(), strict=True))
 
 
-def gpu_seconds(sweep: Sweep, model: law.Model, row: Row, slower: float = 1.0) -> float:
+def gpu_seconds(sweep: Sweep, model: cost_law.Model, row: Row, slower: float = 1.0) -> float:
     """Seconds of GPU, busy or not, that each request of a row has to itself."""
     served = sweep.serve(model, row, slower)
     return GPUS * served.duration_s / served.requests
 
 
 def fit_energy(
-    model: law.Model, service: str, features: dict[str, law.Features], base_j: float, mix_j: float
-) -> law.FamilyLaw:
+    model: cost_law.Model, service: str, features: dict[str, cost_law.Features], base_j: float, mix_j: float
+) -> cost_law.FamilyLaw:
     """joules and gamma that give BASE and the fixed mix their joules per request."""
     items, mixes = APPLICATIONS[service]
 
     def shaped(variant: str, name: str) -> float:
         """Energy with joules = 1, gamma = 0."""
-        return law.energy_j(model, service, features[variant], A100_40GB, slice_type(A100_40GB, name), items)
+        return cost_law.energy_j(model, service, features[variant], A100_40GB, slice_type(A100_40GB, name), items)
 
     family = model.families[service]
     joules = base_j / shaped(*mixes["base"][0])
@@ -200,15 +213,17 @@ def fit_energy(
         return math.log(mix_j / (joules * sum(powers) / len(powers)))
 
     values = asdict(family) | {"joules": joules, "gamma": bisect(excess, 0.0, 6.0)}
-    return law.FamilyLaw(**values)
+    return cost_law.FamilyLaw(**values)
 
 
-def slower_when_saturated(sweep: Sweep, model: law.Model, row: Row) -> float:
+def slower_when_saturated(sweep: Sweep, model: cost_law.Model, row: Row) -> float:
     """How much longer BASE serves at its fastest rate than the unsaturated rows say, to give its p95."""
     return bisect(lambda slower: sweep.serve(model, row, slower).p95_ms - row.p95_ms, 0.5, 2.0, rounds=30)
 
 
-def leave_one_out(features: dict[str, law.Features], timings: list[Timing], fitted: law.LatencyLaw) -> dict[str, Any]:
+def leave_one_out(
+    features: dict[str, cost_law.Features], timings: list[Timing], fitted: cost_law.LatencyLaw
+) -> dict[str, Any]:
     """Errors of every measured model under a fit without it."""
     errors = {}
     for name in features:
@@ -228,7 +243,7 @@ def leave_one_out(features: dict[str, law.Features], timings: list[Timing], fitt
 
 def calibrate(data: Path) -> dict[str, Any]:
     """Everything: constants and errors, as constants.json holds them."""
-    features = law.read_features(tomllib.loads((HERE / "features.toml").read_text()))
+    features = cost_law.read_features(tomllib.loads((HERE / "features.toml").read_text()))
     timings = read_timings(data)
     fitted = fit_latency(features["measured"], [t for t in timings if t.model != NEVER_FITTED])
     sweep = Sweep(read_sweep(data), features)
@@ -266,7 +281,7 @@ def calibrate(data: Path) -> dict[str, Any]:
 
 
 def row_error(
-    sweep: Sweep, models: dict[str, law.Model], row: Row, idle_w: float, joules: dict[tuple[str, str], float]
+    sweep: Sweep, models: dict[str, cost_law.Model], row: Row, idle_w: float, joules: dict[tuple[str, str], float]
 ) -> dict[str, Any]:
     """Measured and modelled figures of one row. `held_out`: the fit of joules without this row."""
     served = sweep.serve(models[row.service], row)

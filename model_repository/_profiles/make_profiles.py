@@ -1,7 +1,7 @@
 """Write profile.csv of efficientnet, albert and yolo on an A100-40GB from constants.json: modelled, not measured.
 
 Run: `python model_repository/_profiles/make_profiles.py` (--help lists what can be changed). No data are
-needed. The law and its constants: trefoil/profiler/law.py and calibrate.py; errors: docs/profiles.md.
+needed. The law and its constants: trefoil/profiler/cost_law.py and calibrate.py; errors: docs/profiles.md.
 
 `--without-host` leaves out decoding and transport, which CLOVER's services do while they hold their slice: the profile
 of a service whose clients send tensors. `--slice-share` sets how much of the joules follows the slice's width rather
@@ -24,7 +24,7 @@ from trefoil.core.catalog import Family
 from trefoil.core.device_types import A100_40GB, A100_40GB_WHOLE
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.units import MS_PER_S
-from trefoil.profiler import law
+from trefoil.profiler import cost_law
 from trefoil.runtime.repository import COLUMNS, load_family
 
 HERE = Path(__file__).resolve().parent
@@ -34,15 +34,15 @@ DEVICES = (A100_40GB, A100_40GB_WHOLE)
 CLOCKS_MHZ = (1410, 1275, 1140, 1005, 870, 735)
 
 
-def read_model(without_host: bool = False, eta: float | None = None) -> law.Model:
+def read_model(without_host: bool = False, eta: float | None = None) -> cost_law.Model:
     """constants.json, changed as asked. With another eta the joules of BASE stay what was measured."""
-    model = law.read_model(json.loads((HERE / "constants.json").read_text()))
+    model = cost_law.read_model(json.loads((HERE / "constants.json").read_text()))
     families = dict(model.families)
     if eta is not None:
         shape, other = A100_40GB.slice_types[-1], replace(model, eta=eta)
         for name, family in families.items():
             largest = max(features()[name].values(), key=lambda f: f.macs)
-            kept = [law.energy_j(m, name, largest, A100_40GB, shape, family.items) for m in (model, other)]
+            kept = [cost_law.energy_j(m, name, largest, A100_40GB, shape, family.items) for m in (model, other)]
             families[name] = replace(family, joules=family.joules * kept[0] / kept[1])
         model = other
     if without_host:
@@ -50,12 +50,12 @@ def read_model(without_host: bool = False, eta: float | None = None) -> law.Mode
     return replace(model, families=families)
 
 
-def features() -> dict[str, dict[str, law.Features]]:
+def features() -> dict[str, dict[str, cost_law.Features]]:
     """What the law needs to know of each variant."""
-    return law.read_features(tomllib.loads((HERE / "features.toml").read_text()))
+    return cost_law.read_features(tomllib.loads((HERE / "features.toml").read_text()))
 
 
-def rows(model: law.Model, family: Family) -> list[list[str]]:
+def rows(model: cost_law.Model, family: Family) -> list[list[str]]:
     """Every operating point as text, in the order of COLUMNS."""
     table = []
     for device, variant in product(DEVICES, family.variants):
@@ -64,9 +64,9 @@ def rows(model: law.Model, family: Family) -> list[list[str]]:
             if variant.memory_mib + CONTEXT_MIB > shape.memory_mib:
                 continue
             for clock_mhz, batch in product(CLOCKS_MHZ, BATCHES):
-                point = law.point(model, family.name, of, device, shape, clock_mhz, batch)
+                point = cost_law.point(model, family.name, of, device, shape, clock_mhz, batch)
                 key = [device.name, shape.name, variant.name, "0", str(batch), str(clock_mhz), ""]
-                latency = [f"{point.quantile_ms(name):.4f}" for name in law.NORMAL_QUANTILES]
+                latency = [f"{point.quantile_ms(name):.4f}" for name in cost_law.NORMAL_QUANTILES]
                 per_s = MS_PER_S / point.mean_ms
                 numbers = [f"{n:.6g}" for n in (batch * per_s, point.energy_j, point.energy_j * per_s)]
                 table.append([*key, *latency, *numbers, str(variant.memory_mib)])
@@ -86,7 +86,7 @@ def header(arguments: argparse.Namespace) -> str:
     return "".join(f"# {key}: {value}\n" for key, value in lines.items())
 
 
-def table(model: law.Model, family: Family) -> str:
+def table(model: cost_law.Model, family: Family) -> str:
     """The CSV without its header lines."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -1,1 +1,1 @@
-"""Everything that touches a GPU driver: the typed wrapper over pynvml, and the simulated node it can run on."""
+"""Real devices: typed wrappers over pynvml, DCGM, GPM, RAPL and CPUs."""

@@ -19,7 +19,7 @@ from typing import Final
 
 import pynvml
 
-from power_agent.devices.holders import Holders
+from power_agent.devices.instance_holders import Holders
 from trefoil.core.errors import TrefoilError, Unavailable
 
 

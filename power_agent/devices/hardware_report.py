@@ -13,14 +13,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from power_agent.capabilities import Capabilities, effective_root, mig_device, probe_devices
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.errors import DeviceError
 from power_agent.devices.gpm import Gpm
 from power_agent.devices.gpus import ObservedDevice, driver_load_id
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml_shim import install_simulated_node
 from power_agent.devices.rapl import RaplCounter, RaplUnavailable
+from power_agent.simulated.nvml_shim import install_simulated_node
+from power_agent.watch.capabilities import Capabilities, effective_root, mig_device, probe_devices
 from trefoil.core.device_types import device_type
 from trefoil.core.errors import NotFound, TrefoilError
 from trefoil.runtime.clock import WallClock

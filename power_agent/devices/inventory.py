@@ -16,7 +16,7 @@ import pynvml
 
 from power_agent.devices.errors import DeviceError, DeviceUnsupported, NoRoom, SliceMissing, translate_nvml_errors
 from power_agent.devices.gpus import MEBIBYTE, Gpus, ObservedDevice
-from power_agent.devices.holders import Holders, find_holders
+from power_agent.devices.instance_holders import Holders, find_holders
 from trefoil.core.device_types import WHOLE
 from trefoil.core.fleet import SliceKey
 

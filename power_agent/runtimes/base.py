@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from power_agent.triton_slice import SliceLaunch
+from power_agent.triton.slice_launch import SliceLaunch
 
 
 @dataclass(frozen=True, slots=True)

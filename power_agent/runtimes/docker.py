@@ -22,8 +22,8 @@ import structlog
 
 from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.docker_engine import Engine, TritonImage, find_image, refusal_error
-from power_agent.triton_install import TritonInstall
-from power_agent.triton_slice import SliceLaunch
+from power_agent.triton.installation import TritonInstall
+from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core.errors import StartError, Unavailable
 
 LABEL: Final = "trefoil."

@@ -18,7 +18,7 @@ import docker.errors
 import requests.exceptions
 from docker.utils import kwargs_from_env
 
-from power_agent.triton_install import BACKENDS, TritonInstall
+from power_agent.triton.installation import BACKENDS, TritonInstall
 from trefoil.core.errors import BinaryMissing, StartError, TrefoilError, Unavailable
 from trefoil.runtime.model_files import ENGINES
 

@@ -6,15 +6,15 @@ import os
 import structlog
 
 from power_agent.devices.gpus import boot_id
-from power_agent.devices.node_client import NodeClient
 from power_agent.runtimes.base import Runtime
 from power_agent.runtimes.cgroup import find_cgroups
 from power_agent.runtimes.docker import DockerOptions, DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
-from power_agent.runtimes.node import NodeRuntime, SplitRuntime
 from power_agent.runtimes.process import ProcessRuntime
+from power_agent.runtimes.simulated_node import NodeRuntime, SplitRuntime
 from power_agent.settings import PowerAgentSettings
-from power_agent.triton_install import TritonInstall, find_triton, prepare_triton, with_backend
+from power_agent.simulated.node_client import NodeClient
+from power_agent.triton.installation import TritonInstall, find_triton, prepare_triton, with_backend
 from trefoil.core.errors import SettingError
 from trefoil.runtime.clock import WallClock
 

@@ -24,7 +24,7 @@ from typing import Final
 from power_agent.runtimes import launcher
 from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.cgroup import Cgroups, member_pids, remove_groups
-from power_agent.triton_slice import SliceLaunch, clean_shared_memory
+from power_agent.triton.slice_launch import SliceLaunch, clean_shared_memory
 from trefoil.core.errors import StartError, Unavailable
 from trefoil.runtime import proc
 from trefoil.runtime.clock import WallClock

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from power_agent.capabilities import probe_devices
 from power_agent.devices.errors import DeviceUnsupported, NoRoom, SliceMissing
 from power_agent.devices.hardware_report import hardware_report
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.machine import Machine
-from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
+from power_agent.simulated.machine import Machine
+from power_agent.simulated.nvml_shim import install_simulated_node, uninstall_simulated
+from power_agent.watch.capabilities import probe_devices
 from tests.support.simulated_driver import NodeProcess, create_slice, destroy_slice, pynvml_on
 from trefoil.core.device_types import DEVICE_TYPES, device_type, slice_type
 from trefoil.core.fleet import DeviceKind

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.devices.gpu_models import GPU_MODELS
 from power_agent.devices.hardware_report import hardware_report
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.machine import Machine
+from power_agent.simulated.gpu_models import GPU_MODELS
+from power_agent.simulated.machine import Machine
 from tests.support.simulated_driver import pynvml_on
 
 FOLDER = Path(__file__).parent / "transcripts"

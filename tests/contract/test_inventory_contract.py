@@ -5,7 +5,6 @@ import ctypes
 import pynvml
 import pytest
 
-from power_agent.devices.calls import CALLS
 from power_agent.devices.errors import (
     DeviceBusy,
     DeviceError,
@@ -16,12 +15,13 @@ from power_agent.devices.errors import (
     NoRoom,
     SliceMissing,
 )
-from power_agent.devices.faults import FaultPlan
-from power_agent.devices.gpu_models import A100_40GB, H100_80GB
-from power_agent.devices.gpu_state import Nvml
 from power_agent.devices.gpus import boot_id, driver_load_id
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml_shim import SYMBOLS, NvmlShim, uninstall_simulated
+from power_agent.simulated.calls import CALLS
+from power_agent.simulated.faults import FaultPlan
+from power_agent.simulated.gpu_models import A100_40GB, H100_80GB
+from power_agent.simulated.gpu_state import Nvml
+from power_agent.simulated.nvml_shim import SYMBOLS, NvmlShim, uninstall_simulated
 from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
 from trefoil.core.fleet import SliceKey
 

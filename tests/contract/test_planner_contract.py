@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.core.decide import as_live_planner
+from controller.loop.core.decision import as_live_planner
+from controller.planners.policy_parts import planner_of
 from controller.planners.table import PLANNERS
-from controller.planning import planner_of
 from tests.support.own_parts import own
 from tests.support.planning import DUCK, applied, fleet, objective, view
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView

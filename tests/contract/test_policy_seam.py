@@ -9,16 +9,16 @@ from controller.settings import ControllerSettings
 from power_agent.settings import PowerAgentSettings
 from tests.support.seam import ROW
 from tests.support.seam.router import HOLD_S, Holding
-from trefoil.cli.scenario import System
+from trefoil.cli.run.scenario import System
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.parts import Kind, Traits
 from trefoil.core.plan import Plan
 from trefoil.core.policies import chosen, policy
 from trefoil.runtime import codec
-from trefoil.simulator.inputs import prepare
-from trefoil.simulator.policy_check import check_policy
-from trefoil.simulator.report import result
-from trefoil.simulator.scenario import Scenario
+from trefoil.simulator.report.result import result
+from trefoil.simulator.scenario.inputs import prepare
+from trefoil.simulator.scenario.policy_check import check_policy
+from trefoil.simulator.scenario.schema import Scenario
 from trefoil.simulator.simulation import Simulation
 
 NAME = "tests.support.seam:ROW"

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dispatcher.queues import QUEUES
-from dispatcher.queues.fifo import QueueFull
-from dispatcher.routers import ROUTERS
+from dispatcher.routing.queues import QUEUES
+from dispatcher.routing.queues.fifo import QueueFull
+from dispatcher.routing.routers import ROUTERS
 from tests.support.own_parts import own
 from tests.unit.dispatcher.worlds import OK, route, target, ticket
 from trefoil.core.brains import Ticket
 from trefoil.core.errors import SettingError
 from trefoil.core.parts import Kind, find
-from trefoil.simulator.request_level import LightTicket
+from trefoil.simulator.engines.request_level import LightTicket
 
 NAMES = [*sorted(QUEUES), *own("queue")]
 LANES = st.sampled_from([0, "b", ("c", "1g.5gb", 1)])  # any hashable value
@@ -184,7 +184,7 @@ def test_every_router_works_with_it(name, router):
     assert sorted(served) == [1, 2, 4, 5]
 
 
-@pytest.mark.parametrize("name", ["shortest", "no.such.module:Class", "dispatcher.queues.fifo:Missing"])
+@pytest.mark.parametrize("name", ["shortest", "no.such.module:Class", "dispatcher.routing.queues.fifo:Missing"])
 def test_an_unknown_queue_is_refused_by_name(name):
     with pytest.raises(SettingError, match=name.split(":")[0].split(".")[-1]):
         queue_of(name)

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dispatcher.core.accuracy_floors import best_accuracy
-from dispatcher.queues.fifo import AGING_S, LEVELS, QueueFull, turn
-from dispatcher.routers import ROUTERS
+from dispatcher.routing.core.accuracy_floors import best_accuracy
+from dispatcher.routing.queues.fifo import AGING_S, LEVELS, QueueFull, turn
+from dispatcher.routing.routers import ROUTERS
 from tests.support.own_parts import own
 from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
 from trefoil.core.brains import Outcome
 from trefoil.core.errors import SettingError
 from trefoil.core.parts import Kind, find
-from trefoil.simulator.request_level import LightTicket
+from trefoil.simulator.engines.request_level import LightTicket
 
 NAMES = [*sorted(ROUTERS), *own("router")]
 PARTS = {name: find(Kind.ROUTER, name, ROUTERS) for name in NAMES}
@@ -306,12 +306,12 @@ def test_a_law_of_flow_is_one_that_simulations_know(name):
 
 
 def test_a_router_of_ones_own_is_loaded_by_module_and_class():
-    mine = routing("dispatcher.routers.fifo:Fifo")
+    mine = routing("dispatcher.routing.routers.fifo:Fifo")
     mine.on_table(route([target(0)]), 0.0)
     assert mine.on_arrival(ticket(1), 0.0) is not None
 
 
-@pytest.mark.parametrize("name", ["fastest", "no.such.module:Class", "dispatcher.routers.fifo:Missing"])
+@pytest.mark.parametrize("name", ["fastest", "no.such.module:Class", "dispatcher.routing.routers.fifo:Missing"])
 def test_an_unknown_router_is_refused_by_name(name):
     with pytest.raises(SettingError, match=name.split(":")[0].split(".")[-1]):
         routing(name)

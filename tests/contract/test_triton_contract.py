@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.triton_client import LoadFailed, StubDead, TritonClient, TritonUnready
-from power_agent.triton_install import TritonInstall
-from power_agent.triton_slice import SliceSpec, prepare_slice
+from power_agent.triton.client import LoadFailed, StubDead, TritonClient, TritonUnready
+from power_agent.triton.installation import TritonInstall
+from power_agent.triton.slice_launch import SliceSpec, prepare_slice
 from tests.support.fake_slice import FakeSlice
 from tests.support.ports import free_ports
 from tests.support.triton_process import MODELS, TritonProcess, hosted

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from carbon_feed.core.watching import FLOOR_G_PER_KWH
+from carbon_feed.serving.core.change_filter import FLOOR_G_PER_KWH
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
 from tests.integration.test_carbon_feed import SERIES

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from controller.__main__ import build
-from controller.planning import planner_of
-from controller.records import replay, stored_decisions
+from controller.loop.decision_records import replay, stored_decisions
+from controller.planners.policy_parts import planner_of
 from protos.controller.v1 import controller_pb2 as pb
 from tests.support.control_plane import TICK_S, ControlPlane
 from tests.support.planners import layout, plan_of

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import leftovers
 from tests.support.ports import free_offset
-from trefoil.cli.results import read_report, read_series
+from trefoil.cli.demo.results import read_report, read_series
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 # The demo's own files and code, only shorter: two carbon steps of five seconds.

@@ -17,8 +17,8 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from dispatcher.admin import NAME, DispatcherAdmin
-from dispatcher.core import ejection
+from dispatcher.service.admin import NAME, DispatcherAdmin
+from dispatcher.slice_health.core import ejection
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from tests.integration.test_dispatcher_reliability import Process
 from tests.support import fake_triton as fake

@@ -21,9 +21,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from dispatcher import prober
-from dispatcher.admin import table_of
-from dispatcher.core.ejection import Failure
+from dispatcher.service.admin import table_of
+from dispatcher.slice_health import prober
+from dispatcher.slice_health.core.ejection import Failure
 from tests.integration.test_dispatcher_process import config, ended
 from tests.integration.test_dispatcher_process import start as start_process
 from tests.support import fake_triton as fake

@@ -13,8 +13,8 @@ import tritonclient.http as triton
 from tritonclient.http import aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from dispatcher.rest import server as rest_server
-from dispatcher.rest.server import HEAD_BYTES_MAX
+from dispatcher.fronts.rest import server as rest_server
+from dispatcher.fronts.rest.server import HEAD_BYTES_MAX
 from tests.support.dispatching import Plane, Running, dispatching, until
 from tests.support.fake_triton import QUEUE_FULL, FakeTriton
 from tests.unit.dispatcher.worlds import node, plan, route, status, target

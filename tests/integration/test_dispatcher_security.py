@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from dispatcher.core.tenants import digest
+from dispatcher.request.core.tenants import digest
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from tests.support.certificates import Authority, Pair
 from tests.support.dispatching import Plane, Running, dispatching, image, until

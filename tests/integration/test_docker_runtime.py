@@ -18,8 +18,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.docker import DockerOptions, DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
-from power_agent.triton_client import TritonClient
-from power_agent.triton_slice import SliceLaunch, SliceSpec, prepare_slice
+from power_agent.triton.client import TritonClient
+from power_agent.triton.slice_launch import SliceLaunch, SliceSpec, prepare_slice
 from tests.support.docker_engine import DockerEngine
 from tests.support.ports import free_ports
 from tests.support.runtime_contract import Kit, RuntimeContract

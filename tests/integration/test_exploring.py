@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from controller.planning import planner_of
-from controller.records import replay, stored_decisions
+from controller.loop.decision_records import replay, stored_decisions
+from controller.planners.policy_parts import planner_of
 from protos.controller.v1 import controller_pb2 as pb
 from tests.support.control_plane import ControlPlane
 from tests.support.system import FAMILY, RunningSystem, load, until

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.triton_process import MODELS, TritonProcess, hosted
-from trefoil.cli.arrivals import RateProfile
-from trefoil.cli.loadgen import LoadSpec, run_load
+from trefoil.cli.load.arrivals import RateProfile
+from trefoil.cli.load.generator import LoadSpec, run_load
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ from tests.support.seam import ROW
 from tests.support.seam.router import HOLD_S
 from tests.support.system import RunningSystem, load
 from tests.support.triton_process import ROOT
-from trefoil.cli.load_result import LoadResult
+from trefoil.cli.load.result import LoadResult
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

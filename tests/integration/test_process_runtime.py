@@ -30,7 +30,7 @@ from pathlib import Path
 from power_agent.devices.gpus import boot_id
 from power_agent.runtimes.cgroup import Cgroups
 from power_agent.runtimes.process import ProcessRuntime
-from power_agent.triton_slice import SliceLaunch
+from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.runtime.clock import WallClock
 folder, launch = Path(sys.argv[1]), json.loads(sys.argv[2])
 launch = SliceLaunch(**{**launch, **{name: Path(launch[name]) for name in ("cwd", "repository", "source")}})

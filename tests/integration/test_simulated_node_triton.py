@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
-from power_agent.triton_client import TritonClient, TritonUnready
-from power_agent.triton_slice import SliceSpec, prepare_slice
+from power_agent.simulated.nvml_shim import install_simulated_node, uninstall_simulated
+from power_agent.triton.client import TritonClient, TritonUnready
+from power_agent.triton.slice_launch import SliceSpec, prepare_slice
 from tests.support.awake import Awake
 from tests.support.ports import free_ports
 from tests.support.simulated_driver import NodeProcess, create_slice

@@ -13,8 +13,14 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from power_agent.triton_client import LoadFailed, StubDead, TritonClient, TritonUnready, VersionCounters
-from power_agent.triton_slice import SHARED_MEMORY, read_config
+from power_agent.triton.client import (
+    LoadFailed,
+    StubDead,
+    TritonClient,
+    TritonUnready,
+    VersionCounters,
+)
+from power_agent.triton.slice_launch import SHARED_MEMORY, read_config
 from tests.support.triton_process import (
     MODELS,
     VERSIONS,

@@ -15,8 +15,8 @@ import pytest
 
 from tests.support import leftovers
 from tests.support.ports import free_offset
-from trefoil.cli import processes
-from trefoil.cli.layout import StatePaths
+from trefoil.cli.run import processes
+from trefoil.cli.run.state_directory import StatePaths
 from trefoil.runtime import proc
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

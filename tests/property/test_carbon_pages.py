@@ -5,10 +5,10 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carbon_feed import servicer
-from carbon_feed.core import answers
-from carbon_feed.core.answers import TimeRange, page, pieces
-from carbon_feed.core.history import History
+from carbon_feed.history.core.history import History
+from carbon_feed.serving import servicer
+from carbon_feed.serving.core import queries
+from carbon_feed.serving.core.queries import TimeRange, page, pieces
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 
@@ -76,7 +76,7 @@ def test_pages_of_revisions_hold_each_version_once(readings, limit):
 
 
 def test_the_pieces_that_are_looked_up_at_once_do_not_show(monkeypatch):
-    monkeypatch.setattr(answers, "PIECE", 1)
+    monkeypatch.setattr(queries, "PIECE", 1)
     test_pages_say_together_what_is_believed()
 
 

@@ -6,7 +6,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from carbon_feed.servicer import CarbonFeedServicer
+from carbon_feed.serving.servicer import CarbonFeedServicer
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.types.v1 import carbon_pb2
 from tests.unit.carbon_feed.test_servicer import NOW_S, Feed, filled, forecast

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carbon_feed.core.watching import FLOOR_G_PER_KWH, HYSTERESIS_SHARE, ChangeFilter
+from carbon_feed.serving.core.change_filter import FLOOR_G_PER_KWH, HYSTERESIS_SHARE, ChangeFilter
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Rung, Series
 

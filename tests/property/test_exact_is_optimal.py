@@ -13,7 +13,7 @@ from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of
 from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.search import solve
-from controller.planners.world import read_view
+from controller.planners.planning_input import read_view
 from tests.support.planning import digits, fleet, objective, row, view
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import A100_40GB

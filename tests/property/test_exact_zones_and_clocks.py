@@ -15,7 +15,7 @@ from controller.planners.exact.model import Aim, Problem, groups_of, weights_of
 from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.reuse import ClassShare, on_grid, refitted, solve_or_reuse, split
 from controller.planners.exact.search import solve
-from controller.planners.world import read_view
+from controller.planners.planning_input import read_view
 from tests.property.test_exact_is_optimal import LARGE, small_catalog
 from tests.support.planning import fleet, objective, reading, view
 from trefoil.core.carbon import Series

@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from power_agent.journal import Journal
-from power_agent.journal_state import Cordon, JournalState, Override, SliceRecord, replay
+from power_agent.durability.journal import Journal
+from power_agent.durability.journal_state import Cordon, JournalState, Override, SliceRecord, replay
 from tests.support.plans import key, plan_of, planned
 from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceKey, SliceState, Step

@@ -1,9 +1,9 @@
 """The live shell and the simulated one carry the same cores: for equal events they are asked for equal effects.
 
 A simulation is run with a live twin beside it: a second core and second rollouts, on the asyncio shells of
-controller/loop.py and controller/act.py, which see what the simulation sees at the same times. What moves the world is
-the simulation's; Redis, disk, agents and clock of the twin answer at once. Every effect that either core yields is
-noted, and the two lists have to be equal.
+controller/loop/control_loop.py and controller/rollout/runner.py, which see what the simulation sees at the same times.
+What moves the world is the simulation's; Redis, disk, agents and clock of the twin answer at once. Every effect that
+either core yields is noted, and the two lists have to be equal.
 """
 
 import asyncio
@@ -14,26 +14,35 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from controller.act import RolloutRunner
-from controller.core.control import ControlCore, SavedState
-from controller.core.decide import ControlState
-from controller.core.effects import PlannerAnswer, RecordDecision
-from controller.core.evaluations import ExplorationTotals
-from controller.core.receipts import Receipts
-from controller.core.rolling import RolloutExecutor
-from controller.disk import DiskStore
-from controller.loop import ControlLoop, PlannerRunner
-from controller.perform import Signals
+from controller.accounting.accountant import Accountant
+from controller.accounting.core.receipts import Receipts
+from controller.explore.core.exploration_state import ExplorationTotals
+from controller.loop.control_loop import ControlLoop, PlannerRunner
+from controller.loop.core.control import ControlCore, SavedState
+from controller.loop.core.decision import ControlState
+from controller.loop.core.effects import PlannerAnswer, RecordDecision
+from controller.loop.disk_store import DiskStore
+from controller.loop.effect_runner import Signals
 from controller.planners.table import PLANNERS
-from controller.report import Accountant
+from controller.rollout.core.executor import RolloutExecutor
+from controller.rollout.runner import RolloutRunner
 from trefoil.core import errors
 from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.objective import ActMode
 from trefoil.core.plan import Plan
 from trefoil.runtime.telemetry import Metrics
-from trefoil.simulator.inputs import planner_for, prepare
-from trefoil.simulator.ledger import SimulatedMeter
-from trefoil.simulator.scenario import Arrivals, Carbon, Node, Noise, PolicyChoice, Scenario, Served, Wanted
+from trefoil.simulator.books.ledger import SimulatedMeter
+from trefoil.simulator.scenario.inputs import planner_for, prepare
+from trefoil.simulator.scenario.schema import (
+    Arrivals,
+    Carbon,
+    Node,
+    Noise,
+    PolicyChoice,
+    Scenario,
+    Served,
+    Wanted,
+)
 from trefoil.simulator.simulation import EPOCH, EPSILON_S, Simulation
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor
 
-from dispatcher.rest import codec, tensors
+from dispatcher.fronts.rest import codec, tensors
 from trefoil.core.errors import InvalidInput
 
 DTYPES = [np.bool_, np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int16, np.int32, np.int64, np.float16,

@@ -9,7 +9,7 @@ from trefoil.reproduce.experiment import capacity_per_s, reference_spec
 from trefoil.reproduce.runs import catalogs, run_spec, scenario_of
 from trefoil.reproduce.sweeps import base_variants
 from trefoil.simulator import simulate
-from trefoil.simulator.inputs import Provided
+from trefoil.simulator.scenario.inputs import Provided
 
 FAMILY = "efficientnet"
 SEED = 1

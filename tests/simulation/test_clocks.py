@@ -5,17 +5,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from power_agent.devices.pace import family_crc32
-from power_agent.devices.workload import Workload
+from power_agent.simulated.pace_file import family_crc32
+from power_agent.simulated.workload import Workload
 from trefoil.core import power
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import Hosted
 from trefoil.simulator import Provided, Scenario
-from trefoil.simulator.hardware import true_service
-from trefoil.simulator.inputs import prepare
-from trefoil.simulator.report import result
-from trefoil.simulator.scenario import Arrivals, Carbon, Node, Noise, PolicyChoice, Served, Wanted, Zone
+from trefoil.simulator.engines.hardware import true_service
+from trefoil.simulator.report.result import result
+from trefoil.simulator.scenario.inputs import prepare
+from trefoil.simulator.scenario.schema import (
+    Arrivals,
+    Carbon,
+    Node,
+    Noise,
+    PolicyChoice,
+    Served,
+    Wanted,
+    Zone,
+)
 from trefoil.simulator.simulation import Simulation
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"

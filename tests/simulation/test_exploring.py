@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from numpy.random import Generator
 
-from controller.planning import planner_of
+from controller.planners.policy_parts import planner_of
 from tests.simulation.test_shell import family, scenario
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.plan import Plan
 from trefoil.core.policies import policy
 from trefoil.simulator import Provided, simulate
-from trefoil.simulator.scenario import PolicyChoice
+from trefoil.simulator.scenario.schema import PolicyChoice
 
 
 @dataclass

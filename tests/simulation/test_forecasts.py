@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from carbon_feed.core.trace import Playback
+from carbon_feed.reading.core.trace_playback import Playback
 from tests.simulation.test_shell import A100, REPOSITORY
 from trefoil.core.carbon import Series
 from trefoil.simulator import Provided, Scenario, simulate
-from trefoil.simulator.carbon import ForecastFeed
-from trefoil.simulator.forecast_value import MODELS, compare_forecasts
-from trefoil.simulator.inputs import Intensity, planner_for, prepare
-from trefoil.simulator.report import result
-from trefoil.simulator.scenario import Arrivals, Carbon, Node, Served, Wanted, Zone
+from trefoil.simulator.report.forecast_value import MODELS, compare_forecasts
+from trefoil.simulator.report.result import result
+from trefoil.simulator.scenario.carbon import ForecastFeed
+from trefoil.simulator.scenario.inputs import Intensity, planner_for, prepare
+from trefoil.simulator.scenario.schema import Arrivals, Carbon, Node, Served, Wanted, Zone
 from trefoil.simulator.simulation import Simulation
 
 HOUR_S = 3600.0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from controller.planning import planner_of
+from controller.planners.policy_parts import planner_of
 from controller.settings import FixedDemand, TriggerSettings
 from tests.simulation.test_shell import A100, REPOSITORY
 from trefoil.core.brains import Candidate
@@ -11,7 +11,16 @@ from trefoil.core.policies import policy
 from trefoil.reproduce.experiment import ITEMS, capacity_per_s
 from trefoil.runtime.repository import load_family
 from trefoil.simulator import Provided, Scenario, simulate
-from trefoil.simulator.scenario import Arrivals, Carbon, ControlSettings, Node, Noise, PolicyChoice, Served, Wanted
+from trefoil.simulator.scenario.schema import (
+    Arrivals,
+    Carbon,
+    ControlSettings,
+    Node,
+    Noise,
+    PolicyChoice,
+    Served,
+    Wanted,
+)
 
 SLO_MS = {"albert": 200.0, "efficientnet": 800.0}
 GPUS_EACH = 3

@@ -6,7 +6,7 @@ from tests.simulation.test_shell import REPOSITORY, scenario
 from tests.support.own_group import Together
 from trefoil.core.errors import SettingError
 from trefoil.simulator import simulate
-from trefoil.simulator.scenario import Arrivals, PolicyChoice, Served, Wanted
+from trefoil.simulator.scenario.schema import Arrivals, PolicyChoice, Served, Wanted
 
 SHORT = {"duration_s": 90.0, "warmup_s": 30.0}
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.core.decide import run_planner
-from controller.planning import planner_of
+from controller.loop.core.decision import run_planner
+from controller.planners.policy_parts import planner_of
 from trefoil.core.brains import PlanView
 from trefoil.core.plan_check import plan_digest
 from trefoil.core.policies import policy
 from trefoil.runtime import codec
 from trefoil.simulator import Provided, Scenario, simulate
-from trefoil.simulator.inputs import prepare
-from trefoil.simulator.report import result
+from trefoil.simulator.report.result import result
 from trefoil.simulator.run import CHECKPOINT, save_checkpoint, simulate_to
-from trefoil.simulator.scenario import (
+from trefoil.simulator.scenario.inputs import prepare
+from trefoil.simulator.scenario.schema import (
     Arrivals,
     Carbon,
     ControlSettings,

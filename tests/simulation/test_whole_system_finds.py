@@ -9,9 +9,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from controller.core.control import ControlCore
-from controller.core.rolling import RolloutExecutor
-from dispatcher.async_queue import AsyncFamilyQueue
+from controller.loop.core.control import ControlCore
+from controller.rollout.core.executor import RolloutExecutor
+from dispatcher.routing.async_queue import AsyncFamilyQueue
 from tests.support.virtual.faults import strike
 from tests.support.virtual.promises import told
 from tests.support.virtual.system import System, history

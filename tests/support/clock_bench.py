@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from power_agent.clock_keeper import ClockKeeper
+from power_agent.clocks.clock_keeper import ClockKeeper
 from power_agent.devices.errors import DeviceError, DeviceLost
-from power_agent.journal import Journal
-from power_agent.node import Device, Node
+from power_agent.durability.journal import Journal
 from power_agent.settings import PowerAgentSettings
+from power_agent.slices.node_state import Device, Node
 from tests.support.plans import CATALOG
 from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB

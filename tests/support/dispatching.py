@@ -11,16 +11,16 @@ import grpc
 import numpy as np
 import tritonclient.grpc.aio as triton
 
-from dispatcher.admin import AllWorkers
-from dispatcher.contracts import Contracts
-from dispatcher.grpc_front import Fronts, InferencePart
-from dispatcher.local_worker import LocalWorker
-from dispatcher.metrics import DispatcherMetrics
-from dispatcher.peer_server import PeerServer
-from dispatcher.prober import Prober
-from dispatcher.rest.server import RestPart
+from dispatcher.fronts.contracts import Contracts
+from dispatcher.fronts.grpc.server import Fronts, InferencePart
+from dispatcher.fronts.rest.server import RestPart
+from dispatcher.service.admin import AllWorkers
+from dispatcher.service.local_worker import LocalWorker
+from dispatcher.service.metrics import DispatcherMetrics
+from dispatcher.service.state_sync import StateSync
 from dispatcher.settings import DispatcherSettings
-from dispatcher.state_sync import StateSync
+from dispatcher.slice_health.prober import Prober
+from dispatcher.workers.peer_server import PeerServer
 from tests.support.fake_triton import FakeTriton
 from trefoil.core.fleet import NodeStatus, SliceKey
 from trefoil.core.plan import Plan

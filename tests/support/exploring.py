@@ -7,11 +7,11 @@ import numpy as np
 from numpy.random import Generator
 
 from controller.planners.clover.graph import Graph
-from controller.planners.clover.measure import profile_estimator
 from controller.planners.clover.objective import Outcome
 from controller.planners.clover.planner import CONSTANTS, CloverPlanner, goal_of
 from controller.planners.clover.pods import pods_of
-from controller.planners.world import read_view
+from controller.planners.clover.profile_estimator import profile_estimator
+from controller.planners.planning_input import read_view
 from tests.support.planning import applied, digits, fleet, objective, view
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.catalog import Catalog

@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from power_agent.triton_slice import read_config
+from power_agent.triton.slice_launch import read_config
 from tests.support.fake_triton import DEAD_STUB, SERVICE
 from trefoil.core.errors import CatalogError
 

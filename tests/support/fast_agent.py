@@ -17,8 +17,8 @@ from typing import Any
 
 from power_agent import __main__ as wiring
 from power_agent import agent as agent_module
-from power_agent.journal import Journal
-from power_agent.triton_install import TritonInstall
+from power_agent.durability.journal import Journal
+from power_agent.triton.installation import TritonInstall
 from trefoil.core.errors import TrefoilError
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.repository import load_catalog

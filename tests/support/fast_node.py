@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from power_agent.devices.errors import NodeRefused
-from power_agent.devices.node_server import NodeServer
-from power_agent.devices.node_settings import NodeSettings
-from power_agent.devices.processes import Child
+from power_agent.simulated.node_server import NodeServer
+from power_agent.simulated.processes import Child
+from power_agent.simulated.settings import NodeSettings
 from tests.support.fake_slice import FakeSlice
 from tests.support.fast_agent import catalog
 from trefoil.core.catalog import Catalog

@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tests.support import ports
-from trefoil.cli.scenario import Ports
+from trefoil.cli.run.scenario import Ports
 from trefoil.runtime import proc
 
 

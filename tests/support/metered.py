@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from power_agent.attribution import DeviceReading, SliceReading, Work
-from power_agent.core.meter import MeterState, PowerIntegral, advance
-from power_agent.devices.energy import DeviceEnergy, PowerDraw, SliceAccount, VersionAccount
+from power_agent.energy.core.attribution import DeviceReading, SliceReading, Work
+from power_agent.energy.core.meter import MeterState, PowerIntegral, advance
+from power_agent.simulated.energy import DeviceEnergy, PowerDraw, SliceAccount, VersionAccount
 from trefoil.core import power
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.fleet import DeviceState, DeviceType, SliceKey

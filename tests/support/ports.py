@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from trefoil.cli.scenario import Ports
+from trefoil.cli.run.scenario import Ports
 from trefoil.core.errors import PortInUse
 from trefoil.runtime import rpc
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from power_agent.runtimes.base import RunningTriton, Runtime
-from power_agent.triton_slice import SliceLaunch
+from power_agent.triton.slice_launch import SliceLaunch
 from tests.support.ports import free_ports
 from trefoil.core.errors import StartError, TrefoilError
 

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from power_agent.devices.calls import CALLS
-from power_agent.devices.driver import Driver
 from power_agent.devices.errors import NodeUnreachable
-from power_agent.devices.faults import FaultPlan
-from power_agent.devices.gpu_models import A100_40GB, GpuModel
-from power_agent.devices.gpu_state import Nvml, NvmlFault
 from power_agent.devices.inventory import Inventory, ObservedSlice
-from power_agent.devices.machine import Machine
-from power_agent.devices.node_client import NodeClient
-from power_agent.devices.nvml_shim import Send, install_simulated_driver, uninstall_simulated
+from power_agent.simulated.calls import CALLS
+from power_agent.simulated.driver import Driver
+from power_agent.simulated.faults import FaultPlan
+from power_agent.simulated.gpu_models import A100_40GB, GpuModel
+from power_agent.simulated.gpu_state import Nvml, NvmlFault
+from power_agent.simulated.machine import Machine
+from power_agent.simulated.node_client import NodeClient
+from power_agent.simulated.nvml_shim import Send, install_simulated_driver, uninstall_simulated
 from trefoil.core.fleet import SliceKey
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,12 +77,12 @@ def _pynvml_through(send: Send) -> Iterator[None]:
 
 
 class NodeProcess:
-    """`python -m power_agent.devices.simulated`, started and ended by a test."""
+    """`python -m power_agent.simulated`, started and ended by a test."""
 
     def __init__(self, folder: Path, *settings: str) -> None:
         self.folder = folder
         self.socket = folder / "node.sock"
-        self._argv = [sys.executable, "-m", "power_agent.devices.simulated", "--node", "node0"]
+        self._argv = [sys.executable, "-m", "power_agent.simulated", "--node", "node0"]
         self._argv += ["--socket", str(self.socket), "--set", f"model_repository={ROOT / 'model_repository'}"]
         self._argv += [word for setting in ("call_latency=false", *settings) for word in ("--set", setting)]
         self.process: subprocess.Popen[bytes] | None = None

@@ -21,7 +21,7 @@ import psutil
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from power_agent.triton_slice import clean_shared_memory
+from power_agent.triton.slice_launch import clean_shared_memory
 from tests.support.ports import free_ports
 from tests.support.triton_process import install
 from tests.unit.dispatcher.worlds import key, node, plan

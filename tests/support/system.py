@@ -17,13 +17,13 @@ from typing import Any
 
 import psutil
 
-from power_agent.devices.node_client import NodeClient
+from power_agent.simulated.node_client import NodeClient
 from tests.support.ports import free_offset
 from tests.support.triton_process import MODELS, ROOT
-from trefoil.cli import processes
-from trefoil.cli.layout import Launch, StatePaths
-from trefoil.cli.load_result import LoadResult
-from trefoil.cli.loadgen import LoadSpec, RateProfile, run_load
+from trefoil.cli.load.generator import LoadSpec, RateProfile, run_load
+from trefoil.cli.load.result import LoadResult
+from trefoil.cli.run import processes
+from trefoil.cli.run.state_directory import Launch, StatePaths
 from trefoil.cli.system_client import SystemClient, connect_system
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.energy import EnergySample

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from power_agent.triton_client import TritonClient
-from power_agent.triton_install import TritonInstall, find_triton, prepare_triton
-from power_agent.triton_slice import SliceLaunch, SliceSpec, clean_shared_memory, prepare_slice
+from power_agent.triton.client import TritonClient
+from power_agent.triton.installation import TritonInstall, find_triton, prepare_triton
+from power_agent.triton.slice_launch import SliceLaunch, SliceSpec, clean_shared_memory, prepare_slice
 from tests.support.ports import free_ports
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import WallClock

@@ -12,12 +12,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trefoil.cli import carbon, decisions, node, operate, simulate, status
-from trefoil.cli.family import app as family_app
-from trefoil.cli.load_command import load
+from trefoil.cli import simulate
+from trefoil.cli.carbon import commands
+from trefoil.cli.family.commands import app as family_app
+from trefoil.cli.family.profile_command import profile
+from trefoil.cli.load.command import load
+from trefoil.cli.operate import control, decisions, node, status
 from trefoil.cli.options import Forecaster, Governor, Planner, Queue, Router, Sets, non_empty, parse_sets
 from trefoil.cli.output import DEFAULT_STATE_DIR, EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
-from trefoil.cli.profile import profile
 from trefoil.core.errors import StartError
 
 UP_CONFIG: Final = Path("deploy/config/up.toml")
@@ -61,8 +63,8 @@ def up(
     as_json: AsJson = False,
 ) -> None:
     """Start Redis, a simulated node and the four services on this machine, and leave them running."""
-    from trefoil.cli.layout import resolve_path
-    from trefoil.cli.supervisor import start_detached
+    from trefoil.cli.run.state_directory import resolve_path
+    from trefoil.cli.run.supervisor import start_detached
 
     overrides = parse_sets(sets) | non_empty(policy=policy, mode=mode, planner=planner, forecaster=forecaster)
     overrides |= non_empty(router=router, queue=queue, governor=governor)
@@ -94,7 +96,7 @@ def up(
 
 def down(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
     """Stop what `trefoil up` started; also cleans up what a killed supervisor left."""
-    from trefoil.cli.supervisor import stop_system
+    from trefoil.cli.run.supervisor import stop_system
 
     lines: list[str] = []
     stopped = stop_system(Path(state_dir), lines.append)
@@ -126,9 +128,9 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Play the same load and carbon against several policies, and report what was saved. Ends by itself."""
-    from trefoil.cli.demo import QUICK_STEPS, run_demo
-    from trefoil.cli.layout import resolve_path
-    from trefoil.cli.scenario import Scenario, load_system, overrides_against_base
+    from trefoil.cli.demo.run_demo import QUICK_STEPS, run_demo
+    from trefoil.cli.run.scenario import Scenario, load_system, overrides_against_base
+    from trefoil.cli.run.state_directory import resolve_path
 
     overrides = parse_sets(sets) | {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
     overrides |= non_empty(planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor)
@@ -147,12 +149,12 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "down": down,
     "status": status.status,
     "plan": status.plan,
-    "mode": operate.mode,
-    "freeze": operate.freeze,
-    "pin": operate.pin,
-    "rollback": operate.rollback,
+    "mode": control.mode,
+    "freeze": control.freeze,
+    "pin": control.pin,
+    "rollback": control.rollback,
     "explain-request": decisions.explain_request,
-    "replan": operate.replan,
+    "replan": control.replan,
     "rollout": decisions.rollout,
     "load": load,
     "profile": profile,
@@ -162,15 +164,15 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
-objective.command("set")(operate.objective_set)
-objective.command("show")(operate.objective_show)
+objective.command("set")(control.objective_set)
+objective.command("show")(control.objective_show)
 state.command("dump")(status.state_dump)
 app.add_typer(objective, name="objective")
 app.add_typer(state, name="state")
 app.add_typer(node.app, name="node")
 app.add_typer(simulate.reproduce, name="reproduce")
 app.add_typer(family_app, name="family")
-app.add_typer(carbon.app, name="carbon")
+app.add_typer(commands.app, name="carbon")
 
 if __name__ == "__main__":
     app()

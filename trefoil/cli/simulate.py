@@ -13,7 +13,7 @@ from trefoil.cli.output import AsJson, Guarded, console, grid, print_json
 from trefoil.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from trefoil.simulator.scenario import Scenario
+    from trefoil.simulator.scenario.schema import Scenario
 
 reproduce = typer.Typer(cls=Guarded, no_args_is_help=True, help="Play a paper again in the simulator, at equal load.")
 
@@ -39,7 +39,7 @@ def simulate(
 ) -> None:
     """Simulate a scenario: same scenario and seed, same bytes. Nothing runs but this process."""
     from trefoil.simulator.run import simulate_to
-    from trefoil.simulator.scenario import Scenario
+    from trefoil.simulator.scenario.schema import Scenario
 
     overrides = parse_sets(sets)
     parts = non_empty(
@@ -65,7 +65,7 @@ def simulate(
 
 def _compare(scenario: "Scenario", out: Path | None, resume: bool, as_json: bool) -> None:
     """What forecasts of carbon intensity buy in this scenario."""
-    from trefoil.simulator.forecast_value import compare_forecasts
+    from trefoil.simulator.report.forecast_value import compare_forecasts
     from trefoil.simulator.run import progress_bar
 
     if resume:
@@ -99,7 +99,7 @@ def clover(
     as_json: AsJson = False,
 ) -> None:
     """CLOVER (SC 23): ten A100s, three applications, 48 h of carbon. Runs kept in --out are not played again."""
-    from trefoil.cli.results import git_commit, machine
+    from trefoil.cli.demo.results import git_commit, machine
     from trefoil.reproduce.clover import FAMILIES, QUICK, Options, Study
     from trefoil.reproduce.experiment import data_folder
     from trefoil.reproduce.figures import all_figures

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
-from trefoil.cli.layout import Launch, StatePaths
+from trefoil.cli.run.state_directory import Launch, StatePaths
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.errors import SettingError
 from trefoil.core.fleet import NodeStatus

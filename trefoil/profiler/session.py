@@ -10,10 +10,16 @@ import numpy as np
 from trefoil.core.catalog import Family, Variant
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.plan_check import CONTEXT_MIB
-from trefoil.profiler.load import CLIENTS, TritonSlice, Window
-from trefoil.profiler.meter import WINDOW_MARGIN_S, WINDOW_MIN_S, EnergyLog, MeteredEnergy, active_j_per_batch
-from trefoil.profiler.node import ExclusiveNode
-from trefoil.profiler.table import QUANTILES, LoadPoint, ProfilePoint
+from trefoil.profiler.energy_meter import (
+    WINDOW_MARGIN_S,
+    WINDOW_MIN_S,
+    EnergyLog,
+    MeteredEnergy,
+    active_j_per_batch,
+)
+from trefoil.profiler.exclusive_node import ExclusiveNode
+from trefoil.profiler.profile_csv import QUANTILES, LoadPoint, ProfilePoint
+from trefoil.profiler.triton_load import CLIENTS, TritonSlice, Window
 from trefoil.runtime.clock import Clock
 
 FIRST_SAMPLE_WAIT_S: Final = 2.5  # for the first energy sample: they come once a second

@@ -17,9 +17,9 @@ from typing import Any, Final
 from controller.settings import FixedDemand, TriggerSettings
 from trefoil.core.catalog import Catalog
 from trefoil.runtime.repository import load_family
-from trefoil.simulator.inputs import Provided
 from trefoil.simulator.run import simulate
-from trefoil.simulator.scenario import (
+from trefoil.simulator.scenario.inputs import Provided
+from trefoil.simulator.scenario.schema import (
     Arrivals,
     Carbon,
     ControlSettings,
@@ -32,7 +32,7 @@ from trefoil.simulator.scenario import (
     Wanted,
     Zone,
 )
-from trefoil.simulator.truth import pair
+from trefoil.simulator.scenario.truth import pair
 
 VERSION: Final = 3  # of what a kept result means
 PUE: Final = 1.5  # CLOVER section 5.1

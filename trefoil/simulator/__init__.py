@@ -9,14 +9,20 @@ print(simulate(scenario).summary.grams_per_request)
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trefoil.simulator.inputs import Provided
-    from trefoil.simulator.report import Result, Summary
+    from trefoil.simulator.report.result import Result, Summary
     from trefoil.simulator.run import simulate
-    from trefoil.simulator.scenario import Scenario
+    from trefoil.simulator.scenario.inputs import Provided
+    from trefoil.simulator.scenario.schema import Scenario
 
 __all__ = ["Provided", "Result", "Scenario", "Summary", "simulate"]
 
-_HOMES = {"Provided": "inputs", "Result": "report", "Scenario": "scenario", "Summary": "report", "simulate": "run"}
+_HOMES = {
+    "Provided": "scenario.inputs",
+    "Result": "report.result",
+    "Scenario": "scenario.schema",
+    "Summary": "report.result",
+    "simulate": "run",
+}
 
 
 def __getattr__(name: str) -> Any:

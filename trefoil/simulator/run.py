@@ -19,9 +19,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from trefoil.core import errors
 from trefoil.runtime.clock import WallClock
-from trefoil.simulator.inputs import Provided, planner_for, prepare
-from trefoil.simulator.report import Result, result
-from trefoil.simulator.scenario import Scenario
+from trefoil.simulator.report.result import Result, result
+from trefoil.simulator.scenario.inputs import Provided, planner_for, prepare
+from trefoil.simulator.scenario.schema import Scenario
 from trefoil.simulator.simulation import Simulation
 
 HOUR_S = 3600.0

@@ -11,9 +11,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from controller.core.control import ControlCore, SavedState
-from controller.core.decide import CANDIDATE, ControlState, as_live_planner, ask_planner, run_planner
-from controller.core.effects import (
+from controller.explore.core.exploration_state import ExplorationTotals
+from controller.loop.core.control import ControlCore, SavedState
+from controller.loop.core.decision import (
+    CANDIDATE,
+    ControlState,
+    as_live_planner,
+    ask_planner,
+    run_planner,
+)
+from controller.loop.core.effects import (
     CallPlanner,
     CandidateEvaluated,
     CommandNode,
@@ -33,29 +40,28 @@ from controller.core.effects import (
     Wait,
     WakeLoop,
 )
-from controller.core.evaluations import ExplorationTotals
-from controller.core.observation import Observation
-from controller.core.rolling import RolloutExecutor, find_path
-from controller.core.rollout import RolloutPath
+from controller.loop.decision_records import decision_record
+from controller.observe.core.observation import Observation
+from controller.planners.policy_parts import forecaster_of
 from controller.planners.table import PLANNERS
-from controller.planning import forecaster_of
-from controller.records import decision_record
-from dispatcher.routers import ROUTERS
+from controller.rollout.core.executor import RolloutExecutor, find_path
+from controller.rollout.core.path import RolloutPath
+from dispatcher.routing.routers import ROUTERS
 from trefoil.core.brains import Planner, PlanView
 from trefoil.core.demand import LoadCell, SliceLoad, TableAck
 from trefoil.core.objective import ActMode, ObjectiveMode
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import DecisionRecord, Plan, RolloutState, Route
 from trefoil.runtime.keys import Keys
-from trefoil.simulator.carbon import ForecastFeed
-from trefoil.simulator.decision_cache import CachedDecision, DecisionCache
-from trefoil.simulator.engine import Engine, Flow
-from trefoil.simulator.fluid import FluidEngine
-from trefoil.simulator.hardware import Hardware
-from trefoil.simulator.inputs import Inputs, settings_of
-from trefoil.simulator.intervals import LoadReports
-from trefoil.simulator.ledger import Ledger, SimulatedMeter
-from trefoil.simulator.request_level import RequestEngine
+from trefoil.simulator.books.intervals import LoadReports
+from trefoil.simulator.books.ledger import Ledger, SimulatedMeter
+from trefoil.simulator.engines.decision_cache import CachedDecision, DecisionCache
+from trefoil.simulator.engines.engine import Engine, Flow
+from trefoil.simulator.engines.fluid import FluidEngine
+from trefoil.simulator.engines.hardware import Hardware
+from trefoil.simulator.engines.request_level import RequestEngine
+from trefoil.simulator.scenario.carbon import ForecastFeed
+from trefoil.simulator.scenario.inputs import Inputs, settings_of
 
 EPSILON_S: Final = 1e-9
 EXPLORING_TICK_S: Final = 5.0  # at most, while candidates are measured

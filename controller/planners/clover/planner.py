@@ -18,8 +18,7 @@ from typing import Any, Final
 
 from numpy.random import Generator
 
-from controller.planners.assemble import DEFAULTS
-from controller.planners.clover.anneal import (
+from controller.planners.clover.annealing import (
     Rules,
     Search,
     nearest,
@@ -29,13 +28,14 @@ from controller.planners.clover.anneal import (
     search_of,
 )
 from controller.planners.clover.graph import Graph
-from controller.planners.clover.measure import profile_estimator
 from controller.planners.clover.objective import Goal, Outcome
 from controller.planners.clover.pods import Pod, assembled_plan, pods_of, unserved_families
+from controller.planners.clover.profile_estimator import profile_estimator
 from controller.planners.clover.space import Setup
 from controller.planners.clover.surrogate import Surrogate
 from controller.planners.columns import class_column
-from controller.planners.world import PlanningInput, constant_for, read_view
+from controller.planners.plan_assembly import DEFAULTS
+from controller.planners.planning_input import PlanningInput, constant_for, read_view
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.demand import Measured
 from trefoil.core.objective import ObjectiveMode

@@ -19,12 +19,12 @@ from functools import cached_property
 
 import networkx as nx
 
-from controller.planners.assemble import plan_of
 from controller.planners.clover.graph import Edge, Graph
 from controller.planners.clover.objective import Outcome
 from controller.planners.clover.space import Setup, Space, distances, fitting_variants
 from controller.planners.columns import Column, class_column
-from controller.planners.world import Device, HostedSlice, PlanningInput, Task, pue_of
+from controller.planners.plan_assembly import plan_of
+from controller.planners.planning_input import Device, HostedSlice, PlanningInput, Task, pue_of
 from trefoil.core.device_types import Placement, configurations, placements_of
 from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import Configuration, DeviceType, SliceKey

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from controller.core.intensity import forecast_refusal
+from controller.observe.core.carbon_inputs import forecast_refusal
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem
 from controller.planners.exact.search import estimate, solve

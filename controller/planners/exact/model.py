@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Final
 
 from controller.planners.columns import ClassKey, Column, class_of
-from controller.planners.world import Device, PlanningInput, Task
+from controller.planners.planning_input import Device, PlanningInput, Task
 from trefoil.core.device_types import configurations
 from trefoil.core.fleet import Configuration, DeviceState, DeviceType
 from trefoil.core.power import idle_w

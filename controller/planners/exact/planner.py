@@ -20,16 +20,23 @@ from typing import Final
 
 from numpy.random import Generator, default_rng
 
-from controller.planners.assemble import DEFAULTS, capacity_per_s, plan_of
 from controller.planners.columns import ClassKey, Column, columns, gap_scv
-from controller.planners.exact.aims import FamilyAim, aim_of
-from controller.planners.exact.mapping import Moves, moves, place_clocked
+from controller.planners.exact.aim import FamilyAim, aim_of
 from controller.planners.exact.milp import Limits, WallLimitHit
 from controller.planners.exact.model import Aim, Problem, Solution, as_they_are, groups_of, pinned, weights_of
+from controller.planners.exact.placement import Moves, moves, place_clocked
 from controller.planners.exact.relaxation import better_than_current, hard_minima, joint_targets, relaxed
 from controller.planners.exact.reuse import on_grid, refitted, rounded_demand, solve_or_reuse, standing
 from controller.planners.exact.search import solve
-from controller.planners.world import HostedSlice, PlanningInput, Task, constant_for, pue_of, read_view
+from controller.planners.plan_assembly import DEFAULTS, capacity_per_s, plan_of
+from controller.planners.planning_input import (
+    HostedSlice,
+    PlanningInput,
+    Task,
+    constant_for,
+    pue_of,
+    read_view,
+)
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Expected, Plan

@@ -28,7 +28,7 @@ from typing import Final
 from controller.planners.columns import ClassKey, Column
 from controller.planners.exact.milp import Program
 from controller.planners.exact.model import Aim, Group, Problem, awake_w, layouts_of, wake_j
-from controller.planners.world import Task
+from controller.planners.planning_input import Task
 from trefoil.core.fleet import Configuration
 
 TIE_J: Final = 1e-6  # equal plans: fewer slices

@@ -20,11 +20,11 @@ from dataclasses import replace
 from typing import Final
 
 from controller.planners.columns import columns, latency_best_ms
-from controller.planners.exact.aims import FamilyAim, mode_of
+from controller.planners.exact.aim import FamilyAim, mode_of
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, as_they_are
 from controller.planners.exact.search import solve
-from controller.planners.world import PlanningInput, Task
+from controller.planners.planning_input import PlanningInput, Task
 from trefoil.core.objective import ObjectiveMode
 
 SLACK: Final = 1e-6  # of accuracy: below what the solver's tolerance moves

@@ -28,7 +28,7 @@ from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Census, Group, Problem, Solution, awake_w, judged, layouts_of, wake_j
 from controller.planners.exact.program import TIE_J
 from controller.planners.exact.search import solve
-from controller.planners.world import Task
+from controller.planners.planning_input import Task
 from trefoil.core.demand import Demand
 from trefoil.core.objective import Objective, ObjectiveMode
 

@@ -10,7 +10,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from dispatcher.core.ejection import Failure
+from dispatcher.slice_health.core.ejection import Failure
 from tests.support.dispatching import Plane, dispatching, until
 from tests.support.special_models import IDLE_S, SpecialTriton, special_node, special_plan
 from tests.support.special_world import START_FLAG, in_sequence, item, number, raw, serving

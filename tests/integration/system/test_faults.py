@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.system.conftest import Serving
 from tests.support.system import load, plan_in_force, slices, until
-from trefoil.cli.load_result import OK, LoadResult
+from trefoil.cli.load.result import OK, LoadResult
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.fleet import SliceKey, SliceState, SliceStatus
 

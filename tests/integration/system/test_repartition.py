@@ -13,7 +13,7 @@ import pytest
 from tests.integration.system.conftest import Serving
 from tests.support.system import load, plan_in_force
 from trefoil.cli.output import as_json
-from trefoil.cli.scenario import Ports
+from trefoil.cli.run.scenario import Ports
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, RouteTarget
 from trefoil.runtime.state import State

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from numpy.random import Generator
 
-from controller.planners.assemble import DEFAULTS
 from controller.planners.base import largest_layout
+from controller.planners.plan_assembly import DEFAULTS
+from controller.planners.planning_input import Device, PlanningInput, Task, read_view
 from controller.planners.uniform import Uniform, decide
-from controller.planners.world import Device, PlanningInput, Task, read_view
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
 from trefoil.core.parts import PartSettings

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import dispatcher.state_sync
-from dispatcher.core.ejection import Failure
-from dispatcher.local_worker import LocalWorker
+import dispatcher.service.state_sync
+from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
+from dispatcher.slice_health.core.ejection import Failure
 from tests.support.virtual.doubles import Files, Silent
 from tests.support.virtual.loop import PROCESS, Process
 from tests.support.virtual.planner import FAMILY
@@ -45,7 +45,7 @@ class Silence:
 
 
 class MemoryTable:
-    """`dispatcher.state_sync.TableFile` without a file."""
+    """`dispatcher.service.state_sync.TableFile` without a file."""
 
     def __init__(self, files: Files) -> None:
         self._files, self._process, self.path = files, PROCESS.get(), "memory"
@@ -102,7 +102,7 @@ class Worker:
         local.routing.transport = Silence()  # type: ignore[assignment]
         state = State.connect("redis://virtual", "default", clock=clock)
         self._system.opening = self.files
-        loop = dispatcher.state_sync.StateSync(local, state, Silent())  # type: ignore[arg-type]
+        loop = dispatcher.service.state_sync.StateSync(local, state, Silent())  # type: ignore[arg-type]
         await loop.init()
         self.local = local
         async with asyncio.TaskGroup() as group:

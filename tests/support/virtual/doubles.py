@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from controller.disk import DiskStore
+from controller.loop.disk_store import DiskStore
 from tests.support.virtual.loop import PROCESS, Process
 from tests.support.virtual.nodes import Node
 from trefoil.core import errors
@@ -22,7 +22,7 @@ class Files(dict[str, Any]):
 
 
 class MemoryDisk(DiskStore):
-    """`controller.disk.DiskStore` without files. A killed process writes nothing more."""
+    """`controller.loop.disk_store.DiskStore` without files. A killed process writes nothing more."""
 
     def __init__(self, files: Files, decisions_max: int) -> None:
         self._files, self._max = files, decisions_max
@@ -73,7 +73,7 @@ class Silent:
 
 
 class NodeAgents:
-    """`controller.agents.AgentClients` without gRPC: the agents of nodes in this process."""
+    """`controller.rollout.agent_clients.AgentClients` without gRPC: the agents of nodes in this process."""
 
     def __init__(self, nodes: Mapping[str, Node], clock: Clock, timeout_s: float, tries: int) -> None:
         self._nodes, self._clock, self._timeout_s, self._tries = nodes, clock, timeout_s, tries

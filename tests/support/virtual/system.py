@@ -18,7 +18,7 @@ import structlog
 
 import controller.__main__ as main
 from controller.settings import ControllerSettings
-from dispatcher.local_worker import LocalWorker
+from dispatcher.service.local_worker import LocalWorker
 from tests.support.planning import digits
 from tests.support.virtual.dispatch import MemoryTable, Request, Worker
 from tests.support.virtual.doubles import Connected, Files, MemoryDisk, NodeAgents, Silent
@@ -271,8 +271,8 @@ def installed(system: System) -> Iterator[None]:
         ),
         "controller.__main__.load_catalog": lambda *_: CATALOG,
         "controller.__main__.ControllerService": serviced,
-        "controller.records.version": lambda _: "virtual",
-        "dispatcher.state_sync.TableFile": lambda _: MemoryTable(system.opening),
+        "controller.loop.decision_records.version": lambda _: "virtual",
+        "dispatcher.service.state_sync.TableFile": lambda _: MemoryTable(system.opening),
         "trefoil.runtime.state.redis": Connected(system.server),
         "trefoil.runtime.codec.encode": (tokens := Tokens()).encode,
         "trefoil.runtime.codec.decode": tokens.decode,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carbon_feed.archive_files import ForecastFiles
 from carbon_feed.forecast.archive import ForecastArchive, forecast_of_line, line_of
-from carbon_feed.forecast.parts import run_to_end
+from carbon_feed.forecast.incremental import run_to_end
+from carbon_feed.history.forecast_files import ForecastFiles
 from tests.unit.carbon_feed.test_history import SERIES, T0_S
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 from trefoil.core.common import Basis, Provenance

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from carbon_feed.core.feed import Observation
-from carbon_feed.loop import ZoneLoop
-from carbon_feed.role import load_epoch, save_epoch
+from carbon_feed.reading.core.observation import Observation
+from carbon_feed.reading.leader_election import load_epoch, save_epoch
+from carbon_feed.reading.loop import ZoneLoop
 from carbon_feed.service import CarbonFeedServicer
 from carbon_feed.settings import CarbonFeedSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from carbon_feed.core.answers import PAGE_MAX
-from carbon_feed.core.history import History
 from carbon_feed.forecast.archive import ForecastArchive
+from carbon_feed.history.core.history import History
 from carbon_feed.service import FULL_NAME
-from carbon_feed.servicer import CarbonFeedServicer
+from carbon_feed.serving.core.queries import PAGE_MAX
+from carbon_feed.serving.servicer import CarbonFeedServicer
 from carbon_feed.zones import load_zones
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from carbon_feed.servicer import WAKEUPS_AT_ONCE, FairWakeup
+from carbon_feed.serving.servicer import WAKEUPS_AT_ONCE, FairWakeup
 
 
 async def test_others_get_their_turn_in_between():

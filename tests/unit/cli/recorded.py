@@ -2,7 +2,7 @@
 
 import math
 
-from trefoil.cli.results import Event, Report, Series, Summary
+from trefoil.cli.demo.results import Event, Report, Series, Summary
 
 SECONDS = 24
 NAMES = ("base", "static_mix", "exact")

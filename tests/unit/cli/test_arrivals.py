@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trefoil.cli.arrivals import ArrivalTrace, RateProfile, load_held_out, schedule, shuffled_passes
+from trefoil.cli.load.arrivals import (
+    ArrivalTrace,
+    RateProfile,
+    load_held_out,
+    schedule,
+    shuffled_passes,
+)
 from trefoil.core.errors import InvalidInput, TraceError
-from trefoil.simulator.arrivals import read_trace
+from trefoil.simulator.scenario.arrivals import read_trace
 
 TWITTER = Path("../shared/data/requests/twitter_2021-08_infadapter_21min_per_second.csv")
 

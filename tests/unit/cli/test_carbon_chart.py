@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trefoil.cli.carbon_chart import (
+from trefoil.cli.carbon.chart import (
     BAND,
     HEIGHT,
     IntensityCurves,

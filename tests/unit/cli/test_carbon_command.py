@@ -14,17 +14,17 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from carbon_feed.core.history import History
-from carbon_feed.core.ratio import ratio
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.archive import ForecastArchive
-from carbon_feed.forecast.issue import LiveForecaster
-from carbon_feed.forecast.parts import run_to_end
-from carbon_feed.servicer import CarbonFeedServicer
+from carbon_feed.forecast.incremental import run_to_end
+from carbon_feed.forecast.live_forecaster import LiveForecaster
+from carbon_feed.history.core.history import History
+from carbon_feed.history.core.ratio import ratio
+from carbon_feed.serving.servicer import CarbonFeedServicer
 from carbon_feed.settings import CarbonFeedSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
-from trefoil.cli.layout import Launch, StatePaths
 from trefoil.cli.main import app
+from trefoil.cli.run.state_directory import Launch, StatePaths
 from trefoil.core.carbon import (
     CarbonForecast,
     CarbonReading,
@@ -294,7 +294,7 @@ def test_history_with_what_was_known_then_and_its_revisions(served, tmp_path):
 
 
 def test_a_long_history_comes_in_pages(served, monkeypatch):
-    monkeypatch.setattr("trefoil.cli.carbon_asking.PAGE", 7)
+    monkeypatch.setattr("trefoil.cli.carbon.client.PAGE", 7)
     assert len(document(served, "history", "CAISO", "--from", "7d")["readings"]) == DAYS * 24
 
 

@@ -1,6 +1,6 @@
 """Scores as people and programs read them: pooled by day, a mean of nothing is a dash."""
 
-from trefoil.cli.carbon_scores import by_day, by_part, csv_rows, scores_document, table_rows
+from trefoil.cli.carbon.scores import by_day, by_part, csv_rows, scores_document, table_rows
 from trefoil.core.carbon import CarbonScore, CarbonScores
 
 HOUR_S = 3600.0

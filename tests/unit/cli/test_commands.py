@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from protos.controller.v1 import controller_pb2
 from protos.dispatcher.v1 import dispatcher_pb2
 from protos.types.v1 import plan_pb2
-from trefoil.cli import services
-from trefoil.cli.layout import Launch, StatePaths
 from trefoil.cli.main import app
+from trefoil.cli.run import services
+from trefoil.cli.run.state_directory import Launch, StatePaths
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.common import Revision

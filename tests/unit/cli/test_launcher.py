@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trefoil.cli import processes, services
-from trefoil.cli.launcher import Launcher, clean_up, remove_runtime_files
-from trefoil.cli.layout import AlreadyRunning, StateLock, StatePaths, to_toml
-from trefoil.cli.scenario import ServedFamily, System
-from trefoil.cli.services import Service
+from trefoil.cli.run import processes, services
+from trefoil.cli.run.launcher import Launcher, clean_up, remove_runtime_files
+from trefoil.cli.run.scenario import ServedFamily, System
+from trefoil.cli.run.services import Service
+from trefoil.cli.run.state_directory import AlreadyRunning, StateLock, StatePaths, to_toml
 from trefoil.core.errors import BinaryMissing, CatalogError, PortInUse, SettingError, StartError, TraceError
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.socket_paths import socket_folder, temporary_folder

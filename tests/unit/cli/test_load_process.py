@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trefoil.cli.load_result import LoadResult, Record
-from trefoil.cli.player import LoadPlan, last_answer_at_s, read_load_result, without_warmup
+from trefoil.cli.load.process import LoadPlan, last_answer_at_s, read_load_result, without_warmup
+from trefoil.cli.load.result import LoadResult, Record
 
 POINTS = ((0.0, 26.0), (10.0, 26.0), (12.0, 52.0), (20.0, 52.0))
 PLAN = LoadPlan(POINTS, 6.0, "images.npz", "digits", 7)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from trefoil.cli import loadgen
-from trefoil.cli.arrivals import ArrivalTrace, RateProfile
-from trefoil.cli.load_result import LoadResult, Progress, Record
-from trefoil.cli.loadgen import LoadSpec, run_load
+from trefoil.cli.load import generator
+from trefoil.cli.load.arrivals import ArrivalTrace, RateProfile
+from trefoil.cli.load.generator import LoadSpec, run_load
+from trefoil.cli.load.result import LoadResult, Progress, Record
 from trefoil.core.errors import InvalidInput, Unavailable
 from trefoil.runtime.clock import ManualClock
 
@@ -190,7 +190,7 @@ async def test_cancelling_leaves_nothing_running(images, endpoint):
 
 
 async def test_progress_is_reported_to_the_end_and_its_errors_are_not_swallowed(images, endpoint, monkeypatch):
-    monkeypatch.setattr(loadgen, "PROGRESS_S", 0.05)  # many, so that a moment's standstill leaves enough
+    monkeypatch.setattr(generator, "PROGRESS_S", 0.05)  # many, so that a moment's standstill leaves enough
     reports: list[Progress] = []
     result = await play(spec(images, 100, 1.2), endpoint, on_progress=reports.append)
     assert len(reports) >= 3

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trefoil.cli import processes
-from trefoil.cli.processes import ChildProcess, Command
+from trefoil.cli.run import processes
+from trefoil.cli.run.processes import ChildProcess, Command
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.proc import Identity
 
@@ -83,7 +83,7 @@ async def test_a_child_is_found_at_every_moment_of_its_start(tmp_path: Path, lau
 
 async def test_the_kernel_stops_children_of_a_killed_launcher(tmp_path: Path, launch_id: str) -> None:
     launcher = (
-        "import sys, time; from pathlib import Path; from trefoil.cli.processes import ChildProcess, Command;"
+        "import sys, time; from pathlib import Path; from trefoil.cli.run.processes import ChildProcess, Command;"
         "from trefoil.runtime.clock import WallClock;"
         "c = ChildProcess(Command('x', (sys.executable, '-c', 'import time; time.sleep(60)'), Path(sys.argv[1])),"
         " sys.argv[2], WallClock()); print('up', flush=True); time.sleep(60)"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli import recorded
-from trefoil.cli import report
-from trefoil.cli.results import Exploration, Report, read_report
+from trefoil.cli.demo import report
+from trefoil.cli.demo.results import Exploration, Report, read_report
 
 TOP_LEVEL = {
     "simulated", "triton_version", "gpus", "duration_s", "carbon_speedup", "seed", "commit", "pad_overrun_ratio",

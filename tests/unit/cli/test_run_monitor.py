@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from trefoil.cli import recorder
-from trefoil.cli.recorder import cancel_and_wait, grams_by_second, plan_text, power_by_second
+from trefoil.cli.demo import run_monitor
+from trefoil.cli.demo.run_monitor import cancel_and_wait, grams_by_second, plan_text, power_by_second
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
@@ -66,7 +66,7 @@ def test_a_plan_in_words_counts_equal_slices_and_names_sleep() -> None:
 async def test_a_background_task_is_stopped_even_where_one_cancellation_is_swallowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recorder, "CANCEL_AGAIN_S", 0.02)
+    monkeypatch.setattr(run_monitor, "CANCEL_AGAIN_S", 0.02)
 
     async def swallows_one() -> None:
         try:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trefoil.cli import play
-from trefoil.cli.loadgen import LEAD_S
-from trefoil.cli.player import LoadPlan
+from trefoil.cli.demo import run_policy
+from trefoil.cli.load.generator import LEAD_S
+from trefoil.cli.load.process import LoadPlan
 from trefoil.core.errors import StartError
 from trefoil.runtime.clock import ManualClock
 
@@ -52,10 +52,10 @@ class World:
         return SimpleNamespace(started_at_s=started_at_s, stop=stop)
 
     async def begin(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> float:
-        monkeypatch.setattr(play, "LoadProcess", self.load_process)
+        monkeypatch.setattr(run_policy, "LoadProcess", self.load_process)
         launch: Any = SimpleNamespace(addresses={"inference": ""}, launch_id="it", state_dir="/state")
         launcher: Any = self
-        _, starts_at_s = await play.start_load_and_trace(self.setup, launcher, launch, PLAN, folder)
+        _, starts_at_s = await run_policy.start_load_and_trace(self.setup, launcher, launch, PLAN, folder)
         return starts_at_s
 
 

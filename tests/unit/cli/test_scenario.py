@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from trefoil.cli.scenario import Carbon, Load, Ports, Scenario, System, load_system, overrides_against_base
+from trefoil.cli.run.scenario import (
+    Carbon,
+    Load,
+    Ports,
+    Scenario,
+    System,
+    load_system,
+    overrides_against_base,
+)
 from trefoil.core.errors import NotFound, SettingError
 
 SHIPPED = Path(__file__).parents[3] / "deploy" / "config"

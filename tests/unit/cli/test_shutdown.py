@@ -6,11 +6,11 @@ import signal
 
 import pytest
 
-from trefoil.cli import interrupt
-from trefoil.cli.interrupt import ShutdownSignals, run_until_signal, uncancellable
+from trefoil.cli.run import shutdown
+from trefoil.cli.run.shutdown import ShutdownSignals, run_until_signal, uncancellable
 
 
-@pytest.mark.parametrize("number", interrupt.SIGNALS)
+@pytest.mark.parametrize("number", shutdown.SIGNALS)
 def test_a_signal_cancels_and_gives_the_shells_exit_code(number: int) -> None:
     async def main(_: ShutdownSignals) -> int:
         os.kill(os.getpid(), number)
@@ -49,7 +49,7 @@ def test_teardown_survives_more_signals_and_is_told_to_hurry() -> None:
 
 
 def test_a_swallowed_cancellation_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupt, "CANCEL_AGAIN_S", 0.05)
+    monkeypatch.setattr(shutdown, "CANCEL_AGAIN_S", 0.05)
     asked = 0
 
     async def main(_: ShutdownSignals) -> int:

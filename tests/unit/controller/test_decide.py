@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.core.control import SloMargin
-from controller.core.decide import (
+from controller.loop.core.control import SloMargin
+from controller.loop.core.decision import (
     ADVISED,
     DEGRADED,
     FAILED,
@@ -17,8 +17,8 @@ from controller.core.decide import (
     predicted_saving,
     run_planner,
 )
-from controller.core.triggers import Trigger
-from controller.records import replay
+from controller.loop.core.triggers import Trigger
+from controller.loop.decision_records import replay
 from tests.support.plans import plan_of, planned
 from tests.unit.controller.views import PLAN, view
 from trefoil.core.brains import Decision

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from controller.core.evaluations import Exploration, Phase, unplanned_slices_stand
-from controller.core.triggers import Trigger
+from controller.explore.core.exploration_state import Exploration, Phase, unplanned_slices_stand
+from controller.loop.core.triggers import Trigger
 from controller.settings import ExploreSettings
 from tests.support.plans import SMALL, plan_of, planned
 from tests.unit.controller import views

@@ -5,7 +5,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from controller.core.effects import (
+from controller.explore.core.candidate_measurement import Cost, cost, metered_until_s
+from controller.explore.core.exploration import Explorer
+from controller.explore.core.exploration_state import ExplorationTotals, Phase
+from controller.loop.control_loop import PlannerRunner
+from controller.loop.core.effects import (
     CallPlanner,
     ConcludeExploration,
     CoreTime,
@@ -17,14 +21,10 @@ from controller.core.effects import (
     Steps,
     TellPlanner,
 )
-from controller.core.evaluations import ExplorationTotals, Phase
-from controller.core.exploration import Explorer
-from controller.core.measuring import Cost, cost, metered_until_s
-from controller.core.triggers import Trigger
-from controller.core.windows import LoadWindows, WindowSettings
-from controller.loop import PlannerRunner
-from controller.perform import run_effects
-from controller.records import replay
+from controller.loop.core.triggers import Trigger
+from controller.loop.decision_records import replay
+from controller.loop.effect_runner import run_effects
+from controller.observe.core.load_windows import LoadWindows, WindowSettings
 from controller.settings import ExploreSettings
 from tests.support.plans import CATALOG, SMALL, plan_of, planned
 from tests.unit.controller import views

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.forecasters.last_max import LastMax, poisson_quantile
-from controller.planning import forecaster_of, row_of
+from controller.planners.policy_parts import forecaster_of, row_of
 from controller.settings import ControllerSettings
 from trefoil.core.errors import SettingError
 

@@ -6,13 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller import observe
-from controller.core.decide import ControlState
-from controller.core.intensity import REFUSABLE, carried_when_stale, forecast_refusal, plannable_reading, rung_name
-from controller.core.observation import Observation
-from controller.core.triggers import HoldTimers, Thresholds, evaluate_triggers, plan_basis
 from controller.forecasters.last_max import LastMax
-from controller.observe import ObservationReader
+from controller.loop.core.decision import ControlState
+from controller.loop.core.triggers import HoldTimers, Thresholds, evaluate_triggers, plan_basis
+from controller.observe import reader
+from controller.observe.core.carbon_inputs import (
+    REFUSABLE,
+    carried_when_stale,
+    forecast_refusal,
+    plannable_reading,
+    rung_name,
+)
+from controller.observe.core.observation import Observation
+from controller.observe.reader import ObservationReader
 from controller.service import explain
 from controller.settings import CarbonSettings, ControllerSettings
 from tests.support.planning import digits
@@ -159,7 +165,7 @@ async def test_operators_see_what_is_refused():
     text = explain(view, PLAN, OBJECTIVE, RolloutState.DONE, "")
     assert "carbon: 200 g/kWh in demo, rung 0: rung static in force" in text
     assert "forecast: blend, issued 0 s ago, 24 intervals ahead" in text
-    observe.set_view_metrics(
+    reader.set_view_metrics(
         metrics, view, ControlState(), Rollout(), None, world.seen.plannable_carbon(world.clock.now_s()).rung
     )
     shown = {s.name: s for family in metrics.collect() for s in family.samples if s.value == 1.0}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.objectives import accept_objective
+from controller.loop.core.objectives import accept_objective
 from tests.support.plans import CATALOG
 from tests.unit.controller.views import OBJECTIVE
 from trefoil.core.catalog import Catalog, ProfileRow

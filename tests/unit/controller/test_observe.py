@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.decide import NEW, run_planner
-from controller.core.observation import Observation
 from controller.forecasters.last_max import LastMax
-from controller.observe import ObservationReader
+from controller.loop.core.decision import NEW, run_planner
+from controller.loop.decision_records import replay
+from controller.observe.core.observation import Observation
+from controller.observe.reader import ObservationReader
 from controller.planners.exact.planner import ExactPlanner
-from controller.records import replay
 from controller.settings import ControllerSettings
 from tests.support.planning import digits, fleet, row
 from tests.support.planning import view as planning_view

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.core.terms import best_path, fleet_snapshot, rollout_refusal
-from controller.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate_triggers, plan_basis
-from controller.core.usable import profiled_types, unplannable_reason
+from controller.loop.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate_triggers, plan_basis
+from controller.observe.core.plannable import profiled_types, unplannable_reason
 from controller.planners.exact.planner import ExactPlanner
+from controller.rollout.core.rollout_inputs import best_path, fleet_snapshot, rollout_refusal
 from tests.support.planners import layout, plan_of
 from tests.support.planning import applied, fleet
 from tests.support.planning import view as planning_view

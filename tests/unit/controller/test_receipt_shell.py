@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from controller.authority import Leadership
-from controller.core.observation import Observation
-from controller.core.receipts import Receipts
-from controller.disk import DiskStore
+from controller.accounting.accountant import Accountant, ReceiptPublisher
+from controller.accounting.core.receipts import Receipts
 from controller.forecasters.last_max import LastMax
-from controller.observe import ObservationReader
-from controller.report import Accountant, ReceiptPublisher
+from controller.loop.disk_store import DiskStore
+from controller.loop.leadership import Leadership
+from controller.observe.core.observation import Observation
+from controller.observe.reader import ObservationReader
 from controller.settings import ControllerSettings
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server

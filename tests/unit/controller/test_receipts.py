@@ -6,9 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.core.receipts import EnergyLine, Receipts, energy_line, rates_changed, sum_by_family
-from dispatcher.accounting import LoadCounters
-from dispatcher.core.receipts import Receipts as Prices
+from controller.accounting.core.receipts import (
+    EnergyLine,
+    Receipts,
+    energy_line,
+    rates_changed,
+    sum_by_family,
+)
+from dispatcher.request.core.receipts import Receipts as Prices
+from dispatcher.service.accounting import LoadCounters
 from trefoil.core.carbon import CarbonReading, Quality, Series
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import Basis, Provenance, Revision

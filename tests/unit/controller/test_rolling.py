@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from controller.core.effects import CommandNode, CoreTime, FindPath
-from controller.core.observation import Observation
-from controller.core.rolling import RolloutExecutor, find_path
 from controller.forecasters.last_max import LastMax
+from controller.loop.core.effects import CommandNode, CoreTime, FindPath
+from controller.observe.core.observation import Observation
+from controller.rollout.core.executor import RolloutExecutor, find_path
 from controller.settings import ControllerSettings
 from tests.support.plans import CATALOG
 from tests.unit.controller.views import PLAN, running, view

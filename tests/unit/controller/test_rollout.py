@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.rollout import FleetSnapshot, RolloutPath, Step, plan_path
-from controller.core.shares import RolloutInputs, capacity_of, routed_capacity
+from controller.rollout.core.interim_routes import RolloutInputs, capacity_of, routed_capacity
+from controller.rollout.core.path import FleetSnapshot, RolloutPath, Step, plan_path
 from tests.support.plans import LARGE, SMALL, key, planned
 from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB, placements, slice_type

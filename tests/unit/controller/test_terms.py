@@ -5,9 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from controller.core.evaluations import deployment_refusal, deployment_refusal_by_family
-from controller.core.shares import with_catalog_facts
-from controller.core.terms import best_path, early_routes, fleet_snapshot, rollout_inputs, rollout_refusal
+from controller.explore.core.exploration_state import deployment_refusal, deployment_refusal_by_family
+from controller.rollout.core.interim_routes import with_catalog_facts
+from controller.rollout.core.rollout_inputs import (
+    best_path,
+    early_routes,
+    fleet_snapshot,
+    rollout_inputs,
+    rollout_refusal,
+)
 from tests.support.planners import layout, plan_of
 from tests.unit.controller.views import view
 from trefoil.core.demand import Demand

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate_triggers, plan_basis
+from controller.loop.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate_triggers, plan_basis
 from tests.support.plans import key
 from tests.unit.controller.views import OBJECTIVE, PLAN, view
 from trefoil.core.fleet import DeviceState, FleetState, SliceState

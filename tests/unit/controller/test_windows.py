@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.windows import LoadWindows, WindowSettings
+from controller.observe.core.load_windows import LoadWindows, WindowSettings
 from tests.support.plans import CATALOG, LARGE, SMALL
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.latency import of

@@ -5,8 +5,8 @@ from itertools import permutations
 
 import pytest
 
-from power_agent.devices.gpu_models import A100_80GB, GPU_MODELS, H100_80GB
-from power_agent.devices.gpu_state import Gpu, Nvml, NvmlFault
+from power_agent.simulated.gpu_models import A100_80GB, GPU_MODELS, H100_80GB
+from power_agent.simulated.gpu_state import Gpu, Nvml, NvmlFault
 from tests.support.simulated_driver import make_driver, outcome
 from trefoil.core import device_types
 from trefoil.core.fleet import DeviceKind

@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from power_agent.devices.energy import DeviceEnergy, PowerDraw, VersionAccount
-from power_agent.devices.gpu_models import A100_40GB
-from power_agent.devices.gpu_state import Nvml
+from power_agent.simulated.energy import DeviceEnergy, PowerDraw, VersionAccount
+from power_agent.simulated.gpu_models import A100_40GB
+from power_agent.simulated.gpu_state import Nvml
 from tests.support.simulated_driver import make_driver, outcome
 from trefoil.core.device_types import A100_40GB as A100
 

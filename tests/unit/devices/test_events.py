@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from power_agent.devices.calls import CALLS
-from power_agent.devices.events import FATAL_XIDS, EventWatch, GpuEvent
-from power_agent.devices.gpu_models import A100_40GB, T4
 from power_agent.devices.inventory import Inventory
+from power_agent.devices.xid_events import FATAL_XIDS, EventWatch, GpuEvent
+from power_agent.simulated.calls import CALLS
+from power_agent.simulated.gpu_models import A100_40GB, T4
 from tests.support.simulated_driver import make_driver, pynvml_on
 from trefoil.runtime.clock import WallClock
 

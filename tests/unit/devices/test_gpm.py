@@ -4,8 +4,8 @@ import pytest
 
 from power_agent.devices.errors import DeviceLost
 from power_agent.devices.gpm import Gpm
-from power_agent.devices.gpu_models import A100_40GB, H100_80GB
 from power_agent.devices.inventory import Inventory
+from power_agent.simulated.gpu_models import A100_40GB, H100_80GB
 from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
 from trefoil.core.energy import AttributionMethod
 

@@ -6,10 +6,16 @@ from pathlib import Path
 import pytest
 
 from power_agent.devices.errors import DeviceBusy
-from power_agent.devices.faults import FaultPlan
-from power_agent.devices.gpu_state import Nvml
-from power_agent.devices.holders import HIDDEN_HOLDER, capability_minor, find_holders, instance_devices, openers
+from power_agent.devices.instance_holders import (
+    HIDDEN_HOLDER,
+    capability_minor,
+    find_holders,
+    instance_devices,
+    openers,
+)
 from power_agent.devices.inventory import Inventory
+from power_agent.simulated.faults import FaultPlan
+from power_agent.simulated.gpu_state import Nvml
 from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
 
 

@@ -4,9 +4,9 @@ import pynvml
 import pytest
 
 from power_agent.devices.errors import NodeRefused
-from power_agent.devices.gpu_state import Nvml
-from power_agent.devices.interference import Interference
-from power_agent.devices.machine import Load, Machine
+from power_agent.simulated.gpu_state import Nvml
+from power_agent.simulated.interference import Interference
+from power_agent.simulated.machine import Load, Machine
 from tests.support.simulated_driver import pynvml_on
 
 A100, H100, V100, T4, P4 = "A100-SXM4-40GB", "H100-SXM5-80GB", "Tesla V100-SXM2-32GB", "Tesla T4", "Tesla P4"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.devices.pace import SLOT, SLOTS_AT, PaceEntry, PaceFile, family_crc32
+from power_agent.simulated.pace_file import SLOT, SLOTS_AT, PaceEntry, PaceFile, family_crc32
 from trefoil.core.errors import InvalidInput
 
 CRC = family_crc32("digits")

@@ -1,6 +1,6 @@
 """A killed Triton's shared memory is removed by its own prefix, and nobody else's is."""
 
-from power_agent.devices.processes import remove_shared_memory, shared_memory_prefix
+from power_agent.simulated.processes import remove_shared_memory, shared_memory_prefix
 
 
 def test_the_prefix_is_read_from_the_command_line():

@@ -9,11 +9,11 @@ from itertools import permutations
 import pynvml
 import pytest
 
-from power_agent.devices.driver import Driver
-from power_agent.devices.gpu_models import A100_40GB
-from power_agent.devices.gpu_state import NvmlFault
-from power_agent.devices.interference import Interference
-from power_agent.devices.machine import Machine
+from power_agent.simulated.driver import Driver
+from power_agent.simulated.gpu_models import A100_40GB
+from power_agent.simulated.gpu_state import NvmlFault
+from power_agent.simulated.interference import Interference
+from power_agent.simulated.machine import Machine
 from tests.support.simulated_driver import pynvml_on
 
 ID = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}  # compute slices -> profile id

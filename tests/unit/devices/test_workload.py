@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.devices.pace import PaceEntry, PaceFile, family_crc32
-from power_agent.devices.workload import Workload
+from power_agent.simulated.pace_file import PaceEntry, PaceFile, family_crc32
+from power_agent.simulated.workload import Workload
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.device_types import A100_40GB

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dispatcher.admission import overdue
+from dispatcher.request.admission import overdue
 
 
 @pytest.mark.parametrize(

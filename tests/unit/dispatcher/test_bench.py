@@ -17,8 +17,8 @@ from benchmarks.dispatcher import (
 )
 from benchmarks.dispatcher_peers import node, plan
 from benchmarks.dispatcher_router import routers
-from dispatcher import request_parameters
-from dispatcher.core.routing_table import build_table, check_plan
+from dispatcher.request import request_parameters
+from dispatcher.routing.core.routing_table import build_table, check_plan
 from trefoil.core.common import Revision
 
 

@@ -5,9 +5,9 @@ import time
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.contracts import Contracts
-from dispatcher.inference import Inference
-from dispatcher.local_worker import LocalWorker
+from dispatcher.fronts.contracts import Contracts
+from dispatcher.request.inference import Inference
+from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
 from tests.unit.dispatcher.worlds import OK, node, plan, route, routing, status, target, ticket
 from trefoil.runtime.clock import WallClock

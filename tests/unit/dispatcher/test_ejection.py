@@ -2,7 +2,13 @@
 
 import pytest
 
-from dispatcher.core.ejection import PROBE_FIRST_S, PROBE_MAX_S, Ejections, Failure, classify
+from dispatcher.slice_health.core.ejection import (
+    PROBE_FIRST_S,
+    PROBE_MAX_S,
+    Ejections,
+    Failure,
+    classify,
+)
 from tests.unit.dispatcher.worlds import key, node, status
 
 # Texts as they were seen: grpcio 1.85, tritonserver 2.51.

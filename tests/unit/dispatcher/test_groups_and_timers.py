@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dispatcher.async_queue import AsyncFamilyQueue
-from dispatcher.core import routing_table as tables
-from dispatcher.core.family_queue import FamilyQueue
-from dispatcher.core.receipts import current_ratio
-from dispatcher.local_worker import LocalWorker
-from dispatcher.request_parameters import RequestParameters
+from dispatcher.request.core.receipts import current_ratio
+from dispatcher.request.request_parameters import RequestParameters
+from dispatcher.routing.async_queue import AsyncFamilyQueue
+from dispatcher.routing.core import routing_table as tables
+from dispatcher.routing.core.family_queue import FamilyQueue
+from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
 from tests.support import own_group
 from tests.unit.dispatcher.worlds import OK, key, node, plan, status, target, ticket
@@ -23,8 +23,8 @@ from trefoil.core.plan import Route
 from trefoil.core.queueing import ServiceTime
 from trefoil.runtime import config
 from trefoil.runtime.clock import ManualClock, WallClock
-from trefoil.simulator.engine import SliceService
-from trefoil.simulator.request_level import RequestLevel
+from trefoil.simulator.engines.engine import SliceService
+from trefoil.simulator.engines.request_level import RequestLevel
 
 TOGETHER = "tests.support.own_group:Together"
 PATIENT = "tests.support.own_group:Patient"
@@ -148,7 +148,7 @@ def test_a_router_for_a_group_needs_one_worker():
         config.parser_main(DispatcherSettings, "dispatcher", said)
 
 
-@pytest.mark.parametrize("setting", ["router=fastest", "queue=shortest", "queue=dispatcher.queues.fifo:turn"])
+@pytest.mark.parametrize("setting", ["router=fastest", "queue=shortest", "queue=dispatcher.routing.queues.fifo:turn"])
 def test_an_unknown_router_or_queue_is_refused_at_start(setting):
     with pytest.raises(SettingError, match=setting.split("=")[1].split(":")[0]):
         config.parser_main(DispatcherSettings, "dispatcher", ["--set", setting])

@@ -4,7 +4,7 @@ import os
 import socket
 from contextlib import suppress
 
-from dispatcher.listening_sockets import ListeningSockets
+from dispatcher.fronts.listening_sockets import ListeningSockets
 
 
 def numbers() -> set[int]:

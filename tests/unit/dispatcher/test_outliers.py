@@ -4,10 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.core.ejection import FLAP_MAX_S, FLAP_S, PROBE_FIRST_S, Ejections, Failure
-from dispatcher.core.outliers import FailureStreaks, SilenceDetector, SliceEvidence, SlowStart, panicking_family
-from dispatcher.core.retry_budget import RetryBudget
-from dispatcher.core.service_times import HALF_LIFE_S, ServiceTimes
+from dispatcher.request.core.retry_budget import RetryBudget
+from dispatcher.slice_health.core.ejection import FLAP_MAX_S, FLAP_S, PROBE_FIRST_S, Ejections, Failure
+from dispatcher.slice_health.core.outliers import (
+    FailureStreaks,
+    SilenceDetector,
+    SliceEvidence,
+    SlowStart,
+    panicking_family,
+)
+from dispatcher.slice_health.core.service_times import HALF_LIFE_S, ServiceTimes
 from tests.unit.dispatcher.worlds import key, node, status
 
 A, B = key(0), key(1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.routers import ROUTERS
+from dispatcher.routing.routers import ROUTERS
 from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
 
 DECISION_US_MAX = 20.0

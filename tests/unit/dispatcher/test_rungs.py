@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from dispatcher.core.fallback_rungs import CAUSES, Dependencies, active_rungs
+from dispatcher.service.core.fallback_rungs import CAUSES, Dependencies, active_rungs
 
 WELL = {"planned": True, "controller": "controller-1"}
 AWAY = {

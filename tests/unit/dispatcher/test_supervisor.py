@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from dispatcher import supervisor
 from dispatcher.settings import DispatcherSettings
-from dispatcher.supervisor import STABLE_S, Supervisor
+from dispatcher.workers import supervisor
+from dispatcher.workers.supervisor import STABLE_S, Supervisor
 
 
 class Clock:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.core import routing_table
+from dispatcher.routing.core import routing_table
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, StaleRevision

@@ -6,9 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.access_control import AccessControl, Limits
-from dispatcher.admission import StatusError
-from dispatcher.core.tenants import ADMIN, DEBT_MAX_S, EVERYBODY, INFER, Tenant, Tenants, admit, digest
+from dispatcher.fronts.access_control import AccessControl, Limits
+from dispatcher.request.admission import StatusError
+from dispatcher.request.core.tenants import (
+    ADMIN,
+    DEBT_MAX_S,
+    EVERYBODY,
+    INFER,
+    Tenant,
+    Tenants,
+    admit,
+    digest,
+)
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import SettingError
 from trefoil.runtime.clock import ManualClock

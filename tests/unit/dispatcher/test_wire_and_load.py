@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher import request_parameters, wire
-from dispatcher.accounting import OTHER, SECONDS_MAX, LoadCounters
+from dispatcher.request import request_parameters
+from dispatcher.request.core import kserve_wire
+from dispatcher.service.accounting import OTHER, SECONDS_MAX, LoadCounters
 from tests.unit.dispatcher.worlds import key
 from trefoil.core.common import Revision
 from trefoil.core.errors import InvalidInput
@@ -23,7 +24,7 @@ def test_the_suffix_overrides_the_version_and_adds_the_variant_and_leaves_the_re
     answer.parameters["mine"].int64_param = 3
     answer.parameters["trefoil_variant"].string_param = "forged"
     answer.raw_output_contents.append(tensor)
-    changed = pb.ModelInferResponse.FromString(answer.SerializeToString() + wire.answer_suffix(variant))
+    changed = pb.ModelInferResponse.FromString(answer.SerializeToString() + kserve_wire.answer_suffix(variant))
     answer.model_version = "1"
     answer.parameters["trefoil_variant"].string_param = variant
     assert changed == answer
@@ -32,37 +33,39 @@ def test_the_suffix_overrides_the_version_and_adds_the_variant_and_leaves_the_re
 @given(data=st.binary(max_size=300), id_=st.text(max_size=20), details=st.text(max_size=200))
 def test_stream_messages_are_what_protobuf_would_write(data, id_, details):
     answer = pb.ModelInferResponse(model_name="digits", id=id_, raw_output_contents=[data])
-    wrapped = wire.stream_answer(answer.SerializeToString() + wire.FINAL)
+    wrapped = kserve_wire.stream_answer(answer.SerializeToString() + kserve_wire.FINAL)
     told = pb.ModelStreamInferResponse.FromString(wrapped)
-    assert told.infer_response.parameters[wire.IS_FINAL].bool_param
-    del told.infer_response.parameters[wire.IS_FINAL]
+    assert told.infer_response.parameters[kserve_wire.IS_FINAL].bool_param
+    del told.infer_response.parameters[kserve_wire.IS_FINAL]
     assert told == pb.ModelStreamInferResponse(infer_response=answer)
-    error = pb.ModelStreamInferResponse.FromString(wire.stream_error(details, id_))
+    error = pb.ModelStreamInferResponse.FromString(kserve_wire.stream_error(details, id_))
     assert error == pb.ModelStreamInferResponse(error_message=details, infer_response=pb.ModelInferResponse(id=id_))
 
 
 def test_what_is_appended_to_a_stream_message_overrides_and_keeps_the_rest():
     inner = pb.ModelInferResponse(model_name="digits", model_version="7", id="mine", raw_output_contents=[b"12"])
-    inner.parameters[wire.IS_FINAL].bool_param = False
+    inner.parameters[kserve_wire.IS_FINAL].bool_param = False
     data = pb.ModelStreamInferResponse(infer_response=inner).SerializeToString()
-    told = pb.ModelStreamInferResponse.FromString(data + wire.stream_answer(wire.answer_suffix("digits-l")))
+    told = pb.ModelStreamInferResponse.FromString(
+        data + kserve_wire.stream_answer(kserve_wire.answer_suffix("digits-l"))
+    )
     assert told.infer_response.model_version == "1"
     assert told.infer_response.parameters["trefoil_variant"].string_param == "digits-l"
-    assert not told.infer_response.parameters[wire.IS_FINAL].bool_param
+    assert not told.infer_response.parameters[kserve_wire.IS_FINAL].bool_param
     assert (told.infer_response.id, list(told.infer_response.raw_output_contents)) == ("mine", [b"12"])
 
 
 def test_the_empty_final_response_is_asked_for_whatever_the_client_said():
     request = pb.ModelInferRequest(model_name="digits", raw_input_contents=[b"1"])
-    request.parameters[wire.WANTS_FINAL].bool_param = False
-    asked = pb.ModelInferRequest.FromString(request.SerializeToString() + wire.ASK_FINAL)
-    assert asked.parameters[wire.WANTS_FINAL].bool_param
+    request.parameters[kserve_wire.WANTS_FINAL].bool_param = False
+    asked = pb.ModelInferRequest.FromString(request.SerializeToString() + kserve_wire.ASK_FINAL)
+    assert asked.parameters[kserve_wire.WANTS_FINAL].bool_param
     assert list(asked.raw_input_contents) == [b"1"]
 
 
 def test_the_version_of_a_request_is_cleared():
     request = pb.ModelInferRequest(model_name="digits", model_version="1", id="x")
-    assert pb.ModelInferRequest.FromString(request.SerializeToString() + wire.CLEAR_VERSION).model_version == ""
+    assert pb.ModelInferRequest.FromString(request.SerializeToString() + kserve_wire.CLEAR_VERSION).model_version == ""
 
 
 def _parameters(**values):

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from dispatcher.queues import QUEUES
-from dispatcher.routers import ROUTERS
+from dispatcher.routing.queues import QUEUES
+from dispatcher.routing.routers import ROUTERS
 from trefoil.core.brains import Outcome, Router, Ticket
 from trefoil.core.common import Revision
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus

@@ -6,9 +6,9 @@ import pytest
 from controller.planners.base import BasePlanner, base_reference
 from controller.planners.co2opt import Co2OptPlanner
 from controller.planners.exact import CONSTANTS
+from controller.planners.planning_input import read_view
+from controller.planners.policy_parts import planner_of
 from controller.planners.static_mix import StaticMixPlanner
-from controller.planners.world import read_view
-from controller.planning import planner_of
 from tests.support.planning import DUCK, digits, fleet, objective, view
 from trefoil.core.errors import CatalogError, InvalidInput, SettingError
 from trefoil.core.fleet import DeviceState

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from controller.planners.blover import blover
 from controller.planners.clover import CloverPlanner
-from controller.planners.clover.measure import ProfileEstimator, profile_estimator
 from controller.planners.clover.planner import CONSTANTS
 from controller.planners.clover.pods import pods_of
+from controller.planners.clover.profile_estimator import ProfileEstimator, profile_estimator
 from controller.planners.clover.space import Space
 from controller.planners.oracle import OraclePlanner
+from controller.planners.planning_input import read_view
 from controller.planners.table import PLANNERS
-from controller.planners.world import read_view
 from tests.support.exploring import explore, lambda_view, served, value
 from tests.support.planning import applied, digits, fleet, objective, view
 from trefoil.core.brains import Candidate, Decision, Measurement

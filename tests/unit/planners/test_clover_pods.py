@@ -10,7 +10,7 @@ import pytest
 from controller.planners.clover import CloverPlanner
 from controller.planners.clover.planner import CONSTANTS, goal_of
 from controller.planners.clover.pods import pods_of
-from controller.planners.world import read_view
+from controller.planners.planning_input import read_view
 from tests.support.exploring import explore, served
 from tests.support.planning import applied, digits, fleet, objective, view
 from trefoil.core.brains import Candidate, Measurement

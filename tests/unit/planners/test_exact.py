@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from controller.planners.exact import ExactPlanner, aims
+from controller.planners.exact import ExactPlanner, aim
 from controller.planners.exact import milp as milp_module
 from controller.planners.exact import planner as planner_module
 from tests.support.planning import DUCK, NOW_S, applied, digits, fleet, objective, reading, row, view
@@ -489,7 +489,7 @@ def test_the_next_tick_is_the_end_of_the_present_intensity():
 def test_ten_gpus_are_planned_in_a_fraction_of_a_second(capsys):
     times: dict[str, list[float]] = {"first": [], "next": []}
     for rate in (130.0, 200.0, 260.0):
-        aims._hull.cache_clear()
+        aim._hull.cache_clear()
         one = view(rate=rate, devices=fleet(10), history=DUCK, wanted=[objective(slo_ms=75.0)], horizon_s=3600.0)
         for kind, ci in (("first", 250.0), ("next", 90.0), ("next", 380.0), ("next", 200.0)):
             started = time.process_time()

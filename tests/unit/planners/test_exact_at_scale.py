@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from benchmarks import planner as bench
-from controller.planners.assemble import plan_of
 from controller.planners.exact import ExactPlanner, reuse
-from controller.planners.exact.mapping import moves, place_clocked
 from controller.planners.exact.milp import Limits
+from controller.planners.exact.placement import moves, place_clocked
 from controller.planners.exact.search import solve
-from controller.planners.world import read_view
+from controller.planners.plan_assembly import plan_of
+from controller.planners.planning_input import read_view
 from tests.support.planning import DUCK, applied, digits, fleet, objective, reading, view
 from trefoil.core.fleet import DeviceState
 from trefoil.core.plan_check import check

@@ -16,7 +16,7 @@ from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of, value_lambda
 from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.search import solve
-from controller.planners.world import read_view
+from controller.planners.planning_input import read_view
 from tests.support.planning import DUCK, NOW_S, SERIES, fleet, objective, view
 from trefoil.core.brains import BudgetState
 from trefoil.core.carbon import CarbonBand, CarbonForecast, Series

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.planners.columns import ClassKey, columns
-from controller.planners.exact.mapping import moves, place
 from controller.planners.exact.model import Problem, Solution, groups_of, pinned
+from controller.planners.exact.placement import moves, place
 from controller.planners.exact.planner import CONSTANTS
-from controller.planners.world import read_view
+from controller.planners.planning_input import read_view
 from tests.support.planning import digits, fleet, objective, view
 from trefoil.core.device_types import A100_40GB, configurations, placements
 from trefoil.core.fleet import DeviceState, FleetState, Hosted, SliceKey, SliceState, SliceStatus

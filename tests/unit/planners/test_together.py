@@ -6,13 +6,13 @@ import numpy as np
 
 from controller.planners.columns import columns
 from controller.planners.exact import ExactPlanner
-from controller.planners.exact.aims import FamilyAim
+from controller.planners.exact.aim import FamilyAim
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of
 from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.relaxation import hard_minima, joint_targets
 from controller.planners.exact.search import solve
-from controller.planners.world import read_view
+from controller.planners.planning_input import read_view
 from tests.support.planning import digits, objective, view
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand

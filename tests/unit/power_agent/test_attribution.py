@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from power_agent.attribution import SENSORS, DeviceReading, SliceReading, Work
-from power_agent.core.meter import (
+from power_agent.energy.core.attribution import SENSORS, DeviceReading, SliceReading, Work
+from power_agent.energy.core.meter import (
     QUIET_S,
     SENSOR_UNCERTAINTY,
     Baseline,

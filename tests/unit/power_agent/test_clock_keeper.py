@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from power_agent.devices.errors import DeviceError, DeviceUnsupported
-from power_agent.journal_state import Override
+from power_agent.durability.journal_state import Override
 from tests.support.clock_bench import GPU, Bench, clock_plan
 from trefoil.core.device_types import P4
 from trefoil.core.errors import Fenced, InvalidInput, NotFound, PlanError, Unavailable

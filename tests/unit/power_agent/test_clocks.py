@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from power_agent.core.clocks import (
+from power_agent.clocks.core.clock_control import (
     SLOW_RETRY_S,
     Ability,
     ClockLock,

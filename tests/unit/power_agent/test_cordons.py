@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.cordons import UNNAMED, Cordons, devices_named, refuse_old_epoch
-from power_agent.journal import Journal
+from power_agent.durability.journal import Journal
+from power_agent.slices.cordons import UNNAMED, Cordons, devices_named, refuse_old_epoch
 from trefoil.core.errors import InvalidInput, NotFound, StaleRevision
 from trefoil.runtime.clock import ManualClock
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from power_agent.attribution import DeviceReading
-from power_agent.core.meter import MeterState, advance
-from power_agent.device_meters import DeviceMeasurement, DeviceMeters
 from power_agent.devices.errors import DeviceUnsupported
 from power_agent.devices.gpm import Gpm
-from power_agent.devices.gpu_models import A100_40GB, H100_80GB, P4
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.rapl import RaplCounter
+from power_agent.energy.core.attribution import DeviceReading
+from power_agent.energy.core.meter import MeterState, advance
+from power_agent.energy.device_meters import DeviceMeasurement, DeviceMeters
+from power_agent.simulated.gpu_models import A100_40GB, H100_80GB, P4
 from tests.support.powercap import Powercap
 from tests.support.simulated_driver import create_slice, make_driver, pynvml_on
 from trefoil.core import device_types

@@ -9,7 +9,7 @@ import pytest
 
 from power_agent.runtimes.docker import DockerOptions, DockerRuntime, container_name, own_user
 from power_agent.runtimes.docker_engine import Engine
-from power_agent.triton_slice import SliceLaunch
+from power_agent.triton.slice_launch import SliceLaunch
 from tests.support.fake_engine import IMAGE, FakeEngine
 from trefoil.core.errors import BinaryMissing, StartError, Unavailable
 

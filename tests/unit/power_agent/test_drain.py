@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from power_agent.core.drain import drain_blocker, required_table, still_routed
+from power_agent.slices.core.drain import drain_blocker, required_table, still_routed
 from tests.support.plans import key
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck

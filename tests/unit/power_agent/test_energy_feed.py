@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from power_agent.core.meter import MeterState
-from power_agent.energy_log import CHUNK, WATCHERS_MAX, EnergyFeed, EnergyLog
+from power_agent.energy.core.meter import MeterState
+from power_agent.energy.energy_log import CHUNK, WATCHERS_MAX, EnergyFeed, EnergyLog
 from power_agent.service import FULL_NAME, PowerAgentServicer
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from trefoil.core.energy import EnergySample

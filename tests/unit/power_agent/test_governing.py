@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from power_agent.core.clocks import Ability, ClockRange
-from power_agent.core.governing import Governed, stages_of
+from power_agent.clocks.core.clock_control import Ability, ClockRange
+from power_agent.clocks.core.device_governor import Governed, stages_of
 from power_agent.governors import governor_of
 from tests.support.clock_bench import GPU, Bench, clock_plan
 from trefoil.core.brains import ClockDecision, GovernorView

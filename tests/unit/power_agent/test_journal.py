@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from power_agent import journal as module
-from power_agent.journal import Journal, JournalError
-from power_agent.journal_state import Cordon, JournalState, Override, SliceRecord, encode
+from power_agent.durability import journal as module
+from power_agent.durability.journal import Journal, JournalError
+from power_agent.durability.journal_state import Cordon, JournalState, Override, SliceRecord, encode
 from tests.support.plans import key, plan_of, planned
 from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceState, Step

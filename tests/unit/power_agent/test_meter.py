@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.attribution import DeviceReading, SliceReading, Work
-from power_agent.core.meter import NOISE_J, MeterState, advance
+from power_agent.energy.core.attribution import DeviceReading, SliceReading, Work
+from power_agent.energy.core.meter import NOISE_J, MeterState, advance
 from tests.support.plans import key
 from trefoil.core.accounting import active_j
 from trefoil.core.energy import AttributionMethod, EnergyMethod, EnergySample

@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from power_agent import metering
-from power_agent.device_meters import DeviceMeasurement
 from power_agent.devices.errors import DeviceLost
-from power_agent.energy_log import EnergyLog
-from power_agent.journal import Journal
-from power_agent.metering import Metering
-from power_agent.node import Device, Node
+from power_agent.durability.journal import Journal
+from power_agent.energy import metering
+from power_agent.energy.device_meters import DeviceMeasurement
+from power_agent.energy.energy_log import EnergyLog
+from power_agent.energy.metering import Metering
 from power_agent.settings import PowerAgentSettings
+from power_agent.slices.node_state import Device, Node
 from tests.support.plans import CATALOG
 from trefoil.core.device_types import A100_40GB, P4, device_type
 from trefoil.core.energy import EnergyMethod

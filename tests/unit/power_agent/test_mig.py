@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.errors import DeviceBusy, DeviceError, DeviceLost, NoPermission, NoRoom
 from power_agent.devices.inventory import ObservedSlice
-from power_agent.driver_calls import DriverCalls
-from power_agent.mig import MigInstances
+from power_agent.slices.mig import MigInstances
 from tests.support.plans import key
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.clock import ManualClock, WallClock

@@ -5,10 +5,10 @@ from collections import Counter
 import pynvml
 import pytest
 
-from power_agent.core.reconcile import CREATE, SeenDevice, SeenSlice, reconcile
+from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.inventory import Inventory
-from power_agent.driver_calls import DriverCalls
-from power_agent.mig import MigInstances
+from power_agent.slices.core.reconcile import CREATE, SeenDevice, SeenSlice, reconcile
+from power_agent.slices.mig import MigInstances
 from tests.support.plans import CATALOG, LARGE, SMALL, planned
 from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
 from trefoil.core.common import Revision

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from power_agent.core.reconcile import SeenDevice, SeenSlice, Task, reconcile, refuse_plan
+from power_agent.slices.core.reconcile import SeenDevice, SeenSlice, Task, reconcile, refuse_plan
 from tests.support.plans import CATALOG, LARGE, SMALL, key, planned
 from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB, placements

@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.cordons import without_devices
-from power_agent.core.reconcile import SeenDevice, SeenSlice, Task, reconcile, refuse_cordoned, refuse_plan
+from power_agent.slices.cordons import without_devices
+from power_agent.slices.core.reconcile import (
+    SeenDevice,
+    SeenSlice,
+    Task,
+    reconcile,
+    refuse_cordoned,
+    refuse_plan,
+)
 from tests.support.plans import CATALOG, LARGE, SMALL
 from trefoil.core.catalog import Variant
 from trefoil.core.common import Revision

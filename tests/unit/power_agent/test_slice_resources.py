@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.triton_slice import SliceSpec, grpc_port
+from power_agent.triton.slice_launch import SliceSpec, grpc_port
 from trefoil.core.device_types import A100_80GB, T4, device_type, slice_type
 from trefoil.core.errors import SettingError
 from trefoil.core.fleet import DeviceType, Hosted, SliceKey

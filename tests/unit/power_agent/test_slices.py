@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.core.drain import drain_blocker, required_table
-from power_agent.slice_health import ejected_slices, probe_reason
-from power_agent.slices import Slice
-from power_agent.triton_client import VersionCounters
+from power_agent.slices.core.drain import drain_blocker, required_table
+from power_agent.slices.slice_state import Slice
+from power_agent.triton.client import VersionCounters
+from power_agent.watch.slice_health import ejected_slices, probe_reason
 from tests.support.plans import key, plan_of, planned
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck

@@ -12,8 +12,8 @@ import pytest
 from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from power_agent import triton_client, triton_install, triton_slice
-from power_agent.triton_install import (
+from power_agent.triton import client, installation, slice_launch
+from power_agent.triton.installation import (
     STUB,
     TritonInstall,
     find_triton,
@@ -21,7 +21,7 @@ from power_agent.triton_install import (
     refuse_environment,
     with_backend,
 )
-from power_agent.triton_slice import (
+from power_agent.triton.slice_launch import (
     BackendChoice,
     SliceSpec,
     backend_of_slice,
@@ -220,7 +220,7 @@ def test_a_bad_contract_is_refused(source, bad):
 
 def test_the_override_is_the_same_configuration_as_the_file(source):
     config = slice_config(contract(source, "toy"), TOY, BackendChoice())
-    assert json_format.Parse(triton_slice.config_json(config), model_config_pb2.ModelConfig()) == config
+    assert json_format.Parse(slice_launch.config_json(config), model_config_pb2.ModelConfig()) == config
     swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config))
     assert swapped.version_policy.specific.versions == [1]
     assert config.version_policy.specific.versions == [2]
@@ -246,7 +246,7 @@ def test_the_onnxruntime_backend_gets_the_slices_gpu_or_as_many_threads_as_it_ha
         (replace(whole, gpu_uuid="", cpu_quota=1.2), groups.KIND_CPU, "2"),
     ):
         prepare_slice(onnxruntime, one)
-        config = triton_slice.read_config(one.repository, "toy")
+        config = slice_launch.read_config(one.repository, "toy")
         assert (config.backend, config.instance_group[0].kind) == ("onnxruntime", kind)
         swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config))
         assert (swapped.backend, swapped.instance_group) == (config.backend, config.instance_group)
@@ -272,7 +272,7 @@ def test_engines_for_each_type_of_gpu_reach_the_slices_repository(install, tmp_p
             (source / "toy" / version / name).write_text(name)
     whole = spec(tmp_path, source)
     prepare_slice(replace(install, offers=("onnxruntime", "python", "tensorrt")), whole)
-    config = triton_slice.read_config(whole.repository, "toy")
+    config = slice_launch.read_config(whole.repository, "toy")
     assert (config.backend, config.default_model_filename) == ("tensorrt", "model_other.plan")
     assert dict(config.cc_model_filenames) == {"8.0": "model_a100.plan", "9.0": "model_h100.plan"}
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
@@ -317,11 +317,11 @@ def test_a_family_that_nobody_exported_yet_is_refused_with_the_script_that_does(
 
 
 def test_shared_memory_of_one_slice_only_is_cleaned(tmp_path, monkeypatch):
-    monkeypatch.setattr(triton_slice, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(slice_launch, "SHARED_MEMORY", tmp_path)
     for name in ("trefoil-a-8200-x", "trefoil-a-8200-y", "trefoil-b-8202-x"):
         (tmp_path / name).touch()
-    assert triton_slice.clean_shared_memory("trefoil-a-8200-") == 2
-    assert triton_slice.clean_shared_memory("") == 0
+    assert slice_launch.clean_shared_memory("trefoil-a-8200-") == 2
+    assert slice_launch.clean_shared_memory("") == 0
     assert [p.name for p in tmp_path.iterdir()] == ["trefoil-b-8202-x"]
 
 
@@ -335,29 +335,29 @@ def test_shared_memory_of_one_slice_only_is_cleaned(tmp_path, monkeypatch):
     ],
 )
 def test_only_the_text_of_a_dead_stub_counts_as_one(code, details, dead):
-    assert triton_client.is_stub_dead(code, details) is dead
+    assert client.is_stub_dead(code, details) is dead
 
 
 def test_a_probe_fits_the_contract_and_an_empty_answer_is_wrong(source):
     config = contract(source, "toy")
-    request = triton_client.probe_request(config, 2)
+    request = client.probe_request(config, 2)
     assert [(i.name, i.datatype, list(i.shape)) for i in request.inputs] == [("IMAGE", "UINT8", [1, 8, 8])]
     assert [len(raw) for raw in request.raw_input_contents] == [64]
     reply = service_pb2.ModelInferResponse(model_name="toy", model_version="2")
     reply.outputs.add(name="PROBABILITIES", datatype="FP32", shape=[1, 10])
-    assert "0 bytes, expected 40" in triton_client.wrong_reply(config, 2, reply)
+    assert "0 bytes, expected 40" in client.wrong_reply(config, 2, reply)
     reply.raw_output_contents.append(bytes(40))
-    assert triton_client.wrong_reply(config, 2, reply) == ""
-    assert "version 2 answered instead of 1" in triton_client.wrong_reply(config, 1, reply)
+    assert client.wrong_reply(config, 2, reply) == ""
+    assert "version 2 answered instead of 1" in client.wrong_reply(config, 1, reply)
 
 
 def test_pending_is_summed_and_a_missing_gauge_is_no_zero():
     page = 'nv_inference_request_success{model="a",version="1"} 5\n'
     gauge = 'nv_inference_pending_request_count{model="a",version="%d"} %d\n'
-    assert triton_client.pending_requests(page + gauge % (1, 3) + gauge % (2, 4)) == 7
-    assert triton_client.pending_requests("# nothing loaded\n") == 0
+    assert client.pending_requests(page + gauge % (1, 3) + gauge % (2, 4)) == 7
+    assert client.pending_requests("# nothing loaded\n") == 0
     with pytest.raises(ValueError, match="is missing"):
-        triton_client.pending_requests(page)
+        client.pending_requests(page)
 
 
 def test_counters_tell_busy_time_from_the_sum_over_joined_requests():
@@ -368,7 +368,7 @@ def test_counters_tell_busy_time_from_the_sum_over_joined_requests():
         compute_infer=SimpleNamespace(ns=60),
         queue=SimpleNamespace(ns=7),
     )
-    seen = triton_client.counters(
+    seen = client.counters(
         SimpleNamespace(
             name="toy",
             version="2",
@@ -393,6 +393,6 @@ def test_the_wheel_is_found_by_its_files_and_never_imported(tmp_path, monkeypatc
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-pytriton\nVersion: 0.7.0\n")
     (info / "RECORD").write_text("pytriton/__init__.py,,\npytriton/tritonserver/bin/tritonserver,,\n")
-    assert triton_install._in_wheel(tmp_path) == binary
+    assert installation._in_wheel(tmp_path) == binary
     binary.chmod(0o644)
-    assert triton_install._in_wheel(tmp_path) is None
+    assert installation._in_wheel(tmp_path) is None

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from power_agent.triton_client import TritonClient, TritonUnready
+from power_agent.triton.client import TritonClient, TritonUnready
 from tests.support.fake_triton import SERVICE
 from trefoil.runtime.clock import WallClock
 

@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from power_agent.devices.errors import DeviceLost
-from power_agent.devices.interference import Interference
 from power_agent.devices.inventory import Inventory
-from power_agent.devices.machine import Machine
-from power_agent.driver_watch import DriverWatch
-from power_agent.journal import Journal
-from power_agent.node import Device, Node
+from power_agent.durability.journal import Journal
 from power_agent.settings import PowerAgentSettings
-from power_agent.xid_watch import Quarantine
+from power_agent.simulated.interference import Interference
+from power_agent.simulated.machine import Machine
+from power_agent.slices.node_state import Device, Node
+from power_agent.watch.driver_watch import DriverWatch
+from power_agent.watch.xid_watch import Quarantine
 from tests.support.plans import CATALOG
 from tests.support.simulated_driver import pynvml_on
 from trefoil.core.device_types import A100_40GB

@@ -10,9 +10,8 @@ from protos.power_agent.v1 import power_agent_pb2
 from trefoil.core.common import Basis
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.errors import CatalogError, NotFound, SettingError
-from trefoil.profiler.meter import EnergyLog, MeteredEnergy, active_j_per_batch, energy_between
-from trefoil.profiler.session import MeasuredSlice, ProfileSpec, Session
-from trefoil.profiler.table import (
+from trefoil.profiler.energy_meter import EnergyLog, MeteredEnergy, active_j_per_batch, energy_between
+from trefoil.profiler.profile_csv import (
     ProfilePoint,
     Provenance,
     estimated_j,
@@ -21,6 +20,7 @@ from trefoil.profiler.table import (
     selected_variants,
     write_profile,
 )
+from trefoil.profiler.session import MeasuredSlice, ProfileSpec, Session
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.repository import load_family

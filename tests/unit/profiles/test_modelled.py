@@ -15,7 +15,7 @@ import pytest
 from trefoil.core.common import Basis
 from trefoil.core.device_types import A100_40GB, A100_40GB_WHOLE, device_type, slice_type
 from trefoil.core.power import SWEEP_IDLE_W, active_w, sm_share
-from trefoil.profiler import law
+from trefoil.profiler import cost_law
 from trefoil.runtime.repository import load_family
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -123,14 +123,14 @@ def test_base_draws_what_was_measured_whatever_eta_is(make: ModuleType) -> None:
         for name, family in model.families.items():
             largest = max(make.features()[name].values(), key=lambda f: f.macs)
             shape = slice_type(A100_40GB, "7g.40gb")
-            joules = law.energy_j(model, name, largest, A100_40GB, shape, family.items)
+            joules = cost_law.energy_j(model, name, largest, A100_40GB, shape, family.items)
             assert joules == pytest.approx(found["families"][name]["joules_per_request"]["base"], rel=1e-4)
 
 
 def test_without_host_only_the_pass_is_left(make: ModuleType) -> None:
     with_host, without = make.read_model(), make.read_model(without_host=True)
     of, shape = make.features()["efficientnet"]["efficientnet-b1"], slice_type(A100_40GB, "1g.5gb")
-    times = [law.point(m, "efficientnet", of, A100_40GB, shape, 1410, 8).mean_ms for m in (with_host, without)]
+    times = [cost_law.point(m, "efficientnet", of, A100_40GB, shape, 1410, 8).mean_ms for m in (with_host, without)]
     assert times[0] - times[1] == pytest.approx(with_host.families["efficientnet"].host_ms)
 
 

@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trefoil.core.errors import SettingError, TraceError
-from trefoil.simulator.arrivals import ArrivalStream, Rate, RecordedArrivals, counts_as_rate, read_counts, read_trace
+from trefoil.simulator.scenario.arrivals import (
+    ArrivalStream,
+    Rate,
+    RecordedArrivals,
+    counts_as_rate,
+    read_counts,
+    read_trace,
+)
 
 DATA = Path(os.environ.get("TREFOIL_DATA", Path(__file__).parents[3] / ".." / "shared" / "data")) / "requests"
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trefoil.cli.arrivals import schedule
-from trefoil.cli.player import LoadPlan
-from trefoil.cli.scenario import Scenario, Slo, load_system
-from trefoil.simulator.demo import arrivals_s, demo_scenario, simulate_demo
+from trefoil.cli.load.arrivals import schedule
+from trefoil.cli.load.process import LoadPlan
+from trefoil.cli.run.scenario import Scenario, Slo, load_system
+from trefoil.simulator.scenario.demo import arrivals_s, demo_scenario, simulate_demo
 
 DEMO = Path("deploy/config/demo.toml")
 SLO = Slo(percentile=95.0, latency_ms=75.0)

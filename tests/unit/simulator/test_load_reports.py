@@ -6,10 +6,10 @@ import pytest
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import ServiceTime
-from trefoil.simulator.arrivals import ArrivalStream, Rate
-from trefoil.simulator.engine import Flow, SliceService
-from trefoil.simulator.fluid import FluidEngine
-from trefoil.simulator.intervals import Interval, LoadReports
+from trefoil.simulator.books.intervals import Interval, LoadReports
+from trefoil.simulator.engines.engine import Flow, SliceService
+from trefoil.simulator.engines.fluid import FluidEngine
+from trefoil.simulator.scenario.arrivals import ArrivalStream, Rate
 
 KEYS = [SliceKey("n/gpu0", "1g.5gb", n, 1) for n in range(3)]
 STEP_S = 300.0

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dispatcher.routers.fifo import Fifo
+from dispatcher.routing.routers.fifo import Fifo
 from tests.unit.dispatcher.worlds import key, route, target
 from trefoil.core.errors import InvalidInput, SettingError
 from trefoil.core.queueing import ServerClass, ServiceTime, arrivals_s, erlang_c, serve_shared, serve_weighted
-from trefoil.simulator.arrivals import ArrivalStream, Rate
-from trefoil.simulator.engine import SliceService
-from trefoil.simulator.request_level import RequestLevel
+from trefoil.simulator.engines.engine import SliceService
+from trefoil.simulator.engines.request_level import RequestLevel
+from trefoil.simulator.scenario.arrivals import ArrivalStream, Rate
 
 VARIANTS = ("digits-xs", "digits-m", "digits-l")
 

@@ -6,8 +6,8 @@ import pytest
 
 from trefoil.core.errors import InvalidInput, ProfileMissing, SettingError, TraceError
 from trefoil.simulator import Scenario
-from trefoil.simulator.inputs import prepare
-from trefoil.simulator.scenario import Arrivals, Carbon, Node, Served, Wanted, Zone
+from trefoil.simulator.scenario.inputs import prepare
+from trefoil.simulator.scenario.schema import Arrivals, Carbon, Node, Served, Wanted, Zone
 
 ROOT = Path(__file__).resolve().parents[3]
 

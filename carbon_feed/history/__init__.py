@@ -1,0 +1,1 @@
+"""History: what was read, in Redis and on disk."""

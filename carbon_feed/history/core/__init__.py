@@ -1,0 +1,1 @@
+"""Pieces of the past and the ratio to their average, pure."""

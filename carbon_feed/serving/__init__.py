@@ -1,0 +1,1 @@
+"""Serving: the feed's RPCs, watchers, and the forecasts that it serves."""

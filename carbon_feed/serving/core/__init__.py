@@ -1,0 +1,1 @@
+"""Queries and change filters, pure."""

@@ -1,0 +1,256 @@
+"""Accounting of energy and carbon: energy streams joined with readings, by family and hour; receipt rates published.
+
+grams = counter_j / 3.6e6 x intensity at the sample x PUE (CONTRACTS section 4): idle, sleep, warm-up, moves included.
+A gap in a stream is booked as `unknown_s`, never interpolated; a sample without a method adds nothing and turns the
+per-request values of its time into None.
+"""
+
+import datetime
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from controller.accounting.core.receipts import (
+    JoinedSample,
+    Key,
+    Receipts,
+    rates_changed,
+    sum_by_family,
+)
+from controller.explore.core import candidate_measurement
+from controller.explore.core.candidate_measurement import GAP_S, UNMEASURED
+from controller.loop.disk_store import DiskStore
+from controller.loop.leadership import Leadership
+from controller.observe.core.observation import Observation
+from controller.settings import ControllerSettings
+from trefoil.core import errors
+from trefoil.core.accounting import by_family, fold, reading_at
+from trefoil.core.carbon import CarbonReading
+from trefoil.core.common import Revision
+from trefoil.core.energy import EnergySample, ReceiptRates
+from trefoil.core.plan import Plan
+from trefoil.core.units import grams
+from trefoil.runtime.clock import Clock
+from trefoil.runtime.fenced import Append, Increment, Put, Write
+from trefoil.runtime.state import Keys, State
+from trefoil.runtime.telemetry import Metrics
+
+TOTALS_TTL_S = 90 * 86_400.0
+MINUTES_MAX = 90 * 24 * 60 * 8  # 90 days of a node with eight devices
+FLUSH_S = 5.0
+SAMPLES_MAX = 100_000  # of one exploration: a day of one device
+
+
+@dataclass(slots=True)
+class _Recent:
+    """What a family emitted lately: (ends_at_s, grams)."""
+
+    grams: "deque[tuple[float, float]]" = field(default_factory=deque)
+    unmeasured_until_s: float = 0.0
+
+
+class Accountant:
+    """Accountant of energy and grams: tails every node's energy stream and books it by family and hour."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        state: State,
+        leadership: Leadership,
+        observation: Observation,
+        receipts: Receipts,
+        disk: DiskStore,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self._settings, self._state, self._leadership, self._observation = settings, state, leadership, observation
+        self.receipts, self._disk, self._metrics, self._clock = receipts, disk, metrics, clock
+        self._joined_samples: deque[JoinedSample] = deque()
+        self._ids: dict[str, str] = {str(k): str(v) for k, v in disk.load_plain("energy_ids").items()}
+        self._recent: dict[str, _Recent] = {}
+        self._unwritten: dict[str, dict[str, float]] = {}
+        self._minute: dict[str, list[EnergySample]] = {}
+        self._folded: list[tuple[str, EnergySample]] = []
+        self._last: dict[str, EnergySample] = {}
+        self._answered: Counter[tuple[str, str]] = Counter()
+        self._flushed_at_s = clock.now_s()
+        self._log = structlog.get_logger()
+        self.unallocated_j = 0.0
+        self.unknown_s = 0.0
+        self.hold_from_s = math.inf  # samples that end after it are kept in `held`: they are being measured
+        self.held: deque[EnergySample] = deque(maxlen=SAMPLES_MAX)
+
+    async def refresh(self, families: Sequence[str]) -> None:
+        """Read new samples of all nodes and book them; every few seconds write the totals."""
+        readings = self.readings()
+        for node in sorted(self._observation.inputs.nodes):
+            key = self._state.keys.energy(node)
+            try:
+                entries = await self._state.stream(key, EnergySample, self._ids.get(key, "0"))
+            except errors.StateUnavailable:
+                return  # the observer says so; the agents send again what was missed
+            for entry_id, sample in entries:
+                self._ids[key] = entry_id
+                self._book(node, sample, readings, families)
+        self._book_answers()
+        self._reconcile()
+        if self._clock.now_s() - self._flushed_at_s >= FLUSH_S:
+            await self.flush()
+
+    def grams_per_request(self, families: Iterable[str], now_s: float) -> dict[str, float | None]:
+        """Grams per request over the measuring window; None when energy was not measured or nothing was answered."""
+        since_s = now_s - self._settings.measure_s
+        return {family: self._grams(family, since_s) for family in families}
+
+    def metered_until_s(self, devices: Sequence[str]) -> float:
+        """Time up to which all of these devices have been metered, as far as samples are held."""
+        return candidate_measurement.metered_until_s(self.held, devices)
+
+    def cost(self, families: Sequence[str], starts_s: float, ends_s: float, pue: float) -> candidate_measurement.Cost:
+        """Cost of an interval over all devices, as far as samples are held."""
+        return candidate_measurement.cost(self.held, self.readings(), families, starts_s, ends_s, pue)
+
+    def _grams(self, family: str, since_s: float) -> float | None:
+        recent = self._recent.get(family)
+        if recent is None or recent.unmeasured_until_s > since_s:
+            return None
+        while recent.grams and recent.grams[0][0] < since_s:
+            recent.grams.popleft()
+        answered = self._observation.windows.answered_since(family, since_s)
+        return sum(g for _, g in recent.grams) / answered if answered and recent.grams else None
+
+    async def flush(self) -> None:
+        """Flush what is pending to totals:<family>:<hour>; nothing is lost when that fails."""
+        hour = datetime.datetime.fromtimestamp(self._clock.now_s(), datetime.UTC).strftime("%Y%m%d%H")
+        keys = self._state.keys
+        writes: list[Write] = [
+            Increment(keys.totals(family, hour), dict(deltas), TOTALS_TTL_S)
+            for family, deltas in sorted(self._unwritten.items())
+            if deltas
+        ]
+        writes += [Append(keys.energy_minutes(node), sample, MINUTES_MAX) for node, sample in self._folded]
+        self._flushed_at_s = self._clock.now_s()
+        if not writes:
+            return
+        try:
+            await self._leadership.write(writes)
+        except (errors.Fenced, errors.StateUnavailable) as error:
+            self._log.info("totals wait", error=str(error))
+            return
+        self._unwritten, self._folded = {}, []
+        self._disk.save("energy_ids", self._ids)
+
+    def hold(self, from_s: float) -> None:
+        """Retain samples from a time on; `inf` lets go of all."""
+        self.hold_from_s = from_s
+        self.held = deque((s for s in self.held if s.ends_at_s > from_s), SAMPLES_MAX)
+
+    def readings(self) -> tuple[CarbonReading, ...]:
+        """Readings of one series, oldest first, the one planned by last."""
+        now = self._observation.carbon(self._clock.now_s())
+        known = [r for r in self._observation.inputs.carbon_history if r.series == now.series]
+        return tuple(sorted([*known, now], key=lambda r: r.observed_at_s))
+
+    def _book(
+        self, node: str, sample: EnergySample, readings: Sequence[CarbonReading], families: Sequence[str]
+    ) -> None:
+        before = self._last.get(sample.device)
+        if before is not None and sample.seq <= before.seq and sample.ends_at_s <= before.ends_at_s:
+            return  # sent again by an agent that was not sure
+        if before is not None and sample.starts_at_s - before.ends_at_s > GAP_S:
+            gap_s = sample.starts_at_s - before.ends_at_s
+            self.unknown_s += gap_s
+            self._metrics.inc("trefoil_energy_unknown_seconds_total", gap_s, node=node)
+        self._last[sample.device] = sample
+        self.receipts.sample(sample)
+        self._fold(node, sample)
+        if sample.ends_at_s > self.hold_from_s:
+            self.held.append(sample)
+        if sample.method in UNMEASURED:
+            for family in families:
+                self._family(family).unmeasured_until_s = sample.ends_at_s
+                self._add(family, "unmeasured_s", sample.ends_at_s - sample.starts_at_s)
+            return
+        self.unallocated_j += sample.unallocated_j
+        reading = reading_at(readings, (sample.starts_at_s + sample.ends_at_s) / 2)
+        for family, joules in by_family(sample, families).items():
+            co2 = grams(joules, reading.intensity_g_per_kwh, self._settings.pue)
+            self._family(family).grams.append((sample.ends_at_s, co2))
+            self._add(family, "joules", joules)
+            self._add(family, "grams", co2)
+            self._add(family, f"grams:{reading.quality.name.lower()}", co2)
+            self._metrics.inc("trefoil_emissions_grams_total", co2, zone=reading.series.zone)
+
+    def _reconcile(self) -> None:
+        """Compare what receipts say with what was metered over the same time."""
+        now_s, settings = self._clock.now_s(), self._settings.receipts
+        self.receipts.nodes(self._observation.inputs.nodes.values())
+        for joined in sum_by_family(self.receipts.join(now_s)):
+            self._joined_samples.append(joined)
+            self._add(joined.family, "active_joules", joined.active_j)
+            self._add(joined.family, "receipt_joules", joined.receipt_j)
+            self._metrics.inc("trefoil_active_joules_total", joined.active_j, family=joined.family)
+            self._metrics.inc("trefoil_receipt_joules_total", joined.receipt_j, family=joined.family)
+        while self._joined_samples and self._joined_samples[0].ends_at_s < now_s - settings.residual_s:
+            self._joined_samples.popleft()
+        for joined in sum_by_family(self._joined_samples):
+            if joined.active_j > 0:
+                residual = joined.receipt_j / joined.active_j - 1
+                self._metrics.set("trefoil_receipt_residual_ratio", residual, family=joined.family)
+
+    def _book_answers(self) -> None:
+        """Requests answered since the last look, by variant."""
+        for (family, variant), count in self._observation.windows.answered.items():
+            new = count - self._answered[family, variant]
+            if new > 0:
+                self._answered[family, variant] = count
+                self._add(family, "requests", new)
+                self._add(family, f"requests:{variant}", new)
+
+    def _fold(self, node: str, sample: EnergySample) -> None:
+        """Collect a device's samples of one minute and put the whole in line for energy:minutes."""
+        minute = self._minute.setdefault(sample.device, [])
+        if minute and int(minute[0].starts_at_s // 60) != int(sample.starts_at_s // 60):
+            self._folded.append((node, fold(minute)))
+            minute.clear()
+        minute.append(sample)
+
+    def _add(self, family: str, name: str, amount: float) -> None:
+        booked = self._unwritten.setdefault(family, {})
+        booked[name] = booked.get(name, 0.0) + amount
+
+    def _family(self, family: str) -> _Recent:
+        return self._recent.setdefault(family, _Recent())
+
+
+class ReceiptPublisher:
+    """Publisher of receipt rates to the dispatchers: when a rate has moved, and again before they call it old."""
+
+    def __init__(
+        self, settings: ControllerSettings, keys: Keys, receipts: Receipts, leadership: Leadership, clock: Clock
+    ) -> None:
+        self._settings, self._keys, self._receipts = settings, keys, receipts
+        self._leadership, self._clock = leadership, clock
+        self._published_ratios: dict[Key, float] = {}
+        self._at_s = -math.inf
+        self._published_at_s = -math.inf
+
+    async def publish(self, plan: Plan | None) -> None:
+        """Publish the rates if it is time to."""
+        now_s, settings = self._clock.now_s(), self._settings.receipts
+        if now_s - self._at_s < settings.publish_s:
+            return
+        self._at_s = now_s
+        rates = self._receipts.rates(plan)
+        if now_s - self._published_at_s < settings.repeat_s and not rates_changed(
+            self._published_ratios, rates, settings.publish_ratio
+        ):
+            return
+        revision = plan.revision if plan is not None else Revision()
+        told = ReceiptRates(rates, now_s, self._settings.carbon.series, self._settings.pue, revision)
+        await self._leadership.write([Put(self._keys.receipts(), told)])
+        self._published_at_s = now_s
+        self._published_ratios = {(rate.slice, rate.family, rate.variant): rate.ratio for rate in rates}

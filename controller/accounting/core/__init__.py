@@ -1,0 +1,1 @@
+"""Receipts' rates and totals, pure."""

@@ -1,0 +1,333 @@
+"""Receipt rates, what an answer costs: the profile's estimate, corrected by what was metered on the same slice.
+
+Data: energy samples of all devices, load windows of all dispatcher workers, profile rows.
+Formulation: rate(k) = profile(k) x ratio(k), for k = (slice, family, variant). profile(k) = request_j + item_j x items,
+the line through the smallest and the largest profiled batch at the device's clock. ratio(k) = metered active joules
+over estimated ones, both forgotten exponentially (`memory_s`). Both streams are joined sample by sample: the windows of
+the answers are cut at the borders of the sample, so that neither is counted over another time than the other; what was
+answered in a window was drawn half a service time earlier, or a load that begins would look dearer than it is. A slice
+with fewer than `items_min` answers takes the ratio of its kind (device type, slice type, family, variant), else 1.
+Where no profile is known the metered joules per item are the rate.
+A device that nothing meters has no rates: its energy is unknown, not 0.
+residual = receipts / metered active energy - 1, over the same samples: not 0 while ratios lag. Energy that no answer
+stands for (failed after execution) raises the ratio of its slice, or is missed where nothing is answered.
+Deviations: CONTRACTS section 4 prices at dispatch; here the answer is priced, for only then the variant is certain.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from controller.explore.core.candidate_measurement import UNMEASURED
+from trefoil.core.catalog import Catalog, ProfileRow
+from trefoil.core.common import Basis
+from trefoil.core.demand import LoadCell, LoadWindow
+from trefoil.core.device_types import DEVICE_TYPES
+from trefoil.core.energy import EnergySample, ReceiptRate
+from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceKey
+from trefoil.core.plan import Plan
+from trefoil.core.power import at_clock
+
+WORKER_WAIT_S: Final = 3.0  # how long a sample waits for the windows of a worker that has gone silent
+SAMPLE_WAIT_S: Final = 600.0  # how long windows wait for samples: an agent sends the last ten minutes again
+EARLY_S_MAX: Final = 2.0  # an answer that takes longer is not spread over that time
+EARLY_FADES: Final = 0.9  # from window to window
+PIECES_MAX: Final = 4_800  # windows of a device that wait for its samples
+RATIO_DIGITS: Final = 4
+
+Key = tuple[SliceKey, str, str]  # slice, family, variant
+Kind = tuple[str, str, str, str]  # device type, slice type, family, variant
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyLine:
+    """Profile estimate of one request [J]: request_j + item_j x items."""
+
+    request_j: float = 0.0
+    item_j: float = 1.0
+    basis: Basis = Basis.NONE
+
+
+NO_PROFILE: Final = EnergyLine()  # its "joules" are items, its ratio joules per item
+
+
+@dataclass(slots=True)
+class MeteredRatio:
+    """Ratio of metered over estimated joules, recent answers first."""
+
+    metered_j: float = 0.0
+    estimated_j: float = 0.0
+    items: float = 0.0
+    at_s: float = -math.inf
+
+    def add(self, metered_j: float, estimated_j: float, items: float, at_s: float, memory_s: float) -> None:
+        """One sample. However long nothing came, what was known keeps a third of its weight: one request that straddles
+        two samples must not become the ratio."""
+        keep = math.exp(-min(max(0.0, at_s - self.at_s), memory_s) / memory_s)
+        self.metered_j = self.metered_j * keep + metered_j
+        self.estimated_j = self.estimated_j * keep + estimated_j
+        self.items += items
+        self.at_s = max(self.at_s, at_s)
+
+    def value(self, items_min: int) -> float | None:
+        """Ratio, or None where too little was answered to say."""
+        if self.items < items_min or self.estimated_j <= 0 or self.metered_j <= 0:
+            return None
+        return self.metered_j / self.estimated_j
+
+
+@dataclass(slots=True)
+class _Piece:
+    """One slice and variant of one load window; what remains of it after a cut."""
+
+    key: Key
+    starts_at_s: float
+    ends_at_s: float
+    answered: float
+    items: float
+    receipt_j: float
+
+    def cut(self, at_s: float) -> "_Piece":
+        """Take off what lies before `at_s`, evenly spread over the window."""
+        length_s = self.ends_at_s - self.starts_at_s
+        share = 1.0 if at_s >= self.ends_at_s else max(0.0, (at_s - self.starts_at_s) / length_s)
+        border_s = min(max(at_s, self.starts_at_s), self.ends_at_s)
+        taken = _Piece(
+            self.key, self.starts_at_s, border_s, self.answered * share, self.items * share, self.receipt_j * share
+        )
+        self.starts_at_s = border_s
+        self.answered -= taken.answered
+        self.items -= taken.items
+        self.receipt_j -= taken.receipt_j
+        return taken
+
+
+@dataclass(slots=True)
+class _Device:
+    samples: "deque[EnergySample]" = field(default_factory=deque)
+    pieces: list[_Piece] = field(default_factory=list)
+    early_s: float = 0.0  # by how much answers are booked earlier, at most of late
+    metered: bool | None = None  # None: no sample yet
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSample:
+    """Energy that a family's slices drew for it in one sample [J], and the receipts of the same time [J]."""
+
+    family: str
+    ends_at_s: float
+    active_j: float
+    receipt_j: float
+
+
+class Receipts:
+    """Receipt rates: samples and windows in, in any order of streams; rates and what was joined out."""
+
+    def __init__(self, catalog: Catalog, memory_s: float = 60.0, items_min: int = 20) -> None:
+        self._memory_s, self._items_min = memory_s, items_min
+        self._rows: dict[Kind, list[ProfileRow]] = {}
+        for row in catalog.rows:
+            if not row.stage and not row.cohosted:
+                kind = (row.device_type, row.slice_type, row.family, row.variant)
+                self._rows.setdefault(kind, []).append(row)
+        self._lines: dict[tuple[Kind, int], EnergyLine] = {}
+        self._devices: dict[str, _Device] = {}
+        self._types: dict[str, DeviceStatus] = {}
+        self._reported: dict[tuple[str, int], float] = {}
+        self._ratios: dict[Key, MeteredRatio] = {}
+        self._kinds: dict[Kind, MeteredRatio] = {}
+
+    def nodes(self, nodes: Iterable[NodeStatus]) -> None:
+        """Record the type and clock of every device."""
+        for node in nodes:
+            self._types |= {status.device: status for status in node.devices}
+
+    def window(self, window: LoadWindow) -> None:
+        """Add the answers of one worker. The caller drops repeated windows."""
+        worker = (window.dispatcher, window.worker)
+        self._reported[worker] = max(self._reported.get(worker, -math.inf), window.ends_at_s)
+        for cell in window.cells:
+            if cell.key.slice is not None and (cell.answered or cell.receipt_j):
+                device, early_s = self._of(cell.key.slice.device), _early_s(cell)
+                device.early_s = max(early_s, EARLY_FADES * device.early_s)
+                device.pieces.append(_piece(cell, cell.key.slice, window, early_s))
+                del device.pieces[:-PIECES_MAX]
+
+    def sample(self, sample: EnergySample) -> None:
+        """Add the energy of one device; samples of a device come in order. The caller drops repeated ones."""
+        device = self._of(sample.device)
+        device.metered, device.simulated = sample.method not in UNMEASURED, sample.simulated
+        device.samples.append(sample)
+
+    def join(self, now_s: float) -> list[JoinedSample]:
+        """Join every sample whose answers have all been reported."""
+        newest_s = max(self._reported.values(), default=-math.inf)
+        self._reported = {w: s for w, s in self._reported.items() if s > newest_s - SAMPLE_WAIT_S}
+        live = [at_s for at_s in self._reported.values() if at_s > newest_s - WORKER_WAIT_S]
+        reported_s = min(live, default=-math.inf)
+        found: list[JoinedSample] = []
+        for device in self._devices.values():
+            known_s = max(reported_s, now_s - WORKER_WAIT_S) - device.early_s
+            while device.samples and device.samples[0].ends_at_s <= known_s:
+                found += self._join(device, device.samples.popleft())
+            device.pieces = [piece for piece in device.pieces if piece.ends_at_s > now_s - SAMPLE_WAIT_S]
+        return found
+
+    def rates(self, plan: Plan | None) -> tuple[ReceiptRate, ...]:
+        """Receipt rates, one for each model that a metered slice hosts, or is about to."""
+        found = []
+        for key in sorted(self._hosted(plan)):
+            device = self._devices.get(key[0].device)
+            if device is not None and device.metered:
+                rate = self._rate(key, device)
+                if rate is not None:
+                    found.append(rate)
+        return tuple(found)
+
+    def _join(self, device: _Device, sample: EnergySample) -> Iterator[JoinedSample]:
+        for piece in device.pieces:
+            piece.cut(sample.starts_at_s)  # served while nothing was metered: a gap, which is not interpolated
+        taken = [piece.cut(sample.ends_at_s) for piece in device.pieces]
+        device.pieces = [piece for piece in device.pieces if piece.ends_at_s > piece.starts_at_s]
+        if sample.method in UNMEASURED:
+            return
+        metered: Counter[Key] = Counter()
+        for part in sample.slices:
+            for hosted in part.hosted:
+                metered[part.key, hosted.family, hosted.variant] += hosted.active_j  # type: ignore[assignment]
+        answers: dict[Key, list[_Piece]] = {}
+        for piece in taken:
+            answers.setdefault(piece.key, []).append(piece)
+        families: dict[str, list[float]] = {}
+        for key in {*metered, *answers}:
+            served = answers.get(key, ())
+            self._learn(key, metered[key], served, sample.ends_at_s)
+            sums = families.setdefault(key[1], [0.0, 0.0])
+            sums[0] += metered[key]
+            sums[1] += sum(piece.receipt_j for piece in served)
+        for family, (active_j, receipt_j) in sorted(families.items()):
+            yield JoinedSample(family, sample.ends_at_s, active_j, receipt_j)
+
+    def _learn(self, key: Key, metered_j: float, served: Iterable[_Piece], at_s: float) -> None:
+        line = self._line(key)
+        answered = items = 0.0
+        for piece in served:
+            answered += piece.answered
+            items += piece.items
+        estimated_j = line.request_j * answered + line.item_j * items
+        if not metered_j and not estimated_j:
+            return
+        for ratio in (
+            self._ratios.setdefault(key, MeteredRatio()),
+            self._kinds.setdefault(self._kind(key), MeteredRatio()),
+        ):
+            ratio.add(metered_j, estimated_j, items, at_s, self._memory_s)
+
+    def _rate(self, key: Key, device: _Device) -> ReceiptRate | None:
+        line = self._line(key)
+        own, kind = self._ratios.get(key), self._kinds.get(self._kind(key))
+        ratio = own.value(self._items_min) if own is not None else None
+        if ratio is None and kind is not None:
+            ratio = kind.value(self._items_min)
+        if ratio is None and line is NO_PROFILE:
+            return None
+        basis = Basis.MEASURED if ratio is not None else line.basis
+        return ReceiptRate(
+            slice=key[0],
+            family=key[1],
+            variant=key[2],
+            request_j=line.request_j * (ratio or 1.0),
+            item_j=line.item_j * (ratio or 1.0),
+            ratio=round(ratio or 1.0, RATIO_DIGITS),
+            basis=Basis.SIMULATED if device.simulated else basis,
+            window_s=self._memory_s if ratio is not None else 0.0,
+        )
+
+    def _hosted(self, plan: Plan | None) -> set[Key]:
+        now = {
+            (part.key, hosted.family, hosted.variant)
+            for status in self._types.values()
+            for part in status.slices
+            if part.key is not None
+            for hosted in part.hosted
+        }
+        planned = {
+            (part.key, hosted.family, hosted.variant)
+            for node in (plan.nodes if plan is not None else ())
+            for device in node.devices
+            for part in device.slices
+            for hosted in part.hosted
+        }
+        return now | planned
+
+    def _kind(self, key: Key) -> Kind:
+        status = self._types.get(key[0].device)
+        return (status.type if status is not None else "", key[0].slice_type, key[1], key[2])
+
+    def _line(self, key: Key) -> EnergyLine:
+        status = self._types.get(key[0].device)
+        held = status.clock_lease.max_mhz if status is not None and status.clock_lease is not None else 0
+        kind = self._kind(key)
+        line = self._lines.get((kind, held))
+        if line is None:
+            line = self._lines[kind, held] = energy_line(self._rows.get(kind, ()), held)
+        return line
+
+    def _of(self, device: str) -> _Device:
+        return self._devices.setdefault(device, _Device())
+
+
+def energy_line(rows: Iterable[ProfileRow], clock_mhz: int = 0) -> EnergyLine:
+    """Energy over items, from the rows of one variant on one slice type, at a clock (0 = the highest profiled)."""
+    known = sorted(rows, key=lambda row: row.batch)
+    if not known:
+        return NO_PROFILE
+    clocks = {row.clock_mhz for row in known}
+    nearest = min(clocks, key=lambda clock: abs(clock - clock_mhz)) if clock_mhz else max(clocks)
+    kind = DEVICE_TYPES.get(known[0].device_type)
+    at = [row if kind is None else at_clock(kind, row, clock_mhz) for row in known if row.clock_mhz == nearest]
+    low, high = at[0], at[-1]
+    basis = low.provenance.basis if low.provenance is not None else Basis.MODELLED
+    if basis == Basis.MEASURED:
+        basis = Basis.MODELLED  # of this very slice nothing is measured yet
+    item_j = low.energy_active_j_per_batch / low.batch
+    if high.batch > low.batch:
+        slope = (high.energy_active_j_per_batch - low.energy_active_j_per_batch) / (high.batch - low.batch)
+        if 0.0 <= slope <= item_j:
+            return EnergyLine(low.energy_active_j_per_batch - slope * low.batch, slope, basis)
+    return EnergyLine(0.0, item_j, basis)
+
+
+def sum_by_family(found: Iterable[JoinedSample]) -> list[JoinedSample]:
+    """Sums by family, at the time of its last sample."""
+    total: dict[str, JoinedSample] = {}
+    for each in found:
+        old = total.get(each.family, JoinedSample(each.family, each.ends_at_s, 0.0, 0.0))
+        total[each.family] = JoinedSample(
+            each.family,
+            max(old.ends_at_s, each.ends_at_s),
+            old.active_j + each.active_j,
+            old.receipt_j + each.receipt_j,
+        )
+    return list(total.values())
+
+
+def rates_changed(before: Mapping[Key, float], rates: Iterable[ReceiptRate], by: float) -> bool:
+    """Whether rates differ from those told last: another set, or a ratio that moved by more than a share."""
+    now = {(rate.slice, rate.family, rate.variant): rate.ratio for rate in rates}
+    return now.keys() != before.keys() or any(abs(now[key] - old) > by * old for key, old in before.items())
+
+
+def _early_s(cell: LoadCell) -> float:
+    """Half of the mean service time of its answers."""
+    return min(EARLY_S_MAX, cell.service.sum_ms / cell.service.total / 2e3) if cell.service.total else 0.0
+
+
+def _piece(cell: LoadCell, slice_: SliceKey, window: LoadWindow, early_s: float) -> _Piece:
+    return _Piece(
+        (slice_, cell.key.family, cell.key.variant), window.starts_at_s - early_s, window.ends_at_s - early_s,
+        cell.answered, cell.items, cell.receipt_j,
+    )  # fmt: skip

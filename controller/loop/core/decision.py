@@ -1,0 +1,152 @@
+"""Decision on a view: a plan to roll out, an advice, or nothing, with the reason.
+
+Source: DESIGN section 5 (modes of operation, Freeze, Pin, Rollback); rungs ours.
+Data: the view, the trigger, how far the controller may go (`ControlState`), a planner.
+Decision: `Verdict`. Nothing is numbered or written here.
+Formulation: rung 0 is the planner's plan; 1 its plan, degraded by a limit that it names; 2 the last good plan, as the
+planner found none or its plan breaks a rule of `Plan.check`. OBSERVE does not plan. ADVISE, a frozen and a pinned
+controller plan, predict the saving against what runs, and touch nothing.
+Deviations: none.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+import numpy as np
+
+from controller.loop.core.triggers import Trigger
+from trefoil.core.brains import Candidate, Decision, LivePlanner, Planner, PlanView
+from trefoil.core.errors import PlanError, TrefoilError
+from trefoil.core.objective import ActMode
+from trefoil.core.parts import LIVE
+from trefoil.core.plan import Plan
+from trefoil.core.plan_check import check, node_digest, plan_digest
+from trefoil.core.units import grams
+
+NEW, UNCHANGED, DEGRADED, FAILED, ADVISED = "new_plan", "unchanged", "degraded", "failed", "advised"
+CANDIDATE: Final = "candidate"  # of an exploration: deployed to be measured
+RUNG_PLANNED: Final = 0
+RUNG_DEGRADED: Final = 1
+RUNG_KEPT: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ControlState:
+    """Mode of control as operators set it. `pinned`: an operator's plan is in force until it is unpinned."""
+
+    mode: ActMode = ActMode.ACT
+    frozen: bool = False
+    pinned: bool = False
+
+    @property
+    def hold_reason(self) -> str:
+        """Reason why plans are not carried out now; "" when they are."""
+        if self.mode == ActMode.ADVISE:
+            return "mode advise"
+        if self.mode == ActMode.OBSERVE:
+            return "mode observe"
+        return "frozen" if self.frozen else "a plan is pinned" if self.pinned else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Verdict on one decision. `plan` is to be rolled out; `advised` was not carried out."""
+
+    outcome: str
+    why: str
+    decision: Decision | None
+    plan: Plan | None = None
+    advised: Plan | None = None
+    rung: int = RUNG_PLANNED
+    degraded: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Digest of the plan that the planner made, "" for none: what `trefoil replay` compares."""
+        made = self.decision.plan if self.decision else None
+        return plan_digest(made) if made else ""
+
+
+def run_planner(view: PlanView, planner: Planner, seed: int) -> Decision:
+    """Run the planner once (`plan`), the same way live and in a replay; what it cannot do is a degraded decision."""
+    try:
+        return planner.plan(view, np.random.default_rng(seed))
+    except TrefoilError as error:
+        return Decision(None, f"the planner found no plan: {error}", float("inf"), str(error))
+
+
+def as_live_planner(planner: Planner) -> LivePlanner | None:
+    """Planner as one that can measure candidates on the running system; None when it cannot."""
+    return cast(LivePlanner, planner) if all(callable(getattr(planner, name, None)) for name in LIVE) else None
+
+
+def ask_planner(view: PlanView, planner: Planner, seed: int) -> Candidate | Decision:
+    """Ask a planner that measures for its next step (`ask`), the same way live and in a replay."""
+    live = as_live_planner(planner)
+    assert live is not None, f"{planner} has no ask"
+    try:
+        return live.ask(view, np.random.default_rng(seed))
+    except TrefoilError as error:
+        return Decision(None, f"the planner found no plan: {error}", float("inf"), str(error))
+
+
+def judge(view: PlanView, trigger: Trigger, decision: Decision, control: ControlState) -> Verdict:
+    """Judge a planner's decision: roll out, advise, keep the plan, or refuse, with the reason."""
+    why = f"{trigger.cause}: {trigger.why}; {decision.why}"
+    plan = decision.plan
+    if plan is None:
+        kept = "the last good plan stays" if view.current else "there is no plan to keep"
+        degraded = decision.degraded
+        text = f"{why}; rung {RUNG_KEPT}: {kept}" + (f", because {degraded}" if degraded else "")
+        outcome = DEGRADED if degraded else UNCHANGED
+        return Verdict(outcome, text if degraded else why, decision, None, None, RUNG_KEPT if degraded else 0, degraded)
+    try:
+        check(plan, view.fleet, view.catalog, view.demand, view.objectives)
+    except PlanError as error:
+        text = f"{why}; rung {RUNG_KEPT}: the planner's plan is refused ({error}), the last good plan stays"
+        return Verdict(FAILED, text, decision, None, None, RUNG_KEPT, str(error))
+    degraded = plan.degraded or decision.degraded
+    plan = replace(plan, why=why, degraded=degraded)
+    rung = RUNG_DEGRADED if degraded else RUNG_PLANNED
+    if degraded:
+        why = f"{why}; rung {RUNG_DEGRADED}: {degraded}"
+    if view.current is not None and plan_digest(plan) == plan_digest(view.current):
+        return Verdict(UNCHANGED, f"{why}; the plan stays as it is", decision, None, None, rung, degraded)
+    if control.hold_reason:
+        return Verdict(
+            ADVISED,
+            f"{why}; {control.hold_reason}: {predicted_saving(view, plan)}",
+            decision,
+            None,
+            plan,
+            rung,
+            degraded,
+        )
+    return Verdict(NEW, why, decision, plan, None, rung, degraded)
+
+
+def reconfigures(current: Plan | None, plan: Plan) -> bool:
+    """Whether a plan changes what any node has to do, and not the shares alone."""
+    before = {node.node: node_digest(node) for node in current.nodes} if current else {}
+    return {node.node: node_digest(node) for node in plan.nodes} != before
+
+
+def predicted_saving(view: PlanView, plan: Plan) -> str:
+    """Saving that a plan is predicted to bring against what runs, in words; measured grams of what runs come first."""
+    measured = {m.family: m.grams_per_request for m in view.measured}
+    parts = []
+    for family, expected in sorted(plan.expected.items()):
+        now = measured.get(family)
+        basis = "measured"
+        if now is None and view.current is not None and family in view.current.expected:
+            joules = view.current.expected[family].joules_per_request
+            now, basis = grams(joules, view.carbon.intensity_g_per_kwh, view.pue), "predicted"
+        if not now:
+            parts.append(f"{family}: {expected.grams_per_request:.3g} g/request, nothing runs to compare with")
+            continue
+        ratio = 1 - expected.grams_per_request / now
+        parts.append(
+            f"{family}: {expected.grams_per_request:.3g} g/request instead of {now:.3g} ({basis}), "
+            f"{'saves' if ratio >= 0 else 'costs'} {abs(ratio):.1%}"
+        )
+    return "; ".join(parts) or "no prediction"

@@ -1,0 +1,261 @@
+"""Triggers of planning: a named cause and the comparison behind it.
+
+Source: CLOVER section 4.2 (a change of carbon intensity by more than 5 % starts an optimisation); load: two one-sided
+tests with different patience, ours.
+Data: what the plan in force was made for (intensity, demand, capacity, objectives, devices), what is observed now.
+Decision: a `Trigger` or None.
+Formulation, in order of urgency:
+  start      there is no plan
+  loss       a device or slice of the plan is gone, out of service or failed for longer than `loss_hold_s`, or a device
+             came back
+  objective  an objective's number differs from the plan's
+  load       p90 demand > capacity of the plan, and the rate is significantly above what the plan expected: at once;
+             p90 demand leaves [1 - down, 1 + up] x the planned one for `load_hold_s`: patiently, either way
+  slo        attainment < quantile - margin for `slo_hold_s`, no earlier than `slo_rest_s` after the last plan
+  accuracy   of the answers < the objective's floor less `ACCURACY_SLACK`, held and rested as slo (where the mix follows
+             load, as with CLOVER's pull; policies that plan accuracy leave it out)
+  carbon     |intensity - planned| > ratio x planned (or x a fixed base, if one is set)
+  tick       the planner asked to be run again at this time
+`start`, `loss`, `objective` are never switched off; the others are when the policy's row does not name them (`tick`
+belongs to the planner).
+Deviations: CLOVER compares with the intensity at the last optimisation; `carbon_base_g_per_kwh` > 0 fixes the base.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from controller.forecasters.last_max import Z_90
+from controller.observe.core.plannable import out_of_service_reason, usable_devices
+from trefoil.core.brains import PlanView
+from trefoil.core.common import Same
+from trefoil.core.demand import Demand
+from trefoil.core.fleet import FleetState, SliceKey, SliceState
+from trefoil.core.plan import NodePlan, Plan
+
+CAUSES: Final = ("start", "loss", "objective", "load", "slo", "accuracy", "carbon", "tick")
+ACCURACY_SLACK: Final = 0.005  # a window of some seconds is a sample of the mix
+OPERATOR: Final = "operator"  # never found here: somebody asked for a new plan
+ALWAYS: Final = frozenset({"start", "loss", "objective", "tick"})
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Thresholds of the triggers. Times are wall seconds; ratios are of the planned value."""
+
+    carbon_ratio: float = 0.05
+    carbon_base_g_per_kwh: float = 0.0
+    load_up_ratio: float = 0.20
+    load_down_ratio: float = 0.25
+    load_sigmas: float = 2.5
+    load_hold_s: float = 5.0
+    slo_margin: float = 0.02
+    slo_hold_s: float = 3.0
+    slo_rest_s: float = 10.0
+    slo_requests_min: int = 50
+    loss_hold_s: float = 3.0
+    tick_grace_s: float = 2.0
+    """A tick is often asked for when the intensity is due to change: the change itself shall be the cause."""
+    rate_span_s: float = 3.0
+    """Time over which a rate was counted: its standard error is sqrt(rate / span)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBasis:
+    """Basis of the plan in force: what it was decided on, and what the triggers compare with."""
+
+    at_s: float
+    intensity_g_per_kwh: float
+    demand: Mapping[str, Demand]
+    capacity_per_s: Mapping[str, float]
+    objective_numbers: Mapping[str, int]
+    devices: frozenset[str]
+    lost: frozenset[SliceKey] = frozenset()
+    next_tick_at_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class HoldTimers:
+    """Timers of patient conditions: since when each holds, by name; one that stops holding is forgotten."""
+
+    since_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """Trigger of a decision: its cause and the comparison behind it."""
+
+    cause: str
+    why: str
+
+
+def plan_basis(view: PlanView, plan: Plan, next_tick_at_s: float) -> PlanBasis:
+    """Basis of a plan decided on this view."""
+    return PlanBasis(
+        at_s=view.now_s,
+        intensity_g_per_kwh=view.carbon.intensity_g_per_kwh,
+        demand={d.family: d for d in view.demand},
+        capacity_per_s={family: e.capacity_per_s for family, e in plan.expected.items()},
+        objective_numbers={o.family: o.number for o in view.objectives},
+        devices=usable_devices(view.fleet),
+        lost=frozenset(_lost(view, plan)),
+        next_tick_at_s=next_tick_at_s,
+    )
+
+
+def evaluate_triggers(
+    view: PlanView,
+    basis: PlanBasis | None,
+    timers: HoldTimers,
+    thresholds: Thresholds,
+    allowed: Iterable[str],
+    rolling: bool = False,
+) -> tuple[Trigger | None, HoldTimers]:
+    """Evaluate all triggers: the most urgent one, and the timers for the next call. `rolling`: a rollout goes on."""
+    if basis is None or view.current is None:
+        return Trigger("start", "no plan is in force"), HoldTimers()
+    causes = ALWAYS | set(allowed)
+    found: list[Trigger] = []
+    holding: dict[str, tuple[float, Trigger]] = {}
+    if not rolling:
+        holding |= _losses(view, view.current, basis, thresholds)
+    found += _devices(view, basis)
+    found += _objectives(view, basis)
+    for demand in view.demand:
+        found += _load_at_once(demand, basis, thresholds)
+        holding |= _load_patient(demand, basis, thresholds)
+    if not rolling and view.now_s - basis.at_s >= thresholds.slo_rest_s:
+        holding |= _broken(view, thresholds)
+    found += _carbon(view, basis, thresholds)
+    if view.now_s >= basis.next_tick_at_s + thresholds.tick_grace_s:
+        found.append(Trigger("tick", "the planner asked to be run again now"))
+    since = {name: timers.since_s.get(name, view.now_s) for name in holding}
+    found += [t for name, (hold_s, t) in holding.items() if view.now_s - since[name] >= hold_s]
+    found = sorted((t for t in found if t.cause in causes), key=lambda t: CAUSES.index(t.cause))
+    return (found[0] if found else None), HoldTimers(since)
+
+
+def _lost(view: PlanView, plan: Plan) -> Mapping[SliceKey, SliceState]:
+    """Slices of a plan that are gone or failed, on nodes that report."""
+    return _lost_of(Same(view.fleet), Same(plan.nodes))
+
+
+@lru_cache(maxsize=64)
+def _lost_of(fleet: Same[FleetState], nodes: Same[tuple[NodePlan, ...]]) -> Mapping[SliceKey, SliceState]:
+    states = {s.key: s.state for node in fleet.value.nodes for d in node.devices for s in d.slices}
+    wanted = [p.key for n in nodes.value if n.node not in fleet.value.stale for d in n.devices for p in d.slices]
+    bad = (SliceState.FAILED, SliceState.GONE, SliceState.UNSPECIFIED)
+    return {key: states.get(key, SliceState.GONE) for key in wanted if states.get(key, SliceState.GONE) in bad}
+
+
+def _losses(view: PlanView, plan: Plan, basis: PlanBasis, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
+    hold_s = thresholds.loss_hold_s
+    return {
+        f"loss:{key.name}": (hold_s, Trigger("loss", f"slice {key.name} of the plan is {state.name} for {hold_s:g} s"))
+        for key, state in _lost(view, plan).items()
+        if key not in basis.lost  # planned again already, to no avail: its agent keeps trying
+    }
+
+
+def _devices(view: PlanView, basis: PlanBasis) -> list[Trigger]:
+    now = usable_devices(view.fleet)
+    gone, back = sorted(basis.devices - now), sorted(now - basis.devices)
+    if gone:
+        whys = {d.device: out_of_service_reason(d) for node in view.fleet.nodes for d in node.devices}
+        return [Trigger("loss", "; ".join(f"{name}: {whys.get(name) or 'its node is stale'}" for name in gone))]
+    return [Trigger("loss", f"{', '.join(back)}: can be used (again)")] if back else []
+
+
+def _objectives(view: PlanView, basis: PlanBasis) -> list[Trigger]:
+    planned = basis.objective_numbers
+    return [
+        Trigger(
+            "objective", f"objective of {o.family} is number {o.number}, planned for {planned.get(o.family, 'none')}"
+        )
+        for o in view.objectives
+        if planned.get(o.family) != o.number
+    ]
+
+
+def _load_at_once(demand: Demand, basis: PlanBasis, thresholds: Thresholds) -> list[Trigger]:
+    planned = basis.demand.get(demand.family)
+    if planned is None:
+        return [Trigger("load", f"{demand.family} is asked for and was not planned for")]
+    rate, capacity = demand.rate_per_s, basis.capacity_per_s.get(demand.family, 0.0)
+    chance = planned.rate_per_s + thresholds.load_sigmas * _error(planned.rate_per_s, thresholds)
+    # A plan made on a ramp expected more than the rate of then: growth that it was made for is no news.
+    limit = max(chance, _rate_of_p90(planned.rate_p90_per_s, thresholds))
+    if demand.rate_p90_per_s <= capacity or rate <= limit:
+        return []
+    return [
+        Trigger(
+            "load",
+            f"{demand.family}: p90 demand {demand.rate_p90_per_s:.1f}/s > capacity {capacity:.1f}/s, "
+            f"rate {rate:.1f}/s > {limit:.1f}/s (planned for {planned.rate_per_s:.1f}/s)",
+        )
+    ]
+
+
+def _rate_of_p90(p90_per_s: float, thresholds: Thresholds) -> float:
+    """The rate whose p90, counted over `rate_span_s`, this is."""
+    half = Z_90 / math.sqrt(thresholds.rate_span_s) / 2
+    return (math.sqrt(half * half + max(0.0, p90_per_s)) - half) ** 2
+
+
+def _error(rate_per_s: float, thresholds: Thresholds) -> float:
+    """Standard error of a rate that was counted over `rate_span_s`."""
+    return math.sqrt(max(rate_per_s, 1.0) / thresholds.rate_span_s)
+
+
+def _load_patient(demand: Demand, basis: PlanBasis, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
+    planned = basis.demand.get(demand.family)
+    if planned is None:
+        return {}
+    low = planned.rate_p90_per_s * (1 - thresholds.load_down_ratio)
+    high = planned.rate_p90_per_s * (1 + thresholds.load_up_ratio)
+    now = demand.rate_p90_per_s
+    if low <= now <= high:
+        return {}
+    side, limit = ("<", low) if now < low else (">", high)
+    why = (
+        f"{demand.family}: p90 demand {now:.1f}/s {side} {limit:.1f}/s for {thresholds.load_hold_s:g} s "
+        f"(planned for {planned.rate_p90_per_s:.1f}/s)"
+    )
+    return {f"load{side}{demand.family}": (thresholds.load_hold_s, Trigger("load", why))}
+
+
+def _broken(view: PlanView, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
+    wanted = {o.family: o for o in view.objectives}
+    found = {}
+    for measured in view.measured:
+        objective = wanted.get(measured.family)
+        if objective is None or measured.rate_per_s * measured.window_s < thresholds.slo_requests_min:
+            continue
+        limit = objective.slo_quantile - thresholds.slo_margin
+        if measured.slo_attainment < limit:
+            why = (
+                f"{measured.family}: {measured.slo_attainment:.1%} within {objective.slo_ms:g} ms over "
+                f"{measured.window_s:g} s < {limit:.1%}"
+            )
+            found[f"slo:{measured.family}"] = (thresholds.slo_hold_s, Trigger("slo", why))
+        floor = max(objective.min_accuracy, objective.hard_min_accuracy)
+        if measured.accuracy < floor - ACCURACY_SLACK:
+            why = f"{measured.family}: accuracy {measured.accuracy:.4f} over {measured.window_s:g} s < {floor:.4f}"
+            found[f"accuracy:{measured.family}"] = (thresholds.slo_hold_s, Trigger("accuracy", why))
+    return found
+
+
+def _carbon(view: PlanView, basis: PlanBasis, thresholds: Thresholds) -> list[Trigger]:
+    now, planned = view.carbon.intensity_g_per_kwh, basis.intensity_g_per_kwh
+    base = thresholds.carbon_base_g_per_kwh or planned
+    if abs(now - planned) <= thresholds.carbon_ratio * base:
+        return []
+    return [
+        Trigger(
+            "carbon",
+            f"intensity {now:.0f} g/kWh is {(now - planned) / base:+.1%} of {base:.0f} g/kWh from the "
+            f"{planned:.0f} g/kWh planned for (limit {thresholds.carbon_ratio:.0%})",
+        )
+    ]

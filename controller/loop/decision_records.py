@@ -1,0 +1,200 @@
+"""Records of decisions: written to disk and Redis with their metrics, and replayed.
+
+A replay takes the same view, seed, planner and memory of it; the plan's digest must be the same. A step of an
+exploration is one decision: the candidate that was asked for, or the plan that ended it. View and seed are in the
+record; the plan that was made lies beside it on the controller's disk and is only needed to show a difference."""
+
+import asyncio
+import difflib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import MappingProxyType
+
+import structlog
+
+from controller.loop.core.decision import (
+    ADVISED,
+    NEW,
+    Verdict,
+    as_live_planner,
+    ask_planner,
+    run_planner,
+)
+from controller.loop.core.effects import RecordDecision
+from controller.loop.disk_store import DiskStore
+from controller.loop.leadership import Leadership
+from controller.settings import ControllerSettings
+from trefoil.core import errors
+from trefoil.core.brains import Planner, PlanView
+from trefoil.core.common import Revision
+from trefoil.core.plan import DecisionRecord, Plan
+from trefoil.core.plan_check import plan_digest
+from trefoil.core.policies import Policy
+from trefoil.runtime import codec
+from trefoil.runtime.fenced import Append
+from trefoil.runtime.state import Keys
+from trefoil.runtime.telemetry import Metrics
+
+
+def decision_record(
+    kept: RecordDecision, planner: str, policy: str, given: Mapping[str, str] = MappingProxyType({})
+) -> DecisionRecord:
+    """Record of a decision: all that is needed to take it again. `given`: what was set of the planner, by name."""
+    return DecisionRecord(
+        id=kept.id,
+        revision=kept.plan.revision if kept.plan is not None else Revision(),
+        trigger=kept.trigger.cause,
+        policy=policy,
+        view_json=codec.to_json(kept.view),
+        seed=kept.thought.seed,
+        why=kept.verdict.why,
+        versions={
+            **versions(planner, kept.verdict, kept.effect),
+            **given,
+            **kept.thought.versions,
+            **kept.versions,
+        },
+        at_s=kept.view.now_s,
+        solve_ms=kept.thought.solve_ms,
+        wall_limit_hit=kept.thought.wall_limit_hit,
+    )
+
+
+class DecisionRecords:
+    """Writer of decision records: disk, Redis, metrics, counts of causes."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        policy: Policy,
+        keys: Keys,
+        leadership: Leadership,
+        disk: DiskStore,
+        metrics: Metrics,
+        budgets: Callable[[], Mapping[str, object]],
+    ) -> None:
+        self._settings, self._policy, self._keys, self._leadership = settings, policy, keys, leadership
+        self._disk, self._metrics, self._budgets = disk, metrics, budgets
+        self._log = structlog.get_logger()
+        self.last: DecisionRecord | None = None
+
+    def newest(self, epoch: int) -> int:
+        """Highest number of a decision that is kept of this epoch; 0: there is none."""
+        ids = [i.split(".")[1] for i in self._disk.decision_ids() if i.startswith(f"{epoch}.")]
+        return max((int(i) for i in ids), default=0)
+
+    def _given(self) -> dict[str, str]:
+        parts = {k: dict(v) for k, v in self._settings.parts.items() if k == "planner" and v}
+        given = {"preset": self._settings.preset, "parts": json.dumps(parts, sort_keys=True) if parts else ""}
+        return {name: value for name, value in given.items() if value}
+
+    async def write(self, kept: RecordDecision) -> None:
+        """Write the record of a decision to disk, then to Redis.
+
+        Raises:
+            errors.StateUnavailable: Redis is down; the disk has the record.
+            errors.Fenced: the role was lost.
+        """
+        planner = self._settings.planner or self._policy.planner
+        record = self.last = decision_record(kept, planner, self._policy.name, self._given())
+        await asyncio.to_thread(self._disk.save_decision, record, kept.thought.step.plan)
+        self._disk.save("budgets", self._budgets())
+        self._disk.save("counts", {"replans": kept.causes, "reconfigurations": kept.reconfigurations})
+        verdict = kept.verdict
+        outcome = NEW if verdict.outcome == ADVISED else verdict.outcome
+        self._metrics.inc("trefoil_decisions_total", trigger=record.trigger, outcome=outcome)
+        self._metrics.observe("trefoil_solve_duration_seconds", record.solve_ms / 1e3, planner=self._policy.planner)
+        self._log.info(
+            "decision", id=record.id, trigger=record.trigger, outcome=verdict.outcome,
+            effect=kept.effect, rung=verdict.rung, solve_ms=round(record.solve_ms, 1), why=verdict.why,
+        )  # fmt: skip
+        await self._leadership.write([Append(self._keys.decisions(), record, self._settings.decisions_max)])
+
+
+def versions(planner: str, verdict: Verdict, effect: str) -> dict[str, str]:
+    """Versions that a decision rests on and what came of it. `plan`: digest of the planner's plan, for replays.
+
+    `effect`: reconfigure (slices, variants, sleep or clocks change), reroute (shares alone), or the outcome.
+    """
+    return {
+        "trefoil": version("trefoil"),
+        "planner": planner,
+        "numpy": version("numpy"),
+        "highspy": version("highspy"),
+        "plan": verdict.digest,
+        "outcome": verdict.outcome,
+        "effect": effect,
+    }
+
+
+DIFF_LINES_MAX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Result of a replay: whether the decision came out the same; `diff` shows where not, line by line."""
+
+    id: str
+    trigger: str
+    equal: bool
+    recorded: str
+    again: str
+    why: str
+    diff: tuple[str, ...] = ()
+
+
+def replay(record: DecisionRecord, planner: Planner, made: Plan | None = None) -> Replayed:
+    """Replay a decision on its recorded view with the same seed and memory, and compare the plan's digest.
+
+    Raises:
+        errors.InvalidInput: the record's view is not one that this version can read.
+    """
+    recorded = record.versions.get("plan", "")
+    if record.wall_limit_hit:
+        why = "the live decision ran into the wall limit and kept the last plan: nothing to compare"
+        return Replayed(record.id, record.trigger, True, recorded, "", why)
+    live, memory = as_live_planner(planner), record.versions.get("memory")
+    if live is not None and memory:
+        live.recall(json.loads(memory))
+    call = ask_planner if record.versions.get("call") == "ask" else run_planner
+    step = call(codec.from_json(PlanView, record.view_json), planner, record.seed)
+    again = plan_digest(step.plan) if step.plan else ""
+    if again == recorded:
+        return Replayed(record.id, record.trigger, True, recorded, again, step.why)
+    diff = tuple(_diff(made, step.plan)) if made is not None else ()
+    return Replayed(record.id, record.trigger, False, recorded, again, step.why, diff)
+
+
+def stored_decisions(folder: Path) -> Iterator[tuple[DecisionRecord, Plan | None]]:
+    """Stored decisions of a controller's `decisions` folder with their plans, oldest first.
+
+    Raises:
+        errors.InvalidInput: no such folder, or a file that is not a decision.
+    """
+    if not folder.is_dir():
+        raise errors.InvalidInput(
+            "no such folder", field="decisions", value=str(folder), remedy="name <state>/decisions of a controller"
+        )
+    for path in sorted(p for p in folder.glob("*.json") if not p.name.endswith(".plan.json")):
+        record = codec.from_json(DecisionRecord, path.read_text(encoding="utf-8"))
+        beside = path.with_name(path.name.removesuffix(".json") + ".plan.json")
+        made = codec.from_json(Plan, beside.read_text(encoding="utf-8")) if beside.exists() else None
+        yield record, made
+
+
+def _diff(recorded: Plan, again: Plan | None) -> Iterator[str]:
+    """Unified difference of the two plans as JSON."""
+    after = _lines(again) if again else []
+    found = difflib.unified_diff(_lines(recorded), after, "recorded", "replayed", lineterm="", n=1)
+    for count, line in enumerate(found):
+        if count == DIFF_LINES_MAX:
+            yield "... (more differences)"
+            return
+        yield line
+
+
+def _lines(plan: Plan) -> list[str]:
+    return json.dumps(codec.to_plain(plan), indent=1, sort_keys=True).splitlines()

@@ -1,0 +1,106 @@
+"""Leadership of a controller: one lease, its epoch, and fenced writes under it."""
+
+import os
+import socket
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from controller.loop.disk_store import DiskStore
+from trefoil.core import errors
+from trefoil.core.common import Lease
+from trefoil.runtime.clock import Clock
+from trefoil.runtime.fenced import Write
+from trefoil.runtime.state import LEASE_TTL_S, State
+from trefoil.runtime.telemetry import Metrics
+
+ROLE = "controller"
+RENEWALS_PER_TTL = 4
+
+
+class Leadership:
+    """Lease of the role `controller`, and fenced writes under it. A new epoch is above Redis', this disk's and every
+    agent's.
+    """
+
+    def __init__(
+        self, state: State, disk: DiskStore, clock: Clock, metrics: Metrics, highest_seen: Callable[[], int]
+    ) -> None:
+        self._state, self._disk, self._clock, self._metrics = state, disk, clock, metrics
+        self._highest_seen = highest_seen
+        self._holder = f"{socket.gethostname()}:{os.getpid()}"
+        self._lease: Lease | None = None
+        self._log = structlog.get_logger()
+        self.why = "not acquired yet"
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the lease that is held; 0 when none is."""
+        return self._lease.epoch if self._lease is not None and self._state.holds(self._lease) else 0
+
+    def require(self) -> None:
+        """Require the lease; raises `errors.Unavailable` unless it is held."""
+        if not self.epoch:
+            raise errors.Unavailable(f"this controller is not in charge: {self.why}")
+
+    async def maintain(self) -> None:
+        """Acquire and renew the lease for ever; `epoch` changes when it was lost in between."""
+        while True:
+            try:
+                await self._step()
+            except errors.StateUnavailable as error:
+                self._log_reason(f"Redis is down: {error}")
+            self._metrics.set("trefoil_lease_epoch", self.epoch, role=ROLE)
+            await self._clock.sleep(LEASE_TTL_S / RENEWALS_PER_TTL if self.epoch else 0.5)
+
+    async def _step(self) -> None:
+        if self._lease is not None:
+            if await self._state.renew(self._lease):
+                return
+            self._log.warning("lease lost", role=ROLE, epoch=self._lease.epoch)
+            self._lease = None
+        floor = max(self._highest_seen(), int(self._disk.load_plain("epoch").get("epoch", 0)))
+        lease = await self._state.acquire(ROLE, self._holder, floor_epoch=floor)
+        if lease is None:
+            holder = await self._state.holder(ROLE)
+            self._log_reason(f"standing by: {holder.holder if holder else 'somebody'} holds the role")
+            return
+        self._disk.save("epoch", {"epoch": lease.epoch})
+        self._lease, self.why = lease, ""
+        self._log.info("lease acquired", role=ROLE, epoch=lease.epoch)
+
+    def _log_reason(self, why: str) -> None:
+        if why != self.why:
+            self.why = why
+            self._log.warning("no authority", role=ROLE, why=why)
+
+    async def cede_to(self, epoch: int) -> None:
+        """Cede to a higher epoch that an agent obeys (Redis lost ours): release the lease, then take a higher one."""
+        self._disk.save("epoch", {"epoch": max(epoch, int(self._disk.load_plain("epoch").get("epoch", 0)))})
+        if self._lease is not None:
+            lease, self._lease = self._lease, None
+            await self._state.release(lease)
+
+    async def write(self, writes: Iterable[Write]) -> None:
+        """Write to Redis under the lease: fenced, all or nothing.
+
+        Raises:
+            errors.Fenced: the role is not held (any more).
+            errors.StateUnavailable: Redis does not answer.
+        """
+        if self._lease is None:
+            raise errors.Fenced(f"the role {ROLE} is not held: {self.why}", remedy="acquire it, then repeat")
+        try:
+            await self._state.write(self._lease, writes)
+        except errors.Fenced:
+            self._metrics.inc("trefoil_writes_fenced_total", role=ROLE)
+            raise
+
+    async def release(self) -> None:
+        """Release the lease at the end, so that the next controller need not wait."""
+        if self._lease is not None:
+            lease, self._lease = self._lease, None
+            try:
+                await self._state.release(lease)
+            except errors.StateUnavailable as error:
+                self._log.warning("lease not released", error=str(error))

@@ -1,0 +1,1 @@
+"""View of the system as a pure function of what was read."""

@@ -1,0 +1,297 @@
+"""Observation of fleet, load and carbon, and the views that planners get of it.
+
+Everything that is old or missing is replaced by a named rung, never waited for. Pure: who reads fills `inputs` and
+`windows` (controller/observe/reader.py from Redis, trefoil/simulator/simulation.py from a simulation), time comes in.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from operator import attrgetter, is_
+from typing import Protocol
+
+from controller.forecasters.last_max import poisson_quantile
+from controller.observe.core.carbon_inputs import (
+    PlannableReading,
+    carried_when_stale,
+    clipped_forecast,
+    forecast_refusal,
+    plannable_reading,
+    rung_name,
+    static_reading,
+    without_bands,
+)
+from controller.observe.core.load_windows import LoadWindows, ignore_window
+from controller.observe.core.plannable import profiled_types, unplannable_reason
+from controller.settings import ControllerSettings
+from trefoil.core.brains import Forecaster, PlanView
+from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung, Series
+from trefoil.core.catalog import Catalog
+from trefoil.core.common import Same
+from trefoil.core.demand import Demand, LoadForecast, LoadWindow, Measured, TableAck
+from trefoil.core.device_types import device_type
+from trefoil.core.fleet import FleetState, NodeStatus
+from trefoil.core.objective import Objective
+from trefoil.core.plan import InputStamp, NodePlan, Plan
+
+NEAR_INITIAL = 0.75  # of the configured demand: then the load itself is believed
+RUNG_NORMAL, RUNG_CARRIED = int(Rung.NORMAL), int(Rung.CARRIED)
+
+
+@dataclass(slots=True)
+class LatestInputs:
+    """Latest value of everything read, kept when Redis or its writer is down."""
+
+    nodes: dict[str, NodeStatus] = field(default_factory=dict)
+    acks: tuple[TableAck, ...] = ()
+    carbon: CarbonReading | None = None
+    carbon_allowed: CarbonReading | None = None
+    """The last one on a rung that is not refused; unused while none is."""
+    carbon_forecast: CarbonForecast | None = None
+    carbon_history: "deque[CarbonReading]" = field(default_factory=deque)
+    zones: tuple[CarbonReading, ...] = ()
+    """Readings of the other zones that devices lie in."""
+    blind: str = ""
+    """Why there may be dispatcher workers that `acks` does not name; "" when there are none."""
+    down: str = ""
+
+
+class KeyNames(Protocol):
+    """Names of the keys that stand in a plan's input stamps: trefoil/runtime/keys.py."""
+
+    def node(self, node: str) -> str:
+        """Key of a node's status."""
+
+    def carbon_now(self, series: Series) -> str:
+        """Key of a series' reading."""
+
+    def carbon_forecast(self, series: Series) -> str:
+        """Key of a series' forecast."""
+
+    def load_prefix(self) -> str:
+        """Prefix of the streams of load windows."""
+
+
+class Observation:
+    """Observation of fleet, load and carbon, and views of it for planners."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        keys: KeyNames,
+        catalog: Catalog,
+        forecaster: Forecaster,
+        now_s: float,
+        on_window: Callable[[LoadWindow], None] = ignore_window,
+    ) -> None:
+        """Nothing is known yet. `on_window` is told each load window once."""
+        self._settings, self._keys, self.catalog, self._forecaster = settings, keys, catalog, forecaster
+        self.inputs = LatestInputs(carbon_history=deque(maxlen=settings.carbon.history_max))
+        self.windows = LoadWindows(settings.windows, on_window)
+        self._started_at_s = now_s
+        self._arrived: set[str] = set()
+        self._demand: dict[str, Demand] = {}
+        self.forecasts: dict[str, LoadForecast] = {}
+        self._known_of: frozenset[str] = frozenset()
+        self._known_catalog = catalog.of(())
+        self._found: tuple[NodeStatus, ...] = ()
+        self._fleet = FleetState((), ())
+        self._oldest_s = math.inf
+        self._refused = frozenset(settings.carbon.rungs_refused)
+        self._clipped: tuple[CarbonForecast, float, float, CarbonForecast] | None = None
+
+    def fleet(self, now_s: float) -> FleetState:
+        """Fleet: all nodes by name; stale are those whose status is older than its limit."""
+        found, limit_s = tuple(self.inputs.nodes.values()), self._settings.node_stale_s
+        if len(found) != len(self._found) or not all(map(is_, found, self._found)):
+            self._found = found
+            self._fleet = FleetState(tuple(sorted(found, key=attrgetter("node"))))
+            self._oldest_s = min((n.observed_at_s for n in found), default=math.inf)
+        if now_s - self._oldest_s > limit_s or self._fleet.stale:
+            stale = tuple(n.node for n in self._fleet.nodes if now_s - n.observed_at_s > limit_s)
+            if stale != self._fleet.stale:
+                self._fleet = FleetState(self._fleet.nodes, stale)
+        return self._fleet  # of the same statuses, the object of which others know already what they ask
+
+    def carbon(self, now_s: float) -> CarbonReading:
+        """Carbon reading in force: the last one, carried when it is old, static when there never was one."""
+        reading = self.inputs.carbon
+        if reading is None:
+            return static_reading(self._settings.carbon.series, self._settings.carbon.static_g_per_kwh, now_s)
+        return carried_when_stale(reading, now_s, self._settings.carbon_stale_intervals)
+
+    def plannable_carbon(self, now_s: float) -> PlannableReading:
+        """Carbon reading to plan by, and why it is not the one in force where that stands on a refused rung."""
+        in_force = self.carbon(now_s)
+        if not self._refused:
+            return PlannableReading(in_force)
+        static = self._settings.carbon.static_g_per_kwh
+        return plannable_reading(in_force, self.inputs.carbon_allowed, self._refused, static, now_s)
+
+    def allowed_triggers(self, triggers: Sequence[str], now_s: float) -> Sequence[str]:
+        """Triggers that may fire now: a reading on a refused rung starts nothing."""
+        return [name for name in triggers if name != "carbon"] if self.plannable_carbon(now_s).rung else triggers
+
+    def note_carbon(self) -> None:
+        """Remember the last reading on an allowed rung; after a restart the newest one of the history is it."""
+        known = self.inputs
+        if not self._refused:
+            return
+        for one in (*known.carbon_history, known.carbon) if known.carbon_allowed is None else (known.carbon,):
+            if one is not None and rung_name(one.rung) not in self._refused:
+                known.carbon_allowed = one
+
+    def carbon_forecast(self, ahead_s: float, now_s: float) -> CarbonForecast | None:
+        """Carbon forecast to plan by over the next seconds; without bands, and with the reason, where it is refused."""
+        forecast, settings = self.inputs.carbon_forecast, self._settings.carbon
+        if forecast is None or not settings.forecast or ahead_s <= 0:
+            return None
+        why = forecast_refusal(forecast, settings.series, now_s, settings.forecast_age_share_max)
+        if why:
+            return without_bands(forecast, settings.series, why)
+        known = self._clipped  # until its first band is over
+        if known is None or known[0] is not forecast or known[1] != ahead_s or now_s >= known[2]:
+            shown = clipped_forecast(forecast, now_s, ahead_s)
+            until_s = shown.bands[0].ends_at_s if shown.bands else math.inf
+            self._clipped = known = forecast, ahead_s, until_s, shown
+        return known[3]
+
+    def demand(self, families: Sequence[str], slo_margins: Mapping[str, float], now_s: float) -> tuple[Demand, ...]:
+        """Demand of the families that have an objective or are asked for."""
+        wanted = sorted({*families, *self.windows.families()} & {f.name for f in self.catalog.families})
+        for family in wanted:
+            # Without a live dispatcher arrivals are unknown, not zero: the last demand stands.
+            if self.windows.live(now_s) or family not in self._demand:
+                self._demand[family] = self._family_demand(family, now_s)
+        return tuple(_with_slo_margin(self._demand[family], slo_margins.get(family, 0.0)) for family in wanted)
+
+    def _family_demand(self, family: str, now_s: float) -> Demand:
+        fixed = self._settings.demand_fixed.get(family)
+        if fixed is not None:
+            demand = fixed.demand(family, now_s)
+            assert demand.forecast is not None
+            self.forecasts[family] = demand.forecast
+            return demand
+        arrivals = self.windows.arrivals(family, now_s)
+        bin_s = self._settings.windows.bin_s
+        forecast = self._forecaster.forecast(family, arrivals, bin_s, now_s, self._lead_s(family, now_s))
+        initial = self._initial(family, forecast.max_per_s, now_s)
+        rate, p90 = forecast.max_per_s, forecast.p90_per_s
+        if initial > rate:
+            span_s = self._settings.smooth_s
+            rate, p90 = initial, max(p90, poisson_quantile(initial * span_s) / span_s)
+            forecast = replace(
+                forecast, mean_per_s=initial, max_per_s=rate, p90_per_s=p90, fallback_reason="demand_initial_per_s"
+            )
+        self.forecasts[family] = forecast
+        return Demand(
+            family=family,
+            slo_class="",
+            rate_per_s=rate,
+            rate_p90_per_s=p90,
+            items_mean=self.windows.items_mean(family),
+            gap_scv=self.windows.gap_scv(family),
+            forecast=forecast,
+        )
+
+    def _initial(self, family: str, rate_per_s: float, now_s: float) -> float:
+        """The configured demand until the load has come near it, or the hold is over. A probe is not the load."""
+        initial = self._settings.demand_initial_per_s.get(family, 0.0)
+        held_s = now_s - self._started_at_s
+        if rate_per_s >= NEAR_INITIAL * initial or held_s > self._settings.demand_initial_hold_s:
+            self._arrived.add(family)
+        return 0.0 if family in self._arrived else initial
+
+    def _lead_s(self, family: str, now_s: float) -> float:
+        """How long capacity takes to come: wake a device, start a Triton, load the slowest variant."""
+        wake_s = _wake_s(Same(self.fleet(now_s)), Same(self.catalog))
+        load_s = max((v.load_s for v in self.catalog.family(family).variants), default=0.0)
+        return wake_s + load_s + self._settings.start_s
+
+    def measured(
+        self, families: Sequence[str], grams_per_request: Mapping[str, float | None], now_s: float
+    ) -> tuple[Measured, ...]:
+        """Measurements of each family of late; families without requests are left out."""
+        found = (self.windows.measured(f, now_s, self.catalog, grams_per_request.get(f)) for f in families)
+        return tuple(m for m in found if m is not None)
+
+    def view(
+        self,
+        objectives: Mapping[str, Objective],
+        current: Plan | None,
+        slo_margins: Mapping[str, float],
+        grams_per_request: Mapping[str, float | None],
+        now_s: float,
+    ) -> PlanView:
+        """View of this moment, its trigger still empty."""
+        families = sorted(objectives)
+        fleet, demand = self.fleet(now_s), self.demand(families, slo_margins, now_s)
+        return PlanView(
+            now_s=now_s,
+            fleet=fleet,
+            catalog=self._catalog_of({*families, *(d.family for d in demand), *_hosted(fleet, current)}),
+            objectives=tuple(objectives[f] for f in families),
+            demand=demand,
+            carbon=self.plannable_carbon(now_s).reading,
+            carbon_forecast=self.carbon_forecast(_ahead_s(objectives), now_s),
+            measured=self.measured(families, grams_per_request, now_s),
+            current=current,
+            trigger="",
+            move_horizon_s=self._settings.move_horizon_s,
+            pue=self._settings.pue,
+            budgets=self.windows.budgets(now_s),
+            carbon_history=tuple(self.inputs.carbon_history),
+            zones=tuple(carried_when_stale(z, now_s, self._settings.carbon_stale_intervals) for z in self.inputs.zones),
+        )
+
+    def _catalog_of(self, families: Set[str]) -> Catalog:
+        """The catalogue of these families alone: every decision records its view, and a repository may hold many."""
+        wanted = frozenset(families)
+        if wanted != self._known_of:
+            self._known_of, self._known_catalog = wanted, self.catalog.of(wanted)
+        return self._known_catalog
+
+    def input_stamps(self, now_s: float) -> tuple[InputStamp, ...]:
+        """Age and rung of each input that a plan is decided on."""
+        keys = self._keys
+        fleet, carbon, forecast = self.fleet(now_s), self.plannable_carbon(now_s).reading, self.inputs.carbon_forecast
+        live = self.windows.live(now_s)
+        newest_s = max((f.issued_at_s for f in self.forecasts.values()), default=math.nan)
+        return (
+            *(InputStamp(keys.node(n.node), n.observed_at_s, int(n.node in fleet.stale)) for n in fleet.nodes),
+            InputStamp(keys.carbon_now(carbon.series), carbon.observed_at_s, carbon.rung),
+            *([InputStamp(keys.carbon_forecast(forecast.series), forecast.issued_at_s)] if forecast else ()),
+            InputStamp(
+                keys.load_prefix(), 0.0 if math.isnan(newest_s) else newest_s, RUNG_NORMAL if live else RUNG_CARRIED
+            ),
+        )
+
+
+@lru_cache(maxsize=64)
+def _wake_s(fleet: Same[FleetState], catalog: Same[Catalog]) -> float:
+    """How long the slowest device that can be planned takes to wake up."""
+    types = profiled_types(catalog.value)
+    usable = {d.type for n in fleet.value.nodes for d in n.devices if not unplannable_reason(d, types)}
+    return max((device_type(kind).wake_s for kind in usable), default=0.0)
+
+
+def _hosted(fleet: FleetState, current: Plan | None) -> frozenset[str]:
+    """Families that run, or are to run, without anybody asking for them: a rollout must know them too."""
+    return _families(Same(fleet.nodes)) | _families(Same(current.nodes if current else ()))
+
+
+@lru_cache(maxsize=64)
+def _families(nodes: Same[tuple[NodeStatus, ...]] | Same[tuple[NodePlan, ...]]) -> frozenset[str]:
+    return frozenset(h.family for n in nodes.value for d in n.devices for s in d.slices for h in s.hosted)
+
+
+def _ahead_s(objectives: Mapping[str, Objective]) -> float:
+    """How far the longest budget looks ahead."""
+    return max((o.window_s for o in objectives.values()), default=0.0)
+
+
+def _with_slo_margin(demand: Demand, boost: float) -> Demand:
+    """Demand raised after an SLO breach: what was predicted to suffice did not."""
+    return replace(demand, rate_p90_per_s=demand.rate_p90_per_s * (1 + boost)) if boost else demand

@@ -1,0 +1,159 @@
+"""Aim of the program by an objective's mode: a price of accuracy and a target, with the reason.
+
+budget: the window's dual over the frontier (`frontier.py`); instant: the floor at every instant; lambda: CLOVER Eq. 3.
+Intensity multiplies every joule of a zone alike. So `instant` does not depend on carbon at all, and says so.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from controller.planners.base import base_reference
+from controller.planners.columns import Column, undominated
+from controller.planners.exact.frontier import (
+    STEEP_J,
+    Point,
+    distribution,
+    frontier,
+    price,
+    required_mean,
+)
+from controller.planners.exact.milp import Limits
+from controller.planners.exact.model import Aim, Group, Problem, value_lambda, weights_of
+from controller.planners.exact.reuse import Need, need_of
+from controller.planners.planning_input import PlanningInput, Task, constant_for
+from trefoil.core.errors import InvalidInput
+from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.core.units import J_PER_KWH
+
+INTENSITY_MIN: Final = 1e-3  # g/kWh: with carbon-free power every accuracy is free, not undefined
+BASE_INTENSITY: Final = 250.0  # CLOVER's artifact, where the objective does not say
+DEMAND_STEP: Final = 1.08  # the frontier is that of the demand rounded up to such a step
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyAim:
+    """Aim of one family: value of accuracy [J], target of its mean, and why."""
+
+    value_j: float
+    target: float
+    why: str
+
+
+def aim_of(inputs: PlanningInput, problem: Problem, constants: Mapping[str, float]) -> tuple[Aim, dict[str, FamilyAim]]:
+    """Aim of all families together."""
+    family_aims = {t.family: _family_aim(inputs, problem, t, constants) for t in inputs.tasks}
+    return (
+        Aim({f: w.value_j for f, w in family_aims.items()}, {f: w.target for f, w in family_aims.items()}),
+        family_aims,
+    )
+
+
+def mode_of(objective: Objective) -> ObjectiveMode:
+    """Mode of an objective; unset means budget."""
+    return objective.mode or ObjectiveMode.BUDGET
+
+
+def floor_of(task: Task, constants: Mapping[str, float]) -> float:
+    """Floor of accuracy and its margin: accuracy is measured on a sample, and a mean on the floor misses by chance."""
+    return task.objective.min_accuracy + constant_for(task.objective, constants, "accuracy_margin")
+
+
+def _family_aim(inputs: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> FamilyAim:
+    mode = mode_of(task.objective)
+    if mode == ObjectiveMode.INSTANT:
+        floor = floor_of(task, constants)
+        return FamilyAim(0.0, floor, f"instant: accuracy >= {floor:.4f} at every instant, whatever the carbon")
+    if mode == ObjectiveMode.LAMBDA:
+        return _lambda(inputs, task, constants)
+    if mode == ObjectiveMode.BUDGET:
+        return _budget(inputs, problem, task, constants)
+    raise InvalidInput("no such mode", field="objective.mode", value=int(mode), remedy="one of budget, instant, lambda")
+
+
+def _lambda(inputs: PlanningInput, task: Task, constants: Mapping[str, float]) -> FamilyAim:
+    objective = task.objective
+    reference = base_reference(inputs, task, constants)
+    base_j = objective.base_j_per_request or reference.joules_per_request
+    base_intensity = objective.base_intensity_g_per_kwh or BASE_INTENSITY
+    intensity = max(weights_of(inputs)[1], INTENSITY_MIN)
+    value = min(STEEP_J, value_lambda(task, intensity, base_j, reference.accuracy, base_intensity))
+    where = "given" if objective.base_j_per_request else "BASE at this demand"
+    return FamilyAim(
+        value,
+        objective.hard_min_accuracy,
+        f"lambda {objective.lambda_weight:g} against {base_j:.2f} J ({where}) at {base_intensity:.0f} g/kWh: "
+        f"a unit of accuracy is worth {value:.0f} J a request",
+    )
+
+
+def _budget(inputs: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> FamilyAim:
+    objective, view = task.objective, inputs.view
+    budget = next((b for b in view.budgets if b.family == task.family), None)
+    rate = task.mean_per_s
+    floor = floor_of(task, constants)
+    reaction_s = constant_for(objective, constants, "reaction_s")
+    required, left_s = required_mean(floor, budget, rate, objective.window_s, reaction_s)
+    hull, hull_rate = _frontier(problem, task, constants)
+    if not hull:
+        return FamilyAim(0.0, objective.hard_min_accuracy, "")
+    intervals, source = distribution(view, left_s, reaction_s)
+    intensity, ratio = _dirtiest_intensity(inputs)
+    intervals = [(w, ci * ratio) for w, ci in intervals]
+    found = price(hull, intervals, intensity, hull_rate, min(required, hull[-1].accuracy))
+    value = min(STEEP_J, found.grams * J_PER_KWH / max(intensity, INTENSITY_MIN))
+    target = max(objective.hard_min_accuracy, min(found.target, hull[-1].accuracy))
+    short = "" if required <= hull[-1].accuracy + 1e-9 else f", out of reach: {hull[-1].accuracy:.4f} is the most"
+    why = (
+        f"budget: the remaining {left_s:.0f} s need a mean accuracy of {required:.4f} for {floor:.4f} "
+        f"over the window{short}; price {found.grams * 1e3:.3f} mg per request and unit of accuracy ({source}), so "
+        f">= {target:.4f} now"
+    )
+    return FamilyAim(value, target, why)
+
+
+def _dirtiest_intensity(inputs: PlanningInput) -> tuple[float, float]:
+    """The intensity that watts are weighed with [g/kWh], over that of `carbon`: zones are taken to move together."""
+    most, here = weights_of(inputs)[1], inputs.view.carbon.intensity_g_per_kwh
+    return (here, 1.0) if most == here else (most, most / max(here, INTENSITY_MIN))
+
+
+def _frontier(problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[tuple[Point, ...], float]:
+    """The frontier at the demand rounded up (remembered: it is pure), or at the demand itself if that is too much."""
+    groups = tuple(
+        Group(g.type, g.options, (), g.hosts, g.must_stay, g.clocks, g.zone, g.number) for g in problem.groups
+    )
+    bare = undominated(problem.columns, problem.devices, keep_running=False)
+    limits = Limits(int(constants["solver_nodes"]), constants["frontier_gap"])
+    for rounded in (True, False):
+        needs = tuple(_need(t, rounded) for t in problem.tasks)
+        hull = _hull(groups, bare, needs, task.family, limits, int(constants["frontier_solves"]))
+        if hull:
+            return hull, next(n.rate_per_s for n in needs if n.family == task.family)
+    return (), task.mean_per_s
+
+
+def _need(task: Task, rounded: bool) -> Need:
+    mean, high = task.mean_per_s, task.demand.rate_p90_per_s
+    if rounded:
+        mean, high = _step(mean), _step(high)
+    return replace(need_of(task), rate_per_s=mean, rate_p90_per_s=high)
+
+
+def _step(rate_per_s: float) -> float:
+    return float(DEMAND_STEP ** math.ceil(math.log(rate_per_s, DEMAND_STEP) - 1e-9))
+
+
+@lru_cache(maxsize=256)
+def _hull(
+    groups: tuple[Group, ...],
+    columns: tuple[Column, ...],
+    needs: tuple[Need, ...],
+    family: str,
+    limits: Limits,
+    solves_max: int,
+) -> tuple[Point, ...]:
+    problem = Problem(groups, columns, tuple(n.task() for n in needs), 0.0)
+    return frontier(problem, family, limits, solves_max)

@@ -1,0 +1,169 @@
+"""Assembly of a `Plan` from what every device ought to host: node plans, routes. Shared by every planner."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from controller.planners.columns import ClassKey, Column, class_of
+from controller.planners.planning_input import Device, HostedSlice, PlanningInput, Task, constant_for
+from trefoil.core.carbon import Series
+from trefoil.core.fleet import DeviceState, Hosted
+from trefoil.core.plan import Expected, InputStamp, NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
+
+GAP_SHARE: Final = 0.2  # of a slice's time; a longer pause between two requests is worth a second credit
+
+DEFAULTS: Final[Mapping[str, float]] = {
+    "overhead_ms": 2.0,  # client to dispatcher and back, taken off the SLO
+    "start_s": 1.0,  # what starting a slice costs beside loading its model: the instance and a Triton
+    "rate_floor_per_s": 1.0,  # assumed while no demand is known
+    "accuracy_margin": 0.0,  # planned above the floor: what is measured is a sample
+    "reaction_s": 10.0,  # from a decision to the slices that it asks for
+    "tick_s": 60.0,
+    "transport_gap_ms": 2.0,  # dispatcher to slice and back: the slice is taken, but does not compute
+    "configuration": 0.0,  # base, co2opt: the MIG configuration by its number in CLOVER's Fig. 1; 0: their own
+    "queue_requests_max": 512.0,
+    "queue_bytes_max": 64.0 * 2**20,
+}
+
+
+def plan_of(
+    inputs: PlanningInput,
+    planner: str,
+    hosted: Mapping[str, Sequence[HostedSlice]],
+    traffic: Mapping[ClassKey, float],
+    columns: Sequence[Column],
+    constants: Mapping[str, float],
+    expected: Mapping[str, Expected],
+    why: str,
+    gap: float = 0.0,
+    degraded: str = "",
+    pull: bool = False,
+    clocks: Mapping[str, int] | None = None,
+) -> Plan:
+    """Plan without what the policy's row says of it (`apply_policy_parts`); revision and decision id are the shell's.
+
+    `pull` is CLOVER's: every slice weighs the same, whatever `traffic` says: pulling makes the mix.
+    `clocks` [MHz] by device; the others run at their highest, unlocked.
+    """
+    by_key = {c.key: c for c in columns}
+    view, clocks = inputs.view, clocks or {}
+    inputs = replace(inputs, devices=tuple(_clocked(d, clocks.get(d.name, 0)) for d in inputs.devices))
+    return Plan(
+        policy=planner,
+        planner=planner,
+        objectives=tuple(t.objective for t in inputs.tasks),
+        nodes=_nodes(inputs, hosted, by_key, constants),
+        routes=tuple(_route(inputs, task, hosted, traffic, by_key, constants, pull) for task in inputs.tasks),
+        why=why,
+        expected=dict(expected),
+        optimality_gap=gap,
+        inputs=(
+            InputStamp(f"carbon:now:{_series(view.carbon.series)}", view.carbon.observed_at_s, view.carbon.rung),
+            *(InputStamp(f"node:{n.node}", n.observed_at_s, int(n.node in view.fleet.stale)) for n in view.fleet.nodes),
+        ),
+        created_at_s=view.now_s,
+        degraded=degraded,
+    )
+
+
+def _clocked(device: Device, clock_mhz: int) -> Device:
+    return device if device.clock_mhz == clock_mhz else replace(device, clock_mhz=clock_mhz)
+
+
+def _series(series: Series) -> str:
+    return f"{series.zone}:{series.method.name.lower()}:{series.factors.name.lower()}"
+
+
+def _nodes(
+    inputs: PlanningInput,
+    hosted: Mapping[str, Sequence[HostedSlice]],
+    columns: Mapping[ClassKey, Column],
+    constants: Mapping[str, float],
+) -> tuple[NodePlan, ...]:
+    planned: dict[str, list[PlannedDevice]] = {n.node: [] for n in inputs.view.fleet.nodes}
+    for device in inputs.devices:
+        parts = tuple(_slice(inputs, device, r, columns, constants) for r in hosted.get(device.name, ()))
+        target = DeviceState.AWAKE if parts else DeviceState.ASLEEP
+        clock = device.clock_mhz if parts else 0
+        planned[device.node].append(PlannedDevice(device.name, target, parts, clock, clock))
+    for node, device_name in inputs.lost:
+        planned[node].append(PlannedDevice(device_name, DeviceState.ASLEEP, ()))
+    return tuple(NodePlan(node=n, devices=tuple(d)) for n, d in sorted(planned.items()))
+
+
+def _slice(
+    inputs: PlanningInput,
+    device: Device,
+    running: HostedSlice,
+    columns: Mapping[ClassKey, Column],
+    constants: Mapping[str, float],
+) -> PlannedSlice:
+    column = columns.get(class_of(device, running))
+    version = inputs.view.catalog.family(running.family).variant(running.variant).version
+    items = inputs.task(running.family).demand.items_mean
+    batch = column.max_batch if column else max(1, math.ceil(items))
+    hosted = Hosted(running.family, running.variant, version, stage=0, stages=1, instances=1, max_batch=batch)
+    return PlannedSlice(running.key, (hosted,), _credits(column, inputs.task(running.family), constants))
+
+
+def _credits(column: Column | None, task: Task, constants: Mapping[str, float]) -> int:
+    """Two hide the transport gap between requests; where service is long, one keeps the queue shared by the pool."""
+    if constants.get("credits", 0.0) > 0:
+        return int(constants["credits"])
+    if column is None:
+        return 2
+    gap_ms = constant_for(task.objective, constants, "transport_gap_ms")
+    return 2 if gap_ms > GAP_SHARE * column.service.mean_ms else 1
+
+
+def _route(
+    inputs: PlanningInput,
+    task: Task,
+    hosted: Mapping[str, Sequence[HostedSlice]],
+    traffic: Mapping[ClassKey, float],
+    columns: Mapping[ClassKey, Column],
+    constants: Mapping[str, float],
+    pull: bool,
+) -> Route:
+    devices = {d.name: d for d in inputs.devices}
+    targets = [
+        (r, class_of(devices[name], r))
+        for name, parts in sorted(hosted.items())
+        for r in parts
+        if r.family == task.family
+    ]
+    counts = Counter(key for _, key in targets)
+    shares = {key: 1.0 if pull else traffic.get(key, 0.0) / n for key, n in counts.items()}
+    total = sum(shares[key] for _, key in targets)
+    digits = max(9, 7 + len(str(len(targets))))  # what rounding loses must not add up
+    return Route(
+        family=task.family,
+        targets=tuple(
+            RouteTarget(
+                slice=r.key,
+                variant=r.variant,
+                weight=round(shares[key] / total, digits),
+                credits=_credits(columns.get(key), task, constants),
+                tier=devices[r.key.device].type.tier,
+            )
+            for r, key in sorted(targets, key=lambda t: t[0].key)
+            if total > 0
+        ),
+        queue_requests_max=int(constant_for(task.objective, constants, "queue_requests_max")),
+        queue_bytes_max=int(constant_for(task.objective, constants, "queue_bytes_max")),
+    )
+
+
+def capacity_per_s(
+    traffic: Mapping[ClassKey, float], slices: Mapping[ClassKey, int], columns: Sequence[Column], family: str
+) -> float:
+    """Capacity of a plan for a family: the rate at which its first class is full, shares as planned [1/s]."""
+    total = sum(rate for key, rate in traffic.items() if key[0] == family)
+    limits = [
+        total / traffic[c.key] * c.rate_per_slice(slices[c.key]) * slices[c.key]
+        for c in columns
+        if c.family == family and traffic.get(c.key, 0.0) > 0
+    ]
+    return min(limits, default=0.0)

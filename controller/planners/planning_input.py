@@ -1,0 +1,176 @@
+"""Planning input that a planner reads out of a `PlanView`: usable devices, what runs on them, demand, constants.
+
+Shared by every planner, so that all of them see the same fleet. Everything is in canonical order (node, then device
+index), so that equal views give equal plans.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from controller.observe.core.plannable import AWAKE_STATES, profiled_types, unplannable_reason
+from trefoil.core.brains import PlanView
+from trefoil.core.demand import Demand
+from trefoil.core.device_types import DEVICE_TYPES, device_type
+from trefoil.core.errors import InvalidInput
+from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, SliceKey, SliceState
+from trefoil.core.objective import Objective
+
+STANDING = frozenset({SliceState.PENDING, SliceState.STARTING, SliceState.READY, SliceState.SWAPPING})
+
+
+@dataclass(frozen=True, slots=True)
+class HostedSlice:
+    """Slice that stands and what it serves, or is about to."""
+
+    key: SliceKey
+    family: str
+    variant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Device that may be planned. `frozen`: its node is silent, so nothing may move there.
+
+    `zone` is empty where the view's `carbon` holds. `clock_mhz` is the clock in force; 0 = the highest, not locked.
+    """
+
+    name: str
+    node: str
+    type: DeviceType
+    awake: bool
+    running: tuple[HostedSlice, ...]
+    frozen: bool = False
+    zone: str = ""
+    clock_mhz: int = 0
+
+    @property
+    def layout(self) -> tuple[tuple[str, int, int], ...]:
+        """(slice type, start, size) of what stands, by start."""
+        return tuple(sorted(((r.key.slice_type, r.key.start, r.key.size) for r in self.running), key=lambda s: s[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Task of a family: its objective with the demand that it has to meet, both with defaults filled in."""
+
+    objective: Objective
+    demand: Demand
+
+    @property
+    def family(self) -> str:
+        """Family of the objective."""
+        return self.objective.family
+
+    @property
+    def mean_per_s(self) -> float:
+        """Mean rate that energy and accuracy are counted at; `demand.rate_per_s` may be a peak, as of last_max."""
+        forecast = self.demand.forecast
+        if forecast is None or forecast.mean_per_s <= 0:
+            return self.demand.rate_per_s
+        return min(forecast.mean_per_s, self.demand.rate_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningInput:
+    """A view, read. `lost` devices (or those out of service) are planned asleep until they may be used again; those
+    `unplannable`, with the reason, planners can do nothing with."""
+
+    view: PlanView
+    devices: tuple[Device, ...]
+    lost: tuple[tuple[str, str], ...]
+    tasks: tuple[Task, ...]
+    unplannable: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def nothing_runs(self) -> bool:
+        """Whether no device hosts anything."""
+        return not any(d.running for d in self.devices)
+
+    def task(self, family: str) -> Task:
+        """Task of a family that has an objective."""
+        return next(t for t in self.tasks if t.family == family)
+
+    def intensity(self, zone: str) -> float:
+        """Carbon intensity of a zone [g/kWh]; an empty zone is that of the view's `carbon`."""
+        found = next((z for z in self.view.zones if zone and z.series.zone == zone), self.view.carbon)
+        return found.intensity_g_per_kwh
+
+
+def read_view(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofiled: bool = False) -> PlanningInput:
+    """Read a view. Families without an objective are not planned; without demand, `rate_floor_per_s` is assumed.
+
+    Without `clocks` every device is taken to run at its highest clock. `unprofiled`: devices of types without any
+    profile count too, for planners that measure.
+    """
+    before = [device for node in (view.current.nodes if view.current else ()) for device in node.devices]
+    planned = {part.key: part for device in before for part in device.slices}
+    locked = {d.device: d.clock_max_mhz for d in before} if clocks else {}
+    own = {z.series.zone for z in view.zones} - {view.carbon.series.zone}
+    devices, lost, left, types = [], [], [], frozenset(DEVICE_TYPES) if unprofiled else profiled_types(view.catalog)
+    for node in sorted(view.fleet.nodes, key=lambda n: n.node):
+        for status in sorted(node.devices, key=lambda d: natural_sort_key(d.device)):
+            if why := unplannable_reason(status, types):
+                left.append((status.device, why))
+                continue
+            if not status.usable:
+                lost.append((node.node, status.device))
+                continue
+            running = tuple(sorted(_running(status, planned), key=lambda r: r.key))
+            kind = device_type(status.type)
+            awake = status.state in AWAKE_STATES or (status.state == DeviceState.UNSPECIFIED and bool(running))
+            frozen, zone = node.node in view.fleet.stale, node.zone if node.zone in own else ""
+            clock_mhz = locked.get(status.device, 0)
+            devices.append(Device(status.device, node.node, kind, awake, running, frozen, zone, clock_mhz))
+    demand = {d.family: d for d in view.demand if not d.slo_class}
+    tasks = tuple(
+        Task(_filled(o, view), _floored(demand.get(o.family) or Demand(o.family, "", 0.0, 0.0), rate_floor_per_s))
+        for o in sorted(view.objectives, key=lambda o: o.family)
+    )
+    return PlanningInput(view, tuple(devices), tuple(lost), tasks, tuple(left))
+
+
+def _running(status: DeviceStatus, planned: Mapping[SliceKey, object]) -> list[HostedSlice]:
+    found = []
+    for part in status.slices:
+        if part.state not in STANDING:
+            continue
+        hosted = getattr(planned.get(part.key), "hosted", ()) or part.hosted
+        found += [HostedSlice(part.key, h.family, h.variant) for h in hosted[:1]]
+    return found
+
+
+def _filled(objective: Objective, view: PlanView) -> Objective:
+    """An SLO that the objective leaves open is the one of the family's default class."""
+    if objective.slo_ms > 0 and 0 < objective.slo_quantile < 1:
+        return objective
+    slo_ms, quantile = view.catalog.family(objective.family).classes.get("", (0.0, 0.0))
+    slo_ms, quantile = objective.slo_ms or slo_ms, objective.slo_quantile or quantile
+    if slo_ms > 0 and 0 < quantile < 1:
+        return replace(objective, slo_ms=slo_ms, slo_quantile=quantile)
+    raise InvalidInput(
+        "an SLO needs a latency above 0 ms and a percentile between 0 and 1",
+        field=f"objective {objective.family}: slo",
+        value=(slo_ms, quantile),
+        remedy="set slo_ms and slo_quantile, or classes in family.toml",
+    )
+
+
+def _floored(demand: Demand, rate_floor_per_s: float) -> Demand:
+    rate = max(demand.rate_per_s, rate_floor_per_s)
+    return replace(demand, rate_per_s=rate, rate_p90_per_s=max(rate, demand.rate_p90_per_s))
+
+
+def natural_sort_key(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Sort key under which gpu2 stands before gpu10."""
+    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part)
+
+
+def constant_for(objective: Objective, constants: Mapping[str, float], name: str) -> float:
+    """Constant of a policy, overridden by the objective's `params`."""
+    return objective.params.get(name, constants[name])
+
+
+def pue_of(view: PlanView, task: Task) -> float:
+    """PUE of the objective, else the view's."""
+    return task.objective.pue or view.pue or 1.0

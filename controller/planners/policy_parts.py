@@ -1,0 +1,167 @@
+"""Planner and forecaster of a policy: those of its row, or other ones by name or as module:Class.
+
+A planner says what runs where and how much goes there; the row says by which router, queue and governor, which is
+written once, onto whatever the planner answers. Request classes bring their latency objectives from the catalogue."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from numpy.random import Generator
+
+from controller.forecasters.table import FORECASTERS
+from controller.loop.core.decision import as_live_planner
+from controller.planners.table import PLANNERS
+from controller.rollout.core.rollout_inputs import rollout_refusal
+from controller.settings import ControllerSettings
+from trefoil.core.brains import Candidate, Decision, Forecaster, LivePlanner, Measurement, Planner, PlanView
+from trefoil.core.catalog import Catalog
+from trefoil.core.common import Same
+from trefoil.core.parts import Kind, find
+from trefoil.core.plan import NodePlan, Plan, Route
+from trefoil.core.plan_check import sealed
+from trefoil.core.policies import PRESETS, Policy, chosen, policy
+
+
+def planner_of(override: str, row: Policy) -> Planner:
+    """Planner of a policy's row (or `override`), whose plans bear the row's router, queue and governor.
+
+    Raises:
+        SettingError: a planner that is not there or cannot be made, or a setting that it has not.
+    """
+    row = chosen(row, {Kind.PLANNER: override}, {})
+    part = find(Kind.PLANNER, row.planner, PLANNERS)
+    settings = part.settings_of(row.settings.get(Kind.PLANNER, {}))
+    return with_policy_parts(
+        part.made(constants=row.constants, settings=settings, refuses=policy_refusal(rollout_refusal, row)), row
+    )
+
+
+def forecaster_of(settings: ControllerSettings, row: Policy) -> Forecaster:
+    """Forecaster of a policy's row. Its settings: the row's, over the controller's own of the same names.
+
+    Raises:
+        SettingError: a forecaster that is not there or cannot be made, or a setting that it has not.
+    """
+    part = find(Kind.FORECASTER, row.forecaster, FORECASTERS)
+    flat = {name: getattr(settings, name) for name in settings.model_fields_set & part.settings.model_fields.keys()}
+    return part.made(settings=part.settings_of({**flat, **row.settings.get(Kind.FORECASTER, {})}))
+
+
+def with_preset(row: Policy, preset: str) -> Policy:
+    """Policy's row with the constants of a preset."""
+    return replace(row, constants={**row.constants, **PRESETS[preset]}) if preset else row
+
+
+def row_of(settings: ControllerSettings) -> Policy:
+    """Policy's row as the controller's settings make it.
+
+    Raises:
+        NotFound, SettingError: no such policy.
+    """
+    row = with_preset(policy(settings.policy), settings.preset)
+    row = chosen(row, {Kind.PLANNER: settings.planner, Kind.FORECASTER: settings.forecaster}, settings.parts)
+    return row if settings.causes is None else replace(row, triggers=settings.causes)
+
+
+def constants_of(override: str, row: Policy) -> Mapping[str, float] | None:
+    """Constants that an objective's `params` may override; None: a planner of one's own checks them itself."""
+    known = find(Kind.PLANNER, override or row.planner, PLANNERS).constants
+    return None if known is None else {**known, **row.constants}
+
+
+Refusal = Callable[[PlanView, Plan], str]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPlanner:
+    """Planner whose plans bear the router, queue and governor of its policy's row."""
+
+    planner: Planner
+    row: Policy
+
+    def plan(self, view: PlanView, rng: Generator) -> Decision:
+        """Plan as the planner decides, with the parts of the row."""
+        return _decision(self.planner.plan(view, rng), view, self.row)
+
+
+class PolicyLivePlanner:
+    """Planner that measures, whose plans bear the parts of its row; it is told of its candidate as it made it."""
+
+    def __init__(self, planner: LivePlanner, row: Policy) -> None:
+        self.planner, self.row = planner, row
+        self._asked: tuple[Candidate, Candidate] | None = None  # with the row's parts, and as the planner made it
+
+    def plan(self, view: PlanView, rng: Generator) -> Decision:
+        """Plan as the planner decides, with the parts of the row."""
+        return _decision(self.planner.plan(view, rng), view, self.row)
+
+    def asks(self, view: PlanView) -> bool:
+        """Whether the planner wants to measure on the system."""
+        return self.planner.asks(view)
+
+    def ask(self, view: PlanView, rng: Generator) -> Candidate | Decision:
+        """Ask the planner for its next candidate, or its decision, with the parts of the row."""
+        step = self.planner.ask(view, rng)
+        if isinstance(step, Decision):
+            return _decision(step, view, self.row)
+        found = replace(step, plan=apply_policy_parts(step.plan, view.catalog, self.row))
+        self._asked = found, step
+        return found
+
+    def tell(self, candidate: Candidate, measurement: Measurement) -> None:
+        """Tell the planner what measuring its candidate gave."""
+        known = self._asked is not None and self._asked[0] is candidate
+        self.planner.tell(self._asked[1] if self._asked and known else candidate, measurement)
+
+    def memory(self) -> Mapping[str, Any]:
+        """Memory of the planner, as JSON."""
+        return self.planner.memory()
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """Recall a memory and go on from it."""
+        self.planner.recall(memory)
+
+
+def with_policy_parts(planner: Planner, row: Policy) -> Planner:
+    """Planner whose plans bear the row's parts; one that measures still does."""
+    live = as_live_planner(planner)
+    return PolicyPlanner(planner, row) if live is None else PolicyLivePlanner(live, row)
+
+
+def policy_refusal(refuses: Refusal, row: Policy) -> Refusal:
+    """Rollout check that sees plans as they will be, with the parts of the row."""
+    return lambda view, plan: refuses(view, apply_policy_parts(plan, view.catalog, row))
+
+
+def _decision(decision: Decision, view: PlanView, row: Policy) -> Decision:
+    return (
+        decision
+        if decision.plan is None
+        else replace(decision, plan=apply_policy_parts(decision.plan, view.catalog, row))
+    )
+
+
+def apply_policy_parts(plan: Plan, catalog: Catalog, row: Policy) -> Plan:
+    """Plan with router and queue of the row on every route, and its governor on every device that is planned."""
+    return _with_parts(Same(plan), Same(catalog), row.router, row.queue, row.governor)
+
+
+@lru_cache(maxsize=16)  # of a plan that is checked by the planner and then decided on
+def _with_parts(plan: Same[Plan], catalog: Same[Catalog], router: str, queue: str, governor: str) -> Plan:
+    nodes = tuple(_node(node, governor) for node in plan.value.nodes)
+    routes = tuple(_route(route, catalog.value, router, queue) for route in plan.value.routes)
+    return replace(plan.value, nodes=nodes, routes=routes)
+
+
+@lru_cache(maxsize=4096)  # most nodes are planned as they were
+def _node(node: NodePlan, governor: str) -> NodePlan:
+    governed = tuple(replace(device, governor=governor) for device in node.devices)
+    return sealed(replace(node, devices=governed), node.revision)
+
+
+def _route(route: Route, catalog: Catalog, router: str, queue: str) -> Route:
+    classes = next((family.classes for family in catalog.families if family.name == route.family), {})
+    slo_ms = {name: latency_ms for name, (latency_ms, _) in classes.items() if name}
+    return replace(route, router=router, queue=queue, class_slo_ms=slo_ms)

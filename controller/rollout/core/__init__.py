@@ -1,0 +1,1 @@
+"""Path and pace of a rollout, pure."""

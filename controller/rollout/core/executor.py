@@ -1,0 +1,339 @@
+"""Execution of a rollout, step by step: routes are written, agents are commanded, what must happen is waited for.
+
+Source: CONTRACTS section 4 (rollout step order); the steps themselves: controller/rollout/core/path.py.
+Data: what nodes and dispatchers say (`Observation`), read again at each look.
+Decision: the effects of controller/loop/core/effects.py, in order.
+Everything here can be repeated: a plan is rolled out again from what stands after a crash, a lost lease, an emptied
+Redis or a newer plan. Nothing is interrupted between the routes and the node plans of one step.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final, Protocol
+
+from controller.loop.core.effects import (
+    CommandNode,
+    CoreTime,
+    FindPath,
+    Log,
+    NotifyWatchers,
+    Publish,
+    QueryAgents,
+    RefreshStatuses,
+    Save,
+    Steps,
+    TimeMetric,
+    Wait,
+    WakeLoop,
+)
+from controller.observe.core.observation import Observation
+from controller.rollout.core.path import Devices, FleetSnapshot, RolloutPath, Step
+from controller.rollout.core.rollout_inputs import best_path, early_routes, fleet_snapshot
+from controller.settings import RolloutSettings
+from trefoil.core import errors
+from trefoil.core.brains import PlanView
+from trefoil.core.common import Revision
+from trefoil.core.fleet import SliceKey, SliceState, SliceStatus
+from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Rollout, RolloutState, Route
+from trefoil.core.plan_check import node_digest, sealed
+
+FINAL_STATES: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
+
+
+class Superseded(Exception):
+    """Superseded by a newer plan; raised only where a rollout may be left."""
+
+
+class StepTimeout(Exception):
+    """Timeout of something that a step waits for."""
+
+
+class MoveMeter(Protocol):
+    """Meter of what moves have cost."""
+
+    @property
+    def unallocated_j(self) -> float:
+        """Joules drawn without any serving slice, so far."""
+
+
+class RolloutExecutor:
+    """Executor of rollouts: one at a time, knowing what the one before has published and commanded."""
+
+    def __init__(
+        self,
+        settings: RolloutSettings,
+        observation: Observation,
+        spending: MoveMeter,
+        time: CoreTime,
+        published: Plan | None = None,
+        commanded: Mapping[str, NodePlan] | None = None,
+    ) -> None:
+        self._settings, self._observation, self._spending, self._time = settings, observation, spending, time
+        self.published = published
+        self.commanded = dict(commanded or {})
+        self.rollout = Rollout()
+        self.under_way = False
+        self._confirmed: set[str] = set()
+        self._superseded = False
+        self._retry_at_s: float | None = None
+
+    @property
+    def rolling(self) -> bool:
+        """Whether a rollout has begun and has not ended."""
+        return self.rollout.state != RolloutState.UNSPECIFIED and self.rollout.state not in FINAL_STATES
+
+    @property
+    def outcome(self) -> tuple[RolloutState, str]:
+        """State of the newest rollout, and its reason."""
+        if self.under_way:
+            return RolloutState.APPLYING, ""
+        return self.rollout.state, self.rollout.why
+
+    @property
+    def retry_at_s(self) -> float | None:
+        """When a halted rollout is tried again, monotonic: the load may have fallen, an agent may be back."""
+        return self._retry_at_s
+
+    def supersede(self) -> None:
+        """Ask the rollout under way to end where that is safe."""
+        self._superseded = True
+
+    def begin(self, plan: Plan, view: Callable[[], PlanView]) -> Steps[None]:
+        """Begin the rollout of a numbered, complete plan; nothing else is under way. `view` is asked at the first step.
+
+        Raises:
+            errors.TrefoilError: what neither halts a rollout nor ends the role.
+        """
+        self._retry_at_s, self.under_way = None, True
+        return self._run(plan, view)
+
+    def republished(self, revision: Revision) -> tuple[Plan, tuple[NodePlan, ...]] | None:
+        """Plan and node plans that stand, to be rewritten under a new revision; None: nothing was ever published."""
+        if self.published is None:
+            return None
+        self.published = replace(self.published, revision=revision)
+        return self.published, tuple(self.commanded.values())
+
+    def _run(self, plan: Plan, view: Callable[[], PlanView]) -> Steps[None]:
+        started_s = self._time.monotonic_s
+        try:
+            ended = yield from self._roll(plan, view())
+        except errors.Fenced as error:
+            self.under_way = False
+            yield Log("rollout ended: the role was lost", {"error": str(error)}, "warning")
+            return
+        self.under_way = False
+        if ended.state == RolloutState.HALTED:
+            self._retry_at_s = self._time.monotonic_s + self._settings.retry_s
+        if ended.state == RolloutState.DONE:
+            yield TimeMetric("trefoil_rollout_duration_seconds", self._time.monotonic_s - started_s)
+        yield WakeLoop()
+
+    def _roll(self, target: Plan, view: PlanView) -> Steps[Rollout]:
+        """One rollout; its last state. While slices start, those that are READY already help if the load needs them."""
+        self._superseded = False
+        spent_before_j = self._spending.unallocated_j
+        self.rollout = Rollout(target.revision, RolloutState.APPLYING, since_s=self._time.now_s)
+        try:
+            yield from self._renew_statuses()
+            path: RolloutPath = yield FindPath(view, self._snapshot(), target)
+            self.rollout = replace(
+                self.rollout,
+                steps=len(path.steps),
+                moving=path.moving,
+                capacity_floor_per_s=dict(path.floor_per_s or {}),
+                why=path.why,
+            )
+            if path.halted:
+                return (yield from self._finish(RolloutState.HALTED, path.why))
+            for step in path.steps:
+                yield from self._step(target, step, view)
+            if path.blocked:
+                return (yield from self._finish(RolloutState.HALTED, path.blocked))
+            spent_j = self._spending.unallocated_j - spent_before_j
+            return (yield from self._finish(RolloutState.DONE, path.why, spent_j))
+        except Superseded:
+            return (yield from self._finish(RolloutState.SUPERSEDED, "a newer plan takes over"))
+        except (errors.Unavailable, errors.InvalidInput, StepTimeout) as error:
+            return (yield from self._finish(RolloutState.HALTED, str(error)))
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
+    def _step(self, target: Plan, step: Step, view: PlanView) -> Steps[None]:
+        self._leave_if_superseded()
+        state = RolloutState.WAITING_ACK if step.drained else RolloutState.APPLYING
+        revision = yield from self._publish(target, step.routes, state, step.name, step.drained)
+        if step.drained:
+            yield from self._until_drained(revision, step.drained)
+        yield from self._command_nodes(step.devices, revision)
+        if step.ready:
+            yield from self._set_state(RolloutState.WAITING_READY)
+            yield from self._wait_until(
+                self._settings.ready_timeout_s,
+                lambda: self._not_ready(step.ready),
+                "READY",
+                beside=lambda: self._admit_early(target, view),
+            )
+
+    def _admit_early(self, target: Plan, view: PlanView) -> Steps[None]:
+        """Let slices that are READY help, when the load needs them."""
+        routes = early_routes(view, self._snapshot(), target)
+        if routes is not None:
+            yield from self._publish(target, routes, RolloutState.WAITING_READY, "early")
+
+    def _snapshot(self) -> FleetSnapshot:
+        routes = self.published.routes if self.published is not None else ()
+        return fleet_snapshot(self._observation.fleet(self._time.now_s), self.commanded, routes)
+
+    def _publish(
+        self,
+        target: Plan,
+        routes: tuple[Route, ...],
+        state: RolloutState,
+        name: str,
+        drained: frozenset[SliceKey] = frozenset(),
+    ) -> Steps[Revision]:
+        """Routes under the next step of the target's revision."""
+        first = self.published is None or self.published.revision < target.revision
+        step = 0 if first or self.published is None else self.published.revision.step + 1
+        plan = replace(target, revision=replace(target.revision, step=step), nodes=(), routes=routes)
+        self.rollout = replace(self.rollout, target=plan.revision, state=state, step=step)
+        yield from self._write_until_done(Publish(plan=plan, rollout=self.rollout, drained=drained))
+        self.published = plan
+        yield Save("published", plan)
+        fields = {"name": name, "revision": str(plan.revision), "of": self.rollout.steps, "state": state.name}
+        yield Log("rollout step", fields)
+        yield NotifyWatchers()
+        return plan.revision
+
+    def _command_nodes(self, devices: Devices, revision: Revision) -> Steps[None]:
+        """Apply first, then note it: a note without the command would never be commanded again."""
+        fleet = self._observation.fleet(self._time.now_s)
+        for node in fleet.nodes:
+            if node.node in fleet.stale:
+                continue
+            mine = tuple([devices[d.device] for d in node.devices if d.device in devices])
+            before = self.commanded.get(node.node)
+            if node.node in self._confirmed and before is not None and _same(before, mine):
+                continue
+            plan = sealed(NodePlan(node=node.node, devices=mine), revision)
+            changed = yield CommandNode(node, plan)
+            self._confirmed.add(node.node)
+            self.commanded[node.node] = plan
+            yield Save("commanded", list(self.commanded.values()))
+            yield from self._write_until_done(Publish(node=plan))
+            yield Log("node plan", {"node": node.node, "revision": str(revision), "changed": changed})
+
+    def _until_drained(self, revision: Revision, drained: frozenset[SliceKey]) -> Steps[None]:
+        """Every live worker routes by this table; then nothing is in flight on what leaves."""
+        yield from self._wait_until(self._settings.ack_timeout_s, lambda: self._not_acked(revision), "", give_up=False)
+        yield from self._set_state(RolloutState.WAITING_DRAIN)
+        yield from self._wait_until(self._settings.drain_timeout_s, lambda: self._in_flight(drained), "", give_up=False)
+
+    def _not_acked(self, revision: Revision) -> str:
+        late = [a for a in self._observation.inputs.acks if a.table < revision]
+        if not late:
+            return self._observation.inputs.blind
+        return f"{late[0].dispatcher}:{late[0].worker} routes by {late[0].table}"
+
+    def _in_flight(self, drained: frozenset[SliceKey]) -> str:
+        for ack in self._observation.inputs.acks:
+            for load in ack.slices:
+                if load.slice in drained and (load.in_flight or load.open_sequences):
+                    sequences = f" and {load.open_sequences} open sequences" if load.open_sequences else ""
+                    return f"{load.in_flight} requests in flight{sequences} on {load.slice.name}"
+        return ""
+
+    def _not_ready(self, wanted: Mapping[SliceKey, PlannedSlice]) -> str:
+        fleet = self._observation.fleet(self._time.now_s)
+        found = {s.key: s for n in fleet.nodes for d in n.devices for s in d.slices}
+        for key, part in sorted(wanted.items()):
+            status = found.get(key)
+            if status is None or not _serves(status, part):
+                state = "absent" if status is None else status.state.name
+                return f"slice {key.name} is {state}{f' ({status.why})' if status and status.why else ''}"
+        return ""
+
+    # --- waiting and writing ------------------------------------------------------------------------------------------
+
+    def _wait_until(
+        self,
+        timeout_s: float,
+        missing: Callable[[], str],
+        what: str,
+        give_up: bool = True,
+        beside: Callable[[], Steps[None]] | None = None,
+    ) -> Steps[None]:
+        """Look until nothing is missing. After the timeout halt, or go on all the same and say so."""
+        deadline_s = self._time.monotonic_s + timeout_s
+        why = ""
+        while True:
+            try:
+                yield RefreshStatuses()
+                why = missing()
+                if not why:
+                    return
+            except errors.StateUnavailable as error:
+                # Nobody can be seen to be ready or idle now; time without sight does not count.
+                deadline_s = self._time.monotonic_s + timeout_s
+                why = str(error)
+            self._leave_if_superseded()
+            if beside is not None:
+                yield from beside()
+            if self._time.monotonic_s >= deadline_s:
+                if give_up:
+                    raise StepTimeout(f"not {what} after {timeout_s:g} s: {why}")
+                yield Log("going on without", {"waited_s": timeout_s, "why": why}, "warning")
+                return
+            yield Wait(deadline_s)
+
+    def _write_until_done(self, write: Publish) -> Steps[None]:
+        """Keep trying while Redis is down: a step that is begun is finished."""
+        while True:
+            try:
+                yield write
+                return
+            except errors.StateUnavailable as error:
+                yield Log("rollout waits for Redis", {"error": str(error)}, "warning")
+            self._leave_if_superseded()
+            yield Wait()
+
+    def _set_state(self, state: RolloutState) -> Steps[None]:
+        self.rollout = replace(self.rollout, state=state)
+        yield from self._write_until_done(Publish(rollout=self.rollout))
+        yield NotifyWatchers()
+
+    def _finish(self, state: RolloutState, why: str, spent_j: float = 0.0) -> Steps[Rollout]:
+        self.rollout = replace(self.rollout, state=state, why=why, spent_j=spent_j)
+        try:
+            yield Publish(rollout=self.rollout)
+        except (errors.StateUnavailable, errors.Fenced) as error:
+            yield Log("end of the rollout not written", {"error": str(error)}, "warning")
+        fields = {"target": str(self.rollout.target), "state": state.name, "why": why}
+        yield Log("rollout ended", fields, "warning" if state == RolloutState.HALTED else "info")
+        yield NotifyWatchers()
+        return self.rollout
+
+    def _leave_if_superseded(self) -> None:
+        if self._superseded:
+            raise Superseded
+
+    def _renew_statuses(self) -> Steps[None]:
+        """What agents were commanded a moment ago may not have been read yet: ask them."""
+        fleet = self._observation.fleet(self._time.now_s)
+        yield QueryAgents({n.node: n for n in fleet.nodes if n.node in self.commanded and n.node not in fleet.stale})
+
+
+def find_path(asked: FindPath) -> RolloutPath:
+    """Find the steps to a plan, as every shell does."""
+    return best_path(asked.view, asked.snapshot, asked.plan)
+
+
+def _same(before: NodePlan, devices: tuple[PlannedDevice, ...]) -> bool:
+    """Whether a node was told the same, its slices named in whatever order."""
+    return before.devices == devices or node_digest(before) == node_digest(NodePlan(devices=devices))
+
+
+def _serves(status: SliceStatus, part: PlannedSlice) -> bool:
+    now = sorted((h.family, h.variant, h.stage) for h in status.hosted)
+    return status.state == SliceState.READY and now == sorted((h.family, h.variant, h.stage) for h in part.hosted)

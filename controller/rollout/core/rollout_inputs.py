@@ -1,0 +1,240 @@
+"""Inputs of a rollout, read out of a view: what stands, needs, capacities, memory; and the best path by them.
+
+Formulation: capacity = `core/queueing.rate_max` at the slice's highest clock and batch 1, the objective's SLO and the
+gaps of the demand. Relaxed terms count a slice's saturation rate instead, less a reserve: for the seconds of a rollout
+the SLO may be missed, requests may not pile up. They are the second choice, and the rollout says so.
+A family without any profile: capacity in compute slices, need = half of what is routed to now. Nothing is known of its
+speed before it is measured; what keeps half of the hardware serving leaves no request without a slice.
+Deviations: none.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+from controller.observe.core.plannable import AWAKE_STATES, mig_off
+from controller.rollout.core.interim_routes import (
+    RolloutInputs,
+    interim_routes,
+    routed_capacity,
+    with_draining_targets,
+)
+from controller.rollout.core.path import FleetSnapshot, RolloutPath, plan_path
+from trefoil.core.brains import PlanView
+from trefoil.core.catalog import Catalog, ProfileRow
+from trefoil.core.common import Same
+from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.errors import NotFound
+from trefoil.core.fleet import SERVING, DeviceState, DeviceStatus, FleetState, Hosted, SliceKey, SliceState
+from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
+from trefoil.core.plan_check import CONTEXT_MIB
+from trefoil.core.queueing import rate_max
+
+SATURATION: Final = 0.9  # of a slice's throughput that relaxed terms count on
+UNPROFILED_SHARE: Final = 0.5  # of the compute slices that a family without a profile is routed to
+Rows = dict[tuple[str, str, str, str], ProfileRow]
+
+
+def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
+    """Inputs of a rollout decided on this view."""
+    types = {d.device: d.type for node in view.fleet.nodes for d in node.devices}
+    objectives = {o.family: o for o in view.objectives}
+    demand = {d.family: d for d in view.demand}
+    rows, profiled = _rows(Same(view.catalog.rows)), _profiled(Same(view.catalog.rows))
+
+    @lru_cache(maxsize=4096)
+    def capacity(family: str, device: str, kind: str, variant: str, count: int) -> float:
+        if family not in profiled:
+            return count * _compute_slices(types.get(device, ""), kind)
+        row = rows.get((types.get(device, ""), kind, family, variant))
+        if row is None or family not in objectives:
+            return 0.0
+        if relaxed:
+            return SATURATION * row.throughput_per_s * count
+        gap_scv = demand[family].gap_scv if family in demand else 1.0
+        objective = objectives[family]
+        return rate_max(row, objective.slo_ms, objective.slo_quantile, gap_scv, count)
+
+    def fastest(part: PlannedSlice) -> PlannedSlice:
+        return replace(
+            part, hosted=tuple(_fastest(view, rows, types.get(part.key.device, ""), part, h) for h in part.hosted)
+        )
+
+    needs = {d.family: d.rate_per_s for d in view.demand if d.family in objectives and d.family in profiled}
+    for route in view.current.routes if view.current else ():
+        if route.family in objectives and route.family not in profiled:
+            routed = [t.slice for t in route.targets if not t.draining]
+            whole = sum(_compute_slices(types.get(key.device, ""), key.slice_type) for key in routed)
+            needs[route.family] = UNPROFILED_SHARE * whole
+    return RolloutInputs(
+        needs=needs,
+        capacity=capacity,
+        swappable=lambda old, new: _fits(view.catalog, types, old, new),
+        fastest=fastest,
+        same_type=lambda a, b: types.get(a) == types.get(b),
+    )
+
+
+def _compute_slices(kind: str, slice_type_name: str) -> float:
+    try:
+        return float(slice_type(device_type(kind), slice_type_name).compute_slices)
+    except NotFound:
+        return 0.0
+
+
+@lru_cache(maxsize=16)
+def _profiled(rows: Same[tuple[ProfileRow, ...]]) -> frozenset[str]:
+    return frozenset(row.family for row in rows.value)
+
+
+@lru_cache(maxsize=16)
+def _rows(rows: Same[tuple[ProfileRow, ...]]) -> Rows:
+    """One row per class: batch 1, alone, stage 0, the highest clock."""
+    found: Rows = {}
+    for row in rows.value:
+        if row.batch != 1 or row.cohosted or row.stage:
+            continue
+        key = (row.device_type, row.slice_type, row.family, row.variant)
+        if key not in found or found[key].clock_mhz < row.clock_mhz:
+            found[key] = row
+    return found
+
+
+def _fastest(view: PlanView, rows: Rows, kind: str, part: PlannedSlice, hosted: Hosted) -> Hosted:
+    """The fastest variant that fits and is not below the hard floor; the same when there is none faster."""
+    objective = next((o for o in view.objectives if o.family == hosted.family), None)
+    now = rows.get((kind, part.key.slice_type, hosted.family, hosted.variant))
+    best, best_row = hosted, now
+    for variant in view.catalog.family(hosted.family).by_accuracy():
+        row = rows.get((kind, part.key.slice_type, hosted.family, variant.name))
+        if row is None or (objective is not None and variant.accuracy < objective.hard_min_accuracy):
+            continue
+        if best_row is None or row.throughput_per_s > best_row.throughput_per_s:
+            best, best_row = replace(hosted, variant=variant.name, version=variant.version), row
+    return best
+
+
+def _fits(catalog: Catalog, types: dict[str, str], old: PlannedSlice, new: PlannedSlice) -> bool:
+    """Whether a slice can swap in place: it has memory for old and new at once, and no sequences, which would break."""
+    if any(catalog.family(hosted.family).sequence for hosted in old.hosted):
+        return False
+    try:
+        memory_mib = slice_type(device_type(types.get(old.key.device, "")), old.key.slice_type).memory_mib
+    except NotFound:
+        return False
+    names = {(h.family, h.variant) for part in (old, new) for h in part.hosted}
+    return CONTEXT_MIB + sum(catalog.family(f).variant(v).memory_mib for f, v in names) <= memory_mib
+
+
+def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple[Route, ...]) -> FleetSnapshot:
+    """Snapshot of the fleet by what the agents report; `commanded` only fills in what they cannot report (clocks,
+    limits).
+    """
+    devices: dict[str, PlannedDevice] = {}
+    ready: dict[SliceKey, PlannedSlice] = {}
+    present: set[SliceKey] = set()
+    fixed: set[str] = set()
+    closed: set[str] = set()
+    wanted = {d.device: d for plan in commanded.values() for d in plan.devices}
+    for node in fleet.nodes:
+        for status in node.devices:
+            base = wanted.get(status.device, PlannedDevice(device=status.device))
+            awake = status.state in AWAKE_STATES
+            now = DeviceState.AWAKE if awake else DeviceState.ASLEEP
+            devices[status.device] = _bare(Same(base), now)
+            if not status.usable or mig_off(status):
+                closed.add(status.device)
+            if status.state == DeviceState.LOST:
+                fixed.add(status.device)
+                devices[status.device] = replace(base, target=DeviceState.ASLEEP, slices=())
+            elif node.node in fleet.stale:
+                fixed.add(status.device)
+                devices[status.device] = base
+            if status.slices and status.state != DeviceState.LOST:
+                _slices(status, base, ready, present)
+    return FleetSnapshot(devices, ready, frozenset(present), routes, frozenset(fixed), frozenset(closed))
+
+
+@lru_cache(maxsize=1024)
+def _bare(device: Same[PlannedDevice], target: DeviceState) -> PlannedDevice:
+    """A device as it was told to be, without slices: asked for again at every step of a rollout."""
+    return replace(device.value, target=target, slices=())
+
+
+def _slices(
+    status: DeviceStatus, base: PlannedDevice, ready: dict[SliceKey, PlannedSlice], present: set[SliceKey]
+) -> None:
+    credits = {part.key: part.credits for part in base.slices}
+    for part in status.slices:
+        if part.state in (SliceState.GONE, SliceState.UNSPECIFIED):
+            continue
+        present.add(part.key)
+        if part.state in SERVING and part.hosted:
+            ready[part.key] = PlannedSlice(part.key, part.hosted, part.credits or credits.get(part.key, 1))
+
+
+def rollout_refusal(view: PlanView, plan: Plan) -> str:
+    """Reason why no rollout leads from the view to the plan; "" when one does. Planners ask before they decide."""
+    current = view.current
+    commanded = {node.node: node for node in current.nodes} if current else {}
+    snapshot = fleet_snapshot(view.fleet, commanded, current.routes if current else ())
+    found = best_path(view, snapshot, plan)
+    return found.why if found.halted else ""
+
+
+def early_routes(view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> tuple[Route, ...] | None:
+    """Routes that take in what is READY already, when what is routed now does not carry the load; else None."""
+    inputs = rollout_inputs(view)
+    now = routed_capacity(snapshot.routes, snapshot.ready, inputs)
+    short = [family for family, need in inputs.needs.items() if now.get(family, 0.0) < need]
+    if not short:
+        return None
+    leaving = {t.slice for route in snapshot.routes for t in route.targets if t.draining}
+    ready = {key: part for key, part in snapshot.ready.items() if key not in leaving}
+    routes = interim_routes(plan, ready, inputs, snapshot.routes)
+    more = routed_capacity(routes, ready, inputs)
+    if not any(more.get(family, 0.0) > now.get(family, 0.0) for family in short):
+        return None
+    gone = {key: part for key, part in snapshot.ready.items() if key in leaving}
+    return tuple(with_draining_targets(route, gone) for route in routes)
+
+
+class _PathKey:
+    """What a way depends on, as the key of a memo: plans are asked for once before they are decided, and once after."""
+
+    __slots__ = ("_hash", "key", "plan", "snapshot", "view")
+
+    def __init__(self, view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> None:
+        self.view, self.snapshot, self.plan = view, snapshot, plan
+        demand = tuple((d.family, d.rate_per_s, d.gap_scv) for d in view.demand)
+        wanted = tuple((o.family, o.slo_ms, o.slo_quantile, o.hard_min_accuracy) for o in view.objectives)
+        types = tuple((d.device, d.type) for node in view.fleet.nodes for d in node.devices)
+        nodes = tuple((n.node, n.devices) for n in plan.nodes)
+        profiled = _profiled(Same(view.catalog.rows))
+        before = tuple(r for r in (view.current.routes if view.current else ()) if r.family not in profiled)
+        self.key = (demand, wanted, types, nodes, plan.routes, snapshot, before)
+        self._hash = hash((demand, wanted, tuple(n.digest for n in plan.nodes), len(snapshot.ready)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _PathKey) and self.view.catalog is other.view.catalog and self.key == other.key
+
+
+def best_path(view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> RolloutPath:
+    """Best path: under the SLO's capacities, else one on which requests at least do not pile up."""
+    return _best_path(_PathKey(view, snapshot, plan))
+
+
+@lru_cache(maxsize=64)
+def _best_path(asked: _PathKey) -> RolloutPath:
+    view, snapshot, plan = asked.view, asked.snapshot, asked.plan
+    strict = plan_path(snapshot, plan, rollout_inputs(view))
+    if not strict.halted:
+        return strict
+    relaxed = plan_path(snapshot, plan, rollout_inputs(view, relaxed=True))
+    if relaxed.halted:
+        return strict
+    return replace(relaxed, why=f"{relaxed.why}; for a moment the SLO may be missed ({strict.why})")

@@ -1,1 +1,0 @@
-"""Where requests go, and what is known of slices: pure, without clock, logs or I/O."""

@@ -1,0 +1,279 @@
+"""Lets callers in: by token, role and limit. The same for gRPC, streams, REST and the admin port.
+
+Without a tenants file, and without a token, everybody may ask for everything, as on Triton. The file is read again when
+it, or a token file that it names, changes; one that cannot be used leaves the last good one in force.
+"""
+
+import mmap
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import grpc
+import structlog
+from pydantic import Field, SecretStr, model_validator
+
+from dispatcher.request.admission import StatusError
+from dispatcher.request.core import tenants
+from dispatcher.request.core.tenants import (
+    ADMIN,
+    EVERYBODY,
+    INFER,
+    LimitState,
+    Tenant,
+    Tenants,
+    digest,
+)
+from dispatcher.settings import DispatcherSettings
+from trefoil.core.errors import SettingError, TrefoilError
+from trefoil.runtime import config
+from trefoil.runtime.clock import Clock
+from trefoil.runtime.telemetry import Metrics
+
+LOG = structlog.get_logger()
+TICK_S: Final = 1.0
+NO_TOKEN: Final = "no valid token. Remedy: send 'authorization: Bearer <token>'"
+_FORMAT: Final = "d"
+
+
+class TenantEntry(config.Settings):
+    """One `[[tenant]]` of the tenants file."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    """Stands in metrics, logs and reports."""
+    token_sha256: str = Field("", pattern=r"^([0-9a-f]{64})?$")
+    """SHA-256 of the token, in hexadecimal: printf %s "$TOKEN" | sha256sum"""
+    token_env: str = ""
+    """Or the environment variable that holds the token."""
+    token_file: Path | None = None
+    """Or the file that holds it."""
+    roles: tuple[Literal["infer", "admin"], ...] = (INFER,)
+    """`infer`: inference and questions. `admin`: whatever changes something."""
+    rate_per_s: float = Field(0.0, ge=0)
+    """Requests per second in the long run; 0 = no limit."""
+    burst: float = Field(0.0, ge=0)
+    """Requests that may come at once; 0 = those of one second, at least one."""
+    bytes_per_s: float = Field(0.0, ge=0)
+    """Bytes of requests per second; 0 = no limit."""
+    burst_bytes: float = Field(0.0, ge=0)
+    """Bytes that may come at once; 0 = those of one second."""
+
+    @model_validator(mode="after")
+    def _one_token(self) -> "TenantEntry":
+        if sum(map(bool, (self.token_sha256, self.token_env, self.token_file))) != 1:
+            raise ValueError(f"tenant {self.name} needs one of token_sha256, token_env and token_file")
+        return self
+
+    def tenant(self) -> Tenant:
+        """Convert the entry to the tenant that limits and roles are checked by."""
+        return Tenant(
+            name=self.name, roles=frozenset(self.roles), rate_per_s=self.rate_per_s,
+            burst=self.burst or max(1.0, self.rate_per_s), bytes_per_s=self.bytes_per_s,
+            burst_bytes=self.burst_bytes or self.bytes_per_s,
+        )  # fmt: skip
+
+
+class TenantsFile(config.Settings):
+    """Schema of the tenants file."""
+
+    tenant: tuple[TenantEntry, ...] = Field(min_length=1)
+
+
+class AccessControl:
+    """Authentication, roles and rate limits of callers. A part of the service, on one event loop: `run` keeps the
+    tenants current."""
+
+    def __init__(self, settings: DispatcherSettings, clock: Clock, metrics: Metrics | None = None) -> None:
+        """Raises `SettingError` for a tenants file that cannot be used."""
+        self._path = settings.tenants_file
+        self._limits = Limits(settings.state_dir / "dispatcher" / "limits")
+        self._tenants_max = settings.tenants_max
+        self._token = settings.token
+        self._clock = clock
+        self._metrics = metrics
+        self._refused: Counter[tuple[str, str]] = Counter()
+        self.open = settings.tenants_file is None and settings.token is None
+        self._watched: tuple[Path, ...] = ()
+        self._seen: tuple[Any, ...] = ()
+        self._complaint = ""
+        self._tenants = self._read()
+
+    def authenticate(self, authorization: str | bytes) -> Tenant:
+        """Authenticate a caller by its `authorization` header ("" = none).
+
+        Raises:
+            StatusError: UNAUTHENTICATED.
+        """
+        if self.open:
+            return EVERYBODY
+        tenant = self._tenants.of(authorization)
+        if tenant is None:
+            raise self._refusal("", grpc.StatusCode.UNAUTHENTICATED, NO_TOKEN)
+        return tenant
+
+    def authenticate_call(self, metadata: Any) -> Tenant:
+        """Authenticate the caller of a gRPC method by its metadata; raises like `authenticate`."""
+        return EVERYBODY if self.open else self.authenticate(dict(metadata or ()).get("authorization", ""))
+
+    def admit(self, tenant: Tenant, size: int) -> None:
+        """Book one inference request of that many bytes.
+
+        Raises:
+            StatusError: PERMISSION_DENIED without the role, RESOURCE_EXHAUSTED over a limit, with the time to wait.
+        """
+        self.require_role(tenant, INFER)
+        if not (tenant.rate_per_s or tenant.bytes_per_s):
+            return
+        excess = tenants.admit(tenant, self._limits.of(tenant.name), size, self._clock.monotonic_s())
+        if excess is not None:
+            raise self._refusal(
+                tenant.name, grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"tenant {tenant.name} may send {excess.limit:g} {excess.unit} per second. Remedy: "
+                f"try again in {excess.wait_s:.3f} s",
+                (("grpc-retry-pushback-ms", str(int(excess.wait_s * 1e3) + 1)),),
+            )  # fmt: skip
+
+    def require_role(self, tenant: Tenant, role: str) -> None:
+        """Check that a tenant has a role; raises StatusError: PERMISSION_DENIED."""
+        if role not in tenant.roles:
+            raise self._refusal(
+                tenant.name, grpc.StatusCode.PERMISSION_DENIED,
+                f"tenant {tenant.name} has no role '{role}'. Remedy: use a token of a tenant that has it",
+            )  # fmt: skip
+
+    def scope(self, metadata: Any) -> str:
+        """For the admin port: "control" with the admin role, "open" where no token is demanded, "denied" for a tenant
+        without that role, "" for nobody we know."""
+        if self.open:
+            return "open"
+        tenant = self._tenants.of(dict(metadata or ()).get("authorization", ""))
+        if tenant is None:
+            return ""
+        return "control" if ADMIN in tenant.roles else "denied"
+
+    async def init(self) -> None:
+        """Nothing: what can fail has failed when it was made."""
+
+    async def run(self) -> None:
+        """Read the tenants file again when it changes, until cancelled."""
+        while True:
+            await self._clock.sleep(TICK_S)
+            self.refresh()
+
+    async def shutdown(self) -> None:
+        """Count the last refusals in the metrics."""
+        self._count()
+
+    def refresh(self) -> None:
+        """Read the tenants file again if it changed; show what was refused."""
+        self._count()
+        if self._path is None or self._stamps() == self._seen:
+            return
+        try:
+            self._tenants = self._read()
+        except TrefoilError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                LOG.warning("the tenants file is not used; the last good one stays in force", why=str(error))
+            return
+        self._complaint = ""
+        LOG.info("tenants read again", tenants=sorted(tenant.name for tenant in self._tenants.all()))
+
+    def _read(self) -> Tenants:
+        own = {} if self._token is None else {digest(self._token.get_secret_value()): EVERYBODY}
+        if self._path is None:
+            return Tenants(own)
+        entries = config.load(TenantsFile, self._path).tenant
+        if len(entries) > self._tenants_max:
+            raise SettingError(
+                f"{len(entries)} tenants (in {self._path})", field="tenant",
+                remedy=f"have at most tenants_max = {self._tenants_max} of them",
+            )  # fmt: skip
+        by_digest = dict(own)
+        names = set()
+        for entry in entries:
+            key = entry.token_sha256 or digest(_secret(entry).get_secret_value())
+            if entry.name in names or key in by_digest:
+                raise SettingError(
+                    f"a second tenant has this name or this token (in {self._path})", field="tenant",
+                    value=entry.name, remedy="give each its own",
+                )  # fmt: skip
+            names.add(entry.name)
+            by_digest[key] = entry.tenant()
+        self._watched = (self._path, *(entry.token_file for entry in entries if entry.token_file))
+        self._seen = self._stamps()
+        return Tenants(by_digest)
+
+    def _stamps(self) -> tuple[Any, ...]:
+        return tuple(_stamp(path) for path in self._watched)
+
+    def _refusal(self, tenant: str, code: grpc.StatusCode, details: str, trailers: Any = ()) -> StatusError:
+        self._refused[tenant, code.name] += 1
+        return StatusError(code, details, trailers)
+
+    def _count(self) -> None:
+        refused, self._refused = self._refused, Counter()
+        if self._metrics is not None:
+            for (tenant, code), count in refused.items():
+                self._metrics.inc("trefoil_refused_requests_total", count, tenant=tenant, code=code)
+
+
+class Limits:
+    """Shared limit states of `tenants.admit`: one small file a tenant, which all workers of a dispatcher map into
+    memory.
+
+    The monotonic clock is the machine's, so that they read each other's times rightly.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[str, LimitState] = {}
+
+    def of(self, tenant: str) -> LimitState:
+        """Writable limit state of a tenant. Where no file can be had, this worker counts alone, and says so."""
+        known = self._known.get(tenant)
+        if known is None:
+            known = self._known[tenant] = self._mapped(tenant)
+        return known
+
+    def _mapped(self, tenant: str) -> LimitState:
+        size = tenants.LIMITS * 8
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(self._folder / tenant, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                if os.fstat(descriptor).st_size != size:
+                    os.ftruncate(descriptor, size)
+                return memoryview(mmap.mmap(descriptor, size)).cast(_FORMAT)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            LOG.warning("workers cannot share a tenant's limit: each allows all of it", tenant=tenant, why=str(error))
+            return [0.0] * tenants.LIMITS
+
+
+def _secret(entry: TenantEntry) -> SecretStr:
+    if entry.token_env:
+        token = os.environ.get(entry.token_env, "")
+        where, what = "token_env", entry.token_env
+    else:
+        assert entry.token_file is not None
+        where, what = "token_file", str(entry.token_file)
+        try:
+            token = entry.token_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingError(
+                f"cannot be read ({error})", field=where, value=what, remedy="name a text file"
+            ) from error
+    if not token:
+        raise SettingError("holds no token", field=where, value=what, remedy=f"give tenant {entry.name} a token")
+    return SecretStr(token)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino

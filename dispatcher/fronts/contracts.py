@@ -1,0 +1,130 @@
+"""What a family looks like from outside: one metadata and one configuration, under its public name and version "1".
+
+All variants of a family agree on names, types and shapes, so any live slice can tell; it is asked once. The slice's own
+configuration is not passed on: it names variants and paths, and changes when they swap.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher.request.core.kserve_wire import BYTES_PER_ELEMENT, PUBLIC_VERSION
+from dispatcher.routing.core.sequences import IDLE_DEFAULT_S
+from dispatcher.service.local_worker import LocalWorker
+from trefoil.core.errors import NotFound, Unavailable
+from trefoil.core.fleet import SliceKey
+from trefoil.runtime.model_files import alone
+
+ASK_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """Metadata and configuration of a family, as clients get them."""
+
+    metadata: Any
+    config: Any
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether the model is decoupled: any number of answers, which only a stream can bring."""
+        return bool(self.config.config.model_transaction_policy.decoupled)
+
+    @property
+    def sequence_idle_s(self) -> float | None:
+        """Longest idle time of a sequence [s]; None = the family has no sequences."""
+        config = self.config.config
+        if not config.HasField("sequence_batching"):
+            return None
+        return config.sequence_batching.max_sequence_idle_microseconds / 1e6 or IDLE_DEFAULT_S
+
+    def zeros(self, model: str) -> Any:
+        """Build the smallest request that the family accepts: what a probe sends."""
+        request = pb.ModelInferRequest(model_name=model, id="trefoil-probe")
+        for each in self.metadata.inputs:
+            shape = [max(1, size) for size in each.shape]
+            count = 1
+            for size in shape:
+                count *= size
+            request.inputs.add(name=each.name, datatype=each.datatype, shape=shape)
+            request.raw_input_contents.append(bytes(count * BYTES_PER_ELEMENT[each.datatype]))
+        alone(request, self.config.config)
+        return request
+
+
+class Contracts:
+    """Contracts by family, asked of a live slice once each."""
+
+    def __init__(self, local: LocalWorker) -> None:
+        self._routing = local.routing
+        self._known: dict[str, Contract] = {}
+        self._asking = asyncio.Lock()
+
+    def known(self, family: str) -> Contract | None:
+        """Contract of a family if it was learned already."""
+        return self._known.get(family)
+
+    async def of(self, family: str) -> Contract:
+        """Contract of a family, asked of a live slice if it is not known yet.
+
+        Raises:
+            NotFound: the plan routes no such family.
+            Unavailable: it is not known yet, and no live slice tells.
+        """
+        if family not in self._routing.table.routes:
+            raise unknown_model(family)
+        async with self._asking:
+            if family not in self._known:
+                self._known[family] = await self._ask(family)
+        return self._known[family]
+
+    async def from_slice(self, family: str, slice_: SliceKey) -> Contract:
+        """Ask one slice for the contract of a family; raises AioRpcError."""
+        connection = self._routing.transport.connection(slice_)
+        asked = pb.ModelMetadataRequest(name=family)
+        metadata = await connection.ask("ModelMetadata", asked, pb.ModelMetadataResponse, ASK_TIMEOUT_S)
+        wanted = pb.ModelConfigRequest(name=family)
+        config = await connection.ask("ModelConfig", wanted, pb.ModelConfigResponse, ASK_TIMEOUT_S)
+        return published(family, metadata, config.config)
+
+    async def _ask(self, family: str) -> Contract:
+        why = self._routing.table.why.get(family) or "no slice is live"
+        for slice_ in self._routing.table.alive.get(family, ()):
+            try:
+                return await self.from_slice(family, slice_)
+            except grpc.aio.AioRpcError as error:
+                why = f"{slice_.name} answers {error.code().name} {error.details()}"
+        raise Unavailable(f"the contract of {family} is not known yet: {why}", remedy="try again")
+
+
+def published(family: str, metadata: Any, config: Any) -> Contract:
+    """Make the public contract of a slice's own answers, without what is the slice's own."""
+    public = pb.ModelMetadataResponse(name=family, versions=[PUBLIC_VERSION], platform=metadata.platform)
+    public.inputs.extend(metadata.inputs)
+    public.outputs.extend(metadata.outputs)
+    clean = model_config_pb2.ModelConfig(
+        name=family, platform=config.platform, backend=config.backend, max_batch_size=config.max_batch_size
+    )
+    clean.version_policy.specific.versions.append(int(PUBLIC_VERSION))
+    clean.input.extend(config.input)
+    clean.output.extend(config.output)
+    if config.HasField("dynamic_batching"):
+        clean.dynamic_batching.SetInParent()
+    if config.HasField("sequence_batching"):
+        ours, theirs = clean.sequence_batching, config.sequence_batching
+        ours.max_sequence_idle_microseconds = theirs.max_sequence_idle_microseconds
+        ours.control_input.extend(theirs.control_input)
+        if theirs.WhichOneof("strategy_choice"):
+            getattr(ours, theirs.WhichOneof("strategy_choice")).SetInParent()
+    if config.HasField("model_transaction_policy"):
+        clean.model_transaction_policy.CopyFrom(config.model_transaction_policy)
+    return Contract(public, pb.ModelConfigResponse(config=clean))
+
+
+def unknown_model(family: str) -> NotFound:
+    """NotFound error for a family that nobody serves, in Triton's words."""
+    return NotFound(f"Request for unknown model: '{family}' is not found")

@@ -1,0 +1,1 @@
+"""KServe v2 over gRPC: unary calls, streams and health."""

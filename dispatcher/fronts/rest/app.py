@@ -1,0 +1,310 @@
+"""The ASGI application: Triton's URLs, methods, statuses and errors.
+
+Health stays open without a token, for load balancers. Everything else asks access control first.
+"""
+
+import asyncio
+import math
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher.fronts import kserve
+from dispatcher.fronts.grpc.server import Fronts
+from dispatcher.fronts.rest import codec, compression
+from dispatcher.request.admission import Caller, StatusError
+from dispatcher.request.core.tenants import ADMIN, Tenant
+from trefoil.core.errors import InvalidInput, TrefoilError
+from trefoil.runtime.rpc import status_of
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JSON_LENGTH: Final = "inference-header-content-length"
+THREAD_BYTES: Final = 256 * 1024
+"""Bodies from here on are parsed and written in a thread: others' requests must not wait for them."""
+DISCARDED_BYTES_MAX: Final = 16 * 2**20
+STATUS: Final = {
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.INTERNAL: 500,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+}
+"""Triton's own where it has one; all others are 400, as its are."""
+
+_MODEL = re.compile(
+    r"/v2/models/([^/]+)(?:/versions/([0-9]+))?(?:/(infer|ready|config|stats|generate|generate_stream|trace/setting))?"
+)
+_HEALTH = re.compile(r"/v2/health/(live|ready)")
+_REPOSITORY = re.compile(r"/v2/repository(?:/[^/]+)?/(index|models/[^/]+/(load|unload))")
+_SHARED_MEMORY = re.compile(r"/v2/(system|cuda)sharedmemory(?:/region/[^/]+)?/(status|register|unregister)")
+_SETTINGS = {"/v2/trace/setting": "TraceSetting", "/v2/logging": "LogSettings"}
+_NO_GENERATE: Final = "generate is not offered. Remedy: send /infer"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """HTTP response; `headers` beyond the content's type and length."""
+
+    status: int
+    body: bytes = b""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    content_type: bytes = b"application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """HTTP request without its body."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    receive: Receive
+
+    def needs(self, method: str) -> None:
+        """Check the method; raises HttpError 405 for another one."""
+        if self.method != method:
+            raise HttpError(HttpReply(405, _error("Method Not Allowed"), ((b"allow", method.encode()),)))
+
+
+class HttpError(Exception):
+    """HTTP reply that is no gRPC status."""
+
+    def __init__(self, reply: HttpReply) -> None:
+        super().__init__(reply)
+        self.reply = reply
+
+
+class RestApp:
+    """ASGI application of the REST port. Belongs to one event loop."""
+
+    def __init__(self, fronts: Fronts) -> None:
+        settings = fronts.local.settings
+        self._kserve, self._inference = fronts.kserve, fronts.inference
+        self._contracts, self._access = fronts.contracts, fronts.access
+        self._body_bytes_max = settings.message_bytes_max
+        self._json_bytes_max = settings.rest_json_bytes_max
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """One ASGI scope."""
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            reply = await self._reply(HttpRequest(scope["method"], scope["path"], headers, receive))
+        except HttpError as wrong:
+            reply = wrong.reply
+        except ClientDisconnected:
+            return
+        except StatusError as refused:
+            reply = _refusal(refused)
+        except TrefoilError as error:
+            reply = _refusal(StatusError(status_of(error), str(error)))
+        content = ((b"content-type", reply.content_type),) if reply.body else ()
+        length = (b"content-length", str(len(reply.body)).encode())
+        await send(
+            {"type": "http.response.start", "status": reply.status, "headers": [*content, length, *reply.headers]}
+        )
+        await send({"type": "http.response.body", "body": reply.body})
+
+    async def _reply(self, ask: HttpRequest) -> HttpReply:
+        if found := _HEALTH.fullmatch(ask.path):
+            return await self._health(ask, found[1])
+        tenant = self._access.authenticate(ask.headers.get("authorization", ""))
+        if found := _MODEL.fullmatch(ask.path):
+            model, version, what = found[1], found[2] or "", found[3]
+            if what == "infer":
+                ask.needs("POST")
+                return await self._infer(ask, tenant, model, version)
+            if ask.path != "/v2/models/stats":
+                return await self._model(ask, model, version, what)
+        if ask.path == "/v2":
+            return _answer(await self._get(ask, self._kserve.ServerMetadata, pb.ServerMetadataRequest()))
+        if ask.path == "/v2/models/stats":
+            return _answer(await self._get(ask, self._kserve.ModelStatistics, pb.ModelStatisticsRequest()))
+        if found := _REPOSITORY.fullmatch(ask.path):
+            ask.needs("POST")
+            if found[1] == "index":
+                return await self._index(ask)
+            self._access.require_role(tenant, ADMIN)
+            raise _unimplemented("RepositoryModelLoad" if found[2] == "load" else "RepositoryModelUnload")
+        if found := _SHARED_MEMORY.fullmatch(ask.path):
+            if found[2] == "status":
+                ask.needs("GET")
+                return HttpReply(200, b"[]")
+            raise _unimplemented(f"{found[1].capitalize()}SharedMemory{found[2].capitalize()}")
+        if ask.path in _SETTINGS:
+            raise _unimplemented(_SETTINGS[ask.path])
+        raise HttpError(HttpReply(404, _error("Not Found")))
+
+    async def _health(self, ask: HttpRequest, what: str) -> HttpReply:
+        ask.needs("GET")
+        if what == "live":
+            good = (await self._kserve.ServerLive(pb.ServerLiveRequest(), None)).live
+        else:
+            good = (await self._kserve.ServerReady(pb.ServerReadyRequest(), None)).ready
+        return HttpReply(200 if good else 400)
+
+    async def _model(self, ask: HttpRequest, model: str, version: str, what: str | None) -> HttpReply:
+        named = {"name": model, "version": version}
+        if what == "ready":
+            ready = await self._get(ask, self._kserve.ModelReady, pb.ModelReadyRequest(**named))
+            return HttpReply(200) if ready.ready else HttpReply(400, _error("Model version not ready"))
+        if what == "config":
+            return _answer((await self._get(ask, self._kserve.ModelConfig, pb.ModelConfigRequest(**named))).config)
+        if what == "stats":
+            return _answer(await self._get(ask, self._kserve.ModelStatistics, pb.ModelStatisticsRequest(**named)))
+        if what == "trace/setting":
+            raise _unimplemented("TraceSetting")
+        if what is not None:
+            raise StatusError(grpc.StatusCode.UNIMPLEMENTED, _NO_GENERATE)
+        return _answer(await self._get(ask, self._kserve.ModelMetadata, pb.ModelMetadataRequest(**named)))
+
+    async def _get(self, ask: HttpRequest, method: Any, request: Any) -> Any:
+        ask.needs("GET")
+        return await method(request, None)
+
+    async def _index(self, ask: HttpRequest) -> HttpReply:
+        body = await self._body(ask)
+        given = codec.parse(body) if body else {}
+        ready = given.get("ready", False)
+        if type(ready) is not bool:
+            raise InvalidInput(
+                "Invalid value for 'ready': expected a boolean", field="ready", value=ready, remedy="true or false"
+            )
+        index = await self._kserve.RepositoryIndex(pb.RepositoryIndexRequest(ready=ready), None)
+        models = [{name: value for name, value in codec.to_json(model).items() if value} for model in index.models]
+        return HttpReply(200, codec.dumps(models))
+
+    async def _infer(self, ask: HttpRequest, tenant: Tenant, model: str, version: str) -> HttpReply:
+        body = await self._body(ask)
+        self._access.admit(tenant, len(body))
+        body = await compression.expanded(body, ask.headers.get("content-encoding", ""), self._json_bytes_max)
+        data, form = await self._decoded(ask, body, model, version)
+        answer = await self._while_there(ask.receive, self._inference.answer(data, Caller(tenant=tenant.name)))
+        small = len(answer.data) < THREAD_BYTES
+        written, length = (
+            codec.encode(answer.data, form) if small else await asyncio.to_thread(codec.encode, answer.data, form)
+        )
+        headers: tuple[tuple[bytes, bytes], ...] = ()
+        content_type = b"application/json"
+        if length is not None:
+            headers = ((JSON_LENGTH.encode(), str(length).encode()),)
+            content_type = b"application/octet-stream"
+        encoding = compression.chosen(ask.headers.get("accept-encoding", ""))
+        if encoding:
+            written = await compression.compressed(written, encoding)
+            headers += ((b"content-encoding", encoding.encode()),)
+        return HttpReply(200, written, headers, content_type)
+
+    async def _decoded(self, ask: HttpRequest, body: bytes, model: str, version: str) -> tuple[bytes, codec.OutputForm]:
+        length = _json_length(ask.headers.get(JSON_LENGTH), len(body))
+        if length == 0 and body:
+            config = (await self._contracts.of(model)).config.config
+            return codec.decode_raw(body, config, version), codec.ALL_BINARY
+        if length > self._json_bytes_max:
+            raise _too_large(f"the JSON of a request has {length} bytes", "rest_json_bytes_max", self._json_bytes_max)
+        if length < THREAD_BYTES:
+            return codec.decode(body, length, model, version)
+        return await asyncio.to_thread(codec.decode, body, length, model, version)
+
+    async def _body(self, ask: HttpRequest) -> bytes:
+        """The whole body; raises ClientDisconnected, or HttpError when it is too large."""
+        declared = ask.headers.get("content-length", "")
+        most = self._body_bytes_max if self._body_bytes_max >= 0 else math.inf
+        parts, received = [], 0
+        over = declared.isdigit() and int(declared) > most
+        while True:
+            event = await ask.receive()
+            if event["type"] == "http.disconnect":
+                raise ClientDisconnected
+            part = event.get("body", b"")
+            received += len(part)
+            over = over or received > most
+            if not over:
+                parts.append(part)
+            # The rest is read and dropped, so that the client reads the refusal instead of a reset connection.
+            if not event.get("more_body", False) or (over and received > most + DISCARDED_BYTES_MAX):
+                break
+        if over:
+            raise _too_large("the request is too large", "message_bytes_max", self._body_bytes_max)
+        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+    async def _while_there(self, receive: Receive, answering: Any) -> Any:
+        """The answer; a client that leaves takes its request out of the queue or off its slice.
+
+        Raises:
+            ClientDisconnected: it left.
+        """
+        task = asyncio.ensure_future(answering)
+        leaving = asyncio.ensure_future(_disconnect(receive))
+        try:
+            await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientDisconnected
+            return task.result()
+        finally:
+            leaving.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+
+
+class ClientDisconnected(Exception):
+    """Client that hung up before its answer."""
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json_length(given: str | None, size: int) -> int:
+    """Bytes of JSON in a body of `size`. 0 of a body that is not empty = it is the only input's raw data."""
+    if given is None:
+        return size
+    try:
+        length = int(given)
+    except ValueError:
+        length = -1
+    if not 0 <= length <= size:
+        raise InvalidInput(
+            f"inference header size should be in range (0, {size})", field="Inference-Header-Content-Length",
+            value=given, remedy="say how many bytes of JSON the body begins with",
+        )  # fmt: skip
+    return length
+
+
+def _too_large(what: str, setting: str, most: int) -> HttpError:
+    return HttpError(HttpReply(413, _error(f"{what}. Remedy: send at most {setting} = {most}")))
+
+
+def _error(text: str) -> bytes:
+    return codec.dumps({"error": text})
+
+
+def _refusal(refused: StatusError) -> HttpReply:
+    """A status as HTTP has it. Access control's time to wait becomes Retry-After, in whole seconds, rounded up."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    for name, value in refused.trailers or ():
+        if name == "grpc-retry-pushback-ms":
+            headers += ((b"retry-after", str(-(-int(value) // 1000)).encode()),)
+    if refused.code is grpc.StatusCode.UNAUTHENTICATED:
+        headers += ((b"www-authenticate", b"Bearer"),)
+    return HttpReply(STATUS.get(refused.code, 400), _error(refused.details), headers)
+
+
+def _answer(message: Any) -> HttpReply:
+    return HttpReply(200, codec.dumps(codec.to_json(message)))
+
+
+def _unimplemented(method: str) -> StatusError:
+    return StatusError(grpc.StatusCode.UNIMPLEMENTED, kserve.UNIMPLEMENTED[method])

@@ -1,0 +1,1 @@
+"""One request on its way: admitted, queued, sent to a slice, tried again, answered."""

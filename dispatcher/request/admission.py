@@ -1,0 +1,214 @@
+"""What a request asks for: its bytes are parsed once, checked, and become a ticket, a payload and what to answer with.
+
+Every front (unary gRPC, streams, REST, other workers) comes through here, so that a request means the same on each.
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher.fronts.contracts import Contracts, unknown_model
+from dispatcher.request import request_parameters
+from dispatcher.request.core import kserve_wire
+from dispatcher.request.request_parameters import RequestParameters
+from dispatcher.routing.async_queue import AsyncFamilyQueue
+from dispatcher.routing.sequence_queue import AsyncSequenceQueue
+from dispatcher.service.local_worker import LocalWorker
+from trefoil.core.brains import Pick, Ticket
+from trefoil.core.errors import InvalidInput, NotFound, Unavailable
+
+_parse = pb.ModelInferRequest.FromString
+ROUNDING_S: Final = 0.005
+ROUNDING_RATIO: Final = 0.01  # 1,491 ms are sent as 150 times 10 ms
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Caller of a request. `deadline_s` is on the monotonic clock, None = it waits for ever. `hops`: how often other
+    workers have passed the request on."""
+
+    tenant: str = ""
+    deadline_s: float | None = None
+    hops: int = 0
+
+
+def overdue(deadline_s: float | None, arrived_s: float, now_s: float) -> bool:
+    """Whether who is gone now is gone because its time is up, all on the monotonic clock.
+
+    gRPC writes a timeout with two or three digits, rounded up, and it counts anew from when it arrives: a client whose
+    time is up leaves a little before our own clock says so.
+    """
+    return deadline_s is not None and now_s >= deadline_s - ROUNDING_S - ROUNDING_RATIO * (deadline_s - arrived_s)
+
+
+class StatusError(Exception):
+    """Request refused with a gRPC status that goes to the client as it is."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, trailers: Any = ()) -> None:
+        super().__init__(code, details)
+        self.code, self.details, self.trailers = code, details, trailers
+
+
+@dataclass(slots=True)
+class Request:
+    """One request on its way. `sent_s` is when it last went to a slice, 0.0 = never. `timeout_binds`: its deadline is
+    that of its own `timeout` parameter, which Triton answers in words of its own."""
+
+    queue: AsyncFamilyQueue | AsyncSequenceQueue
+    ticket: Ticket
+    payload: bytes
+    parameters: RequestParameters
+    timeout_binds: bool = False
+    pick: Pick | None = None
+    sent_s: float = 0.0
+    forwarded: bool = False  # to another worker, which books its end
+
+
+class Admission:
+    """Parses and checks requests and makes their tickets. Belongs to one event loop."""
+
+    def __init__(self, local: LocalWorker, contracts: Contracts) -> None:
+        self._local = local
+        self._load = local.accounting.load
+        self._routing = local.routing
+        self._clock = local.clock
+        self._settings = local.settings
+        self._contracts = contracts
+        self._ids = itertools.count(1)
+
+    def next_id(self) -> int:
+        """Return a ticket number that no other ticket of this worker has."""
+        return next(self._ids)
+
+    def admit(self, data: bytes, caller: Caller, arrived_s: float) -> Request:
+        """Check a request (bytes of a ModelInferRequest) and make its ticket.
+
+        Raises:
+            InvalidInput, NotFound, Unavailable: it cannot be served as it is. It does not count as arrived: demand is
+                what could be answered.
+        """
+        try:
+            message = _parse(data)
+        except DecodeError as error:
+            raise InvalidInput(f"these {len(data)} bytes are not a ModelInferRequest") from error
+        family = message.model_name
+        queue = self._queue_of(family)
+        if message.model_version not in ("", kserve_wire.PUBLIC_VERSION):
+            raise NotFound(
+                f"Request for unknown model: '{family}' version {message.model_version} is not found",
+                remedy=f"leave the version out, or ask for {kserve_wire.PUBLIC_VERSION}: the variant is ours to choose",
+            )
+        timeout_s = 0.0
+        asked = request_parameters.NO_PARAMETERS
+        payload = data
+        priority, sequence = 0, _NO_SEQUENCE
+        if message.parameters:
+            if "timeout" in message.parameters:
+                timeout_s = message.parameters["timeout"].int64_param / 1e6
+            priority = _priority(message.parameters)
+            sequence = _sequence(message.parameters)
+            count = len(message.parameters)
+            asked = request_parameters.extract(message.parameters)
+            if len(message.parameters) != count:
+                payload = message.SerializeToString()
+        _refuse_shared_memory(message)
+        if message.model_version:
+            payload += kserve_wire.CLEAR_VERSION
+        shape = message.inputs[0].shape if message.inputs else ()
+        sequence_id, sequence_start, sequence_end = sequence
+        deadline_s, timeout_binds = self._deadline(family, caller.deadline_s, timeout_s, arrived_s)
+        ticket = Ticket(
+            id=next(self._ids),
+            family=family,
+            slo_class=self._load.class_name(asked.slo_class),
+            tenant=caller.tenant,
+            items=max(1, shape[0]) if shape and self._batches(family) else 1,
+            bytes=len(data),
+            arrived_s=arrived_s,
+            deadline_s=deadline_s,
+            min_accuracy=asked.min_accuracy,
+            priority=priority,
+            sequence_id=sequence_id,
+            sequence_start=sequence_start,
+            sequence_end=sequence_end,
+            length_score=None,
+            slo_ms=self._routing.slo_ms(family, asked),
+        )
+        if not caller.hops:  # else it was counted where the client came in
+            self._load.arrived(family, ticket.slo_class, self._clock.now_s(), caller.tenant)
+        return Request(queue, ticket, payload, asked, timeout_binds)
+
+    async def queue_in_sequence(self, request: Request) -> None:
+        """Let a request of a sequence wait for its turn and go where its sequence lives. A family without sequences
+        takes no notice of them, as Triton does not.
+
+        Raises:
+            NotFound, Unavailable: no slice tells whether the family has sequences.
+        """
+        family = request.ticket.family
+        contract = self._contracts.known(family) or await self._contracts.of(family)
+        if contract.sequence_idle_s is not None:
+            request.queue = self._routing.sequence_queue(family, contract.sequence_idle_s)
+
+    def _deadline(
+        self, family: str, deadline_s: float | None, timeout_s: float, arrived_s: float
+    ) -> tuple[float | None, bool]:
+        """The earliest of the caller's deadline, the request's `timeout` and, if it names neither, its family's; and
+        whether it is that `timeout`."""
+        if timeout_s > 0:
+            own_s = arrived_s + timeout_s
+            return (own_s, True) if deadline_s is None or own_s < deadline_s else (deadline_s, False)
+        if deadline_s is None:
+            settings = self._settings
+            default_s = settings.deadlines_s.get(family, settings.deadline_s)
+            return (arrived_s + default_s, False) if default_s else (None, False)
+        return deadline_s, False
+
+    def _queue_of(self, family: str) -> AsyncFamilyQueue:
+        queue = self._routing.queues.get(family)
+        if queue is None or family not in self._routing.table.routes:
+            raise unknown_model(family) if self._routing.table.routes else Unavailable(self._local.not_ready())
+        return queue
+
+    def _batches(self, family: str) -> bool:
+        """Whether the first dimension counts items; taken as true until the contract is known."""
+        contract = self._contracts.known(family)
+        return contract is None or contract.config.config.max_batch_size > 0
+
+
+_NO_SEQUENCE = ("", False, False)
+
+
+def _refuse_shared_memory(message: Any) -> None:
+    for tensor in (*message.inputs, *message.outputs):
+        if tensor.parameters and "shared_memory_region" in tensor.parameters:
+            raise InvalidInput(
+                f"tensor '{tensor.name}' is in shared memory, which slices cannot reach",
+                remedy="send it in the request",
+            )
+
+
+def _priority(parameters: Any) -> int:
+    """1 = highest, 0 = the default. tritonclient sends uint64_param, others int64_param."""
+    if "priority" not in parameters:
+        return 0
+    given = parameters["priority"]
+    return int(given.uint64_param or given.int64_param)
+
+
+def _sequence(parameters: Any) -> tuple[str, bool, bool]:
+    """The sequence that a request belongs to ("" = none, as Triton has it for 0 and ""), its start and end flags."""
+    if "sequence_id" not in parameters:
+        return _NO_SEQUENCE
+    given = parameters["sequence_id"]
+    number = given.int64_param or given.uint64_param
+    name = given.string_param or (str(number) if number else "")
+    if not name:
+        return _NO_SEQUENCE
+    start = "sequence_start" in parameters and parameters["sequence_start"].bool_param
+    end = "sequence_end" in parameters and parameters["sequence_end"].bool_param
+    return name, start, end

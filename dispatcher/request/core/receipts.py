@@ -1,0 +1,145 @@
+"""What an answer is estimated to have cost: rates that the controller publishes, joined with the carbon of now.
+
+Data: `ReceiptRates` (joules per request and item of every slice and variant) and the last `CarbonReading` of the series
+that the rates name. Formulation: energy_j = request_j + item_j x items, active energy only; carbon_mg = energy x
+intensity x PUE. Every answer is priced into the load windows; the receipt itself is written for whoever asks. What is
+not known is left out, never 0: no rate, no energy; no reading, no carbon. `trefoil_receipt_basis` and
+`trefoil_receipt_method` say what a number rests on. A pure brain: values in, bytes out.
+Deviations: none.
+"""
+
+from typing import Final
+
+from dispatcher.request.core import kserve_wire
+from trefoil.core.carbon import CarbonRatio, CarbonReading, Quality
+from trefoil.core.common import Basis
+from trefoil.core.energy import Receipt, ReceiptRate, ReceiptRates
+from trefoil.core.fleet import SliceKey
+from trefoil.core.units import MG_PER_G, grams
+
+ENERGY: Final = "trefoil_energy_j_estimate"
+CARBON: Final = "trefoil_carbon_mg_estimate"
+SLICE: Final = "trefoil_slice"
+BASIS: Final = "trefoil_receipt_basis"
+METHOD: Final = "trefoil_receipt_method"
+WRITTEN_MAX: Final = 4096  # receipts whose bytes are remembered
+STALE_INTERVALS: Final = 2  # of a carbon reading
+
+Key = tuple[SliceKey, str, str]  # slice, family, variant
+
+
+class Receipts:
+    """Receipt rates and carbon reading in force. `set_rates` and `check_age` are called off the hot path, twice a
+    second at most."""
+
+    def __init__(self, stale_s: float) -> None:
+        self._stale_s = stale_s
+        self._published: ReceiptRates | None = None
+        self._rates: dict[Key, ReceiptRate] = {}
+        self._reading: CarbonReading | None = None
+        self._stale_reasons: tuple[str, ...] = ()
+        self._written: dict[tuple[SliceKey, str, str, int], bytes] = {}
+
+    def set_rates(self, rates: ReceiptRates | None, reading: CarbonReading | None) -> None:
+        """Price by these from now on; None keeps what there was: an emptied Redis makes nothing unknown."""
+        if rates is not None and rates != self._published:
+            self._published = rates
+            self._rates = {(rate.slice, rate.family, rate.variant): rate for rate in rates.rates}
+            self._written.clear()
+        joins = self._published is not None and reading is not None and reading.series == self._published.series
+        if joins and reading != self._reading:
+            self._reading = reading
+            self._written.clear()
+
+    @property
+    def stale_reasons(self) -> tuple[str, ...]:
+        """Which of rates and reading are old, in words."""
+        return self._stale_reasons
+
+    def check_age(self, now_s: float) -> None:
+        """Check whether rates or carbon have become old [UTC s]; receipts say so from now on."""
+        old = []
+        if self._published is not None and now_s - self._published.observed_at_s > self._stale_s:
+            old.append("the rates are old and carried on")
+        reading = self._reading
+        if reading is not None:
+            interval_s = reading.ends_at_s - reading.starts_at_s
+            if 0 < STALE_INTERVALS * interval_s < now_s - reading.observed_at_s:
+                old.append("the carbon reading is old and carried on")
+        if tuple(old) != self._stale_reasons:
+            self._stale_reasons = tuple(old)
+            self._written.clear()
+
+    def rate(self, slice_: SliceKey, family: str, variant: str) -> ReceiptRate | None:
+        """Energy rate of an answer on a slice; None: not known."""
+        return self._rates.get((slice_, family, variant))
+
+    def price(self, slice_: SliceKey, family: str, variant: str, items: int) -> Receipt | None:
+        """The receipt of an answer; None: its energy is not known. `quality` UNSPECIFIED: its carbon is not."""
+        rate, rates, reading = self.rate(slice_, family, variant), self._published, self._reading
+        if rate is None or rates is None:
+            return None
+        energy_j = rate.energy_j(items)
+        if reading is None:
+            return Receipt(family, variant, slice_, energy_j, basis=rate.basis, plan=rates.plan)
+        intensity = reading.intensity_g_per_kwh
+        return Receipt(
+            family=family,
+            variant=variant,
+            slice=slice_,
+            energy_j=energy_j,
+            carbon_mg=grams(energy_j, intensity, rates.pue) * MG_PER_G,
+            basis=rate.basis,
+            intensity_g_per_kwh=intensity,
+            quality=reading.quality,
+            plan=rates.plan,
+        )
+
+    def suffix(self, slice_: SliceKey, family: str, variant: str, items: int) -> bytes:
+        """The response parameters of a receipt, to be appended to an answer."""
+        key = (slice_, family, variant, items)
+        written = self._written.get(key)
+        if written is None:
+            if len(self._written) >= WRITTEN_MAX:
+                self._written.clear()
+            written = self._written[key] = self._write(self.price(slice_, family, variant, items), key)
+        return written
+
+    def _write(self, receipt: Receipt | None, key: tuple[SliceKey, str, str, int]) -> bytes:
+        data = kserve_wire.string_parameter(SLICE, key[0].name)
+        basis = receipt.basis if receipt is not None else Basis.NONE
+        data += kserve_wire.string_parameter(BASIS, basis.name.lower())
+        data += kserve_wire.string_parameter(METHOD, self._method(receipt, key))
+        if receipt is not None:
+            data += kserve_wire.double_parameter(ENERGY, receipt.energy_j)
+            if receipt.quality != Quality.UNSPECIFIED:
+                data += kserve_wire.double_parameter(CARBON, receipt.carbon_mg)
+        return data
+
+    def _method(self, receipt: Receipt | None, key: tuple[SliceKey, str, str, int]) -> str:
+        if self._published is None:
+            return "no rates have been published yet"
+        rate = self._rates.get(key[:3])
+        if receipt is None or rate is None:
+            return "the energy of this slice is not measured, or too little of it yet"
+        parts = ["active energy only"]
+        if rate.window_s:
+            parts.append(f"metered over estimated {rate.ratio:g}, memory {rate.window_s:g} s")
+        else:
+            parts.append("the profile alone, nothing metered yet")
+        if self._reading is None:
+            parts.append("no carbon reading")
+        else:
+            reading = self._reading
+            source = "simulated" if reading.simulated else reading.quality.name.lower()
+            parts.append(f"{reading.intensity_g_per_kwh:g} g/kWh ({source}), PUE {self._published.pue:g}")
+        return "; ".join((*parts, *self._stale_reasons))
+
+
+def current_ratio(found: CarbonRatio | None, reading: CarbonReading | None, now_s: float) -> float | None:
+    """Carbon intensity over its mean that holds at a time [UTC s]; None: unknown, or too old to go by (as old as
+    receipts call a reading stale)."""
+    if found is None or reading is None or found.series != reading.series:
+        return None
+    interval_s = reading.ends_at_s - reading.starts_at_s
+    return found.cir if now_s - found.observed_at_s <= STALE_INTERVALS * interval_s else None

@@ -1,0 +1,151 @@
+"""One request of a decoupled family: any number of answers, from one stream to its slice.
+
+The credit is held until Triton's final response. A request whose slice never took it is tried once more on another one
+as long as nothing has been answered; a connection that dies later ends it with the status that came back.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher.request.admission import Request, StatusError
+from dispatcher.request.core import kserve_wire
+from dispatcher.request.inference import Inference, status
+from dispatcher.request.transport import Connection
+from dispatcher.service.local_worker import LocalWorker
+from dispatcher.slice_health.core.ejection import Failure, classify, is_overload
+from trefoil.core.errors import Unavailable
+
+_parse = pb.ModelStreamInferResponse.FromString
+
+
+class DecoupledRequest:
+    """Passes what a slice answers to `send`. With `grpc_error` the first error ends it with its status."""
+
+    def __init__(
+        self, local: LocalWorker, inference: Inference, send: Callable[[bytes], Awaitable[None]], grpc_error: bool
+    ) -> None:
+        self._transport = local.routing.transport
+        self._evidence = local.health.evidence
+        self._inference = inference
+        self._send = send
+        self._grpc_error = grpc_error
+        self._sent = 0
+        self._over = False
+        self._version = ""  # that answered last, as the slice has it
+        self._error: StatusError | None = None  # an error among its answers
+
+    async def serve(self, wants_final: bool, request: Request) -> None:
+        """Everything that answers one request. `wants_final`: also the empty response that ends it.
+
+        Raises:
+            StatusError: it failed with a status, before or after the first answer.
+            QueueFull, Unavailable, InvalidInput: it got no slice.
+        """
+        attempts = 1
+        while True:
+            pick = await self._inference.pick(request)
+            connection = None
+            try:
+                connection = self._transport.connection(pick.slice)
+                await self._run(request, connection, wants_final)
+            except (grpc.aio.AioRpcError, Unavailable, StatusError) as error:
+                if self._over:
+                    if isinstance(error, StatusError):
+                        raise
+                    return
+                refused = error if isinstance(error, StatusError) else status(error)
+                failure = self._inference.slice_failed(request, refused)
+                if failure is not Failure.UNREACHABLE or self._sent or not self._inference.may_retry(request, attempts):
+                    raise self._inference.client_status(request, refused, failure) from error
+                attempts += 1
+                request.ticket = replace(request.ticket, id=self._inference.admission.next_id())
+                continue
+            except asyncio.CancelledError as error:
+                cut = None if self._over else self._inference.call_cancelled(request, connection)
+                if cut is None:
+                    raise
+                raise cut from error
+            except BaseException:
+                if not self._over:  # a bug: the credit must come back whatever happens
+                    self._inference.end(request, "CANCELLED", executed=True)
+                raise
+            return
+
+    async def _run(self, request: Request, connection: Connection, wants_final: bool) -> None:
+        """Raises AioRpcError, or StatusError if the slice answers nothing but that it did not take the request, or,
+        with `grpc_error`, any error."""
+        payload, timeout_s = self._inference.upstream_request(request)
+        # Never with triton_grpc_error: Triton 2.51 dies of a model that goes on after its first error then.
+        call = connection.stream(iter((payload + kserve_wire.ASK_FINAL,)), timeout=timeout_s)
+        try:
+            async for data in call:  # to the end of the stream, which follows the final response
+                await self._pass(request, data, wants_final)
+        finally:
+            call.cancel()  # does nothing after its end
+        self._end(request)
+        if self._error is not None and self._grpc_error:
+            raise self._error
+
+    async def _pass(self, request: Request, data: bytes, wants_final: bool) -> None:
+        assert request.pick is not None
+        self._evidence.answer_counts[request.pick.slice] += 1  # it lives, however long the whole takes
+        answer = _parse(data)
+        inner = answer.infer_response
+        final = kserve_wire.IS_FINAL in inner.parameters and inner.parameters[kserve_wire.IS_FINAL].bool_param
+        if (error := error_of(answer)) is not None:
+            self._error = error
+            if not self._sent and classify(error.code.name, error.details) is Failure.UNREACHABLE:
+                raise error
+            data = b"" if self._grpc_error else data
+        elif inner.outputs or inner.model_version:
+            self._version = inner.model_version
+            data += kserve_wire.stream_answer(self._suffix(request))
+        else:  # empty: a model's own response tells its version
+            data = data if wants_final else b""
+        if final:
+            self._end(request)
+        if data:
+            self._sent += 1
+            await self._send(data)
+
+    def _suffix(self, request: Request) -> bytes:
+        """A receipt is for the whole request: it stands on the first answer."""
+        assert request.pick is not None
+        variant = self._inference.variant(request.ticket.family, self._version, request.pick)
+        return kserve_wire.answer_suffix(variant) if self._sent else self._inference.answer_suffix(request, variant)
+
+    def _end(self, request: Request) -> None:
+        """Book it, once."""
+        if self._over:
+            return
+        self._over = True
+        if self._error is None:
+            # How many answers there are is up to each request: it predicts nothing for the deadline of another one.
+            self._inference.record_answer(request, self._version, usual=False)
+        else:
+            self._inference.slice_failed(request, self._error)
+            if not self._grpc_error:  # else it is still to be refused
+                self._inference.record_failure(request, self._error.code.name, self._error.details)
+
+
+def error_of(answer: Any) -> StatusError | None:
+    """The error that a ModelStreamInferResponse is, with the code that Triton left out: by its text, else by whether
+    the model gave it."""
+    if not answer.error_message:
+        return None
+    return StatusError(_code_of(answer.error_message, bool(answer.infer_response.model_name)), answer.error_message)
+
+
+def _code_of(text: str, executed: bool) -> grpc.StatusCode:
+    for code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE):
+        failure = classify(code.name, text)
+        if failure in (Failure.DEAD_STUB, Failure.UNREACHABLE):
+            return code
+    if is_overload(text):
+        return grpc.StatusCode.UNAVAILABLE
+    return grpc.StatusCode.INTERNAL if executed else grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,411 @@
+"""ModelInfer: admit, wait for a slice, forward the bytes, answer. The hot path; nothing else belongs here.
+
+There is one retry loop, here: a request goes to another slice only if its slice certainly never took it (connection
+refused, exiting, model not loaded), within a budget and its deadline. Whatever was in flight on a slice that died fails
+with the status that came back.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+import grpc
+import structlog
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher.fronts.contracts import Contracts
+from dispatcher.request.admission import Admission, Caller, Request, StatusError, overdue
+from dispatcher.request.core import kserve_wire
+from dispatcher.request.core.retry_budget import RetryBudget
+from dispatcher.request.transport import Connection
+from dispatcher.routing.async_queue import ServedElsewhere
+from dispatcher.routing.core.sequences import missing_start
+from dispatcher.routing.queues.fifo import QueueFull
+from dispatcher.routing.sequence_queue import AsyncSequenceQueue
+from dispatcher.service.local_worker import LocalWorker
+from dispatcher.slice_health.core.ejection import Failure, classify
+from dispatcher.workers.core import membership
+from dispatcher.workers.core.membership import WorkerId
+from dispatcher.workers.peer_links import ConnectionLost, NoCredits, NotDelivered, Peers
+from trefoil.core.brains import Outcome, Pick
+from trefoil.core.errors import TrefoilError, Unavailable
+from trefoil.core.fleet import SliceKey
+from trefoil.runtime.rpc import status_of
+
+LOG = structlog.get_logger()
+Result = TypeVar("Result")
+NEWS_S: Final = 0.02  # how long workers may be of two minds about who serves a family: news take a few ms
+_parse_answer = pb.ModelInferResponse.FromString
+_parse_request = pb.ModelInferRequest.FromString
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`data` is a ModelInferResponse under the public version with our parameters, `trailers` what the slice sent."""
+
+    data: bytes
+    trailers: Any
+    variant: str
+    slice: SliceKey
+
+
+class Inference:
+    """Inference of one request: admit, route, forward, answer. Raw bytes in, raw bytes out. Belongs to one event
+    loop."""
+
+    def __init__(self, local: LocalWorker, contracts: Contracts, peers: Peers | None = None) -> None:
+        self.admission = Admission(local, contracts)
+        self.peers = peers
+        self._id = local.id
+        self._clock = local.clock
+        self._settings = local.settings
+        self._routing = local.routing
+        self._transport = local.routing.transport
+        self._health = local.health
+        self._evidence = local.health.evidence
+        self._accounting = local.accounting
+        self._load = local.accounting.load
+        self._retry_budget = RetryBudget(local.settings.retry_ratio, local.settings.retry_burst)
+        self._log_tokens = local.settings.log_failures_per_s
+        self._log_at_s = 0.0
+
+    async def infer(self, data: bytes, context: Any, tenant: str = "") -> bytes:
+        """Handle a unary ModelInfer over gRPC."""
+        remaining_s = context.time_remaining()
+        caller = Caller(tenant, None if remaining_s is None else self._clock.monotonic_s() + remaining_s)
+        try:
+            answer = await self.answer(data, caller)
+        except StatusError as refused:
+            await context.abort(refused.code, refused.details, refused.trailers)
+            raise AssertionError("abort returned") from refused
+        if answer.trailers:
+            context.set_trailing_metadata(tuple(answer.trailers))
+        return answer.data
+
+    async def answer(self, data: bytes, caller: Caller) -> Answer:
+        """Answer one request (bytes of a ModelInferRequest), for whichever front it came through.
+
+        Cancelling it takes the request out of the queue, or cancels it on its slice; it is then booked as CANCELLED, or
+        as DEADLINE_EXCEEDED if the caller's time was up.
+
+        Raises:
+            StatusError: a status for the client, already booked and logged.
+        """
+
+        async def forward(worker: WorkerId) -> Answer:
+            assert self.peers is not None
+            told = await self.peers.forward(worker, data, caller)
+            return Answer(told.data, told.trailers, told.variant, told.slice)
+
+        return await self.handle(
+            data, caller, lambda request: self.serve_or_forward(request, caller, self._serve, forward)
+        )
+
+    async def handle(self, data: bytes, caller: Caller, serve: Callable[[Request], Awaitable[Result]]) -> Result:
+        """Admit a request and serve it, whichever way that is done; raises like `answer`."""
+        request: Request | None = None
+        try:
+            request = self.admission.admit(data, caller, self._clock.monotonic_s())
+            self._retry_budget.on_request()
+            if request.ticket.sequence_id:
+                await self.admission.queue_in_sequence(request)
+            return await serve(request)
+        except StatusError as refused:
+            self.record_failure(request, refused.code.name, refused.details)
+            raise
+        except TrefoilError as error:
+            said = refusal(error)
+            self.record_failure(request, said.code.name, said.details)
+            raise said from error
+        except asyncio.CancelledError:
+            now_s = self._clock.monotonic_s()
+            late = overdue(caller.deadline_s, request.ticket.arrived_s if request is not None else now_s, now_s)
+            self.record_failure(
+                request, "DEADLINE_EXCEEDED" if late else "CANCELLED", "the client's time ran out or it left"
+            )
+            raise
+
+    async def pick(self, request: Request) -> Pick:
+        """Wait for a slice for the request, as soon as its router gives it one; its end is told with `end`.
+
+        Raises:
+            QueueFull, Unavailable: it gets none.
+            StatusError: its deadline passed in the queue, or cannot be met on that slice any more.
+        """
+        queue, ticket = request.queue, request.ticket
+        request.pick, request.sent_s = None, 0.0
+        picked = queue.submit(ticket)
+        pick = await self._wait(request, picked) if isinstance(picked, asyncio.Future) else picked
+        now_s = self._clock.monotonic_s()
+        request.pick = pick
+        if ticket.deadline_s is not None:
+            self._drop_if_late(request, pick, ticket.deadline_s - now_s, now_s)
+        request.sent_s = now_s
+        self._load.sent(
+            ticket.family, pick.variant, pick.slice, ticket.slo_class, queue.in_flight_on(pick.slice), ticket.tenant
+        )
+        return pick
+
+    async def _wait(self, request: Request, future: "asyncio.Future[Pick]") -> Pick:
+        ticket = request.ticket
+        now_s = self._clock.monotonic_s()
+        try:
+            async with asyncio.timeout(None if ticket.deadline_s is None else max(0.0, ticket.deadline_s - now_s)):
+                return await future
+        except TimeoutError as error:
+            request.queue.abandon(ticket, future)
+            if request.timeout_binds:
+                raise Unavailable("Request timeout expired") from error  # Triton's own words for its queue timeout
+            waited_ms = (self._clock.monotonic_s() - ticket.arrived_s) * 1e3
+            why = f"its deadline passed after {waited_ms:.1f} ms in the queue of {ticket.family}"
+            raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, why) from error
+        except asyncio.CancelledError:
+            request.queue.abandon(ticket, future)
+            raise
+
+    def _drop_if_late(self, request: Request, pick: Pick, left_s: float, now_s: float) -> None:
+        """Drop a request that its slice would only answer when nobody waits for it any longer."""
+        ticket, times = request.ticket, self._evidence.times
+        predicted_s = times.predicted_s(pick.slice, pick.variant, ticket.items, now_s)
+        if left_s > predicted_s:
+            return
+        times.dropped(pick.slice, pick.variant, ticket.items)
+        self.end(request, "DEADLINE_EXCEEDED", executed=False)
+        request.pick = None
+        raise StatusError(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            f"dropped before dispatch: it waited {(now_s - ticket.arrived_s) * 1e3:.1f} ms, of its deadline "
+            f"{max(0.0, left_s) * 1e3:.1f} ms are left, and {pick.slice.name} is predicted to take "
+            f"{predicted_s * 1e3:.1f} ms",
+        )
+
+    def end(self, request: Request, code: str, executed: bool) -> Outcome:
+        """End a picked request, in whichever way: its credit goes back."""
+        assert request.pick is not None
+        now_s = self._clock.monotonic_s()
+        latency_ms = (now_s - request.ticket.arrived_s) * 1e3
+        service_ms = (now_s - request.sent_s) * 1e3 if request.sent_s else 0.0
+        outcome = Outcome(code, latency_ms, service_ms, 0, executed)
+        request.queue.done(request.ticket, request.pick, outcome)
+        return outcome
+
+    def record_answer(self, request: Request, version: str, usual: bool = True) -> str:
+        """Book an answer that a slice gave under a version; the variant that gave it. `usual`: others take as long."""
+        ticket, pick = request.ticket, request.pick
+        assert pick is not None
+        variant = self.variant(ticket.family, version, pick)
+        outcome = self.end(request, "OK", executed=True)
+        service_s = outcome.service_ms / 1e3 if usual else None
+        if self._evidence.on_answer(pick.slice, variant, ticket.items, service_s, self._clock.monotonic_s()):
+            self._routing.rebuild()
+        objective = self._routing.table.objectives.get(ticket.family)
+        self._load.answered(
+            ticket.family, variant, pick.slice, ticket.slo_class, ticket.items, outcome.latency_ms,
+            outcome.latency_ms - outcome.service_ms,
+            ticket.slo_ms or (objective.slo_ms if objective is not None else 0.0), self._clock.now_s(),
+            ticket.tenant,
+        )  # fmt: skip
+        if ticket.id % self._settings.log_every_requests == 0:
+            self._log("request", request, "OK", outcome.latency_ms, variant)
+        return variant
+
+    def answer_suffix(self, request: Request, variant: str) -> bytes:
+        """Bytes that turn a slice's answer into ours, with its receipt if that was asked for."""
+        data = kserve_wire.answer_suffix(variant)
+        if request.parameters.receipt:
+            ticket, pick = request.ticket, request.pick
+            assert pick is not None
+            data += self._accounting.receipts.suffix(pick.slice, ticket.family, variant, ticket.items)
+        return data
+
+    def slice_failed(self, request: Request, refused: StatusError) -> Failure:
+        """Handle a status that a slice answered with: classify it, eject the slice if it proves it dead or an outlier,
+        and end the request there."""
+        pick = request.pick
+        assert pick is not None
+        code, details = refused.code.name, refused.details
+        failure = classify(code, details)
+        # Before the credit is free: the next request must not be given to it.
+        if failure is not Failure.OWN:
+            self._health.eject(pick.slice, failure, f"{code} {details}")
+        elif code == "DEADLINE_EXCEEDED":
+            self._record_late(request, pick)
+        elif why := self._evidence.on_status(pick.slice, code):
+            self._health.eject(pick.slice, Failure.SICK, why)
+        self.end(request, code, executed=failure is not Failure.UNREACHABLE)
+        return failure
+
+    def is_pinned(self, request: Request) -> bool:
+        """Whether only one slice may have the request: what came before it in its sequence is there."""
+        return bool(request.ticket.sequence_id) and not request.ticket.sequence_start
+
+    def client_status(self, request: Request, refused: StatusError, failure: Failure) -> StatusError:
+        """Status for a client whose request came back: that its sequence is gone, if it is."""
+        if failure is Failure.UNREACHABLE and self.is_pinned(request):
+            return refusal(missing_start(request.ticket, f"its slice is lost: {refused.details}"))
+        return refused
+
+    def call_cancelled(self, request: Request, connection: Connection | None) -> StatusError | None:
+        """The call of a picked request was cancelled: the credit comes back. The status to refuse with if it was not
+        the client that left, but the connection that was cut."""
+        pick, task = request.pick, asyncio.current_task()
+        assert pick is not None
+        if connection is not None and connection.cut_reason and not (task is not None and task.cancelling()):
+            self.end(request, "UNAVAILABLE", executed=True)
+            return StatusError(grpc.StatusCode.UNAVAILABLE, connection.cut_reason)
+        if overdue(request.ticket.deadline_s, request.ticket.arrived_s, self._clock.monotonic_s()):
+            self._record_late(request, pick)
+        self.end(request, "CANCELLED", executed=True)
+        return None
+
+    def _record_late(self, request: Request, pick: Pick) -> None:
+        now_s = self._clock.monotonic_s()
+        items, waited_s = request.ticket.items, now_s - request.sent_s
+        if why := self._evidence.on_deadline(pick.slice, pick.variant, items, waited_s, now_s):
+            self._health.eject(pick.slice, Failure.LATE, why)
+
+    def record_failure(self, request: Request | None, code: str, details: str) -> None:
+        """Book and log a request without an answer. Requests for families that nobody serves are not booked."""
+        if request is None or request.forwarded:
+            return
+        ticket, pick = request.ticket, request.pick
+        latency_ms = (self._clock.monotonic_s() - ticket.arrived_s) * 1e3
+        variant, slice_ = (pick.variant, pick.slice) if pick is not None else ("", None)
+        self._load.failed(ticket.family, variant, slice_, ticket.slo_class, code, latency_ms, ticket.tenant)
+        if self._may_log():
+            self._log("request failed", request, code, latency_ms, variant, details)
+
+    async def serve_or_forward(
+        self,
+        request: Request,
+        caller: Caller,
+        serve: Callable[[Request], Awaitable[Result]],
+        forward: Callable[[WorkerId], Awaitable[Result]],
+    ) -> Result:
+        """Serve a request here, or let another worker: one that has credits of the family, or that keeps the sequence.
+
+        Raises:
+            NoCredits: another worker forwarded it here, and only others have credits.
+            And what `serve` and `forward` raise.
+        """
+        peers = self.peers
+        if peers is None:
+            return await serve(request)
+        sequenced = isinstance(request.queue, AsyncSequenceQueue)
+        give_up_s = request.ticket.arrived_s + self._settings.no_slice_wait_s
+        while True:
+            try:
+                worker = peers.forward_target(request.ticket, caller.hops, sequenced)
+                if worker is None:
+                    return await serve(request)
+                request.forwarded = True  # from here on its end is booked there
+                result = await forward(worker)
+                self._accounting.forwarded_total[request.ticket.family] += 1
+                return result
+            except ServedElsewhere as moved:
+                if caller.hops:
+                    raise NoCredits(membership.worker_name(self._id)) from moved
+            except NotDelivered:  # its worker is gone: there are others, or it is ours now
+                pass
+            except NoCredits as error:  # who shares has changed, and one of us has not heard of it
+                if caller.hops:
+                    request.forwarded = True
+                    raise
+                request.forwarded = False
+                if self._clock.monotonic_s() > give_up_s:
+                    raise Unavailable(f"no worker serves {request.ticket.family} now", remedy="try again") from error
+                await self._clock.sleep(NEWS_S)
+            except ConnectionLost:
+                request.forwarded = False
+                raise
+            request.forwarded = False
+            request.ticket = replace(request.ticket, id=self.admission.next_id())
+
+    async def _serve(self, request: Request) -> Answer:
+        attempts = 1
+        while True:
+            pick = await self.pick(request)
+            connection = None
+            try:
+                connection = self._transport.connection(pick.slice)
+                payload, timeout_s = self.upstream_request(request)
+                call = connection.infer(payload, timeout=timeout_s)
+                data = await call
+                trailers = await call.trailing_metadata()
+            except (grpc.aio.AioRpcError, Unavailable) as error:
+                refused = status(error)
+                failure = self.slice_failed(request, refused)
+                if failure is not Failure.UNREACHABLE or not self.may_retry(request, attempts):
+                    raise self.client_status(request, refused, failure) from error
+                attempts += 1
+                request.ticket = replace(request.ticket, id=self.admission.next_id())
+                continue
+            except asyncio.CancelledError as error:
+                cut = self.call_cancelled(request, connection)
+                if cut is None:
+                    raise
+                raise cut from error
+            except BaseException:
+                self.end(request, "CANCELLED", executed=True)  # a bug: the credit must come back whatever happens
+                raise
+            variant = self.record_answer(request, _parse_answer(data).model_version)
+            return Answer(data + self.answer_suffix(request, variant), trailers, variant, pick.slice)
+
+    def upstream_request(self, request: Request) -> tuple[bytes, float | None]:
+        """Bytes and timeout of a request to its slice: what is left of the deadline, for gRPC and for Triton's own
+        queue."""
+        deadline_s = request.ticket.deadline_s
+        if deadline_s is None:
+            return request.payload, None
+        left_s = max(0.0, deadline_s - request.sent_s)
+        return request.payload + kserve_wire.int64_parameter("timeout", max(1, int(left_s * 1e6))), left_s
+
+    def may_retry(self, request: Request, attempts: int) -> bool:
+        """Whether a request that no slice has taken may be offered to another one."""
+        ticket = request.ticket
+        if self.is_pinned(request):
+            return False
+        if ticket.deadline_s is not None and self._clock.monotonic_s() >= ticket.deadline_s:
+            return False
+        allowed = attempts < self._settings.attempts_max and self._retry_budget.try_spend()
+        self._accounting.retries_total[ticket.family, "retried" if allowed else "refused"] += 1
+        return allowed
+
+    def variant(self, family: str, version: str, pick: Pick) -> str:
+        """Variant that answered. While a slice swaps that need not be the one of the table."""
+        if not version.isdigit():
+            return pick.variant
+        return self._routing.variants.get((family, int(version))) or f"version {version}"
+
+    def _may_log(self) -> bool:
+        now_s, per_s = self._clock.monotonic_s(), self._settings.log_failures_per_s
+        self._log_tokens = min(per_s, self._log_tokens + (now_s - self._log_at_s) * per_s)
+        self._log_at_s = now_s
+        if self._log_tokens < 1:
+            return False
+        self._log_tokens -= 1
+        return True
+
+    def _log(self, event: str, request: Request, code: str, latency_ms: float, variant: str, details: str = "") -> None:
+        pick, ticket = request.pick, request.ticket
+        LOG.info(
+            event, family=ticket.family, id=ticket.id, request_id=_parse_request(request.payload).id, code=code,
+            latency_ms=round(latency_ms, 2), variant=variant,
+            slice=pick.slice.name if pick is not None else "", why=pick.why if pick is not None else "",
+            bytes=ticket.bytes, slo_class=ticket.slo_class, details=details,
+        )  # fmt: skip
+
+
+def refusal(error: TrefoilError) -> StatusError:
+    """Convert an operating error to the status that a client gets."""
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED if isinstance(error, QueueFull) else status_of(error)
+    return StatusError(code, str(error))
+
+
+def status(error: grpc.aio.AioRpcError | Unavailable) -> StatusError:
+    """Convert what came back from a slice to a status to be passed on unchanged: an AioRpcError that escapes would
+    become UNKNOWN."""
+    if isinstance(error, Unavailable):
+        return StatusError(grpc.StatusCode.UNAVAILABLE, str(error))
+    return StatusError(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))

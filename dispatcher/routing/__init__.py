@@ -1,0 +1,1 @@
+"""Routing: tables made of plan and nodes, family queues, routers and queues."""

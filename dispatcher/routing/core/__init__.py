@@ -1,0 +1,1 @@
+"""Tables, family queues, floors and sequences, pure."""

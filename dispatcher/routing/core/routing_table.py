@@ -1,0 +1,240 @@
+"""The routing table: what the plan wants, of what is really there.
+
+A pure function of the plan's routes, the nodes' statuses and the slices ejected here. A target is live when its agent
+has published it READY or SWAPPING with an address and the family on it, the plan does not drain it, and it is not
+ejected. Weights are made to sum to 1 over the live targets: what a dead slice was to serve is spread over the others by
+their weights, and `why` says so. A plan that cannot be routed is refused whole: the last good table stays.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from dispatcher.routing.core.accuracy_floors import (
+    Accuracies,
+    AccuracyReach,
+    best_accuracy,
+    with_guaranteed_accuracy,
+)
+from dispatcher.routing.queues import QUEUES
+from dispatcher.routing.routers import ROUTERS
+from dispatcher.workers.core import credit_shares
+from dispatcher.workers.core.credit_shares import Part
+from dispatcher.workers.core.membership import WorkerId
+from trefoil.core.common import Revision
+from trefoil.core.errors import PlanError, SettingError, StaleRevision
+from trefoil.core.fleet import NodeStatus, SliceKey, SliceState, SliceStatus
+from trefoil.core.objective import Objective
+from trefoil.core.parts import Kind, find
+from trefoil.core.plan import Plan, Route, RouteTarget
+
+SERVING: Final = frozenset({SliceState.READY, SliceState.SWAPPING})
+ONE_WORKER: Final = "routes a group of families, which needs all their requests in one worker"
+LISTENING: Final = SERVING | {SliceState.DRAINING}  # connecting earlier would leave the channel in its backoff at READY
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Address of a slice. Another generation at the same address is another Triton: no connection is shared."""
+
+    target: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingTable:
+    """What to route by. `routes` hold live targets only, with this worker's credits; `planned` is what the plan asked
+    for. `served_by` names the workers among which a family's credits are divided. `elsewhere` does so too, for families
+    that are live and of which this worker has no credit: their requests are forwarded. `alive` names all live slices of
+    a family, whoever has their credits; `held` the credits of this worker, live or not."""
+
+    revision: Revision = Revision()
+    routes: Mapping[str, Route] = field(default_factory=dict)
+    planned: Mapping[str, Route] = field(default_factory=dict)
+    endpoints: Mapping[SliceKey, Endpoint] = field(default_factory=dict)
+    objectives: Mapping[str, Objective] = field(default_factory=dict)
+    variants: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)
+    served_by: Mapping[str, tuple[WorkerId, ...]] = field(default_factory=dict)
+    elsewhere: Mapping[str, tuple[WorkerId, ...]] = field(default_factory=dict)
+    alive: Mapping[str, tuple[SliceKey, ...]] = field(default_factory=dict)
+    held: Mapping[str, Part] = field(default_factory=dict)
+    reach: Mapping[str, AccuracyReach] = field(default_factory=dict)
+    missing: Mapping[str, Mapping[SliceKey, str]] = field(default_factory=dict)
+
+    def live(self, family: str) -> tuple[RouteTarget, ...]:
+        """Targets that a family can be sent to now, from here."""
+        route = self.routes.get(family)
+        return route.targets if route is not None else ()
+
+    def served(self, family: str) -> bool:
+        """Whether some slice is live for a family, through whichever worker."""
+        return bool(self.live(family)) or family in self.elsewhere
+
+    @property
+    def summary(self) -> str:
+        """Summary in one line: every family that is not routed as planned, and why."""
+        return "; ".join(f"{family}: {why}" for family, why in sorted(self.why.items()) if why)
+
+
+def override_parts(plan: Plan, router: str, queue: str) -> Plan:
+    """Replace router and queue of all routes by the operator's choice ("" = the plan's own)."""
+    if not router and not queue:
+        return plan
+    chosen = (replace(route, router=router or route.router, queue=queue or route.queue) for route in plan.routes)
+    return replace(plan, routes=tuple(chosen))
+
+
+def check_plan(plan: Plan, seen: Revision, workers: int = 1) -> None:
+    """Check that a plan can be routed here, by one of so many workers.
+
+    Raises:
+        StaleRevision: an older plan than one obeyed before (an emptied Redis must not send the system back).
+        PlanError: a router, queue, weight or stage that this dispatcher cannot route by.
+    """
+    if plan.revision < seen:
+        raise StaleRevision(f"plan {plan.revision} is older than {seen}, which was obeyed", remedy="write a newer plan")
+    families = [route.family for route in plan.routes]
+    if len(set(families)) < len(families):
+        raise PlanError("a family has two routes", field="routes", value=families, remedy="one route a family")
+    for route in plan.routes:
+        here = f"routes[{route.family}]"
+        _check_part_names(route, here, workers)
+        for target in route.targets:
+            if target.stage:
+                raise PlanError("stages are not routed yet", field=f"{here}.stage", value=target.stage)
+            if not 0 <= target.weight < float("inf"):
+                raise PlanError("a weight is finite and >= 0", field=f"{here}.weight", value=target.weight)
+            if target.credits < 1 and not target.draining:
+                raise PlanError("a live target has at least one credit", field=f"{here}.credits", value=target.credits)
+        slices = [target.slice for target in route.targets]
+        if len(set(slices)) < len(slices):
+            raise PlanError("a slice is targeted twice", field=f"{here}.targets", value=[key.name for key in slices])
+
+
+def _check_part_names(route: Route, here: str, workers: int) -> None:
+    try:
+        router = find(Kind.ROUTER, route.router, ROUTERS)
+        find(Kind.QUEUE, route.queue, QUEUES)
+    except SettingError as error:
+        raise PlanError(str(error), field=here) from error
+    if router.traits.group and workers > 1:
+        remedy = "set workers to 1, or route by another one"
+        raise PlanError(ONE_WORKER, field=f"{here}.router", value=route.router, remedy=remedy)
+
+
+def build_table(
+    plan: Plan,
+    nodes: Iterable[NodeStatus],
+    ejected: Mapping[SliceKey, str] | None = None,
+    workers: Sequence[WorkerId] = (),
+    me: WorkerId = ("", 0),
+    slow_start_limits: Mapping[SliceKey, int] | None = None,
+    agreed: bool = True,
+    before: Mapping[str, Part] | None = None,
+) -> RoutingTable:
+    """The routing table of a plan that passed `check_plan`.
+
+    `ejected` gives the reason; `workers` share each slice's credits, this one alone if none are given;
+    `slow_start_limits` bound what slices get that have just come back; `agreed` = all workers share alike and route by
+    this plan, `before` = the credits that this one held.
+    """
+    statuses = {s.key: s for node in nodes for device in node.devices for s in device.slices}
+    routes, why = {}, {}
+    served_by: dict[str, tuple[WorkerId, ...]] = {}
+    elsewhere: dict[str, tuple[WorkerId, ...]] = {}
+    alive: dict[str, tuple[SliceKey, ...]] = {}
+    held: dict[str, Part] = {}
+    reach, absent = {}, {}
+    accuracies = {(route.family, t.variant): t.accuracy for route in plan.routes for t in route.targets}
+    for route in plan.routes:
+        live, missing = _split(route, statuses, ejected or {}, accuracies)
+        # By the plan, not by what is live: all workers read the same one, but each ejects for itself.
+        dealt = credit_shares.credit_classes(route.targets)
+        served_by[route.family] = among = credit_shares.serving_workers(route.family, tuple(workers) or (me,), dealt)
+        right = credit_shares.entitled_credits(dealt, among, me)
+        held[route.family] = credit_shares.usable_credits(right, (before or {}).get(route.family, {}), agreed)
+        mine = credit_shares.own_targets(dealt, live, held[route.family])
+        if slow_start_limits:
+            mine = [replace(t, credits=min(t.credits, slow_start_limits.get(t.slice, t.credits))) for t in mine]
+        routes[route.family] = replace(route, targets=_renormalised(mine))
+        absent[route.family], reach[route.family] = missing, _reach(route, live)
+        why[route.family] = _explain(route, live, missing)
+        alive[route.family] = tuple(target.slice for target in live)
+        if live and not mine:
+            elsewhere[route.family] = tuple(worker for worker in among if worker != me)
+    return RoutingTable(
+        revision=plan.revision,
+        routes=routes,
+        planned={route.family: route for route in plan.routes},
+        endpoints={
+            s.key: Endpoint(s.grpc_target, s.generation)
+            for s in statuses.values()
+            if s.grpc_target and s.state in LISTENING
+        },
+        objectives={objective.family: objective for objective in plan.objectives},
+        variants={(h.family, h.version): h.variant for s in statuses.values() for h in s.hosted},
+        why=why,
+        served_by=served_by,
+        alive=alive,
+        held=held,
+        elsewhere=elsewhere,
+        reach=reach,
+        missing=absent,
+    )
+
+
+def _reach(route: Route, live: Sequence[RouteTarget]) -> AccuracyReach:
+    promised = [target for target in route.targets if not target.draining]
+    return AccuracyReach(best_accuracy(live), best_accuracy(promised))
+
+
+def _split(
+    route: Route, statuses: Mapping[SliceKey, SliceStatus], ejected: Mapping[SliceKey, str], accuracies: Accuracies
+) -> tuple[list[RouteTarget], dict[SliceKey, str]]:
+    live: list[RouteTarget] = []
+    missing: dict[SliceKey, str] = {}
+    for target in route.targets:
+        if target.draining:
+            continue
+        reason = _not_live(route.family, statuses.get(target.slice)) or ejected.get(target.slice, "")
+        if reason:
+            missing[target.slice] = reason
+        else:
+            live.append(with_guaranteed_accuracy(target, route.family, statuses[target.slice], accuracies))
+    return live, missing
+
+
+def _not_live(family: str, status: SliceStatus | None) -> str:
+    if status is None:
+        return "no agent reports it"
+    if status.state not in SERVING:
+        return f"{status.state.name}{f' ({status.why})' if status.why else ''}"
+    if not status.grpc_target:
+        return "it has no address"
+    if not any(hosted.family == family for hosted in status.hosted):
+        return f"it does not host {family}"
+    return ""
+
+
+def _renormalised(live: Sequence[RouteTarget]) -> tuple[RouteTarget, ...]:
+    total = sum(target.weight for target in live)
+    if total <= 0:
+        return tuple(replace(target, weight=1.0 / len(live)) for target in live)
+    return tuple(replace(target, weight=target.weight / total) for target in live)
+
+
+def _explain(route: Route, live: Sequence[RouteTarget], missing: Mapping[SliceKey, str]) -> str:
+    if not route.targets:
+        return "the plan gives it no slice"
+    reasons = ", ".join(f"{key.name} {reason}" for key, reason in missing.items())
+    if not live:
+        return f"no live slice: {reasons or 'all are draining'}"
+    if not missing:
+        return ""
+    total = sum(target.weight for target in route.targets if not target.draining) or 1.0
+    lost = sum(target.weight for target in route.targets if target.slice in missing) / total
+    classes = {(target.variant, target.slice.slice_type) for target in live}
+    gone = {(t.variant, t.slice.slice_type) for t in route.targets if t.slice in missing} - classes
+    whole = "".join(f", class {variant} on {slice_type} has no live slice" for variant, slice_type in sorted(gone))
+    return f"share {lost:.3f} is spread over {len(live)} live slices: {reasons}{whole}"

@@ -1,0 +1,21 @@
+"""Routers by the name that a Route gives them: one table, no registration by import.
+
+`--router module:Class` loads a user's own; it is held to the same contract (tests/contract/test_router_contract.py).
+"""
+
+from typing import Final
+
+from dispatcher.routing.routers.fifo import Fifo
+from dispatcher.routing.routers.least_loaded import LeastLoaded
+from dispatcher.routing.routers.weighted import Weighted
+from trefoil.core.brains import Router
+from trefoil.core.parts import Kind, Part, Parts, Traits
+
+ROUTERS: Final[Parts[Router]] = {
+    # A class of `weighted` keeps its share also while another one has a slice to spare.
+    "weighted": Part(
+        Kind.ROUTER, "weighted", Weighted, traits=Traits(work_conserving=False, light=True, flow="shares")
+    ),
+    "fifo": Part(Kind.ROUTER, "fifo", Fifo, traits=Traits(light=True, flow="pool")),
+    "least_loaded": Part(Kind.ROUTER, "least_loaded", LeastLoaded),
+}

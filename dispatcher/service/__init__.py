@@ -1,0 +1,1 @@
+"""The service around routing: state from Redis, accounting, metrics, administration, shutdown."""

@@ -1,0 +1,238 @@
+"""What arrived and how it ended: windows for the controller, cumulative counters for clients, both from one record.
+
+A request counts as arrived once, when it arrives, in the cell of its family and class without slice: so demand is right
+also while a queue grows. Its end counts in the cell of the slice and variant that had it, or, if it never had one, in
+the cell without slice. Sums over all cells are therefore exact. `arrived_per_s[i]` belongs to the UTC second
+floor(starts_at) + i. The rates that price answers are kept beside.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from dispatcher.request.core.receipts import Receipts
+from trefoil.core.carbon import CarbonReading
+from trefoil.core.common import Revision
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.energy import ReceiptRate, ReceiptRates
+from trefoil.core.fleet import SliceKey
+from trefoil.core.latency import Histogram, bucket, from_counts
+
+OTHER: Final = "other"
+SECONDS_MAX: Final = 60
+
+
+class Latencies:
+    """Latency histogram that is being filled."""
+
+    __slots__ = ("counts", "max_ms", "sum_ms")
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+        self.sum_ms = 0.0
+        self.max_ms = 0.0
+
+    def add(self, value_ms: float) -> None:
+        """Add one observation [ms]."""
+        self.counts[bucket(value_ms)] += 1
+        self.sum_ms += value_ms
+        if value_ms > self.max_ms:
+            self.max_ms = value_ms
+
+    def freeze(self) -> Histogram:
+        """Freeze what was seen so far into a `Histogram`."""
+        return from_counts(self.counts, self.sum_ms, self.max_ms)
+
+
+@dataclass(slots=True)
+class _Cell:
+    arrived: int = 0
+    answered: int = 0
+    items: int = 0
+    within_slo: int = 0
+    in_flight_max: int = 0
+    priced: int = 0  # of `answered`: the receipts are counted up to here
+    priced_items: int = 0
+    receipt_j: float = 0.0
+    receipts: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[int] = field(default_factory=Counter)
+    latency: Latencies = field(default_factory=Latencies)
+    queue: Latencies = field(default_factory=Latencies)
+    service: Latencies = field(default_factory=Latencies)
+
+
+@dataclass(slots=True)
+class Totals:
+    """Cumulative counters of one family since the process started. Times in ns, as Triton's statistics have them."""
+
+    answered: int = 0
+    failed: int = 0
+    items: int = 0
+    answered_ns: int = 0
+    failed_ns: int = 0
+    queue_ns: int = 0
+    service_ns: int = 0
+    last_at_s: float = 0.0
+    by_variant: Counter[str] = field(default_factory=Counter)
+    by_code: Counter[str] = field(default_factory=Counter)
+
+
+CellKey = tuple[str, str, SliceKey | None, str, str]  # family, variant, slice, class, tenant
+
+
+class LoadCounters:
+    """Load of one worker: cells of the open window, and cumulative totals by family."""
+
+    def __init__(self, dispatcher: str, worker: int, now_s: float, classes_max: int) -> None:
+        self.totals: dict[str, Totals] = {}
+        self._dispatcher = dispatcher
+        self._worker = worker
+        self._classes_max = classes_max
+        self._classes: set[str] = {""}
+        self._starts_at_s = now_s
+        self._seq = 0
+        self._cells: dict[CellKey, _Cell] = {}
+
+    def class_name(self, slo_class: str) -> str:
+        """Name of a class as it is counted: at most classes_max are told apart, the rest is "other"."""
+        if slo_class not in self._classes:
+            if len(self._classes) > self._classes_max:
+                return OTHER
+            self._classes.add(slo_class)
+        return slo_class
+
+    def arrived(self, family: str, slo_class: str, now_s: float, tenant: str = "") -> None:
+        """Count a request that came in. `now_s` is UTC."""
+        cell = self._cell((family, "", None, slo_class, tenant))
+        cell.arrived += 1
+        # Clamped: a wall clock that jumps in mid-window books to the first or last second rather than nowhere.
+        cell.seconds[min(max(int(now_s) - int(self._starts_at_s), 0), SECONDS_MAX - 1)] += 1
+
+    def sent(
+        self, family: str, variant: str, slice_: SliceKey, slo_class: str, in_flight: int, tenant: str = ""
+    ) -> None:
+        """Count a request that went to a slice, which now has `in_flight` of them."""
+        cell = self._cell((family, variant, slice_, slo_class, tenant))
+        if in_flight > cell.in_flight_max:
+            cell.in_flight_max = in_flight
+
+    def answered(
+        self, family: str, variant: str, slice_: SliceKey, slo_class: str, items: int,
+        latency_ms: float, queue_ms: float, slo_ms: float, now_s: float, tenant: str = "",
+    ) -> None:  # fmt: skip
+        """Count an answer. `slo_ms` 0 = the family has no objective: every answer is within it."""
+        service_ms = latency_ms - queue_ms
+        cell = self._cell((family, variant, slice_, slo_class, tenant))
+        cell.answered += 1
+        cell.items += items
+        if not slo_ms or latency_ms <= slo_ms:
+            cell.within_slo += 1
+        cell.latency.add(latency_ms)
+        cell.queue.add(queue_ms)
+        cell.service.add(service_ms)
+        totals = self._totals(family)
+        totals.answered += 1
+        totals.items += items
+        totals.answered_ns += int(latency_ms * 1e6)
+        totals.queue_ns += int(queue_ms * 1e6)
+        totals.service_ns += int(service_ms * 1e6)
+        totals.last_at_s = now_s
+        totals.by_variant[variant] += 1
+
+    def failed(
+        self, family: str, variant: str, slice_: SliceKey | None, slo_class: str, code: str, latency_ms: float,
+        tenant: str = "",
+    ) -> None:  # fmt: skip
+        """Count a request that ended without an answer; variant and slice are empty if it was never sent."""
+        self._cell((family, variant, slice_, slo_class, tenant)).failed[code] += 1
+        totals = self._totals(family)
+        totals.failed += 1
+        totals.failed_ns += int(latency_ms * 1e6)
+        totals.by_code[code] += 1
+
+    def settle(self, rate: Callable[[SliceKey, str, str], ReceiptRate | None]) -> None:
+        """Price what was answered since the last time, before other rates come into force.
+
+        The hot path prices nothing.
+        """
+        for key, cell in self._cells.items():
+            family, variant, slice_ = key[:3]
+            answered, items = cell.answered - cell.priced, cell.items - cell.priced_items
+            if not answered or slice_ is None:
+                continue
+            cell.priced, cell.priced_items = cell.answered, cell.items
+            known = rate(slice_, family, variant)
+            if known is not None:
+                cell.receipt_j += known.request_j * answered + known.item_j * items
+                cell.receipts += answered
+
+    def take(self, now_s: float, table: Revision) -> LoadWindow:
+        """Close the window and begin the next one."""
+        cells, starts_at_s = self._cells, self._starts_at_s
+        self._cells, self._starts_at_s = {}, now_s
+        self._seq += 1
+        return LoadWindow(
+            dispatcher=self._dispatcher,
+            worker=self._worker,
+            seq=self._seq,
+            starts_at_s=starts_at_s,
+            ends_at_s=now_s,
+            table=table,
+            cells=tuple(_frozen(key, cell) for key, cell in cells.items()),
+        )
+
+    def _cell(self, key: CellKey) -> _Cell:
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = _Cell()
+        return cell
+
+    def _totals(self, family: str) -> Totals:
+        totals = self.totals.get(family)
+        if totals is None:
+            totals = self.totals[family] = Totals()
+        return totals
+
+
+class Accounting:
+    """Counters of one worker: load windows and totals, receipts, retries and forwarded requests."""
+
+    def __init__(self, dispatcher: str, worker: int, now_s: float, classes_max: int, receipts_stale_s: float) -> None:
+        self.load = LoadCounters(dispatcher, worker, now_s, classes_max)
+        self.receipts = Receipts(receipts_stale_s)
+        self.retries_total: Counter[tuple[str, str]] = Counter()  # family, "retried" or "refused"
+        self.forwarded_total: Counter[str] = Counter()  # by family: requests that another worker answered
+        self.open_streams = 0
+
+    def set_receipt_rates(self, rates: ReceiptRates | None, reading: CarbonReading | None, now_s: float) -> None:
+        """Price answers by these; those that were given before keep the price that they were told."""
+        self.load.settle(self.receipts.rate)
+        self.receipts.set_rates(rates, reading)
+        self.receipts.check_age(now_s)
+
+    def close_window(self, now_s: float, table: Revision) -> LoadWindow:
+        """Price what is not priced yet, close the load window and begin the next one."""
+        self.load.settle(self.receipts.rate)
+        return self.load.take(now_s, table)
+
+
+def _frozen(key: CellKey, cell: _Cell) -> LoadCell:
+    family, variant, slice_, slo_class, tenant = key
+    return LoadCell(
+        key=LoadKey(family=family, variant=variant, slice=slice_, tenant=tenant, slo_class=slo_class),
+        arrived=cell.arrived,
+        answered=cell.answered,
+        failed_by_code=dict(cell.failed),
+        items=cell.items,
+        within_slo=cell.within_slo,
+        latency=cell.latency.freeze(),
+        queue=cell.queue.freeze(),
+        service=cell.service.freeze(),
+        sample_ratio=1.0,
+        in_flight_max=cell.in_flight_max,
+        receipt_j=cell.receipt_j,
+        receipts=cell.receipts,
+        arrived_per_s=tuple(cell.seconds[second] for second in range(max(cell.seconds, default=-1) + 1)),
+    )

@@ -1,0 +1,1 @@
+"""Fallbacks: what stands in for what is away, pure."""

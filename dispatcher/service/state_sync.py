@@ -1,0 +1,324 @@
+"""Keeps this worker current and tells others about it: plan and nodes in, acknowledgements and load windows out.
+
+Redis is never on a request's way. While it is away the last good table serves; the table is also on disk, so that a
+dispatcher that starts without Redis serves what it last knew, each slice once a probe has shown that it is there.
+"""
+
+import asyncio
+import os
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from dispatcher.service.core.fallback_rungs import Dependencies, active_rungs
+from dispatcher.service.local_worker import LocalWorker
+from dispatcher.service.metrics import DispatcherMetrics
+from dispatcher.slice_health.core.ejection import Failure
+from dispatcher.workers.core.membership import RESTART_STEP
+from trefoil.core.carbon import CarbonRatio, CarbonReading
+from trefoil.core.demand import LoadWindow, TableAck
+from trefoil.core.energy import ReceiptRates
+from trefoil.core.errors import InvalidInput, StateUnavailable, TrefoilError
+from trefoil.core.fleet import NodeStatus
+from trefoil.core.plan import NodePlan, Plan
+from trefoil.runtime import codec
+from trefoil.runtime.state import State
+
+LOG = structlog.get_logger()
+WATCHERS_MAX: Final = 64
+WATCHER_WINDOWS_MAX: Final = 20
+
+
+class StateSync:
+    """Synchronises this worker with Redis: plan and nodes in, acknowledgements and load windows out. A part of the
+    service."""
+
+    def __init__(self, local: LocalWorker, state: State, gauges: DispatcherMetrics) -> None:
+        self._local = local
+        self._health = local.health
+        self._accounting = local.accounting
+        self._routing = local.routing
+        self._clock = local.clock
+        self._settings = local.settings
+        self._state = state
+        self._gauges = gauges
+        self._ack_key = state.keys.ack(*local.id)
+        self._load_key = state.keys.load(*local.id)
+        self._file = TableFile(local.settings.state_dir / "dispatcher")
+        self._pending: deque[LoadWindow] = deque(maxlen=local.settings.windows_pending_max)
+        self._watchers: set[asyncio.Queue[LoadWindow]] = set()
+        self._acks: dict[str, TableAck] = {}
+        self.trouble = ""
+        self._away_since_s: float | None = None
+        self._from_disk = False
+        self._controller = ""
+        self._ratio_key = ""  # of the series that the receipts name
+
+    async def init(self) -> None:
+        """Serve what was last known, then what Redis says, if it answers; but know first who serves already."""
+        await self._delete_predecessor_ack()
+        await self._read_acks()
+        self._local.follow_dispatcher_drain()
+        self._load_saved_table()
+        await self._refresh()
+        await self._trust_reported_slices()
+        self._update_rungs()
+
+    async def run(self) -> None:
+        """Watch, acknowledge and flush, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch(), name="watch plan and nodes")
+            group.create_task(self._acknowledge(), name="acknowledge tables")
+            group.create_task(self._flush(), name="flush load windows")
+
+    async def shutdown(self) -> None:
+        """Flush a last window and delete the acknowledgement that others would wait for."""
+        await self._close_window()
+        try:
+            await self._state.delete_unfenced(self._ack_key)
+        except StateUnavailable as error:
+            LOG.warning("acknowledgement left to expire", why=str(error))
+
+    def subscribe(self) -> "asyncio.Queue[LoadWindow]":
+        """Subscribe to each load window from now on; the oldest are dropped for a watcher that does not keep up.
+
+        Raises:
+            InvalidInput: too many watch already.
+        """
+        if len(self._watchers) >= WATCHERS_MAX:
+            raise InvalidInput(f"{WATCHERS_MAX} clients watch already", remedy="read the stream in Redis")
+        queue: asyncio.Queue[LoadWindow] = asyncio.Queue(WATCHER_WINDOWS_MAX)
+        self._watchers.add(queue)
+        return queue
+
+    def unsubscribe(self, queue: "asyncio.Queue[LoadWindow]") -> None:
+        """End a subscription to load windows."""
+        self._watchers.discard(queue)
+
+    async def _delete_predecessor_ack(self) -> None:
+        """The acknowledgement of the worker whose place we took: it is dead, and nobody should wait for it."""
+        dispatcher, worker = self._local.id
+        if worker >= RESTART_STEP:
+            try:
+                await self._state.delete_unfenced(self._state.keys.ack(dispatcher, worker - RESTART_STEP))
+            except StateUnavailable as error:
+                LOG.warning("acknowledgement left to expire", why=str(error))
+
+    async def _watch(self) -> None:
+        keys = self._state.keys
+        async for key in self._state.changes():
+            if key is None or key == keys.plan() or key.startswith(keys.plan_node_prefix()):
+                await self._refresh()
+            elif key.startswith(keys.node_prefix()):
+                await self._refresh(node_key=key)
+            elif key.startswith(keys.ack_prefix()) and key != self._ack_key:
+                await self._read_acks(key)
+            if key is None or key in (keys.receipts(), self._ratio_key):
+                await self._read_receipt_rates()
+
+    async def _refresh(self, node_key: str | None = None) -> None:
+        """Read what is routed by, or one node. Trouble of any kind leaves the last good table in force."""
+        before = self._routing.table
+        try:
+            if node_key is None:
+                await self._read_all()
+            elif (node := await self._state.get(node_key, NodeStatus)) is not None:
+                self._routing.set_nodes([*(n for n in self._routing.nodes.values() if n.node != node.node), node])
+        except TrefoilError as error:
+            if isinstance(error, StateUnavailable) and self._away_since_s is None:
+                self._away_since_s = self._clock.monotonic_s()
+            self._log_trouble_once(error)
+            return
+        self._away_since_s = None
+        if self.trouble:
+            LOG.info("plan and nodes are read again")
+            self.trouble = ""
+        if self._routing.table != before:
+            self._save_table()
+
+    async def _read_acks(self, ack_key: str | None = None) -> None:
+        """Who else serves: another worker has acknowledged, or has gone; without a key, all of them."""
+        try:
+            if ack_key is None:
+                self._acks = await self._state.scan(self._state.keys.ack_prefix(), TableAck)
+            elif (ack := await self._state.get(ack_key, TableAck)) is not None:
+                self._acks[ack_key] = ack
+            else:
+                self._acks.pop(ack_key, None)
+        except TrefoilError as error:
+            self._log_trouble_once(error)
+            return
+        self._routing.set_acks(self._acks.values())
+
+    async def _read_all(self) -> None:
+        keys = self._state.keys
+        plan = await self._state.get(keys.plan(), Plan)
+        nodes = await self._state.scan(keys.node_prefix(), NodeStatus)
+        node_plans = await self._state.scan(keys.plan_node_prefix(), NodePlan)
+        self._acks = await self._state.scan(keys.ack_prefix(), TableAck)
+        self._routing.learn_variants(node_plans.values())
+        self._routing.set_nodes(nodes.values())
+        self._routing.set_acks(self._acks.values())
+        holder = await self._state.holder("controller")
+        self._controller = holder.holder if holder is not None else ""
+        if plan is not None:
+            self._routing.set_plan(plan)
+            self._from_disk = False
+
+    def _update_rungs(self) -> None:
+        """On which rungs we stand."""
+        local, away_s = self._local, self._away_since_s
+        before = set(local.active_rungs)
+        local.active_rungs = active_rungs(
+            Dependencies(
+                redis_away_s=self._clock.monotonic_s() - away_s if away_s is not None else 0.0,
+                from_disk=self._from_disk,
+                planned=self._routing.plan is not None,
+                controller=self._controller,
+                stale_nodes=self._routing.stale_nodes(),
+                carried=self._accounting.receipts.stale_reasons,
+            )
+        )
+        for cause in set(local.active_rungs) - before:
+            LOG.warning("rung", cause=cause, why=local.active_rungs[cause])
+        for cause in before - set(local.active_rungs):
+            LOG.info("rung left", cause=cause)
+
+    async def _read_receipt_rates(self) -> None:
+        """Read what answers cost and the carbon of now. Trouble leaves the last rates in force."""
+        keys = self._state.keys
+        reading, ratio = None, None
+        try:
+            told = await self._state.get(keys.receipts(), ReceiptRates)
+            if told is not None:
+                self._ratio_key = keys.carbon_ratio(told.series)
+                reading = await self._state.get(keys.carbon_now(told.series), CarbonReading)
+                ratio = await self._state.get(self._ratio_key, CarbonRatio)
+        except TrefoilError:  # of Redis the plan's reader complains; receipts say that their rates are old
+            told = None
+        self._accounting.set_receipt_rates(told, reading, self._clock.now_s())
+        self._routing.set_carbon_ratio(ratio, reading)
+
+    def _log_trouble_once(self, error: TrefoilError) -> None:
+        """Once for each new trouble."""
+        if str(error) != self.trouble:
+            self.trouble = str(error)
+            LOG.warning("the last good table stays in force", why=str(error))
+
+    async def _acknowledge(self) -> None:
+        """At once on every change, and every ack_s."""
+        while True:
+            self._routing.check_agreement()
+            self._routing.changed.clear()
+            ack = TableAck(
+                dispatcher=self._local.id[0],
+                worker=self._local.id[1],
+                table=self._routing.table.revision,
+                slices=self._routing.loads(),
+                observed_at_s=self._clock.now_s(),
+                peer_target=self._local.peer_target,
+                leaving=self._routing.membership.leaving,
+                counts=self._routing.membership.sharer_names,
+            )
+            try:
+                await self._state.put_unfenced(self._ack_key, ack)
+            except StateUnavailable:
+                pass  # counted by State; agents see the acknowledgement expire
+            try:
+                async with asyncio.timeout(self._settings.ack_s):
+                    await self._routing.changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _flush(self) -> None:
+        while True:
+            await self._clock.sleep(self._settings.window_s)
+            self._update_rungs()
+            self._routing.refresh_carbon_ratio()
+            await self._close_window()
+
+    async def _close_window(self) -> None:
+        window = self._accounting.close_window(self._clock.now_s(), self._routing.table.revision)
+        self._gauges.window(window)
+        for queue in self._watchers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(window)
+        if len(self._pending) == self._pending.maxlen:
+            LOG.warning("load window lost: Redis has been away too long", seq=self._pending[0].seq)
+        self._pending.append(window)
+        try:
+            while self._pending:
+                await self._state.append_unfenced(self._load_key, self._pending[0])
+                self._pending.popleft()
+        except StateUnavailable:
+            pass  # counted by State; the window stays pending
+
+    def _load_saved_table(self) -> None:
+        """The last table from disk: its slices are out until a probe has found them."""
+        try:
+            known = self._file.load()
+        except TrefoilError as error:
+            LOG.warning("the table on disk is not used", why=str(error))
+            return
+        if known is None:
+            return
+        plan, nodes = known
+        self._routing.set_nodes(nodes)
+        for target in (target for route in plan.routes for target in route.targets):
+            self._routing.unprobed.add(target.slice)
+            self._health.eject(target.slice, Failure.UNREACHABLE, "known from disk only, not probed yet")
+        try:
+            self._routing.set_plan(plan)
+            self._from_disk = True
+        except TrefoilError as error:
+            LOG.warning("the plan on disk is not used", why=str(error))
+
+    async def _trust_reported_slices(self) -> None:
+        """Slices that their agents tell of through Redis are not known from disk only: a worker that is started again
+        serves at once, and with all its credits."""
+        try:
+            nodes = await self._state.scan(self._state.keys.node_prefix(), NodeStatus)
+        except TrefoilError:  # said already: then probes must tell
+            return
+        since_s = self._clock.now_s() - self._settings.node_stale_s
+        told = (device for node in nodes.values() if node.observed_at_s >= since_s for device in node.devices)
+        self._health.trust(part.key for device in told for part in device.slices)
+
+    def _save_table(self) -> None:
+        if self._routing.plan is None:
+            return
+        try:
+            self._file.save(self._routing.plan, tuple(self._routing.nodes.values()))
+        except OSError as error:
+            LOG.warning("the table cannot be kept on disk", path=str(self._file.path), why=str(error))
+
+
+class TableFile:
+    """File of what the table was built from: line 1 the plan, then a node a line, as canonical JSON."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "table.jsonl"
+
+    def save(self, plan: Plan, nodes: tuple[NodeStatus, ...]) -> None:
+        """Replace the file in one step; raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_suffix(f".{os.getpid()}")  # workers of one dispatcher share the file
+        fresh.write_text("".join(f"{codec.to_json(each)}\n" for each in (plan, *nodes)), encoding="utf-8")
+        os.replace(fresh, self.path)
+
+    def load(self) -> tuple[Plan, tuple[NodeStatus, ...]] | None:
+        """None if nothing was saved.
+
+        Raises:
+            InvalidInput: the file is damaged.
+        """
+        try:
+            first, *rest = self.path.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            raise InvalidInput(f"{self.path} cannot be read: {error}", remedy="delete it") from error
+        return codec.from_json(Plan, first), tuple(codec.from_json(NodeStatus, line) for line in rest)

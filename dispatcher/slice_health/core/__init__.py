@@ -1,0 +1,1 @@
+"""Ejection, outliers and service times, pure."""

@@ -1,0 +1,1 @@
+"""Membership and shares of credits, pure."""

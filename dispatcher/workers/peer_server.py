@@ -1,0 +1,193 @@
+"""The other end of the links: answers for other workers, and tells them what this one knows.
+
+A Unix socket that only this user may open, in the state directory, or, where replicas on other hosts shall reach it, a
+port with the cluster's TLS and token. Raw bytes, as on the inference port.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from dispatcher.request.admission import Caller, StatusError
+from dispatcher.request.decoupled import DecoupledRequest
+from dispatcher.request.inference import Inference
+from dispatcher.service.local_worker import LocalWorker
+from dispatcher.service.state_sync import StateSync
+from dispatcher.workers import peer_links
+from dispatcher.workers.core import membership
+from dispatcher.workers.core.membership import WorkerId
+from trefoil.core.errors import StartError
+from trefoil.runtime import codec, rpc
+from trefoil.runtime.scopes import Tokens
+from trefoil.runtime.socket_paths import socket_folder
+
+GRACE_S: Final = 1.0
+OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+Answer = Callable[[bytes], Awaitable[bytes]]
+
+
+class PeerServer:
+    """Server for other workers, a part of the service. It listens before the first acknowledgement says where."""
+
+    def __init__(self, local: LocalWorker, inference: Inference, asked: dict[str, Answer], sync: StateSync) -> None:
+        self._local = local
+        self._inference = inference
+        self._methods = asked
+        self._sync = sync
+        self._server: grpc.aio.Server | None = None
+        self._socket: Path | None = None
+        self._tokens = Tokens.of(local.settings)
+        self._own_trailer = ((peer_links.ANSWERED_BY, membership.worker_name(local.id)),)
+
+    async def init(self) -> None:
+        """Listen on the peer address or the worker's own socket.
+
+        Raises:
+            StartError, SettingError: it cannot.
+        """
+        address = self._local.settings.peer_address
+        server = self._server = grpc.aio.server(options=OPTIONS)
+        handlers = {
+            "Infer": grpc.unary_unary_rpc_method_handler(self._infer),
+            "Flow": grpc.unary_stream_rpc_method_handler(self._flow),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+        }
+        handlers |= {n: grpc.unary_unary_rpc_method_handler(self._bytes_handler(a)) for n, a in self._methods.items()}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(peer_links.SERVICE, handlers),))
+        if address:
+            self._local.peer_target = self._listen_to_all(server, address)
+        else:
+            self._socket = socket_of(self._local.settings.state_dir, self._local.id)
+            self._local.peer_target = f"unix:{self._socket}"
+            self._bind(server.add_insecure_port, self._local.peer_target)
+            self._socket.chmod(0o600)
+        await server.start()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        await asyncio.Event().wait()
+
+    async def shutdown(self) -> None:
+        """Stop listening: the other workers know that we left."""
+        if self._server is not None:
+            await self._server.stop(GRACE_S)
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
+
+    def _listen_to_all(self, server: grpc.aio.Server, address: str) -> str:
+        settings = self._local.settings
+        host, port = rpc.split_address(address)
+        own = f"{host}:{port + self._local.id[1] % membership.RESTART_STEP if port else 0}"
+        rpc.check_listener(settings, own)
+        if settings.tls_certificate and settings.tls_key:
+            pair = (settings.tls_key.read_bytes(), settings.tls_certificate.read_bytes())
+            bound = self._bind(lambda a: server.add_secure_port(a, grpc.ssl_server_credentials([pair])), own)
+        else:
+            bound = self._bind(server.add_insecure_port, own)
+        return f"{host}:{bound}"
+
+    def _bind(self, bind: Callable[[str], int], address: str) -> int:
+        try:
+            return int(bind(address))
+        except RuntimeError as error:
+            remedy = "set another peer_address, or a state_dir with room for a socket"
+            raise StartError(f"cannot listen ({error})", field="peer_address", value=address, remedy=remedy) from error
+
+    async def _infer(self, data: bytes, context: Any) -> bytes:
+        await self._check(context)
+        try:
+            answer = await self._inference.answer(data, self._caller(context))
+        except StatusError as refused:
+            await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._own_trailer))
+            raise AssertionError("abort returned") from refused
+        named = ((peer_links.VARIANT, answer.variant.encode()), (peer_links.SLICE, codec.encode(answer.slice)))
+        context.set_trailing_metadata((*(answer.trailers or ()), *self._own_trailer, *named))
+        return answer.data
+
+    async def _flow(self, data: bytes, context: Any) -> None:
+        """One request of a decoupled family; its answers are those of a client's stream."""
+        await self._check(context)
+        told = dict(context.invocation_metadata() or ())
+        caller = self._caller(context)
+        flow = DecoupledRequest(self._local, self._inference, context.write, "trefoil-grpc-error" in told)
+        serve = partial(flow.serve, "trefoil-final" in told)
+
+        async def nowhere_else(_: WorkerId) -> None:
+            raise AssertionError("a forwarded request is not forwarded again")
+
+        try:
+            await self._inference.handle(
+                data, caller, lambda request: self._inference.serve_or_forward(request, caller, serve, nowhere_else)
+            )
+        except StatusError as refused:
+            await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._own_trailer))
+
+    async def _watch(self, _: bytes, context: Any) -> AsyncIterator[bytes]:
+        """Each load window of this worker as it is flushed."""
+        await self._check(context)
+        windows = self._sync.subscribe()
+        try:
+            while True:
+                yield codec.encode(await windows.get())
+        finally:
+            self._sync.unsubscribe(windows)
+
+    def _caller(self, context: Any) -> Caller:
+        remaining_s = context.time_remaining()
+        deadline_s = None if remaining_s is None else self._local.clock.monotonic_s() + remaining_s
+        return peer_links.caller_of(dict(context.invocation_metadata() or ())[peer_links.CALLER], deadline_s)
+
+    def _bytes_handler(self, answer: Answer) -> Any:
+        async def handle(request: bytes, context: Any) -> bytes:
+            await self._check(context)
+            return await answer(request)
+
+        return handle
+
+    async def _check(self, context: Any) -> None:
+        if self._socket is None and self._tokens.scope(context.invocation_metadata()) not in ("control", "open"):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token", self._own_trailer)
+
+
+def socket_of(state_dir: Path, me: WorkerId) -> Path:
+    """Path of a worker's own socket: under the state directory where it is short enough, else under the temporary one.
+
+    Raises:
+        StartError: somebody else owns the folder, or it cannot be made.
+    """
+    inside = (state_dir / "peers").resolve()
+    name = f"{me[0].removeprefix('dispatcher-')}-{me[1]}.sock"
+    inside = socket_folder(inside, name, of=inside)
+    try:
+        inside.mkdir(parents=True, exist_ok=True, mode=0o700)
+        inside.chmod(0o700)
+    except OSError as error:
+        remedy = "give a state_dir that this user owns"
+        raise StartError(f"cannot be used ({error})", field="state_dir", value=str(inside), remedy=remedy) from error
+    for other in inside.glob("*.sock"):
+        _remove_dead_socket(other)
+    return inside / name
+
+
+def _remove_dead_socket(path: Path) -> None:
+    """Remove a socket that a killed worker has left: nobody takes connections there any more."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        except OSError:  # gone meanwhile, or too busy to answer at once: somebody is there
+            pass

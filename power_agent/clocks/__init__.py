@@ -1,0 +1,1 @@
+"""Clocks: leases, locks and who governs a device."""

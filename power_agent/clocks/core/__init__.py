@@ -1,0 +1,1 @@
+"""Rules of clocks and of a device's governor, pure."""

@@ -1,0 +1,85 @@
+"""Governor of a device: which clock it wants now, inside the range of the plan.
+
+A governor is made when the plan names it, and stepped when the plan of its device changes and at the time that it asked
+for. Its clock is the upper end of what is locked: under load a GPU runs there, idle it may fall to the range's lower
+end. 0 is no limit but the plan's. Leases and sleep go before it (`clocks`).
+
+Data: the planned device, what it can do, whether it does. Of the stages that it governs the agent knows who is hosted,
+and no latency: `windows_age_s` is infinite. Time is monotonic seconds. Nothing reads `scale_out` yet.
+"""
+
+import math
+from collections.abc import Mapping
+
+from power_agent.clocks.core.clock_control import Ability, ClockRange, planned_range, snap_down
+from power_agent.governors import governor_of
+from trefoil.core.brains import ClockDecision, GovernedStage, Governor, GovernorView
+from trefoil.core.parts import Value
+from trefoil.core.plan import PlannedDevice
+
+
+class Governed:
+    """Governor of one device, and what it decided last. `override` instead of the one that the plan names."""
+
+    def __init__(self, override: str, settings: Mapping[str, Value]) -> None:
+        self._override, self._settings = override, settings
+        self._name = ""
+        self._governor: Governor | None = None
+        self._asked: tuple[PlannedDevice, Ability] | None = None
+        self.decision: ClockDecision | None = None
+
+    @property
+    def next_s(self) -> float:
+        """Time of the next step though nothing changes (monotonic)."""
+        return self.decision.next_tick_at_s if self.decision is not None else math.inf
+
+    def range(
+        self, planned: PlannedDevice, ability: Ability, clock_mhz: int, honoured: bool, now_s: float
+    ) -> ClockRange | None:
+        """Clock range that is to be locked; None: nothing. Steps the governor if it is time to."""
+        given = planned_range(planned, ability.supported_mhz)
+        if ability.cannot_lock or not ability.supported_mhz:
+            return given
+        if self._asked != (planned, ability) or now_s >= self.next_s:
+            self._step(planned, ability, given, clock_mhz, honoured, now_s)
+        assert self.decision is not None
+        return limited(given, self.decision.clock_mhz, ability)
+
+    def _step(
+        self,
+        planned: PlannedDevice,
+        ability: Ability,
+        given: ClockRange | None,
+        clock_mhz: int,
+        honoured: bool,
+        now_s: float,
+    ) -> None:
+        name = self._override or planned.governor
+        if self._governor is None or name != self._name:
+            self._governor, self._name = governor_of(name, self._settings), name
+        view = GovernorView(
+            now_s=now_s,
+            device=planned.device,
+            clock_mhz=clock_mhz,
+            range_mhz=(given.min_mhz, given.max_mhz) if given else (0, 0),
+            supported_mhz=ability.supported_mhz,
+            stages=stages_of(planned),
+            honoured=honoured,
+            windows_age_s=math.inf,
+        )
+        self._asked, self.decision = (planned, ability), self._governor.step(view)
+
+
+def limited(given: ClockRange | None, clock_mhz: int, ability: Ability) -> ClockRange | None:
+    """Range of the plan (None: all that the device has) up to a clock; 0: the range as it is."""
+    if not clock_mhz:
+        return given
+    bounds = given or ability.full
+    high_mhz = min(bounds.max_mhz, max(bounds.min_mhz, snap_down(ability.supported_mhz, clock_mhz)))
+    return ClockRange(bounds.min_mhz, high_mhz)
+
+
+def stages_of(planned: PlannedDevice) -> tuple[GovernedStage, ...]:
+    """Stages hosted on a device, each once; nothing is known of their latency."""
+    hosted = sorted({(h.family, h.stage) for part in planned.slices for h in part.hosted})
+    return tuple(GovernedStage(family, stage, 0.0, 0.0, 1.0, 0.0) for family, stage in hosted)

@@ -1,0 +1,1 @@
+"""Durability: the journal that survives the agent, and what it publishes."""

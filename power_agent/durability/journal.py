@@ -1,0 +1,328 @@
+"""Write-ahead journal: what an agent must not forget, so that its successor adopts, finishes or rolls back.
+
+One line per entry under `<state>/journal.jsonl` (`journal_state` says which entries there are), appended by one system
+call, so that a SIGKILL leaves whole lines. What the driver and the processes say is the truth of what exists; the
+journal says which of it is ours, of which generation, what it ought to serve, and what has to be put back.
+
+What has to reach the disk before the act, and why:
+- plan, cordon, release, lease epoch, generation: fsync. They must survive the loss of power; a generation, because
+  joules are booked by it and a number must never come twice.
+- override, before a clock is locked: written, not synced. It must survive SIGKILL; the setting itself
+  does not survive what loses written pages, nor do the GPU instances and processes of slice, begin, end and forget.
+
+What a successor makes of what it finds:
+- unfinished create_gi, create_ci: an instance that is there, ours by its `slice` entry, is adopted, with or without
+  its compute instance; the next reconciler of the plan completes or destroys it. One that is not there is forgotten.
+- unfinished destroy_ci, destroy_gi, stop, drain: what still exists is adopted as it is, and the plan decides again.
+- unfinished start, load, warm_up: a process that lives is adopted and asked what it serves; one that is dead is
+  started anew if it is still planned.
+- a process without its slice is ended; an instance without its entry is foreign, and never touched.
+- overrides are put back before anything else, cordons hold.
+Every unfinished step is then closed (`settle`): it is either finished by the plan or of no meaning any more.
+
+When the disk is full, nothing new is begun: `begin`, `accept`, `cordon`, `release` and `override` raise, and whatever
+has happened meanwhile is written as a whole as soon as there is room. The file is compacted into a new one, atomically,
+at each start, every few thousand lines and after trouble.
+"""
+
+import asyncio
+import fcntl
+import os
+from pathlib import Path
+from typing import IO, Any, Final
+
+import structlog
+
+from power_agent.durability.journal_state import (
+    Cordon,
+    JournalState,
+    Override,
+    SliceRecord,
+    encode,
+    replay,
+)
+from trefoil.core.errors import StartError, TrefoilError
+from trefoil.core.fleet import SliceKey, Step
+from trefoil.core.plan import NodePlan
+from trefoil.runtime import codec
+
+LINES_MAX: Final = 5000
+
+
+class JournalError(TrefoilError):
+    """Journal cannot be written, so nothing may be begun."""
+
+
+class Journal:
+    """Write-ahead journal of one agent: append-only; one process at a time (flock). Belongs to one event loop."""
+
+    def __init__(self, directory: Path, boot_id: str, driver_load_id: str) -> None:
+        self._path = directory / "journal.jsonl"
+        self._load = f"{boot_id}/{driver_load_id}"
+        self._file: int | None = None
+        self._lock: IO[str] | None = None
+        self._size = 0
+        self._lines = 0
+        self._lines_max = LINES_MAX
+        self._behind = False  # the file lacks something that the state holds
+        self.state = JournalState()
+        self._log = structlog.get_logger()
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def open(self) -> JournalState:
+        """Open the journal: lock it, read what is there, compact it.
+
+        Raises:
+            StartError: another agent of this node runs on the same state.
+            JournalError: the state directory cannot be written.
+        """
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._path.parent / "lock").open("w")
+            data = self._path.read_bytes() if self._path.exists() else b""
+        except OSError as error:
+            raise self._trouble(error) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.close()
+            raise StartError(
+                f"another power agent works in {self._path.parent}",
+                remedy="stop it, or give this one its own state_dir",
+            ) from error
+        self.state = replay(data, self._load)
+        if self.state.damaged:
+            self._log.warning("journal lines passed over", count=self.state.damaged, path=str(self._path))
+        self._compact()
+        return self.state
+
+    def close(self) -> None:
+        """Close the file and release the lock."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        if self._lock is not None:
+            self._lock.close()
+
+    def driver_changed(self, driver_load_id: str) -> None:
+        """Drop all GPU slices: the driver was loaded again, and none of its instances exists any more."""
+        self._load = f"{self._load.partition('/')[0]}/{driver_load_id}"
+        self.state.drop_gpu_slices()
+        self._behind = True
+        self._catch_up()
+
+    # --- durable before they count ------------------------------------------------------------------------------------
+
+    async def accept_plan(self, plan: NodePlan) -> None:
+        """Accept a plan: remember it durably before anything is done for it.
+
+        Raises:
+            JournalError: it could not be written; the plan before stays.
+        """
+        self._write_before({"plan": codec.to_plain(plan)})
+        self.state.plan = plan  # before the sync: a compaction meanwhile must not drop it
+        self.state.highest_epoch = max(self.state.highest_epoch, plan.revision.epoch)
+        await self.sync()
+
+    async def set_cordon(self, cordon: Cordon) -> None:
+        """Cordon a device: remember durably that it is out of service.
+
+        Raises:
+            JournalError: it could not be written; the device is in service as before.
+        """
+        self._write_before({"cordon": codec.to_plain(cordon)})
+        self.state.cordons[cordon.device] = cordon
+        await self.sync()
+
+    async def release_cordon(self, device: str) -> None:
+        """Release a cordon; no-op when there is none.
+
+        Raises:
+            JournalError: it could not be written; the cordon holds.
+        """
+        if device in self.state.cordons:
+            self._write_before({"release": device})
+            self.state.cordons.pop(device, None)
+            await self.sync()
+
+    def raise_lease_epoch(self, epoch: int) -> None:
+        """Raise our own lease epoch, the floor of the next one if Redis loses its data. Blocks for one fsync."""
+        self.state.lease_epoch = max(self.state.lease_epoch, epoch)
+        self._write_after({"lease_epoch": epoch})
+        try:
+            if self._file is not None:
+                os.fsync(self._file)
+        except OSError as error:  # the lease itself is in Redis: this is the second line of defence
+            self._log.error("own epoch is not durable", path=str(self._path), why=str(error))
+
+    def next_generation(self) -> int:
+        """Next generation: a number that no instance here ever had. `sync` comes before the instance is made."""
+        self.state.generation += 1
+        self._write_after({"generation": self.state.generation})
+        return self.state.generation
+
+    async def sync(self) -> None:
+        """Sync: return when all that was written so far is on the disk.
+
+        Raises:
+            JournalError: it cannot be, or some of it could not even be written.
+        """
+        self._catch_up()
+        if self._behind or self._file is None:
+            raise self._trouble(OSError(0, "not all of it is written"))
+        file = os.dup(self._file)  # a compaction may close the file meanwhile; then all of it is on disk anyway
+        try:
+            await asyncio.to_thread(os.fsync, file)
+        except OSError as error:
+            raise self._trouble(error) from error
+        finally:
+            os.close(file)
+
+    # --- written before they count ------------------------------------------------------------------------------------
+
+    async def begin_step(self, step: Step) -> None:
+        """Begin a step: written before it.
+
+        Raises:
+            JournalError: it could not be written: the step must not be made.
+        """
+        self._write_before({"begin": codec.to_plain(step)})
+        self.state.unfinished[step.slice, step.verb] = step
+
+    def begin_override(self, override: Override) -> None:
+        """Begin an override: written before a clock is locked.
+
+        Raises:
+            JournalError: it could not be written: the setting must not be changed.
+        """
+        self._write_before({"override": codec.to_plain(override)})
+        self.state.overrides[override.device, override.setting] = override
+
+    # --- what has happened --------------------------------------------------------------------------------------------
+
+    def raise_highest_epoch(self, epoch: int) -> None:
+        """Raise the highest epoch: a command came under it, and older ones are refused, by successors too."""
+        if epoch > self.state.highest_epoch:
+            self.state.highest_epoch = epoch
+            self._write_after({"highest_epoch": epoch})
+
+    def end_override(self, device: str, setting: str) -> None:
+        """End an override: the default is in force again."""
+        if self.state.overrides.pop((device, setting), None) is not None:
+            self._write_after({"restored": [device, setting]})
+
+    def end_step(self, step: Step) -> None:
+        """End a step, whatever came of it (`state`: done or failed)."""
+        self.state.unfinished.pop((step.slice, step.verb), None)
+        self._write_after({"end": codec.to_plain(step)})
+
+    def close_unfinished(self) -> list[Step]:
+        """Close the steps that a predecessor left unfinished, after all it made was adopted; returns them."""
+        steps = list(self.state.unfinished.values())
+        for step in steps:
+            self.end_step(Step(step.slice, step.verb, "failed", why="the agent ended in the middle of it"))
+        return steps
+
+    def remember_device(self, device: str, kind: str, uuid: str) -> None:
+        """Remember a GPU that is here, for a successor that finds it lost."""
+        if self.state.devices.get(device) != (kind, uuid):
+            self.state.devices[device] = (kind, uuid)
+            self._write_after({"device": [device, kind, uuid]})
+
+    def remember_slice(self, record: SliceRecord) -> None:
+        """Remember that a slice is ours, in this state."""
+        if self.state.slices.get(record.key) != record:
+            self.state.slices[record.key] = record
+            self._write_after({"slice": codec.to_plain(record)})
+
+    def forget_slice(self, key: SliceKey) -> None:
+        """Forget a slice that does not exist any more."""
+        if self.state.slices.pop(key, None) is not None:
+            self._write_after({"forget": codec.to_plain(key)})
+
+    # --- the file -----------------------------------------------------------------------------------------------------
+
+    def _write_before(self, entry: dict[str, Any]) -> None:
+        """Write an entry that has to be there before something is done."""
+        self._catch_up(strict=True)
+        try:
+            self._append(entry)
+        except OSError as error:
+            raise self._trouble(error) from error
+
+    def _write_after(self, entry: dict[str, Any]) -> None:
+        """Write an entry of what has happened; without room the state keeps it until there is."""
+        if not self._behind:
+            try:
+                self._append(entry)
+            except OSError as error:
+                self._log.error("journal falls behind", path=str(self._path), why=str(error))
+                self._behind = True
+        if self._lines > self._lines_max:
+            self._behind = True
+            self._catch_up()
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        """One line by one call; half a line is taken back.
+
+        Raises:
+            OSError: the line is not there.
+        """
+        assert self._file is not None, "open() comes first"
+        line = encode(entry, self._load)
+        try:
+            if os.write(self._file, line) != len(line):
+                raise OSError(28, "no space left for a whole line")
+        except OSError:
+            self._behind = True  # should the truncation fail too, only a new file is right again
+            os.ftruncate(self._file, self._size)
+            self._behind = False
+            raise
+        self._size += len(line)
+        self._lines += 1
+
+    def _catch_up(self, *, strict: bool = False) -> None:
+        """Write the whole state if the file lacks some of it."""
+        if self._behind:
+            try:
+                self._compact()
+            except JournalError as error:
+                if strict:
+                    raise
+                self._log.error("journal stays behind", why=str(error))
+
+    def _compact(self) -> None:
+        """Write what still matters to a new file and put it in place at once: old or new, never half of either."""
+        entries = self.state.entries()
+        data = b"".join(encode(entry, self._load) for entry in entries)
+        scratch = self._path.with_suffix(".new")
+        try:
+            with scratch.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(self._path)
+            fresh = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+            _sync_directory(self._path.parent)
+        except OSError as error:
+            raise self._trouble(error) from error
+        if self._file is not None:
+            os.close(self._file)
+        self._file, self._size, self._lines, self._behind = fresh, len(data), len(entries), False
+        self._lines_max = max(LINES_MAX, 2 * len(entries))
+
+    def _trouble(self, error: OSError) -> JournalError:
+        return JournalError(
+            f"the journal {self._path} cannot be written: {error.strerror or error}",
+            remedy="make room on that disk, or mend its permissions; nothing new is begun until then",
+        )
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename durable."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,1 @@
+"""Energy: counters read, joules split between slices, samples written."""

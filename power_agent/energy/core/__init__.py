@@ -1,0 +1,1 @@
+"""Energy meter and attribution, pure."""

@@ -1,0 +1,99 @@
+"""Tritons on a simulated node: its process owns them, as a kernel would; they end with it, not with the agent.
+
+Where the CPUs of such a node serve, only GPU slices are the node's; CPU slices are real processes of this host."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from power_agent.devices.errors import NodeRefused
+from power_agent.runtimes.base import RunningTriton, Runtime
+from power_agent.runtimes.process import ProcessRuntime
+from power_agent.simulated.node_client import NodeClient, ProcessStatus
+from power_agent.triton.slice_launch import SliceLaunch, clean_shared_memory
+from trefoil.core.errors import StartError
+
+
+class NodeRuntime:
+    """Runtime of Tritons on a simulated node; a slice is named to it by CUDA_VISIBLE_DEVICES in the environment."""
+
+    name = "node"
+
+    def __init__(self, client: NodeClient) -> None:
+        self._client = client
+
+    def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
+        """See Runtime. Another command under a live tag is refused.
+
+        Raises:
+            StartError: the slice does not exist, the program does not start, or the tag runs something else.
+            NodeUnreachable: the node's process does not answer.
+        """
+        if not any(status.tag == tag and status.alive for status in self._client.process_list()):
+            clean_shared_memory(launch.shm_prefix)  # of a node that was killed with its Tritons
+        try:
+            return _running(self._client.process_start(tag, launch.argv, launch.env, log_path, launch.cwd))
+        except NodeRefused as error:
+            raise StartError(str(error)) from error
+
+    def list(self) -> Sequence[RunningTriton]:
+        """List every Triton on this node's slices."""
+        return tuple(_running(status) for status in self._client.process_list())
+
+    def stop(self, tag: str, kill_after_s: float) -> None:
+        """Stop a Triton (see Runtime); no-op when unknown."""
+        try:
+            self._client.process_stop(tag, kill_after_s)
+        except NodeRefused:
+            if self._has(tag):
+                raise
+
+    def forget(self, tag: str) -> None:
+        """See Runtime; a live one is refused."""
+        try:
+            self._client.process_forget(tag)
+        except NodeRefused:
+            if self._has(tag):
+                raise
+
+    def _has(self, tag: str) -> bool:
+        return any(status.tag == tag for status in self._client.process_list())
+
+
+def _running(status: ProcessStatus) -> RunningTriton:
+    return RunningTriton(
+        tag=status.tag,
+        id=str(status.pid),
+        incarnation=f"{status.pid}-{status.started_at_s:.3f}",
+        alive=status.alive,
+        exit_code=status.exit_code,
+        started_at_s=status.started_at_s,
+    )
+
+
+class SplitRuntime:
+    """Runtime made of two: GPU slices go to one, CPU slices to the other."""
+
+    def __init__(self, gpus: Runtime, cpus: ProcessRuntime) -> None:
+        self._gpus, self._cpus = gpus, cpus
+        self.missing_resources = cpus.missing_resources
+        self.name = f"{gpus.name}+{cpus.name}"
+
+    def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
+        """Start it where its hardware is (see Runtime)."""
+        runtime = self._gpus if launch.gpu_uuid else self._cpus
+        return runtime.start(tag, launch, log_path)
+
+    def list(self) -> Sequence[RunningTriton]:
+        """List the Tritons of both runtimes."""
+        return (*self._gpus.list(), *self._cpus.list())
+
+    def stop(self, tag: str, kill_after_s: float) -> None:
+        """Stop it where it runs (see Runtime)."""
+        self._runtime_of(tag).stop(tag, kill_after_s)
+
+    def forget(self, tag: str) -> None:
+        """Forget it where it ran (see Runtime)."""
+        self._runtime_of(tag).forget(tag)
+
+    def _runtime_of(self, tag: str) -> Runtime:
+        return self._cpus if any(one.tag == tag for one in self._cpus.list()) else self._gpus

@@ -1,0 +1,195 @@
+"""A simulated node without its socket: a machine and the processes on it, advanced by `tick`.
+
+Once per tick each process's pace file tells how long each version computed; that becomes power, power becomes energy,
+and energy is booked where it truly went. NVML sees the counter and the last tick's power; the split is for tests.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from power_agent.devices.errors import NodeRefused
+from power_agent.simulated.energy import PowerDraw, SliceAccount, VersionAccount
+from power_agent.simulated.gpu_state import Gpu
+from power_agent.simulated.machine import CONTEXT_MIB, Machine
+from power_agent.simulated.pace_file import PacedWork, PaceFile
+from power_agent.simulated.processes import Child, ProcessTable, kill_session
+from power_agent.simulated.workload import Workload
+
+TICK_S_MIN: Final = 1e-3
+LOAD_MODEL: Final = "--load-model="  # what a Triton's command line says it will serve; a swap changes only the variant
+
+
+@dataclass(slots=True)
+class SliceProcess:
+    """A process on a slice, with its pace file and its account."""
+
+    child: Child
+    gpu: Gpu
+    pace: PaceFile
+    account: SliceAccount
+    clock_mhz: int
+    families: frozenset[str]
+    batches: int = 0
+    mean_batch: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    @property
+    def serving(self) -> bool:
+        """Whether it is past its first batch, which is the warm-up."""
+        return self.batches > 0
+
+
+class SimulatedNode:
+    """A simulated node: a machine and the processes on its slices."""
+
+    def __init__(
+        self, machine: Machine, workloads: Mapping[str, Workload], pace_dir: Path, seed: int, now_s: float
+    ) -> None:
+        self.name = machine.node
+        self.machine = machine
+        self.driver = machine.driver
+        self.energies = machine.energies
+        self.processes = ProcessTable()
+        self._workloads = workloads
+        self._pace_dir = pace_dir
+        self._seeds = np.random.default_rng(seed)
+        self._slice_processes: dict[int, SliceProcess] = {}
+        self._starts = 0
+        self._last_s = machine.driver.now_s = now_s
+        self._work_total = PacedWork(0, 0, 0.0, 0, 0, 0, 0.0)
+
+    # --- processes ---
+
+    def start(
+        self, tag: str, argv: Sequence[str], env: Mapping[str, str], log_path: str, cwd: str, now_s: float
+    ) -> Child:
+        """Start a process on the slice that `env` names; idempotent by tag. The pace file is added to `env`."""
+        running = self.processes.find_alive(tag)
+        if running is not None:
+            if running.argv == tuple(argv):
+                return running
+            raise NodeRefused(f"{tag} runs already with another command line", remedy="stop it first")
+        target = self.machine.target(env.get("CUDA_VISIBLE_DEVICES", ""))
+        gpu = target if isinstance(target, Gpu) else target.gi.gpu
+        account = self.machine.account(target)
+        self._starts += 1
+        pace = PaceFile(
+            self._pace_dir / f"gpu{gpu.index}-{account.slice_type}-{account.start}-{self._starts}.pace",
+            int(self._seeds.integers(2**63)),
+        )
+        clock_mhz = gpu.serving_clock_mhz
+        families = frozenset(word.removeprefix(LOAD_MODEL) for word in argv if word.startswith(LOAD_MODEL))
+        try:
+            workload = self._workloads[gpu.model.name]
+            pace.write_table(clock_mhz, workload.entries(account.slice_type, clock_mhz, families))
+            whole_env = {**env, "TREFOIL_PACE_FILE": str(pace.path)}
+            child = self.processes.start(tag, argv, whole_env, log_path, cwd, account.mig_uuid, now_s)
+        except BaseException:
+            pace.close()
+            raise
+        self.driver.attach(child.pid, target, CONTEXT_MIB)
+        self._slice_processes[child.pid] = SliceProcess(child, gpu, pace, account, clock_mhz, families)
+        return child
+
+    # --- time ---
+
+    def tick(self, now_s: float) -> list[Child]:
+        """Integrate up to `now_s` (monotonic), then notice exits; returns the children whose session has ended."""
+        dt_s = now_s - self._last_s
+        if dt_s < TICK_S_MIN:
+            return []
+        self._last_s = self.driver.now_s = now_s
+        for gpu in self.driver.gpus:
+            self._integrate(gpu, dt_s, int(now_s * 1e9))
+        ended = self.processes.poll()
+        for child in ended:
+            process = self._slice_processes.pop(child.pid)
+            process.pace.close()
+            self.machine.detach(child.pid)
+        return ended
+
+    def _integrate(self, gpu: Gpu, dt_s: float, now_ns: int) -> None:
+        slice_processes = [
+            process for pid, process in self._slice_processes.items() if process.gpu is gpu and pid in gpu.processes
+        ]
+        clock_mhz = gpu.serving_clock_at_mhz(self.driver.now_s)
+        draws = []
+        for process in slice_processes:
+            if process.clock_mhz != clock_mhz:
+                process.clock_mhz = clock_mhz
+                workload = self._workloads[gpu.model.name]
+                entries = workload.entries(process.account.slice_type, clock_mhz, process.families)
+                process.pace.write_table(clock_mhz, entries)
+            draws += self._draws(process, dt_s, now_ns)
+        self.machine.integrate(gpu, dt_s, draws, any(process.serving for process in slice_processes))
+
+    def _draws(self, process: SliceProcess, dt_s: float, now_ns: int) -> list[PowerDraw]:
+        done = process.pace.collect_work(now_ns)
+        busy_s = sum(work.busy_s for work in done)
+        # Two versions at once (a swap) share the slice: together they cannot compute longer than the tick.
+        scale = min(1.0, dt_s / busy_s) if busy_s else 1.0
+        warm = process.serving
+        draws = []
+        for work in done:
+            key = (work.family_crc32, work.version)
+            if work.batches:
+                process.mean_batch[key] = work.items / work.batches
+            version, density = self._version(process, key)
+            account = process.account.versions.setdefault(key, version)
+            account.busy_s += work.busy_s
+            account.batches += work.batches
+            account.items += work.items
+            process.batches += work.batches
+            self._work_total = _add(self._work_total, work)
+            booked = account if warm else None
+            generation = process.account.generation
+            draws.append(PowerDraw(process.account.slice_type, work.busy_s * scale, density, booked, generation))
+        return draws
+
+    def _version(self, process: SliceProcess, key: tuple[int, int]) -> tuple[VersionAccount, float]:
+        workload = self._workloads[process.gpu.model.name]
+        loaded = workload.versions(process.account.slice_type, process.clock_mhz).get(key)
+        if loaded is None:  # a model that the catalogue does not know: it computes all the same
+            return VersionAccount(f"crc32:{key[0]:08x}", "", key[1]), 1.0
+        density = loaded.density(process.mean_batch.get(key, 1.0))
+        return VersionAccount(loaded.family, loaded.variant, loaded.version), density
+
+    # --- what others may see ---
+
+    def reload(self, load_number: int) -> None:
+        """Reload the driver: whatever computes on its slices dies with it."""
+        for child in self.processes:
+            if child.alive:
+                child.popen.kill()
+                kill_session(child.pid)
+        self.machine.reload(load_number)
+
+    def pace_summary(self) -> dict[str, Any]:
+        """Batches, items and overruns of all padded models since the node started, as JSON values."""
+        total = self._work_total
+        return {
+            "batches": total.batches,
+            "items": total.items,
+            "overruns": total.overruns,
+            "overrun_s": total.overrun_s,
+            "busy_s": total.busy_s,
+        }
+
+    def truth(self) -> dict[str, Any]:
+        """True energy split since the node started."""
+        return self.machine.truth()
+
+
+def _add(total: PacedWork, work: PacedWork) -> PacedWork:
+    return PacedWork(
+        0,
+        0,
+        total.busy_s + work.busy_s,
+        total.batches + work.batches,
+        total.items + work.items,
+        total.overruns + work.overruns,
+        total.overrun_s + work.overrun_s,
+    )

@@ -1,0 +1,205 @@
+"""Client of a simulated node's socket: processes on slices, the pace summary, and (for tests) the hidden truth.
+
+Length-prefixed JSON over a Unix stream. Every method is synchronous and safe to call from several threads: each call
+borrows a connection of its own, so a slow `process_stop` never blocks an NVML read. A connection that the node has
+closed meanwhile is noticed before use; a call that was sent is never sent again: the node may have carried it out.
+"""
+
+import json
+import select
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from power_agent.devices.errors import NodeRefused, NodeUnreachable
+
+FRAME: Final = struct.Struct("<I")
+FRAME_BYTES_MAX: Final = 16 * 2**20
+POOL_CONNECTIONS_MAX: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One process that the node started on a slice; listed after its exit until it is forgotten or replaced."""
+
+    tag: str
+    pid: int
+    mig_uuid: str
+    alive: bool
+    exit_code: int | None  # negative = signal number, None while alive
+    started_at_s: float
+    argv: tuple[str, ...]
+    log_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class PaceSummary:
+    """Work of padded models since the node started. Overrun: a batch whose real work outlasted its drawn time."""
+
+    batches: int
+    items: int
+    overruns: int
+    overrun_s: float
+    busy_s: float
+
+    @property
+    def overrun_ratio(self) -> float:
+        """Share of batches that were overruns."""
+        return self.overruns / self.batches if self.batches else 0.0
+
+
+class NodeClient:
+    """Client of a simulated node's socket."""
+
+    def __init__(self, socket_path: Path | str, timeout_s: float = 10.0) -> None:
+        self._path = str(socket_path)
+        self._timeout_s = timeout_s
+        self._idle: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # --- processes ---
+
+    def process_start(
+        self, tag: str, argv: Sequence[str], env: Mapping[str, str], log_path: Path | str, cwd: Path | str | None = None
+    ) -> ProcessStatus:
+        """Start a process in its own session on the slice named by `env["CUDA_VISIBLE_DEVICES"]` (a MIG or GPU UUID).
+
+        Idempotent by tag: a live process of that tag with the same argv is returned as it is; with another argv it is
+        refused (stop it first). `env` is the whole environment; the node adds TREFOIL_PACE_FILE.
+        """
+        request = {"tag": tag, "argv": list(argv), "env": dict(env), "log_path": str(log_path), "cwd": str(cwd or "")}
+        return _status(self.call("process_start", **request))
+
+    def process_list(self) -> tuple[ProcessStatus, ...]:
+        """List the processes that the node started."""
+        return tuple(_status(row) for row in self.call("process_list"))
+
+    def process_stop(self, tag: str, kill_after_s: float = 8.0) -> ProcessStatus:
+        """Stop a process: SIGTERM, SIGKILL of its session after `kill_after_s`. Returns when all of it is gone."""
+        return _status(self.call("process_stop", kill_after_s + self._timeout_s, tag=tag, kill_after_s=kill_after_s))
+
+    def process_wait(self, tag: str, timeout_s: float) -> ProcessStatus:
+        """Wait until the process has exited or `timeout_s` has passed; `alive` tells which."""
+        return _status(self.call("process_wait", timeout_s + self._timeout_s, tag=tag, timeout_s=timeout_s))
+
+    def process_forget(self, tag: str) -> None:
+        """Drop an exited process from the list; a live one is refused."""
+        self.call("process_forget", tag=tag)
+
+    # --- observation ---
+
+    def describe(self) -> dict[str, Any]:
+        """Description of the node: name, pid, driver_load_id, device types, start time."""
+        described: dict[str, Any] = self.call("describe")
+        return described
+
+    def pace_summary(self) -> PaceSummary:
+        """Summary of what padded models did since the node started."""
+        return PaceSummary(**self.call("pace_summary"))
+
+    def truth(self) -> dict[str, Any]:
+        """True energy split per device and slice [J]. For tests: no product code may act on it."""
+        split: dict[str, Any] = self.call("truth")
+        return split
+
+    def admin(self, verb: str, **args: Any) -> Any:
+        """Inject a fault: foreign load, failing calls, a lost GPU (see node_server.py for the verbs)."""
+        return self.call("admin", verb=verb, args=args)
+
+    def shutdown(self) -> None:
+        """Ask the node to end: it stops everything that runs on its slices first."""
+        self.call("shutdown")
+
+    # --- NVML ---
+
+    def nvml(self, function: str, args: Sequence[Any]) -> tuple[int, list[Any]]:
+        """Send one driver call by its C name; returns (nvmlReturn_t, out values)."""
+        ret, out = self.call("nvml", fn=function, args=list(args))
+        return ret, out
+
+    # --- transport ---
+
+    def call(self, op: str, timeout_s: float | None = None, /, **args: Any) -> Any:
+        """Send one request and return its answer.
+
+        Raises:
+            NodeUnreachable: nobody listens, the node went away mid-call, or it did not answer in time.
+            NodeRefused: the node answered that it cannot do this; the text says why and what to do.
+        """
+        body = json.dumps({"op": op, **args}, separators=(",", ":")).encode()
+        connection = self._borrow()
+        try:
+            connection.settimeout(self._timeout_s if timeout_s is None else timeout_s)
+            connection.sendall(FRAME.pack(len(body)) + body)
+            answer = json.loads(_read_frame(connection))
+        except (OSError, EOFError) as error:
+            connection.close()
+            message = f"simulated node at {self._path} did not answer {op} ({error})"
+            raise NodeUnreachable(message, remedy="see its log; restart it if it died") from error
+        self._give_back(connection)
+        if "error" in answer:
+            raise NodeRefused(answer["error"])
+        return answer["result"]
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _borrow(self) -> socket.socket:
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                return self._connect()
+            readable, _, _ = select.select([connection], [], [], 0)
+            if not readable:
+                return connection
+            connection.close()  # closed by a node that has restarted: the only thing an idle connection can have to say
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(self._timeout_s)
+            connection.connect(self._path)
+        except OSError as error:
+            connection.close()
+            message = f"no simulated node listens at {self._path} ({error})"
+            raise NodeUnreachable(message, remedy="start it: python -m power_agent.simulated") from error
+        return connection
+
+    def _give_back(self, connection: socket.socket) -> None:
+        with self._lock:
+            if not self._closed and len(self._idle) < POOL_CONNECTIONS_MAX:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+
+def _read_frame(connection: socket.socket) -> bytes:
+    (length,) = FRAME.unpack(_read_exactly(connection, FRAME.size))
+    if length > FRAME_BYTES_MAX:
+        raise OSError(f"frame of {length} bytes is above the limit of {FRAME_BYTES_MAX}")
+    return _read_exactly(connection, length)
+
+
+def _read_exactly(connection: socket.socket, length: int) -> bytes:
+    chunks = bytearray()
+    while len(chunks) < length:
+        chunk = connection.recv(length - len(chunks))
+        if not chunk:
+            raise EOFError("the node closed the connection")
+        chunks += chunk
+    return bytes(chunks)
+
+
+def _status(row: Mapping[str, Any]) -> ProcessStatus:
+    return ProcessStatus(**{**row, "argv": tuple(row["argv"])})

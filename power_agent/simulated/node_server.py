@@ -1,0 +1,339 @@
+"""Server of a simulated GPU node: its Unix socket, its ticks, its processes, and its end.
+
+It owns driver state, the energy integral and the processes on slices, so that killing the agent loses nothing, as on
+hardware. Ending it is a driver unload: everything on its slices ends with it.
+
+Protocol: Unix stream; 4-byte little-endian length, then JSON {"op", ...}; answer {"result"} or {"error"}. One request
+at a time per connection; connections are served concurrently, so a slow stop blocks nobody.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from power_agent.devices.errors import NodeRefused
+from power_agent.simulated.interference import Interference
+from power_agent.simulated.machine import SETTLE_S, Machine
+from power_agent.simulated.node import SimulatedNode
+from power_agent.simulated.node_client import FRAME, FRAME_BYTES_MAX
+from power_agent.simulated.processes import (
+    Child,
+    become_subreaper,
+    kill_session,
+    remove_shared_memory,
+    shared_memory_prefix,
+)
+from power_agent.simulated.settings import NodeSettings
+from power_agent.simulated.workload import Workload
+from trefoil.core import errors
+from trefoil.core.catalog import Catalog
+from trefoil.core.device_types import device_type
+from trefoil.runtime import config
+from trefoil.runtime.clock import Clock
+
+log = structlog.get_logger()
+
+SHUTDOWN_GRACE_S: Final = 2.5  # from SIGTERM of the processes to SIGKILL, when the node itself ends
+SOCKET_PATH_BYTES_MAX: Final = 107
+
+
+class NodeServer:
+    """Server of a simulated node: its socket, its ticks and its end."""
+
+    def __init__(self, settings: NodeSettings, catalog: Catalog, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._stop = asyncio.Event()
+        self._handlers: set[asyncio.Task[None]] = set()
+        self._started_at_s = clock.now_s()
+        self.driver_load_id = str(uuid.uuid4())
+        machine = build_machine(settings, _load_number(self.driver_load_id))
+        machine.on_reload = self._reload_driver
+        self._interference = Interference(machine)
+        workloads = {name: Workload(device_type(name), catalog) for name in settings.devices}
+        self.node = SimulatedNode(machine, workloads, self._directory / "pace", settings.seed, clock.monotonic_s())
+        self._ops: dict[str, Callable[..., Awaitable[Any]]] = {
+            "nvml": self._nvml,
+            "process_start": self._process_start,
+            "process_list": self._process_list,
+            "process_stop": self._process_stop,
+            "process_wait": self._process_wait,
+            "process_forget": self._process_forget,
+            "pace_summary": self._pace_summary,
+            "truth": self._truth,
+            "describe": self._describe,
+            "admin": self._admin,
+            "shutdown": self._shutdown,
+        }
+        self._signatures = {op.__name__: inspect.signature(op) for op in self._ops.values()}
+
+    @property
+    def _directory(self) -> Path:
+        return self._settings.socket.parent
+
+    @property
+    def _prefixes_path(self) -> Path:
+        """Shared memory of every process started here, for a successor to remove should this node be killed."""
+        return self._directory / "shared_memory_prefixes"
+
+    # --- life ---
+
+    async def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or the `shutdown` op; then end every process and leave nothing behind."""
+        become_subreaper()
+        self._prepare_directory()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        server = await asyncio.start_unix_server(self._serve, str(self._settings.socket))
+        self._settings.socket.chmod(0o600)
+        log.info("simulated node is up", **config.masked(self._settings), driver_load_id=self.driver_load_id)
+        ticking = asyncio.create_task(self._tick_until_stopped())
+        try:
+            stopping = asyncio.create_task(self._stop.wait())
+            await asyncio.wait((ticking, stopping), return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if ticking.done():
+                ticking.result()  # a bug in the driver ends the node loudly
+            server.close()
+            await self._end_processes()
+        finally:
+            ticking.cancel()
+            for handler in self._handlers:
+                handler.cancel()
+            await asyncio.gather(ticking, *self._handlers, return_exceptions=True)
+            self._settings.socket.unlink(missing_ok=True)
+            for child in self.node.processes:
+                remove_shared_memory(child.shared_memory_prefix)
+            self._prefixes_path.unlink(missing_ok=True)
+            log.info("simulated node is down")
+
+    def _prepare_directory(self) -> None:
+        path = str(self._settings.socket)
+        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+            message = f"longer than the {SOCKET_PATH_BYTES_MAX} bytes of a Unix socket path"
+            raise errors.SettingError(message, field="socket", value=path, remedy="name a shorter path")
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if listens(path):
+            raise errors.PortInUse("a node listens there already", field="socket", value=path, remedy="stop it")
+        self._settings.socket.unlink(missing_ok=True)
+        for leftover in (self._directory / "pace").glob("*.pace"):
+            leftover.unlink()
+        if self._prefixes_path.exists():  # a predecessor was killed, and its processes with it
+            for prefix in self._prefixes_path.read_text().split():
+                remove_shared_memory(prefix)
+            self._prefixes_path.unlink()
+        self._write_load_id()
+
+    async def _tick_until_stopped(self) -> None:
+        while True:
+            await self._clock.sleep(self._settings.tick_ms / 1e3)
+            self.tick()
+
+    def tick(self) -> None:
+        """Integrate power until now, and clear away after processes that have ended."""
+        now_s = self._clock.monotonic_s()
+        for child in self.node.tick(now_s):
+            log.info("process ended", tag=child.tag, pid=child.pid, exit_code=child.exit_code)
+            removed = remove_shared_memory(child.shared_memory_prefix)
+            if removed:
+                log.info("removed shared memory that a killed process left", tag=child.tag, regions=removed)
+
+    async def _end_processes(self) -> None:
+        alive = [child for child in self.node.processes if child.alive]
+        for child in alive:
+            child.popen.terminate()
+        try:
+            async with asyncio.timeout(SHUTDOWN_GRACE_S):
+                for child in alive:
+                    await child.ended.wait()
+        except TimeoutError:
+            for child in alive:
+                if child.alive:
+                    kill_session(child.pid)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    for child in alive:
+                        await child.ended.wait()
+
+    # --- protocol ---
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handler = asyncio.current_task()
+        assert handler is not None
+        self._handlers.add(handler)
+        try:
+            while True:
+                (length,) = FRAME.unpack(await reader.readexactly(FRAME.size))
+                if length > FRAME_BYTES_MAX:
+                    break
+                answer = await self._answer(await reader.readexactly(length))
+                body = json.dumps(answer, separators=(",", ":")).encode()
+                writer.write(FRAME.pack(len(body)) + body)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client went away: nothing of it is kept here
+        finally:
+            self._handlers.discard(handler)
+            writer.close()
+
+    async def _answer(self, frame: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(frame)
+            operation = self._ops[request.pop("op")]
+            call = self._signatures[operation.__name__].bind(**request)
+        except (json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
+            return {
+                "error": f"malformed request ({error!r}). Remedy: an op of {', '.join(self._ops)}, with its arguments"
+            }
+        try:
+            return {"result": await operation(*call.args, **call.kwargs)}
+        except errors.TrefoilError as error:
+            return {"error": str(error)}
+
+    # --- operations ---
+
+    async def _nvml(self, fn: str, args: Sequence[Any]) -> tuple[int, list[Any]]:
+        machine = self.node.machine
+        pending = machine.begin_call(fn, args)
+        if pending.delay_s:
+            await self._clock.sleep(pending.delay_s)
+        self.node.driver.now_s = self._clock.monotonic_s()
+        return machine.execute_call(pending, args)
+
+    async def _process_start(
+        self, tag: str, argv: list[str], env: dict[str, str], log_path: str, cwd: str = ""
+    ) -> dict[str, Any]:
+        prefix = shared_memory_prefix(argv)
+        if prefix:
+            with self._prefixes_path.open("a") as file:
+                file.write(f"{prefix}\n")
+        child = self.node.start(tag, argv, env, log_path, cwd, self._clock.now_s())
+        log.info("process started", tag=tag, pid=child.pid, mig_uuid=child.mig_uuid)
+        return child.status()
+
+    async def _process_list(self) -> list[dict[str, Any]]:
+        return [child.status() for child in self.node.processes]
+
+    async def _process_stop(self, tag: str, kill_after_s: float = 8.0) -> dict[str, Any]:
+        child = self.node.processes.get(tag)
+        if child.alive:
+            child.popen.terminate()
+            if not await self._ended(child, kill_after_s):
+                log.warning("process did not end in time: killed", tag=tag, pid=child.pid, kill_after_s=kill_after_s)
+                kill_session(child.pid)
+                await child.ended.wait()
+        return child.status()
+
+    async def _process_wait(self, tag: str, timeout_s: float) -> dict[str, Any]:
+        child = self.node.processes.get(tag)
+        await self._ended(child, timeout_s)
+        return child.status()
+
+    @staticmethod
+    async def _ended(child: Child, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await child.ended.wait()
+        return not child.alive
+
+    async def _process_forget(self, tag: str) -> None:
+        self.node.processes.forget(tag)
+
+    async def _pace_summary(self) -> dict[str, Any]:
+        return self.node.pace_summary()
+
+    async def _truth(self) -> dict[str, Any]:
+        return self.node.truth()
+
+    async def _describe(self) -> dict[str, Any]:
+        return {
+            "node": self._settings.node,
+            "simulated": True,
+            "pid": os.getpid(),
+            "driver_load_id": self.driver_load_id,
+            "devices": list(self._settings.devices),
+            "started_at_s": self._started_at_s,
+            "root": self._settings.root,
+            "symbols_missing": list(self._settings.symbols_missing),
+            "faults": self.node.machine.faults.summary(),
+        }
+
+    async def _admin(self, verb: str, args: dict[str, Any]) -> Any:
+        """Verbs: fault, clear_faults (FaultPlan), reload_driver, and every method of Interference."""
+        machine = self.node.machine
+        verbs: dict[str, Callable[..., Any]] = {
+            "fault": machine.faults.plan,
+            "clear_faults": machine.faults.clear,
+            "reload_driver": self._reload_driver,
+            **{name: getattr(self._interference, name) for name in INTERFERENCE_VERBS},
+        }
+        if verb not in verbs:
+            raise NodeRefused(f"no admin verb {verb!r}", remedy=f"one of {', '.join(verbs)}")
+        try:
+            inspect.signature(verbs[verb]).bind(**args)
+        except TypeError as error:
+            raise NodeRefused(f"{verb}: {error}", remedy="see its signature in interference.py or faults.py") from error
+        log.warning("rehearsed trouble", verb=verb, **args)
+        return verbs[verb](**args)
+
+    def _reload_driver(self) -> None:
+        self.driver_load_id = str(uuid.uuid4())
+        self.node.reload(_load_number(self.driver_load_id))
+        self._write_load_id()
+
+    def _write_load_id(self) -> None:
+        marker = self._directory / "driver_load_id"
+        fresh = marker.with_suffix(".new")
+        fresh.write_text(self.driver_load_id + "\n")
+        fresh.replace(marker)  # no reader sees half of it
+
+    async def _shutdown(self) -> None:
+        self._stop.set()
+
+
+INTERFERENCE_VERBS: Final = tuple(name for name in vars(Interference) if not name.startswith("_"))
+
+
+def build_machine(settings: NodeSettings, load_number: int = 1) -> Machine:
+    """Build the machine that these settings describe."""
+    return Machine(
+        settings.node,
+        settings.devices,
+        seed=settings.seed,
+        noise_ratio=settings.noise_ratio,
+        mig_enabled=settings.mig_enabled,
+        fresh_uuids=settings.fresh_uuids,
+        driver_version=settings.driver_version,
+        root=settings.root,
+        symbols_missing=settings.symbols_missing,
+        stale_listing=settings.stale_listing,
+        settle_s=SETTLE_S if settings.clock_settle else (0.0, 0.0),
+        call_latency=settings.call_latency,
+        counter_period_s=settings.counter_ms / 1e3,
+        load_number=load_number,
+    )
+
+
+def _load_number(driver_load_id: str) -> int:
+    return uuid.UUID(driver_load_id).int % 2**24 + 1
+
+
+def listens(path: str) -> bool:
+    """Whether a node listens at this socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True

@@ -1,0 +1,88 @@
+"""Settings and flags of a simulated node."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from power_agent.simulated.calls import CALLS
+from power_agent.simulated.driver import DRIVER_VERSION
+from power_agent.simulated.gpu_models import GPU_MODELS
+from trefoil.core import errors
+from trefoil.runtime import config
+
+
+class NodeSettings(config.Settings):
+    """Settings of a simulated node."""
+
+    node: str = "node0"
+    socket: Path = Path("node.sock")
+    """Unix socket that the agent connects to. Pace files and driver_load_id are kept beside it."""
+    devices: tuple[str, ...] = ("A100-SXM4-40GB", "A100-SXM4-40GB")
+    mig_enabled: bool = True
+    """State of MIG mode at boot (on A100 it survives reboots)."""
+    model_repository: Path = Path("model_repository")
+    profile_overrides: dict[str, Path] = Field(default_factory=dict)
+    """family -> another profile.csv: another truth than the one that planners may believe."""
+    seed: int = 0
+    tick_ms: Annotated[float, Field(ge=20.0, le=50.0)] = 40.0
+    """Update period of counter and power, as 20-100 ms on hardware."""
+    noise_ratio: Annotated[float, Field(ge=0.0, le=0.2)] = 0.01
+    """Standard deviation of power from tick to tick."""
+    call_latency: bool = True
+    """Let changing calls take as long as a driver does."""
+    clock_settle: bool = True
+    """Clocks follow a lock after 5 to 50 ms."""
+    counter_ms: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
+    """Period of the energy counter; 0 = every tick."""
+    driver_version: Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")] = DRIVER_VERSION
+    """Before 510 a 4g and a 3g instance exclude each other."""
+    root: bool = True
+    """false: calls that change something are refused with NO_PERMISSION."""
+    symbols_missing: tuple[str, ...] = ()
+    """C names that this driver lacks, as an old one does."""
+    stale_listing: bool = False
+    """Instances that somebody else destroyed stay listed, with dead handles, until the next nvmlInit."""
+    fresh_uuids: bool = True
+    """A re-created instance gets another MIG UUID; false = as driver R470, which repeated them."""
+    log_level: str = "info"
+    log_json: bool | None = None
+
+    @field_validator("devices")
+    @classmethod
+    def _known_devices(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
+        for name in devices:
+            if name not in GPU_MODELS:
+                raise ValueError(f"no simulated device {name!r}; one of {', '.join(GPU_MODELS)}")
+        return devices
+
+    @field_validator("symbols_missing")
+    @classmethod
+    def _known_symbols(cls, symbols: tuple[str, ...]) -> tuple[str, ...]:
+        for name in symbols:
+            if name not in CALLS:
+                raise ValueError(f"no symbol {name!r}; a C name such as nvmlGpmSampleGet")
+        return symbols
+
+
+def parse(argv: Sequence[str]) -> tuple[NodeSettings, bool]:
+    """Parse the command line (flags over environment over the settings file); True: only describe the fleet."""
+    parser = argparse.ArgumentParser(prog="python -m power_agent.simulated", description=__doc__)
+    parser.add_argument("--config", type=Path, metavar="TOML", help="settings file")
+    parser.add_argument("--node", help="name of the node")
+    parser.add_argument("--socket", help="path of its Unix socket")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting")
+    parser.add_argument("--describe", action="store_true", help="print the fleet as nvidia-smi does, and leave")
+    arguments = parser.parse_args(argv)
+    overrides: dict[str, Any] = {}
+    for assignment in arguments.set:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise errors.SettingError("no '=' in it", field="--set", value=assignment, remedy="write --set key=value")
+        overrides[key] = value
+    for name in ("node", "socket"):
+        if getattr(arguments, name) is not None:
+            overrides[name] = getattr(arguments, name)
+    return config.load(NodeSettings, arguments.config, "TREFOIL_NODE_", overrides), arguments.describe

@@ -1,0 +1,106 @@
+"""From profile rows to what the simulated driver needs: service times for pace files, and each variant's density.
+
+Both by the laws of trefoil/core (queueing.service_time, power), as in the simulator and in every plan.
+
+Density is derived, not stated: energy of a batch over (service time x power of that slice fully busy). So a profile
+that gives all variants equal joules makes a world in which they cost equal joules.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from power_agent.simulated.pace_file import PaceEntry, family_crc32
+from trefoil.core import power
+from trefoil.core.catalog import Catalog, ProfileRow
+from trefoil.core.fleet import DeviceType
+from trefoil.core.queueing import service_time
+
+
+@dataclass(frozen=True, slots=True)
+class OperatingPoint:
+    """Service time and power density of a version on a slice at one batch size."""
+
+    batch: int
+    service_ms_mean: float
+    service_cv: float
+    density: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedVersion:
+    """A version as a slice of one type at one clock runs it."""
+
+    family: str
+    variant: str
+    version: int
+    operations: tuple[OperatingPoint, ...]  # ascending batch
+
+    def density(self, batch: float) -> float:
+        """Power density at a batch size: interpolated between listed batches, constant outside them."""
+        points = self.operations
+        at = bisect_left([point.batch for point in points], batch)
+        if at == 0:
+            return points[0].density
+        if at == len(points):
+            return points[-1].density
+        low, high = points[at - 1], points[at]
+        share = (batch - low.batch) / (high.batch - low.batch)
+        return low.density + share * (high.density - low.density)
+
+
+class Workload:
+    """Catalogue of models as one type of device runs it."""
+
+    def __init__(self, device: DeviceType, catalog: Catalog) -> None:
+        self._device = device
+        self._rows: dict[str, list[ProfileRow]] = defaultdict(list)
+        self._versions = {(f.name, v.name): v.version for f in catalog.families for v in f.variants}
+        self._memory_mib = {
+            (family_crc32(f.name), v.version): v.memory_mib for f in catalog.families for v in f.variants
+        }
+        self._cache: dict[tuple[str, int], dict[tuple[int, int], LoadedVersion]] = {}
+        for row in catalog.rows:
+            if row.device_type == device.name and row.stage == 0 and not row.cohosted:
+                self._rows[row.slice_type].append(row)
+
+    def versions(self, slice_type: str, clock_mhz: int) -> dict[tuple[int, int], LoadedVersion]:
+        """Versions of the catalogue on that slice at that clock, by (crc32 of the family, version)."""
+        key = (slice_type, clock_mhz)
+        if key not in self._cache:
+            self._cache[key] = self._load(slice_type, clock_mhz)
+        return self._cache[key]
+
+    def entries(self, slice_type: str, clock_mhz: int, families: Collection[str] | None = None) -> list[PaceEntry]:
+        """Service times of these families, all by default: a pace file does not hold a large catalogue."""
+        return [
+            PaceEntry(version.family, version.version, op.batch, op.service_ms_mean, op.service_cv)
+            for version in self.versions(slice_type, clock_mhz).values()
+            if families is None or version.family in families
+            for op in version.operations
+        ]
+
+    def _load(self, slice_type: str, clock_mhz: int) -> dict[tuple[int, int], LoadedVersion]:
+        by_variant: dict[tuple[str, str], list[ProfileRow]] = defaultdict(list)
+        for row in self._rows[slice_type]:
+            by_variant[row.family, row.variant].append(row)
+        found = {}
+        for (family, variant), rows in sorted(by_variant.items()):
+            version = self._versions[family, variant]
+            nearest = min({row.clock_mhz for row in rows}, key=lambda listed: abs(listed - clock_mhz))
+            points = tuple(
+                self._operating_point(row, clock_mhz)
+                for row in sorted(rows, key=lambda row: row.batch)
+                if row.clock_mhz == nearest
+            )
+            found[family_crc32(family), version] = LoadedVersion(family, variant, version, points)
+        return found
+
+    def _operating_point(self, row: ProfileRow, clock_mhz: int) -> OperatingPoint:
+        service = service_time(row)
+        mean_ms, cv = service.mean_ms, service.cv
+        density = power.density(
+            self._device, row.slice_type, row.clock_mhz, mean_ms / 1e3, row.energy_active_j_per_batch
+        )
+        return OperatingPoint(row.batch, mean_ms * power.stretch(row.clock_mhz, clock_mhz), cv, density)

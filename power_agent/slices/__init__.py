@@ -1,0 +1,1 @@
+"""Slices: from a node plan to MIG instances and Tritons, step by step, and what is adopted at start."""

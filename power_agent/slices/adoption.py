@@ -1,0 +1,177 @@
+"""Adoption: find out what the agent's predecessor left running, and take it over without touching it.
+
+The driver says which instances exist, the runtime says what runs, the journal says which of it is ours and what it
+ought to be. A Triton that answers an inference is READY at once: dispatchers never see it leave. What the journal does
+not know is foreign: reported as drift, never touched. A process without its instance is ended. On a whole GPU and on
+CPUs nothing is created, so there a slice exists as long as its process does.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from power_agent.devices.cpu import Cpu
+from power_agent.devices.driver_calls import DriverCalls
+from power_agent.devices.errors import DeviceError
+from power_agent.devices.gpus import ObservedDevice
+from power_agent.devices.inventory import Inventory, ObservedSlice
+from power_agent.durability.journal_state import SliceRecord
+from power_agent.runtimes.base import RunningTriton
+from power_agent.slices.mig import MigInstances
+from power_agent.slices.node_state import Device, Node
+from power_agent.slices.slice_state import Slice
+from power_agent.slices.step_executor import StepExecutor
+from trefoil.core.device_types import device_type
+from trefoil.core.errors import NotFound, TrefoilError
+from trefoil.core.fleet import SERVING, DeviceKind, DeviceState, SliceState
+
+PROBE_S: Final = 3.0
+NO_COMPUTE: Final = -1
+
+
+async def list_devices(
+    node: Node, calls: DriverCalls, inventory: Inventory, observed: Sequence[ObservedDevice]
+) -> None:
+    """List the GPUs into the node; one that it cannot govern is named in `missing` and hides none of the others."""
+    for seen in observed:
+        try:
+            kind = device_type(seen.type)
+        except NotFound as error:
+            node.set_missing(seen.device, f"{error}; it is left alone")
+            continue
+        node.set_missing(seen.device, "")
+        device = node.devices.setdefault(seen.device, Device(seen.device, kind, DeviceState.ASLEEP))
+        device.uuid = seen.uuid
+        node.journal.remember_device(seen.device, seen.type, seen.uuid)
+        device.mig_current, device.mig_pending = seen.mig_current, seen.mig_pending
+    for name, trouble in inventory.lost.items():
+        node.set_missing(name, str(trouble))
+        known = node.journal.state.devices.get(name)
+        if name not in node.devices and known is not None:
+            node.devices[name] = Device(name, device_type(known[0]), DeviceState.ASLEEP, known[1])
+    answering = {seen.device for seen in observed}
+    gpus = [device for device in node.devices.values() if device.type.kind != DeviceKind.CPU]
+    for device in gpus:
+        if device.device not in answering:  # lost, or the driver does not even count it any more
+            node.set_device(device, DeviceState.LOST)
+    here = (device for device in gpus if device.device in answering)
+    await asyncio.gather(*(_read_gauges(node, calls, inventory, device) for device in here))
+
+
+async def _read_gauges(node: Node, calls: DriverCalls, inventory: Inventory, device: Device) -> None:
+    def read() -> tuple[float, int]:
+        return inventory.power_limit_w(device.device) or 0.0, inventory.clock_mhz(device.device)
+
+    try:
+        device.power_limit_w, device.clock_mhz = await calls.call(device.device, read)
+    except DeviceError as error:
+        structlog.get_logger().error("device lost", device=device.device, why=str(error))
+        node.set_device(device, DeviceState.LOST)
+
+
+def add_cpu(node: Node, cpu: Cpu, serve: bool) -> None:
+    """Add the CPUs to the node; where they are only metered, nothing may be planned on them."""
+    closed = "" if serve else "the CPUs of this node are metered, but do not serve; setting cpu = serve lets them"
+    node.devices[cpu.device] = Device(cpu.device, cpu.type, DeviceState.ASLEEP, closed=closed)
+
+
+async def adopt(node: Node, mig: MigInstances, executor: StepExecutor) -> None:
+    """Adopt all instances and processes that are ours; end orphaned processes."""
+    log = structlog.get_logger()
+    processes = await executor.processes()
+    adopted = {}
+    for device in node.devices.values():
+        found = await _find_slices(node, mig, device, processes)
+        for seen in found:
+            record = node.journal.state.slices.get(seen.key)
+            if record is not None:
+                process = processes.pop(record.tag, None)
+                adopted[seen.key] = await _adopt_one(node, executor, seen, record, process)
+        device.foreign = tuple(seen.key for seen in found if seen.key not in adopted)
+        if device.state != DeviceState.LOST:
+            device.state = DeviceState.AWAKE if found else DeviceState.ASLEEP
+    for key in set(node.journal.state.slices) - set(adopted):
+        if key.device in node.devices:  # else it may be back one day, with what is ours on it
+            node.journal.forget_slice(key)
+    for tag, process in processes.items():
+        if process.alive:
+            log.warning("ending a process whose slice is gone", tag=tag, id=process.id)
+            await executor.end_orphan(tag)
+    await asyncio.gather(*(_verify_serving(node, executor, part) for part in adopted.values() if part.running))
+    for step in node.journal.close_unfinished():
+        log.warning("unfinished step of a predecessor", slice=step.slice.name, verb=step.verb)
+    node.changed()
+
+
+async def _find_slices(
+    node: Node, mig: MigInstances, device: Device, processes: Mapping[str, RunningTriton]
+) -> tuple[ObservedSlice, ...]:
+    """Slices that exist on a device now; all that are remembered of one that does not answer."""
+    remembered = [part for key, part in node.journal.state.slices.items() if key.device == device.device]
+    if device.state != DeviceState.LOST and device.has_instances:
+        try:
+            return await mig.list(device.device)
+        except DeviceError as error:
+            structlog.get_logger().error("device lost", device=device.device, why=str(error))
+            node.set_device(device, DeviceState.LOST)
+    if device.state == DeviceState.LOST:  # what it holds will be seen when it is back; until then it stays ours
+        return tuple(ObservedSlice(part.key, NO_COMPUTE, NO_COMPUTE, device.uuid, 0, 0) for part in remembered)
+    if device.type.kind == DeviceKind.MIG_GPU:
+        return ()  # MIG mode is off
+    alive = (part for part in remembered if part.tag in processes and processes[part.tag].alive)
+    return tuple(ObservedSlice(part.key, NO_COMPUTE, None, device.uuid, 0, 0) for part in alive)
+
+
+async def _adopt_one(
+    node: Node, executor: StepExecutor, seen: ObservedSlice, record: SliceRecord, process: RunningTriton | None
+) -> Slice:
+    device = node.devices[seen.key.device]
+    cut = device.type.kind == DeviceKind.MIG_GPU
+    running = process is not None and process.alive and (seen.ci_id is not None or not cut)
+    if not running:
+        state = SliceState.PENDING
+    elif record.state in SERVING or record.state == SliceState.DRAINING:
+        state = record.state
+    else:
+        state = SliceState.STARTING
+    part = Slice(record.key, record.generation, state, node.clock.now_s(), node.on_slice_moved, "adopted")
+    part.hosted, part.revision, part.credits = record.hosted, record.revision, record.credits
+    part.has_instance, part.has_compute = cut, cut and seen.ci_id is not None
+    part.mig_uuid = seen.mig_uuid
+    trouble = ""
+    if running and process is not None:
+        try:
+            await executor.attach(part, process)
+        except TrefoilError as error:  # its variant left the repository, or Triton the machine
+            trouble = f"adopted, but cannot be kept: {error}"
+            await executor.end_orphan(record.tag)
+    node.add_slice(part)
+    if trouble:
+        part.fail(trouble, node.clock.now_s())
+    if device.state == DeviceState.LOST:
+        part.fail("device lost", node.clock.now_s())
+    return part
+
+
+async def _verify_serving(node: Node, executor: StepExecutor, part: Slice) -> None:
+    """Ask a Triton what it serves, and for one real inference; one that does not answer is FAILED."""
+    log = structlog.get_logger()
+    assert part.triton is not None
+    try:
+        async with asyncio.timeout(PROBE_S):
+            part.hosted = await executor.read_hosted(part, node.variant_of)
+            if part.state in SERVING:
+                for hosted in part.hosted:
+                    await part.triton.probe(hosted.family, hosted.version, PROBE_S)
+                part.overhead_requests += len(part.hosted)
+    except (TrefoilError, TimeoutError) as error:
+        if part.state in SERVING:
+            part.fail(f"adopted, but does not infer: {error}", node.clock.now_s())
+        return
+    part.last_success_s = node.clock.now_s()
+    part.loaded = part.serving
+    if part.state == SliceState.SWAPPING:  # whichever it serves now, it serves
+        part.move(SliceState.READY, "adopted in the middle of a swap", node.clock.now_s())
+    log.info("adopted", slice=part.key.name, generation=part.generation, state=part.state.name)

@@ -1,0 +1,1 @@
+"""Fewest steps from what is to what is planned, and drains, pure."""

@@ -1,0 +1,361 @@
+"""Step executor: what each step of the reconciler does to one slice, which has one step at a time.
+
+An error of a step is a TrefoilError with a remedy; the caller marks the slice FAILED and tries again later. Blocking
+calls (driver, node process, files) run in threads.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import TypeVar
+
+import structlog
+
+from power_agent.devices.cpu import Cpu
+from power_agent.durability.journal import Journal
+from power_agent.runtimes.base import RunningTriton, Runtime
+from power_agent.settings import PowerAgentSettings
+from power_agent.slices.core.drain import NOTICE_S, drain_blocker, required_table, still_routed
+from power_agent.slices.core.reconcile import Task
+from power_agent.slices.mig import MigInstances
+from power_agent.slices.slice_state import Slice
+from power_agent.triton.client import TritonClient, TritonUnready, VersionCounters
+from power_agent.triton.installation import TritonInstall
+from power_agent.triton.slice_launch import (
+    SliceLaunch,
+    SliceSpec,
+    clean_shared_memory,
+    grpc_port,
+    prepare_slice,
+)
+from trefoil.core.common import Revision
+from trefoil.core.device_types import cpu_quota
+from trefoil.core.errors import StartError, StateUnavailable, TrefoilError
+from trefoil.core.fleet import Hosted, SliceState
+from trefoil.core.plan import Plan
+from trefoil.runtime.acks import LiveAcks
+from trefoil.runtime.clock import Clock
+from trefoil.runtime.state import State
+
+T = TypeVar("T")
+
+
+class StepExecutor:
+    """Executor of steps: driver through MigInstances, processes through the runtime, Triton through its gRPC."""
+
+    def __init__(
+        self,
+        settings: PowerAgentSettings,
+        clock: Clock,
+        mig: MigInstances,
+        runtime: Runtime,
+        threads: Executor,
+        state: State,
+        journal: Journal,
+        keep_last_reading: Callable[[Slice], None],
+    ) -> None:
+        self._settings = settings
+        self._cpu = Cpu(settings.node)
+        self._clock = clock
+        self._mig = mig
+        self.runtime = runtime
+        self._threads = threads
+        self.install: TritonInstall | None = None  # found at start, before the first step
+        self.install_failure = ""  # why there is none
+        self._state = state
+        self.acks = LiveAcks(state, clock)
+        self._journal = journal
+        self._keep_last_reading = keep_last_reading
+        self._by_name: Mapping[str, Callable[[Slice, Task], Awaitable[None]]] = {
+            "drain": self._drain,
+            "stop": self._stop,
+            "destroy_ci": self._destroy_ci,
+            "destroy_gi": self._destroy_gi,
+            "create_gi": self._create_gi,
+            "create_ci": self._create_ci,
+            "start": self._start,
+            "load": self._load,
+            "warm_up": self._warm_up,
+        }
+        self._log = structlog.get_logger()
+
+    async def run(self, part: Slice, task: Task) -> None:
+        """Run one step.
+
+        Raises:
+            TrefoilError: it did not work; the slice is as it was before, or FAILED by the caller.
+        """
+        await self._by_name[task.verb](part, task)
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """Run a blocking call of the runtime or the file system in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    async def processes(self) -> dict[str, RunningTriton]:
+        """Processes that the runtime runs, by tag."""
+        return {process.tag: process for process in await self.in_thread(self.runtime.list)}
+
+    # --- instances ---------------------------------------------------------------------------------------------------
+
+    async def _claim(self, part: Slice, task: Task) -> None:
+        """Remember a slice as ours before anything of it exists."""
+        part.generation = self._journal.next_generation()
+        await self._journal.sync()
+        part.hosted = task.hosted
+        self._journal.remember_slice(part.record())
+
+    async def _create_gi(self, part: Slice, task: Task) -> None:
+        await self._claim(part, task)
+        observed = await self._mig.create_gi(part.key)
+        part.has_instance, part.has_compute = True, observed.ci_id is not None
+        part.mig_uuid = observed.mig_uuid
+        self._journal.remember_slice(part.record())  # again, should the driver have been loaded anew since the claim
+
+    async def _create_ci(self, part: Slice, task: Task) -> None:
+        observed = await self._mig.create_ci(part.key)
+        part.has_compute, part.mig_uuid = True, observed.mig_uuid
+
+    async def _destroy_ci(self, part: Slice, task: Task) -> None:
+        process = (await self.processes()).get(part.tag)
+        if process is not None and process.alive:  # of an agent that was killed while it started it
+            await self.end_orphan(part.tag)
+        await self._mig.destroy_ci(part.key)
+        part.has_compute, part.mig_uuid = False, ""
+
+    async def _destroy_gi(self, part: Slice, task: Task) -> None:
+        await self._mig.destroy_gi(part.key)
+        part.has_instance = part.has_compute = False
+        part.mig_uuid = ""
+
+    # --- processes ---------------------------------------------------------------------------------------------------
+
+    async def attach(self, part: Slice, process: RunningTriton) -> None:
+        """Attach a slice to its process, which runs already."""
+        part.launch = await self.in_thread(lambda: self._prepare(part, part.hosted))
+        self._attached(part, process)
+
+    def _attached(self, part: Slice, process: RunningTriton) -> None:
+        assert part.launch is not None
+        part.running, part.incarnation = True, process.incarnation
+        part.triton = TritonClient(
+            part.launch.grpc_target, part.launch.metrics_url, part.launch.repository, self._clock
+        )
+
+    def _prepare(self, part: Slice, hosted: Sequence[Hosted]) -> SliceLaunch:
+        if self.install is None:
+            raise StartError(
+                f"no Triton can be started here: {self.install_failure}", remedy="then start the agent again"
+            )
+        settings = self._settings
+        port = grpc_port(settings.triton_port_base, part.key)
+        spec = SliceSpec(
+            name=part.key.name,
+            repository=(settings.state_dir / "slices" / part.key.name).absolute(),
+            source=settings.model_repository.absolute(),
+            hosted=hosted,
+            grpc_port=port,
+            metrics_port=port + 1,
+            gpu_uuid=part.mig_uuid,
+            cpu_cores=self._cpu.pinned_cores(part.key) if part.key.device == self._cpu.device else None,
+            cpu_quota=cpu_quota(part.key.slice_type),
+        )
+        return prepare_slice(self.install, spec)
+
+    async def _start(self, part: Slice, task: Task) -> None:
+        if part.state == SliceState.FAILED:
+            part.move(SliceState.PENDING, task.why, self._clock.now_s())
+        if not part.generation:  # a whole GPU, or cores: what runs there is all that there is of it
+            await self._claim(part, task)
+        part.hosted = task.hosted
+        part.move(SliceState.STARTING, task.why, self._clock.now_s())
+        part.launch = await self.in_thread(lambda: self._prepare(part, task.hosted))
+        launch, log_path = part.launch, (self._settings.state_dir / "logs" / f"{part.key.name}.log").absolute()
+
+        self._attached(part, await self.in_thread(lambda: self.runtime.start(part.tag, launch, log_path)))
+
+    async def _stop(self, part: Slice, task: Task) -> None:
+        await self.stop_process(part)
+        if part.state != SliceState.DRAINING:
+            part.fail(task.why, self._clock.now_s())
+        part.move(SliceState.GONE, task.why, self._clock.now_s())
+
+    async def stop_process(self, part: Slice, patience_s: float | None = None) -> None:
+        """Stop a slice's Triton and all that belongs to it; no-op when it is gone. SIGKILL after `patience_s`."""
+        if not part.running:
+            return
+        if part.triton is not None:
+            try:
+                part.record_counters(await part.triton.statistics(), self._clock.now_s())
+            except TrefoilError as error:
+                self._log.info("no last counters", slice=part.key.name, why=str(error))
+        tag, prefix = part.tag, part.launch.shm_prefix if part.launch else ""
+        # A Triton takes 2 s to end by itself; one that surely has nothing in flight need not be waited for.
+        settings = self._settings
+        kill_after_s = settings.idle_kill_after_s if part.proved_idle else settings.stop_kill_after_s
+
+        def stop() -> None:
+            self.runtime.stop(tag, kill_after_s if patience_s is None else patience_s)
+            self.runtime.forget(tag)
+            clean_shared_memory(prefix)
+
+        await self.in_thread(stop)
+        await self.process_ended(part)
+
+    async def end_orphan(self, tag: str) -> None:
+        """End a process that belongs to no slice."""
+
+        def stop() -> None:
+            self.runtime.stop(tag, self._settings.stop_kill_after_s)
+            self.runtime.forget(tag)
+
+        await self.in_thread(stop)
+
+    async def process_ended(self, part: Slice) -> None:
+        """Note that a slice's Triton is gone, with what it did last."""
+        triton = part.triton
+        self._keep_last_reading(part)
+        part.on_process_ended()
+        if triton is not None:
+            await triton.close()
+
+    # --- models ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _triton(part: Slice) -> TritonClient:
+        """Client of the slice's Triton, which may have ended between the decision for a step and the step.
+
+        Raises:
+            TritonUnready: it has.
+        """
+        if part.triton is None:
+            raise TritonUnready(f"the Triton of {part.key.name} has ended")
+        return part.triton
+
+    async def _load(self, part: Slice, task: Task) -> None:
+        triton = self._triton(part)
+        if part.state == SliceState.FAILED:
+            await self._heal(part, task)
+        elif part.state == SliceState.STARTING:
+            await triton.wait_ready(part.hosted, self._settings.ready_timeout_s)
+        elif part.state == SliceState.PENDING:
+            part.move(SliceState.STARTING, task.why, self._clock.now_s())
+            await triton.wait_ready(part.hosted, self._settings.ready_timeout_s)
+        else:
+            await self._swap(part, task)
+        part.loaded = part.running
+
+    async def _heal(self, part: Slice, task: Task) -> None:
+        """A dead python stub comes back by unload and load; where that fails only a new process helps."""
+        triton = self._triton(part)
+        part.move(SliceState.PENDING, task.why, self._clock.now_s())
+        if part.heal_failure:
+            await self.stop_process(part)
+            return
+        part.move(SliceState.STARTING, task.why, self._clock.now_s())
+        try:
+            for hosted in part.hosted:
+                await triton.heal(hosted, self._settings.swap_timeout_s)
+        except TrefoilError as error:
+            part.heal_failure = str(error)
+            raise
+
+    async def _swap(self, part: Slice, task: Task) -> None:
+        triton = self._triton(part)
+        if part.state == SliceState.READY:
+            part.move(SliceState.SWAPPING, task.why, self._clock.now_s())
+
+        def on_counters(counters: tuple[VersionCounters, ...]) -> None:
+            part.record_counters(counters, self._clock.now_s())
+
+        wanted = {(hosted.family, hosted.stage): hosted for hosted in task.hosted}
+        for old in part.hosted:
+            new = wanted[old.family, old.stage]
+            if new == old:
+                continue
+            try:
+                result = await triton.swap(old, new, self._settings.swap_timeout_s, on_counters)
+            except TrefoilError as error:
+                # The old variant goes on serving: the slice is as good as before, unless its Triton is gone.
+                if part.state == SliceState.SWAPPING and part.running:
+                    part.move(SliceState.READY, f"could not load {new.variant}: {error}", self._clock.now_s())
+                raise
+            part.record_counters(result.before, self._clock.now_s())
+            part.hosted = tuple(new if hosted == old else hosted for hosted in part.hosted)
+        part.hosted = task.hosted
+        self._journal.remember_slice(part.record())
+
+    async def _warm_up(self, part: Slice, task: Task) -> None:
+        triton = self._triton(part)
+        for hosted in part.hosted:
+            await triton.probe(hosted.family, hosted.version, self._settings.probe_timeout_s)
+        counters = await triton.statistics()
+        if part.triton is not triton:
+            raise TritonUnready(f"the Triton of {part.key.name} has ended")
+        if part.state == SliceState.STARTING:
+            part.record_overhead(counters)
+        else:
+            part.overhead_requests += len(part.hosted)
+        now_s = self._clock.now_s()
+        part.record_counters(counters, now_s)
+        part.last_success_s, part.failing = now_s, False
+        part.move(SliceState.READY, "", now_s)
+
+    # --- drain -------------------------------------------------------------------------------------------------------
+
+    async def _drain(self, part: Slice, task: Task) -> None:
+        if part.state != SliceState.DRAINING:
+            part.move(SliceState.DRAINING, task.why, self._clock.now_s())
+        deadline_s = self._clock.monotonic_s() + self._settings.drain_timeout_s
+        revision = self._journal.state.plan.revision if self._journal.state.plan else Revision()
+        while waiting := await self._drain_blocker(part, revision):
+            if self._clock.monotonic_s() >= deadline_s:
+                self._log.warning("drain gave up", slice=part.key.name, waiting_for=waiting)
+                part.why = f"stopped after {self._settings.drain_timeout_s:g} s although {waiting}"
+                break
+            if part.why != waiting:
+                part.why = waiting
+                part.on_move(part, part.state)
+            await self._clock.sleep(self._settings.drain_poll_s)
+        part.drained = True
+
+    async def _drain_blocker(self, part: Slice, revision: Revision) -> str:
+        keys = self._state.keys
+        try:
+            live = await self.acks.read()
+            published = await self._state.get(keys.plan(), Plan)
+        except StateUnavailable as error:
+            return f"no acknowledgement can be read: {error}"
+        required = required_table(part.key, revision, published)
+        routed = still_routed(part.key, published)
+        waiting = drain_blocker(part.key, required, live, part.published_s + NOTICE_S if routed else -math.inf)
+        waiting = waiting or self.acks.blind
+        part.proved_idle = bool(live) and not waiting
+        if waiting or part.triton is None:
+            return waiting
+        try:
+            pending = await part.triton.pending()
+        except TrefoilError as error:
+            self._log.warning("drained a Triton that does not answer", slice=part.key.name, why=str(error))
+            return ""
+        return f"Triton has {pending} requests pending" if pending else ""
+
+    # --- adoption ----------------------------------------------------------------------------------------------------
+
+    async def read_hosted(self, part: Slice, variant_of: Callable[[str, int], str]) -> tuple[Hosted, ...]:
+        """Read what a running Triton really serves: a swap may have ended without anybody noting it."""
+        assert part.triton is not None
+        counters = await part.triton.statistics()
+        part.record_counters(counters, self._clock.now_s())
+        versions: dict[str, list[int]] = {}
+        for model in counters:
+            versions.setdefault(model.family, []).append(model.version)
+        found = []
+        for hosted in part.hosted:
+            loaded = versions.get(hosted.family, [])
+            if hosted.version not in loaded and loaded:
+                version = max(loaded)
+                hosted = replace(hosted, version=version, variant=variant_of(hosted.family, version))
+            found.append(hosted)
+        return tuple(found)

@@ -1,0 +1,406 @@
+"""Triton client: gRPC to the Triton of one slice: readiness by a real inference, swap in place, healing, counters.
+
+Siblings: `triton_install` finds and prepares the binary, `triton_slice` writes a slice's own model repository and
+the argv/env that start it. Nothing here starts a process: on a simulated node the node process does that.
+
+How the agent uses the three modules:
+
+    install = find_triton(settings.triton_binary, settings.triton_environment)   # once, at start; raises with a remedy
+    prepare_triton(install)                                                      # once; idempotent
+    launch = prepare_slice(install, SliceSpec(...))                              # per slice: repository, argv, env
+    node.process_start(argv=launch.argv, env=launch.env, cwd=launch.cwd, ...)
+    server = TritonClient(launch.grpc_target, launch.metrics_url, launch.repository, clock)
+    await server.wait_ready(hosted, timeout_s=30)                                # ready AND one real inference answered
+    swap = await server.swap(old, new)                                           # in place, no failed request
+    await server.heal(hosted)                                                    # after a python stub died
+    counters = await server.statistics()                                         # per (family, version)
+    pending = await server.pending()                                             # waiting to execute, for the drain
+    await server.close()
+"""
+
+import asyncio
+import contextlib
+import math
+import urllib.parse
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
+
+from power_agent.triton.slice_launch import (
+    backend_of_slice,
+    config_json,
+    read_config,
+    slice_config,
+    write_config,
+)
+from trefoil.core.errors import Unavailable
+from trefoil.core.fleet import Hosted
+from trefoil.runtime.clock import Clock
+from trefoil.runtime.model_files import alone
+
+POLL_S: Final = 0.05
+COUNTERS_POLL_S: Final = 0.1  # during a swap: bounds what is lost of the old version's counters
+STUB_DEAD_TEXT: Final = "Stub process"  # "Stub process 'digits_0_0' is not healthy."
+METRICS_BYTES_MAX: Final = 4 * 2**20
+PENDING_METRIC: Final = "nv_inference_pending_request_count{"
+ITEM_BYTES: Final = {
+    "TYPE_BOOL": 1, "TYPE_UINT8": 1, "TYPE_INT8": 1, "TYPE_UINT16": 2, "TYPE_INT16": 2, "TYPE_FP16": 2, "TYPE_BF16": 2,
+    "TYPE_UINT32": 4, "TYPE_INT32": 4, "TYPE_FP32": 4, "TYPE_UINT64": 8, "TYPE_INT64": 8, "TYPE_FP64": 8,
+}  # fmt: skip
+
+
+class TritonUnready(Unavailable):
+    """Triton does not serve what it should; the message says which part of it, and why."""
+
+
+class StubDead(TritonUnready):
+    """The python stub inside this Triton died. Ready flags stay true; only `heal` brings it back."""
+
+
+class LoadFailed(TritonUnready):
+    """Triton refused to load a version; what was loaded before goes on serving."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionCounters:
+    """Counters, cumulative, of one loaded version. They restart at 0 whenever the version is loaded again."""
+
+    family: str
+    version: int
+    successes: int
+    failures: int
+    executions: int  # executed batches
+    items: int
+    compute_infer_ns: int  # summed over requests: joined requests count their batch's time once each
+    compute_batch_ns: int  # summed over executed batches: how long the slice was really busy
+    queue_ns: int
+    last_inference_at_s: float  # UTC; 0.0 = never
+
+
+@dataclass(frozen=True, slots=True)
+class SwapResult:
+    """Result of a swap: `before` holds the last counters seen of what was unloaded; Triton forgets them."""
+
+    took_s: float
+    before: tuple[VersionCounters, ...]
+
+
+CountersSeen = Callable[[tuple[VersionCounters, ...]], None]
+
+
+class TritonClient:
+    """Client of the Triton of one slice. Belongs to one event loop; swap and heal must not overlap each other."""
+
+    def __init__(
+        self, grpc_target: str, metrics_url: str, repository: Path, clock: Clock, *, call_timeout_s: float = 5.0
+    ) -> None:
+        self._target, self._metrics_url, self._repository, self._clock = grpc_target, metrics_url, repository, clock
+        self._timeout_s = call_timeout_s
+        # A pool of its own: a Triton that was started again on the same port gets a fresh connection at once.
+        options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+        options += [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        options += [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
+        self._channel = grpc.aio.insecure_channel(grpc_target, options=options)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._closed = asyncio.Event()
+
+    async def _call(self, method: str, request: Any, timeout: float) -> Any:
+        """One call. Closing a channel cancels whoever waits on it, which looks as if the waiting task were cancelled.
+
+        Raises:
+            TritonUnready: the connection was closed, before or meanwhile.
+            grpc.aio.AioRpcError: as the call itself.
+        """
+        if not self._closed.is_set():
+            try:
+                return await getattr(self._stub, method)(request, timeout=timeout)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not self._closed.is_set() or (task is not None and task.cancelling()):
+                    raise
+        raise TritonUnready(f"{self._target}: the connection was closed during {method}: this Triton is being ended")
+
+    async def wait_ready(self, hosted: Sequence[Hosted], timeout_s: float) -> float:
+        """Wait until each hosted version is loaded and answered one real inference; return the seconds it took.
+
+        Raises:
+            TritonUnready: not within `timeout_s`, or at once when a stub is dead (waiting does not bring it back).
+        """
+        started_s = self._clock.monotonic_s()
+        for one in hosted:
+            while True:
+                why = await self._not_loaded(one)
+                left_s = timeout_s - (self._clock.monotonic_s() - started_s)
+                if not why:
+                    break
+                if left_s <= 0:
+                    raise TritonUnready(f"{self._target} did not become ready within {timeout_s:g} s: {why}")
+                await self._clock.sleep(min(POLL_S, left_s))
+            await self.probe(one.family, one.version, max(left_s, POLL_S))
+        return self._clock.monotonic_s() - started_s
+
+    async def _not_loaded(self, hosted: Hosted) -> str:
+        """Why this version is not loaded yet; "" when it is."""
+        request = service_pb2.ModelReadyRequest(name=hosted.family, version=str(hosted.version))
+        try:
+            reply = await self._call("ModelReady", request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return f"ModelReady: {error.code().name} {error.details()}"
+        return "" if reply.ready else f"version {hosted.version} of {hosted.family} is not loaded"
+
+    async def probe(self, family: str, version: int, timeout_s: float = 5.0) -> float:
+        """Run one real inference on an all-zero input of the family's contract; return its latency in ms.
+
+        On a simulated slice it is paced like any other request, behind those that wait.
+
+        Raises:
+            StubDead: the python stub is gone.
+            TritonUnready: no answer, or one without the contract's outputs.
+        """
+        config = read_config(self._repository, family)
+        started_s = self._clock.monotonic_s()
+        try:
+            reply = await self._call("ModelInfer", probe_request(config, version), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            why = (
+                f"{self._target} does not infer with {family} version {version}: {error.code().name} {error.details()}"
+            )
+            raise (StubDead if is_stub_dead(error.code(), error.details()) else TritonUnready)(why) from error
+        if why := wrong_reply(config, version, reply):
+            raise TritonUnready(f"{self._target} answers wrongly: {why}")
+        return (self._clock.monotonic_s() - started_s) * 1e3
+
+    async def swap(
+        self, old: Hosted, new: Hosted, timeout_s: float = 30.0, on_counters: CountersSeen | None = None
+    ) -> SwapResult:
+        """Replace old by new in place under load; the old version serves until the new one is loaded. Idempotent.
+
+        While both are loaded, requests that name no version go to the higher one. Afterwards config.pbtxt in the
+        slice's repository names the new version, so that a restarted Triton loads what runs now.
+
+        Raises:
+            LoadFailed: the new version does not load; the old one goes on serving.
+            TritonUnready: it loaded but does not answer, or Triton is gone.
+        """
+        assert old.family == new.family, "a swap changes the variant, not the family"
+        started_s = self._clock.monotonic_s()
+        config = self._config_of(new)
+        async with self._watch_counters(on_counters) as seen:
+            await self._load(config, timeout_s)
+            if old.version != new.version:
+                await self._wait_unloaded(old, timeout_s)
+        await self.probe(new.family, new.version, timeout_s)
+        write_config(self._repository, config)
+        before = tuple(c for (f, v), c in seen.items() if (f, v) == (old.family, old.version) and v != new.version)
+        return SwapResult(self._clock.monotonic_s() - started_s, before)
+
+    async def heal(self, hosted: Hosted, timeout_s: float = 30.0) -> float:
+        """Heal: unload and load, the only thing that brings a dead python stub back. Return the seconds it took.
+
+        Raises:
+            LoadFailed: the version does not load again.
+            TritonUnready: it loaded but does not answer, or Triton is gone.
+        """
+        started_s = self._clock.monotonic_s()
+        request = service_pb2.RepositoryModelUnloadRequest(model_name=hosted.family)
+        try:
+            await self._call("RepositoryModelUnload", request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise TritonUnready(f"{self._target} cannot unload {hosted.family}: {error.details()}") from error
+        # Not waited for: Triton holds on to a dead stub for half a minute and loads a new one beside it meanwhile.
+        config = self._config_of(hosted)
+        await self._load(config, timeout_s)
+        await self.probe(hosted.family, hosted.version, timeout_s)
+        write_config(self._repository, config)
+        return self._clock.monotonic_s() - started_s
+
+    def _config_of(self, hosted: Hosted) -> model_config_pb2.ModelConfig:
+        own = read_config(self._repository, hosted.family)
+        return slice_config(own, hosted, backend_of_slice(own))
+
+    async def _load(self, config: model_config_pb2.ModelConfig, timeout_s: float) -> None:
+        request = service_pb2.RepositoryModelLoadRequest(model_name=config.name)
+        request.parameters["config"].string_param = config_json(config)
+        try:
+            await self._call("RepositoryModelLoad", request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            versions = list(config.version_policy.specific.versions)
+            raise LoadFailed(
+                f"{self._target} cannot load {config.name} version {versions}: {error.code().name} {error.details()}",
+                remedy="read the log of this slice's Triton",
+            ) from error
+
+    async def _wait_unloaded(self, hosted: Hosted, timeout_s: float) -> None:
+        """Triton unloads in the background, after the requests in flight on that version."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while await self.loaded(hosted.family, hosted.version):
+            if self._clock.monotonic_s() > deadline_s:
+                raise TritonUnready(f"{self._target} still holds {hosted.family} version {hosted.version}")
+            await self._clock.sleep(POLL_S)
+
+    async def loaded(self, family: str, version: int) -> bool:
+        """Whether Triton lists this version as anything but unloaded.
+
+        Raises:
+            TritonUnready: Triton does not answer.
+        """
+        try:
+            index = await self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest(), timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self._unreachable("RepositoryIndex", error) from error
+        return any(
+            m.name == family and m.version == str(version) and m.state not in ("", "UNAVAILABLE") for m in index.models
+        )
+
+    async def statistics(self) -> tuple[VersionCounters, ...]:
+        """Counters of every loaded version, in one cheap call.
+
+        Raises:
+            TritonUnready: Triton does not answer.
+        """
+        try:
+            reply = await self._call("ModelStatistics", service_pb2.ModelStatisticsRequest(), timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self._unreachable("ModelStatistics", error) from error
+        return tuple(counters(model) for model in reply.model_stats)
+
+    @contextlib.asynccontextmanager
+    async def _watch_counters(
+        self, on_counters: CountersSeen | None
+    ) -> AsyncIterator[dict[tuple[str, int], VersionCounters]]:
+        """Poll the counters inside the block: those of an unloaded version are gone with it."""
+        seen: dict[tuple[str, int], VersionCounters] = {}
+
+        async def poll() -> None:
+            while True:
+                # One missed poll costs 0.1 s of counters; the call that the block makes reports a Triton that is gone.
+                with contextlib.suppress(TritonUnready):
+                    latest = await self.statistics()
+                    seen.update({(c.family, c.version): c for c in latest})
+                    if on_counters is not None:
+                        on_counters(latest)
+                await self._clock.sleep(COUNTERS_POLL_S)
+
+        poller = asyncio.create_task(poll())
+        try:
+            yield seen
+        finally:
+            poller.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await poller
+
+    async def pending(self) -> int:
+        """Number of requests that wait inside this Triton; those executing are finished by any clean stop.
+
+        Raises:
+            TritonUnready: the metrics endpoint does not answer.
+        """
+        url = urllib.parse.urlsplit(self._metrics_url)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                body = await _http_get(url.hostname or "", url.port or 80, url.path)
+        except (OSError, TimeoutError, ValueError) as error:
+            raise TritonUnready(f"{self._metrics_url} does not answer: {error!r}") from error
+        return pending_requests(body)
+
+    async def version(self) -> str:
+        """Server version, e.g. 2.51.0.
+
+        Raises:
+            TritonUnready: Triton does not answer.
+        """
+        try:
+            reply = await self._call("ServerMetadata", service_pb2.ServerMetadataRequest(), timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self._unreachable("ServerMetadata", error) from error
+        return str(reply.version)
+
+    def _unreachable(self, call: str, error: grpc.aio.AioRpcError) -> TritonUnready:
+        return TritonUnready(f"{self._target} does not answer {call}: {error.code().name} {error.details()}")
+
+    async def close(self) -> None:
+        """Close the connection; Triton goes on."""
+        self._closed.set()
+        await self._channel.close()
+
+
+def is_stub_dead(code: grpc.StatusCode, details: str | None) -> bool:
+    """Whether an inference failed because the python stub is gone, not because of the request."""
+    return code is grpc.StatusCode.INTERNAL and STUB_DEAD_TEXT in (details or "")
+
+
+def probe_request(config: model_config_pb2.ModelConfig, version: int) -> Any:
+    """Probe request: one all-zero item for every input of the contract."""
+    request = service_pb2.ModelInferRequest(model_name=config.name, model_version=str(version), id="trefoil-probe")
+    for tensor in config.input:
+        name = model_config_pb2.DataType.Name(tensor.data_type)
+        shape = [1, *(max(1, d) for d in tensor.dims)]
+        request.inputs.add(name=tensor.name, datatype=name.removeprefix("TYPE_"), shape=shape)
+        # A string is four bytes of length and nothing after them.
+        request.raw_input_contents.append(bytes(math.prod(shape) * ITEM_BYTES.get(name, 4)))
+    alone(request, config)
+    return request
+
+
+def wrong_reply(config: model_config_pb2.ModelConfig, version: int, reply: Any) -> str:
+    """Reason why a reply to a probe cannot be trusted; "" when it can. A wrong numpy answers 0 bytes, status OK."""
+    if reply.model_version != str(version):
+        return f"version {reply.model_version} answered instead of {version}"
+    sizes = {o.name: len(raw) for o, raw in zip(reply.outputs, reply.raw_output_contents, strict=False)}
+    for tensor in config.output:
+        expected = math.prod(max(1, d) for d in tensor.dims)
+        expected *= ITEM_BYTES.get(model_config_pb2.DataType.Name(tensor.data_type), 4)
+        if sizes.get(tensor.name, 0) < expected:
+            return f"output {tensor.name} has {sizes.get(tensor.name, 0)} bytes, expected {expected}"
+    return ""
+
+
+def counters(model: Any) -> VersionCounters:
+    """VersionCounters of one entry of ModelStatistics."""
+    stats = model.inference_stats
+    return VersionCounters(
+        family=model.name,
+        version=int(model.version),
+        successes=stats.success.count,
+        failures=stats.fail.count,
+        executions=model.execution_count,
+        items=model.inference_count,
+        compute_infer_ns=stats.compute_infer.ns,
+        compute_batch_ns=sum(b.compute_infer.ns for b in model.batch_stats),
+        queue_ns=stats.queue.ns,
+        last_inference_at_s=model.last_inference / 1e3,
+    )
+
+
+def pending_requests(metrics: str) -> int:
+    """Number of pending requests by a metrics page: the gauge's sum over families and versions.
+
+    Raises:
+        ValueError: a model is loaded but has no gauge: nothing may be concluded from its absence.
+    """
+    lines = [line for line in metrics.splitlines() if line.startswith(PENDING_METRIC)]
+    if not lines and "nv_inference_request_success{" in metrics:
+        raise ValueError("a model is loaded, but nv_inference_pending_request_count is missing")
+    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines)
+
+
+async def _http_get(host: str, port: int, path: str) -> str:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        await writer.drain()
+        answer = await reader.read(METRICS_BYTES_MAX)
+        while chunk := await reader.read(METRICS_BYTES_MAX):
+            answer += chunk
+            if len(answer) > METRICS_BYTES_MAX:
+                raise ValueError(f"more than {METRICS_BYTES_MAX} bytes")
+    finally:
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if b" 200 " not in head.split(b"\r\n", 1)[0]:
+        raise ValueError(f"status line {head[:60]!r}")
+    return body.decode()

@@ -1,0 +1,315 @@
+"""Triton of a slice: writes the slice's model repository and says how to start its Triton (argv, env).
+
+    <slice repository>/<family>/config.pbtxt           generated: one backend, one version, one instance group
+                               <version>/model.onnx    link to the shared model_repository, as all files beside it
+                               <version>/model.py      link to model_repository/_shared/model.py
+
+Every version of the family is linked, only one is loaded, so a swap needs no file but the new config.pbtxt.
+"""
+
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2
+
+from power_agent.triton.installation import TritonInstall
+from trefoil.core.device_types import cpu_quota
+from trefoil.core.errors import CatalogError, SettingError
+from trefoil.core.fleet import Hosted, SliceKey
+from trefoil.runtime.model_files import (
+    CONFIG,
+    ENGINES,
+    backend_of,
+    contract,
+    expected_files,
+    how_to_make,
+    version_files,
+)
+
+LOOPBACK: Final = "127.0.0.1"
+GPUS_MAX: Final = 16  # of one node
+PORTS_PER_GPU: Final = 16  # two for each of 8 memory slices
+PORTS_PER_CORE: Final = 20  # two for each tenth of a core
+TENTHS: Final = 10
+SHARED_MODEL: Final = Path("_shared") / "model.py"
+THREADS: Final = "intra_op_thread_count"  # a parameter of the onnxruntime backend
+SHARED_MEMORY: Final = Path("/dev/shm")
+# Everything else stays out of Triton. By the launch id a launcher finds what outlives its parents.
+PASSED_ON: Final = ("HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "TREFOIL_LAUNCH_ID")
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSpec:
+    """Specification of what one slice's Triton shall serve, and where."""
+
+    name: str  # SliceKey.name, path-safe
+    repository: Path  # this slice's own folder; created, rewritten idempotently
+    source: Path  # the shared model_repository
+    hosted: Sequence[Hosted]
+    grpc_port: int
+    metrics_port: int
+    gpu_uuid: str  # of the MIG device or the whole GPU; "" = none is visible
+    cpu_cores: tuple[int, ...] | None = None  # of a slice of pinned cores: their numbers at the kernel
+    cpu_quota: float | None = None  # of a slice that is a share of all cores [cores]
+    exit_timeout_s: int = 5
+
+    @property
+    def threads(self) -> int:
+        """Threads for each instance of a model: a CPU slice's cores are shared out, and a GPU's host work needs one.
+
+        More would get in each other's way.
+        """
+        cores = len(self.cpu_cores) if self.cpu_cores is not None else math.ceil(self.cpu_quota or 1)
+        return max(1, cores // max(1, sum(max(1, hosted.instances) for hosted in self.hosted)))
+
+
+@dataclass(frozen=True, slots=True)
+class SliceLaunch:
+    """Launch of one slice's Triton: the complete command. `env` is the whole environment, not an addition."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    repository: Path
+    grpc_target: str  # "127.0.0.1:8200"
+    metrics_url: str  # "http://127.0.0.1:8201/metrics"
+    shm_prefix: str  # /dev/shm/<prefix>* belongs to this slice; see clean_shared_memory
+    source: Path  # the shared model_repository that the repository's links lead to
+    gpu_uuid: str = ""  # what it may compute on, for runtimes that have to set it up
+    cpu_cores: tuple[int, ...] | None = None
+    cpu_quota: float | None = None
+
+
+def grpc_port(base: int, key: SliceKey) -> int:
+    """Port of a slice's gRPC; its metrics are one above. Slices that share no resource share no port.
+
+    base + 16 g + 2 s for start s on GPU g < 16, then base + 256 + 2 t for a CPU slice that begins at tenth t of a core.
+
+    Raises:
+        SettingError: there is no such port.
+    """
+    name = key.device.rpartition("/")[2]
+    if name == "cpu":
+        tenth = key.start if cpu_quota(key.slice_type) is not None else TENTHS * key.start
+        port = base + PORTS_PER_GPU * GPUS_MAX + 2 * tenth
+    else:
+        index = int(name.removeprefix("gpu"))
+        if index >= GPUS_MAX:
+            raise SettingError(f"a node has at most {GPUS_MAX} GPUs", field="device", value=key.device)
+        port = base + PORTS_PER_GPU * index + 2 * key.start
+    if port + 1 > 65535:
+        remedy = "lower it: a node needs 256 ports for its GPUs and 20 for each core of its CPUs"
+        raise SettingError(f"no port is left for {key.name}", field="triton_port_base", value=base, remedy=remedy)
+    return port
+
+
+def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
+    """Write the repository (config.pbtxt, links to ONNX files and the shared model.py) and return the command.
+
+    Raises:
+        CatalogError: naming family, version and path when the source lacks something.
+    """
+    for hosted in spec.hosted:
+        family = contract(spec.source, hosted.family)
+        write_family(spec.repository, spec.source, hosted, family, choose_backend(install, spec, family))
+    shm_prefix = f"trefoil-{spec.name}-{spec.grpc_port}-"
+    return SliceLaunch(
+        argv=_argv(install, spec, shm_prefix),
+        env=_env(install, spec),
+        cwd=spec.repository,
+        repository=spec.repository,
+        grpc_target=f"{LOOPBACK}:{spec.grpc_port}",
+        metrics_url=f"http://{LOOPBACK}:{spec.metrics_port}/metrics",
+        shm_prefix=shm_prefix,
+        source=spec.source,
+        gpu_uuid=spec.gpu_uuid,
+        cpu_cores=spec.cpu_cores,
+        cpu_quota=spec.cpu_quota,
+    )
+
+
+def _argv(install: TritonInstall, spec: SliceSpec, shm_prefix: str) -> tuple[str, ...]:
+    return (
+        str(install.binary),
+        f"--id={spec.name}",
+        f"--model-repository={spec.repository.resolve()}",
+        f"--backend-directory={install.backends.resolve()}",
+        f"--cache-directory={install.caches.resolve()}",
+        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+        "--model-control-mode=explicit",
+        *(f"--load-model={hosted.family}" for hosted in spec.hosted),
+        "--disable-auto-complete-config",  # the config is complete; auto-complete would start every stub twice
+        "--allow-http=false",
+        f"--http-address={LOOPBACK}",
+        f"--grpc-address={LOOPBACK}",
+        f"--grpc-port={spec.grpc_port}",
+        f"--metrics-address={LOOPBACK}",
+        f"--metrics-port={spec.metrics_port}",
+        "--allow-gpu-metrics=false",  # not available in MIG mode; the agent meters the whole GPU
+        "--allow-cpu-metrics=false",
+        f"--exit-timeout-secs={spec.exit_timeout_s}",
+        "--log-format=ISO8601",
+    )
+
+
+def _env(install: TritonInstall, spec: SliceSpec) -> dict[str, str]:
+    env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    env["PATH"] = os.pathsep.join([str(install.environment.absolute() / "bin"), os.environ.get("PATH", os.defpath)])
+    if spec.gpu_uuid and install.sees_gpus:
+        env["TREFOIL_ON_GPU"] = "1"  # model.py refuses to compute on the CPU instead
+    if not install.libpython_loads:
+        env["LD_LIBRARY_PATH"] = install.libpython_folder
+    return env | {
+        "CUDA_VISIBLE_DEVICES": spec.gpu_uuid,
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(spec.threads),
+        "OPENBLAS_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "2",  # arenas of 64 MiB per thread would be most of a stub's memory
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """Backend that executes a slice's models, and how."""
+
+    backend: str = "python"
+    on_gpu: bool = False
+    threads: int = 0  # of the onnxruntime backend for one request; 0 = its own choice
+
+
+def choose_backend(install: TritonInstall, spec: SliceSpec, family: model_config_pb2.ModelConfig) -> BackendChoice:
+    """Choose the backend of a family on a slice.
+
+    The python backend places models itself (model.py), so its instances are the CPU's for Triton.
+
+    Raises:
+        CatalogError: the family consists of TensorRT engines, and these cannot be executed here.
+    """
+    on_gpu = bool(spec.gpu_uuid) and install.sees_gpus
+    if backend_of(family) == ENGINES:
+        if on_gpu and ENGINES in install.offers:
+            return BackendChoice(ENGINES, on_gpu=True)
+        raise CatalogError(
+            f"its models are TensorRT engines, and {_no_engines(install, spec)}",
+            field="family",
+            value=family.name,
+            remedy="serve it on a real GPU by a Triton with the tensorrt backend, or import its ONNX files instead",
+        )
+    if install.backend == "python":
+        return BackendChoice()
+    if on_gpu:
+        return BackendChoice(install.backend, on_gpu=True)
+    of_cpus = spec.cpu_cores is not None or spec.cpu_quota is not None
+    return BackendChoice(install.backend, threads=spec.threads if of_cpus else 0)
+
+
+def _no_engines(install: TritonInstall, spec: SliceSpec) -> str:
+    if ENGINES not in install.offers:
+        return f"{install.backends} has no backend {ENGINES}"
+    return f"slice {spec.name} has no real GPU"
+
+
+def backend_of_slice(config: model_config_pb2.ModelConfig) -> BackendChoice:
+    """Backend by a slice's own configuration."""
+    on_gpu = any(group.kind == model_config_pb2.ModelInstanceGroup.KIND_GPU for group in config.instance_group)
+    threads = config.parameters[THREADS].string_value if THREADS in config.parameters else "0"
+    return BackendChoice(config.backend, on_gpu, int(threads))
+
+
+def slice_config(
+    contract: model_config_pb2.ModelConfig, hosted: Hosted, serving: BackendChoice
+) -> model_config_pb2.ModelConfig:
+    """Configuration that serves one variant of the family on one slice. Pure.
+
+    Requests are executed one by one unless the family's contract asks for dynamic batching: planner and queueing kernel
+    count a request as one executed batch.
+    """
+    config = model_config_pb2.ModelConfig()
+    config.CopyFrom(contract)
+    config.backend, config.platform = serving.backend, ""
+    if serving.backend != ENGINES:  # whose files have other names, also by compute capability (cc_model_filenames)
+        config.default_model_filename = ""
+        config.cc_model_filenames.clear()
+    groups = model_config_pb2.ModelInstanceGroup
+    config.ClearField("instance_group")
+    kind = groups.KIND_GPU if serving.on_gpu else groups.KIND_CPU
+    config.instance_group.add(kind=kind, count=max(1, hosted.instances))
+    if serving.threads:
+        config.parameters[THREADS].string_value = str(serving.threads)
+    config.version_policy.Clear()
+    config.version_policy.specific.versions.append(hosted.version)
+    return config
+
+
+def config_json(config: model_config_pb2.ModelConfig) -> str:
+    """Configuration as the JSON that RepositoryModelLoad takes as an override."""
+    return str(json_format.MessageToJson(config, preserving_proto_field_name=True, indent=None))
+
+
+def write_family(
+    repository: Path, source: Path, hosted: Hosted, family: model_config_pb2.ModelConfig, serving: BackendChoice
+) -> None:
+    """Write the family's folder of a slice so that it holds what `hosted` needs; what is right already is left alone.
+
+    Raises:
+        CatalogError: naming family, version and path when the source lacks something.
+    """
+    shared = (source / SHARED_MODEL).resolve()
+    expected = expected_files(family)
+    versions = version_files(source, hosted.family, expected)
+    if not shared.is_file() or hosted.version not in versions:
+        folder = source / hosted.family / str(hosted.version)
+        lacks = next((folder / name for name in expected if not (folder / name).is_file()), folder)
+        missing = shared if hosted.version in versions else lacks
+        raise CatalogError(
+            f"version {hosted.version} of family {hosted.family} cannot be served: "
+            f"{'' if versions else 'no model files: '}{missing} is missing",
+            field="version",
+            value=hosted.version,
+            remedy=f"one of {sorted(versions)}" if versions else how_to_make(source, hosted.family),
+        )
+    for version, files in versions.items():
+        folder = repository / hosted.family / str(version)
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            _link(folder / file.name, file.resolve())
+        _link(folder / SHARED_MODEL.name, shared)
+    write_config(repository, slice_config(family, hosted, serving))
+
+
+def write_config(repository: Path, config: model_config_pb2.ModelConfig) -> None:
+    """Replace a family's config.pbtxt of a slice at once, so that no Triton ever reads half of it."""
+    folder = repository / config.name
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{CONFIG}.", delete=False) as file:
+        file.write(text_format.MessageToString(config))
+    os.chmod(file.name, 0o644)  # a Triton in a container runs as another user
+    os.replace(file.name, folder / CONFIG)
+
+
+def read_config(repository: Path, family: str) -> model_config_pb2.ModelConfig:
+    """Read the configuration that a slice's repository holds now."""
+    return contract(repository, family)
+
+
+def _link(link: Path, target: Path) -> None:
+    if link.is_symlink() and Path(os.readlink(link)) == target:
+        return
+    fresh = link.with_name(f".{link.name}.new")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    os.replace(fresh, link)
+
+
+def clean_shared_memory(shm_prefix: str) -> int:
+    """Remove the regions that a killed Triton of this slice left behind. Call it only when its process is gone."""
+    left = list(SHARED_MEMORY.glob(f"{shm_prefix}*")) if shm_prefix else []
+    for region in left:
+        region.unlink(missing_ok=True)
+    return len(left)

@@ -1,0 +1,1 @@
+"""Watch: driver, XIDs, slices and capabilities that change or fail."""

@@ -1,0 +1,224 @@
+"""Driver watch: a GPU that is lost or comes back, instances that somebody else makes or destroys, a driver that is
+loaded again. It declares and fences; `reconciler` mends; what others made is reported and never touched.
+
+Each device is polled on its own, so that one whose driver hangs delays no other.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from power_agent.devices.driver_calls import DriverCalls
+from power_agent.devices.errors import DeviceError, DeviceLost
+from power_agent.devices.gpus import driver_load_id
+from power_agent.devices.inventory import Inventory, ObservedSlice
+from power_agent.slices.adoption import list_devices
+from power_agent.slices.mig import enable_mig
+from power_agent.slices.node_state import Device, Node
+from power_agent.slices.reconciler import Reconciler
+from power_agent.slices.slice_state import Slice
+from power_agent.slices.step_executor import StepExecutor
+from power_agent.watch.xid_watch import Quarantine
+from trefoil.core.errors import TrefoilError, Unavailable
+from trefoil.core.fleet import DeviceKind, DeviceState, SliceKey
+
+
+@dataclass(frozen=True, slots=True)
+class _SlicesBefore:
+    """Our slices of a device before the driver was asked: which had an instance, and which had a step at work."""
+
+    had: dict[SliceKey, bool]
+    moving: frozenset[SliceKey]
+
+
+class DriverWatch:
+    """Watch of the driver: compares what it says with what the agent made."""
+
+    def __init__(
+        self,
+        node: Node,
+        reconciler: Reconciler,
+        executor: StepExecutor,
+        calls: DriverCalls,
+        inventory: Inventory,
+        quarantine: Quarantine,
+    ) -> None:
+        self._node = node
+        self._reconciler = reconciler
+        self._executor = executor
+        self._calls = calls
+        self._inventory = inventory
+        self._quarantine = quarantine
+        self._polls: dict[str, asyncio.Task[None]] = {}
+        self._next_poll_s = 0.0
+        self._log = structlog.get_logger()
+
+    async def run(self) -> None:
+        """Poll the driver every `health_poll_s`, its devices every `drift_poll_s`, until cancelled."""
+        settings, clock = self._node.settings, self._node.clock
+        while True:
+            try:
+                await self._check_driver()
+                self._node.report_missing("driver", "")
+            except (DeviceError, Unavailable) as error:
+                self._node.report_missing("driver", str(error))
+            else:
+                if clock.monotonic_s() >= self._next_poll_s:
+                    self._next_poll_s = clock.monotonic_s() + settings.drift_poll_s
+                    self._poll_all()
+            self._raise_bugs()
+            await clock.sleep(settings.health_poll_s)
+
+    def poll_soon(self) -> None:
+        """Poll all devices at the next turn of `run`."""
+        self._next_poll_s = 0.0
+
+    async def stop(self) -> None:
+        """Cancel polls in flight."""
+        for look in self._polls.values():
+            look.cancel()
+        await asyncio.gather(*self._polls.values(), return_exceptions=True)
+
+    def _poll_all(self) -> None:
+        for device in self._node.devices.values():
+            if device.device not in self._polls and device.type.kind != DeviceKind.CPU:
+                self._polls[device.device] = asyncio.create_task(self.poll(device), name=f"look at {device.device}")
+
+    def _raise_bugs(self) -> None:
+        for name, look in list(self._polls.items()):
+            if look.done():
+                del self._polls[name]
+                if not look.cancelled():
+                    look.result()  # a bug in a look ends the service
+
+    # --- the driver ---------------------------------------------------------------------------------------------------
+
+    async def _check_driver(self) -> None:
+        """The driver was loaded again: nothing that it held exists any more."""
+        loaded = driver_load_id(self._node.settings.driver_marker)
+        if loaded == self._node.driver_load_id:
+            return
+        self._log.warning("driver loaded again", was=self._node.driver_load_id, now=loaded)
+        observed = await self._calls.reopen()
+        self._node.driver_load_id = loaded
+        self._quarantine.clear()
+        self._node.journal.driver_changed(loaded)
+        kinds = {device.device: device.type.kind for device in self._node.devices.values()}
+        parts = [part for part in self._node.slices.values() if kinds[part.key.device] != DeviceKind.CPU]
+        for part in parts:
+            self._reconciler.interrupt(part)
+            part.fail("the driver was loaded again", self._node.clock.now_s())
+        await asyncio.gather(*(self._end_process(part) for part in parts if part.running))
+        for part in parts:
+            if kinds[part.key.device] == DeviceKind.MIG_GPU:
+                _forget_instance(part)
+        await list_devices(self._node, self._calls, self._inventory, observed)
+        for device in self._node.devices.values():
+            if device.type.kind != DeviceKind.CPU and device.state != DeviceState.LOST:
+                self._node.set_device(device, DeviceState.ASLEEP)
+                await enable_mig(self._node, self._calls, self._inventory, device)
+        self._node.changed()
+
+    async def _end_process(self, part: Slice) -> None:
+        """A Triton whose device is gone cannot compute any more, but may live on."""
+        try:
+            await self._executor.stop_process(part)
+        except TrefoilError as error:
+            self._log.info("nothing to stop", slice=part.key.name, why=str(error))
+            await self._executor.process_ended(part)
+
+    # --- one device ---------------------------------------------------------------------------------------------------
+
+    async def poll(self, device: Device) -> None:
+        """Poll one device: whether it answers, its MIG mode, and its instances against those that the agent made."""
+        before, was_lost = self._slices_before(device), device.state == DeviceState.LOST
+        try:
+            listed = await self._list_instances(device)
+            await enable_mig(self._node, self._calls, self._inventory, device)
+        except DeviceLost as error:
+            await self.fence(device, str(error))
+            return
+        except (DeviceError, Unavailable) as error:
+            self._node.report_missing(device.device, str(error))
+            return
+        if device.state == DeviceState.LOST and not was_lost:
+            return  # fenced for what came after this look began
+        self._node.report_missing(device.device, "")
+        if device.type.kind == DeviceKind.MIG_GPU:
+            await self._compare_instances(device, listed, before)
+        if device.state == DeviceState.LOST:
+            self._log.info("device back", device=device.device)
+            self._node.set_device(device, DeviceState.AWAKE if listed else DeviceState.ASLEEP)
+
+    def _slices_before(self, device: Device) -> _SlicesBefore:
+        own = self._slices_of(device)
+        moving = frozenset(part.key for part in own if self._reconciler.busy(part))
+        return _SlicesBefore({part.key: part.has_instance for part in own}, moving)
+
+    def _slices_of(self, device: Device) -> list[Slice]:
+        return [part for part in self._node.slices.values() if part.key.device == device.device]
+
+    async def _list_instances(self, device: Device) -> tuple[ObservedSlice, ...]:
+        """What is on it now; on a whole GPU nothing can be, but it is asked whether it is there."""
+
+        def read() -> tuple[bool, bool, tuple[ObservedSlice, ...]]:
+            if why := self._quarantine.why(device.device):
+                raise DeviceLost(why)
+            if device.type.kind != DeviceKind.MIG_GPU:
+                self._inventory.clock_mhz(device.device)
+                return False, False, ()
+            current, pending = self._inventory.mig_mode(device.device)
+            return current, pending, self._inventory.gpu_instances(device.device) if current else ()
+
+        device.mig_current, device.mig_pending, listed = await self._calls.call(device.device, read)
+        return listed
+
+    async def fence(self, device: Device, why: str) -> None:
+        """Fence a lost GPU: end what runs there, so that it can be reset; touch nothing else until it answers again."""
+        if device.state != DeviceState.LOST:
+            self._log.error("device lost", device=device.device, why=why)
+            self._node.set_device(device, DeviceState.LOST)
+        self._node.report_missing(device.device, why)
+        for part in self._slices_of(device):
+            if not self._reconciler.busy(part):
+                part.fail(f"device lost: {why}", self._node.clock.now_s())
+                await self._executor.stop_process(part)
+
+    async def _compare_instances(self, device: Device, listed: Sequence[ObservedSlice], before: _SlicesBefore) -> None:
+        instances = {seen.key: seen for seen in listed}
+        own = self._slices_of(device)
+        moving = before.moving | {part.key for part in own if self._reconciler.busy(part)}
+        for part in own:
+            if not part.has_instance or part.key in moving or not before.had.get(part.key, False):
+                continue  # it was not there, or a step has been at it since: the next look will tell
+            seen = instances.get(part.key)
+            if seen is None:
+                await self._on_vanished(part, "somebody destroyed its instance")
+                _forget_instance(part)
+                self._node.changed()
+            elif seen.ci_id is None and part.has_compute:
+                await self._on_vanished(part, "somebody destroyed its compute instance")
+                part.has_compute, part.mig_uuid = False, ""
+                self._node.changed()
+            elif (seen.ci_id is not None, seen.mig_uuid) != (part.has_compute, part.mig_uuid):
+                part.has_compute, part.mig_uuid = seen.ci_id is not None, seen.mig_uuid
+                self._node.changed()
+        known = {part.key for part in own if part.has_instance} | moving
+        foreign = tuple(sorted(set(instances) - known))
+        if foreign != device.foreign:
+            device.foreign = foreign
+            self._node.metrics.set("trefoil_device_drift", len(device.drift), device=device.device)
+            self._log.warning("drift", device=device.device, drift=device.drift)
+            self._node.changed()
+
+    async def _on_vanished(self, part: Slice, why: str) -> None:
+        self._log.warning("instance vanished", slice=part.key.name, why=why)
+        part.fail(why, self._node.clock.now_s())
+        await self._executor.stop_process(part)
+
+
+def _forget_instance(part: Slice) -> None:
+    part.has_instance = part.has_compute = False
+    part.mig_uuid = ""

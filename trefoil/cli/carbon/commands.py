@@ -1,0 +1,138 @@
+"""`trefoil carbon`: what forecasts are worth; what a feed knows is in carbon_live and carbon_outlook."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from trefoil.cli.carbon import chart as carbon_chart
+from trefoil.cli.carbon import feed_commands, forecast_commands, scores
+from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, writing
+from trefoil.core.errors import SettingError
+
+if TYPE_CHECKING:
+    from carbon_feed.forecast.backtest import Backtest
+    from carbon_feed.reading.core.trace_playback import Trace
+
+app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Grid carbon intensity and its forecasts.")
+
+
+@app.command("backtest")
+def backtest(
+    trace: Annotated[Path, typer.Argument(help="CSV of a year or so: a column of times and one of intensities.")],
+    model: Annotated[list[str] | None, typer.Option(help="Only these; default: all of our own.")] = None,
+    factors: Annotated[str, typer.Option(help="Of several columns: lifecycle or direct.")] = "lifecycle",
+    column: Annotated[str, typer.Option(help="Column of intensities; default: found by its name and factors.")] = "",
+    step_min: Annotated[float, typer.Option(min=15, help="Minutes of a step; origins lie one step apart.")] = 60.0,
+    horizon_h: Annotated[float, typer.Option(min=1, max=336, help="How far ahead.")] = 96.0,
+    test_share: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="The last part of the trace that is scored; before it, they learn.")
+    ] = 0.5,
+    out: Annotated[Path | None, typer.Option(help="CSV of every model's scores by lead time.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG of the same.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make every forecast that would have been made, knowing nothing after its origin, and score it."""
+    from carbon_feed.forecast import MODELS
+    from carbon_feed.forecast.backtest import backtest as run_backtest
+    from carbon_feed.forecast.backtest import trace_means
+    from carbon_feed.providers.trace import load_trace
+    from carbon_feed.settings import TraceSettings
+    from trefoil.core.carbon import Factors
+
+    known = {name.lower(): value for name, value in Factors.__members__.items() if value}
+    if factors not in known:
+        raise SettingError("no such factors", field="--factors", value=factors, remedy=f"one of {', '.join(known)}")
+    names = tuple(model or MODELS)
+    for name in names:
+        if name not in MODELS:
+            raise SettingError("no such model", field="--model", value=name, remedy=f"one of {', '.join(MODELS)}")
+    read = load_trace(trace, TraceSettings(path=trace, value_column=column), known[factors])
+    step_s = step_min * 60.0
+    values = trace_means(read, step_s)
+    first = max(0, round(len(values) * (1 - test_share)) - 1)
+    results = [
+        run_backtest(MODELS[name], values, first=first, step_s=step_s, horizon_s=horizon_h * 3600.0) for name in names
+    ]
+    if out is not None:
+        rows = [{"model": r.model} | scores.score_row(score) for r in results for score in r.scores]
+        with writing(out, "--out"):
+            forecast_commands.write_csv(out, scores.CSV_COLUMNS, rows)
+    if plot is not None:
+        with writing(plot, "--plot"):
+            _save_png(plot, read.source, results)
+    if as_json:
+        print_json(_results_document(read, factors, len(values), results))
+        return
+    _print_results(read, factors, len(values), results)
+
+
+def _print_results(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> None:
+    out_console, one = console(), results[0]
+    licence = f", {read.licence}" if read.licence else ""
+    out_console.print(f"{read.source} sha256:{read.digest[:12]} from {read.starts}, {steps} steps, {factors}{licence}")
+    out_console.print(
+        f"{one.last - one.first + 1} origins, every {one.step_s / 60:g} min, from step {one.first}; "
+        "scored on the 50 % line; nothing after an origin is known to it"
+    )
+    rows = [[r.model, f"day {d}", *scores.score_cells(r.day(d))] for r in results for d in range(1, r.days + 1)]
+    out_console.print(grid("Errors by day ahead", scores.COLUMNS, rows))
+    errors = {r.model: ([s.horizon_s / 3600 for s in r.scores], [s.mae_g_per_kwh for s in r.scores]) for r in results}
+    chart = carbon_chart.draw_errors(errors, carbon_chart.fitting_width(out_console))
+    out_console.print(chart, markup=False, soft_wrap=True)
+
+
+def _results_document(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> dict[str, Any]:
+    one = results[0]
+    return {
+        "trace": read.source,
+        "sha256": read.digest,
+        "starts": read.starts,
+        "factors": factors,
+        "steps": steps,
+        "step_s": one.step_s,
+        "first_origin": one.first,
+        "last_origin": one.last,
+        "models": {
+            r.model: {
+                "days": [scores.score_row(r.day(d)) for d in range(1, r.days + 1)],
+                "leads": [scores.score_row(score) for score in r.scores],
+            }
+            for r in results
+        },
+    }
+
+
+def _save_png(path: Path, source: str, results: Sequence["Backtest"]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    for r in results:
+        hours = [s.horizon_s / 3600 for s in r.scores]
+        above.plot(hours, [s.mae_g_per_kwh for s in r.scores], label=r.model)
+        covered = [scores.PCT * s.coverage_ratio if s.coverage_samples else math.nan for s in r.scores]
+        below.plot(hours, covered, label=r.model)
+    above.set_title(f"Own forecasts of {source}")
+    above.set_ylabel("MAE, g/kWh")
+    above.set_ylim(bottom=0)
+    above.legend(frameon=False)
+    below.axhline(80, linewidth=0.8, color="grey")
+    below.set_ylabel("in the 10-90 % band, %")
+    below.set_ylim(50, 100)
+    below.set_xlabel("hours ahead")
+    figure.savefig(path, dpi=110, format="png")
+
+
+COMMANDS: Final[dict[str, Callable[..., None]]] = {
+    "now": feed_commands.now,
+    "watch": feed_commands.watch,
+    "forecast": forecast_commands.forecast,
+    "history": forecast_commands.history,
+    "health": feed_commands.health,
+    "zones": feed_commands.zones,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)

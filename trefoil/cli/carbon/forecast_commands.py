@@ -1,0 +1,331 @@
+"""`trefoil carbon forecast` and `history`: what lies ahead, what was, and what forecasts have been worth."""
+
+import csv
+import json
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
+from trefoil.cli.carbon import chart
+from trefoil.cli.carbon import scores as carbon_scores
+from trefoil.cli.carbon.client import (
+    Ca,
+    FeedClient,
+    Target,
+    ZoneArgument,
+    format_duration,
+    format_time,
+    parse_moment,
+    series_kind,
+    with_feed,
+)
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, grid, print_json, writing
+from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, CarbonScores, Series
+from trefoil.core.errors import SettingError, Unavailable
+from trefoil.runtime import codec
+from trefoil.runtime.clock import WallClock
+
+HOUR_S: Final = 3600.0
+ROWS_MAX: Final = 24  # of a forecast's table; more are put together
+TOGETHER: Final = (1, 2, 3, 4, 6, 8, 12, 24, 36, 48, 72, 96)
+STEPS_MIN: Final = (0, 5, 15, 30, 60)
+ARCHIVE_COLUMNS: Final = (
+    "zone", "method", "factors", "model", "issued_at_s", "starts_at_s", "ends_at_s", "p10_g_per_kwh", "p50_g_per_kwh",
+    "p90_g_per_kwh", "actual_g_per_kwh",
+)  # fmt: skip
+HISTORY_COLUMNS: Final = (
+    "starts_at_s", "ends_at_s", "intensity_g_per_kwh", "quality", "provider", "rung", "observed_at_s", "fetched_at_s",
+    "as_of",
+)  # fmt: skip
+
+Plot = Annotated[Path | None, typer.Option("--plot", help="PNG of it.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastView:
+    """Forecast of one zone with its past, the reading now and scores."""
+
+    series: Series
+    forecast: CarbonForecast | None
+    why: str
+    scores: tuple[CarbonScores, ...]
+    past: tuple[CarbonReading, ...]
+    now: CarbonReading | None
+
+
+def forecast(
+    zone: ZoneArgument = "",
+    hours: Annotated[float, typer.Option(min=0, max=336, help="How far ahead; 0 = as far as it goes.")] = 0.0,
+    step_min: Annotated[int, typer.Option("--step", help="Minutes: 5, 15, 30 or 60; 0 = as it was issued.")] = 0,
+    model: Annotated[
+        str, typer.Option(help="Newest of this model (blend, climatology, persistence, or the provider's name).")
+    ] = "",
+    past_h: Annotated[float, typer.Option("--past", min=0, max=400 * 24, help="Hours before now in the plot.")] = 24.0,
+    plot: Plot = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="FILE.csv (and FILE-scores.csv) or FILE.json: archived forecasts, actuals and scores."),
+    ] = None,
+    target: Target = "",
+    ca: Ca = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """Show the forecast in force with its band, the day before it, and what such forecasts have been worth."""
+    if step_min not in STEPS_MIN:
+        allowed = ", ".join(map(str, STEPS_MIN))
+        raise SettingError("no such step", field="--step", value=step_min, remedy=f"one of {allowed}")
+    if export is not None and export.suffix not in (".csv", ".json"):
+        raise SettingError(
+            "not .csv or .json", field="--export", value=str(export), remedy="name FILE.csv or FILE.json"
+        )
+    now_s = WallClock().now_s()
+
+    async def gather(feed: FeedClient) -> tuple[ForecastView, int]:
+        series = await feed.only_series(zone)
+        request = pb.GetForecastRequest(zone=series.zone, horizon_s=hours * HOUR_S, step_s=step_min * 60.0, model=model)
+        view = await _gather(feed, series, request, past_h, now_s)
+        if export is None:
+            return view, 0
+        with writing(export, "--export"):
+            return view, await _export(export, view, _archived(feed, series, model))
+
+    view, archived = with_feed(target, ca, state_dir, gather)
+    past, ahead = _with_now(view), _bands(view.forecast)
+    if plot is not None:
+        with writing(plot, "--plot"):
+            _save_png(plot, view.series, past, ahead, now_s)
+    if as_json_:
+        print_json(_document(view))
+        return
+    _print_view(view, past, ahead, now_s)
+    if export is not None:
+        exported = f"{archived} archived bands in {export}"
+        if not archived:
+            exported += ": only the process that asks the provider keeps forecasts (trefoil carbon health)"
+        console().print(exported, markup=False, soft_wrap=True)
+
+
+async def _gather(feed: FeedClient, series: Series, request: Any, past_h: float, now_s: float) -> ForecastView:
+    found, why = None, ""
+    try:
+        found = codec.from_proto((await feed.call("GetForecast", request)).forecast)
+    except Unavailable as error:
+        why = str(error)  # no forecast is an answer too; a feed that is gone fails at the next question
+    answer = await feed.call("GetScores", pb.GetScoresRequest(zone=series.zone))
+    scores = tuple(codec.from_proto(one) for one in answer.scores if request.model in ("", one.model))
+    many = await feed.call("GetMany", pb.GetManyRequest(series=[codec.to_proto(series)]))
+    now = codec.from_proto(many.readings[0]) if many.readings else None
+    span_s = past_h * HOUR_S
+    if now is not None and now.simulated and found is not None and found.bands:
+        span_s = min(span_s, found.bands[-1].ends_at_s - now_s)  # a replay's hours are shorter than ours
+    past = await feed.history(series.zone, now_s - span_s, now_s) if span_s > 0 else []
+    return ForecastView(series, found, why, scores, tuple(past), now)
+
+
+async def _archived(feed: FeedClient, series: Series, model: str) -> AsyncIterator[list[dict[str, Any]]]:
+    """Every archived forecast as one flat row a band, with what came; oldest first, model by model."""
+    head = {"zone": series.zone, "method": series.method.name.lower(), "factors": series.factors.name.lower()}
+    async for answer in feed.stream("ListForecasts", pb.ListForecastsRequest(zone=series.zone, model=model)):
+        issued_at_s = answer.issued_at.ToMicroseconds() / 1e6
+        yield [
+            {
+                **head,
+                "model": answer.model,
+                "issued_at_s": issued_at_s,
+                **as_json(band),
+                "actual_g_per_kwh": None if math.isnan(actual) else actual,
+            }
+            for band, actual in zip(answer.bands, answer.actual_g_per_kwh, strict=True)
+        ]
+
+
+def _bands(found: CarbonForecast | None) -> Sequence[CarbonBand]:
+    return found.bands if found is not None else ()
+
+
+def _with_now(view: ForecastView) -> list[CarbonReading]:
+    """The past and, where it is no part of it yet, what holds now."""
+    known_s = max((reading.ends_at_s for reading in view.past), default=-math.inf)
+    newer = [view.now] if view.now is not None and view.now.starts_at_s >= known_s - 1e-3 else []
+    return [*view.past, *newer]
+
+
+def _print_view(view: ForecastView, past: Sequence[CarbonReading], ahead: Sequence[CarbonBand], now_s: float) -> None:
+    out = console()
+    out.print(headline(view), markup=False, soft_wrap=True)
+    _print_chart(out, past, ahead, now_s)
+    if view.forecast is not None and view.forecast.bands:
+        columns = ("from", "10 %", "50 %", "90 %")
+        out.print(grid("Forecast, means in g/kWh", columns, _table(view.forecast)))
+    if view.scores:
+        rows = carbon_scores.table_rows(view.scores)
+        out.print(grid("What past forecasts were worth", carbon_scores.COLUMNS, rows))
+
+
+def headline(view: ForecastView) -> str:
+    """Headline of a forecast: whose it is, since when, how far, and its reservations."""
+    named = f"{view.series.zone} ({series_kind(view.series)})"
+    found = view.forecast
+    if found is None or not found.bands:
+        return f"{named}: no forecast: {view.why or 'it has no step'}"
+    reach = format_duration(found.bands[-1].ends_at_s - found.bands[0].starts_at_s)
+    text = f"{named}: {found.model}, issued {format_time(round(found.issued_at_s))}, {reach} ahead"
+    if found.provenance is not None:
+        text += f", {found.provenance.source}" + (f", {found.provenance.licence}" if found.provenance.licence else "")
+    if view.now is not None and view.now.simulated:
+        text += " (SIMULATED: a replay, in wall time)"
+    return text + (f"; {found.fallback_reason}" if found.fallback_reason else "")
+
+
+def _print_chart(out: Console, past: Sequence[CarbonReading], ahead: Sequence[CarbonBand], now_s: float) -> None:
+    """The chart in the terminal, if there is anything to draw."""
+    width = chart.fitting_width(out)
+    curves = chart.sample_curves(past, ahead, now_s, width * chart.POINTS_A_COLUMN)
+    if curves is not None:
+        out.print(chart.draw_intensity(curves, width), markup=False, soft_wrap=True)
+
+
+def _save_png(
+    path: Path, series: Series, past: Sequence[CarbonReading], ahead: Sequence[CarbonBand], now_s: float
+) -> None:
+    curves = chart.sample_curves(past, ahead, now_s, chart.PNG_POINTS)
+    chart.save_intensity_png(path, f"{series.zone}: {series_kind(series)}", curves)
+
+
+def _table(found: CarbonForecast) -> list[tuple[str, str, str, str]]:
+    """At most `ROWS_MAX` rows; finer steps are put together to their means, the first of them from now on."""
+    from carbon_feed.forecast.resample import resample
+
+    together = next((k for k in TOGETHER if k * ROWS_MAX >= len(found.bands)), -(-len(found.bands) // ROWS_MAX))
+    first = found.bands[0]
+    shown = resample(found, together * (first.ends_at_s - first.starts_at_s)) if together > 1 else found
+    return [
+        (
+            format_time(round(b.starts_at_s)),
+            f"{b.p10_g_per_kwh:.0f}",
+            f"{b.p50_g_per_kwh:.0f}",
+            f"{b.p90_g_per_kwh:.0f}",
+        )
+        for b in shown.bands
+    ]
+
+
+def _document(view: ForecastView) -> dict[str, Any]:
+    return {
+        "series": as_json(view.series),
+        "forecast": as_json(view.forecast) if view.forecast is not None else None,
+        "why": view.why,
+        "scores": [carbon_scores.scores_document(scored) for scored in view.scores],
+        "past": [as_json(reading) for reading in view.past],
+        "now": as_json(view.now) if view.now is not None else None,
+    }
+
+
+async def _export(path: Path, view: ForecastView, archived: AsyncIterator[list[dict[str, Any]]]) -> int:
+    """Write rows as they come, since an archive may be long; how many they were."""
+    count = 0
+    with path.open("w", newline="", encoding="utf-8") as file:
+        if path.suffix == ".json":
+            head = {
+                "series": as_json(view.series),
+                "scores": [carbon_scores.scores_document(scored) for scored in view.scores],
+            }
+            file.write(json.dumps(head, indent=1)[:-2] + ',\n "forecasts": [')
+            async for rows in archived:
+                file.write("".join(f"{',' if count + i else ''}\n  {json.dumps(row)}" for i, row in enumerate(rows)))
+                count += len(rows)
+            file.write("\n ]\n}\n")
+            return count
+        writer = csv.DictWriter(file, ARCHIVE_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        async for rows in archived:
+            writer.writerows(rows)
+            count += len(rows)
+    flat = carbon_scores.csv_rows(view.scores)
+    write_csv(path.with_name(f"{path.stem}-scores.csv"), carbon_scores.CSV_COLUMNS, flat)
+    return count
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows under a header line that is there even when they are none; None is an empty field."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def history(
+    zone: ZoneArgument = "",
+    since: Annotated[str, typer.Option("--from", help="ISO 8601 time, or how long ago: 90min, 24h, 7d.")] = "24h",
+    until: Annotated[str, typer.Option("--to", help="The same; default: now.")] = "",
+    as_of: Annotated[str, typer.Option("--as-of", help="As it was known then; default: as it is known now.")] = "",
+    revisions: Annotated[
+        bool, typer.Option("--revisions", help="Every version of every interval, not only what is believed.")
+    ] = False,
+    rows_max: Annotated[int, typer.Option("--rows", min=1, help="Newest rows of the table; files hold all.")] = 48,
+    out: Annotated[Path | None, typer.Option(help="CSV of all of it.")] = None,
+    plot: Plot = None,
+    target: Target = "",
+    ca: Ca = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """Show what is known of the past, or was known at an earlier time, with its revisions if wanted."""
+    now_s = WallClock().now_s()
+    from_s, to_s = parse_moment(since, "--from", now_s), parse_moment(until, "--to", now_s)
+    as_of_s = parse_moment(as_of, "--as-of", now_s)
+    if to_s and from_s >= to_s:
+        raise SettingError("not before --to", field="--from", value=since, remedy="give an earlier time")
+
+    async def gather(feed: FeedClient) -> tuple[Series, list[CarbonReading]]:
+        series = await feed.only_series(zone)
+        return series, await feed.history(series.zone, from_s, to_s, as_of_s, revisions)
+
+    series, found = with_feed(target, ca, state_dir, gather)
+    if out is not None:
+        with writing(out, "--out"):
+            write_csv(out, ("zone", "method", "factors", *HISTORY_COLUMNS), [_csv_row(reading) for reading in found])
+    if plot is not None:
+        with writing(plot, "--plot"):
+            _save_png(plot, series, found, (), to_s or now_s)
+    if as_json_:
+        print_json({"series": as_json(series), "readings": [as_json(reading) for reading in found]})
+        return
+    out_console = console()
+    out_console.print(
+        f"{series.zone} ({series_kind(series)}): {len(found)} intervals since {format_time(round(from_s))}",
+        markup=False,
+    )
+    _print_chart(out_console, found, (), min(now_s, to_s or now_s))
+    if found:
+        columns = ("from", "until", "g/kWh", "quality", "rung", "provider", "known since")
+        rows = [_table_row(reading) for reading in found[-rows_max:]]
+        shown = f", the newest {rows_max}" if len(found) > rows_max else ""
+        out_console.print(grid(f"Known intervals{shown}", columns, rows))
+
+
+def _table_row(reading: CarbonReading) -> tuple[str, ...]:
+    return (
+        format_time(round(reading.starts_at_s, 3)),
+        format_time(round(reading.ends_at_s, 3)),
+        f"{reading.intensity_g_per_kwh:.1f}",
+        reading.quality.name.lower(),
+        str(reading.rung),
+        escape(reading.provider),
+        format_time(round(reading.fetched_at_s)),
+    )
+
+
+def _csv_row(reading: CarbonReading) -> dict[str, Any]:
+    series = reading.series
+    head = {"zone": series.zone, "method": series.method.name.lower(), "factors": series.factors.name.lower()}
+    values = {name: getattr(reading, name) for name in HISTORY_COLUMNS}
+    return {**head, **values, "quality": reading.quality.name.lower()}

@@ -1,0 +1,169 @@
+"""The report of a demo: report.json for programs, report.html (one file, no network) for people, a table for both."""
+
+import html
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import jinja2
+from rich.table import Table
+
+from trefoil.cli.demo import plots
+from trefoil.cli.demo.results import Exploration, Report, Series, Summary, write_json
+
+TEMPLATES: Final = Path(__file__).parent / "templates"
+UNKNOWN: Final = "not metered"
+RUN_TITLES: Final = {
+    "base": "largest variant, one 7g slice per GPU",
+    "static_mix": "best carbon-oblivious mix at the same mean accuracy",
+    "exact": "carbon-aware planner, budget mode",
+    "co2opt": "smallest variant, finest slices",
+    "clover": "configuration graphs, annealed by measuring on this system",
+    "blover": "random configurations, measured on this system",
+    "oracle": "every standardised configuration, measured on this system",
+}
+# (label, of a summary, what is better): one list for the terminal and the page.
+Show = Callable[[Summary], str]
+ROWS: Final[tuple[tuple[str, Show, str], ...]] = (
+    ("grams / request", lambda run: _number_text(run.grams_per_request, 4, 1000, "mg"), "lower"),
+    ("joules / request", lambda run: _number_text(run.joules_per_request, 2, 1, "J"), "lower"),
+    ("idle share of energy", lambda run: _percent_text(run.idle_share), "lower"),
+    ("accuracy, measured", lambda run: _percent_text(run.accuracy, 2), "higher"),
+    ("SLO attainment", lambda run: _percent_text(run.slo_attainment, 2), "higher"),
+    ("latency p50 / p95 / p99", lambda run: _latencies_text(run), "lower"),
+    ("requests", lambda run: f"{run.requests:,}", ""),
+    ("answered / failed", lambda run: f"{run.answered:,} / {run.failed:,}", ""),
+    ("replans", lambda run: _causes_text(run.replans), ""),
+    ("reconfigurations", lambda run: _causes_text(run.reconfigurations), ""),
+)
+# Only where a run has measured candidates on the running system.
+EXPLORED_ROWS: Final[tuple[tuple[str, Show, str], ...]] = (
+    ("explorations", lambda run: _exploration_text(run, lambda e: f"{e.explorations}"), ""),
+    (
+        "evaluations, refused, broken off",
+        lambda run: _exploration_text(run, lambda e: f"{e.evaluations}, {e.refused}, {e.broken_off}"),
+        "",
+    ),
+    ("exploration time", lambda run: _exploration_text(run, lambda e: f"{e.spent_s:.0f} s"), "lower"),
+    ("exploration energy", lambda run: _exploration_text(run, lambda e: f"{e.spent_j:,.0f} J"), "lower"),
+    ("out of the SLO meanwhile", lambda run: _exploration_text(run, lambda e: f"{e.violations}"), "lower"),
+)
+
+
+def report_table(report: Report) -> Table:
+    """Table of a report, as printed at the end."""
+    title = "Trefoil demo" + (" (SIMULATED GPUs)" if report.simulated else "")
+    grid = Table(title=title, caption=savings_caption(report), title_justify="left", caption_justify="left")
+    grid.add_column("")
+    for name in report.runs:
+        grid.add_column(name, justify="right", style="bold" if name == report.subject else "")
+    for label, show, _ in report_rows(report):
+        grid.add_row(label, *(show(run) for run in report.runs.values()))
+    return grid
+
+
+def savings_caption(report: Report) -> str:
+    """Savings against every other run, whatever their sign, with what must be equal beside them."""
+    parts = []
+    subject = report.subject
+    for name, run in report.runs.items():
+        if name != subject:
+            saving = report.saving_pct(name)
+            shown = UNKNOWN if saving is None else f"{saving:+.1f} %"
+            parts.append(
+                f"saving of {subject} against {name}: {shown} (requests {run.requests:,}, accuracy {run.accuracy:.4f})"
+            )
+    ours = report.runs[subject]
+    parts.append(
+        f"{subject}: requests {ours.requests:,}, accuracy {ours.accuracy:.4f}, floor {report.accuracy_floor:.4f}"
+    )
+    return "\n".join(parts)
+
+
+def report_rows(report: Report) -> tuple[tuple[str, Show, str], ...]:
+    """Rows of the table: label, text of a run, what is better."""
+    explored = any(run.exploration is not None for run in report.runs.values())
+    return (*ROWS, *EXPLORED_ROWS) if explored else ROWS
+
+
+def report_lines(report: Report) -> list[str]:
+    """Lines of the same table without a terminal: one a number, greppable."""
+    lines = []
+    for label, show, _ in report_rows(report):
+        values = "  ".join(f"{name}={show(run)}" for name, run in report.runs.items())
+        lines.append(f"{label}: {values}")
+    return lines + savings_caption(report).splitlines()
+
+
+def write_report(folder: Path, report: Report, series: Mapping[str, Series]) -> None:
+    """Write report.json and report.html."""
+    write_json(folder / "report.json", report.to_json())
+    (folder / "report.html").write_text(report_html(report, series))
+
+
+def report_html(report: Report, series: Mapping[str, Series]) -> str:
+    """HTML page of a report, as one string."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    slo = next(iter(report.runs.values())).slo
+    others = [name for name in report.runs if name != report.subject]
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        slo=slo,
+        titles=RUN_TITLES,
+        savings={name: report.saving_pct(name) for name in others},
+        rows=[
+            (label, {name: show(run) for name, run in report.runs.items()}) for label, show, _ in report_rows(report)
+        ],
+        events={name: one.events for name, one in series.items()},
+        colours={name: plots.run_colour(name) for name in report.runs},
+        cause_colours=plots.CAUSE_COLOURS,
+        figures=_figures(report, series, slo) if series else [],
+    )
+
+
+def _figures(report: Report, series: Mapping[str, Series], slo: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    """(heading, what to see, svg)."""
+    order = list(next(iter(series.values())).answered_by_variant)  # all of the family, least accurate first
+    return [
+        (
+            f"Carbon and load, and when {report.subject} replanned",
+            "Every run met this same carbon and these same arrivals. "
+            f"A numbered line is a decision of {report.subject}; the list below says why.",
+            plots.plot_carbon_and_load(series, report.carbon_speedup),
+        ),
+        ("Power", "Counter of all GPUs, idle and sleeping ones included.", plots.plot_power(series)),
+        ("Grams", "Energy times intensity at that moment, from the start of the run.", plots.plot_grams(series)),
+        (
+            "Variant mix",
+            "Which variant answered, per second; the most accurate is at the bottom.",
+            plots.plot_variant_mix(series, order),
+        ),
+        (
+            "Latency against the SLO",
+            "Open loop, from the intended send time. The SLO was fixed before the runs.",
+            plots.plot_latency(series, slo["latency_ms"], slo["percentile"]),
+        ),
+    ]
+
+
+def _number_text(value: float | None, digits: int, scale: float, unit: str) -> str:
+    return UNKNOWN if value is None else f"{value * scale:.{digits}f} {unit}"
+
+
+def _percent_text(value: float | None, digits: int = 1) -> str:
+    return UNKNOWN if value is None else f"{100 * value:.{digits}f} %"
+
+
+def _latencies_text(run: Summary) -> str:
+    return f"{run.latency_ms_p50:.1f} / {run.latency_ms_p95:.1f} / {run.latency_ms_p99:.1f} ms"
+
+
+def _exploration_text(run: Summary, show: Callable[[Exploration], str]) -> str:
+    return "-" if run.exploration is None else show(run.exploration)
+
+
+def _causes_text(counts: Mapping[str, int]) -> str:
+    shown = ", ".join(f"{cause} {count}" for cause, count in counts.items() if count)
+    return f"{sum(counts.values())}" + (f" ({html.unescape(shown)})" if shown else "")

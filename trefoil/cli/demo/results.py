@@ -1,0 +1,179 @@
+"""Results of a demo: a run's summary and per-second series, the report over all runs, and where it was made.
+
+Field names are those of report.json; joules and grams are None when nothing metered (never 0).
+"""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from trefoil.cli.run.state_directory import CHECKOUT
+
+CAUSES: Final = ("carbon", "load", "slo", "objective")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Change of plan that was carried out: when, why, and that serving went on meanwhile."""
+
+    at_s: float  # since the start of the run
+    took_s: float | None  # None: not finished when the run ended
+    cause: str
+    why: str
+    plan: str  # what runs afterwards, in words
+    answered: int  # requests answered while it was carried out
+    reconfigured: bool  # False: only weights changed
+
+
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """Cost of measuring candidates on the running system during a run. All of it is in the run's numbers too."""
+
+    explorations: int
+    evaluations: int  # candidates that were deployed
+    refused: int  # candidates that were not: they could not have carried the load
+    broken_off: int
+    spent_s: float
+    spent_j: float
+    violations: int  # requests out of the SLO meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Summary of one run, in the numbers that are compared."""
+
+    requests: int
+    answered: int
+    failed: int
+    slo: Mapping[str, float]  # percentile, latency_ms
+    latency_ms_p50: float
+    latency_ms_p95: float
+    latency_ms_p99: float
+    slo_attainment: float
+    accuracy: float
+    joules_per_request: float | None
+    grams_per_request: float | None
+    idle_share: float | None
+    replans: Mapping[str, int]
+    reconfigurations: Mapping[str, int]
+    exploration: Exploration | None = None  # None: the policy does not measure candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Series of what happened each second of a run. All lists are as long as `t_s`."""
+
+    policy: str
+    t_s: list[float] = field(default_factory=list)
+    intensity_g_per_kwh: list[float | None] = field(default_factory=list)
+    offered_per_s: list[float] = field(default_factory=list)
+    answered_per_s: list[float] = field(default_factory=list)
+    latency_ms_p95: list[float | None] = field(default_factory=list)  # of what was due in that second
+    power_w: dict[str, list[float | None]] = field(default_factory=dict)  # by device
+    device_state: dict[str, list[str]] = field(default_factory=dict)
+    clock_mhz: dict[str, list[int | None]] = field(default_factory=dict)
+    slices: dict[str, list[str]] = field(default_factory=dict)  # by device: what is READY, in words
+    answered_by_variant: dict[str, list[int]] = field(default_factory=dict)  # all of the family, least accurate first
+    grams: list[float | None] = field(default_factory=list)  # since the start of the run
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Report over all runs, with what they have in common."""
+
+    simulated: bool
+    triton_version: str
+    gpus: tuple[str, ...]
+    duration_s: float
+    carbon_speedup: float
+    seed: int
+    commit: str
+    pad_overrun_ratio: float | None
+    accuracy_floor: float
+    command: str
+    machine: str
+    started_at: str
+    runs: Mapping[str, Summary]
+
+    @property
+    def subject(self) -> str:
+        """Name of the run that the others are compared with."""
+        return subject(self.runs)
+
+    def saving_pct(self, against: str) -> float | None:
+        """Saving in grams per answered request against another run at the same offered load, in percent of it."""
+        ours, theirs = self.runs[self.subject].grams_per_request, self.runs[against].grams_per_request
+        if ours is None or not theirs:
+            return None
+        return 100 * (1 - ours / theirs)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of report.json: runs stand at top level, savings and accuracies beside each other."""
+        values = asdict(self)
+        runs = values.pop("runs")
+        others = [name for name in runs if name != self.subject]
+        values["saving_pct"] = {name: self.saving_pct(name) for name in others}
+        values["accuracy"] = {name: run.accuracy for name, run in self.runs.items()}
+        return {**values, **runs}
+
+
+def subject(names: Iterable[str]) -> str:
+    """Name of the run that a report is about: `exact` where it plays, else the policy that was named last."""
+    found = list(names)
+    return "exact" if "exact" in found else found[-1]
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write a JSON file: readable, in stable order, no NaN."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def read_series(path: Path) -> Series:
+    """Read the series that a run recorded."""
+    values = json.loads(path.read_text())
+    return Series(**{**values, "events": [Event(**event) for event in values["events"]]})
+
+
+def read_report(path: Path) -> Report:
+    """Read a report.json back."""
+    values = json.loads(path.read_text())
+    names = list(values["accuracy"])
+    runs = {name: _summary(values.pop(name)) for name in names}
+    for derived in ("saving_pct", "accuracy"):
+        values.pop(derived)
+    return Report(**{**values, "gpus": tuple(values["gpus"]), "runs": runs})
+
+
+def _summary(values: Mapping[str, Any]) -> Summary:
+    explored = values.get("exploration")
+    return Summary(**{**values, "exploration": Exploration(**explored) if explored else None})
+
+
+def git_commit() -> str:
+    """Commit that is checked out, marked when files differ from it; `unknown` outside a checkout."""
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return described.stdout.strip() or "unknown"
+
+
+def machine() -> str:
+    """Machine that the numbers were taken on: cores, memory, system, Python."""
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    python = platform.python_version()
+    return f"{cores} cores ({platform.machine()}), {gib:.0f} GiB, {platform.system()}, Python {python}"

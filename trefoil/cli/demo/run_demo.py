@@ -1,0 +1,127 @@
+"""`trefoil demo`: the same arrivals and carbon against each policy in turn, on fresh clusters, and what was saved.
+
+The SLO is measured first: `slo_rule.factor` times the p95 of BASE under the demo's own load profile, compressed into
+`measure_s` (mean and peak both occur, in the same proportion). It is printed and then fixed for every run.
+"""
+
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from trefoil.cli.demo import report
+from trefoil.cli.demo.live_view import View, view_for
+from trefoil.cli.demo.results import Report, git_commit, machine, write_json
+from trefoil.cli.demo.run_policy import DemoContext, RunResult, measure_p95_ms, run_policy
+from trefoil.cli.output import console, print_json
+from trefoil.cli.run import services
+from trefoil.cli.run.scenario import Scenario, Slo
+from trefoil.cli.run.shutdown import EXIT_INTERRUPTED, ShutdownSignals, run_until_signal
+from trefoil.runtime.clock import Clock, WallClock
+
+QUICK_STEPS: Final = 3
+SLO_ROUND_MS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Outcome of a demo: all runs and the report over them."""
+
+    report: Report
+    runs: Mapping[str, RunResult]
+
+
+def run_demo(scenario: Scenario, out: Path, *, as_json: bool) -> int:
+    """Run every policy and write the report; returns the exit code. On every way out nothing is left running."""
+    clock = WallClock()
+    started_at_s = clock.now_s()
+    screen = console()
+    outcomes: list[Outcome] = []
+    if as_json:
+        screen.quiet = True
+    try:
+        with view_for(screen) as view:
+            code = run_until_signal(lambda signals: _run_policies(scenario, out, view, signals, clock, outcomes))
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    if code or not outcomes:
+        screen.print("interrupted; everything that was started has been stopped", highlight=False)
+        return code
+    outcome = outcomes[0]
+    report.write_report(out, outcome.report, {name: one.series for name, one in outcome.runs.items()})
+    if as_json:
+        print_json(outcome.report.to_json())
+        return 0
+    if screen.is_terminal:
+        screen.print(report.report_table(outcome.report))
+    else:
+        for line in report.report_lines(outcome.report):
+            screen.print(line, soft_wrap=True)
+    took_s = clock.now_s() - started_at_s
+    screen.print(f"report: {out / 'report.html'} and {out / 'report.json'} ({took_s:.0f} s)", soft_wrap=True)
+    return 0
+
+
+async def _run_policies(
+    scenario: Scenario, out: Path, view: View, signals: ShutdownSignals, clock: Clock, outcomes: list[Outcome]
+) -> int:
+    context = DemoContext(scenario, out, view, clock, lambda: signals.kill_now)
+    started = datetime.fromtimestamp(clock.now_s(), UTC).isoformat(timespec="seconds")
+    out.mkdir(parents=True, exist_ok=True)
+    for stale in ("report.json", "report.html"):  # an interrupted demo must not leave an older one's result
+        (out / stale).unlink(missing_ok=True)
+    view.say(_announcement(scenario))
+    slo = await _measure_slo(context)
+    runs: dict[str, RunResult] = {}
+    for number, policy in enumerate(scenario.policies, 1):
+        runs[policy] = await run_policy(context, policy, slo, number)
+        write_json(out / policy / "series.json", runs[policy].to_json())
+    outcomes.append(Outcome(_report(scenario, runs, started), runs))
+    return 0
+
+
+async def _measure_slo(context: DemoContext) -> Slo:
+    rule = context.scenario.slo_rule
+    p95_ms = await measure_p95_ms(context)
+    latency_ms = max(SLO_ROUND_MS, round(rule.factor * p95_ms / SLO_ROUND_MS) * SLO_ROUND_MS)
+    context.view.say(
+        f"SLO: {rule.factor:g} x {p95_ms:.1f} ms (p{rule.percentile:g} of {rule.policy} under the demo's load profile, "
+        f"in {rule.measure_s:.0f} s) = {latency_ms:.0f} ms, fixed for all runs"
+    )
+    return Slo(percentile=rule.percentile, latency_ms=latency_ms)
+
+
+def _announcement(scenario: Scenario) -> str:
+    carbon, load, kept = scenario.carbon, scenario.load, scenario.availability
+    best = services.served_family(scenario).best
+    floor = scenario.accuracy.floor(best.accuracy)
+    return (
+        f"{len(scenario.fleet.devices)} SIMULATED {scenario.fleet.devices[0]}, real Triton and models; "
+        f"{carbon.steps * carbon.step_h:.0f} h of carbon in {carbon.duration_s:.0f} s a run ({carbon.speedup:.0f} x); "
+        f"load {load.base_per_s:g} -> {load.peak_per_s:g} -> {load.base_per_s:g} requests/s; "
+        f"accuracy floor {floor:.4f} (best {best.accuracy:.4f} - {scenario.accuracy.below_best_pct:g} %); "
+        f"replicas {kept.replicas_min}, spread {kept.spread_min}, so that a GPU may sleep"
+    )
+
+
+def _report(scenario: Scenario, runs: Mapping[str, RunResult], started: str) -> Report:
+    batches = sum(run.batches for run in runs.values())
+    best = services.served_family(scenario).best.accuracy
+    return Report(
+        simulated=all(run.simulated for run in runs.values()),
+        triton_version=next(iter(runs.values())).triton_version,
+        gpus=scenario.fleet.devices,
+        duration_s=scenario.duration_s,
+        carbon_speedup=scenario.carbon.speedup,
+        seed=scenario.seed,
+        commit=git_commit(),
+        pad_overrun_ratio=sum(run.overruns for run in runs.values()) / batches if batches else None,
+        accuracy_floor=scenario.accuracy.floor(best),
+        command=shlex.join(["trefoil", *sys.argv[1:]]),
+        machine=machine(),
+        started_at=started,
+        runs={name: run.summary for name, run in runs.items()},
+    )

@@ -1,0 +1,435 @@
+"""One run of the demo: a fresh cluster, a load, a monitor beside it, and the numbers that come of it."""
+
+import asyncio
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
+
+from trefoil.cli.demo.live_view import DeviceLine, RunStatus, View
+from trefoil.cli.demo.results import CAUSES, Event, Exploration, Series, Summary
+from trefoil.cli.demo.run_monitor import (
+    PlanChange,
+    RunMonitor,
+    Snapshot,
+    cancel_and_wait,
+    grams_by_second,
+    power_by_second,
+)
+from trefoil.cli.load.generator import LEAD_S
+from trefoil.cli.load.process import LoadPlan, LoadProcess, last_answer_at_s
+from trefoil.cli.load.result import LoadResult
+from trefoil.cli.output import slices_text
+from trefoil.cli.run import services
+from trefoil.cli.run.launcher import Launcher, first_answer
+from trefoil.cli.run.scenario import Scenario, Slo, measures_candidates
+from trefoil.cli.run.state_directory import Launch, resolve_path
+from trefoil.cli.system_client import SystemClient
+from trefoil.core.accounting import account, per_request
+from trefoil.core.carbon import CarbonReading
+from trefoil.core.energy import EnergySample
+from trefoil.core.errors import StartError
+from trefoil.core.fleet import DeviceState
+from trefoil.core.plan import RolloutState
+from trefoil.runtime.clock import Clock
+
+METADATA_TIMEOUT_S: Final = 5.0
+METER_DEADLINE_S: Final = 4.0
+SETTLE_DEADLINE_S: Final = 30.0
+POLL_S: Final = 0.1
+LEAD_S_MAX: Final = 240.0
+OBJECTIVE_LEAD_S: Final = 1.0  # the objective is set again just before second 0: its accuracy window is the run
+
+
+@dataclass(frozen=True, slots=True)
+class DemoContext:
+    """Context that all runs of a demo share."""
+
+    scenario: Scenario
+    out: Path
+    view: View
+    clock: Clock
+    kill_now: Callable[[], bool]
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings of services beside those that the scenario gives, by service."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Result of one run."""
+
+    summary: Summary
+    series: Series
+    batches: int
+    overruns: int
+    simulated: bool
+    triton_version: str
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of the series."""
+        return asdict(self.series)
+
+
+async def measure_p95_ms(context: DemoContext) -> float:
+    """Measure the p95 [ms] of the SLO rule's policy under the demo's load profile, compressed.
+
+    Raises:
+        StartError: requests failed.
+    """
+    scenario, rule = context.scenario, context.scenario.slo_rule
+    provisional = Slo(percentile=rule.percentile, latency_ms=rule.provisional_ms)
+    folder = context.out / "slo"
+    async with _launcher_for(context, rule.policy, provisional, folder) as launcher:
+        launch = await _wait_settled(context, launcher, f"measuring the SLO with {rule.policy}")
+        plan = _load_plan(scenario, scenario.load.points(rule.measure_s))
+        load_process = LoadProcess(plan, launch.addresses["inference"], folder, launch.launch_id, context.clock)
+        try:
+            result = await load_process.result()
+        finally:
+            await load_process.stop()
+    summary = result.summary(provisional.latency_ms, rule.percentile / 100)
+    if summary.latency_ms_p95 is None or summary.failed:
+        raise StartError(
+            f"{summary.failed} of {summary.requests} requests failed ({dict(summary.failed_by_code)})",
+            field="slo_rule",
+            remedy=f"read the logs in {folder}/cluster/logs",
+        )
+    latencies = [r.latency_ms for r in result.records]
+    return _percentile(latencies, rule.percentile)
+
+
+async def run_policy(context: DemoContext, policy: str, slo: Slo, number: int) -> RunResult:
+    """Run one policy, from a fresh cluster to its numbers; everything is taken down again."""
+    scenario = context.scenario
+    folder = context.out / policy
+    async with _launcher_for(context, policy, slo, folder) as launcher:
+        launch = await _wait_settled(context, launcher, f"run {number} of {len(scenario.policies)}: {policy}")
+        plan = _load_plan(scenario, scenario.load.points(scenario.duration_s))
+        load_process, starts_at_s = await start_load_and_trace(context, launcher, launch, plan, folder)
+        client, monitor = SystemClient(launch), RunMonitor(launch, context.clock)
+        watching: asyncio.Task[None] | None = None
+        try:
+            screen = _LiveStatus(context, policy, number, slo, starts_at_s, load_process, monitor)
+            monitor.on_snapshot = screen.show
+            watching = asyncio.create_task(monitor.run(), name="monitor")
+            await _sleep_until(context.clock, starts_at_s - OBJECTIVE_LEAD_S)
+            await client.set_objective(await client.objective(launch.family))
+            await _sleep_until(context.clock, starts_at_s)
+            before = await client.explain(launch.family)
+            result = await load_process.result()
+            after = await client.explain(launch.family)
+            ends_at_s = last_answer_at_s(result)
+            await monitor.wait_metered_until(ends_at_s, METER_DEADLINE_S)
+            await cancel_and_wait(watching)
+            return await _run_result(scenario, policy, slo, launch, monitor, result, (before, after))
+        finally:
+            if watching is not None and not watching.done():
+                await cancel_and_wait(watching)
+            await load_process.stop()
+            await monitor.close()
+            await client.close()
+
+
+async def start_load_and_trace(
+    context: DemoContext, launcher: Launcher, launch: Launch, plan: LoadPlan, folder: Path
+) -> tuple[LoadProcess, float]:
+    """Start the load and, once its second 0 is known (UTC, the second value), the clock of the trace.
+
+    Until the first step ends the trace's first value holds, and the feed may come that late. Where it comes later (a
+    busy machine) both begin anew, and the load waits.
+
+    Raises:
+        StartError: the feed takes minutes to start, or the load does not.
+    """
+    lead_s = LEAD_S
+    while lead_s <= LEAD_S_MAX:
+        load_process = LoadProcess(plan, launch.addresses["inference"], folder, launch.launch_id, context.clock, lead_s)
+        try:
+            starts_at_s = await load_process.started_at_s()
+            asked_s = context.clock.now_s()
+            await launcher.restart("carbon_feed", {"trace": {"starts_at_s": starts_at_s}})
+        except BaseException:
+            await load_process.stop()
+            raise
+        up_s = context.clock.now_s()
+        if up_s < starts_at_s + context.scenario.carbon.step_s:
+            return load_process, starts_at_s
+        await load_process.stop()
+        context.view.say(f"the carbon feed took {up_s - asked_s:.1f} s to start: the load begins anew and waits for it")
+        lead_s = 2 * (up_s - asked_s)
+    remedy = f"stop what else runs here, or read {launch.state_dir}/logs"
+    raise StartError("too slow to start for a trace that begins with the load", field="carbon_feed", remedy=remedy)
+
+
+def _launcher_for(context: DemoContext, policy: str, slo: Slo, folder: Path) -> Launcher:
+    shutil.rmtree(folder / "cluster", ignore_errors=True)  # fresh: no plan, no objective, no journal of an earlier run
+    folder.mkdir(parents=True, exist_ok=True)
+    changes = {"policy": policy, "slo": slo, "window_s": context.scenario.duration_s}
+    changes |= {} if measures_candidates(context.scenario.policy_row(policy)) else {"preset": ""}
+    system = context.scenario.model_copy(update=changes)
+    # Until the run's second 0 the trace's first value holds: its clock is started when the load is. The trace is too
+    # short to learn a forecast from before half of the run is over: all plan by what they have seen, all through it.
+    waiting = {"carbon_feed": {"trace": {"starts_at_s": math.inf}, "outlook": {"model": "none"}}}
+    overrides = {**context.overrides, **waiting}
+    return Launcher(
+        system,
+        folder / "cluster",
+        clock=context.clock,
+        say=context.view.say,
+        kill_now=context.kill_now,
+        overrides=overrides,
+    )
+
+
+async def _wait_settled(context: DemoContext, launcher: Launcher, what: str) -> Launch:
+    """Serving, and the first plan rolled out as a whole."""
+    launch = launcher.launch
+    assert launch is not None, "the launcher has started"
+    answered_s = await first_answer(launcher, context.clock)
+    client = SystemClient(launch)
+    try:
+        give_up_s = context.clock.monotonic_s() + SETTLE_DEADLINE_S
+        while (await client.plan()).rollout.state != RolloutState.DONE:
+            if context.clock.monotonic_s() > give_up_s:
+                raise StartError(
+                    "the first plan was not rolled out", field="controller", remedy=f"read {launch.state_dir}/logs"
+                )
+            await context.clock.sleep(POLL_S)
+    finally:
+        await client.close()
+    context.view.say(f"{what}: first answer {answered_s:.1f} s after the start")
+    return launch
+
+
+def _load_plan(scenario: Scenario, points: tuple[tuple[float, float], ...]) -> LoadPlan:
+    images = resolve_path(scenario.family.repository) / scenario.family.name / "heldout.npz"
+    return LoadPlan(
+        points, scenario.warmup_s, str(images), scenario.family.name, scenario.seed, scenario.load.permute_labels
+    )
+
+
+async def _sleep_until(clock: Clock, at_s: float) -> None:
+    await clock.sleep(max(0.0, at_s - clock.now_s()))
+
+
+async def _run_result(
+    scenario: Scenario,
+    policy: str,
+    slo: Slo,
+    launch: Launch,
+    monitor: RunMonitor,
+    result: LoadResult,
+    explained: tuple[Any, Any],
+) -> RunResult:
+    from power_agent.simulated.node_client import NodeClient
+
+    samples, readings = await monitor.samples(), await monitor.readings()
+    starts_at_s, ends_at_s = result.started_at_s, last_answer_at_s(result)
+    load = result.summary(slo.latency_ms, slo.percentile / 100)
+    cost = account(samples, readings, starts_at_s, ends_at_s, scenario.pue)
+    replans, reconfigurations = _counts_by_cause(explained)
+    if load.accuracy is None or load.latency_ms_p95 is None:
+        raise StartError("not one request was answered", field=policy, remedy=f"read {launch.state_dir}/logs")
+    summary = Summary(
+        requests=load.requests,
+        answered=load.answered,
+        failed=load.failed,
+        slo={"percentile": slo.percentile, "latency_ms": slo.latency_ms},
+        latency_ms_p50=load.latency_ms_p50 or 0.0,
+        latency_ms_p95=load.latency_ms_p95,
+        latency_ms_p99=load.latency_ms_p99 or 0.0,
+        slo_attainment=load.slo_attainment,
+        accuracy=load.accuracy,
+        joules_per_request=per_request(cost.counter_j, load.answered),
+        grams_per_request=per_request(cost.grams, load.answered),
+        idle_share=cost.idle_share,
+        replans=replans,
+        reconfigurations=reconfigurations,
+        exploration=_exploration_cost(explained),
+    )
+    node = NodeClient(launch.node_socket)
+    try:
+        pace = await asyncio.to_thread(node.pace_summary)
+    finally:
+        node.close()
+    return RunResult(
+        summary,
+        _series(scenario, policy, monitor, result, samples, readings),
+        pace.batches,
+        pace.overruns,
+        all(node.simulated for snapshot in monitor.snapshots[-1:] for node in snapshot.nodes),
+        await _triton_version(monitor.snapshots),
+    )
+
+
+def _counts_by_cause(explained: tuple[Any, Any]) -> tuple[dict[str, int], dict[str, int]]:
+    """How often since the run began, by cause; the four causes are always named."""
+
+    def since(field: str) -> dict[str, int]:
+        before, after = (dict(getattr(answer, field)) for answer in explained)
+        names = [*CAUSES, *sorted(set(after) - set(CAUSES))]
+        counts = {name: int(after.get(name, 0)) - int(before.get(name, 0)) for name in names}
+        return {name: count for name, count in counts.items() if count or name in CAUSES}
+
+    return since("replans_by_cause"), since("reconfigurations_by_cause")
+
+
+def _exploration_cost(explained: tuple[Any, Any]) -> Exploration | None:
+    """What exploring has cost since the run began; None when the policy does not explore."""
+    before, after = (answer.exploration for answer in explained)
+    if not explained[1].HasField("exploration"):
+        return None
+    return Exploration(**{n: getattr(after, n) - getattr(before, n) for n in Exploration.__dataclass_fields__})
+
+
+def _series(
+    scenario: Scenario,
+    policy: str,
+    monitor: RunMonitor,
+    result: LoadResult,
+    samples: list[EnergySample],
+    readings: list[CarbonReading],
+) -> Series:
+    load = result.series()
+    seconds, begin_s = len(load.t_s), result.started_at_s
+    seen = _snapshot_by_second(monitor.snapshots, begin_s, seconds)
+    devices = sorted({d.device for m in monitor.snapshots for node in m.nodes for d in node.devices})
+    order = [variant.name for variant in services.served_family(scenario).by_accuracy()]
+    status = {name: [_device(snapshot, name) for snapshot in seen] for name in devices}
+    return Series(
+        policy=policy,
+        t_s=load.t_s,
+        intensity_g_per_kwh=[m.carbon.intensity_g_per_kwh if m and m.carbon else None for m in seen],
+        offered_per_s=[float(count) for count in load.offered_per_s],
+        answered_per_s=[float(count) for count in load.answered_per_s],
+        latency_ms_p95=load.latency_ms_p95,
+        power_w=power_by_second(samples, begin_s, seconds),
+        device_state={name: [d.state.name if d else "" for d in row] for name, row in status.items()},
+        clock_mhz={name: [d.clock_mhz if d else None for d in row] for name, row in status.items()},
+        slices={name: [slices_text(d) if d else "" for d in row] for name, row in status.items()},
+        answered_by_variant={v: load.answered_by_variant.get(v, [0] * seconds) for v in order},
+        grams=grams_by_second(samples, readings, begin_s, seconds, scenario.pue),
+        events=[_event(c, result) for c in monitor.changes if 0 <= c.started_at_s - begin_s < seconds],
+    )
+
+
+def _snapshot_by_second(snapshots: list[Snapshot], begin_s: float, seconds: int) -> list[Snapshot | None]:
+    """The last snapshot seen in each second; the one before it where none was."""
+    rows: list[Snapshot | None] = [None] * seconds
+    for snapshot in snapshots:
+        second = int(snapshot.at_s - begin_s)
+        if snapshot.at_s >= begin_s and second < seconds:
+            rows[second] = snapshot
+    for second in range(1, seconds):
+        rows[second] = rows[second] or rows[second - 1]
+    return rows
+
+
+def _device(snapshot: Snapshot | None, name: str) -> Any:
+    nodes = snapshot.nodes if snapshot else ()
+    return next((device for node in nodes for device in node.devices if device.device == name), None)
+
+
+def _event(change: PlanChange, result: LoadResult) -> Event:
+    begin_s = result.started_at_s
+    at_s = change.started_at_s - begin_s
+    done_s = result.duration_s if change.done_at_s is None else change.done_at_s - begin_s
+    answered = sum(
+        1 for r in result.records if r.code == "OK" and at_s <= r.intended_s + r.latency_ms / 1e3 <= max(done_s, at_s)
+    )
+    return Event(
+        at_s=round(at_s, 2),
+        took_s=None if change.done_at_s is None else round(done_s - at_s, 2),
+        cause=change.decision.trigger,
+        why=change.decision.why,
+        plan=change.slices_text,
+        answered=answered,
+        reconfigured=change.reconfigured,
+    )
+
+
+async def _triton_version(snapshots: list[Snapshot]) -> str:
+    for snapshot in reversed(snapshots):
+        for node in snapshot.nodes:
+            for device in node.devices:
+                for slice_ in device.slices:
+                    if slice_.grpc_target:
+                        return await _server_version(slice_.grpc_target)
+    return "unknown"
+
+
+async def _server_version(target: str) -> str:
+    """Version of a Triton, asked of itself; `unknown` when it does not answer."""
+    async with triton.InferenceServerClient(target) as client:
+        try:
+            metadata = await client.get_server_metadata(client_timeout=METADATA_TIMEOUT_S)
+        except InferenceServerException:
+            return "unknown"
+        return str(metadata.version)
+
+
+def _percentile(values: list[float], percentile: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percentile / 100))]
+
+
+class _LiveStatus:
+    """Turns snapshots of the monitor into the live view."""
+
+    def __init__(
+        self,
+        context: DemoContext,
+        policy: str,
+        number: int,
+        slo: Slo,
+        starts_at_s: float,
+        load_process: LoadProcess,
+        monitor: RunMonitor,
+    ) -> None:
+        self._context, self._policy, self._number, self._slo = context, policy, number, slo
+        self._starts_at_s, self._load, self._monitor = starts_at_s, load_process, monitor
+
+    async def show(self, snapshot: Snapshot) -> None:
+        progress = self._load.progress()
+        scenario = self._context.scenario
+        at_s = snapshot.at_s - self._starts_at_s
+        devices = [device for node in snapshot.nodes for device in node.devices]
+        grams = await self._monitor.grams_since(self._starts_at_s, scenario.pue)
+        watts = [self._monitor.power_w(device.device) for device in devices]
+        self._context.view.show(
+            RunStatus(
+                run=self._policy,
+                number=self._number,
+                count=len(scenario.policies),
+                at_s=at_s,
+                duration_s=scenario.duration_s,
+                intensity_g_per_kwh=snapshot.carbon.intensity_g_per_kwh if snapshot.carbon else None,
+                offered_per_s=self._load.plan.rate_per_s(at_s),
+                answered_per_s=progress.answered_per_s if progress else 0.0,
+                answered=progress.answered if progress else 0,
+                failed=progress.failed if progress else 0,
+                latency_ms_p95=progress.latency_ms_p95 if progress else None,
+                slo_ms=self._slo.latency_ms,
+                percentile=self._slo.percentile,
+                power_w=sum(known) if len(known := [w for w in watts if w is not None]) == len(watts) else None,
+                grams=grams,
+                revision=f"{snapshot.plan.revision.epoch}.{snapshot.plan.revision.number}" if snapshot.plan else "",
+                why=snapshot.plan.why if snapshot.plan else "",
+                rollout=snapshot.rollout.state.name.lower() if snapshot.rollout else "",
+                devices=[
+                    DeviceLine(
+                        d.device.split("/")[-1],
+                        d.state.name.lower(),
+                        "asleep" if d.state is DeviceState.ASLEEP else slices_text(d),
+                        d.clock_mhz,
+                        power_w,
+                    )
+                    for d, power_w in zip(devices, watts, strict=True)
+                ],
+            )
+        )

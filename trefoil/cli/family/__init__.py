@@ -1,0 +1,1 @@
+"""Families: import, check, profile."""

@@ -1,0 +1,275 @@
+"""Import the models of an existing Triton repository as the variants of one family.
+
+    REPO/resnet18/config.pbtxt, 1/model.onnx          MODELS/resnet/config.pbtxt   the contract that all agree on
+    REPO/resnet50/config.pbtxt, 3/model.onnx    ->                  family.toml    accuracies, names, versions
+                                                                    1/model.onnx   resnet18
+                                                                    2/model.onnx   resnet50
+
+The variants must agree in backend, batching, and in names, types and shapes of their tensors. The family.toml holds
+what the user stated of each variant, and what was assumed where nothing was said. The source stays as it is.
+"""
+
+import json
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from trefoil.cli.family.triton_models import (
+    Source,
+    Tensors,
+    engine_file,
+    read_source,
+    read_tensors,
+    refuse_difference,
+    refuse_other_tensors,
+    refuse_unfit,
+)
+from trefoil.cli.run.state_directory import resolve_path
+from trefoil.core.errors import CatalogError, SettingError
+from trefoil.runtime.model_files import CONFIG, ENGINES, FILES, OURS, backend_of
+from trefoil.runtime.repository import FAMILY_FILE, load_family
+
+SHARED: Final = "_shared"
+# What a slice's configuration decides itself, or what has no meaning for a family.
+DROPPED: Final = ("instance_group", "model_warmup", "optimization", "parameters", "response_cache", "metric_tags")
+LOAD_S: Final = 5.0  # assumption: a swap of a model of some hundred megabytes
+WORKSPACE: Final = 2.0  # assumption: a batch needs as much memory as the weights
+WORKSPACE_MIB_MIN: Final = 128
+MIB: Final = 2**20
+
+
+@dataclass(slots=True)
+class Statement:
+    """Statement of a user about a family to be imported. Mappings are by model name."""
+
+    family: str
+    accuracies: Mapping[str, float]
+    accuracy_source: str
+    slo_ms: float
+    slo_quantile: float = 0.95
+    metric: str = "accuracy"
+    task: str = ""
+    licence: str = "not stated at import"
+    memory_mib: Mapping[str, float] = field(default_factory=dict)
+    load_s: Mapping[str, float] = field(default_factory=dict)
+    macs: Mapping[str, float] = field(default_factory=dict)
+    sizes_bytes: dict[str, int] = field(default_factory=dict)  # of the files, found at import
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedVariant:
+    """A model that became a variant: its version in the family, and the one in its repository."""
+
+    variant: str
+    version: int
+    from_version: int
+
+
+@dataclass(slots=True)
+class ImportedFamily:
+    """The family that an import wrote. `notes`: what was not carried over."""
+
+    family: str
+    folder: Path
+    variants: list[ImportedVariant] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def import_family(
+    repository: Path, models: Sequence[str], into: Path, stated: Statement, *, link: bool = False
+) -> ImportedFamily:
+    """Write `into`/<family> from these models, in the order of their versions; nothing is written when one is refused.
+
+    `link` saves space by symbolic links to the repository.
+
+    Raises:
+        CatalogError: naming model, field, value and remedy.
+        NotFound: the repository has no such model.
+    """
+    target = into / stated.family
+    if target.exists():
+        raise CatalogError(
+            f"{target} exists already",
+            field="--as",
+            value=stated.family,
+            remedy="take another name, or remove it first",
+        )
+    sources = [read_source(repository, name) for name in models]
+    result = ImportedFamily(stated.family, target)
+    first = sources[0]
+    for source in sources:
+        refuse_unfit(source)
+        refuse_difference(first, source)
+        result.notes += _dropped(source)
+    tensors = read_tensors(first)
+    for source in sources[1:]:
+        refuse_other_tensors(first, tensors, source, read_tensors(source))
+    contract = _contract(first, tensors, stated.family)
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=into, prefix=".import-") as folder:
+        fresh = Path(folder) / stated.family
+        for version, source in enumerate(sources, 1):
+            stated.sizes_bytes[source.name] = _copy_files(source, fresh / str(version), link=link)
+            result.variants.append(ImportedVariant(source.name, version, source.version))
+        (fresh / CONFIG).write_text(text_format.MessageToString(contract), encoding="utf-8")
+        (fresh / FAMILY_FILE).write_text(family_toml(stated, models, repository), encoding="utf-8")
+        load_family(fresh)  # what was just written is judged as any other family
+        fresh.rename(target)
+    _copy_backend(into)
+    return result
+
+
+def _dropped(source: Source) -> list[str]:
+    config = source.config
+    left = [name for name in DROPPED if name in {f.name for f, _ in config.ListFields()}]
+    left += [f"{tensor.name}.label_filename" for tensor in config.output if tensor.label_filename]
+    return [f"{source.name}: {', '.join(left)} not carried over"] if left else []
+
+
+def _contract(first: Source, tensors: Tensors, family: str) -> model_config_pb2.ModelConfig:
+    """The first variant's configuration without what is its own."""
+    config = model_config_pb2.ModelConfig(name=family, max_batch_size=first.config.max_batch_size)
+    config.backend = backend_of(first.config)
+    for target, entries in ((config.input, tensors.inputs), (config.output, tensors.outputs)):
+        for tensor in entries:
+            kept = target.add()
+            kept.CopyFrom(tensor)
+            if "label_filename" in kept.DESCRIPTOR.fields_by_name:
+                kept.label_filename = ""
+    if first.config.HasField("dynamic_batching"):
+        config.dynamic_batching.CopyFrom(first.config.dynamic_batching)
+    for capability in first.config.cc_model_filenames:
+        config.cc_model_filenames[capability] = engine_file(capability)
+    if first.config.cc_model_filenames and FILES[ENGINES] in first.files:
+        config.default_model_filename = FILES[ENGINES]
+    return config
+
+
+def _copy_files(source: Source, folder: Path, *, link: bool) -> int:
+    """Put one version's files into the family; return their bytes."""
+    folder.mkdir(parents=True)
+    pairs = {**source.files, **{name: name for name in source.other_files}}
+    for here, there in pairs.items():
+        original = (source.folder / there).resolve()
+        if link:
+            (folder / here).symlink_to(original)
+        else:
+            shutil.copyfile(original, folder / here)
+    return sum((source.folder / there).stat().st_size for there in pairs.values())
+
+
+def _copy_backend(into: Path) -> None:
+    """A model repository of its own needs the model.py that a slice of the python backend runs."""
+    own = into / SHARED / OURS
+    if not own.exists():
+        own.parent.mkdir(exist_ok=True)
+        shutil.copyfile(resolve_path(Path("model_repository") / SHARED / OURS), own)
+
+
+def parse_numbers(given: Sequence[str] | None, flag: str) -> dict[str, float]:
+    """Numbers of a repeated flag `--flag model=number`, by model.
+
+    Raises:
+        SettingError: not of that form, or no number.
+    """
+    found = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals or not name:
+            raise SettingError(
+                "not of the form MODEL=NUMBER", field=flag, value=one, remedy=f"write {flag} resnet18=0.7"
+            )
+    return found
+
+
+def parse_accuracies(models: Sequence[str], given: Mapping[str, float], file: Path | None) -> dict[str, float]:
+    """Accuracy of every model [0..1], from flags first, then from a TOML or JSON file of name = number.
+
+    Raises:
+        SettingError: one is missing, unknown, or no fraction; it is named.
+    """
+    found = dict(_from_file(file) if file else {}) | dict(given)
+    for name in models:
+        if name not in found:
+            raise SettingError(
+                f"no accuracy of {name}",
+                field="--accuracy",
+                value=sorted(found) or "none given",
+                remedy=f"add --accuracy {name}=0.7, or a file with --accuracies",
+            )
+        if not 0 <= found[name] <= 1:
+            remedy = f"write {found[name] / 100:g}" if 1 < found[name] <= 100 else "write a number from 0 to 1"
+            raise SettingError(
+                f"accuracy of {name} is no fraction", field="--accuracy", value=found[name], remedy=remedy
+            )
+    if unknown := sorted(set(given) - set(models)):
+        raise SettingError(
+            "no such model is imported", field="--accuracy", value=unknown[0], remedy=f"of {list(models)}"
+        )
+    return {name: found[name] for name in models}
+
+
+def _from_file(path: Path) -> dict[str, float]:
+    try:
+        content = path.read_text(encoding="utf-8")
+        tree = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
+        return {str(name): float(value) for name, value in tree.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        remedy = "a TOML file with lines like resnet18 = 0.69758, or the same in JSON"
+        raise SettingError(f"cannot be read: {error}", field="--accuracies", value=str(path), remedy=remedy) from error
+
+
+def family_toml(stated: Statement, models: Sequence[str], repository: Path) -> str:
+    """Text of the family.toml of an import.
+
+    Raises:
+        CatalogError: two models have one name.
+    """
+    if len(set(models)) < len(models):
+        raise CatalogError("a model stands twice", field="--as", value=list(models), remedy="name each once")
+    lines = [
+        f"# Written by `trefoil family import` from {_quoted(repository.name)}. Assumed where nothing was stated:",
+        f"# memory_mib twice the model's files, with at least {WORKSPACE_MIB_MIN} for a batch; load_s {LOAD_S:g}.",
+        "# macs = 0 means unknown.",
+        f"name = {_quoted(stated.family)}",
+        f"metric = {_quoted(stated.metric)}",
+        f"task = {_quoted(stated.task)}",
+        "generative = false",
+        "sequence_batching = false",
+        "",
+        '[classes.""]',
+        f"slo_ms = {stated.slo_ms:g}",
+        f"slo_quantile = {stated.slo_quantile:g}",
+    ]
+    for version, name in enumerate(models, 1):
+        weights_mib = stated.sizes_bytes.get(name, 0) / MIB
+        memory_mib = stated.memory_mib.get(name, weights_mib + max(weights_mib * (WORKSPACE - 1), WORKSPACE_MIB_MIN))
+        lines += [
+            "",
+            "[[variants]]",
+            f"name = {_quoted(name)}",
+            f"version = {version}",
+            f"accuracy = {float(stated.accuracies[name])!r}",
+            f"accuracy_source = {_quoted(stated.accuracy_source)}",
+            f"memory_mib = {max(1, round(memory_mib))}",
+            f"load_s = {stated.load_s.get(name, LOAD_S):g}",
+            f"macs = {round(stated.macs.get(name, 0))}",
+            f"licence = {_quoted(stated.licence)}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(value: str) -> str:
+    """A TOML basic string: JSON's escapes are a part of TOML's."""
+    return json.dumps(value, ensure_ascii=False)

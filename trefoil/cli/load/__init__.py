@@ -1,0 +1,1 @@
+"""Load generator of `trefoil load` and of the demo."""

@@ -1,0 +1,195 @@
+"""Load of a live run, decided completely before the first request is sent, from a seed: when, and which images.
+
+Arrivals come from a rate profile (a Poisson process whose rate is piecewise linear) or from a trace file, by the
+generator and the reader of trefoil/simulator/scenario/arrivals.py.
+
+Images are drawn in shuffled full passes over the held-out set, so that after every pass each image was sent equally
+often and the measured accuracy is that of the set, not of a lucky sample.
+"""
+
+import hashlib
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trefoil.core.errors import InvalidInput, TraceError
+from trefoil.simulator.scenario.arrivals import (
+    BINS_S,
+    TIMES,
+    ArrivalStream,
+    Rate,
+    draw_counted,
+    read_trace,
+)
+
+ARRIVALS_MAX: Final = 10_000_000
+TIMES_STREAM, IMAGES_STREAM, SIZES_STREAM, LABELS_STREAM = range(4)  # one random stream each: none disturbs another
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RateProfile:
+    """Offered load over time: (at_s, rate_per_s) points, linear between them; the last point ends the load."""
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        times = [at_s for at_s, _ in self.points]
+        if len(times) < 2 or times[0] != 0 or any(b <= a for a, b in itertools.pairwise(times)):
+            raise InvalidInput(
+                "times must begin at 0 and rise", field="rate profile", value=self.points, remedy="e.g. 0:26,30:26"
+            )
+        if any(not math.isfinite(r) or r < 0 for _, r in self.points) or not math.isfinite(times[-1]):
+            raise InvalidInput(
+                "rates and times must be finite, rates at least 0", field="rate profile", value=self.points
+            )
+        if self.expected == 0 or self.expected > ARRIVALS_MAX:
+            raise InvalidInput(f"{self.expected:g} arrivals, allowed 1 to {ARRIVALS_MAX:,}", field="rate profile")
+
+    @classmethod
+    def constant(cls, rate_per_s: float, duration_s: float) -> "RateProfile":
+        """Profile of the same rate all the time."""
+        return cls(((0.0, rate_per_s), (duration_s, rate_per_s)))
+
+    @property
+    def duration_s(self) -> float:
+        """Time at which the load ends [s]."""
+        return self.points[-1][0]
+
+    @property
+    def expected(self) -> float:
+        """Mean number of arrivals: the integral of the rate."""
+        times, rates = self._arrays()
+        return float(np.trapezoid(rates, times))
+
+    def rate_per_s(self, at_s: float) -> float:
+        """Rate at a time [1/s]; 0 outside the profile."""
+        return Rate(*self._arrays()).at(at_s) if 0 <= at_s <= self.duration_s else 0.0
+
+    def times_s(self, seed: int) -> Floats:
+        """Arrival times of one sample of the Poisson process [s], ascending."""
+        stream = ArrivalStream(Rate(*self._arrays()), 1.0, np.random.default_rng([seed, TIMES_STREAM]))
+        return stream.until(self.duration_s)
+
+    def _arrays(self) -> tuple[Floats, Floats]:
+        times, rates = np.array(self.points, dtype=np.float64).T
+        return times, rates
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalTrace:
+    """Trace file to play. `rate_scale` multiplies the load, `speedup` divides its times; `limit_s` ends it."""
+
+    path: Path
+    rate_scale: float = 1.0
+    speedup: float = 1.0
+    limit_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        for field in ("rate_scale", "speedup", "limit_s"):
+            if not getattr(self, field) > 0:
+                raise InvalidInput("must be above 0", field=field, value=getattr(self, field))
+
+    def times_s(self, seed: int) -> Floats:
+        """Arrival times as they are played [s], ascending; counts are met exactly, bin by bin.
+
+        Raises:
+            TraceError: naming file, line and value of what is wrong with it.
+        """
+        unit, numbers = read_trace(self.path)
+        rng = np.random.default_rng([seed, TIMES_STREAM])
+        if unit == TIMES:
+            times = self._thinned(numbers, rng)
+        else:
+            # A scaled count is rounded up or down by chance, so that its mean is right.
+            counts = np.floor(numbers * self.rate_scale + rng.random(len(numbers)))
+            self._refuse_too_many(int(counts.sum()))
+            times = draw_counted(counts, BINS_S[unit], rng)
+        times = times / self.speedup
+        return times[times < self.limit_s]
+
+    def _thinned(self, times: Floats, rng: np.random.Generator) -> Floats:
+        self._refuse_too_many(int(len(times) * self.rate_scale))
+        copies = np.floor(self.rate_scale + rng.random(len(times))).astype(np.int64)
+        return times if self.rate_scale == 1.0 else np.repeat(times, copies)
+
+    def _refuse_too_many(self, arrivals: int) -> None:
+        if arrivals > ARRIVALS_MAX:
+            raise TraceError(f"{self.path}: {arrivals:,} arrivals, at most {ARRIVALS_MAX:,}", remedy="lower rate_scale")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Schedule of all that will be sent: request i leaves at times_s[i] with images[starts[i] : starts[i + 1]]."""
+
+    times_s: Floats
+    starts: Ints
+    images: Ints
+    duration_s: float  # the load may end after its last arrival
+
+    @property
+    def digest(self) -> str:
+        """Same digest, same arrivals with the same images: what makes two runs comparable."""
+        parts = (self.times_s, self.starts, self.images)
+        return hashlib.sha256(b"".join(np.ascontiguousarray(p).tobytes() for p in parts)).hexdigest()[:16]
+
+    def items(self, request: int) -> Ints:
+        """Indices of the images of one request."""
+        return self.images[self.starts[request] : self.starts[request + 1]]
+
+
+def schedule(arrivals: RateProfile | ArrivalTrace, held_out: int, batch_sizes: Sequence[int], seed: int) -> Schedule:
+    """Decide all requests. `batch_sizes`: each request draws one of them, equally likely."""
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise InvalidInput("at least one size, each at least 1", field="batch_sizes", value=tuple(batch_sizes))
+    times_s = arrivals.times_s(seed)
+    sizes = np.random.default_rng([seed, SIZES_STREAM]).choice(np.asarray(batch_sizes, np.int64), len(times_s))
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    ends_s = arrivals.duration_s if isinstance(arrivals, RateProfile) else float(times_s[-1]) if len(times_s) else 0.0
+    return Schedule(times_s, starts, shuffled_passes(int(starts[-1]), held_out, seed), ends_s)
+
+
+def shuffled_passes(count: int, held_out: int, seed: int) -> Ints:
+    """Indices of `count` images: every pass holds each image once, in an order of its own."""
+    chance = np.random.default_rng([seed, IMAGES_STREAM])
+    passes = [chance.permutation(held_out) for _ in range(-(-count // held_out))]
+    return np.concatenate(passes)[:count].astype(np.int64) if passes else np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Labelled images that training never saw."""
+
+    images: NDArray[np.uint8]
+    labels: Ints
+
+    def permuted(self, seed: int) -> "HeldOut":
+        """Images with each other's labels: a control; the accuracy must fall to chance."""
+        return HeldOut(self.images, np.random.default_rng([seed, LABELS_STREAM]).permutation(self.labels))
+
+
+def load_held_out(path: Path) -> HeldOut:
+    """Read heldout.npz of a family.
+
+    Raises:
+        InvalidInput: the file is missing or holds no labelled images.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            images, labels = data["images"], data["labels"]
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidInput(
+            f"{path} holds no labelled images: {error}", field="images", value=str(path),
+            remedy="name an npz file with arrays `images` and `labels`",
+        ) from error  # fmt: skip
+    if len(images) == 0 or len(images) != len(labels):
+        raise InvalidInput(f"{path}: {len(images)} images, {len(labels)} labels", field="images", value=str(path))
+    return HeldOut(images, labels.astype(np.int64))

@@ -1,0 +1,1 @@
+"""A running system looked at and controlled (`status`, `plan`, `freeze`, `node`, `decisions`, ...)."""

@@ -1,0 +1,199 @@
+"""Commands about decisions: the rollout under way, one decision, where a request would go, decisions replayed."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trefoil.cli.options import parse_pairs
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, grid, plan_rows, print_json
+from trefoil.cli.system_client import SystemClient, call_system
+from trefoil.core.errors import InvalidInput, NotFound
+from trefoil.core.plan import DecisionRecord, Plan, Rollout
+from trefoil.core.policies import chosen, policy
+from trefoil.runtime import codec
+
+if TYPE_CHECKING:
+    from controller.loop.decision_records import Replayed
+    from trefoil.core.brains import Planner
+
+
+def rollout(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) -> None:
+    """Show how far the rollout is that leads to the plan in force."""
+    from protos.controller.v1 import controller_pb2
+
+    answer = call_system(state_dir, lambda system: system.call("GetRollout", controller_pb2.GetRolloutRequest()))
+    now: Rollout = codec.from_proto(answer.rollout)
+    if as_json_:
+        print_json({"rollout": as_json(now), "plan": as_json(answer.plan)})
+        return
+    out = console()
+    target = now.target
+    out.print(
+        f"rollout of plan {target.epoch}.{target.number}: {now.state.name.lower()}, step {now.step} of {now.steps}"
+    )
+    if now.moving:
+        out.print(f"moving: {', '.join(key.name for key in now.moving)}", markup=False)
+    for family, floor in sorted(now.capacity_floor_per_s.items()):
+        out.print(f"capacity never below {floor:.1f}/s for {family}")
+    out.print(f"spent: {now.spent_j:.0f} J")
+    if now.why:
+        out.print(f"why: {now.why}", markup=False)
+
+
+def show_decision(decision_id: str, state_dir: str, as_json_: bool) -> None:
+    """One decision that is kept ("last" = the newest): trigger, outcome, what was planned, and why."""
+    from protos.controller.v1 import controller_pb2
+
+    wanted = "" if decision_id == "last" else decision_id
+
+    async def fetch(system: SystemClient) -> Any:
+        return await system.call("GetDecision", controller_pb2.GetDecisionRequest(id=wanted))
+
+    answer = call_system(state_dir, fetch)
+    record: DecisionRecord = codec.from_proto(answer.decision)
+    made: Plan | None = codec.from_proto(answer.made) if answer.HasField("made") else None
+    if as_json_:
+        print_json({"decision": as_json(record), "plan": as_json(made) if made is not None else None})
+        return
+    out = console()
+    out.print(f"decision {record.id} of policy {record.policy}, trigger {record.trigger}", markup=False)
+    out.print(f"outcome: {record.versions.get('outcome', '-')} ({record.versions.get('effect', '-')})", markup=False)
+    out.print(f"took {record.solve_ms:.0f} ms" + (", hit the wall limit" if record.wall_limit_hit else ""))
+    if made is not None:
+        out.print(grid("Planned", ("device", "target", "slices"), plan_rows(made)))
+    out.print(f"why: {record.why}", markup=False)
+    out.print(f"take it again with `trefoil replay {record.id}`", markup=False)
+
+
+def explain_request(
+    params: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE]...",
+            help="Parameters of the request, e.g. trefoil_min_accuracy=0.95 trefoil_class=gold priority=1.",
+        ),
+    ] = None,
+    family: Annotated[str, typer.Option(help="Family; default: the one that is served.")] = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """Show to which slice the dispatcher would give a request now, how every other stands, and why."""
+    wanted = parse_pairs("NAME=VALUE", params)
+    answer = call_system(state_dir, lambda system: system.explain_request(family or system.launch.family, wanted))
+    if as_json_:
+        print_json(_explanation(answer))
+        return
+    out = console()
+    out.print(answer.why, markup=False, soft_wrap=True)
+    out.print(f"router {answer.router}, {answer.waiting} waiting, table {answer.table.epoch}.{answer.table.number}")
+    rows = [
+        (
+            one.target.slice.device,
+            one.target.slice.slice_type,
+            one.target.variant,
+            f"{one.target.accuracy:.4f}" if one.target.accuracy else "-",
+            f"{100 * one.target.weight:.1f} %",
+            f"{one.in_flight}/{one.target.credits}",
+            f"{one.score:.2f}" if one.eligible else "-",
+            one.why,
+        )
+        for one in answer.targets
+    ]
+    columns = ("device", "slice", "variant", "accuracy", "share", "taken", "score", "why")
+    out.print(grid("Targets, best first", columns, rows))
+
+
+def _explanation(answer: Any) -> dict[str, Any]:
+    """The answer as plain JSON values; a score is null where the target cannot have the request at once."""
+    return {
+        "why": answer.why,
+        "router": answer.router,
+        "waiting": answer.waiting,
+        "table": codec.to_plain(codec.from_proto(answer.table)),
+        "targets": [
+            {
+                "target": codec.to_plain(codec.from_proto(one.target)),
+                "eligible": one.eligible,
+                "score": one.score if one.eligible and one.score != float("inf") else None,
+                "in_flight": one.in_flight,
+                "why": one.why,
+            }
+            for one in answer.targets
+        ],
+    }
+
+
+def replay(
+    decision: Annotated[
+        str, typer.Argument(help="Decision id, or a file from <state>/decisions; default: all kept.")
+    ] = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """Take recorded decisions again from what was known then, and compare the plans. Exit code 1 when one differs."""
+    results = replay_decisions(decision, Path(state_dir))
+    if as_json_:
+        print_json([asdict(result) for result in results])
+    else:
+        for result in results:
+            for line in _replay_lines(result):
+                console().print(line, markup=False, soft_wrap=True)
+    if not all(result.equal for result in results):
+        raise typer.Exit(1)
+
+
+def replay_decisions(decision: str, state_dir: Path) -> "list[Replayed]":
+    """Replay one decision (an id, or a file of <state>/controller/decisions), or all that are kept.
+
+    Raises:
+        NotFound: no such decision.
+        InvalidInput: no decisions are kept there, or a file is none.
+    """
+    from controller.loop import decision_records
+
+    file = Path(decision) if decision.endswith(".json") else None
+    found = list(
+        _from_file(file)
+        if file is not None
+        else decision_records.stored_decisions(state_dir / "controller" / "decisions")
+    )
+    if decision and file is None:
+        found = [(record, made) for record, made in found if record.id == decision]
+    if not found:
+        raise NotFound(
+            "no such decision",
+            field="decision",
+            value=decision or str(state_dir),
+            remedy="trefoil state dump decisions",
+        )
+    return [decision_records.replay(record, _planner_of(record), made) for record, made in found]
+
+
+def _replay_lines(result: "Replayed") -> Iterator[str]:
+    """One replayed decision, and the difference where there is one."""
+    verdict = "same plan" if result.equal else f"ANOTHER PLAN: {result.recorded or 'none'} -> {result.again or 'none'}"
+    yield f"{result.id} ({result.trigger}): {verdict}; {result.why}"
+    yield from result.diff
+
+
+def _planner_of(record: DecisionRecord) -> "Planner":
+    """The planner that took it, with the preset and the settings of then."""
+    from controller.planners.policy_parts import planner_of, with_preset
+
+    row = with_preset(policy(record.policy), record.versions.get("preset", ""))
+    given = json.loads(record.versions.get("parts", "{}"))
+    return planner_of("", chosen(row, {"planner": record.versions.get("planner", "")}, given))
+
+
+def _from_file(path: Path) -> list[tuple[DecisionRecord, Plan | None]]:
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot be read ({error})", field="decision", value=str(path), remedy="a file of controller/decisions"
+        ) from error
+    return [(codec.from_json(DecisionRecord, text), None)]

@@ -1,0 +1,1 @@
+"""One machine's system: services started, watched and stopped (`up`, `down`)."""

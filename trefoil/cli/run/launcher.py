@@ -1,0 +1,345 @@
+"""Launcher of a whole system on this machine: starts it, keeps it running, and takes all of it down again.
+
+Everything is checked before anything is started. Services start as soon as what they need answers; each must report
+itself healthy within a deadline, and one that dies shows its last words. A service that crashes later is started
+again, a bounded number of times. Teardown runs in reverse order on every way out: exception, signal, or normal end;
+what a SIGKILLed launcher left is cleaned up by the next one (`clean_up`). Whether the system serves is asked as a
+client asks: by a real inference through the inference port (`first_answer`).
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
+from trefoil.cli.run import processes, services
+from trefoil.cli.run.processes import ChildProcess, Command
+from trefoil.cli.run.scenario import System
+from trefoil.cli.run.services import Service
+from trefoil.cli.run.shutdown import uncancellable
+from trefoil.cli.run.state_directory import Launch, StateLock, StatePaths, to_toml, write_private
+from trefoil.core.errors import StartError, TrefoilError, Unavailable
+from trefoil.runtime.clock import Clock, WallClock
+from trefoil.runtime.proc import Identity
+from trefoil.runtime.socket_paths import temporary_folder
+
+START_DEADLINE_S: Final = 45.0
+POLL_S: Final = 0.1
+INFER_TIMEOUT_S: Final = 5.0
+FIRST_ANSWER_DEADLINE_S: Final = 60.0
+RESTARTS_MAX: Final = 5
+RESTARTS_WINDOW_S: Final = 60.0
+SETTINGS_REFUSED: Final = 2  # the exit code of a TrefoilError: starting again cannot help
+STOP_ORDER: Final = (("dispatcher", "controller"), ("power_agent", "carbon_feed"), ("node",), ("redis",))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExit:
+    """Exit of a process that nobody had asked to end."""
+
+    service: str
+    exit_code: int
+    at_s: float
+    restarted: bool
+
+
+class Launcher:
+    """Launcher of one running system. `async with Launcher(...) as system:` holds it."""
+
+    def __init__(
+        self,
+        system: System,
+        state_dir: Path,
+        *,
+        clock: Clock | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        kill_now: Callable[[], bool] = lambda: False,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.system = system
+        self.paths = StatePaths(state_dir.resolve())
+        self.exits: list[ProcessExit] = []
+        self.failure: str = ""  # why the system no longer is whole
+        self._clock = clock or WallClock()
+        self._say = say
+        self._kill_now = kill_now
+        self._overrides = {name: dict(values) for name, values in (overrides or {}).items()}
+        self._lock = StateLock(self.paths)
+        self._launch_id = secrets.token_hex(8)
+        self._children: dict[str, ChildProcess] = {}
+        self._crash_times: dict[str, deque[float]] = {}
+        self._supervision: asyncio.Task[None] | None = None
+        self._restarting: set[str] = set()  # being restarted on purpose: their end is no crash
+        self._services: dict[str, Service] = {}
+        self.launch: Launch | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await uncancellable(self.stop())
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await uncancellable(self.stop())
+
+    # Start
+
+    async def start(self) -> None:
+        """Start everything: check, write settings, start, and wait until all services are healthy.
+
+        Raises:
+            TrefoilError: what is wrong here; nothing of ours is left running then (see `__aenter__`).
+        """
+        self._lock.acquire()
+        await clean_up(self.paths, self._clock)
+        services.preflight(self.system, self._clock.now_s())
+        self.launch = services.new_launch(
+            self.system, self.paths, self._launch_id, Identity.of(os.getpid()), self._clock.now_s()
+        )
+        self.paths.write_launch(self.launch)
+        self.paths.rotate_logs()
+        self._services = services.service_table(self.system, self.launch, self.paths, self._clock)
+        for service in self._services.values():
+            self._write_settings(service)
+        healthy = {name: asyncio.Event() for name in self._services}
+        await _run_all([self._start_service(service, healthy) for service in self._services.values()])
+        self.launch = replace(self.launch, ready_at_s=self._clock.now_s())
+        self.paths.write_launch(self.launch)
+        self._supervision = asyncio.create_task(self._supervise(), name="supervision")
+
+    def _write_settings(self, service: Service) -> None:
+        if service.settings is None:
+            return
+        values = _merge_settings(service.settings, self._overrides.get(service.name, {}))
+        write_private(self.paths.settings(service.name), service.render(values) if service.render else to_toml(values))
+
+    async def _start_service(self, service: Service, healthy: Mapping[str, asyncio.Event]) -> None:
+        for needed in service.after:
+            await healthy[needed].wait()
+        self._spawn(service)
+        await self._until_healthy(service)
+        healthy[service.name].set()
+
+    def _spawn(self, service: Service) -> None:
+        command = Command(service.name, service.argv, self.paths.log(service.name), service.env, service.stop_grace_s)
+        child = ChildProcess(command, self._launch_id, self._clock)
+        self._children[service.name] = child
+        identity = child.identity
+        write_private(
+            self.paths.run / f"{service.name}.json",
+            f'{{"pid": {identity.pid}, "start_ticks": {identity.start_ticks}, "started_at_s": {child.started_at_s}}}\n',
+        )
+
+    async def _until_healthy(self, service: Service) -> None:
+        child = self._children[service.name]
+        started_s = self._clock.monotonic_s()
+        while True:
+            if (code := child.exit_code) is not None:
+                raise _exit_error(child, code)
+            if await service.healthy():
+                self._say(f"{service.name} is up after {self._clock.monotonic_s() - started_s:.1f} s")
+                return
+            if self._clock.monotonic_s() - started_s > START_DEADLINE_S:
+                raise StartError(
+                    f"not healthy after {START_DEADLINE_S:.0f} s; its last lines:\n{child.last_lines()}",
+                    field=service.name,
+                    remedy=f"read {child.command.log_path}",
+                )
+            await self._clock.sleep(POLL_S)
+
+    # While it runs
+
+    async def restart(self, name: str, overrides: Mapping[str, Any] | None = None) -> None:
+        """Stop a service and start it again with changed settings; returns when it is healthy."""
+        service = self._services[name]
+        self._restarting.add(name)
+        try:
+            self._overrides[name] = _merge_settings(self._overrides.get(name, {}), overrides or {})
+            await self._children[name].stop(kill_now=self._kill_now)
+            self._write_settings(service)
+            self._spawn(service)
+            await self._until_healthy(service)
+        finally:
+            self._restarting.discard(name)
+
+    def pid(self, name: str) -> int:
+        """Process id of a service, as of its last start."""
+        return self._children[name].pid
+
+    @property
+    def restarts(self) -> int:
+        """Number of times that a service ended without being asked to."""
+        return len(self.exits)
+
+    async def wait_for_failure(self) -> None:
+        """Wait until a service cannot be kept running."""
+        while not self.failure:
+            await self._clock.sleep(POLL_S)
+
+    async def _supervise(self) -> None:
+        while True:
+            for name, child in list(self._children.items()):
+                if name not in self._restarting and (code := child.exit_code) is not None:
+                    await self._restart_crashed(self._services[name], child, code)
+            await self._clock.sleep(POLL_S)
+
+    async def _restart_crashed(self, service: Service, child: ChildProcess, code: int) -> None:
+        """A crash is mended by a new start, a bounded number of times; a refusal of its settings is not."""
+        now_s = self._clock.monotonic_s()
+        crashes_s = self._crash_times.setdefault(service.name, deque(maxlen=RESTARTS_MAX))
+        give_up = code == SETTINGS_REFUSED or (
+            len(crashes_s) == RESTARTS_MAX and now_s - crashes_s[0] < RESTARTS_WINDOW_S
+        )
+        self.exits.append(ProcessExit(service.name, code, self._clock.now_s(), not give_up))
+        child.kill()  # what it may have left in its group
+        if give_up:
+            del self._children[service.name]
+            self.failure = str(_exit_error(child, code))
+            self._say(self.failure)
+            return
+        crashes_s.append(now_s)
+        self._say(f"{service.name} ended with {_exit_text(code)}; starting it again ({len(crashes_s)}/{RESTARTS_MAX})")
+        self._spawn(service)
+
+    # End
+
+    async def stop(self) -> None:
+        """Stop everything, in order. Idempotent; safe after a start that stopped half-way."""
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.gather(self._supervision, return_exceptions=True)
+            self._supervision = None
+        for group in STOP_ORDER:
+            children = [self._children.pop(name) for name in group if name in self._children]
+            for name in await processes.stop_all(children, kill_now=self._kill_now):
+                self._say(f"{name} did not stop when asked and was killed")
+        await processes.kill_leftovers(self._launch_id, self._clock)
+        if self._lock.held:
+            remove_runtime_files(self.paths)
+            self._lock.release()
+
+
+async def clean_up(paths: StatePaths, clock: Clock) -> bool:
+    """Remove what a launcher that was killed left here; True when there was something. Call it holding the lock."""
+    launch = paths.read_launch()
+    if launch is None:
+        return False
+    await processes.kill_leftovers(launch.launch_id, clock)
+    remove_runtime_files(paths)
+    return True
+
+
+def remove_runtime_files(paths: StatePaths) -> None:
+    """Remove what stands for running processes: pid files, sockets, shared memory, Redis' and the node's files."""
+    if (launch := paths.read_launch()) is not None:
+        services.remove_shared_memory(launch)
+    for name in ("run", "redis"):
+        shutil.rmtree(paths.state_dir / name, ignore_errors=True)
+    for lock in paths.state_dir.glob("*/lock"):  # of services that are gone: the kernel has freed it already
+        lock.unlink()
+    paths.node_socket.unlink(missing_ok=True)
+    if paths.node_socket.parent.parent != paths.state_dir:  # a folder of the node's own, with its other files
+        shutil.rmtree(paths.node_socket.parent, ignore_errors=True)
+    for folder in paths.state_dir.glob("dispatcher*"):
+        peers = (folder / "peers").resolve()
+        for sockets in (peers, temporary_folder(peers)):  # of its workers; the latter where the path is too long
+            shutil.rmtree(sockets, ignore_errors=True)
+
+
+async def _run_all(work: list[Awaitable[None]]) -> None:
+    """All at once; the first error ends the others and is raised as itself."""
+    tasks = [asyncio.ensure_future(item) for item in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _exit_error(child: ChildProcess, code: int) -> TrefoilError:
+    if code == SETTINGS_REFUSED:  # its last line is the complaint, already with its remedy
+        return StartError(f"{child.name} refuses to start: {child.last_lines(1).removeprefix('error: ')}")
+    return StartError(
+        f"ended with {_exit_text(code)}; its last lines:\n{child.last_lines()}\n(log: {child.command.log_path})",
+        field=child.name,
+    )
+
+
+def _exit_text(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _merge_settings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merge, everything else is replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        inner = merged.get(key)
+        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merge_settings(inner, value) if both and inner is not None else value
+    return merged
+
+
+async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIRST_ANSWER_DEADLINE_S) -> float:
+    """Wait until the family answers; returns the seconds since the launch began.
+
+    Raises:
+        StartError: a service failed, or nothing answered in time; says what the dispatcher last_error last.
+    """
+    launch = launcher.launch
+    assert launch is not None, "the launcher has started"
+    give_up_s = clock.monotonic_s() + deadline_s
+    last_error = "nothing"
+    while clock.monotonic_s() < give_up_s:
+        if launcher.failure:
+            raise StartError(launcher.failure)
+        try:
+            await infer_zeros(launch.addresses["inference"], launch.family)
+        except Unavailable as error:
+            last_error = str(error)
+            await clock.sleep(POLL_S)
+        else:
+            return clock.now_s() - launch.started_at_s
+    raise StartError(
+        f"no answer within {deadline_s:.0f} s; the dispatcher last_error: {last_error}",
+        field="inference",
+        value=launch.addresses["inference"],
+        remedy=f"read the logs in {launch.state_dir}/logs",
+    )
+
+
+async def infer_zeros(address: str, family: str) -> dict[str, Any]:
+    """Infer once on an input of zeros, shaped as the family's own metadata says.
+
+    Raises:
+        Unavailable: no answer, with what was last_error instead.
+    """
+    async with triton.InferenceServerClient(address) as client:
+        try:
+            if not await client.is_model_ready(family, client_timeout=INFER_TIMEOUT_S):
+                raise Unavailable(f"no slice serves {family} yet")
+            metadata = await client.get_model_metadata(family, client_timeout=INFER_TIMEOUT_S)
+            inputs = []
+            for tensor in metadata.inputs:
+                shape = [max(1, size) for size in tensor.shape]
+                zeros = triton.InferInput(tensor.name, shape, tensor.datatype)
+                zeros.set_data_from_numpy(np.zeros(shape, triton_to_np_dtype(tensor.datatype)))
+                inputs.append(zeros)
+            answer = await client.infer(family, inputs, client_timeout=INFER_TIMEOUT_S)
+            return {output.name: answer.as_numpy(output.name) for output in metadata.outputs}
+        except InferenceServerException as error:
+            raise Unavailable(f"{error.status()}: {error.message()}") from error

@@ -1,0 +1,331 @@
+"""Settings of `trefoil up` and `trefoil demo`: the two files of deploy/config, typed.
+
+`System` is what `trefoil up` starts; `Scenario` is a system plus the load and the rules that the demo fixes before it
+measures anything. Unknown keys are refused, every error names field, value and remedy.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Self, TypeVar
+
+from pydantic import Field, model_validator
+
+from trefoil.core import policies
+from trefoil.core.device_types import DEVICE_TYPES, NEVER_LIVE
+from trefoil.core.errors import NotFound, SettingError
+from trefoil.core.parts import Kind, Value, find
+from trefoil.runtime import config
+from trefoil.runtime.config import Settings
+
+HOUR_S: Final = 3600.0
+PORT_MAX: Final = 65535
+# Triton ports of a simulated node: two per memory slice, eight memory slices a device (power_agent).
+TRITON_PORTS_PER_DEVICE: Final = 16
+# A candidate takes some 20 s to start, settle and answer 200 requests; a run of each policy, at most 15 minutes in all.
+EXPLORED_STEPS: Final = 4
+EXPLORED_STEP_S: Final = 70.0
+AnySystem = TypeVar("AnySystem", bound="System")
+
+
+class Fleet(Settings):
+    """Fleet of one simulated node. Its GPUs say `simulated` in everything they report."""
+
+    node: str = "node0"
+    devices: tuple[str, ...] = ("A100-SXM4-40GB", "A100-SXM4-40GB")
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for device in self.devices:
+            if device not in (known := DEVICE_TYPES.keys() - NEVER_LIVE):
+                raise ValueError(f"unknown device type {device!r}; use one of {sorted(known)}")
+        if not self.devices:
+            raise ValueError("a node needs at least one device")
+        return self
+
+
+class ServedFamily(Settings):
+    """Family that is served, and whose profile of it is used."""
+
+    name: str = "digits"
+    repository: Path = Path("model_repository")
+    # A profile.csv that stands for the family's own, e.g. one of equal joules for every variant: then no plan can
+    # save anything, and a saving that remains is an error of measurement.
+    profile_override: Path | None = None
+
+
+class Carbon(Settings):
+    """Carbon trace, shown `speedup` times faster than it happened. Nothing else is scaled."""
+
+    zone: str = "demo"
+    trace: Path | None = None  # None: the synthetic duck curve that ships
+    trace_h: float = Field(default=48.0, gt=0)
+    step_h: float = Field(default=4.0, gt=0)
+    steps: int = Field(default=12, ge=1)
+    step_s: float = Field(default=7.0, gt=0)  # wall seconds that one step lasts
+
+    @property
+    def speedup(self) -> float:
+        """Speed of the trace: its seconds per wall second."""
+        return self.step_h * HOUR_S / self.step_s
+
+    @property
+    def duration_s(self) -> float:
+        """Length of all steps [wall s]."""
+        return self.steps * self.step_s
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.steps * self.step_h > self.trace_h:
+            raise ValueError(f"{self.steps} steps of {self.step_h} h are more than the trace's {self.trace_h} h")
+        return self
+
+
+class Availability(Settings):
+    """Availability that must survive a failure (why the demo asks for less: deploy/config/demo.toml)."""
+
+    replicas_min: int = Field(default=2, ge=1)
+    spread_min: int = Field(default=2, ge=1)
+
+
+class Accuracy(Settings):
+    """Accuracy floors relative to the best variant, in percent of it."""
+
+    below_best_pct: float = Field(default=2.0, ge=0, lt=100)
+    hard_below_best_pct: float = Field(default=10.0, ge=0, lt=100)
+
+    def floor(self, best: float) -> float:
+        """Floor of mean accuracy [0..1], from the best variant's."""
+        return best * (1 - self.below_best_pct / 100)
+
+    def hard_floor(self, best: float) -> float:
+        """Floor of accuracy at any instant [0..1], from the best variant's."""
+        return best * (1 - self.hard_below_best_pct / 100)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.hard_below_best_pct < self.below_best_pct:
+            raise ValueError("hard_below_best_pct must be at least below_best_pct: it is the lower of the two floors")
+        return self
+
+
+class Slo(Settings):
+    """SLO that is fixed."""
+
+    percentile: float = Field(default=95.0, gt=0, lt=100)
+    latency_ms: float = Field(default=100.0, gt=0)
+
+
+class SloRule(Settings):
+    """SLO that is measured once, before the runs, and then fixed for all of them."""
+
+    percentile: float = Field(default=95.0, gt=0, lt=100)
+    factor: float = Field(default=1.5, gt=0)
+    policy: str = "base"
+    measure_s: float = Field(default=15.0, gt=0)
+    provisional_ms: float = Field(default=200.0, gt=0)  # stands while BASE is being measured; it decides nothing
+
+
+class Ports(Settings):
+    """Ports of everything that listens, all on loopback."""
+
+    inference: int = 8001
+    rest: int = 0  # KServe v2 over HTTP; 0 = none
+    carbon_feed_admin: int = 8101
+    controller_admin: int = 8102
+    power_agent_admin: int = 8103
+    dispatcher_admin: int = 8104
+    carbon_feed_metrics: int = 8111
+    controller_metrics: int = 8112
+    power_agent_metrics: int = 8113
+    dispatcher_metrics: int = 8114
+    redis: int = 8179
+    triton_base: int = 8200
+
+    def shifted(self, offset: int) -> "Ports":
+        """The same ports, all moved by an offset: a second system beside the first."""
+        return Ports(**{name: port + offset if port else 0 for name, port in self.model_dump().items()})
+
+    def all(self, devices: int) -> dict[str, int]:
+        """Ports that may be listened on, by what they are for."""
+        named = {name: port for name, port in self.model_dump().items() if port and name != "triton_base"}
+        tritons = range(self.triton_base, self.triton_base + TRITON_PORTS_PER_DEVICE * devices)
+        return named | {f"triton_{port - self.triton_base}": port for port in tritons}
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        ports = list(self.model_dump().values())
+        if len(set(ports)) != len(ports):
+            raise ValueError(f"two services share a port: {sorted(p for p in ports if ports.count(p) > 1)}")
+        return self
+
+
+class System(Settings):
+    """Settings of a system, as `trefoil up` starts it."""
+
+    cluster: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
+    policy: str = "exact"  # a row of the table, or one's own as module:ROW
+    planner: str = ""  # these five instead of the policy's: names of their tables, or module:Class
+    forecaster: str = ""
+    router: str = ""
+    queue: str = ""
+    governor: str = ""
+    parts: dict[str, dict[str, Value]] = Field(
+        default_factory=dict
+    )  # settings of parts, as in parts.forecaster.smooth_s
+    preset: str = ""  # of the policy's constants, e.g. artifact for clover
+    mode: Literal["observe", "advise", "act"] = "act"
+    objective_mode: Literal["budget", "instant", "lambda"] = "budget"
+    lambda_weight: float = Field(default=0.5, ge=0, le=1)  # of carbon against accuracy (CLOVER Eq. 3), in mode lambda
+    window_s: float = Field(default=86400.0, gt=0)  # of budget mode
+    move_horizon_s: float = Field(default=600.0, gt=0)  # wall time over which a reconfiguration has to pay back
+    demand_initial_per_s: float = Field(default=10.0, ge=0)  # to plan for until the first arrivals
+    pue: float = Field(default=1.2, ge=1)
+    triton_environment: Path = Path(".venv-triton")
+    params: dict[str, float] = Field(default_factory=dict)  # of the policy, e.g. accuracy_margin
+    meter: Literal["nvml", "none"] = "nvml"
+    workers: int = Field(default=1, ge=1, le=64)  # processes of the dispatcher, behind one port
+    seed: int = Field(default=20240607, ge=0)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    fleet: Fleet = Fleet()
+    family: ServedFamily = ServedFamily()
+    carbon: Carbon = Carbon()
+    slo: Slo = Slo()
+    accuracy: Accuracy = Accuracy()
+    availability: Availability = Availability()
+    ports: Ports = Ports()
+    port_offset: int = 0
+
+    @property
+    def listening_ports(self) -> Ports:
+        """Ports that are really used: with the offset."""
+        return self.ports.shifted(self.port_offset)
+
+    def policy_row(self, policy: str) -> policies.Policy:
+        """Row of a policy with the parts that are chosen here.
+
+        Raises:
+            NotFound, SettingError: no such policy.
+        """
+        return policies.chosen(policies.policy(policy), {kind: getattr(self, kind) for kind in Kind}, self.parts)
+
+    @property
+    def policies_run(self) -> tuple[str, ...]:
+        """Names of the policies that will run."""
+        return (self.policy,)
+
+    @model_validator(mode="after")
+    def _parts_exist(self) -> Self:
+        from trefoil.simulator.scenario.policy_check import check_policy
+
+        for name in self.policies_run:
+            try:
+                check_policy(self.policy_row(name), workers=self.workers)
+            except NotFound as error:
+                raise SettingError("unknown policy", field="policy", value=name, remedy=error.remedy) from error
+        return self
+
+    @model_validator(mode="after")
+    def _ports_exist(self) -> Self:
+        moved = [port + self.port_offset for port in self.ports.all(len(self.fleet.devices)).values()]
+        if min(moved) < 1 or max(moved) > PORT_MAX:
+            raise ValueError(f"port_offset {self.port_offset} moves a port out of 1..{PORT_MAX}")
+        return self
+
+
+class Load(Settings):
+    """Offered load: Poisson at a rate that doubles once and returns."""
+
+    base_per_s: float = Field(default=26.0, gt=0)
+    peak_per_s: float = Field(default=52.0, gt=0)
+    peak_from: float = Field(default=0.35, ge=0, le=1)  # share of the run at which the ramp up starts
+    peak_until: float = Field(default=0.70, ge=0, le=1)  # share of the run at which the ramp down ends
+    ramp_s: float = Field(default=6.0, gt=0)
+    permute_labels: bool = False  # a control: with permuted labels the measured accuracy must fall to chance
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.peak_from >= self.peak_until:
+            raise ValueError(f"peak_from {self.peak_from} must be before peak_until {self.peak_until}")
+        return self
+
+    def points(self, duration_s: float) -> tuple[tuple[float, float], ...]:
+        """Points (second, rate per second) between which the offered rate is linear."""
+        up, down = self.peak_from * duration_s, self.peak_until * duration_s
+        ramp = min(self.ramp_s, (down - up) / 3)  # a short run keeps a plateau
+        return (
+            (0.0, self.base_per_s),
+            (up, self.base_per_s),
+            (up + ramp, self.peak_per_s),
+            (down - ramp, self.peak_per_s),
+            (down, self.base_per_s),
+            (duration_s, self.base_per_s),
+        )
+
+
+class Scenario(System):
+    """Scenario of a demo: a system, the load on it, and the policies that meet both in turn."""
+
+    name: str = "demo"
+    policies: tuple[str, ...] = ("base", "static_mix", "exact")
+    warmup_s: float = Field(default=6.0, ge=0)  # of load at the base rate before each run; sent, answered, not counted
+    load: Load = Load()
+    slo_rule: SloRule = SloRule()
+
+    @property
+    def duration_s(self) -> float:
+        """Length of one run [wall s]."""
+        return self.carbon.duration_s
+
+    @property
+    def policies_run(self) -> tuple[str, ...]:
+        """Names of the policies that will run, with the one that the SLO is measured with."""
+        return (*self.policies, self.slo_rule.policy)
+
+    @model_validator(mode="after")
+    def _comparable(self) -> Self:
+        if len(set(self.policies)) < 2:
+            raise ValueError("policies must name one and one to compare it with, e.g. ['base', 'exact']")
+        if len(set(self.policies)) != len(self.policies):
+            raise ValueError(f"policies {self.policies} names one twice")
+        return self
+
+    def shortened(self, steps: int) -> "Scenario":
+        """The same scenario with fewer steps: for tests and a first look."""
+        steps = min(steps, self.carbon.steps)
+        carbon = self.carbon.model_copy(update={"steps": steps})
+        rule = self.slo_rule.model_copy(update={"measure_s": min(self.slo_rule.measure_s, 5.0)})
+        return self.model_copy(update={"carbon": carbon, "slo_rule": rule})
+
+
+def load_system(path: Path, kind: type[AnySystem], overrides: Mapping[str, Any] | None = None) -> AnySystem:
+    """Read a settings file of deploy/config; `TREFOIL_UP_...` of the environment and flags (dotted keys) win over it.
+
+    Raises:
+        SettingError: naming file, field, value and remedy.
+    """
+    return config.load(kind, path, "TREFOIL_UP_", overrides)
+
+
+def overrides_against_base(policy: str, preset: str = "") -> dict[str, Any]:
+    """Overrides that play `base` and one policy; in longer steps when that policy measures on the system.
+
+    Raises:
+        NotFound: no such policy.
+        SettingError: no such preset, or a policy that has none.
+    """
+    row = policies.policy(policy)
+    if preset and (not measures_candidates(row) or preset not in policies.PRESETS):
+        measuring = ", ".join(name for name, one in policies.POLICIES.items() if measures_candidates(one))
+        remedy = f"one of {', '.join(sorted(policies.PRESETS))}, with one of {measuring}"
+        raise SettingError("no such preset of that policy", field="--preset", value=preset, remedy=remedy)
+    overrides: dict[str, Any] = {"policies": ["base", row.name] if row.name != "base" else ["base", "exact"]}
+    if measures_candidates(row):
+        overrides |= {"preset": preset, "carbon.steps": EXPLORED_STEPS, "carbon.step_s": EXPLORED_STEP_S}
+    return overrides
+
+
+def measures_candidates(row: policies.Policy) -> bool:
+    """Whether a policy's planner may measure candidates on the system."""
+    from controller.planners.table import PLANNERS
+
+    return find(Kind.PLANNER, row.planner, PLANNERS).traits.measures

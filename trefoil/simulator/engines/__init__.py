@@ -1,0 +1,1 @@
+"""Engines: requests one by one or as a flow, on simulated hardware."""

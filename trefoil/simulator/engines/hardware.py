@@ -1,0 +1,391 @@
+"""The simulated hardware: devices, slices and what they draw. Obeys commands as an agent does, and takes its time.
+
+A slice computes as its row at the device's clock says, or as `power.at_clock` where the profile has none. The clock is
+what the agent's governors make of the plan's.
+Power: the law of trefoil/core/power (idle, sleep, saturation) times each device's own factor. Energy by the definitions
+of CONTRACTS section 4: baseline while a slice serves is idle; baseline while none does, sleep, and what starting slices
+draw are unallocated; the rest is active and belongs to the slice that computed.
+"""
+
+import math
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from controller.planners.columns import CatalogKey, effective_row
+from power_agent.clocks.core.clock_control import Ability, planned_range
+from power_agent.clocks.core.device_governor import Governed
+from trefoil.core import power
+from trefoil.core.catalog import Catalog
+from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.errors import ProfileMissing
+from trefoil.core.fleet import (
+    DeviceKind,
+    DeviceState,
+    DeviceStatus,
+    DeviceType,
+    Hosted,
+    NodeStatus,
+    SliceKey,
+    SliceState,
+    SliceStatus,
+)
+from trefoil.core.plan import PlannedDevice, PlannedSlice
+from trefoil.core.queueing import service_time
+from trefoil.simulator.engines.engine import SliceService
+from trefoil.simulator.scenario.inputs import Device
+from trefoil.simulator.scenario.schema import Costs
+from trefoil.simulator.scenario.truth import Truth
+
+DRAIN_SERVICES: Final = 3.0  # of the mean service time: by then what was in flight on a slice is answered
+SERVES: Final = (SliceState.READY, SliceState.SWAPPING, SliceState.DRAINING)
+
+
+@dataclass(slots=True)
+class Slice:
+    """Slice of a device. `next_hosted` loads while it is SWAPPING; `ready_s`: when STARTING or SWAPPING ends."""
+
+    part: PlannedSlice
+    state: SliceState
+    since_s: float
+    ready_s: float = math.inf
+    next_hosted: tuple[Hosted, ...] = ()
+
+
+@dataclass(slots=True)
+class SimulatedDevice:
+    """Device and what it has drawn so far [J]. `wanted`: what it was last told to be."""
+
+    place: Device
+    type: DeviceType
+    factor: float
+    governed: Governed
+    wanted: PlannedDevice = field(default_factory=PlannedDevice)
+    state: DeviceState = DeviceState.ASLEEP
+    awake_s: float = -math.inf
+    clock_mhz: int = 0
+    slices: dict[SliceKey, Slice] = field(default_factory=dict)
+    status: DeviceStatus | None = None  # as it was reported last; None: it has changed since
+    counter_j: float = 0.0
+    active_j: float = 0.0
+    idle_j: float = 0.0
+    unallocated_j: float = 0.0
+
+    @property
+    def serves(self) -> bool:
+        """True if any slice is READY, SWAPPING or DRAINING."""
+        return any(s.state in SERVES for s in self.slices.values())
+
+
+class DeviceEnergy(NamedTuple):
+    """Energy that one device drew in an interval [J]."""
+
+    device: str
+    zone: str
+    counter_j: float
+    active_j: float
+    by_family: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _BookedInterval:
+    """Energy of an interval; one that is as long, of the same work in the same state, draws the same."""
+
+    dt_s: float
+    computed: Mapping[SliceKey, tuple[str, float]]
+    rates: Mapping[str, tuple[float, float, bool]]
+    booked: tuple[tuple[SimulatedDevice, DeviceEnergy, float, float], ...]  # with idle and unallocated joules
+    drawn: list[DeviceEnergy]
+
+
+class Hardware:
+    """Devices of the whole fleet."""
+
+    def __init__(
+        self,
+        devices: Iterable[Device],
+        truth: Truth,
+        items: Mapping[str, float],
+        costs: Costs,
+        governed: Callable[[], Governed],
+    ) -> None:
+        self._truth, self._items, self._costs = truth, items, costs
+        self.devices = {
+            d.name: SimulatedDevice(d, device_type(d.type), truth.power[d.name], governed()) for d in devices
+        }
+        self._loads = {(f.name, v.name): v.load_s for f in truth.catalog.families for v in f.variants}
+        self._services: dict[tuple[str, str, str, str, int], SliceService] = {}
+        self._nodes: dict[str, NodeStatus] | None = None
+        self._powers: dict[str, tuple[float, float, bool]] | None = None
+        self._next_s: float | None = None
+        self._booked: _BookedInterval | None = None
+
+    # --- what agents report -----------------------------------------------------------------------------------------
+
+    def _invalidate(self, device: SimulatedDevice) -> None:
+        """Forget what was made of its state before."""
+        device.status = self._nodes = self._powers = self._next_s = None
+
+    def nodes(self) -> dict[str, NodeStatus]:
+        """Status of every node; made anew only when something has changed."""
+        if self._nodes is None:
+            held: dict[tuple[str, str], list[DeviceStatus]] = {}
+            for device in self.devices.values():
+                device.status = device.status or _status(device)
+                held.setdefault((device.place.node, device.place.zone), []).append(device.status)
+            self._nodes = {
+                node: NodeStatus(node=node, zone=zone, devices=tuple(devices), simulated=True)
+                for (node, zone), devices in held.items()
+            }
+        return self._nodes
+
+    def services(self, family: str) -> dict[SliceKey, SliceService]:
+        """Services of a family now, by what really is on each slice."""
+        found = {}
+        for device in self.devices.values():
+            for key, one in device.slices.items():
+                if one.state in SERVES:
+                    for hosted in one.part.hosted:
+                        if hosted.family == family:
+                            found[key] = self.service(device, key, hosted)
+        return found
+
+    def service(self, device: SimulatedDevice, key: SliceKey, hosted: Hosted) -> SliceService:
+        """True service of a variant on a slice.
+
+        Raises:
+            ProfileMissing: nobody knows.
+        """
+        index = (device.type.name, key.slice_type, hosted.family, hosted.variant, device.clock_mhz)
+        if index not in self._services:
+            items, gap_ms = self._items[hosted.family], self._costs.gap_ms
+            catalog = self._truth.catalog
+            self._services[index] = true_service(
+                catalog, device.type, key.slice_type, hosted, items, gap_ms, device.clock_mhz
+            )
+        return self._services[index]
+
+    def drained_s(self, keys: Iterable[SliceKey]) -> float:
+        """Time until these slices are idle [s]: every dispatcher knows, and what was in flight is answered."""
+        times_ms = [0.0]
+        for key in keys:
+            device = self.devices[key.device]
+            one = device.slices.get(key)
+            hosted = one.part.hosted if one is not None else ()
+            times_ms += [self.service(device, key, h).service.mean_ms for h in hosted]
+        return self._costs.ack_s + DRAIN_SERVICES * max(times_ms) / 1e3
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    def drain(self, keys: Iterable[SliceKey], now_s: float) -> None:
+        """Drain slices: they take no new requests and are about to be stopped."""
+        for key in keys:
+            device = self.devices[key.device]
+            one = device.slices.get(key)
+            if one is not None and one.state in SERVES:
+                one.state, one.since_s = SliceState.DRAINING, now_s
+                self._invalidate(device)
+
+    def undrain(self, keys: Container[SliceKey], now_s: float) -> None:
+        """Let draining slices take requests again: the plan that was to stop them was given up."""
+        for device in self.devices.values():
+            for key, one in device.slices.items():
+                if one.state == SliceState.DRAINING and key in keys:
+                    one.state, one.since_s = SliceState.READY, now_s
+                    self._invalidate(device)
+
+    def command(self, devices: Mapping[str, PlannedDevice], now_s: float) -> None:
+        """Command every device to be what its plan says; what runs as it ought to is left alone."""
+        for name, wanted in devices.items():
+            device = self.devices.get(name)
+            if device is not None:
+                self._apply_plan(device, wanted, now_s)
+                self._invalidate(device)
+
+    def _apply_plan(self, device: SimulatedDevice, wanted: PlannedDevice, now_s: float) -> None:
+        parts = {part.key: part for part in wanted.slices}
+        gone = [key for key in device.slices if key not in parts]
+        for key in gone:
+            del device.slices[key]
+        device.wanted = wanted
+        device.clock_mhz = _clock_mhz(device, now_s)
+        if parts and device.state == DeviceState.ASLEEP:
+            device.state, device.awake_s = DeviceState.WAKING, now_s + device.type.wake_s
+        elif not parts and wanted.target == DeviceState.ASLEEP:
+            device.state = DeviceState.ASLEEP
+        elif device.state == DeviceState.ASLEEP and wanted.target == DeviceState.AWAKE:
+            device.state, device.awake_s = DeviceState.WAKING, now_s + device.type.wake_s
+        begin_s = max(now_s, device.awake_s) + (self._costs.stop_s if gone else 0.0)
+        mig = device.type.kind == DeviceKind.MIG_GPU
+        for key, part in parts.items():
+            one = device.slices.get(key)
+            load_s = max((self._loads.get((h.family, h.variant), 0.0) for h in part.hosted), default=0.0)
+            if one is None:
+                ready_s = begin_s + (self._costs.mig_s if mig else 0.0) + self._costs.start_s + load_s
+                device.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
+            elif _variants(one.next_hosted or one.part.hosted) == _variants(part.hosted):
+                if one.state == SliceState.DRAINING:
+                    one.state, one.since_s = SliceState.READY, now_s
+                if one.part.credits != part.credits:
+                    one.part = replace(one.part, credits=part.credits)
+            elif one.state == SliceState.DRAINING or one.state == SliceState.STARTING:
+                ready_s = begin_s + self._costs.stop_s + self._costs.start_s + load_s
+                device.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
+            else:
+                one.state, one.since_s, one.ready_s = SliceState.SWAPPING, now_s, begin_s + load_s
+                one.next_hosted = part.hosted
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def next_s(self) -> float:
+        """Time at which the next slice or device is ready, or a governor wants to be asked [s]."""
+        if self._next_s is None:
+            waking = [m.awake_s for m in self.devices.values() if m.state == DeviceState.WAKING]
+            slices = [s.ready_s for m in self.devices.values() for s in m.slices.values()]
+            governed = [m.governed.next_s for m in self.devices.values()]
+            self._next_s = min(min(waking, default=math.inf), min(slices, default=math.inf), min(governed))
+        return self._next_s
+
+    def advance(self, now_s: float) -> bool:
+        """Advance to a time; True if anything became ready, or runs at another clock."""
+        if now_s < self.next_s():
+            return False
+        found = False
+        for device in self.devices.values():
+            changed = False
+            if device.governed.next_s <= now_s:
+                self._next_s, before = None, device.clock_mhz
+                device.clock_mhz = _clock_mhz(device, now_s)
+                changed = device.clock_mhz != before
+            if device.state == DeviceState.WAKING and device.awake_s <= now_s:
+                device.state, changed = DeviceState.AWAKE, True
+            for one in device.slices.values():
+                if one.ready_s <= now_s:
+                    if one.next_hosted:
+                        one.part, one.next_hosted = replace(one.part, hosted=one.next_hosted), ()
+                    one.state, one.since_s, one.ready_s = SliceState.READY, now_s, math.inf
+                    changed = True
+            if changed:
+                self._invalidate(device)
+                found = True
+        return found
+
+    def book_energy(self, dt_s: float, computed: Mapping[SliceKey, tuple[str, float]]) -> list[DeviceEnergy]:
+        """Book the energy of an interval without events.
+
+        `computed`: family and active joules of each slice, by the profile's linear law.
+        """
+        if self._powers is None:  # what a device draws whatever it computes changes when its state does
+            self._powers = {name: self._power_of(device) for name, device in self.devices.items()}
+        spent = self._booked
+        if spent is None or spent.computed is not computed or spent.rates is not self._powers or spent.dt_s != dt_s:
+            spent = self._booked = self._energy_of(dt_s, computed, self._powers)
+        for device, drawn, idle_j, unallocated_j in spent.booked:
+            device.active_j += drawn.active_j
+            device.idle_j += idle_j
+            device.unallocated_j += unallocated_j
+            device.counter_j += drawn.counter_j
+        return spent.drawn
+
+    def _power_of(self, device: SimulatedDevice) -> tuple[float, float, bool]:
+        """What a device draws before it computes [W], what starting slices draw [W], and whether anything serves."""
+        idle_w = power.idle_w(device.type, device.state, device.clock_mhz)
+        return idle_w, self._starting_w(device), device.serves
+
+    def _energy_of(
+        self,
+        dt_s: float,
+        computed: Mapping[SliceKey, tuple[str, float]],
+        rates: Mapping[str, tuple[float, float, bool]],
+    ) -> _BookedInterval:
+        by_device: dict[str, list[tuple[str, float]]] = {}
+        for key, work in computed.items():
+            by_device.setdefault(key.device, []).append(work)
+        booked = []
+        for name, device in self.devices.items():
+            idle_w, starting_w, serves = rates[name]
+            work_here = by_device.get(name, ())
+            baseline_j = device.factor * dt_s * idle_w
+            linear_j = sum([joules for _, joules in work_here])
+            active_j = 0.0
+            if linear_j > 0:
+                active_j = device.factor * dt_s * power.saturated_w(device.type, linear_j / dt_s)
+            starting_j = device.factor * dt_s * starting_w
+            families: dict[str, float] = {}
+            for family, joules in work_here:
+                families[family] = families.get(family, 0.0) + active_j * joules / linear_j if linear_j else 0.0
+            counter_j = baseline_j + active_j + starting_j
+            drawn = DeviceEnergy(name, device.place.zone, counter_j, active_j, families)
+            idle_j, other_j = (baseline_j, starting_j) if serves else (0.0, baseline_j + starting_j)
+            booked.append((device, drawn, idle_j, other_j))
+        return _BookedInterval(dt_s, computed, rates, tuple(booked), [drawn for _, drawn, _, _ in booked])
+
+    def _starting_w(self, device: SimulatedDevice) -> float:
+        if not self._costs.start_activity:
+            return 0.0
+        return sum(
+            self._costs.start_activity * power.active_w(device.type, key.slice_type, device.clock_mhz)
+            for key, one in device.slices.items()
+            if one.ready_s < math.inf and device.type.kind != DeviceKind.CPU
+        )
+
+
+def true_service(
+    catalog: Catalog,
+    kind: DeviceType,
+    shape: str,
+    hosted: Hosted,
+    items: float,
+    gap_ms: float,
+    clock_mhz: int = 0,
+) -> SliceService:
+    """Service time, accuracy and energy of one request of `items` rows at a clock (0: the highest).
+
+    Raises:
+        ProfileMissing: no row.
+    """
+    family = catalog.family(hosted.family)
+    variant = family.variant(hosted.variant)
+    found = (catalog, kind, slice_type(kind, shape), family, variant, items)
+    row = effective_row(*found, clock_mhz)
+    if row is None and clock_mhz:  # not profiled: as the simulated driver has it, from the nearest clock that is
+        clocks = CatalogKey(catalog).profiled(kind.name, shape, family.name, variant.name)
+        nearest = effective_row(*found, min(clocks, key=lambda c: abs(c - clock_mhz), default=0))
+        row = power.at_clock(kind, nearest, clock_mhz) if nearest is not None else None
+    if row is None:
+        raise ProfileMissing(
+            f"the truth has no row for {hosted.variant} on {shape} of {kind.name}, and a plan put it there",
+            field=f"families.{hosted.family}.profile",
+            remedy="profile this slice",
+        )
+    return SliceService(
+        service_time(row), variant.accuracy, row.energy_active_j_per_batch, variant.name, family.name, gap_ms
+    )
+
+
+def _status(device: SimulatedDevice) -> DeviceStatus:
+    return DeviceStatus(
+        device=device.place.name,
+        type=device.place.type,
+        state=device.state,
+        slices=tuple(
+            SliceStatus(key=key, state=one.state, hosted=one.part.hosted, since_s=one.since_s, credits=one.part.credits)
+            for key, one in sorted(device.slices.items())
+        ),
+        clock_mhz=device.clock_mhz,
+        mig_current=device.type.kind == DeviceKind.MIG_GPU,
+    )
+
+
+def _clock_mhz(device: SimulatedDevice, now_s: float) -> int:
+    """What the device runs at under load: the plan's clock, where its governor does not want a lower one."""
+    wanted, kind = device.wanted, device.type
+    ability = Ability(device.place.name, kind.name, tuple(sorted(kind.clocks_mhz)))
+    found = device.governed.range(wanted, ability, device.clock_mhz, True, now_s)
+    if found is None or found == planned_range(wanted, ability.supported_mhz):
+        return wanted.clock_max_mhz
+    return found.max_mhz
+
+
+def _variants(hosted: tuple[Hosted, ...]) -> tuple[tuple[str, str, int], ...]:
+    return tuple(sorted((h.family, h.variant, h.stage) for h in hosted))

@@ -1,0 +1,504 @@
+"""Requests of one family, or of a group of them, one by one, through the queue and router that serve them live.
+
+Data: arrival times; routes (targets with credits, queue bounds); per slice its service time, gap and accuracy.
+Result: per window what was answered, refused, still waiting, and how long every slice computed.
+Model: a request that is sent to a slice is on its way for gap/2, computes when the slice has finished the one before it
+    (one at a time), and is back after another gap/2: its credit is free then. So one credit leaves the slice idle for a
+    gap per request; a second one hides that. In flight it stays on its slice whatever the table says next; all else is
+    decided by dispatcher/core/family_queue, as it is live.
+Draws: every slice has a stream of its own, seeded by its key. So the same request on the same slice takes the same time
+    under two policies until their histories part. A slice that is given another service time starts a new stream.
+Speed: for a router and a queue that read little of a ticket (`Traits.light`) a ticket is three numbers, and one loop
+    calls the same router for a whole block of arrivals. All others get real tickets and outcomes. Both give the same
+    numbers.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from itertools import chain, count, repeat
+from typing import Any, ClassVar, Final, NamedTuple
+from zlib import crc32
+
+import numpy as np
+from numpy.random import Generator
+
+from dispatcher.routing.core.family_queue import Effect, FamilyQueue, Idle, Refused
+from dispatcher.routing.queues import QUEUES
+from dispatcher.routing.queues.fifo import QueueFull
+from dispatcher.routing.routers import ROUTERS
+from trefoil.core.brains import Outcome, Pick, Ticket
+from trefoil.core.errors import InvalidInput
+from trefoil.core.fleet import SliceKey
+from trefoil.core.parts import Kind, find
+from trefoil.core.plan import Route
+from trefoil.core.queueing import draw_s
+from trefoil.core.units import MS_PER_S
+from trefoil.simulator.books.intervals import Counts, Interval, histogram_of
+from trefoil.simulator.engines.engine import Flow, Services, SliceService, dispatchable
+
+NO_SLICE_WAIT_S: Final = 20.0  # as dispatcher.settings.no_slice_wait_s
+DRAWS: Final = 512  # service times drawn at once
+OK: Final = Outcome("OK", 0.0, 0.0, 0, True)
+
+
+class _LightFields(NamedTuple):
+    arrived_s: float
+    id: int
+    bytes: int
+
+
+class LightTicket(_LightFields):
+    """Ticket without what nobody reads in bulk. Simulated clients ask for nothing of their own."""
+
+    __slots__ = ()
+    min_accuracy: ClassVar[float] = 0.0
+    priority: ClassVar[int] = 0
+
+
+_light_ticket: Final = partial(tuple.__new__, LightTicket)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Counts and latencies of a family in [starts_s, ends_s).
+
+    `latency_ms` holds those answered in it, in order of their answers, client overhead included. `busy_s` is the time
+    that a slice computed inside the window, also for requests that are answered after it. `queued` waits at its end.
+    """
+
+    starts_s: float
+    ends_s: float
+    arrived: int
+    answered: int
+    rejected: int
+    latency_ms: Counts
+    busy_s: Mapping[SliceKey, float]
+    answered_by: Mapping[SliceKey, int]
+    queued: int
+
+
+@dataclass(slots=True, eq=False)
+class SliceServer:
+    """Server of one slice: when it can compute next, and what it did in this window. `way_s` is half a gap."""
+
+    key: SliceKey
+    rng: Generator
+    service: SliceService
+    way_s: float
+    free_s: float = float("-inf")  # time may begin below zero
+    busy_s: float = 0.0
+    answered: int = 0
+    times_s: list[float] = field(default_factory=list)  # drawn ahead, the next one last: pop() or draw_more()
+
+    def draw_more(self) -> float:
+        """Next service time [s], drawn with a block of those after it."""
+        self.times_s.extend(draw_s(self.service.service, DRAWS, self.rng)[::-1].tolist())
+        return self.times_s.pop()
+
+    def set_service(self, service: SliceService) -> None:
+        """Set the service from now on; what is in flight has its time already."""
+        if service.service != self.service.service:
+            self.times_s.clear()
+        self.service = service
+        self.way_s = service.gap_ms / 2 / MS_PER_S
+
+
+def idle_server(key: SliceKey, service: SliceService, root: int) -> SliceServer:
+    """Server of an idle slice; `root` is the seed of the whole run."""
+    words = (root, crc32(key.device.encode()), crc32(key.slice_type.encode()), key.start, key.size)
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+    return SliceServer(key, rng, service, service.gap_ms / 2 / MS_PER_S)
+
+
+# back, id, slice, arrival, ticket, pick, start and length of the computation; in bulk, the `OnDone` of its router
+_InFlight = tuple[float, int, SliceServer, float, Any, Pick, float, float, Any]
+
+
+@dataclass(slots=True)
+class _WindowCounts:
+    """Counts of the window that is open."""
+
+    arrived: int = 0
+    rejected: int = 0
+    latency_s: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Family:
+    """State of one family. `slice_of`: by the identity of a target's key, hashing it takes longer."""
+
+    name: str
+    slo_ms: float
+    route: Route = Route()
+    slices: dict[SliceKey, SliceServer] = field(default_factory=dict)
+    slice_of: dict[int, SliceServer] = field(default_factory=dict)
+    counts: _WindowCounts = field(default_factory=_WindowCounts)
+
+    def install(self, route: Route, services: Services, root: int) -> None:
+        """Set the route by which requests are served from now on."""
+        self.route = route
+        for target in route.targets:
+            key, service = target.slice, services[target.slice]
+            one = self.slices.get(key)
+            if one is None:
+                one = self.slices[key] = idle_server(key, service, root)
+            one.set_service(service)
+        self.index_slices()
+
+    def index_slices(self) -> None:
+        """Index the slices of the route by identity."""
+        self.slice_of = {id(target.slice): self.slices[target.slice] for target in self.route.targets}
+
+    def ticket(self, id_: int, at: float) -> Ticket:
+        """Ticket of one item that asks for nothing of its own; by position, which is faster than by name."""
+        return Ticket(id_, self.name, "", "", 1, 0, at, None, 0.0, 0, "", False, False, None, self.slo_ms)
+
+
+class RequestLevel:
+    """Kernel of families behind one router. Time goes forward only: `serve` windows, `set_routes` between two."""
+
+    def __init__(
+        self,
+        routes: Mapping[str, Route],
+        services: Mapping[str, Services],
+        rng: Generator,
+        overhead_ms: float = 0.0,
+        *,
+        start_s: float = 0.0,
+        no_slice_wait_s: float = NO_SLICE_WAIT_S,
+        slo_ms: Mapping[str, float] | None = None,
+        bulk: bool = True,
+    ) -> None:
+        """Start idle at `start_s`. `slo_ms` is what tickets say; without `bulk` every router gets full ones.
+
+        Raises:
+            SettingError: router or queue is not known.
+            InvalidInput: a target of a route has no service.
+        """
+        self._overhead_ms = overhead_ms
+        self._root = int(rng.integers(2**63))
+        self._now_s = self._window_s = start_s
+        self._queue = FamilyQueue(no_slice_wait_s)
+        self._families = {family: _Family(family, (slo_ms or {}).get(family, 0.0)) for family in routes}
+        self._only = next(iter(self._families.values()))
+        self._bulk, self._bulk_allowed = False, bulk and len(routes) == 1
+        self._in_flight: list[_InFlight] = []
+        self._arrived = 0
+        self.set_routes(start_s, routes, services)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Saved and read again: what is found by identity is found by the new one."""
+        self.__dict__.update(state)
+        for one in self._families.values():
+            one.index_slices()
+
+    def set_routes(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
+        """Set routes and services. In flight finishes where it is; who waits is dealt again by the router's rule.
+
+        Raises:
+            SettingError: router or queue is not known.
+            InvalidInput: a target of a route has no service.
+        """
+        for family, route in routes.items():
+            for target in route.targets:
+                if target.slice not in services[family]:
+                    raise InvalidInput(
+                        f"no service time for {target.variant} on {target.slice.name}",
+                        field=f"services of {family}",
+                        remedy="give one for every target of the route",
+                    )
+        self._run((), repeat(""), float(now_s))
+        self._leave_bulk()
+        for family, route in routes.items():
+            self._families[family].install(route, services[family], self._root)
+            self._carry_out(self._queue.table(route, "", self._now_s))
+        self._enter_bulk()
+
+    def on_carbon(self, ratio: float | None, now_s: float) -> None:
+        """Set the carbon ratio, intensity over its mean, from now on; None = not known."""
+        self._run((), repeat(""), float(now_s))
+        self._leave_bulk()
+        self._carry_out(self._queue.carbon(ratio, self._now_s))
+        self._enter_bulk()
+
+    def serve(self, arrivals_s: Mapping[str, Counts], until_s: float) -> dict[str, Window]:
+        """Windows of all that happens before `until_s`, given arrivals by family (ascending) since the last call."""
+        assert until_s >= self._now_s, "time does not go back"
+        for at in arrivals_s.values():
+            if at.size:
+                assert self._now_s <= at[0], "an arrival before the window"
+                assert at[-1] < until_s, "an arrival after the window"
+        until_s = float(until_s)  # of numpy's scalars, arithmetic is slow
+        if len(arrivals_s) == 1:
+            ((family, at),) = arrivals_s.items()
+            self._run(at.tolist(), repeat(family), until_s)
+        else:
+            names = [family for family, at in arrivals_s.items() for _ in range(at.size)]
+            whole = np.concatenate([*arrivals_s.values(), np.empty(0)])
+            order = np.argsort(whole, kind="stable")
+            self._run(whole[order].tolist(), [names[at] for at in order.tolist()], until_s)
+        windows = {family: self._close_window(one, until_s) for family, one in self._families.items()}
+        self._window_s = until_s
+        return windows
+
+    def _run(self, arrivals_s: Sequence[float], families: Iterable[str], until_s: float) -> None:
+        done = 0
+        if self._bulk:
+            done = self._run_bulk(arrivals_s, until_s)
+            if self._bulk:
+                self._now_s = until_s
+                return
+        waiting, in_flight, land = self._queue.waiting, self._in_flight, self._complete_earliest
+        for at, family in zip(arrivals_s[done:], families, strict=False):
+            if waiting:
+                self._advance(at)
+            else:
+                while in_flight and in_flight[0][0] <= at:
+                    land()
+            self._arrive(self._families[family], at)
+        self._advance(math.nextafter(until_s, -math.inf))
+        self._now_s = until_s
+        self._carry_out(self._queue.expire(until_s))
+
+    # --- in bulk ----------------------------------------------------------------------------------------------------
+
+    def _enter_bulk(self) -> None:
+        """From now on the router is called without the queue around it, if it may be."""
+        route, queue = self._only.route, self._queue
+        if not self._bulk_allowed or not route.targets or queue.next_s() is not None:
+            return
+        parts = find(Kind.ROUTER, route.router, ROUTERS), find(Kind.QUEUE, route.queue, QUEUES)
+        if all(part.traits.light for part in parts):
+            self._bulk, ends = True, queue.suspend()
+            self._in_flight = [(*one[:8], ends[one[1]]) for one in self._in_flight]
+
+    def _leave_bulk(self) -> None:
+        if self._bulk:
+            assert self._queue.line is not None
+            whole, self._bulk = self._only.ticket, False
+            self._in_flight = [(*one[:4], whole(one[1], one[3]), *one[5:]) for one in self._in_flight]
+            waiting = [whole(each.id, each.arrived_s) for each in self._queue.line.tickets()]
+            self._queue.resume(waiting, ((one[4], one[5].slice, one[8]) for one in self._in_flight))
+
+    def _run_bulk(self, arrivals_s: Sequence[float], until_s: float) -> int:
+        """As ticket by ticket, call for call, until a router asks for a time of its own. How many have arrived."""
+        router, line, counts = self._queue.router, self._queue.line, self._only.counts
+        in_flight, slice_of = self._in_flight, self._only.slice_of
+        assert router is not None and line is not None  # noqa: PT018 (both are made with the first table)
+        on_arrival: Callable[[Any, float], Pick | None] = router.on_arrival
+        on_credit, current_on_done, next_s = router.on_credit, router.on_done, router.next_s
+        pop, push, answered = heappop, heappush, counts.latency_s.append
+
+        def launch(ticket: Any, pick: Pick, now_s: float) -> None:
+            one = slice_of[id(pick.slice)]
+            start_s = now_s + one.way_s
+            if one.free_s > start_s:
+                start_s = one.free_s
+            service_s = one.times_s.pop() if one.times_s else one.draw_more()
+            one.free_s = free_s = start_s + service_s
+            one.busy_s += service_s
+            back_s, arrived_s = free_s + one.way_s, ticket.arrived_s
+            push(in_flight, (back_s, ticket.id, one, arrived_s, ticket, pick, start_s, service_s, current_on_done))
+
+        arrived, held_s = len(arrivals_s), None
+        last = LightTicket(math.nextafter(until_s, -math.inf), -1, 0)  # not an arrival: ends what is back before it
+        for ticket in chain(map(_light_ticket, zip(arrivals_s, count(self._arrived + 1), repeat(0))), (last,)):
+            at = ticket[0]
+            while in_flight and in_flight[0][0] <= at:
+                back_s, _, one, arrived_s, done, pick, _, _, on_done = pop(in_flight)
+                one.answered += 1
+                answered(back_s - arrived_s)
+                on_done(done, pick, OK, back_s)
+                while line.waiting:
+                    pulled = on_credit(pick.slice, back_s)
+                    if pulled is None:
+                        break
+                    launch(*pulled, back_s)
+                else:
+                    continue
+                if next_s() is not None:
+                    held_s, arrived = back_s, arrived if ticket is last else ticket.id - 1 - self._arrived
+                    break
+            else:
+                if ticket is last:
+                    break
+                try:
+                    seat = on_arrival(ticket, at)
+                except QueueFull:
+                    counts.rejected += 1
+                    continue
+                if seat is not None:
+                    launch(ticket, seat, at)
+                elif next_s() is not None:
+                    held_s, arrived = at, ticket.id - self._arrived
+                    break
+                continue
+            break
+        self._arrived += arrived
+        counts.arrived += arrived
+        if held_s is not None:
+            self._now_s = held_s
+            self._leave_bulk()
+        return arrived
+
+    # --- ticket by ticket -------------------------------------------------------------------------------------------
+
+    def _advance(self, to_s: float) -> None:
+        """All that happens up to then: answers come back, and the router is called when it wants to be."""
+        queue = self._queue
+        while True:
+            in_flight, due_s = self._in_flight, queue.next_s() if queue.waiting else None
+            if due_s is None:
+                if not in_flight or in_flight[0][0] > to_s:
+                    break
+                self._complete_earliest()
+            elif in_flight and in_flight[0][0] <= min(due_s, to_s):
+                self._complete_earliest()
+            elif due_s <= to_s:
+                self._now_s = max(self._now_s, due_s)
+                self._carry_out(queue.tick(self._now_s))
+            else:
+                break
+        self._now_s = max(self._now_s, to_s)
+
+    def _arrive(self, one: _Family, at: float) -> None:
+        self._arrived += 1
+        one.counts.arrived += 1
+        if self._queue.unavailable(one.name, at):
+            one.counts.rejected += 1
+            return
+        ticket = one.ticket(self._arrived, at)
+        try:
+            pick = self._queue.submit(ticket, at)
+        except QueueFull:
+            one.counts.rejected += 1
+            return
+        if pick is not None:
+            self._launch(one, ticket, pick, at)
+
+    def _launch(self, family: _Family, ticket: Ticket, pick: Pick, now_s: float) -> None:
+        one = family.slice_of.get(id(pick.slice)) or family.slices[pick.slice]
+        start_s = max(now_s + one.way_s, one.free_s)
+        service_s = one.times_s.pop() if one.times_s else one.draw_more()
+        one.free_s = start_s + service_s
+        one.busy_s += service_s
+        back_s = one.free_s + one.way_s
+        heappush(self._in_flight, (back_s, ticket.id, one, ticket.arrived_s, ticket, pick, start_s, service_s, None))
+
+    def _complete_earliest(self) -> None:
+        """The earliest answer is back: its credit goes to whoever waits."""
+        back_s, _, one, arrived_s, ticket, pick, _, service_s, _ = heappop(self._in_flight)
+        one.answered += 1
+        latency_s = back_s - arrived_s
+        self._families[ticket.family].counts.latency_s.append(latency_s)
+        outcome = Outcome("OK", latency_s * MS_PER_S, service_s * MS_PER_S, 0, True)
+        effects = self._queue.done(ticket, pick, outcome, back_s)
+        if effects:
+            self._now_s = back_s
+            self._carry_out(effects)
+
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Refused):
+                self._families[effect.ticket.family].counts.rejected += 1
+            elif not isinstance(effect, Idle):
+                ticket: Any = effect[0]
+                if not isinstance(ticket, Ticket):  # it came in bulk, and stood in line since
+                    ticket = self._only.ticket(ticket.id, ticket.arrived_s)
+                self._launch(self._families[ticket.family], ticket, effect[1], self._now_s)
+
+    def _close_window(self, family: _Family, until_s: float) -> Window:
+        beyond: dict[SliceKey, float] = {}
+        mine = [one for one in self._in_flight if one[2] is family.slices.get(one[2].key)]
+        for _, _, one, _, _, _, start_s, service_s, _ in sorted(mine, key=lambda each: each[:2]):
+            late_s = min(service_s, max(0.0, start_s + service_s - until_s))
+            beyond[one.key] = beyond.get(one.key, 0.0) + late_s
+        in_route = {target.slice for target in family.route.targets}
+        counts = family.counts
+        waiting = self._queue.waiting.values()
+        window = Window(
+            starts_s=self._window_s,
+            ends_s=until_s,
+            arrived=counts.arrived,
+            answered=len(counts.latency_s),
+            rejected=counts.rejected,
+            latency_ms=np.array(counts.latency_s) * MS_PER_S + self._overhead_ms,
+            busy_s={key: max(0.0, one.busy_s - beyond.get(key, 0.0)) for key, one in family.slices.items()},
+            answered_by={key: one.answered for key, one in family.slices.items()},
+            queued=self._queued_in_bulk() if self._bulk else sum(ticket.family == family.name for ticket in waiting),
+        )
+        busy_later = {one[2].key for one in mine}
+        for key, one in tuple(family.slices.items()):
+            one.busy_s, one.answered = beyond.get(key, 0.0), 0
+            if key not in in_route and key not in busy_later:
+                del family.slices[key]
+        family.counts = _WindowCounts()
+        return window
+
+    def _queued_in_bulk(self) -> int:
+        return self._queue.line.waiting if self._queue.line is not None else 0
+
+
+class RequestEngine:
+    """Engine of requests one by one, through the live queue and router; `router` and `queue` instead of the plan's."""
+
+    def __init__(
+        self,
+        flows: Mapping[str, Flow],
+        rng: Generator,
+        overhead_ms: float,
+        now_s: float,
+        router: str = "",
+        queue: str = "",
+    ) -> None:
+        self.families = tuple(flows)
+        self._flows, self._router, self._queue = flows, router, queue
+        self._services: dict[str, dict[SliceKey, SliceService]] = {family: {} for family in flows}
+        nowhere = {family: Route(family, router or "fifo", queue or "fifo") for family in flows}
+        slo_ms = {family: flow.slo_ms for family, flow in flows.items()}
+        self._engine = RequestLevel(nowhere, self._services, rng, overhead_ms, start_s=now_s, slo_ms=slo_ms)
+
+    def set_routes(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
+        """Set the tables by which requests are routed from now on."""
+        for family, given in services.items():
+            self._services[family] |= given
+        serving = {
+            family: dispatchable(route, services[family], self._router, self._queue) for family, route in routes.items()
+        }
+        self._engine.set_routes(now_s, serving, services)
+
+    def on_carbon(self, ratio: float | None, now_s: float) -> None:
+        """Set the carbon ratio, intensity over its mean, from now on; None = not known."""
+        self._engine.on_carbon(ratio, now_s)
+
+    def serve(self, until_s: float) -> dict[str, Interval]:
+        """Intervals of everything up to a time."""
+        arrivals_s = {family: flow.source.until(until_s) for family, flow in self._flows.items()}
+        windows = self._engine.serve(arrivals_s, until_s)
+        return {family: self._interval(family, window) for family, window in windows.items()}
+
+    def _interval(self, family: str, window: Window) -> Interval:
+        interval = Interval(
+            window.starts_s,
+            window.ends_s,
+            window.arrived,
+            window.answered,
+            window.rejected,
+            float(np.count_nonzero(window.latency_ms <= self._flows[family].slo_ms)),
+            latency=histogram_of(window.latency_ms),
+            sum_ms=float(window.latency_ms.sum()),
+            max_ms=float(window.latency_ms.max(initial=0.0)),
+            queued=window.queued,
+        )
+        for key, busy_s in window.busy_s.items():
+            service = self._services[family][key]
+            if busy_s > 0:
+                interval.joules[key] = busy_s * 1e3 / service.service.mean_ms * service.energy_j
+            count = window.answered_by.get(key, 0)
+            if count:
+                interval.by_variant[service.variant] = interval.by_variant.get(service.variant, 0.0) + count
+                interval.accuracy_sum += count * service.accuracy
+        return interval

@@ -1,0 +1,1 @@
+"""Results of a run, and what a forecast is worth."""

@@ -1,0 +1,227 @@
+"""What a run has come to: a summary, series and decisions; as JSON the same bytes for the same scenario and seed."""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.table import Table
+
+from trefoil.core.plan import DecisionRecord
+from trefoil.simulator.books.intervals import Interval, quantile_ms
+from trefoil.simulator.simulation import Simulation
+
+DIGITS = 9  # significant, in JSON
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySummary:
+    """Summary of a family since time zero. Joules and grams: its part of all drawn, per answer. Rejected are misses."""
+
+    arrived: int
+    answered: int
+    rejected: int
+    grams_per_request: float
+    joules_per_request: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    slo_ms: float
+    slo_attainment: float
+    accuracy: float
+    mix: Mapping[str, float]
+    """Share of the answers by variant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Summary of a run. Joules are of all devices (and hosts, where the boundary is the node); grams with PUE."""
+
+    scenario: str
+    policy: str
+    fidelity: str
+    seed: int
+    duration_s: float
+    truth_hash: str
+    estimate_hash: str
+    arrived: int
+    answered: int
+    rejected: int
+    grams: float
+    joules: float
+    grams_per_request: float
+    joules_per_request: float
+    idle_share: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    slo_attainment: float
+    accuracy: float
+    power_w: float
+    decisions: int
+    replans: int
+    reconfigurations: int
+    halted: int
+    rollout_s: float
+    rollout_j: float
+    evaluations: int
+    exploration_s: float
+    exploration_j: float
+    exploration_violations: int
+    causes: Mapping[str, int]
+    families: Mapping[str, FamilySummary]
+    zones: Mapping[str, Mapping[str, float]]
+    basis: str = "simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Summary, series (numpy arrays by name), decisions, and with `keep_records` what `trefoil replay` needs."""
+
+    summary: Summary
+    series: Mapping[str, npt.NDArray[np.float64]]
+    decisions: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[Mapping[str, Any]] = field(default=())
+    records: Sequence[DecisionRecord] = field(default=())
+
+    def to_json(self) -> str:
+        """JSON document: the same bytes for the same scenario and seed."""
+        document = {
+            "summary": dataclasses.asdict(self.summary),
+            "decisions": list(self.decisions),
+            "evaluations": list(self.evaluations),
+            "series": {name: values.tolist() for name, values in self.series.items()},
+        }
+        return json.dumps(json_safe(document), indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """Write result.json and series.csv."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "result.json").write_text(self.to_json(), encoding="utf-8")
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.series)
+        writer.writerows(zip(*([_short(v) for v in values] for values in self.series.values()), strict=True))
+        (folder / "series.csv").write_text(out.getvalue(), encoding="utf-8")
+
+    def table(self) -> Table:
+        """Table for people."""
+        s = self.summary
+        table = Table(
+            title=f"{s.scenario}: {s.policy}, {s.fidelity}, {s.duration_s / 3600:g} h simulated, seed {s.seed}"
+        )
+        table.title_justify = "left"
+        for name in ("family", "answered", "g/request", "J/request", "p95 ms", "SLO ms", "in SLO", "accuracy"):
+            table.add_column(name, justify="left" if name == "family" else "right")
+        for name, f in s.families.items():
+            table.add_row(
+                name, f"{f.answered:,}", f"{f.grams_per_request:.4g}", f"{f.joules_per_request:.4g}", f"{f.p95_ms:.1f}",
+                f"{f.slo_ms:.1f}", f"{f.slo_attainment:.2%}", f"{f.accuracy:.4f}",
+            )  # fmt: skip
+        table.caption_justify = "left"
+        explored = f"; {s.evaluations} evaluations, {s.exploration_s:.0f} s exploring" if s.evaluations else ""
+        table.caption = (
+            f"{s.grams:.4g} g, {s.joules / 3.6e6:.4g} kWh, {s.power_w:.0f} W, idle share {s.idle_share:.1%}; "
+            f"{s.decisions} decisions, {s.replans} plans, {s.reconfigurations} reconfigurations{explored}"
+        )
+        return table
+
+
+def result(simulation: Simulation) -> Result:
+    """Result of a run that is over."""
+    ledger = simulation.ledger
+    ledger.flush()
+    names = list(ledger.series[0]) if ledger.series else []
+    series = {name: np.array([row[name] for row in ledger.series]) for name in names}
+    decisions, evaluations = tuple(ledger.decisions), tuple(ledger.evaluations)
+    return Result(_summary(simulation), series, decisions, evaluations, tuple(simulation.records))
+
+
+def _summary(simulation: Simulation) -> Summary:
+    ledger, inputs, scenario = simulation.ledger, simulation.inputs, simulation.scenario
+    whole = Interval(0.0, 0.0)
+    for one in ledger.total.values():
+        whole.add(one)
+    joules, co2 = sum(c.joules for c in ledger.by_zone.values()), sum(c.grams for c in ledger.by_zone.values())
+    ended = whole.answered + whole.rejected
+    explored = simulation.core.explorer.totals
+    return Summary(
+        scenario=scenario.name,
+        policy=scenario.policy.name,
+        fidelity=scenario.fidelity,
+        seed=scenario.seed,
+        duration_s=scenario.span_s,
+        truth_hash=inputs.truth.hash,
+        estimate_hash=inputs.estimate.hash,
+        arrived=round(whole.arrived),
+        answered=round(whole.answered),
+        rejected=round(whole.rejected),
+        grams=co2,
+        joules=joules,
+        grams_per_request=_per(co2, whole.answered),
+        joules_per_request=_per(joules, whole.answered),
+        idle_share=_per(joules - ledger.active_j, joules),
+        **_quantiles(whole),
+        slo_attainment=_per(whole.within_slo, ended),
+        accuracy=_per(whole.accuracy_sum, whole.answered),
+        power_w=joules / scenario.span_s,
+        decisions=simulation.core.decision_number,
+        replans=sum(simulation.core.causes.values()),
+        reconfigurations=sum(simulation.core.reconfigurations.values()),
+        halted=ledger.halted,
+        rollout_s=ledger.rolling_s,
+        rollout_j=ledger.rolling_j,
+        evaluations=explored.evaluations,
+        exploration_s=explored.spent_s,
+        exploration_j=explored.spent_j,
+        exploration_violations=explored.violations,
+        causes=dict(sorted(simulation.core.causes.items())),
+        families={f: _family(simulation, f) for f in sorted(ledger.total)},
+        zones={z: {"joules": c.joules, "grams": c.grams} for z, c in sorted(ledger.by_zone.items())},
+    )
+
+
+def _family(simulation: Simulation, family: str) -> FamilySummary:
+    one, cost = simulation.ledger.total[family], simulation.ledger.cost[family]
+    return FamilySummary(
+        arrived=round(one.arrived),
+        answered=round(one.answered),
+        rejected=round(one.rejected),
+        grams_per_request=_per(cost.grams, one.answered),
+        joules_per_request=_per(cost.joules, one.answered),
+        **_quantiles(one),
+        slo_ms=simulation.core.objectives[family].slo_ms,
+        slo_attainment=_per(one.within_slo, one.answered + one.rejected),
+        accuracy=_per(one.accuracy_sum, one.answered),
+        mix={v: _per(n, one.answered) for v, n in sorted(one.by_variant.items())},
+    )
+
+
+def _quantiles(one: Interval) -> dict[str, Any]:
+    return {f"p{q}_ms": quantile_ms(one.latency, q / 100, one.max_ms) for q in (50, 95, 99)}
+
+
+def _per(total: float, count: float) -> float:
+    return total / count if count else 0.0
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def json_safe(value: Any) -> Any:
+    """Value for JSON: floats by significant digits; NaN and infinities are None."""
+    if isinstance(value, float):
+        return _short(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): json_safe(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(v) for v in value]
+    return value

@@ -1,0 +1,1 @@
+"""Scenario: what is played, from TOML to truth, arrivals and carbon."""

@@ -1,0 +1,351 @@
+"""Arrivals of requests: drawn from a rate over time, or recorded; and the one reader of arrival traces.
+
+Serves the simulator, block by block, and the live load generator (trefoil/cli/load/arrivals.py), all at once.
+Formulation: a renewal stream of gamma gaps (mean 1, SCV `gap_scv`) in operational time, mapped to seconds by the
+    inverse of the cumulative rate: SCV 1 is a Poisson process whose rate follows the points exactly, SCV 0 a metronome.
+Data: (time, rate) points joined by straight lines, or steps; traces, CSV files of counts per bin or of arrival times:
+    second,requests  minute,requests  hour,requests   so many arrivals in each second, minute, hour
+    arrival_s,...                                     the times themselves
+Deterministic in its generator: gaps are drawn in blocks of their own, and each arrival's time is a function of its
+    place in operational time alone. So in whatever steps a stream is read, the same bytes come out.
+"""
+
+import csv
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from numpy.random import Generator
+
+from trefoil.core.errors import SettingError, TraceError
+
+Floats = npt.NDArray[np.float64]
+
+MEANS_MAX: Final = 4096  # means of spans that are kept
+GAPS: Final = 8192  # gaps drawn at once
+BINS_S: Final = {"second": 1.0, "minute": 60.0, "hour": 3600.0}  # what a first column of that name counts
+TIMES: Final = "arrival_s"  # the column of a file of arrival times
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rate:
+    """Points of a rate [1/s]; cyclic with `period_s` > 0, else constant beyond the ends. `steps`: no lines between.
+
+    Raises:
+        SettingError: points do not ascend, a rate is negative, or all of them are 0.
+    """
+
+    times_s: Floats
+    rates: Floats
+    period_s: float = 0.0
+    steps: bool = False
+    _mass: Floats = field(init=False, repr=False)  # expected arrivals from the first point to each
+    _means: dict[tuple[float, float], float] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _last: Floats = field(init=False, repr=False)  # rate at the end of the piece that each point begins
+
+    def __post_init__(self) -> None:
+        times, rates, period_s = self.times_s, self.rates, self.period_s
+        if not rates.size or times.size != rates.size:
+            raise SettingError("a rate without points", field="points", remedy="give at least one (second, rate)")
+        if np.any(np.diff(times) <= 0) or (period_s and (times[0] != 0 or times[-1] >= period_s)):
+            raise SettingError("points do not ascend in time", field="points", remedy="sort them, each time once")
+        if not np.all(np.isfinite(rates)) or rates.min() < 0 or not rates.max() > 0:
+            raise SettingError(
+                "rates must be >= 0, and one of them above 0",
+                field="points",
+                value=rates[:8].tolist(),
+                remedy="mend it",
+            )
+        last = rates if self.steps else np.append(rates[1:], rates[-1])
+        widths = np.diff(np.append(times, period_s)) if period_s else np.append(np.diff(times), 0.0)
+        object.__setattr__(self, "_last", last)
+        object.__setattr__(self, "_mass", np.concatenate(([0.0], np.cumsum(widths * (rates + last) / 2))))
+
+    def at(self, at_s: float) -> float:
+        """Rate at a time [1/s]."""
+        inside = np.array(at_s % self.period_s if self.period_s else at_s)
+        first, last, width, offset = self._piece(self._find(inside), inside)
+        return float(first + (last - first) * np.clip(offset / width, 0.0, 1.0))
+
+    def mean_per_s(self, from_s: float, until_s: float) -> float:
+        """Mean rate over a span [1/s]."""
+        if self.period_s:  # a cycle's spans are asked for again in every cycle
+            starts_s = from_s % self.period_s
+            return self._mean_per_s(starts_s, starts_s + (until_s - from_s))
+        return self._mean_per_s(from_s, until_s)
+
+    def _mean_per_s(self, from_s: float, until_s: float) -> float:
+        known = self._means.get((from_s, until_s))
+        if known is None:
+            low, high = self.mass(np.array([from_s, until_s]))
+            known = float((high - low) / (until_s - from_s))
+            if len(self._means) < MEANS_MAX:
+                self._means[from_s, until_s] = known
+        return known
+
+    def mass(self, at_s: Floats) -> Floats:
+        """Expected arrivals from time 0 (cyclic) or the first point (else; negative before it)."""
+        cycles = np.floor(at_s / self.period_s) if self.period_s else 0.0
+        inside = at_s - cycles * self.period_s
+        piece = self._find(inside)
+        first, last, width, offset = self._piece(piece, inside)
+        part = first * offset + (last - first) / width * np.clip(offset, 0.0, None) ** 2 / 2
+        return np.asarray(cycles * self._mass[-1] + self._mass[piece] + part)
+
+    def inverse(self, mass: Floats) -> Floats:
+        """Time at which so many arrivals are expected [s]; inf for more than will ever come."""
+        cycles = np.floor(mass / self._mass[-1]) if self.period_s else np.zeros(1)
+        inside = mass - cycles * self._mass[-1] if self.period_s else mass
+        piece = np.clip(np.searchsorted(self._mass[: self.rates.size], inside, side="right") - 1, 0, None)
+        left = inside - self._mass[piece]
+        first, last, width, _ = self._piece(piece, self.times_s[piece])
+        slope = (last - first) / width
+        root = first + np.sqrt(np.maximum(0.0, first * first + 2 * slope * np.maximum(left, 0.0)))
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            offset = np.where(left == 0, 0.0, 2 * left / root)
+        return np.asarray(cycles * self.period_s + self.times_s[piece] + offset)
+
+    def _find(self, inside: Floats) -> npt.NDArray[np.int64]:
+        return np.clip(np.searchsorted(self.times_s, inside, side="right") - 1, 0, None)
+
+    def _piece(self, piece: npt.NDArray[np.int64], inside: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        """Rates at both ends, width, and how far into it a time is; the last piece may have no end."""
+        ends = np.append(self.times_s[1:], self.period_s if self.period_s else math.inf)
+        return self.rates[piece], self._last[piece], ends[piece] - self.times_s[piece], inside - self.times_s[piece]
+
+
+class ArrivalSource(Protocol):
+    """Arrivals of one family, taken in order."""
+
+    def rate_per_s(self, at_s: float) -> float: ...
+    def mean_per_s(self, from_s: float, until_s: float) -> float: ...
+    def until(self, until_s: float) -> Floats: ...  # all arrivals since the last call, ascending
+
+
+class ArrivalStream:
+    """Arrivals drawn from a rate, taken in order. Memory: one block of gaps."""
+
+    def __init__(self, rate: Rate, gap_scv: float, rng: Generator, now_s: float = 0.0) -> None:
+        """Begin at `now_s`.
+
+        Raises:
+            SettingError: `gap_scv` is negative.
+        """
+        if not gap_scv >= 0:
+            raise SettingError("negative", field="gap_scv", value=gap_scv, remedy="1 is Poisson, 0 a metronome")
+        self.rate, self.gap_scv, self.now_s = rate, gap_scv, now_s
+        self._rng = rng
+        self._mass = float(rate.mass(np.array([now_s]))[0])
+        self._ahead = np.empty(0)
+        self._latest_s = now_s
+
+    def rate_per_s(self, at_s: float) -> float:
+        """Rate of the points at a time [1/s]."""
+        return self.rate.at(at_s)
+
+    def mean_per_s(self, from_s: float, until_s: float) -> float:
+        """Mean rate of the points over a span [1/s]."""
+        return self.rate.mean_per_s(from_s, until_s)
+
+    def until(self, until_s: float) -> Floats:
+        """Take all arrivals in [last until, until_s), ascending [s]."""
+        blocks = []
+        while not self._ahead.size or self._ahead[-1] < until_s:
+            blocks.append(self._ahead)
+            self._ahead = self._block()
+        end = int(np.searchsorted(self._ahead, until_s))
+        blocks.append(self._ahead[:end])
+        self._ahead = self._ahead[end:]
+        self.now_s = max(self.now_s, until_s)
+        return np.concatenate(blocks)
+
+    def _block(self) -> Floats:
+        mass = np.cumsum(np.concatenate(([self._mass], self._gaps())))
+        self._mass = float(mass[-1])
+        # Rounding must not turn two arrivals round.
+        times = np.maximum.accumulate(np.maximum(self._latest_s, self.rate.inverse(mass[1:])))
+        self._latest_s = float(times[-1])
+        return np.asarray(times)
+
+    def _gaps(self) -> Floats:
+        if self.gap_scv < 1e-9:
+            return np.ones(GAPS)
+        if self.gap_scv == 1.0:
+            return self._rng.standard_exponential(GAPS)
+        return self._rng.gamma(1 / self.gap_scv, self.gap_scv, GAPS)
+
+
+@dataclass(slots=True)
+class RecordedArrivals:
+    """Arrival times that somebody has recorded or made up [s]; a warm-up lies below zero.
+
+    Raises:
+        TraceError: they do not ascend, or one is no number.
+    """
+
+    times_s: Floats
+    _taken: int = 0
+
+    def __post_init__(self) -> None:
+        if not np.all(np.isfinite(self.times_s)) or np.any(np.diff(self.times_s) < 0):
+            raise TraceError("arrival times must be numbers that ascend", field="arrivals", remedy="sort them")
+
+    def rate_per_s(self, at_s: float) -> float:
+        """Mean rate over the minute around a time [1/s]."""
+        return self.mean_per_s(at_s - 30.0, at_s + 30.0)
+
+    def mean_per_s(self, from_s: float, until_s: float) -> float:
+        """Arrivals per second of a span."""
+        low, high = np.searchsorted(self.times_s, [from_s, until_s])
+        return float(high - low) / (until_s - from_s)
+
+    def until(self, until_s: float) -> Floats:
+        """Take all arrivals in [last until, until_s), ascending [s]."""
+        end = int(np.searchsorted(self.times_s, until_s))
+        found = self.times_s[self._taken : end]
+        self._taken = max(end, self._taken)
+        return found
+
+
+def counts_as_rate(counts: Floats, bin_s: float, mean_per_s: float = 0.0) -> Rate:
+    """Numbers of requests per bin as a rate that repeats when they end; scaled to a mean where one is given.
+
+    Raises:
+        SettingError: a bin without length, or a negative mean.
+    """
+    if not bin_s > 0:
+        raise SettingError("no length", field="bin_s", value=bin_s, remedy="seconds per line, above 0")
+    if mean_per_s < 0:
+        raise SettingError("negative", field="rate_per_s", value=mean_per_s, remedy="0 (as recorded) or a mean rate")
+    rates = np.asarray(counts / bin_s, dtype=np.float64)
+    if mean_per_s:
+        rates *= mean_per_s / rates.mean()
+    return Rate(np.arange(rates.size, dtype=np.float64) * bin_s, rates, rates.size * bin_s, steps=True)
+
+
+def draw_counted(counts: Floats, bin_s: float, rng: Generator) -> Floats:
+    """Arrival times with exactly as many in each bin as it counts, uniform inside it; ascending [s], from time 0."""
+    bins = np.repeat(np.arange(len(counts)), counts.astype(np.int64))
+    return np.sort((bins + rng.random(len(bins))) * bin_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A CSV file with a row of column names; every row with the number of its line."""
+
+    path: Path
+    names: list[str]
+    rows: list[tuple[int, list[str]]]
+
+    def numbers(self, column: str) -> Floats:
+        """Finite numbers of a column."""
+        if column not in self.names:
+            raise TraceError(
+                f"{self.path} has no such column", field="column", value=column, remedy=f"one of {self.names}"
+            )
+        return np.array([self._number(line, row, column) for line, row in self.rows])
+
+    def _number(self, line: int, row: list[str], column: str) -> float:
+        text = self._cell(row, column)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise TraceError(f"{self.path} line {line}: no number", field=column, value=text, remedy="mend that line")
+        return value
+
+    def refuse(self, wrong: npt.NDArray[np.bool_], column: str, why: str, remedy: str) -> None:
+        """Raise TraceError for the first row that is wrong."""
+        if wrong.any():
+            line, row = self.rows[int(np.argmax(wrong))]
+            raise TraceError(
+                f"{self.path} line {line}: {why}", field=column, value=self._cell(row, column), remedy=remedy
+            )
+
+    def _cell(self, row: list[str], column: str) -> str:
+        position = self.names.index(column)
+        return row[position] if position < len(row) else ""
+
+
+def read_counts(path: Path, column: str = "", bin_s: float = 0.0) -> tuple[Floats, float]:
+    """Requests per bin, and seconds per bin: as given, or as the first column's name says (second, minute, hour).
+
+    Raises:
+        TraceError: names file, line, value and remedy.
+    """
+    table = _read(path)
+    if not bin_s:
+        if table.names[0] not in BINS_S:
+            raise TraceError(
+                f"{path} does not say how long a bin is",
+                field="bin_s",
+                remedy=f"set it, or name column 1 of {list(BINS_S)}",
+            )
+        bin_s = BINS_S[table.names[0]]
+    column = column or table.names[-1]
+    counts = table.numbers(column)
+    table.refuse(counts < 0, column, "must be >= 0", "mend that line")
+    if not counts.sum() > 0:
+        raise TraceError(f"{path} holds no request: every number is 0", field="trace", remedy="give another trace")
+    return counts, bin_s
+
+
+def read_trace(path: Path) -> tuple[str, Floats]:
+    """Unit of a trace that is played exactly, and its numbers: counts (second, minute, hour) or times (arrival_s).
+
+    Raises:
+        TraceError: an unknown header, a gap, a repeated or unordered row, a value that is no count; with its line.
+    """
+    table = _read(path)
+    unit = table.names[0]
+    if unit == TIMES:
+        return unit, _times(table)
+    if unit not in BINS_S or len(table.names) < 2:
+        raise TraceError(
+            f"{path} line 1: unknown header {','.join(table.names)!r}",
+            remedy=f"begin with {', '.join(f'`{name},requests`' for name in BINS_S)} or `{TIMES}`",
+        )
+    bins, counts = table.numbers(unit), table.numbers(table.names[1])
+    expected = bins[0] + np.arange(bins.size)
+    if np.any(bins != expected):
+        wrong = bins != expected
+        first = int(np.argmax(wrong))
+        why = f"{unit} {bins[first]:g} follows {expected[first] - 1:g}: a gap or a repetition"
+        table.refuse(wrong, unit, why, "write every interval once, with 0 where nothing arrived")
+    table.refuse((counts < 0) | (counts != np.floor(counts)), table.names[1], "no count", "0, 1, 2, ...")
+    return unit, counts
+
+
+def _times(table: _Table) -> Floats:
+    times = table.numbers(TIMES)
+    wrong = (times < 0) | (np.diff(times, prepend=0.0) < 0)
+    table.refuse(wrong, TIMES, "negative or earlier than the row before", "sort the trace; times count from 0")
+    return times
+
+
+def _read(path: Path) -> _Table:
+    """Rows of a CSV file; empty lines and those that begin with # are left out."""
+    try:
+        reader = csv.reader(path.read_text(encoding="utf-8-sig").splitlines())
+        rows = [(reader.line_num, row) for row in reader if row and not row[0].startswith("#")]
+    except FileNotFoundError as error:
+        raise TraceError(
+            f"no trace {path}", field="trace", value=str(path), remedy="name an existing CSV file"
+        ) from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(
+            f"{path} cannot be read ({error})", field="trace", value=str(path), remedy="make it a CSV file"
+        ) from error
+    if len(rows) < 2:
+        raise TraceError(
+            f"{path} is empty: no rows below the column names",
+            field="trace",
+            value=str(path),
+            remedy="one line per bin, or per arrival",
+        )
+    (_, names), *rows = rows
+    return _Table(path, [name.strip() for name in names], rows)

@@ -1,0 +1,155 @@
+"""The live demo as a scenario of the simulator: made from the same settings, so that both can be held side by side.
+
+Everything that decides is taken from deploy/config/demo.toml and from the defaults of the services that it starts: the
+very arrivals (the same seed through the same generator), the same trace with the same clock, the same objective, the
+controller's own periods. What a machine adds (time in processes, starting a Triton) stands in `Machine`, measured on
+the live system (benchmarks/parity.py prints what it finds); nothing is fitted to make the two agree.
+
+Left out on purpose: contention for the CPU among Tritons, services and load; jitter of processes and of Redis; the time
+that deciding takes; the warm-up batch of a slice; the error of the meter. See docs/simulator-parity.md.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from controller.settings import ControllerSettings
+from trefoil.cli.load.arrivals import RateProfile
+from trefoil.cli.run.scenario import Scenario as Demo
+from trefoil.cli.run.scenario import Slo
+from trefoil.cli.run.state_directory import resolve_path
+from trefoil.simulator.report.result import Result, result
+from trefoil.simulator.scenario.inputs import Provided, prepare
+from trefoil.simulator.scenario.schema import Scenario
+from trefoil.simulator.simulation import Simulation
+
+OBJECTIVE_LEAD_S: Final = 1.0  # as trefoil.cli.demo.run_policy: the objective is set again just before second 0
+FEED_LEAD_S: Final = 2.0  # by then the feed that was started anew, to begin its trace at second 0, is up
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Delays that the processes of the live system add, on the machine at hand."""
+
+    overhead_ms: float = 2.0
+    """Client to dispatcher and back."""
+    gap_ms: float = 2.0
+    """Dispatcher to slice and back: the slice is taken but does not compute."""
+    start_s: float = 2.0
+    """Start of a Triton, until its model loads."""
+    ack_s: float = 0.6
+    """Until every dispatcher routes by a new table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Times at which a live system was started, before second 0; all that it decides depends on them."""
+
+    first_plan_s: float = -12.0
+    feed_s: float = -17.0
+    """From then on the feed counts its steps, holding the trace's first value."""
+
+
+def demo_scenario(
+    demo: Demo,
+    policy: str,
+    slo: Slo,
+    machine: Machine | None = None,
+    timeline: Timeline | None = None,
+    controller: Mapping[str, Any] | None = None,
+) -> tuple[Scenario, Provided]:
+    """Scenario and arrivals that correspond to one run of the demo.
+
+    `controller`: settings of the live controller that differ from its defaults.
+    """
+    machine, timeline = machine or Machine(), timeline or Timeline()
+    live = ControllerSettings(**(controller or {}))
+    values: dict[str, Any] = {
+        "name": f"{demo.name}-{policy}",
+        "seed": demo.seed,
+        "duration_s": demo.duration_s,
+        "warmup_s": -timeline.first_plan_s,
+        "series_s": 1.0,
+        "nodes": [{"name": demo.fleet.node, "zone": demo.carbon.zone, "devices": demo.fleet.devices}],
+        "families": [_family(demo, slo)],
+        "carbon": {
+            "zones": {demo.carbon.zone: {"trace": resolve_path(demo.carbon.trace) if demo.carbon.trace else None}},
+            "step_h": demo.carbon.step_h,
+            "speedup": demo.carbon.speedup,
+            "forecast": "none",  # as trefoil.cli.demo.run_policy sets it: the trace is too short to learn one from
+        },
+        "policy": {"name": policy, "params": demo.params, "triggers": live.causes},
+        "control": _control(demo, live),
+        "costs": {
+            "pue": demo.pue,
+            "overhead_ms": machine.overhead_ms,
+            "gap_ms": machine.gap_ms,
+            "start_s": machine.start_s,
+            "ack_s": machine.ack_s,
+        },
+    }
+    return Scenario(**values), Provided(arrivals={demo.family.name: arrivals_s(demo)})
+
+
+def _family(demo: Demo, slo: Slo) -> dict[str, Any]:
+    """What is served, asked for and wanted."""
+    override = demo.family.profile_override
+    objective = {
+        "mode": demo.objective_mode,
+        "slo_ms": slo.latency_ms,
+        "slo_quantile": slo.percentile / 100,
+        "below_best_pct": demo.accuracy.below_best_pct,
+        "hard_below_best_pct": demo.accuracy.hard_below_best_pct,
+        "window_s": demo.duration_s,
+        "replicas_min": demo.availability.replicas_min,
+        "spread_min": demo.availability.spread_min,
+        "lambda_weight": demo.lambda_weight,
+    }
+    return {
+        "name": demo.family.name,
+        "repository": resolve_path(demo.family.repository),
+        "profile": resolve_path(override) if override else None,
+        "arrivals": {"points": demo.load.points(demo.duration_s)},
+        "objective": objective,
+    }
+
+
+def _control(demo: Demo, live: ControllerSettings) -> dict[str, Any]:
+    """The controller's own periods and thresholds."""
+    same = (
+        "tick_s", "smooth_s", "lookback_s", "slope_s", "measure_s", "demand_initial_hold_s", "demand_fixed", "start_s",
+        "slo_boost_ratio", "slo_boost_max", "triggers",
+    )  # fmt: skip
+    return {name: getattr(live, name) for name in same} | {
+        "move_horizon_s": demo.move_horizon_s,
+        "demand_initial_per_s": {demo.family.name: demo.demand_initial_per_s},
+        "retry_s": live.rollout.retry_s,
+        "history_max": live.carbon.history_max,
+    }
+
+
+def arrivals_s(demo: Demo) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Arrival times of the demo's requests [s]; the warm-up lies before second 0."""
+    points = demo.load.points(demo.duration_s)
+    if demo.warmup_s > 0:
+        points = ((0.0, points[0][1]), *((at_s + demo.warmup_s, rate) for at_s, rate in points))
+    return RateProfile(points).times_s(demo.seed) - demo.warmup_s
+
+
+def simulate_demo(scenario: Scenario, given: Provided, timeline: Timeline | None = None) -> Result:
+    """Simulate one run of the demo: as live, the feed and the objective begin anew just before what counts."""
+    timeline, inputs = timeline or Timeline(), prepare(scenario, given)
+    intensity = inputs.carbon[inputs.zone]
+    played = intensity.played
+    intensity.played = replace(played, starts_at_s=math.inf, created_at_s=timeline.feed_s)
+    simulation = Simulation(inputs, keep_records=True)
+    simulation.run(-FEED_LEAD_S)
+    intensity.played = played
+    simulation.restart_feed()
+    simulation.run(-OBJECTIVE_LEAD_S)
+    simulation.renew_objectives()
+    simulation.run(simulation.end_s)
+    return result(simulation)

@@ -1,0 +1,296 @@
+"""From a scenario to what a run needs: truth and estimate, objectives, arrivals, settings. Refuses by name.
+
+Everything may also be given from Python, in memory: a catalogue, a truth, arrival times, intensities, a planner.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from controller.loop.core.decision import as_live_planner
+from controller.loop.core.objectives import accept_objective
+from controller.observe.core.load_windows import WindowSettings
+from controller.planners.columns import effective_row, fits
+from controller.planners.policy_parts import constants_of, planner_of, with_policy_parts
+from controller.settings import CarbonSettings, ControllerSettings, RolloutSettings
+from power_agent.clocks.core.device_governor import Governed
+from trefoil.core import errors
+from trefoil.core.brains import Planner
+from trefoil.core.catalog import Catalog, Family, ProfileRow
+from trefoil.core.device_types import device_type
+from trefoil.core.fleet import DeviceKind
+from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.core.parts import Kind
+from trefoil.core.policies import Policy
+from trefoil.runtime.repository import load_family
+from trefoil.simulator.scenario.arrivals import (
+    ArrivalSource,
+    ArrivalStream,
+    Rate,
+    RecordedArrivals,
+    counts_as_rate,
+    read_counts,
+)
+from trefoil.simulator.scenario.carbon import Intensity, intensity_of
+from trefoil.simulator.scenario.schema import Scenario, Served
+from trefoil.simulator.scenario.truth import Estimate, Truth, pair
+
+NEVER_STALE_S: Final = 1e18
+
+
+@dataclass(frozen=True, slots=True)
+class Provided:
+    """Values handed over from Python instead of read from files.
+
+    catalog  what the planner is told (families and rows); truth: what holds before noise, if that is another
+    arrivals family -> arrival times [s], ascending, from -warmup_s on
+    carbon   zone -> (seconds per value, values [g/kWh]) from time zero on
+    planner  an object with plan(view, rng), or ask/tell
+    """
+
+    catalog: Catalog | None = None
+    truth: Catalog | None = None
+    arrivals: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    carbon: Mapping[str, tuple[float, Sequence[float]]] = field(default_factory=dict)
+    planner: Planner | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Device of the fleet."""
+
+    name: str
+    node: str
+    zone: str
+    type: str
+
+
+@dataclass
+class Inputs:
+    """Inputs of a run: all that it is made of."""
+
+    scenario: Scenario
+    devices: tuple[Device, ...]
+    truth: Truth
+    estimate: Estimate
+    objectives: Mapping[str, Objective]
+    items: Mapping[str, float]
+    arrivals: Mapping[str, ArrivalSource]
+    carbon: Mapping[str, Intensity]
+    policy: Policy
+    planner: Planner
+
+    @property
+    def zone(self) -> str:
+        """Zone whose carbon triggers: that of the first node."""
+        return self.devices[0].zone
+
+    def governed(self) -> Governed:
+        """Governor of one device."""
+        chosen = self.scenario.policy
+        return Governed(chosen.governor, chosen.runs.settings.get(Kind.GOVERNOR, {}))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Saved without the planner, which is made anew."""
+        return {**self.__dict__, "planner": None}
+
+
+def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
+    """Prepare a run: read and check everything that its scenario names.
+
+    Raises:
+        errors.TrefoilError: names field, value and remedy.
+    """
+    given = given or Provided()
+    devices = _devices(scenario)
+    known = given.catalog or _catalog(scenario)
+    types = sorted({d.type for d in devices})
+    for served in scenario.families:
+        _check_profile(served, known.family(served.name), given.truth or known, types)
+    names = [d.name for d in devices]
+    truth, estimate = pair(known, names, scenario.noise, scenario.seed, given.truth, scenario.policy.blind)
+    policy = scenario.policy.row
+    params = None if given.planner else constants_of("", policy)
+    planner = with_policy_parts(given.planner, policy) if given.planner else planner_of("", policy)
+    if scenario.policy.blind and as_live_planner(planner) is None:
+        why = f"{policy.planner} cannot plan without profiles"
+        remedy = "take one that measures, e.g. clover, or set blind to false"
+        raise errors.SettingError(why, field="policy.blind", value=True, remedy=remedy)
+    fleet_rows = Catalog(known.families, tuple(r for r in known.rows if r.device_type in types))
+    arrivals = {s.name: _arrivals(s, scenario, i, given) for i, s in enumerate(scenario.families)}
+    return Inputs(
+        scenario=scenario,
+        devices=devices,
+        truth=truth,
+        estimate=estimate,
+        objectives={s.name: _objective(s, scenario, fleet_rows, params) for s in scenario.families},
+        items={s.name: s.items for s in scenario.families},
+        arrivals=arrivals,
+        carbon={z: intensity_of(z, scenario.carbon, given.carbon.get(z)) for z in sorted({d.zone for d in devices})},
+        policy=policy,
+        planner=planner,
+    )
+
+
+def planner_for(scenario: Scenario) -> Planner:
+    """Planner that a scenario names.
+
+    Raises:
+        errors.SettingError: a planner of one's own that cannot be used.
+    """
+    return planner_of("", scenario.policy.row)
+
+
+def _devices(scenario: Scenario) -> tuple[Device, ...]:
+    return tuple(
+        Device(f"{name}/gpu{i}", name, node.zone, kind)
+        for node in scenario.nodes
+        for name in node.names
+        for i, kind in enumerate(node.devices)
+    )
+
+
+def _catalog(scenario: Scenario) -> Catalog:
+    families: list[Family] = []
+    rows: list[ProfileRow] = []
+    for served in scenario.families:
+        family, own = load_family(served.repository / served.name, served.profile)
+        families.append(family)
+        rows += own
+    return Catalog(tuple(families), tuple(rows))
+
+
+def _check_profile(served: Served, family: Family, catalog: Catalog, types: Sequence[str]) -> None:
+    """The truth has to know every slice that may be made; a planner may do with less."""
+    missing, found = [], 0
+    for name in types:
+        kind = device_type(name)
+        if kind.kind == DeviceKind.CPU:
+            continue
+        for shape in kind.slice_types:
+            for variant in family.variants:
+                if not fits(shape, variant):
+                    continue
+                if effective_row(catalog, kind, shape, family, variant, served.items) is None:
+                    missing.append(f"{variant.name} on {shape.name} of {name}")
+                else:
+                    found += 1
+    if missing and (not served.allow_missing or not found):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise errors.ProfileMissing(
+            f"the profile has no row for {', '.join(missing[:3])}{more}: nobody knows what would happen there",
+            field=f"families.{served.name}.profile",
+            value=str(served.profile or served.repository / served.name / "profile.csv"),
+            remedy="profile these slices, give another profile, or set allow_missing = true to leave them unused"
+            if found
+            else "profile the family on a device type of the fleet, or give another profile",
+        )
+
+
+def _objective(served: Served, scenario: Scenario, catalog: Catalog, params: Mapping[str, float] | None) -> Objective:
+    family, wanted = catalog.family(served.name), served.objective
+    best = family.best.accuracy
+    slo_ms, quantile = family.classes.get("", (0.0, wanted.slo_quantile))
+    floor, hard = wanted.min_accuracy, wanted.hard_min_accuracy
+    if wanted.below_best_pct is not None:
+        floor = best * (1 - wanted.below_best_pct / 100)
+    if wanted.hard_below_best_pct is not None:
+        hard = best * (1 - wanted.hard_below_best_pct / 100)
+    objective = Objective(
+        family=served.name,
+        mode=ObjectiveMode[wanted.mode.upper()],
+        slo_ms=wanted.slo_ms or slo_ms,
+        slo_quantile=wanted.slo_quantile if wanted.slo_ms else quantile,
+        min_accuracy=floor,
+        hard_min_accuracy=hard,
+        lambda_weight=wanted.lambda_weight,
+        base_intensity_g_per_kwh=wanted.base_intensity_g_per_kwh,
+        base_j_per_request=wanted.base_j_per_request,
+        window_s=wanted.window_s,
+        replicas_min=wanted.replicas_min,
+        spread_min=wanted.spread_min,
+        params=dict(scenario.policy.params),
+    )
+    try:
+        return accept_objective(objective, {}, _at_items(catalog, family, served.items), params, pue=scenario.costs.pue)
+    except errors.InvalidInput as error:
+        raise errors.InvalidInput(f"families.{served.name}.objective: {error}") from error
+
+
+def _at_items(catalog: Catalog, family: Family, items: float) -> Catalog:
+    """Rows of one family as whole requests, so that an SLO is compared with what a request takes."""
+    rows = []
+    for kind in sorted({r.device_type for r in catalog.rows if r.family == family.name}):
+        for shape in device_type(kind).slice_types:
+            for variant in family.variants:
+                row = effective_row(catalog, device_type(kind), shape, family, variant, items)
+                if row is not None and fits(shape, variant):
+                    rows.append(replace(row, batch=1))
+    return Catalog((family,), tuple(rows))
+
+
+def _arrivals(served: Served, scenario: Scenario, index: int, given: Provided) -> ArrivalSource:
+    if served.name in given.arrivals:
+        return RecordedArrivals(np.asarray(given.arrivals[served.name], dtype=np.float64))
+    settings, rng = served.arrivals, np.random.default_rng([scenario.seed, 0xA221, index])
+    if settings.trace is not None:
+        counts, bin_s = read_counts(settings.trace, settings.column, settings.bin_s)
+        rate = counts_as_rate(counts, bin_s, settings.rate_per_s)
+    else:
+        points = settings.points or ((0.0, settings.rate_per_s),)
+        times, rates = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
+        rate = Rate(times, rates)
+    return ArrivalStream(rate, settings.gap_scv, rng, -scenario.warmup_s)
+
+
+class SimulatedSettings(ControllerSettings):
+    """Settings of the simulated controller; load windows are as wide as the tick."""
+
+    bin_s: float = 0.5
+    keep_s: float = 60.0
+
+    @property
+    def windows(self) -> WindowSettings:
+        """Settings of the load windows."""
+        return WindowSettings(self.bin_s, self.keep_s, self.measure_s, max(2.0, 4 * self.bin_s))
+
+
+def settings_of(inputs: Inputs) -> SimulatedSettings:
+    """Settings of the controller as a scenario asks for them."""
+    scenario, control = inputs.scenario, inputs.scenario.control
+    tick = scenario.tick_s
+    measure_s = control.measure_s or max(10.0, tick)
+    initial = {
+        family: max(source.mean_per_s(-scenario.warmup_s, max(600.0, tick)), 1e-6)
+        for family, source in inputs.arrivals.items()
+    }
+    return SimulatedSettings(
+        policy=inputs.policy.name,
+        bin_s=tick,
+        keep_s=max(60.0 if tick <= 1 else 0.0, 3 * tick, measure_s),
+        tick_s=tick,
+        tick_min_s=control.tick_min_s,
+        seed=scenario.seed,
+        pue=scenario.costs.pue,
+        smooth_s=control.smooth_s or max(4.0, tick),
+        lookback_s=control.lookback_s or max(6.0, tick),
+        slope_s=control.slope_s or max(5.0, 3 * tick),
+        measure_s=measure_s,
+        move_horizon_s=control.move_horizon_s,
+        node_stale_s=NEVER_STALE_S,
+        carbon_stale_intervals=NEVER_STALE_S,
+        demand_initial_per_s=initial | control.demand_initial_per_s,
+        demand_initial_hold_s=control.demand_initial_hold_s,
+        demand_fixed=control.demand_fixed,
+        start_s=scenario.costs.start_s if control.start_s is None else control.start_s,
+        slo_boost_ratio=control.slo_boost_ratio,
+        slo_boost_max=control.slo_boost_max,
+        slo_boost_wear_s=control.slo_boost_wear_s,
+        triggers=control.triggers,
+        explore=scenario.explore,
+        carbon=CarbonSettings(zone=inputs.zone, method=scenario.carbon.method, factors=scenario.carbon.factors),
+        rollout=RolloutSettings(retry_s=control.retry_s),
+    )

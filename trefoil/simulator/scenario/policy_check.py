@@ -1,0 +1,62 @@
+"""Check of a policy: whether the parts that its row names can be run, before anything is.
+
+What starts a system and what simulates one ask here; a service looks up its own parts only.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from controller.forecasters.table import FORECASTERS
+from controller.planners.table import PLANNERS
+from dispatcher.routing.queues import QUEUES
+from dispatcher.routing.routers import ROUTERS
+from power_agent.governors import GOVERNORS
+from trefoil.core.errors import SettingError
+from trefoil.core.parts import Kind, Part, Parts, find
+from trefoil.core.policies import Policy
+
+TABLES: Final[Mapping[Kind, Parts[Any]]] = {
+    Kind.PLANNER: PLANNERS,
+    Kind.FORECASTER: FORECASTERS,
+    Kind.ROUTER: ROUTERS,
+    Kind.QUEUE: QUEUES,
+    Kind.GOVERNOR: GOVERNORS,
+}
+
+
+def check_policy(row: Policy, *, workers: int = 1, fluid: bool = False) -> Mapping[Kind, Part[Any]]:
+    """Check a policy's row; the parts that it names, each of which can be made with the settings that the row gives it.
+
+    Args:
+        workers: processes of one dispatcher.
+        fluid: requests are simulated as a flow.
+
+    Raises:
+        SettingError: naming the first column or setting that cannot be.
+    """
+    unknown = sorted(set(row.settings) - set(Kind))
+    if unknown:
+        remedy = f"one of {', '.join(Kind)}"
+        raise SettingError("there is no such kind of part", field="parts", value=unknown[0], remedy=remedy)
+    found = {kind: find(kind, row.part(kind), TABLES[kind]) for kind in Kind}
+    for kind, part in found.items():
+        settings = part.settings_of(row.settings.get(kind, {}))
+        if kind in (Kind.PLANNER, Kind.FORECASTER, Kind.GOVERNOR):
+            part.made(constants=row.constants, settings=settings, refuses=lambda _view, _plan: "")
+    router = found[Kind.ROUTER]
+    if fluid and not router.traits.flow:
+        flows = ", ".join(sorted(name for name, part in ROUTERS.items() if part.traits.flow))
+        raise SettingError(
+            "a flow has no requests to give it",
+            field="router",
+            value=router.name,
+            remedy=f"set fidelity to request, or take one of {flows}",
+        )
+    if router.traits.group and workers > 1:
+        raise SettingError(
+            f"one instance of it routes a group of families, and {workers} workers would have {workers}",
+            field="router",
+            value=router.name,
+            remedy="set workers to 1, or take another router",
+        )
+    return found

@@ -1,0 +1,316 @@
+"""What to simulate, typed: fleet, zones, families, arrivals, carbon, policy, fidelity, noise, costs.
+
+A TOML file, or the same models made in Python. Unknown keys are refused; every error names field, value and remedy.
+Times are simulated seconds; nothing is scaled but the carbon trace (`carbon.speedup`, as in the live feed).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from controller.settings import ExploreSettings, FixedDemand, TriggerSettings
+from trefoil.core import policies
+from trefoil.core.device_types import device_type
+from trefoil.core.errors import NotFound
+from trefoil.core.parts import Kind, Value
+from trefoil.runtime import config
+from trefoil.runtime.config import Settings
+from trefoil.simulator.scenario.policy_check import check_policy
+
+
+class Node(Settings):
+    """Nodes that are alike; with `count` > 1 a number is appended to the name."""
+
+    name: str = Field(default="node", pattern=r"^[a-z0-9][a-z0-9-]*$")
+    zone: str = "demo"
+    devices: tuple[str, ...] = Field(default=("A100-SXM4-40GB",), min_length=1)
+    count: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for device in self.devices:
+            try:
+                device_type(device)
+            except NotFound as error:
+                raise ValueError(f"{error}") from error
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all nodes."""
+        return (self.name,) if self.count == 1 else tuple(f"{self.name}{i}" for i in range(self.count))
+
+
+class Arrivals(Settings):
+    """Arrivals of one family. One of `rate_per_s`, `points` and `trace` gives the rate; `gap_scv` its burstiness.
+
+    `points` are (simulated second, requests per second), straight lines between them, constant beyond. A `trace` is a
+    CSV with one number of requests per `bin_s`, scaled to a mean of `rate_per_s` (0: as it is), repeated when it ends.
+    """
+
+    rate_per_s: float = Field(default=0.0, ge=0)
+    points: tuple[tuple[float, float], ...] = ()
+    trace: Path | None = None
+    column: str = ""
+    """Of the trace; empty: its last."""
+    bin_s: float = Field(default=60.0, gt=0)
+    gap_scv: float = Field(default=1.0, ge=0)
+    """Squared coefficient of variation of the gaps; 1: Poisson, 0: a metronome."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if self.points and self.trace:
+            raise ValueError("points and trace both give the rate; keep one of them")
+        if not self.points and self.trace is None and self.rate_per_s <= 0:
+            raise ValueError("no arrivals; set rate_per_s, points or trace")
+        times = [at for at, _ in self.points]
+        if times != sorted(times) or any(rate < 0 for _, rate in self.points):
+            raise ValueError("points must ascend in time and have rates >= 0")
+        return self
+
+
+class Wanted(Settings):
+    """Objective of a family; accuracies may be given relative to the best variant."""
+
+    mode: Literal["budget", "instant", "lambda"] = "budget"
+    slo_ms: float = Field(default=0.0, ge=0)
+    """0: as family.toml says."""
+    slo_quantile: float = Field(default=0.95, gt=0, lt=1)
+    min_accuracy: float = Field(default=0.0, ge=0, le=1)
+    hard_min_accuracy: float = Field(default=0.0, ge=0, le=1)
+    below_best_pct: float | None = Field(default=None, ge=0, lt=100)
+    """Instead of min_accuracy: percent of the best variant's."""
+    hard_below_best_pct: float | None = Field(default=None, ge=0, lt=100)
+    lambda_weight: float = Field(default=0.5, ge=0, le=1)
+    base_intensity_g_per_kwh: float = Field(default=0.0, ge=0)
+    base_j_per_request: float = Field(default=0.0, ge=0)
+    window_s: float = Field(default=86_400.0, gt=0)
+    replicas_min: int = Field(default=1, ge=1)
+    spread_min: int = Field(default=1, ge=1)
+
+
+class Served(Settings):
+    """Family that is served: whose profile, how much is asked of it, what is wanted."""
+
+    name: str
+    repository: Path = Path("model_repository")
+    profile: Path | None = None
+    """Instead of the family's own profile.csv."""
+    items: float = Field(default=1.0, gt=0)
+    """Rows of one request."""
+    allow_missing: bool = False
+    """Go on when slices of the fleet are not profiled; they are not used then."""
+    arrivals: Arrivals
+    objective: Wanted = Wanted()
+
+
+class Zone(Settings):
+    """Source of a zone's intensity: a CSV trace, one value, or (neither) the synthetic duck curve that ships."""
+
+    trace: Path | None = None
+    column: str = ""
+    constant_g_per_kwh: float | None = Field(default=None, ge=0, le=1500)
+    offset_h: float = Field(default=0.0, ge=0)
+    """Begin this late in the trace."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if self.trace is not None and self.constant_g_per_kwh is not None:
+            raise ValueError("trace and constant_g_per_kwh both give the intensity; keep one of them")
+        return self
+
+
+class Carbon(Settings):
+    """Carbon of zones by name. The first zone of the fleet is the one that triggers."""
+
+    zones: dict[str, Zone] = Field(default_factory=lambda: {"demo": Zone()})
+    method: Literal["average", "marginal"] = "average"
+    factors: Literal["direct", "lifecycle"] = "lifecycle"
+    step_h: float = Field(default=0.0, ge=0)
+    """Resample to means over this; 0: as in the trace."""
+    speedup: float = Field(default=1.0, gt=0)
+    forecast: Literal["none", "persistence", "climatology", "blend", "perfect"] = "none"
+    """What budgets are planned by: a model of the feed (only what has begun is known), or the trace itself."""
+
+
+class PolicyChoice(Settings):
+    """Policy, with which constants. Parts instead of the policy's own: names of their tables, or module:Class."""
+
+    name: str = "exact"
+    """A row of the table, or one's own as module:ROW."""
+    planner: str = ""
+    forecaster: str = ""
+    router: str = ""
+    queue: str = ""
+    governor: str = ""
+    parts: dict[str, dict[str, Value]] = Field(default_factory=dict)
+    """Settings of the parts by kind and name, e.g. parts.forecaster.smooth_s."""
+    params: dict[str, float] = Field(default_factory=dict)
+    """Constants by way of the objectives, as `trefoil objective set` gives them."""
+    constants: dict[str, float] = Field(default_factory=dict)
+    """Constants of the planner itself, over those of the policy's row."""
+    triggers: tuple[str, ...] | None = None
+    """Instead of the policy's own; start, loss, objective and tick are always on."""
+    blind: bool = False
+    """The planner sees no profile: it has to measure."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        try:
+            policies.policy(self.name)
+        except NotFound as error:
+            raise ValueError(f"unknown policy {self.name!r}; {error.remedy}") from error
+        return self
+
+    @property
+    def row(self) -> policies.Policy:
+        """Row of the policy as plans bear it. As in a live system, plans know nothing of another router, queue or
+        governor that is put in its place.
+        """
+        return self._chosen(Kind.PLANNER, Kind.FORECASTER)
+
+    @property
+    def runs(self) -> policies.Policy:
+        """Row of the policy as it is run."""
+        return self._chosen(*Kind)
+
+    def _chosen(self, *kinds: Kind) -> policies.Policy:
+        row = policies.policy(self.name)
+        row = policies.chosen(row, {kind: getattr(self, kind) for kind in kinds}, self.parts)
+        return replace(row, constants={**row.constants, **self.constants})
+
+
+class ControlSettings(Settings):
+    """Settings of the controller, by the names of its own settings; 0: what suits the tick."""
+
+    tick_s: float = Field(default=0.0, ge=0)
+    """0: 1 s request by request, `step_s` in fluid."""
+    smooth_s: float = Field(default=0.0, ge=0)
+    lookback_s: float = Field(default=0.0, ge=0)
+    slope_s: float = Field(default=0.0, ge=0)
+    measure_s: float = Field(default=0.0, ge=0)
+    move_horizon_s: float = Field(default=600.0, gt=0)
+    demand_initial_per_s: dict[str, float] = Field(default_factory=dict)
+    """By family; not named: the mean of its first ten minutes."""
+    demand_initial_hold_s: float = Field(default=60.0, ge=0)
+    demand_fixed: dict[str, FixedDemand] = Field(default_factory=dict)
+    start_s: float | None = Field(default=None, ge=0)
+    """What the controller takes the start of a Triton for; None: what it is (costs.start_s)."""
+    retry_s: float = Field(default=10.0, gt=0)
+    slo_boost_ratio: float = Field(default=0.15, ge=0)
+    slo_boost_max: float = Field(default=0.6, ge=0)
+    slo_boost_wear_s: float = Field(default=60.0, gt=0)
+    triggers: TriggerSettings = TriggerSettings()
+    history_max: int = Field(default=96, ge=1)
+    tick_min_s: float = Field(default=0.0, ge=0)
+    """Follow a planner's wish to be run again no earlier than this after a decision (its other triggers stay)."""
+
+
+class Noise(Settings):
+    """Noise by which the truth differs from what the planner is told: sigmas of log-normal factors of median 1."""
+
+    latency: float = Field(default=0.0, ge=0, le=1)
+    """One factor per device type, slice type and variant."""
+    energy: float = Field(default=0.0, ge=0, le=1)
+    device_power: float = Field(default=0.0, ge=0, le=1)
+    """One factor per device."""
+    seed: int | None = Field(default=None, ge=0)
+    """None: the scenario's. Set, to judge several seeds of the load by one truth."""
+
+    @property
+    def any(self) -> bool:
+        """True if truth and estimate differ at all."""
+        return max(self.latency, self.energy, self.device_power) > 0
+
+
+class Costs(Settings):
+    """Costs beside serving. Defaults: the live system on one machine (docs/policies.md)."""
+
+    pue: float = Field(default=1.2, ge=1)
+    boundary: Literal["gpu", "node"] = "gpu"
+    host_w: float = Field(default=0.0, ge=0)
+    """Of each node beside its devices, where the boundary is the node."""
+    start_s: float = Field(default=2.0, ge=0)
+    """Start of a Triton, before its model loads."""
+    stop_s: float = Field(default=0.5, ge=0)
+    mig_s: float = Field(default=0.3, ge=0)
+    """To create the instances of a device."""
+    ack_s: float = Field(default=0.6, ge=0)
+    """Until every dispatcher routes by a new table."""
+    start_activity: float = Field(default=0.0, ge=0, le=1)
+    """Of a slice's full power, while it starts and loads."""
+    overhead_ms: float = Field(default=2.0, ge=0)
+    """Client to dispatcher and back."""
+    gap_ms: float = Field(default=2.0, ge=0)
+    """Dispatcher to slice and back: the slice is taken but does not compute."""
+
+
+class Scenario(Settings):
+    """Scenario of one run."""
+
+    name: str = "scenario"
+    seed: int = Field(default=20261121, ge=0)
+    hours: float = Field(default=0.0, ge=0)
+    duration_s: float = Field(default=0.0, ge=0)
+    warmup_s: float = Field(default=60.0, ge=0)
+    """Served before time zero and not counted."""
+    fidelity: Literal["request", "fluid"] = "request"
+    step_s: float = Field(default=300.0, gt=0)
+    """Of the fluid model."""
+    series_s: float = Field(default=0.0, ge=0)
+    """Width of the reported series' bins; 0: some 500 bins."""
+    nodes: tuple[Node, ...] = Field(default=(Node(),), min_length=1)
+    families: tuple[Served, ...] = Field(min_length=1)
+    carbon: Carbon = Carbon()
+    policy: PolicyChoice = PolicyChoice()
+    control: ControlSettings = ControlSettings()
+    explore: ExploreSettings = ExploreSettings()
+    noise: Noise = Noise()
+    costs: Costs = Costs()
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.hours > 0) == (self.duration_s > 0):
+            raise ValueError("set hours or duration_s, one of them, above 0")
+        check_policy(self.policy.runs, fluid=self.fidelity == "fluid")
+        names = [name for node in self.nodes for name in node.names]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two nodes have one name: {sorted(n for n in names if names.count(n) > 1)}")
+        served = [family.name for family in self.families]
+        if len(set(served)) < len(served):
+            raise ValueError(f"a family stands twice: {sorted(n for n in served if served.count(n) > 1)}")
+        for node in self.nodes:
+            if node.zone not in self.carbon.zones:
+                known = ", ".join(sorted(self.carbon.zones))
+                raise ValueError(
+                    f"node {node.name} lies in zone {node.zone!r}, which has no carbon; known zones: {known}; "
+                    f"add [carbon.zones.{node.zone}] or correct the node's zone"
+                )
+        return self
+
+    @classmethod
+    def load(cls, path: Path | str, overrides: Mapping[str, Any] | None = None) -> "Scenario":
+        """Read a TOML file; keys of `overrides` may be dotted.
+
+        Raises:
+            errors.SettingError: names field, value and remedy.
+        """
+        return config.load(cls, Path(path), overrides=overrides)
+
+    @property
+    def span_s(self) -> float:
+        """Span that is counted [s]."""
+        return self.duration_s or self.hours * 3600.0
+
+    @property
+    def tick_s(self) -> float:
+        """Period of the controller [s], and the width of load windows."""
+        return self.control.tick_s or (1.0 if self.fidelity == "request" else self.step_s)
+
+    @property
+    def bin_s(self) -> float:
+        """Width of a bin of the reported series."""
+        return self.series_s or max(self.tick_s, self.span_s / 500)
