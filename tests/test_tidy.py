@@ -7,12 +7,35 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import grimp
 import pytest
+
+from tests.support.structure import circles, equal_runs, more_than
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("trefoil", "controller", "dispatcher", "power_agent", "carbon_feed")
 LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
+MODULES_MAX = 20
+PAIRS_MAX = 10
+PROVIDER = "how a provider asks, pages and remembers is read in one file, beside the API that it is for"
+OPTIONS = "the options of a command are its declaration: Typer reads them from the signature"
+REASONS = {
+    ("carbon_feed/providers/electricity_maps.py", "carbon_feed/providers/neso.py"): PROVIDER,
+    ("carbon_feed/providers/electricity_maps.py", "carbon_feed/providers/watttime.py"): PROVIDER,
+    ("carbon_feed/providers/neso.py", "carbon_feed/providers/watttime.py"): PROVIDER,
+    ("trefoil/cli/main.py", "trefoil/cli/main.py"): OPTIONS,
+    ("trefoil/cli/operate/node.py", "trefoil/cli/operate/node.py"): OPTIONS,
+    (
+        "controller/forecasters/last_max.py",
+        "controller/settings.py",
+    ): "an operator sets them as the controller's own keys",
+    (
+        "dispatcher/routing/routers/single_queue.py",
+        "dispatcher/routing/routers/weighted.py",
+    ): "a router is read in one file: one-line answers to its protocol, no base class between",
+}
+"""Equal lines that stay, by the two files they stand in, and why."""
 PURE = {"core", "planners", "forecasters", "routers", "queues", "governors", "forecast"}
 """Names of modules and folders that decide: no I/O, no clock, no logs."""
 UNFINISHED = re.compile(
@@ -58,6 +81,26 @@ def test_functions_fit_on_a_screen():
                 if lines > FUNCTION_LINES_MAX:
                     long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} has {lines} lines")
     assert not long
+
+
+def test_folders_fit_in_the_head():
+    many = more_than(MODULES_MAX, [path.relative_to(ROOT) for path in product()])
+    assert not {str(folder): number for folder, number in many.items()}
+
+
+def test_no_module_imports_itself_in_a_circle():
+    """Imports in functions and for type checkers count as well."""
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert circles(imports) == []
+
+
+def test_equal_lines_are_few_and_have_a_reason():
+    found = equal_runs({path.relative_to(ROOT): path.read_text() for path in product()})
+    unexplained = [str(pair) for pair in found if not REASONS.get((str(pair.first), str(pair.second)))]
+    assert not unexplained
+    assert len(found) <= PAIRS_MAX, [str(pair) for pair in found]
+    assert REASONS.keys() <= {(str(pair.first), str(pair.second)) for pair in found}, "a reason for nothing"
 
 
 def test_cores_and_parts_are_held_pure_wherever_they_lie():

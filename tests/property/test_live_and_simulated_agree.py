@@ -191,18 +191,18 @@ class Twinned(Simulation):
         self.meter.note = lambda now_s: (note(now_s), self.twin.meter.note(now_s))
         self.rollouts.begin = lambda plan, view: self.rolled.of(begin(plan, view))
 
-    def _perform(self, steps) -> None:
-        super()._perform(steps if self.twin else self.control.of(steps))
+    def _run_steps(self, steps) -> None:
+        super()._run_steps(steps if self.twin else self.control.of(steps))
 
-    def _roll(self, plan) -> None:
+    def _begin_rollout(self, plan) -> None:
         self._begins = True
-        super()._roll(plan)
+        super()._begin_rollout(plan)
         self._begins = False
 
-    def _roll_on(self) -> None:
+    def _continue_rollout(self) -> None:
         if not self._begins and self._rolling is not None:
             self.twin.go_on()
-        super()._roll_on()
+        super()._continue_rollout()
 
 
 def effects(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mode: str, folder: Path):

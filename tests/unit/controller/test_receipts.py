@@ -116,7 +116,7 @@ class Hour:
         told = ReceiptRates(self.controller.rates(None), at_s, Series("z"), 1.2, Revision(1, 1))
         for book, prices in zip(self.books, self.prices, strict=True):
             book.settle(prices.rate)
-            prices.take(told, None)
+            prices.set_rates(told, None)
 
     def run(self, seconds: int) -> None:
         self.controller.nodes([node(self.hosted)])
@@ -303,11 +303,11 @@ def test_carbon_joins_only_its_own_series():
     receipts.sample(sample(KEYS[0], "s", 0.0, 1.0))
     told = ReceiptRates(receipts.rates(None), 1.0, Series("z"), 1.2, Revision(1, 1))
     reading = CarbonReading(Series("z"), 0.0, 60.0, 360.0, Quality.MEASURED, observed_at_s=0.0)
-    prices.take(told, replace(reading, series=Series("other")))
+    prices.set_rates(told, replace(reading, series=Series("other")))
     receipt = prices.price(KEYS[0], "digits", "s", 1)
     assert receipt is not None
     assert (receipt.quality, receipt.carbon_mg) == (Quality.UNSPECIFIED, 0.0)
-    prices.take(told, reading)
+    prices.set_rates(told, reading)
     receipt = prices.price(KEYS[0], "digits", "s", 1)
     assert receipt is not None
     assert receipt.carbon_mg == pytest.approx(0.5 / 3.6e6 * 360.0 * 1.2 * 1e3)
