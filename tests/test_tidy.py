@@ -18,18 +18,14 @@ LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 MODULES_MAX = 20
 PAIRS_MAX = 10
-PROVIDER = "how a provider asks, pages and remembers is read in one file, beside the API that it is for"
 OPTIONS = "the options of a command are its declaration: Typer reads them from the signature"
 REASONS = {
-    ("carbon_feed/providers/electricity_maps.py", "carbon_feed/providers/neso.py"): PROVIDER,
-    ("carbon_feed/providers/electricity_maps.py", "carbon_feed/providers/watttime.py"): PROVIDER,
-    ("carbon_feed/providers/neso.py", "carbon_feed/providers/watttime.py"): PROVIDER,
     ("trefoil/cli/main.py", "trefoil/cli/main.py"): OPTIONS,
     ("trefoil/cli/operate/node.py", "trefoil/cli/operate/node.py"): OPTIONS,
     (
         "controller/forecasters/last_max.py",
         "controller/settings.py",
-    ): "an operator sets them as the controller's own keys",
+    ): "these keys of the controller set it",
     (
         "dispatcher/routing/routers/single_queue.py",
         "dispatcher/routing/routers/weighted.py",
