@@ -1,4 +1,4 @@
-"""Planning input that a planner reads out of a `PlanView`: usable devices, what runs on them, demand, constants.
+"""Planning input that a planner reads out of a `PlanView`: plannable devices, what runs on them, demand, constants.
 
 Shared by every planner, so that all of them see the same fleet. Everything is in canonical order (node, then device
 index), so that equal views give equal plans.

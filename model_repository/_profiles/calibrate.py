@@ -283,7 +283,7 @@ def calibrate(data: Path) -> dict[str, Any]:
 def row_error(
     sweep: Sweep, models: dict[str, cost_law.Model], row: Row, idle_w: float, joules: dict[tuple[str, str], float]
 ) -> dict[str, Any]:
-    """Measured and modelled figures of one row. `held_out`: the fit of joules without this row."""
+    """Measured and modelled figures of one row. `joules_held_out`: by a fit of joules without this row."""
     served = sweep.serve(models[row.service], row)
     each_s = gpu_seconds(sweep, models[row.service], row)
     modelled = each_s * idle_w + joules[row.service, row.scheme]

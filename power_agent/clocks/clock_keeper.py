@@ -1,4 +1,4 @@
-"""Clock control shell: locks and resets each GPU's clocks as `core.clocks` decides, and grants clock leases.
+"""Clock control shell: locks and resets each GPU's clocks as `core/clock_control.py` decides, and grants clock leases.
 
 One task per device, so that a stuck call on one GPU keeps no lease of another alive. The journal is told before the
 driver: whatever is set when this process dies is known to its successor. Nothing that the driver refuses is fatal: it
@@ -414,7 +414,7 @@ class ClockKeeper:
         Raises:
             NotFound: no such device.
             Unavailable: the device is lost.
-            InvalidInput, Fenced: as `core.clocks.grant_lease`.
+            InvalidInput, Fenced: as `clock_control.grant_lease`.
         """
         clocks, clock, settings = self._find(requested.device), self._node.clock, self._node.settings
         if clocks.device.state == DeviceState.LOST:

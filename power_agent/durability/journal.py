@@ -18,11 +18,11 @@ What a successor makes of what it finds:
   started anew if it is still planned.
 - a process without its slice is ended; an instance without its entry is foreign, and never touched.
 - overrides are put back before anything else, cordons hold.
-Every unfinished step is then closed (`settle`): it is either finished by the plan or of no meaning any more.
+Every unfinished step is then closed (`close_unfinished`): it is either finished by the plan or of no meaning any more.
 
-When the disk is full, nothing new is begun: `begin`, `accept`, `cordon`, `release` and `override` raise, and whatever
-has happened meanwhile is written as a whole as soon as there is room. The file is compacted into a new one, atomically,
-at each start, every few thousand lines and after trouble.
+When the disk is full, nothing new is begun: `begin_step`, `accept_plan`, `set_cordon`, `release_cordon` and
+`begin_override` raise, and whatever has happened meanwhile is written as a whole as soon as there is room. The file is
+compacted into a new one, atomically, at each start, every few thousand lines and after trouble.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Journal state: all that an agent must not forget, and how it is read back from its journal's lines. Pure.
 
-Sibling: `journal` writes the lines. Of each entry the boot and the driver load it was true for are kept: GPU instances
+`journal` writes the lines. Of each entry the boot and the driver load it was true for are kept: GPU instances
 and what runs on them are void after another load, processes on CPUs after another boot. The plan, the epochs, the
 generation, cordons and overrides of device settings hold for ever; whether a lock survived a reload is not asked,
 because resetting one that is gone does no harm.

@@ -1,7 +1,7 @@
-"""Metering loop: reads all counters once per period and meters each device. The shell of `core.meter`.
+"""Metering loop: reads all counters once per period and meters each device. The shell of `core/meter.py`.
 
 Triton's counters first, then the device's counter, as close together as possible; then one line in the energy log; then
-the samples go to whoever publishes or watches them. Each device has a thread of its own (`meters`).
+the samples go to whoever publishes or watches them. Each device has a thread of its own.
 """
 
 import asyncio

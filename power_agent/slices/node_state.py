@@ -1,6 +1,7 @@
 """State of the node: its devices and slices as they are, and the NodeStatus that is published of them.
 
-Siblings: `reconciler` changes it, `slice_health` declares failures, `metering` reads counters, `publisher` writes it.
+`slices/reconciler.py` changes it, `watch/slice_health.py` declares failures, `energy/metering.py` reads counters,
+`durability/publisher.py` writes it to Redis.
 """
 
 import asyncio

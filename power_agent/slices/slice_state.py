@@ -2,7 +2,7 @@
 
 PENDING > STARTING > READY; READY > SWAPPING > READY; READY or SWAPPING > DRAINING > GONE; any > FAILED > PENDING or
 GONE.
-Siblings: `reconcile` decides the steps, `node` orders them, `step_executor` carries them out on a Slice.
+`core/reconcile.py` decides the steps, `reconciler.py` starts them in order, `step_executor.py` carries them out.
 """
 
 import math

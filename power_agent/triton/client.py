@@ -1,6 +1,6 @@
 """Triton client: gRPC to the Triton of one slice: readiness by a real inference, swap in place, healing, counters.
 
-Siblings: `triton_install` finds and prepares the binary, `triton_slice` writes a slice's own model repository and
+`installation.py` finds and prepares the binary, `slice_launch.py` writes a slice's own model repository and
 the argv/env that start it. Nothing here starts a process: on a simulated node the node process does that.
 
 How the agent uses the three modules:

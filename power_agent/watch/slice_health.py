@@ -1,5 +1,5 @@
 """Slice health: notices a Triton that exits and a python stub that dies. It only declares; `reconciler` mends.
-Sibling: `driver_watch` looks at the driver and its devices.
+`driver_watch.py` looks at the driver and its devices.
 
 Readiness shows none of the second kind: only a real inference does. One is made when a dispatcher has ejected the
 slice, when its calls fail, or when nothing has succeeded on it for `quiet_probe_s`.

@@ -75,7 +75,7 @@ async def processes() -> AsyncIterator[list[Process]]:
 
 
 class Load:
-    """Clients in a closed loop; `codes` counts how their requests ended, `answered_at` when one last did well."""
+    """Clients in a closed loop; `codes` counts how their requests ended, `answered_at_s` when one last did well."""
 
     def __init__(self, running: Running, clients: int, **more) -> None:
         self.codes: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A shell for planners that measure: candidates are served by a profile (the truth), as `measure.py` does it."""
+"""Shell for planners that measure: candidates are served by a profile (the truth), as in `profile_estimator.py`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

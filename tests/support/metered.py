@@ -144,7 +144,7 @@ class MeteredDevice:
         self.zero_j = self.energy.counter_j
 
     def new_agent(self) -> None:
-        """Another process of the agent goes on from the ledger; nobody has watched in between."""
+        """Another process of the agent goes on from the energy log; nobody has watched in between."""
         self.agent += 1
         self.integral = PowerIntegral()
 

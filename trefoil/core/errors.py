@@ -56,7 +56,7 @@ class TraceError(InvalidInput):
 
 
 class PlanError(InvalidInput):
-    """Invalid plan: it breaks a rule of `Plan.check`."""
+    """Invalid plan: it breaks a rule of `trefoil.core.plan_check.check`."""
 
 
 class SeriesMismatch(InvalidInput):

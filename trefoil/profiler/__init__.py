@@ -1,1 +1,1 @@
-"""Profiles: what an operating point costs. `law` and `fit` model them, the other modules measure them on a Triton."""
+"""Profiles: what an operating point costs. `cost_law` and `cost_law_fit` model them, the others measure on a Triton."""

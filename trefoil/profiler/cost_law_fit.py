@@ -1,4 +1,4 @@
-"""Fit the constants of `law` to measurements: numpy only, deterministic.
+"""Fit the constants of `cost_law` to measurements: numpy only, deterministic.
 
 `fit_latency` is a damped Gauss-Newton on logarithms with a soft-L1 loss (scale SOFT), so that the few broken rows of a
 measurement do not bend the law. `replay` serves a recorded load sweep again: same arrivals, FIFO to the slice that has

@@ -367,7 +367,7 @@ class Simulation:
             self._set_routes()
 
     def _observe(self) -> None:
-        """Nodes as they are; one dispatcher, which has each table at once, and drains as long as the plant says."""
+        """Nodes as they are; one dispatcher, which has each table at once, and drains as long as the hardware says."""
         inputs = self.observation.inputs
         inputs.nodes = self.hardware.nodes()
         if self.now_s >= self._drained_s - EPSILON_S:

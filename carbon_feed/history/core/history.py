@@ -205,7 +205,7 @@ class History:
 
 
 class _PieceArrays:
-    """Belief as arrays. `plain`: row i is all of interval i, so that a row can be changed alone."""
+    """Belief as arrays. `_plain`: row i is all of interval i, so that a row can be changed alone."""
 
     def __init__(self, pieces: tuple[Piece, ...] = ()) -> None:
         self._rows = _row_array(pieces)

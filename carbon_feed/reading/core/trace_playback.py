@@ -2,8 +2,8 @@
 
 Data: values v_i [g/kWh], each valid for [i, i + 1) * step_s of trace time; time zero lies `lead_in_s` after the first.
 Resampling: a bin of `bin_s` holds the mean of the step function over it (energy drawn evenly emits by that mean).
-Mapping: trace time = (now - starts_at) * speedup; only this clock is scaled, everything else runs in wall time.
-Before `starts_at` the first bin holds; what lies before time zero is history. At the end the trace starts again at
+Mapping: trace time = (now - starts_at_s) * speedup; only this clock is scaled, everything else runs in wall time.
+Before `starts_at_s` the first bin holds; what lies before time zero is history. At the end the trace starts again at
 time zero, or stops.
 """
 

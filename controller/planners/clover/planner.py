@@ -3,8 +3,9 @@
 Source: CLOVER (SC 23) sections 4.1 to 4.3 and 5.1; github.com/boringlee24/sc23-clover for the preset `artifact`.
 Data: what candidates did when they were measured (or would do by their profile), intensity, objectives, devices.
 Decision: which configurations to try, and the best of them: variants and MIG partitions. Every device stays awake.
-Formulation: `graph.py`, `space.py`, `objective.py` (Eq. 1 to 7), `anneal.py`. A known graph is not measured again: its
-joules are rescaled by the intensity of now, as long as the load is within `rate_tolerance` of what it was measured at.
+Formulation: `graph.py`, `space.py`, `objective.py` (Eq. 1 to 7), `annealing.py`. A known graph is not measured again:
+its joules are rescaled by the intensity of now, as long as the load is within `rate_tolerance` of what it was measured
+at.
 C_base: the objective's reference, else BASE by its profile at the same demand, else BASE measured first of all.
 Several families explore side by side, each on its own pod.
 Deviations: the first round starts from what runs, or from BASE, not blindly; Eq. 6 is fixed (`literal` = 1 restores

@@ -1,7 +1,7 @@
 """Planner `exact`, the default: the steps from a view to a decision.
 
-Source: DESIGN section 4; docs/policies.md. The program is `model.py`, its aim `aims.py` and `frontier.py`, the way to
-devices `mapping.py`, what happens when nothing fits `relaxation.py`.
+Source: DESIGN section 4; docs/policies.md. The program is `model.py`, its aim `aim.py` and `frontier.py`, the way to
+devices `placement.py`, what happens when nothing fits `relaxation.py`.
 Data: a `PlanView`. Decision: variants, MIG configurations, sleeping devices and shares, in one program.
 Formulation: aim -> solve -> check with the request-level kernel (a class that fails is scaled by 0.95, at most 4
 rounds) -> map to devices -> keep what runs, if the real price of moving exceeds what the move gains -> check that the

@@ -1,7 +1,7 @@
 """Relaxation of objectives that no plan meets: joint targets first, then a ladder of what gives.
 
 Joint targets (mode budget): a window's accuracy is owed over the window, and its price says what is worth paying now.
-Every family's target (`aims.py`) comes from its own frontier, on which the others have no more than their hard minimum;
+Every family's target (`aim.py`) comes from its own frontier, on which the others have no more than their hard minimum;
 two families that want the most of it in the same clean hour may ask for more than the fleet has. Then the program is
 solved with a price on what lacks of a target instead of the target, as high as the price of accuracy itself. What that
 plan reaches are the targets; what lacks, the window's budget owes later. Hard minima and floors of other modes stay.

@@ -1,8 +1,8 @@
 """Inputs of a rollout, read out of a view: what stands, needs, capacities, memory; and the best path by them.
 
-Formulation: capacity = `core/queueing.rate_max` at the slice's highest clock and batch 1, the objective's SLO and the
-gaps of the demand. Relaxed terms count a slice's saturation rate instead, less a reserve: for the seconds of a rollout
-the SLO may be missed, requests may not pile up. They are the second choice, and the rollout says so.
+Formulation: capacity = `trefoil.core.queueing.rate_max` at the slice's highest clock and batch 1, by the objective's
+SLO and the gaps of the demand. Relaxed inputs count a slice's saturation rate instead, less a reserve: for the seconds
+of a rollout the SLO may be missed, requests may not pile up. They are the second choice, and the rollout says so.
 A family without any profile: capacity in compute slices, need = half of what is routed to now. Nothing is known of its
 speed before it is measured; what keeps half of the hardware serving leaves no request without a slice.
 Deviations: none.
@@ -31,7 +31,7 @@ from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.queueing import rate_max
 
-SATURATION: Final = 0.9  # of a slice's throughput that relaxed terms count on
+SATURATION: Final = 0.9  # of a slice's throughput that relaxed inputs count on
 UNPROFILED_SHARE: Final = 0.5  # of the compute slices that a family without a profile is routed to
 Rows = dict[tuple[str, str, str, str], ProfileRow]
 

@@ -2,7 +2,7 @@
 
 A governor is made when the plan names it, and stepped when the plan of its device changes and at the time that it asked
 for. Its clock is the upper end of what is locked: under load a GPU runs there, idle it may fall to the range's lower
-end. 0 is no limit but the plan's. Leases and sleep go before it (`clocks`).
+end. 0 is no limit but the plan's. Leases and sleep go before it (`clock_control.py`).
 
 Data: the planned device, what it can do, whether it does. Of the stages that it governs the agent knows who is hosted,
 and no latency: `windows_age_s` is infinite. Time is monotonic seconds. Nothing reads `scale_out` yet.

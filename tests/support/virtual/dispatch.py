@@ -130,7 +130,7 @@ class Worker:
         self.process.start(self._system.loop, self._serve(request))
 
     def held(self) -> int:
-        """Requests that its pumps know of: waiting or on a slice."""
+        """Requests that its queues know of: waiting or on a slice."""
         return (
             sum(pump.waiting + pump.in_flight_count for pump in self.local.routing.each_queue)
             if self.local is not None
@@ -194,7 +194,7 @@ class Worker:
             peer.away += 1
 
     async def _once(self, local: LocalWorker, request: Request, attempt: int) -> bool:
-        """One pick of one pump; False: the slice did not take it."""
+        """One pick of one queue; False: the slice did not take it."""
         clock = self._system.clock
         ticket = Ticket(
             id=request.id * 10 + attempt, family=FAMILY, slo_class="", tenant="", items=1, bytes=64,

@@ -1,4 +1,4 @@
-"""A zone's outlook on a made-up clock: what is issued, kept, scored, served and written, and why there is none."""
+"""A zone's forecasts on a made-up clock: what is issued, kept, scored, served and written, and why there is none."""
 
 import asyncio
 import itertools
@@ -99,7 +99,7 @@ class Grid:
 
 
 class World:
-    """A feed's outlook with what the feed would bring."""
+    """A zone's forecasts with what the feed would bring."""
 
     def __init__(self, folder, grid=None, **outlook):
         self.grid = grid or Grid()

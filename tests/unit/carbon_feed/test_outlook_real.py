@@ -1,4 +1,4 @@
-"""On a real grid, hour by hour through the zone's outlook: what it issues is worth what the backtest says."""
+"""On a real grid, hour by hour through the zone's forecasts: what it issues is worth what the backtest says."""
 
 import os
 from pathlib import Path

@@ -57,7 +57,7 @@ def said(series: Series, at_s: float, quality: Quality = Quality.MEASURED) -> Ca
 
 
 class Forecasts:
-    """What a zone's own outlook says, from the brains that it uses."""
+    """What a zone's own forecasts say, from the brains that it uses."""
 
     def __init__(self, history: History, reading: CarbonReading | None) -> None:
         self.archive = ForecastArchive(history.series)

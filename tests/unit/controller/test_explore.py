@@ -94,7 +94,7 @@ class FakeDisk:
 
 
 class FakeMeter:
-    """Two GPUs at constant power, one sample a second; `late_s` behind."""
+    """Two GPUs at constant power, one sample a second."""
 
     def __init__(self) -> None:
         self.held: deque[EnergySample] = deque()

@@ -97,7 +97,7 @@ async def test_a_family_that_joins_a_group_brings_along_who_waits_and_who_is_on_
     assert (alone.waiting, alone.in_flight_count) == (0, 0)
     assert waiting.done(), "the router that it came to knows nothing in flight"
     left.cancel()
-    alone.abandon(asks("cats", 4), left)  # whoever still knows the pump of before
+    alone.abandon(asks("cats", 4), left)  # whoever still knows the queue of before
     alone.done(asks("cats", 1), flying, OK)
     assert (whole.waiting, whole.in_flight) == (0, {key(0): 2})
     alone.done(asks("cats", 2), waiting.result(), OK)

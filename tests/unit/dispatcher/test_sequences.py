@@ -1,4 +1,4 @@
-"""Where sequences live and whose turn it is, by the brain alone; then joined to a pump."""
+"""Where sequences live and whose turn it is, by the brain alone; then joined to a family queue."""
 
 import asyncio
 from collections import defaultdict
@@ -129,7 +129,7 @@ def test_both_bounds_are_named():
     assert issubclass(SequencesFull, QueueFull), "a client gets RESOURCE_EXHAUSTED"
 
 
-# Joined to a pump
+# Joined to a family queue
 
 
 class World:

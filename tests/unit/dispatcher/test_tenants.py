@@ -110,7 +110,7 @@ def test_anything_else_is_not(given_):
     assert Tenants({digest("secret"): Tenant("a")}).of(given_) is None
 
 
-# The gate
+# Access control
 
 FILE = """
 [[tenant]]

@@ -34,7 +34,7 @@ LATE: Final = np.linspace(0.05, 0.95, 10)  # of a backlog, at which those who qu
 
 @dataclass(slots=True)
 class Pool:
-    """Slices behind one queue. `rates`: what each answers at most [1/s]; `share` of the family's flow."""
+    """Slices behind one queue. `limits`: what each answers at most [1/s]; `share` of the family's flow."""
 
     share: float
     keys: list[SliceKey] = field(default_factory=list)

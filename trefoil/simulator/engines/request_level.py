@@ -5,7 +5,7 @@ Result: per window what was answered, refused, still waiting, and how long every
 Model: a request that is sent to a slice is on its way for gap/2, computes when the slice has finished the one before it
     (one at a time), and is back after another gap/2: its credit is free then. So one credit leaves the slice idle for a
     gap per request; a second one hides that. In flight it stays on its slice whatever the table says next; all else is
-    decided by dispatcher/core/family_queue, as it is live.
+    decided by dispatcher/routing/core/family_queue.py, as it is live.
 Draws: every slice has a stream of its own, seeded by its key. So the same request on the same slice takes the same time
     under two policies until their histories part. A slice that is given another service time starts a new stream.
 Speed: for a router and a queue that read little of a ticket (`Traits.light`) a ticket is three numbers, and one loop
