@@ -125,7 +125,7 @@ class RunningSystem:
         return pid
 
     def log(self, name: str, lines: int = 30) -> str:
-        return processes.tail(self.state_dir / "logs" / f"{name}.log", lines)
+        return processes.last_log_lines(self.state_dir / "logs" / f"{name}.log", lines)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[SystemClient]:
