@@ -233,10 +233,6 @@ class Space:
         )
         return have == want and slices == setup.graph.slices() and fitting
 
-    def all_setups(self, kind: DeviceType) -> Sequence[Setup]:
-        """Setups that an exhaustive search goes through, per device type."""
-        return self.units(kind)
-
     # ------------------------------------------------------------------------------------------------ neighbours
 
     def neighbour(

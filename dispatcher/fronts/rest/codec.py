@@ -23,7 +23,6 @@ Json = Mapping[str, Any]
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 RAW_INPUT_FIELD: Final = b"\x3a"  # field 7, length-delimited, in ModelInferRequest
 _FLAGS: Final = ("sequence_start", "sequence_end")
-_OWN_FIELDS: Final = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """Configuration graphs and their spaces: a metric, additive, realisable, within reach."""
 
-import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -40,14 +39,6 @@ def test_devices_that_join_or_leave_add_and_take_their_edges(a, b):
     assert (a + b) - b == a
     assert (a + b).instances == a.instances + b.instances
     assert edit_distance(a, a + b) == b.instances
-
-
-@given(GRAPHS)
-def test_networkx_and_back(a):
-    drawn = a.networkx([v.name for v in VARIANTS], [(A100, s.name) for s in A100_40GB.slice_types])
-    assert Graph.from_networkx(drawn) == a
-    assert nx.is_bipartite(drawn)
-    assert drawn.number_of_nodes() == len(VARIANTS) + len(A100_40GB.slice_types)
 
 
 @pytest.mark.parametrize("standardised", [True, False])

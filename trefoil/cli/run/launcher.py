@@ -180,11 +180,6 @@ class Launcher:
         """Process id of a service, as of its last start."""
         return self._children[name].pid
 
-    @property
-    def restarts(self) -> int:
-        """Number of times that a service ended without being asked to."""
-        return len(self.exits)
-
     async def wait_for_failure(self) -> None:
         """Wait until a service cannot be kept running."""
         while not self.failure:
