@@ -68,7 +68,7 @@ class Contracts:
         """Contract of a family if it was learned already."""
         return self._known.get(family)
 
-    async def of(self, family: str) -> Contract:
+    async def fetch(self, family: str) -> Contract:
         """Contract of a family, asked of a live slice if it is not known yet.
 
         Raises:

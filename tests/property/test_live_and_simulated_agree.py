@@ -244,7 +244,7 @@ def test_equal_events_give_equal_effects(tmp_path_factory, policy, rate, slo_ms,
     live, simulated = effects(policy, rate, slo_ms, noise, seed, mode, tmp_path_factory.mktemp("twin"))
     kinds = {name for part in simulated for name, *_ in part}
     assert {
-        "Viewed",
+        "UseView",
         "CallPlanner",
         "RecordDecision",
         "StartRollout",

@@ -30,7 +30,7 @@ from typing import Final
 from controller.forecasters.last_max import Z_90
 from controller.observe.core.plannable import out_of_service_reason, usable_devices
 from trefoil.core.brains import PlanView
-from trefoil.core.common import Same
+from trefoil.core.common import IdentityKey
 from trefoil.core.demand import Demand
 from trefoil.core.fleet import FleetState, SliceKey, SliceState
 from trefoil.core.plan import NodePlan, Plan
@@ -139,11 +139,11 @@ def evaluate_triggers(
 
 def _lost(view: PlanView, plan: Plan) -> Mapping[SliceKey, SliceState]:
     """Slices of a plan that are gone or failed, on nodes that report."""
-    return _lost_of(Same(view.fleet), Same(plan.nodes))
+    return _lost_of(IdentityKey(view.fleet), IdentityKey(plan.nodes))
 
 
 @lru_cache(maxsize=64)
-def _lost_of(fleet: Same[FleetState], nodes: Same[tuple[NodePlan, ...]]) -> Mapping[SliceKey, SliceState]:
+def _lost_of(fleet: IdentityKey[FleetState], nodes: IdentityKey[tuple[NodePlan, ...]]) -> Mapping[SliceKey, SliceState]:
     states = {s.key: s.state for node in fleet.value.nodes for d in node.devices for s in d.slices}
     wanted = [p.key for n in nodes.value if n.node not in fleet.value.stale for d in n.devices for p in d.slices]
     bad = (SliceState.FAILED, SliceState.GONE, SliceState.UNSPECIFIED)

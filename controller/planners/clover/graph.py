@@ -22,7 +22,7 @@ class Graph:
     weights: tuple[tuple[Edge, int], ...]
 
     @classmethod
-    def of(cls, weights: Mapping[Edge, int]) -> "Graph":
+    def from_weights(cls, weights: Mapping[Edge, int]) -> "Graph":
         """Graph of weights, without the edges of weight 0.
 
         Raises:
@@ -55,17 +55,17 @@ class Graph:
 
     def __add__(self, other: "Graph") -> "Graph":
         """GPUs that join bring their edges."""
-        return Graph.of(self.counter + other.counter)
+        return Graph.from_weights(self.counter + other.counter)
 
     def __sub__(self, other: "Graph") -> "Graph":
         """GPUs that leave take theirs along; they must have been part of it."""
         left = Counter(self.counter)
         left.subtract(other.counter)
-        return Graph.of(left)
+        return Graph.from_weights(left)
 
     def __mul__(self, times: int) -> "Graph":
         """That many GPUs alike."""
-        return Graph.of({edge: n * times for edge, n in self.weights})
+        return Graph.from_weights({edge: n * times for edge, n in self.weights})
 
 
 def edit_distance(a: Graph, b: Graph) -> int:

@@ -23,7 +23,7 @@ from numpy.random import Generator, default_rng
 from controller.planners.columns import ClassKey, Column, columns, gap_scv
 from controller.planners.exact.aim import FamilyAim, aim_of
 from controller.planners.exact.milp import Limits, WallLimitHit
-from controller.planners.exact.model import Aim, Problem, Solution, as_they_are, groups_of, pinned, weights_of
+from controller.planners.exact.model import Aim, Problem, Solution, frozen_groups, groups_of, pinned, weights_of
 from controller.planners.exact.placement import Moves, moves, place_clocked
 from controller.planners.exact.relaxation import better_than_current, hard_minima, joint_targets, relaxed
 from controller.planners.exact.reuse import on_grid, refitted, rounded_demand, solve_or_reuse, standing
@@ -249,7 +249,7 @@ def staying_draft(problem: Problem, aim: Aim, constants: Mapping[str, float]) ->
     if before is not None:
         solution = refitted(problem, aim, before)
     else:
-        still = replace(problem, groups=as_they_are(problem.devices))
+        still = replace(problem, groups=frozen_groups(problem.devices))
         solution = solve(still, aim, Limits(int(constants["solver_nodes"]), constants["solver_gap"]))
     if solution is None:
         return None

@@ -208,7 +208,7 @@ class RestApp:
     async def _decoded(self, ask: HttpRequest, body: bytes, model: str, version: str) -> tuple[bytes, codec.OutputForm]:
         length = _json_length(ask.headers.get(JSON_LENGTH), len(body))
         if length == 0 and body:
-            config = (await self._contracts.of(model)).config.config
+            config = (await self._contracts.fetch(model)).config.config
             return codec.decode_raw(body, config, version), codec.ALL_BINARY
         if length > self._json_bytes_max:
             raise _too_large(f"the JSON of a request has {length} bytes", "rest_json_bytes_max", self._json_bytes_max)

@@ -108,7 +108,7 @@ class Launcher:
         await clean_up(self.paths, self._clock)
         services.preflight(self.system, self._clock.now_s())
         self.launch = services.new_launch(
-            self.system, self.paths, self._launch_id, Identity.of(os.getpid()), self._clock.now_s()
+            self.system, self.paths, self._launch_id, Identity.of_pid(os.getpid()), self._clock.now_s()
         )
         self.paths.write_launch(self.launch)
         self.paths.rotate_logs()
