@@ -142,7 +142,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
 
     async def GetMany(self, request: Any, context: Any) -> Any:
         response = pb.GetManyResponse()
-        for feed in self._wanted(request):
+        for feed in self._requested_feeds(request):
             if feed.reading is not None:
                 response.readings.append(codec.to_proto(feed.reading))
             else:
@@ -278,8 +278,8 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
             raise errors.NotFound("no such model", field="model", value=model, remedy=_remedy(models))
         return found
 
-    def _wanted(self, request: Any) -> list[ZoneFeed]:
-        """Of which zones a caller asks at once; different series only where each is spelled out."""
+    def _requested_feeds(self, request: Any) -> list[ZoneFeed]:
+        """Feeds of the zones that a caller asks for at once; different series only where each is spelled out."""
         if request.series and request.zones:
             raise errors.InvalidInput(
                 "given beside zones", field="series", value=len(request.series), remedy="give zones or series, not both"

@@ -102,7 +102,7 @@ class AsyncFamilyQueue:
         other._moved_to[family] = self
         other._set_timer()
 
-    def standing(self, ticket: Ticket, planned: Route, missing: Mapping[SliceKey, str]) -> FamilySnapshot:
+    def snapshot(self, ticket: Ticket, planned: Route, missing: Mapping[SliceKey, str]) -> FamilySnapshot:
         """Snapshot of a family for a ticket that is only asked about (ExplainRequest)."""
         queue, family = self._queue, ticket.family
         told = getattr(queue.router, "scores", None)

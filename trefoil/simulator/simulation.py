@@ -134,7 +134,7 @@ class Simulation:
             live.recall(memory)
         self.inputs.planner, self.core.explorer.live = planner, live
 
-    def rest(self) -> None:
+    def run_until_settled(self) -> None:
         """Run until no rollout is under way."""
         while self._rolling is not None and self.now_s < self.end_s - EPSILON_S:
             self._next_event()
@@ -275,7 +275,7 @@ class Simulation:
             case UseView(view):
                 self._viewed = view
             case CallPlanner(view, seed, asks):
-                return self._think(view, seed, asks)
+                return self._ask_planner(view, seed, asks)
             case TellPlanner(candidate, measurement):
                 live = self.core.explorer.live
                 assert live is not None
@@ -294,7 +294,7 @@ class Simulation:
                 self._woken = True
         return None  # the rest is for logs, metrics, disks and Redis, which nobody has here
 
-    def _think(self, view: PlanView, seed: int, asks: bool) -> PlannerAnswer:
+    def _ask_planner(self, view: PlanView, seed: int, asks: bool) -> PlannerAnswer:
         planner = self.inputs.planner
         if asks:
             return PlannerAnswer(ask_planner(view, planner, seed), seed, is_exploration=True)

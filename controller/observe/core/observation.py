@@ -95,7 +95,7 @@ class Observation:
         self._demand: dict[str, Demand] = {}
         self.forecasts: dict[str, LoadForecast] = {}
         self._known_of: frozenset[str] = frozenset()
-        self._known_catalog = catalog.of(())
+        self._known_catalog = catalog.restrict(())
         self._found: tuple[NodeStatus, ...] = ()
         self._fleet = FleetState((), ())
         self._oldest_s = math.inf
@@ -250,7 +250,7 @@ class Observation:
         """The catalogue of these families alone: every decision records its view, and a repository may hold many."""
         wanted = frozenset(families)
         if wanted != self._known_of:
-            self._known_of, self._known_catalog = wanted, self.catalog.of(wanted)
+            self._known_of, self._known_catalog = wanted, self.catalog.restrict(wanted)
         return self._known_catalog
 
     def input_stamps(self, now_s: float) -> tuple[InputStamp, ...]:

@@ -142,7 +142,7 @@ def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes:
             base = wanted.get(status.device, PlannedDevice(device=status.device))
             awake = status.state in AWAKE_STATES
             now = DeviceState.AWAKE if awake else DeviceState.ASLEEP
-            devices[status.device] = _bare(IdentityKey(base), now)
+            devices[status.device] = _without_slices(IdentityKey(base), now)
             if not status.usable or mig_off(status):
                 closed.add(status.device)
             if status.state == DeviceState.LOST:
@@ -157,7 +157,7 @@ def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes:
 
 
 @lru_cache(maxsize=1024)
-def _bare(device: IdentityKey[PlannedDevice], target: DeviceState) -> PlannedDevice:
+def _without_slices(device: IdentityKey[PlannedDevice], target: DeviceState) -> PlannedDevice:
     """A device as it was told to be, without slices: asked for again at every step of a rollout."""
     return replace(device.value, target=target, slices=())
 

@@ -187,7 +187,7 @@ class RestApp:
     async def _infer(self, ask: HttpRequest, tenant: Tenant, model: str, version: str) -> HttpReply:
         body = await self._body(ask)
         self._access.admit(tenant, len(body))
-        body = await compression.expanded(body, ask.headers.get("content-encoding", ""), self._json_bytes_max)
+        body = await compression.decompress(body, ask.headers.get("content-encoding", ""), self._json_bytes_max)
         data, form = await self._decoded(ask, body, model, version)
         answer = await self._while_there(ask.receive, self._inference.answer(data, Caller(tenant=tenant.name)))
         small = len(answer.data) < THREAD_BYTES
@@ -201,7 +201,7 @@ class RestApp:
             content_type = b"application/octet-stream"
         encoding = compression.chosen(ask.headers.get("accept-encoding", ""))
         if encoding:
-            written = await compression.compressed(written, encoding)
+            written = await compression.compress(written, encoding)
             headers += ((b"content-encoding", encoding.encode()),)
         return HttpReply(200, written, headers, content_type)
 

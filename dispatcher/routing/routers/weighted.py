@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from dispatcher.routing.queues.fifo import turn
+from dispatcher.routing.queues.fifo import order_key
 from dispatcher.routing.routers.credits import CreditPick, Credits, Pool
 from trefoil.core.brains import Outcome, Pick, Queue, Ticket
 from trefoil.core.fleet import SliceKey
@@ -211,7 +211,7 @@ class Weighted:
         for lane in tuple(orphaned):
             while (ticket := self._queue.pop(lane)) is not None:
                 homeless.append(ticket)
-        for ticket in sorted(homeless, key=turn):
+        for ticket in sorted(homeless, key=order_key):
             due = self._due_above(ticket.min_accuracy)
             if due is not None:
                 self._next_turn += 1

@@ -125,7 +125,7 @@ class Hour:
             self.serve(at_s)
             for book, prices in zip(self.books, self.prices, strict=True):
                 book.settle(prices.rate)
-                closed = book.take(at_s, Revision())
+                closed = book.close_window(at_s, Revision())
                 self.receipt_j += sum(cell.receipt_j for cell in closed.cells)
                 self.late.append(closed)
             while len(self.late) > 3:  # windows come a second after what was metered
