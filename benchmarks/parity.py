@@ -51,7 +51,7 @@ from trefoil.runtime.clock import WallClock
 from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.state import State
 from trefoil.simulator.report.result import Result
-from trefoil.simulator.scenario.demo import Machine, Timeline, demo_scenario, simulate_demo
+from trefoil.simulator.scenario.demo import MeasuredDelays, Timeline, demo_scenario, simulate_demo
 
 OUT: Final = CHECKOUT / "out" / "bench"
 DEMO: Final = CHECKOUT / "deploy" / "config" / "demo.toml"
@@ -117,7 +117,7 @@ class Compared:
     command: str
     live: Side
     simulated: Side
-    machine: Machine
+    delays: MeasuredDelays
     timeline: Timeline
     joules_ratio: float
     """Simulated over live, less 1."""
@@ -175,7 +175,7 @@ async def watch(folder: Path, watched: Watched) -> None:
             await state.close()
 
 
-async def play_live(case: Case, demo: Scenario, out: Path, console: Console) -> tuple[Side, Machine, Timeline]:
+async def play_live(case: Case, demo: Scenario, out: Path, console: Console) -> tuple[Side, MeasuredDelays, Timeline]:
     """One run of the demo on a fresh system."""
     view = PlainView(console, every_s=math.inf)
     out.mkdir(parents=True, exist_ok=True)
@@ -196,10 +196,10 @@ async def play_live(case: Case, demo: Scenario, out: Path, console: Console) -> 
     ]  # a step that begins with the end is no part of it
     first = codec.from_json(PlanView, found[0].view_json)
     timeline = Timeline(found[0].at_s - zero_s, first.carbon.starts_at_s - zero_s)
-    return _live_side(run.summary, counted), measured_machine(demo, client, watched), timeline
+    return _live_side(run.summary, counted), measured_delays(demo, client, watched), timeline
 
 
-def measured_machine(demo: Scenario, client: LoadResult, watched: Watched) -> Machine:
+def measured_delays(demo: Scenario, client: LoadResult, watched: Watched) -> MeasuredDelays:
     """Transport and starts, as client, dispatcher and agent saw them; what nobody saw keeps its default.
 
     gap       what a slice was taken for beyond the mean service time of its profile, in windows in which it never had
@@ -207,7 +207,7 @@ def measured_machine(demo: Scenario, client: LoadResult, watched: Watched) -> Ma
     overhead  the client's mean latency beyond the dispatcher's
     start     median time from STARTING to READY, less the load time of the variant that stands in family.toml
     """
-    default, catalog = Machine(), load_catalog(demo.family.repository)
+    default, catalog = MeasuredDelays(), load_catalog(demo.family.repository)
     rows = {(r.device_type, r.slice_type, r.variant): service_time(r).mean_ms for r in catalog.rows if r.batch == 1}
     beyond_ms = total_ms = 0.0
     alone = answered = 0
@@ -349,7 +349,7 @@ def run(out: Path = OUT, *, short: bool = False, console: Console | None = None)
     found = [asyncio.run(compare(case, out / "parity", screen, short=short)) for case in cases]
     screen.print(table(found))
     for one in found:
-        screen.print(f"{one.case}: measured on this machine: {one.machine}", highlight=False)
+        screen.print(f"{one.case}: measured on this machine: {one.delays}", highlight=False)
     document = {
         "simulated_gpus": True,
         "commit": git_commit(),

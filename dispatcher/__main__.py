@@ -41,7 +41,7 @@ def build(argv: Sequence[str]) -> list[Part]:
     local = LocalWorker(settings, settings.dispatcher or f"dispatcher-{uuid.uuid4().hex[:12]}", clock)
     contracts = Contracts(local)
     sync = StateSync(local, state, DispatcherMetrics(local, metrics))
-    fronts = Fronts.of(local, contracts, metrics)
+    fronts = Fronts.build(local, contracts, metrics)
     tokens = fronts.access if settings.tenants_file is not None else None
     drain = GracefulShutdown(local)
     all_workers = AllWorkers(local, fronts.peers, metrics)

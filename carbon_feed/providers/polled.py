@@ -53,16 +53,6 @@ class PolledProvider:
         provider.metered(self._spend)
 
     @property
-    def questions(self) -> int:
-        """Number of questions so far, of both kinds."""
-        return self.polling.asked
-
-    @property
-    def next_s(self) -> float:
-        """UTC seconds at which it is asked again."""
-        return self.polling.next_s(self._now_s)
-
-    @property
     def awaits_first_answer(self) -> bool:
         """Whether nothing was ever answered yet, and a question is under way."""
         return self._answer is None and self.refusal is None and self._task is not None

@@ -181,11 +181,11 @@ class AnswerCache:
     def __init__(self) -> None:
         self._kept: dict[float, Observation] = {}
         self._answer: tuple[Observation, ...] = ()
-        self._said: Observation | None = None
+        self._newest: Observation | None = None
 
     def remember(self, said: Observation, answer: Sequence[Observation] = ()) -> Observation:
         """Keep an observation, and what the same answer says of the time before; returns the observation."""
-        self._answer, self._said = tuple(answer) or (said,), said
+        self._answer, self._newest = tuple(answer) or (said,), said
         for point in self._answer:
             if point.ends_at_s <= said.starts_at_s:
                 self._keep(point)
@@ -194,10 +194,10 @@ class AnswerCache:
     def held(self, now_s: float) -> Observation | None:
         """Observation of now in the last answer: of a later interval it was a forecast, whatever it is called."""
         found = next((point for point in self._answer if point.starts_at_s <= now_s < point.ends_at_s), None)
-        if found is None or self._said is None or found.starts_at_s == self._said.starts_at_s:
-            return self._said
+        if found is None or self._newest is None or found.starts_at_s == self._newest.starts_at_s:
+            return self._newest
         for point in self._answer:  # none is left out because nobody looked while it held
-            if self._said.starts_at_s < point.starts_at_s < found.starts_at_s and point.starts_at_s not in self._kept:
+            if self._newest.starts_at_s < point.starts_at_s < found.starts_at_s and point.starts_at_s not in self._kept:
                 self._keep(replace(point, quality=Quality.FORECAST))
         if found.starts_at_s not in self._kept:
             self._keep(replace(found, quality=Quality.FORECAST))

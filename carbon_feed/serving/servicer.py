@@ -31,7 +31,7 @@ from trefoil.core.carbon import (
     Series,
     ZoneHealth,
 )
-from trefoil.core.common import Same
+from trefoil.core.common import IdentityKey
 from trefoil.runtime import codec
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.state import series_name
@@ -142,7 +142,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
 
     async def GetMany(self, request: Any, context: Any) -> Any:
         response = pb.GetManyResponse()
-        for feed in self._wanted(request):
+        for feed in self._requested_feeds(request):
             if feed.reading is not None:
                 response.readings.append(codec.to_proto(feed.reading))
             else:
@@ -152,7 +152,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
     async def WatchIntensity(self, request: Any, context: Any) -> AsyncIterator[Any]:
         feed = self._feed(request.zone)
         hysteresis = request.hysteresis_ratio if request.HasField("hysteresis_ratio") else None
-        watching = ChangeFilter.of(request.change_ratio, hysteresis)
+        watching = ChangeFilter.from_ratios(request.change_ratio, hysteresis)
         if self._watchers >= self._watchers_max:
             raise errors.Unavailable(
                 f"{self._watchers} watchers are open", remedy="close some, or raise watchers_max of the feed"
@@ -172,7 +172,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
     async def GetHistory(self, request: Any, context: Any) -> Any:
         feed = self._feed(request.zone)
         limit = queries.page_limit(request.limit)
-        wanted = queries.TimeRange.of(*(_time(request, field) for field in ("from_at", "to_at", "as_of_at")))
+        wanted = queries.TimeRange.from_times(*(_time(request, field) for field in ("from_at", "to_at", "as_of_at")))
         now_s = self._clock.now_s()
         page, next_s = queries.page(feed.history, wanted, limit)
         found: list[Piece] = []
@@ -199,7 +199,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
                 f"the newest forecast of {feed.series.zone} ended before now, or is shorter than one step",
                 remedy="ask for a longer horizon or a shorter step, and look at GetZoneHealth",
             )
-        return _forecast_message(Same(part))
+        return _forecast_message(IdentityKey(part))
 
     async def GetRatio(self, request: Any, context: Any) -> Any:
         feed = self._feed(request.zone)
@@ -278,8 +278,8 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
             raise errors.NotFound("no such model", field="model", value=model, remedy=_remedy(models))
         return found
 
-    def _wanted(self, request: Any) -> list[ZoneFeed]:
-        """Of which zones a caller asks at once; different series only where each is spelled out."""
+    def _requested_feeds(self, request: Any) -> list[ZoneFeed]:
+        """Feeds of the zones that a caller asks for at once; different series only where each is spelled out."""
         if request.series and request.zones:
             raise errors.InvalidInput(
                 "given beside zones", field="series", value=len(request.series), remedy="give zones or series, not both"
@@ -382,7 +382,7 @@ def _archived(model: str, issued_at_s: float, rows: Iterable[Mapping[str, Any]])
 
 
 @functools.lru_cache(maxsize=64)
-def _forecast_message(forecast: Same[CarbonForecast]) -> Any:
+def _forecast_message(forecast: IdentityKey[CarbonForecast]) -> Any:
     return pb.GetForecastResponse(forecast=codec.to_proto(forecast.value))
 
 

@@ -59,13 +59,13 @@ class LastMax:
         short = "" if len(arrivals) >= width else f"only {len(arrivals) * bin_s:g} s of data"
         if not arrivals:
             return LoadForecast(family, "last_max", now_s, lead_s, fallback_reason="no data")
-        mean, rate, slope, span_s = self._seen(tuple(arrivals), bin_s)
+        mean, rate, slope, span_s = self._statistics(tuple(arrivals), bin_s)
         growth = min(slope * lead_s, self.growth_ratio_max * rate)
         p90 = poisson_quantile(rate * span_s) / span_s + growth
         return LoadForecast(family, "last_max", now_s, lead_s, mean, max(p90, rate), rate, short)
 
     @lru_cache(maxsize=4096)  # noqa: B019 (frozen and hashable: equal forecasters share it, and days repeat each other)
-    def _seen(self, arrivals: tuple[float, ...], bin_s: float) -> tuple[float, float, float, float]:
+    def _statistics(self, arrivals: tuple[float, ...], bin_s: float) -> tuple[float, float, float, float]:
         """The mean of now, the largest one of late [1/s], the slope [1/s^2], and what a mean is over [s]."""
         width = min(max(1, round(self.smooth_s / bin_s)), len(arrivals))
         ends = range(len(arrivals), max(width, len(arrivals) - round(self.lookback_s / bin_s)) - 1, -1)

@@ -29,13 +29,13 @@ from controller.loop.core.effects import (
     Steps,
     StopRollout,
     TellPlanner,
-    Viewed,
+    UseView,
     WriteObjectives,
 )
 from controller.loop.core.triggers import Trigger
 from controller.loop.decision_records import DecisionRecords
 from controller.loop.disk_store import DiskStore
-from controller.loop.effect_runner import Signals, T, carry_out_common, run_effects
+from controller.loop.effect_runner import Signals, T, perform_common, run_effects
 from controller.loop.leadership import Leadership
 from controller.observe.core.observation import Observation
 from controller.observe.reader import DemandPublisher, ObservationReader, set_view_metrics
@@ -236,7 +236,7 @@ class ControlLoop:
 
     async def _carry_out(self, effect: Any) -> Any:
         match effect:
-            case Viewed(view):
+            case UseView(view):
                 refused = self.observation.plannable_carbon(view.now_s).rung
                 set_view_metrics(
                     self._metrics, view, self.core.control, self.rollout_runner.rollout, self.core.last_verdict, refused
@@ -264,7 +264,7 @@ class ControlLoop:
                 spent = {"spent_s": round(measurement.spent_s, 1), "spent_j": round(measurement.spent_j, 1)}
                 self._log.info("evaluation", text=effect.text, **spent)
             case _:
-                carry_out_common(effect, self._disk, self._metrics, self._signals)
+                perform_common(effect, self._disk, self._metrics, self._signals)
         return None
 
     # --- what operators change (called by the service) ---------------------------------------------------------------

@@ -49,17 +49,17 @@ def decision_record(
         trigger=kept.trigger.cause,
         policy=policy,
         view_json=codec.to_json(kept.view),
-        seed=kept.thought.seed,
+        seed=kept.answer.seed,
         why=kept.verdict.why,
         versions={
             **versions(planner, kept.verdict, kept.effect),
             **given,
-            **kept.thought.versions,
+            **kept.answer.versions,
             **kept.versions,
         },
         at_s=kept.view.now_s,
-        solve_ms=kept.thought.solve_ms,
-        wall_limit_hit=kept.thought.wall_limit_hit,
+        solve_ms=kept.answer.solve_ms,
+        wall_limit_hit=kept.answer.wall_limit_hit,
     )
 
 
@@ -100,7 +100,7 @@ class DecisionRecords:
         """
         planner = self._settings.planner or self._policy.planner
         record = self.last = decision_record(kept, planner, self._policy.name, self._given())
-        await asyncio.to_thread(self._disk.save_decision, record, kept.thought.step.plan)
+        await asyncio.to_thread(self._disk.save_decision, record, kept.answer.step.plan)
         self._disk.save("budgets", self._budgets())
         self._disk.save("counts", {"replans": kept.causes, "reconfigurations": kept.reconfigurations})
         verdict = kept.verdict

@@ -30,7 +30,7 @@ class Signals:
     def __init__(self) -> None:
         self._wake = asyncio.Event()
         self.changed = asyncio.Condition()
-        self._telling: set[asyncio.Task[None]] = set()
+        self._notifications: set[asyncio.Task[None]] = set()
 
     def wake(self) -> None:
         """Wake the control loop: it ticks now instead of at the next period."""
@@ -48,8 +48,8 @@ class Signals:
     def announce(self) -> None:
         """Notify watchers that plan, rollout or mode has changed."""
         task = asyncio.get_running_loop().create_task(self._notify())
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._notifications.add(task)
+        task.add_done_callback(self._notifications.discard)
 
     async def _notify(self) -> None:
         async with self.changed:
@@ -73,7 +73,7 @@ async def run_effects(steps: Steps[T], carry_out: Callable[[Any], Awaitable[Any]
             error = raised
 
 
-def carry_out_common(effect: Any, disk: DiskStore, metrics: Metrics, signals: Signals) -> None:
+def perform_common(effect: Any, disk: DiskStore, metrics: Metrics, signals: Signals) -> None:
     """Carry out an effect that control and rollouts have in common.
 
     Raises:

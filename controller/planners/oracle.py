@@ -108,5 +108,5 @@ def _with(setup: Setup, part: Setup, kind_name: str) -> Setup:
     if all(c.device_type == kind_name for c, _ in setup.layouts):
         return part
     layouts = tuple(part.layouts[0] if c.device_type == kind_name else (c, n) for c, n in setup.layouts)
-    others = Graph.of({e: n for e, n in setup.graph.weights if e[1] != kind_name})
+    others = Graph.from_weights({e: n for e, n in setup.graph.weights if e[1] != kind_name})
     return Setup(layouts, others + part.graph)

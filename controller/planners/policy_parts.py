@@ -17,7 +17,7 @@ from controller.rollout.core.rollout_inputs import rollout_refusal
 from controller.settings import ControllerSettings
 from trefoil.core.brains import Candidate, Decision, Forecaster, LivePlanner, Measurement, Planner, PlanView
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import Same
+from trefoil.core.common import IdentityKey
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.core.plan_check import sealed
@@ -91,7 +91,9 @@ class PolicyLivePlanner:
 
     def __init__(self, planner: LivePlanner, row: Policy) -> None:
         self.planner, self.row = planner, row
-        self._asked: tuple[Candidate, Candidate] | None = None  # with the row's parts, and as the planner made it
+        self._last_candidate: tuple[Candidate, Candidate] | None = (
+            None  # with the row's parts, and as the planner made it
+        )
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan as the planner decides, with the parts of the row."""
@@ -107,13 +109,13 @@ class PolicyLivePlanner:
         if isinstance(step, Decision):
             return _decision(step, view, self.row)
         found = replace(step, plan=apply_policy_parts(step.plan, view.catalog, self.row))
-        self._asked = found, step
+        self._last_candidate = found, step
         return found
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
         """Tell the planner what measuring its candidate gave."""
-        known = self._asked is not None and self._asked[0] is candidate
-        self.planner.tell(self._asked[1] if self._asked and known else candidate, measurement)
+        known = self._last_candidate is not None and self._last_candidate[0] is candidate
+        self.planner.tell(self._last_candidate[1] if self._last_candidate and known else candidate, measurement)
 
     def memory(self) -> Mapping[str, Any]:
         """Memory of the planner, as JSON."""
@@ -145,11 +147,11 @@ def _decision(decision: Decision, view: PlanView, row: Policy) -> Decision:
 
 def apply_policy_parts(plan: Plan, catalog: Catalog, row: Policy) -> Plan:
     """Plan with router and queue of the row on every route, and its governor on every device that is planned."""
-    return _with_parts(Same(plan), Same(catalog), row.router, row.queue, row.governor)
+    return _with_parts(IdentityKey(plan), IdentityKey(catalog), row.router, row.queue, row.governor)
 
 
 @lru_cache(maxsize=16)  # of a plan that is checked by the planner and then decided on
-def _with_parts(plan: Same[Plan], catalog: Same[Catalog], router: str, queue: str, governor: str) -> Plan:
+def _with_parts(plan: IdentityKey[Plan], catalog: IdentityKey[Catalog], router: str, queue: str, governor: str) -> Plan:
     nodes = tuple(_node(node, governor) for node in plan.value.nodes)
     routes = tuple(_route(route, catalog.value, router, queue) for route in plan.value.routes)
     return replace(plan.value, nodes=nodes, routes=routes)

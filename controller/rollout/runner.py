@@ -18,7 +18,7 @@ from controller.loop.core.effects import (
     Wait,
 )
 from controller.loop.disk_store import DiskStore
-from controller.loop.effect_runner import Signals, carry_out_common, run_effects
+from controller.loop.effect_runner import Signals, perform_common, run_effects
 from controller.loop.leadership import Leadership
 from controller.observe.reader import ObservationReader
 from controller.rollout.agent_clients import AgentClients
@@ -113,7 +113,7 @@ class RolloutRunner:
             case Save("published", plan):
                 self._disk.save("published", self._with_catalog_facts(plan))
             case _:
-                carry_out_common(effect, self._disk, self._metrics, self._signals)
+                perform_common(effect, self._disk, self._metrics, self._signals)
         return None
 
     def _writes(self, wanted: Publish) -> list[Write]:

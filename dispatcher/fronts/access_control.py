@@ -95,8 +95,8 @@ class AccessControl:
         self._refused: Counter[tuple[str, str]] = Counter()
         self.open = settings.tenants_file is None and settings.token is None
         self._watched: tuple[Path, ...] = ()
-        self._seen: tuple[Any, ...] = ()
-        self._complaint = ""
+        self._stamps_read: tuple[Any, ...] = ()
+        self._last_error = ""
         self._tenants = self._read()
 
     def authenticate(self, authorization: str | bytes) -> Tenant:
@@ -107,7 +107,7 @@ class AccessControl:
         """
         if self.open:
             return EVERYBODY
-        tenant = self._tenants.of(authorization)
+        tenant = self._tenants.authenticate(authorization)
         if tenant is None:
             raise self._refusal("", grpc.StatusCode.UNAUTHENTICATED, NO_TOKEN)
         return tenant
@@ -125,7 +125,7 @@ class AccessControl:
         self.require_role(tenant, INFER)
         if not (tenant.rate_per_s or tenant.bytes_per_s):
             return
-        excess = tenants.admit(tenant, self._limits.of(tenant.name), size, self._clock.monotonic_s())
+        excess = tenants.admit(tenant, self._limits.state_of(tenant.name), size, self._clock.monotonic_s())
         if excess is not None:
             raise self._refusal(
                 tenant.name, grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -147,7 +147,7 @@ class AccessControl:
         without that role, "" for nobody we know."""
         if self.open:
             return "open"
-        tenant = self._tenants.of(dict(metadata or ()).get("authorization", ""))
+        tenant = self._tenants.authenticate(dict(metadata or ()).get("authorization", ""))
         if tenant is None:
             return ""
         return "control" if ADMIN in tenant.roles else "denied"
@@ -168,16 +168,16 @@ class AccessControl:
     def refresh(self) -> None:
         """Read the tenants file again if it changed; show what was refused."""
         self._count()
-        if self._path is None or self._stamps() == self._seen:
+        if self._path is None or self._stamps() == self._stamps_read:
             return
         try:
             self._tenants = self._read()
         except TrefoilError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
+            if str(error) != self._last_error:
+                self._last_error = str(error)
                 LOG.warning("the tenants file is not used; the last good one stays in force", why=str(error))
             return
-        self._complaint = ""
+        self._last_error = ""
         LOG.info("tenants read again", tenants=sorted(tenant.name for tenant in self._tenants.all()))
 
     def _read(self) -> Tenants:
@@ -202,7 +202,7 @@ class AccessControl:
             names.add(entry.name)
             by_digest[key] = entry.tenant()
         self._watched = (self._path, *(entry.token_file for entry in entries if entry.token_file))
-        self._seen = self._stamps()
+        self._stamps_read = self._stamps()
         return Tenants(by_digest)
 
     def _stamps(self) -> tuple[Any, ...]:
@@ -230,7 +230,7 @@ class Limits:
         self._folder = folder
         self._known: dict[str, LimitState] = {}
 
-    def of(self, tenant: str) -> LimitState:
+    def state_of(self, tenant: str) -> LimitState:
         """Writable limit state of a tenant. Where no file can be had, this worker counts alone, and says so."""
         known = self._known.get(tenant)
         if known is None:

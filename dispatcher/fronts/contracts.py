@@ -17,7 +17,7 @@ from dispatcher.routing.core.sequences import IDLE_DEFAULT_S
 from dispatcher.service.local_worker import LocalWorker
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import SliceKey
-from trefoil.runtime.model_files import alone
+from trefoil.runtime.model_files import isolate_sequence
 
 ASK_TIMEOUT_S: Final = 5.0
 
@@ -52,7 +52,7 @@ class Contract:
                 count *= size
             request.inputs.add(name=each.name, datatype=each.datatype, shape=shape)
             request.raw_input_contents.append(bytes(count * BYTES_PER_ELEMENT[each.datatype]))
-        alone(request, self.config.config)
+        isolate_sequence(request, self.config.config)
         return request
 
 
@@ -68,7 +68,7 @@ class Contracts:
         """Contract of a family if it was learned already."""
         return self._known.get(family)
 
-    async def of(self, family: str) -> Contract:
+    async def fetch(self, family: str) -> Contract:
         """Contract of a family, asked of a live slice if it is not known yet.
 
         Raises:

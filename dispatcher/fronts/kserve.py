@@ -70,12 +70,12 @@ class KserveService:
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
         """Metadata of a family: names, datatypes and shapes."""
         _check_version(request)
-        return (await self._contracts.of(request.name)).metadata
+        return (await self._contracts.fetch(request.name)).metadata
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
         """Configuration of a family, without what is a slice's own."""
         _check_version(request)
-        return (await self._contracts.of(request.name)).config
+        return (await self._contracts.fetch(request.name)).config
 
     async def ModelStatistics(self, request: Any, context: Any) -> Any:
         """Cumulative counters under the public version, whose counts are equal and grow with every answer."""

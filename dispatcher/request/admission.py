@@ -150,7 +150,7 @@ class Admission:
             NotFound, Unavailable: no slice tells whether the family has sequences.
         """
         family = request.ticket.family
-        contract = self._contracts.known(family) or await self._contracts.of(family)
+        contract = self._contracts.known(family) or await self._contracts.fetch(family)
         if contract.sequence_idle_s is not None:
             request.queue = self._routing.sequence_queue(family, contract.sequence_idle_s)
 

@@ -15,7 +15,7 @@ from dispatcher.routing.core.family_queue import (
     Effect,
     FamilyQueue,
     Idle,
-    Refused,
+    Refusal,
     ServedElsewhere,
 )
 from trefoil.core.brains import Outcome, Pick, Ticket
@@ -102,7 +102,7 @@ class AsyncFamilyQueue:
         other._moved_to[family] = self
         other._set_timer()
 
-    def standing(self, ticket: Ticket, planned: Route, missing: Mapping[SliceKey, str]) -> FamilySnapshot:
+    def snapshot(self, ticket: Ticket, planned: Route, missing: Mapping[SliceKey, str]) -> FamilySnapshot:
         """Snapshot of a family for a ticket that is only asked about (ExplainRequest)."""
         queue, family = self._queue, ticket.family
         told = getattr(queue.router, "scores", None)
@@ -172,7 +172,7 @@ class AsyncFamilyQueue:
         for effect in effects:
             if isinstance(effect, Idle):
                 self._on_idle()
-            elif isinstance(effect, Refused):
+            elif isinstance(effect, Refusal):
                 future = self._futures.pop(effect.ticket.id)
                 if not future.done():
                     future.set_exception(effect.error)

@@ -102,7 +102,7 @@ class AsyncSequenceQueue:
 
     def _submit(self, ticket: Ticket) -> "Pick | Future":
         """A slice for the ticket whose turn it is."""
-        pin = self._sequences.turn(ticket, self._queue.live)
+        pin = self._sequences.next_pin(ticket, self._queue.live)
         picked = (
             self._queue.submit(ticket) if pin is None else self._queue.submit_pinned(ticket, pin.slice, pin.variant)
         )

@@ -168,7 +168,7 @@ class LoadCounters:
                 cell.receipt_j += known.request_j * answered + known.item_j * items
                 cell.receipts += answered
 
-    def take(self, now_s: float, table: Revision) -> LoadWindow:
+    def close_window(self, now_s: float, table: Revision) -> LoadWindow:
         """Close the window and begin the next one."""
         cells, starts_at_s = self._cells, self._starts_at_s
         self._cells, self._starts_at_s = {}, now_s
@@ -215,7 +215,7 @@ class Accounting:
     def close_window(self, now_s: float, table: Revision) -> LoadWindow:
         """Price what is not priced yet, close the load window and begin the next one."""
         self.load.settle(self.receipts.rate)
-        return self.load.take(now_s, table)
+        return self.load.close_window(now_s, table)
 
 
 def _frozen(key: CellKey, cell: _Cell) -> LoadCell:

@@ -221,7 +221,7 @@ def explain_request(local: LocalWorker, request: Any) -> Any:
         sequence_id="", sequence_start=False, sequence_end=False, length_score=None,
         slo_ms=local.routing.slo_ms(family, asked),
     )  # fmt: skip
-    standing = local.routing.queues[family].standing(ticket, table.planned[family], table.missing.get(family, {}))
+    standing = local.routing.queues[family].snapshot(ticket, table.planned[family], table.missing.get(family, {}))
     found = explain(standing, ticket)
     return dispatcher_pb2.ExplainRequestResponse(
         table=codec.to_proto(table.revision),

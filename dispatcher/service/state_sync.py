@@ -178,7 +178,7 @@ class StateSync:
                 planned=self._routing.plan is not None,
                 controller=self._controller,
                 stale_nodes=self._routing.stale_nodes(),
-                carried=self._accounting.receipts.stale_reasons,
+                stale_receipts=self._accounting.receipts.stale_reasons,
             )
         )
         for cause in set(local.active_rungs) - before:

@@ -209,7 +209,7 @@ class Prober:
 
     def _out_for_long(self, slice_: SliceKey) -> bool:
         """Whether a sick slice has been out for so long that its probes prove nothing: some models refuse zeros."""
-        known = self._health.ejections.of(slice_)
+        known = self._health.ejections.get(slice_)
         return known is None or self._clock.monotonic_s() - known.since_s > SICK_MAX_S
 
     async def _prove_by_inference(
@@ -235,7 +235,7 @@ class Prober:
     async def _ask(self, families: list[str]) -> None:
         for family in families:
             try:
-                await self._contracts.of(family)
+                await self._contracts.fetch(family)
             except TrefoilError as error:
                 LOG.debug("contract not known yet", family=family, why=str(error))
 

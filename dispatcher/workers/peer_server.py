@@ -48,7 +48,7 @@ class PeerServer:
         self._sync = sync
         self._server: grpc.aio.Server | None = None
         self._socket: Path | None = None
-        self._tokens = Tokens.of(local.settings)
+        self._tokens = Tokens.from_settings(local.settings)
         self._own_trailer = ((peer_links.ANSWERED_BY, membership.worker_name(local.id)),)
 
     async def init(self) -> None:

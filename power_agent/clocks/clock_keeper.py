@@ -33,7 +33,7 @@ from power_agent.clocks.core.clock_control import (
     repeated_failure,
     wanted_range,
 )
-from power_agent.clocks.core.device_governor import Governed
+from power_agent.clocks.core.device_governor import DeviceGovernor
 from power_agent.devices.errors import DeviceLost
 from power_agent.durability.journal_state import Override
 from power_agent.governors import governor_of
@@ -91,7 +91,7 @@ class DeviceClocks:
         self.ability = Ability(self.name, device.type.name, cannot_lock="nothing is known of its clocks")
         self.lease: HeldLease | None = None
         settings = node.settings
-        self.governed = Governed(settings.governor, settings.parts.get("governor", {}))
+        self.device_governor = DeviceGovernor(settings.governor, settings.parts.get("governor", {}))
         self.check_s = 0.0
         self._node = node
         self._driver = driver
@@ -146,7 +146,7 @@ class DeviceClocks:
         if not governed:
             return planned_range(planned, self.ability.supported_mhz)
         device, now_s = self.device, self._node.clock.monotonic_s()
-        return self.governed.range(planned, self.ability, device.clock_mhz, not device.clock_drift, now_s)
+        return self.device_governor.range(planned, self.ability, device.clock_mhz, not device.clock_drift, now_s)
 
     def note_changes(self) -> None:
         """Note a lease that has run out, and a driver or GPU that came back, perhaps without what was set on it."""
@@ -310,7 +310,7 @@ class ClockKeeper:
             if clock.monotonic_s() >= clocks.check_s:
                 await clocks.check_drift()
                 continue
-            await self._pause(seen, min(action.until_s, clocks.check_s, clocks.governed.next_s))
+            await self._pause(seen, min(action.until_s, clocks.check_s, clocks.device_governor.next_s))
 
     async def _pause(self, seen: int, until_s: float) -> None:
         """Wait until the node changes, or until then (monotonic)."""

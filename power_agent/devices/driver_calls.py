@@ -79,7 +79,7 @@ class DriverCalls:
         """
         hung = self._hung.get(device)
         if hung is not None and not hung.done():
-            raise self._lost(device)
+            raise self._device_lost(device)
         self._hung.pop(device, None)
         if device not in self._workers:
             self._workers[device] = DriverWorker(device or "node")
@@ -87,10 +87,10 @@ class DriverCalls:
         done, _ = await asyncio.wait((made,), timeout=self._call_timeout_s)
         if not done:
             self._hung[device] = made
-            raise self._lost(device)
+            raise self._device_lost(device)
         return made.result()
 
-    def _lost(self, device: str) -> DeviceLost:
+    def _device_lost(self, device: str) -> DeviceLost:
         return DeviceLost(
             f"{device or 'the driver'}: a call has not returned for {self._call_timeout_s:g} s",
             remedy="see the kernel's log for this GPU (Xid); it may need a reset",

@@ -198,7 +198,7 @@ def replay(data: bytes, load: str) -> JournalState:
             continue
         try:
             entry = _decode(line)
-            if not _void(entry, load):
+            if not _is_void(entry, load):
                 state.apply(entry)
         except (TrefoilError, KeyError, TypeError, ValueError, RecursionError):
             state.damaged += 1
@@ -215,7 +215,7 @@ def _decode(line: bytes) -> dict[str, Any]:
     return entry
 
 
-def _void(entry: dict[str, Any], load: str) -> bool:
+def _is_void(entry: dict[str, Any], load: str) -> bool:
     """Whether an entry speaks of a slice of another boot or driver load."""
     written = str(entry.get("load"))
     if written == load:

@@ -38,15 +38,6 @@ class EnergyLog:
         self.ring: deque[EnergySample] = deque()
         self._dropped = 0  # samples that the ring has let go since it was opened
 
-    def history(self) -> list[tuple[str, MeterState]]:
-        """List every meter state on disk, oldest first: the counter readings behind the samples."""
-        lines = sorted((line for path in self._paths for line in self._read(path)), key=lambda line: int(line["n"]))
-        return [
-            (device, codec.from_plain(MeterState, state, "state"))
-            for line in lines
-            for device, state in line["states"].items()
-        ]
-
     def open(self) -> None:
         """Open the log and read what a predecessor left."""
         read = [self._read(path) for path in self._paths]

@@ -231,7 +231,7 @@ class ProcessRuntime:
         """SIGKILL all that belongs to it; returns what is left after `patience_s`."""
         deadline_s = self._clock.monotonic_s() + patience_s
         mark = f"{MARK}={record.mark}"
-        while left := proc.belongings(record.identity, mark, tuple(member_pids(record.folders))):
+        while left := proc.owned_processes(record.identity, mark, tuple(member_pids(record.folders))):
             for identity in left:
                 identity.send(signal.SIGKILL)
             left_s = deadline_s - self._clock.monotonic_s()

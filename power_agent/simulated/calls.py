@@ -316,7 +316,7 @@ def supported_events(driver: Driver, handle: int) -> list[Any]:
 
 def event_wait(driver: Driver, event_set: int, _timeout_ms: int) -> list[Any]:
     """Answer nvmlEventSetWait_v2: TIMEOUT at once where hardware would block: nobody can wait inside a driver model."""
-    event = driver.events.take(_current(driver, event_set))
+    event = driver.events.pop(_current(driver, event_set))
     fields = {"device": event.device, "eventType": event.kind, "eventData": event.data}
     return [{**fields, "gpuInstanceId": event.gi_id, "computeInstanceId": 0xFFFFFFFF}]
 
@@ -351,7 +351,7 @@ def gpm_free(driver: Driver, sample: int) -> list[Any]:
 
 def gpm_sample(driver: Driver, handle: int, sample: int) -> list[Any]:
     """Answer nvmlGpmSampleGet."""
-    driver.gpm.take(_current(driver, sample), _monitored(driver, handle), None, driver.now_s)
+    driver.gpm.record(_current(driver, sample), _monitored(driver, handle), None, driver.now_s)
     return []
 
 
@@ -362,7 +362,7 @@ def gpm_mig_sample(driver: Driver, handle: int, gi_id: int, sample: int) -> list
         raise NvmlFault(Nvml.NOT_SUPPORTED)
     if gi_id not in gpu.instances:
         raise NvmlFault(Nvml.NOT_FOUND)
-    driver.gpm.take(_current(driver, sample), gpu, gpu.instances[gi_id], driver.now_s)
+    driver.gpm.record(_current(driver, sample), gpu, gpu.instances[gi_id], driver.now_s)
     return []
 
 

@@ -61,7 +61,6 @@ class Driver:
         self._settle_s = settle_s
         self._chance = np.random.default_rng(seed)
         self._fresh_uuids = fresh_uuids
-        self._mig_enabled = mig_enabled
         self._start_load(load_number)
         self.gpus = tuple(
             Gpu(index, model, f"GPU-{uuid.uuid5(UUID_NAMESPACE, f'{node}/{index}')}", mig, mig)

@@ -77,7 +77,7 @@ class EventSets:
             if found.masks.get(index, 0) & XID_EVENT:
                 found.queue.append(Event(device, XID_EVENT, int(code), NONE_ID if gi_id is None else gi_id))
 
-    def take(self, handle: int) -> Event:
+    def pop(self, handle: int) -> Event:
         """Take the oldest event of this set.
 
         Raises:
@@ -132,7 +132,7 @@ class GpmSamples:
         self._known(handle)
         del self._samples[handle]
 
-    def take(self, handle: int, gpu: Gpu, instance: GpuInstance | None, now_s: float) -> None:
+    def record(self, handle: int, gpu: Gpu, instance: GpuInstance | None, now_s: float) -> None:
         """Take a sample of a GPU, or of one GPU instance."""
         self._known(handle)
         busy_s, dense_s = gpu.busy_s.get(instance.generation if instance else WHOLE_GPU, (0.0, 0.0))

@@ -46,11 +46,6 @@ class PaceSummary:
     overrun_s: float
     busy_s: float
 
-    @property
-    def overrun_ratio(self) -> float:
-        """Share of batches that were overruns."""
-        return self.overruns / self.batches if self.batches else 0.0
-
 
 class NodeClient:
     """Client of a simulated node's socket."""

@@ -57,9 +57,6 @@ class Workload:
         self._device = device
         self._rows: dict[str, list[ProfileRow]] = defaultdict(list)
         self._versions = {(f.name, v.name): v.version for f in catalog.families for v in f.variants}
-        self._memory_mib = {
-            (family_crc32(f.name), v.version): v.memory_mib for f in catalog.families for v in f.variants
-        }
         self._cache: dict[tuple[str, int], dict[tuple[int, int], LoadedVersion]] = {}
         for row in catalog.rows:
             if row.device_type == device.name and row.stage == 0 and not row.cohosted:

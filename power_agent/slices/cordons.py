@@ -50,7 +50,7 @@ class Cordons:
             left_s = cordon.at_s + cordon.patience_s - self._clock.now_s()
             self._wait(cordon.device, min(cordon.patience_s, max(0.0, left_s)))
 
-    def why(self, device: str) -> str:
+    def reason(self, device: str) -> str:
         """Reason why a device is out of service; empty when it is not."""
         cordon = self._journal.state.cordons.get(device)
         return cordon.why if cordon else ""

@@ -236,9 +236,9 @@ class Node:
                 device.type.name,
                 device.state,
                 device.mig_current,
-                tuple(part.seen() for part in by_device[device.device]),
+                tuple(part.observe() for part in by_device[device.device]),
                 device.foreign,
-                self.cordons.why(device.device),
+                self.cordons.reason(device.device),
                 self.cordons.evicted(device.device),
                 device.closed,
             )
@@ -280,7 +280,7 @@ class Node:
                     drift=d.drift,
                     power_w=d.power_w,
                     temperature_c=d.temperature_c,
-                    cordon=self.cordons.why(d.device),
+                    cordon=self.cordons.reason(d.device),
                 )
                 for d in self.devices.values()
             ),

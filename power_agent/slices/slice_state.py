@@ -93,7 +93,7 @@ class Slice:
         if self.state not in (SliceState.FAILED, SliceState.GONE):
             self.move(SliceState.FAILED, why, now_s)
 
-    def seen(self) -> SeenSlice:
+    def observe(self) -> SeenSlice:
         """Slice as reconciliation sees it."""
         return SeenSlice(
             self.key,

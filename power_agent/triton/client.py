@@ -40,7 +40,7 @@ from power_agent.triton.slice_launch import (
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.model_files import alone
+from trefoil.runtime.model_files import isolate_sequence
 
 POLL_S: Final = 0.05
 COUNTERS_POLL_S: Final = 0.1  # during a swap: bounds what is lost of the old version's counters
@@ -342,7 +342,7 @@ def probe_request(config: model_config_pb2.ModelConfig, version: int) -> Any:
         request.inputs.add(name=tensor.name, datatype=name.removeprefix("TYPE_"), shape=shape)
         # A string is four bytes of length and nothing after them.
         request.raw_input_contents.append(bytes(math.prod(shape) * ITEM_BYTES.get(name, 4)))
-    alone(request, config)
+    isolate_sequence(request, config)
     return request
 
 

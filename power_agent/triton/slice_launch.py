@@ -35,7 +35,6 @@ from trefoil.runtime.model_files import (
 LOOPBACK: Final = "127.0.0.1"
 GPUS_MAX: Final = 16  # of one node
 PORTS_PER_GPU: Final = 16  # two for each of 8 memory slices
-PORTS_PER_CORE: Final = 20  # two for each tenth of a core
 TENTHS: Final = 10
 SHARED_MODEL: Final = Path("_shared") / "model.py"
 THREADS: Final = "intra_op_thread_count"  # a parameter of the onnxruntime backend

@@ -3,7 +3,7 @@
     found = probe_devices(inventory, names, root)           # blocking
     found.have               # ("clock_lock", "energy_counter", ...): some device has it
     found.missing            # {"clock_lock gpu2": "why. Remedy: ...", "gpm": "..."}: without " gpuN" no device has it
-    found.why_not("clock_lock", "node0/gpu2")   # "": it can
+    found.devices["node0/gpu2"]["clock_lock"]   # reason why not; "": it can
 
 The agent runs with whatever is there: without `clock_lock` clocks stay as they are and a plan that wants others is
 refused with the reason; without `mig` whole GPUs are served, or nothing; without `energy_counter` power is integrated.
@@ -53,10 +53,6 @@ class Capabilities:
             else:
                 found |= {f"{name} {device.rpartition('/')[2]}": why for device, why in reasons.items()}
         return found
-
-    def why_not(self, name: str, device: str) -> str:
-        """Reason why a device cannot do something, and what would help; empty when it can."""
-        return self.devices.get(device, {}).get(name, f"{device} was not probed")
 
 
 def effective_root(proc: Path = Path("/proc")) -> str:

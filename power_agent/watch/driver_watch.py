@@ -164,7 +164,7 @@ class DriverWatch:
         """What is on it now; on a whole GPU nothing can be, but it is asked whether it is there."""
 
         def read() -> tuple[bool, bool, tuple[ObservedSlice, ...]]:
-            if why := self._quarantine.why(device.device):
+            if why := self._quarantine.reason(device.device):
                 raise DeviceLost(why)
             if device.type.kind != DeviceKind.MIG_GPU:
                 self._inventory.clock_mhz(device.device)

@@ -42,7 +42,7 @@ class Quarantine:
         self._joules.clear()
         self._gone.clear()
 
-    def why(self, device: str) -> str:
+    def reason(self, device: str) -> str:
         """Reason why a GPU must not be used; empty when it may. Blocking.
 
         Raises:

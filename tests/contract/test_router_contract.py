@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dispatcher.routing.core.accuracy_floors import best_accuracy
-from dispatcher.routing.queues.fifo import AGING_S, LEVELS, QueueFull, turn
+from dispatcher.routing.queues.fifo import AGING_S, LEVELS, QueueFull, order_key
 from dispatcher.routing.routers import ROUTERS
 from tests.support.own_parts import own
 from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
@@ -252,7 +252,7 @@ def test_order_is_that_of_arrival_inside_a_priority_and_nobody_starves(name, arr
             break
         busy, pick = pulled
         served.append(busy)
-    assert served == sorted(made, key=turn)
+    assert served == sorted(made, key=order_key)
     for at, each in enumerate(served):
         overtook = [other for other in served[:at] if other.arrived_s > each.arrived_s]
         assert all(other.arrived_s - each.arrived_s <= AGING_S * (LEVELS - 1) for other in overtook)

@@ -140,7 +140,7 @@ async def test_a_stopped_slice_costs_two_seconds_at_most_and_loses_nothing_when_
             stopped_s = time.monotonic()
             await until(lambda: live(running) == [key(0)])
             took_s.append(awake.between(stopped_s, time.monotonic()))
-            assert running.local.health.ejections.of(key(1)).failure is Failure.HUNG
+            assert running.local.health.ejections.get(key(1)).failure is Failure.HUNG
             await load.more()
             assert load.codes.keys() == {"OK"}, "what it had waits for it"
             assert running.local.routing.in_flight()[key(1)] == 2
@@ -209,7 +209,7 @@ async def test_late_and_sick_slices_are_ejected_and_come_back_by_an_inference(st
         ill.error = fake.BACKEND
         ill.gate.set()
         await until(lambda: live(running) == [key(0)])
-        assert running.local.health.ejections.of(key(1)).failure is Failure.SICK
+        assert running.local.health.ejections.get(key(1)).failure is Failure.SICK
         failed = load.codes["INTERNAL"]
         assert failed <= 4 + 4, "the strikes, and what was in flight with them"
         await load.more()
@@ -221,7 +221,7 @@ async def test_late_and_sick_slices_are_ejected_and_come_back_by_an_inference(st
         await late.more(20)
         ill.latency_s = 5.0
         await until(lambda: live(running) == [key(0)])
-        assert running.local.health.ejections.of(key(1)).failure is Failure.LATE
+        assert running.local.health.ejections.get(key(1)).failure is Failure.LATE
         await late.more()
         ill.latency_s = 0.0
         await until(lambda: len(live(running)) == 2)
@@ -235,7 +235,7 @@ async def test_a_server_that_lives_and_answers_nothing_is_stuck_until_an_inferen
         await load.more(20)
         ill.gate.clear()
         await until(lambda: live(running) == [key(0)])
-        assert running.local.health.ejections.of(key(1)).failure is Failure.STUCK
+        assert running.local.health.ejections.get(key(1)).failure is Failure.STUCK
         await load.more()
         ill.gate.set()
         await until(lambda: len(live(running)) == 2)

@@ -134,7 +134,7 @@ async def test_the_urgent_goes_first_and_the_slo_of_a_request_is_its_own(world):
     world.small.gate.set()
     await asyncio.gather(first, *tasks)
     assert order == ["urgent", "usual", "usual too", "late"]
-    window = world.running.local.accounting.load.take(0.0, world.running.local.routing.table.revision)
+    window = world.running.local.accounting.load.close_window(0.0, world.running.local.routing.table.revision)
     within = sum(cell.within_slo for cell in window.cells)
     assert within <= 2, "the first by the family's SLO, one by its own; three asked for a microsecond"
 

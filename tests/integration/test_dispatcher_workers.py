@@ -144,7 +144,7 @@ async def test_three_workers_serve_a_family_with_two_credits_and_survive_a_kill(
         after = one.pids()
         assert [place for place in sorted(after) if after[place] != before[place]] == [min(serving)]
 
-        workers = [Identity.of(pid) for pid in after.values()]
+        workers = [Identity.of_pid(pid) for pid in after.values()]
         one.process.kill()  # the supervisor: nothing of it may stay behind
         await until(lambda: not any(worker.alive() for worker in workers))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 import sys
@@ -13,7 +14,6 @@ import pytest
 import pytest_asyncio
 
 from power_agent.devices.inventory import Inventory
-from power_agent.energy.energy_log import EnergyLog
 from power_agent.simulated import nvml_shim
 from protos.power_agent.v1 import power_agent_pb2
 from tests.support.agent_cluster import NODE, AgentCluster, Load, key, node_plan, planned, until
@@ -301,8 +301,11 @@ async def test_the_stream_holds_what_the_counter_counted(cluster):
         inventory.close()
         nvml_shim.uninstall_simulated()
     samples = await cluster.samples()
-    energy_log = EnergyLog(cluster.folder / "agent", 600)  # the counter readings themselves, by seq
-    counters = {(device, state.seq): state.counter_j for device, state in energy_log.history()}
+    logs = (cluster.folder / "agent").glob("energy.*.jsonl")  # the counter readings themselves, by seq
+    states = [json.loads(line)["states"] for log in logs for line in log.read_text().splitlines()]
+    counters = {
+        (device, state["seq"]): state["counter_j"] for by_device in states for device, state in by_device.items()
+    }
     for device in earlier_j:
         own = [sample for sample in samples if sample.device == device]
         assert [sample.seq for sample in own] == list(range(own[0].seq, own[0].seq + len(own)))

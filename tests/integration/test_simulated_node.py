@@ -110,7 +110,7 @@ def test_work_in_the_pace_file_becomes_energy_in_its_own_account(client, invento
     assert truth["unallocated"]["asleep_j"] > 0
     assert inventory.energy_j(GPU0) >= int(truth["counter_j"] * 1e3) / 1e3
     summary = client.pace_summary()
-    assert (summary.batches, summary.overrun_ratio) == (21, 0.0)
+    assert (summary.batches, summary.overruns) == (21, 0)
 
 
 def test_a_process_is_listed_stopped_and_forgotten(client, inventory, node, folder):

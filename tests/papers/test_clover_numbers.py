@@ -63,12 +63,12 @@ def test_fig_6_through_a_goal():
 
 def test_fig_7_distance_8_and_what_an_edit_is():
     """From (i) to (ii): every edge of weight 1 goes, two of weight 1 and one of weight 2 come."""
-    first = Graph.of({(v, A100, s): 1 for v, s in (("v1", "s1"), ("v1", "s2"), ("v2", "s3"), ("v3", "s3"))})
-    second = Graph.of({("v2", A100, "s1"): 1, ("v3", A100, "s2"): 1, ("v1", A100, "s3"): 2})
+    first = Graph.from_weights({(v, A100, s): 1 for v, s in (("v1", "s1"), ("v1", "s2"), ("v2", "s3"), ("v3", "s3"))})
+    second = Graph.from_weights({("v2", A100, "s1"): 1, ("v3", A100, "s2"): 1, ("v1", A100, "s3"): 2})
     assert edit_distance(first, second) == 8
-    other_variant = Graph.of({**first.counter, ("v1", A100, "s1"): 0, ("v2", A100, "s1"): 1})
+    other_variant = Graph.from_weights({**first.counter, ("v1", A100, "s1"): 0, ("v2", A100, "s1"): 1})
     assert edit_distance(first, other_variant) == 2
-    other_slice = Graph.of({**first.counter, ("v1", A100, "s1"): 0, ("v1", A100, "s3"): 1})
+    other_slice = Graph.from_weights({**first.counter, ("v1", A100, "s1"): 0, ("v1", A100, "s3"): 1})
     assert edit_distance(first, other_slice) == 2
     assert NEAR == 4
 

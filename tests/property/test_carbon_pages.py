@@ -57,7 +57,7 @@ def test_pages_say_together_what_is_believed(readings, begin, end, as_of, limit)
         history.add(reading)
     if begin is not None and end is not None and begin >= end:
         begin, end = end, begin + 1
-    wanted = TimeRange.of(begin, end, as_of)
+    wanted = TimeRange.from_times(begin, end, as_of)
     whole = history.between(wanted.from_s, wanted.to_s, wanted.as_of_s)
     found, pages = told(history, wanted, limit)
     assert found == [(piece.starts_at_s, piece.ends_at_s, piece.reading) for piece in whole]
@@ -90,6 +90,6 @@ def test_a_page_begins_where_the_last_one_ended_though_times_are_cut_on_the_wire
     servicer._set_time(response.next_from_at, next_s, math.floor)
     again = pb.GetHistoryRequest(zone="GB")
     again.from_at.CopyFrom(response.next_from_at)
-    wanted, more = page(history, TimeRange.of(servicer._time(again, "from_at"), None, None), 1)
+    wanted, more = page(history, TimeRange.from_times(servicer._time(again, "from_at"), None, None), 1)
     assert (wanted.from_s, more) == (start_s + length_s, None)
     assert [len(some) for some in pieces(history, wanted)] == [1]

@@ -73,7 +73,7 @@ def test_nobody_is_left_with_a_value_that_is_too_far_off(watching, readings):
 @given(st.floats(50, 1500), st.floats(0.01, 0.5), st.integers(2, 40), st.data())
 def test_swings_inside_a_band_do_not_flap(level, change, count, data):
     """Swings of less than change + hysteresis about what was announced are heard of once at most, and not at each."""
-    watching = ChangeFilter.of(change)
+    watching = ChangeFilter.from_ratios(change)
     swing = change * (1 + HYSTERESIS_SHARE) / (1 + change) * 0.99  # as seen from the upper end, too
     values = [level * (1 + data.draw(st.sampled_from([0.0, swing]))) for _ in range(count)]
     assert len(announced(watching, [level, *values])) <= 2
@@ -93,18 +93,18 @@ def test_the_same_again_says_nothing(watching, readings):
 
 
 def test_worked_example():
-    told = announced(ChangeFilter.of(0.05), [200, 209, 211, 200.5, 203, 195, 185, 210])
+    told = announced(ChangeFilter.from_ratios(0.05), [200, 209, 211, 200.5, 203, 195, 185, 210])
     assert told == [200, 211, 195, 185, 210], "211: +5.5 %; 200.5: -5.0 %; 195: a turn of -7.6 %; 185: -5.1 %"
 
 
 def test_near_zero_a_share_of_the_value_says_nothing():
-    assert announced(ChangeFilter.of(0.05), [0.0, 0.04, 0.01, 0.03, 0.0]) == [0.0]
-    assert announced(ChangeFilter.of(0.05), [0.0, 0.1]) == [0.0, 0.1]
+    assert announced(ChangeFilter.from_ratios(0.05), [0.0, 0.04, 0.01, 0.03, 0.0]) == [0.0]
+    assert announced(ChangeFilter.from_ratios(0.05), [0.0, 0.1]) == [0.0, 0.1]
 
 
 def test_the_reason_is_told():
     readings = [of(100), of(104), of(110), of(110, quality=Quality.CARRIED, rung=2), of(110, quality=Quality.CARRIED)]
-    assert [why for _, why, _ in heard(ChangeFilter.of(0.05), readings)] == [
+    assert [why for _, why, _ in heard(ChangeFilter.from_ratios(0.05), readings)] == [
         "first",
         "",
         "+10.0% since the last announcement",
@@ -116,7 +116,7 @@ def test_the_reason_is_told():
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), float("inf")])
 def test_what_is_no_ratio_is_refused_by_name(value):
     with pytest.raises(errors.InvalidInput, match=r"change_ratio = .*: not a ratio. Remedy: give 0..1"):
-        ChangeFilter.of(value)
+        ChangeFilter.from_ratios(value)
     with pytest.raises(errors.InvalidInput, match="hysteresis_ratio = "):
-        ChangeFilter.of(0.05, value)
-    assert ChangeFilter.of(0.04) == ChangeFilter(0.04, 0.02)
+        ChangeFilter.from_ratios(0.05, value)
+    assert ChangeFilter.from_ratios(0.04) == ChangeFilter(0.04, 0.02)

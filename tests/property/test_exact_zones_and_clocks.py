@@ -13,7 +13,7 @@ from controller.planners.exact import ExactPlanner, search
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of, weights_of
 from controller.planners.exact.planner import CONSTANTS
-from controller.planners.exact.reuse import ClassShare, on_grid, refitted, solve_or_reuse, split
+from controller.planners.exact.reuse import ClassShare, on_grid, refit, solve_or_reuse, split
 from controller.planners.exact.search import solve
 from controller.planners.planning_input import read_view
 from tests.property.test_exact_is_optimal import LARGE, small_catalog
@@ -222,7 +222,7 @@ def test_a_remembered_answer_is_as_good_as_it_says(service_ms, accuracies, rate,
         assert found.accuracy["digits"] >= target - 1e-6
         assert found.gap <= 2 * limits.gap + 1e-12
         assert found.objective <= exact.objective / (1 - found.gap) * (1 + 1e-6) + 1e-6
-        again = refitted(problem, aim, found)
+        again = refit(problem, aim, found)
         assert again is not None
         assert again.objective == pytest.approx(found.objective, rel=1e-5, abs=1e-4)
 

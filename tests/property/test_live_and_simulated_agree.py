@@ -36,12 +36,12 @@ from trefoil.simulator.scenario.inputs import planner_for, prepare
 from trefoil.simulator.scenario.schema import (
     Arrivals,
     Carbon,
+    FamilyObjective,
     Node,
     Noise,
     PolicyChoice,
     Scenario,
     Served,
-    Wanted,
 )
 from trefoil.simulator.simulation import EPOCH, EPSILON_S, Simulation
 
@@ -72,7 +72,7 @@ class Noted(list):
 def masked(effect):
     """An effect as text: what thinking took and what memory it began with are the shell's."""
     if isinstance(effect, RecordDecision):
-        effect = replace(effect, thought=PlannerAnswer(effect.thought.step, effect.thought.seed))
+        effect = replace(effect, answer=PlannerAnswer(effect.answer.step, effect.answer.seed))
     assert is_dataclass(effect)
     return type(effect).__name__, *(repr(getattr(effect, f.name)) for f in fields(effect))
 
@@ -207,7 +207,7 @@ class Twinned(Simulation):
 
 def effects(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mode: str, folder: Path):
     """What live and simulated shell were asked for: by control, and by rollouts, which live interleave with it."""
-    wanted = Wanted(mode=mode, slo_ms=slo_ms, below_best_pct=2.0, hard_below_best_pct=10.0, lambda_weight=0.1,
+    wanted = FamilyObjective(mode=mode, slo_ms=slo_ms, below_best_pct=2.0, hard_below_best_pct=10.0, lambda_weight=0.1,
                     base_intensity_g_per_kwh=250.0)  # fmt: skip
     served = Served(name="digits", repository=REPOSITORY, arrivals=Arrivals(rate_per_s=rate), objective=wanted)
     scenario = Scenario(
@@ -244,7 +244,7 @@ def test_equal_events_give_equal_effects(tmp_path_factory, policy, rate, slo_ms,
     live, simulated = effects(policy, rate, slo_ms, noise, seed, mode, tmp_path_factory.mktemp("twin"))
     kinds = {name for part in simulated for name, *_ in part}
     assert {
-        "Viewed",
+        "UseView",
         "CallPlanner",
         "RecordDecision",
         "StartRollout",

@@ -18,11 +18,11 @@ from trefoil.simulator.scenario.inputs import prepare
 from trefoil.simulator.scenario.schema import (
     Arrivals,
     Carbon,
+    FamilyObjective,
     Node,
     Noise,
     PolicyChoice,
     Served,
-    Wanted,
     Zone,
 )
 from trefoil.simulator.simulation import Simulation
@@ -33,7 +33,7 @@ FAMILY, BATCH, RATE = "efficientnet", 8, 2.0
 
 def scenario(clocks: float, slo_ms: float) -> Scenario:
     """One steady flow on two GPUs, planned once."""
-    wanted = Wanted(mode="instant", slo_ms=slo_ms, below_best_pct=2.0, hard_below_best_pct=10.0)
+    wanted = FamilyObjective(mode="instant", slo_ms=slo_ms, below_best_pct=2.0, hard_below_best_pct=10.0)
     arrivals = Arrivals(rate_per_s=RATE)
     return Scenario(
         duration_s=600.0,

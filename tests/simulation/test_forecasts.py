@@ -16,7 +16,7 @@ from trefoil.simulator.report.forecast_value import MODELS, compare_forecasts
 from trefoil.simulator.report.result import result
 from trefoil.simulator.scenario.carbon import ForecastFeed
 from trefoil.simulator.scenario.inputs import Intensity, planner_for, prepare
-from trefoil.simulator.scenario.schema import Arrivals, Carbon, Node, Served, Wanted, Zone
+from trefoil.simulator.scenario.schema import Arrivals, Carbon, FamilyObjective, Node, Served, Zone
 from trefoil.simulator.simulation import Simulation
 
 HOUR_S = 3600.0
@@ -26,7 +26,7 @@ SERIES = Series("grid")
 
 def scenario(hours: float = 48.0, forecast: str = "none", **carbon: object) -> Scenario:
     """Two GPUs as a flow; the budget's window is the run."""
-    wanted = Wanted(below_best_pct=2.0, hard_below_best_pct=10.0, window_s=hours * HOUR_S)
+    wanted = FamilyObjective(below_best_pct=2.0, hard_below_best_pct=10.0, window_s=hours * HOUR_S)
     served = Served(name="digits", repository=REPOSITORY, arrivals=Arrivals(rate_per_s=40.0), objective=wanted)
     return Scenario(
         hours=hours,

@@ -15,11 +15,11 @@ from trefoil.simulator.scenario.schema import (
     Arrivals,
     Carbon,
     ControlSettings,
+    FamilyObjective,
     Node,
     Noise,
     PolicyChoice,
     Served,
-    Wanted,
 )
 
 SLO_MS = {"albert": 200.0, "efficientnet": 800.0}
@@ -35,7 +35,7 @@ def families():
             repository=REPOSITORY,
             items=ITEMS[name],
             arrivals=Arrivals(rate_per_s=round(LOAD * capacity_per_s(name, GPUS_EACH), 2)),
-            objective=Wanted(mode="lambda", lambda_weight=0.5, slo_ms=slo_ms),
+            objective=FamilyObjective(mode="lambda", lambda_weight=0.5, slo_ms=slo_ms),
         )
         for name, slo_ms in SLO_MS.items()
     )

@@ -6,7 +6,7 @@ from tests.simulation.test_shell import REPOSITORY, scenario
 from tests.support.own_group import Together
 from trefoil.core.errors import SettingError
 from trefoil.simulator import simulate
-from trefoil.simulator.scenario.schema import Arrivals, PolicyChoice, Served, Wanted
+from trefoil.simulator.scenario.schema import Arrivals, FamilyObjective, PolicyChoice, Served
 
 SHORT = {"duration_s": 90.0, "warmup_s": 30.0}
 
@@ -32,7 +32,7 @@ def test_a_router_that_cannot_be_used_is_refused(changes, says):
 
 
 def test_one_router_serves_a_simulated_group_of_families():
-    wanted = Wanted(below_best_pct=5.0, hard_below_best_pct=20.0)
+    wanted = FamilyObjective(below_best_pct=5.0, hard_below_best_pct=20.0)
     families = tuple(
         Served(name=name, repository=REPOSITORY, arrivals=Arrivals(rate_per_s=10.0), objective=wanted)
         for name in ("digits", "efficientnet")

@@ -22,11 +22,11 @@ from trefoil.simulator.scenario.schema import (
     Carbon,
     ControlSettings,
     Costs,
+    FamilyObjective,
     Node,
     Noise,
     PolicyChoice,
     Served,
-    Wanted,
     Zone,
 )
 from trefoil.simulator.simulation import Simulation
@@ -41,7 +41,7 @@ def family(rate: float = 40.0, **wanted: object) -> Served:
         name="digits",
         repository=REPOSITORY,
         arrivals=Arrivals(rate_per_s=rate),
-        objective=Wanted(**{"below_best_pct": 2.0, "hard_below_best_pct": 10.0, **wanted}),
+        objective=FamilyObjective(**{"below_best_pct": 2.0, "hard_below_best_pct": 10.0, **wanted}),
     )
 
 

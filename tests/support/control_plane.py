@@ -23,7 +23,7 @@ from tests.support.redis_server import RedisServer
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Rung, Series
 from trefoil.core.common import Lease
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, SliceLoad, TableAck
-from trefoil.core.latency import of
+from trefoil.core.latency import build_histogram
 from trefoil.core.plan import DecisionRecord, Plan, Rollout
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
@@ -252,7 +252,7 @@ class ControlPlane:
                     answered=n,
                     items=n,
                     within_slo=within,
-                    latency=of([self.latency_ms] * n),
+                    latency=build_histogram([self.latency_ms] * n),
                 )
             )
         return LoadWindow(self.dispatcher_id, 0, seq, before_s, now_s, plan.revision, tuple(cells))

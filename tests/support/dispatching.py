@@ -62,7 +62,7 @@ class Running:
         self.metrics = Metrics("dispatcher")
         self.loop = StateSync(self.local, state, DispatcherMetrics(self.local, self.metrics))
         self.prober = Prober(self.local, self.contracts)
-        self.fronts = Fronts.of(self.local, self.contracts, self.metrics)
+        self.fronts = Fronts.build(self.local, self.contracts, self.metrics)
         self.siblings = AllWorkers(self.local, self.fronts.peers, self.metrics)
         self.peer_part = PeerServer(self.local, self.fronts.inference, self.siblings.answers(), self.loop)
         self.part = InferencePart(self.fronts)

@@ -42,7 +42,7 @@ def served(one: PlanView, plan: Plan, family: str = "digits", truth: Catalog | N
                     edge = (part.hosted[0].variant, "A100-SXM4-40GB", part.key.slice_type)
                     weights[edge] = weights.get(edge, 0) + 1
     look = profile_estimator(world.view.catalog, pod.task, pod.space, CONSTANTS)
-    return look(replace(pod.base, graph=Graph.of(weights)))
+    return look(replace(pod.base, graph=Graph.from_weights(weights)))
 
 
 @dataclass

@@ -18,7 +18,7 @@ def processes(folder: Path) -> list[str]:
     """Command lines of live processes that name a folder, wherever it stands in them."""
     found = []
     for stat in proc.living():
-        line = proc.shown(stat.pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")
+        line = proc.read_start_strings(stat.pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")
         if str(folder) in line:
             found.append(line)
     return found

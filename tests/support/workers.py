@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2_grpc
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from tests.support.ports import free_ports
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.proc import shown
+from trefoil.runtime.proc import read_start_strings
 
 CONTENT = 0x30  # a digit: FakeTriton answers with the class that the first pixel names
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
@@ -78,7 +78,7 @@ class Dispatcher:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         found = {}
         for child in children:
-            words = shown(int(child), "cmdline").decode().split("\0")
+            words = read_start_strings(int(child), "cmdline").decode().split("\0")
             numbers = [int(word.removeprefix("worker=")) for word in words if word.startswith("worker=")]
             found.update({number % 1000: int(child) for number in numbers})
         return found

@@ -93,7 +93,7 @@ class Catalog:
                 return family
         raise NotFound(f"no family {name!r} in the catalogue", remedy=f"one of {[f.name for f in self.families]}")
 
-    def of(self, families: Collection[str]) -> "Catalog":
+    def restrict(self, families: Collection[str]) -> "Catalog":
         """Catalogue of these families alone; names that it does not know are left out."""
         return Catalog(
             tuple(f for f in self.families if f.name in families), tuple(r for r in self.rows if r.family in families)

@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Same(Generic[T]):
+class IdentityKey(Generic[T]):
     """Memo key by the identity of a value, which is never changed and too long to compare.
 
     A memo that holds the key holds the value, so that nothing else can have its address.
@@ -20,7 +20,7 @@ class Same(Generic[T]):
         return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.value is self.value
+        return isinstance(other, IdentityKey) and other.value is self.value
 
 
 @dataclass(frozen=True, slots=True, order=True)

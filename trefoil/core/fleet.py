@@ -257,17 +257,3 @@ class Step:
     state: str = ""
     took_ms: float = 0.0
     why: str = ""
-
-
-STEP_VERBS: Final = (
-    "drain",
-    "stop",
-    "destroy_ci",
-    "destroy_gi",
-    "create_gi",
-    "create_ci",
-    "start",
-    "load",
-    "warm_up",
-    "lock_clock",
-)

@@ -47,7 +47,7 @@ def bucket_middle_ms(index: int) -> float:
     return float(FLOOR_MS * 2 ** ((index + 0.5) / PER_OCTAVE))
 
 
-def of(values_ms: Iterable[float]) -> Histogram:
+def build_histogram(values_ms: Iterable[float]) -> Histogram:
     """Histogram of some latencies [ms]."""
     counts: Counter[int] = Counter()
     total, largest = 0.0, 0.0

@@ -147,19 +147,19 @@ def find(kind: Kind, name: str, table: Parts[Brain]) -> Part[Brain]:
     if name in table:
         return table[name]
     if ":" in name:
-        return own(kind, name)
+        return load_own_part(kind, name)
     raise SettingError(
         f"no such {kind}", field=kind.value, value=name, remedy=f"one of {', '.join(sorted(table))}, or module:Class"
     )
 
 
-def own(kind: Kind, path: str) -> Part[Any]:
+def load_own_part(kind: Kind, path: str) -> Part[Any]:
     """Part of a user's own brain, module:Class.
 
     Raises:
         SettingError: naming what is missing.
     """
-    made = loaded(kind.value, path)
+    made = load_attribute(kind.value, path)
     if not isinstance(made, type):
         raise SettingError("is no class", field=kind.value, value=path, remedy="name a class of that module")
     missing = [name for name in METHODS[kind] if not callable(getattr(made, name, None))]
@@ -168,35 +168,35 @@ def own(kind: Kind, path: str) -> Part[Any]:
             f"has no method {', '.join(missing)}", field=kind.value, value=path, remedy="see trefoil/core/brains.py"
         )
     measures = kind == Kind.PLANNER and all(callable(getattr(made, name, None)) for name in LIVE)
-    said: dict[str, Any] = {"constants": None, "traits": Traits(measures=measures)} | _said(made, kind, path)
-    return Part(kind, path, made, **said)
+    stated: dict[str, Any] = {"constants": None, "traits": Traits(measures=measures)} | _attributes(made, kind, path)
+    return Part(kind, path, made, **stated)
 
 
-SAID: Final[Mapping[str, type]] = {
+ATTRIBUTES: Final[Mapping[str, type]] = {
     "constants": Mapping, "settings": type, "traits": Traits, "label": str, "colour": str,
 }  # fmt: skip
 
 
-def _said(made: type, kind: Kind, path: str) -> dict[str, Any]:
+def _attributes(made: type, kind: Kind, path: str) -> dict[str, Any]:
     """What a class says of itself. A field of its instances that is called so says nothing, but for its settings' type.
 
     Raises:
         SettingError: something of another type than a table would say.
     """
-    found = {name: value for name, value in vars(made).items() if name in SAID}
+    found = {name: value for name, value in vars(made).items() if name in ATTRIBUTES}
     found = {name: value for name, value in found.items() if not isinstance(value, MemberDescriptorType)}
     if isinstance(found.get("settings"), PartSettings):
         found["settings"] = type(found["settings"])
     for name, value in found.items():
-        right = isinstance(value, SAID[name])
+        right = isinstance(value, ATTRIBUTES[name])
         if not right or (name == "settings" and not issubclass(value, PartSettings)):
-            wanted = "a subclass of PartSettings" if name == "settings" else f"a {SAID[name].__name__}"
+            wanted = "a subclass of PartSettings" if name == "settings" else f"a {ATTRIBUTES[name].__name__}"
             remedy = f"make it {wanted} (trefoil/core/parts.py), or call it otherwise"
             raise SettingError(f"its {name} is none that a part can have", field=kind.value, value=path, remedy=remedy)
     return found
 
 
-def loaded(field_name: str, path: str) -> Any:
+def load_attribute(field_name: str, path: str) -> Any:
     """Load what module:name stands for.
 
     Raises:

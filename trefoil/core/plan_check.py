@@ -16,7 +16,7 @@ from itertools import combinations, groupby
 from typing import Any, Final
 
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import Revision, Same
+from trefoil.core.common import IdentityKey, Revision
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import NotFound, PlanError, TrefoilError
@@ -65,11 +65,11 @@ def _digest(text: str) -> str:
 
 def node_digest(plan: NodePlan) -> str:
     """Digest of a node plan: equal for equal desired states, whatever their revision."""
-    return _node_digest(Same(plan.devices))
+    return _node_digest(IdentityKey(plan.devices))
 
 
 @lru_cache(maxsize=1024)  # asked for again and again of the same plans, by everybody who compares two of them
-def _node_digest(devices: Same[tuple[PlannedDevice, ...]]) -> str:
+def _node_digest(devices: IdentityKey[tuple[PlannedDevice, ...]]) -> str:
     ordered = sorted(devices.value, key=lambda d: d.device)
     return _digest(f"[{', '.join([_text(device) for device in ordered])}]")
 
@@ -82,11 +82,11 @@ def _text(device: PlannedDevice) -> str:
 
 def plan_digest(plan: Plan) -> str:
     """Digest of a plan: equal for equal desired states and routes, whatever their revision, reason or age."""
-    return _plan_digest(Same(plan.nodes), Same(plan.routes))
+    return _plan_digest(IdentityKey(plan.nodes), IdentityKey(plan.routes))
 
 
 @lru_cache(maxsize=64)  # of a plan that is decided, judged, noted and in force
-def _plan_digest(nodes: Same[tuple[NodePlan, ...]], routes: Same[tuple[Route, ...]]) -> str:
+def _plan_digest(nodes: IdentityKey[tuple[NodePlan, ...]], routes: IdentityKey[tuple[Route, ...]]) -> str:
     digests = sorted((node.node, node_digest(node)) for node in nodes.value)
     plains = []
     for route in sorted(routes.value, key=lambda r: r.family):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from trefoil.core.errors import NotFound, SettingError
-from trefoil.core.parts import Kind, Value, loaded
+from trefoil.core.parts import Kind, Value, load_attribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def policy(name: str) -> Policy:
     if ":" not in name:
         remedy = f"one of {sorted(POLICIES)}, or module:ROW"
         raise NotFound(f"unknown policy {name!r}", field="policy", value=name, remedy=remedy)
-    row = loaded("policy", name)
+    row = load_attribute("policy", name)
     if not isinstance(row, Policy):
         remedy = "name a Policy (trefoil/core/policies.py) of that module"
         raise SettingError("is no row of a policy", field="policy", value=name, remedy=remedy)

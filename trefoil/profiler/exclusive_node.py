@@ -56,7 +56,7 @@ class ExclusiveNode:
         self._revision = Revision(newest, number)
 
     @classmethod
-    async def take(cls, stub: Any, target: str, clock: Clock, *, replace_running: bool) -> "ExclusiveNode":
+    async def acquire(cls, stub: Any, target: str, clock: Clock, *, replace_running: bool) -> "ExclusiveNode":
         """Take a node for this command alone.
 
         Raises:

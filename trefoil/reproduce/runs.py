@@ -24,12 +24,12 @@ from trefoil.simulator.scenario.schema import (
     Carbon,
     ControlSettings,
     Costs,
+    FamilyObjective,
     Node,
     Noise,
     PolicyChoice,
     Scenario,
     Served,
-    Wanted,
     Zone,
 )
 from trefoil.simulator.scenario.truth import pair
@@ -112,7 +112,7 @@ class RunResult:
 def scenario_of(spec: Spec) -> Scenario:
     """Scenario of a spec."""
     zone = Zone(trace=Path(spec.trace) if spec.trace else None, constant_g_per_kwh=spec.constant_g_per_kwh)
-    wanted = Wanted(
+    wanted = FamilyObjective(
         mode=spec.mode,  # type: ignore[arg-type]
         slo_ms=spec.slo_ms,
         lambda_weight=spec.lambda_weight,

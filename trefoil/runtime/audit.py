@@ -29,13 +29,13 @@ class AuditLog:
         self._numbers = count(1)
         self._file: IO[str] | None = None
 
-    def asked(self, method: str, peer: str, scope: str, request: Any) -> str:
+    def record_request(self, method: str, peer: str, scope: str, request: Any) -> str:
         """Note a call before it is carried out; returns its id."""
         call = f"{os.getpid()}-{next(self._numbers)}"
         self._write({"call": call, "method": method, "peer": peer, "scope": scope, "request": _text(request)})
         return call
 
-    def answered(self, call: str, code: str, why: str, took_ms: float) -> None:
+    def record_outcome(self, call: str, code: str, why: str, took_ms: float) -> None:
         """Note what came of it: the status code, and the error's text."""
         self._write({"call": call, "code": code, "why": why, "took_ms": round(took_ms, 1)})
 

@@ -128,14 +128,6 @@ class Keys:
         """Key of a family's load forecast."""
         return f"{self.prefix}forecast:load:{family}"
 
-    def signal_scale(self, node: str) -> str:
-        """Key of a node's scale signal."""
-        return f"{self.signal_scale_prefix()}{node}"
-
-    def signal_scale_prefix(self) -> str:
-        """Prefix of all scale signals."""
-        return f"{self.prefix}signal:scale:"
-
     def totals(self, family: str, hour: str) -> str:
         """Key of a family's totals of an hour."""
         return f"{self.totals_prefix()}{family}:{hour}"

@@ -60,7 +60,7 @@ def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
     return config
 
 
-def alone(request: Any, config: model_config_pb2.ModelConfig) -> None:
+def isolate_sequence(request: Any, config: model_config_pb2.ModelConfig) -> None:
     """Make a ModelInferRequest stand for itself where the model takes sequences only: one of one request."""
     if not config.HasField("sequence_batching"):
         return

@@ -32,7 +32,7 @@ class Identity:
     start_ticks: int
 
     @classmethod
-    def of(cls, pid: int) -> "Identity":
+    def of_pid(cls, pid: int) -> "Identity":
         """Identity of who has this number now; of nobody that ever ran where it is free."""
         stat = read_stat(pid)
         return cls(pid, -1) if stat is None else stat.identity
@@ -109,7 +109,7 @@ def _fields(pid: int) -> list[bytes] | None:
     return text[text.rindex(b")") + 2 :].split()  # state ppid pgrp session ... starttime is the 20th
 
 
-def belongings(identity: Identity, mark: str, also: Sequence[int] = ()) -> tuple[Identity, ...]:
+def owned_processes(identity: Identity, mark: str, also: Sequence[int] = ()) -> tuple[Identity, ...]:
     """Processes alive that belong to one that leads a session and carries `mark` in its environment.
 
     Those of its session, while its number surely is its own; those that inherited the mark, wherever they went; and
@@ -134,10 +134,10 @@ def living() -> Iterator[Stat]:
 
 def marked(pid: int, mark: str) -> bool:
     """True if it has `mark` ("NAME=value") in its environment."""
-    return mark.encode() in shown(pid, "environ").split(b"\0")
+    return mark.encode() in read_start_strings(pid, "environ").split(b"\0")
 
 
-def shown(pid: int, what: Literal["cmdline", "environ"]) -> bytes:
+def read_start_strings(pid: int, what: Literal["cmdline", "environ"]) -> bytes:
     """Words or variables that a process was started with; none where it is gone or of another user.
 
     In the middle of an exec the kernel shows neither: the new memory is there and not yet filled. Popen returns before

@@ -125,7 +125,7 @@ def make_server(
     check_certificates(settings, client_ca)
     if not reuse_port:
         check_port(listen)
-    tokens = tokens or (Tokens() if read_only else Tokens.of(settings))
+    tokens = tokens or (Tokens() if read_only else Tokens.from_settings(settings))
     server = grpc.aio.server(
         interceptors=[_Interceptor(metrics, tokens, audit)] if intercept else [],
         options=[
@@ -346,7 +346,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def _observed(self, context: Any, method: str, scope: str, request: Any) -> AsyncIterator[None]:
         started_s = asyncio.get_running_loop().time()
         commands = self._audit is not None and not asks_only(method)
-        call = self._audit.asked(method, context.peer(), scope, request) if self._audit and commands else ""
+        call = self._audit.record_request(method, context.peer(), scope, request) if self._audit and commands else ""
         noted = False
 
         def note(code: grpc.StatusCode, why: str = "") -> None:
@@ -356,7 +356,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             noted = True
             took_s = asyncio.get_running_loop().time() - started_s
             if self._audit is not None and commands:
-                self._audit.answered(call, code.name, why, took_s * 1e3)
+                self._audit.record_outcome(call, code.name, why, took_s * 1e3)
             if self._metrics is not None:
                 self._metrics.inc("trefoil_rpc_requests_total", method=method, code=code.name)
                 self._metrics.observe("trefoil_rpc_duration_seconds", took_s, method=method)

@@ -31,7 +31,7 @@ class Tokens:
     read: str | None = None
 
     @classmethod
-    def of(cls, settings: ServiceSettings) -> "Tokens":
+    def from_settings(cls, settings: ServiceSettings) -> "Tokens":
         """Tokens of settings; errors.SettingError for a read token without a control token: all could command."""
         if settings.read_token is not None and settings.token is None:
             remedy = "set token too: it guards commands"

@@ -63,20 +63,20 @@ async def run(parts: Sequence[Part], clock: Clock, stop: asyncio.Event | None = 
     ready: list[Part] = []
     tasks: list[asyncio.Task[None]] = []
 
-    def told_to_stop() -> None:
+    def on_signal() -> None:
         if stopping.is_set():
-            unheard()
+            remove_signal_handlers()
             for part in ready:
                 if isinstance(part, Patient):
                     part.hurry()
         stopping.set()
 
-    def unheard() -> None:
+    def remove_signal_handlers() -> None:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
 
     for number in SIGNALS:
-        loop.add_signal_handler(number, told_to_stop)
+        loop.add_signal_handler(number, on_signal)
     try:
         for part in parts:
             if not await _initialised(part, stopping):
@@ -87,9 +87,9 @@ async def run(parts: Sequence[Part], clock: Clock, stop: asyncio.Event | None = 
     finally:
         patient = [part for part in ready if isinstance(part, Patient)]
         if not patient:
-            unheard()
+            remove_signal_handlers()
         await _unwind(ready, tasks, clock, SHUTDOWN_S + sum(part.patience_s for part in patient))
-        unheard()
+        remove_signal_handlers()
 
 
 def main(

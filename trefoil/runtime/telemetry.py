@@ -139,12 +139,6 @@ def _add(_: Any, __: str, event: dict[str, Any], *, service: str) -> dict[str, A
     return {"service": service, **event}
 
 
-def serve_metrics(address: str, metrics: Metrics) -> Callable[[], None]:
-    """Serve metrics at host:port; returns what stops it. Services list a `service.MetricsPart` instead."""
-    host, _, port = address.rpartition(":")
-    return metrics.serve(host.strip("[]"), int(port))
-
-
 def markdown() -> str:
     """Markdown of docs/metrics.md."""
     lines = [

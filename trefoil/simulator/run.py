@@ -109,7 +109,7 @@ def _stamp(scenario: Scenario) -> bytes:
 def save_checkpoint(path: Path, simulation: Simulation) -> None:
     """Write a checkpoint, after any rollout that is under way; the file is replaced whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    simulation.rest()
+    simulation.run_until_settled()
     body = pickle.dumps(simulation, protocol=pickle.HIGHEST_PROTOCOL)
     partial = path.with_suffix(".partial")
     partial.write_bytes(_stamp(simulation.scenario) + hashlib.sha256(body).digest() + body)

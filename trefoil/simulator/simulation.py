@@ -36,7 +36,7 @@ from controller.loop.core.effects import (
     Steps,
     StopRollout,
     TellPlanner,
-    Viewed,
+    UseView,
     Wait,
     WakeLoop,
 )
@@ -134,7 +134,7 @@ class Simulation:
             live.recall(memory)
         self.inputs.planner, self.core.explorer.live = planner, live
 
-    def rest(self) -> None:
+    def run_until_settled(self) -> None:
         """Run until no rollout is under way."""
         while self._rolling is not None and self.now_s < self.end_s - EPSILON_S:
             self._next_event()
@@ -272,10 +272,10 @@ class Simulation:
 
     def _carry_out(self, effect: Any) -> Any:
         match effect:
-            case Viewed(view):
+            case UseView(view):
                 self._viewed = view
             case CallPlanner(view, seed, asks):
-                return self._think(view, seed, asks)
+                return self._ask_planner(view, seed, asks)
             case TellPlanner(candidate, measurement):
                 live = self.core.explorer.live
                 assert live is not None
@@ -294,13 +294,13 @@ class Simulation:
                 self._woken = True
         return None  # the rest is for logs, metrics, disks and Redis, which nobody has here
 
-    def _think(self, view: PlanView, seed: int, asks: bool) -> PlannerAnswer:
+    def _ask_planner(self, view: PlanView, seed: int, asks: bool) -> PlannerAnswer:
         planner = self.inputs.planner
         if asks:
-            return PlannerAnswer(ask_planner(view, planner, seed), seed, asked=True)
+            return PlannerAnswer(ask_planner(view, planner, seed), seed, is_exploration=True)
         if self.decision_cache is None:
             return PlannerAnswer(run_planner(view, planner, seed), seed)
-        self._relative_view, known = self.decision_cache.think(view, planner)
+        self._relative_view, known = self.decision_cache.decide(view, planner)
         self._cached = known if self._rolling is None else None
         return PlannerAnswer(
             replace(known.decision, next_tick_at_s=known.decision.next_tick_at_s + self.now_s), known.seed
@@ -359,7 +359,7 @@ class Simulation:
                     case QueryAgents():
                         self._observe()
                     case FindPath():
-                        answer = self._find_way(effect)
+                        answer = self._find_path(effect)
         except StopIteration:
             self._rolling = None
             self.ledger.halted += self.rollouts.rollout.state == RolloutState.HALTED
@@ -386,12 +386,12 @@ class Simulation:
             loads = tuple(SliceLoad(key, in_flight=1) for key in sorted(wanted.drained))
             self.observation.inputs.acks = (TableAck("simulated", 0, plan.revision, loads),)
 
-    def _find_way(self, asked: FindPath) -> RolloutPath:
+    def _find_path(self, effect: FindPath) -> RolloutPath:
         known = self._cached
-        way = known.way if known is not None and known.way is not None else find_path(asked)
+        path = known.path if known is not None and known.path is not None else find_path(effect)
         if known is not None:
-            known.way = way
-        return way
+            known.path = path
+        return path
 
     def _set_routes(self) -> None:
         """Give every engine its routes and what serves."""

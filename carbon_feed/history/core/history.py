@@ -122,13 +122,6 @@ class History:
             self._update_pieces(reading.starts_at_s, ends_s)
         return AddResult.REVISION
 
-    def at(self, valid_s: float, as_of_s: float = math.inf) -> CarbonReading | None:
-        """Reading that is believed of an instant; None: nobody has said anything."""
-        candidates = [
-            r for r in self._versions_near(valid_s, valid_s, as_of_s) if r.starts_at_s <= valid_s < r.ends_at_s
-        ]
-        return max(candidates, key=_precedence, default=None)
-
     def revisions(self, starts_at_s: float) -> tuple[CarbonReading, ...]:
         """Versions of the interval that starts then, in the order in which they became known."""
         return tuple(self._versions.get(starts_at_s, ()))

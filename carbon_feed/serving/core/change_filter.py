@@ -47,7 +47,7 @@ class ChangeFilter:
     hysteresis_ratio: float = 0.0
 
     @classmethod
-    def of(cls, change_ratio: float, hysteresis_ratio: float | None = None) -> "ChangeFilter":
+    def from_ratios(cls, change_ratio: float, hysteresis_ratio: float | None = None) -> "ChangeFilter":
         """Filter with checked limits.
 
         Raises:

@@ -12,7 +12,7 @@ from carbon_feed.forecast.resample import resample
 from carbon_feed.history.core.history import History, Piece
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonForecast, CarbonReading
-from trefoil.core.common import Same
+from trefoil.core.common import IdentityKey
 
 PAGE_MAX: Final = 10_000
 PAGE: Final = 1_000
@@ -30,7 +30,7 @@ class TimeRange:
     as_of_s: float = math.inf
 
     @classmethod
-    def of(cls, from_s: float | None, to_s: float | None, as_of_s: float | None) -> "TimeRange":
+    def from_times(cls, from_s: float | None, to_s: float | None, as_of_s: float | None) -> "TimeRange":
         """Range from optional limits; None = without that limit.
 
         Raises:
@@ -120,19 +120,19 @@ def forecast_slice(
 
     Both are of the source's time, which runs `speedup` times as fast as ours.
     """
-    whole = _in_steps(Same(forecast), step_s / speedup)
+    whole = _in_steps(IdentityKey(forecast), step_s / speedup)
     first = bisect.bisect_right(whole.bands, now_s, key=lambda band: band.ends_at_s)
     end = len(whole.bands)
     if horizon_s:
         end = bisect.bisect_left(whole.bands, now_s + horizon_s / speedup, key=lambda band: band.starts_at_s)
-    return _between(Same(whole), first, max(first, end))
+    return _between(IdentityKey(whole), first, max(first, end))
 
 
 @functools.lru_cache(maxsize=64)
-def _in_steps(forecast: Same[CarbonForecast], step_s: float) -> CarbonForecast:
+def _in_steps(forecast: IdentityKey[CarbonForecast], step_s: float) -> CarbonForecast:
     return resample(forecast.value, step_s) if step_s else forecast.value
 
 
 @functools.lru_cache(maxsize=64)
-def _between(forecast: Same[CarbonForecast], first: int, end: int) -> CarbonForecast:
+def _between(forecast: IdentityKey[CarbonForecast], first: int, end: int) -> CarbonForecast:
     return dataclasses.replace(forecast.value, bands=forecast.value.bands[first:end])

@@ -151,14 +151,14 @@ class Receipts:
         self._reported[worker] = max(self._reported.get(worker, -math.inf), window.ends_at_s)
         for cell in window.cells:
             if cell.key.slice is not None and (cell.answered or cell.receipt_j):
-                device, early_s = self._of(cell.key.slice.device), _early_s(cell)
+                device, early_s = self._account(cell.key.slice.device), _early_s(cell)
                 device.early_s = max(early_s, EARLY_FADES * device.early_s)
                 device.pieces.append(_piece(cell, cell.key.slice, window, early_s))
                 del device.pieces[:-PIECES_MAX]
 
     def sample(self, sample: EnergySample) -> None:
         """Add the energy of one device; samples of a device come in order. The caller drops repeated ones."""
-        device = self._of(sample.device)
+        device = self._account(sample.device)
         device.metered, device.simulated = sample.method not in UNMEASURED, sample.simulated
         device.samples.append(sample)
 
@@ -276,7 +276,7 @@ class Receipts:
             line = self._lines[kind, held] = energy_line(self._rows.get(kind, ()), held)
         return line
 
-    def _of(self, device: str) -> _Device:
+    def _account(self, device: str) -> _Device:
         return self._devices.setdefault(device, _Device())
 
 

@@ -188,11 +188,11 @@ class Explorer:
         if patient and (rollout[0] == RolloutState.APPLYING or unplanned_slices_stand(view)):
             return
         view = replace(view, trigger=run.trigger.cause)
-        thought = yield CallPlanner(view, (yield NextSeed()), ask=True)
-        if isinstance(thought.step, Decision):
-            yield from self._decided(view, thought)
+        answer = yield CallPlanner(view, (yield NextSeed()), ask=True)
+        if isinstance(answer.step, Decision):
+            yield from self._decided(view, answer)
             return
-        candidate = thought.step
+        candidate = answer.step
         one = Evaluation(len(run.evaluations) + 1, candidate)
         run.evaluations.append(one)
         why, family = deployment_refusal_by_family(view, candidate.plan)
@@ -202,7 +202,7 @@ class Explorer:
         else:
             why, run.phase = "", Phase.DEPLOY
         run.deployed = None
-        run.deployed = yield RecordCandidate(view, run.trigger, thought, why)
+        run.deployed = yield RecordCandidate(view, run.trigger, answer, why)
         if why:
             yield WakeLoop()
         else:
@@ -356,18 +356,18 @@ class Explorer:
     def _cost(self, view: PlanView, starts_s: float, ends_s: float) -> candidate_measurement.Cost:
         return self._meter.cost([o.family for o in view.objectives], starts_s, ends_s, view.pue)
 
-    def _decided(self, view: PlanView, thought: PlannerAnswer) -> Steps[None]:
+    def _decided(self, view: PlanView, answer: PlannerAnswer) -> Steps[None]:
         run = self.run
         assert run is not None
         yield from self._charge(view, self._time.now_s)
-        decision, fallback = thought.decision, fallback_plan(run, view) or self._current
+        decision, fallback = answer.decision, fallback_plan(run, view) or self._current
         if decision.plan is None and self._candidate_deployed and fallback is not None:
             # What runs is a candidate: it becomes the plan, unless there is a reason to go back to a good one.
             keeps = self._current if not decision.degraded else fallback
             decision = replace(decision, plan=replace(keeps or fallback, degraded=decision.degraded))
         yield from self._close(DECIDED, decision.why)
         totals = json.dumps(run.totals.plain())
-        self._current = yield ConcludeExploration(view, run.trigger, thought, decision, {"exploration": totals})
+        self._current = yield ConcludeExploration(view, run.trigger, answer, decision, {"exploration": totals})
         if self._candidate_deployed and fallback is not None:  # the planner's plan was refused
             yield from self._deploy_plan(replace(fallback, exploration=False, why=f"{decision.why}; {fallback.why}"))
 

@@ -41,7 +41,7 @@ from controller.loop.core.effects import (
     StartRollout,
     Steps,
     StopRollout,
-    Viewed,
+    UseView,
     WakeLoop,
     WriteObjectives,
 )
@@ -199,7 +199,7 @@ class ControlCore:
     def step(self) -> Steps[None]:
         """Step of control under the epoch entered: triggers, decision, exploration, retries."""
         view = self.view()
-        yield Viewed(view)
+        yield UseView(view)
         self.slo_margin.wear_off(view)
         if not self._may_plan(view):
             return
@@ -280,28 +280,28 @@ class ControlCore:
             yield from self._run_explorer(self.explorer.begin(view, trigger, self.current, rollout))
             return
         view = replace(view, trigger=trigger.cause)
-        thought = yield CallPlanner(view, self._next_seed())
-        yield from self._judge(view, view, trigger, thought)
+        answer = yield CallPlanner(view, self._next_seed())
+        yield from self._judge(view, view, trigger, answer)
 
     def _judge(
         self,
         view: PlanView,
         judged: PlanView,
         trigger: Trigger,
-        thought: PlannerAnswer,
+        answer: PlannerAnswer,
         decision: Decision | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> Steps[None]:
-        """Record what was decided on `view`, and put it in force. `decision`: what is made of the thought's."""
-        verdict = judge(judged, trigger, decision or thought.decision, self.control)
+        """Record what was decided on `view`, and put it in force. `decision`: what is made of the answer."""
+        verdict = judge(judged, trigger, decision or answer.decision, self.control)
         self.last_verdict = verdict
         plan, effect = verdict.plan, verdict.outcome
         if plan is not None:
             effect = yield from self._count(trigger.cause, reconfigures(self.current, plan))
             plan = self._numbered(view, plan)
         if decision is not None:  # a replay compares with what the planner made
-            verdict = replace(verdict, decision=thought.decision)
-        yield self._record_effect(view, trigger, thought, verdict, effect, plan or self.current, versions)
+            verdict = replace(verdict, decision=answer.decision)
+        yield self._record_effect(view, trigger, answer, verdict, effect, plan or self.current, versions)
         self._set_basis(view, verdict)  # not before: what could not be written has to trigger again
         if plan is not None:
             yield from self._put_in_force(plan)
@@ -311,7 +311,7 @@ class ControlCore:
         self,
         view: PlanView,
         trigger: Trigger,
-        thought: PlannerAnswer,
+        answer: PlannerAnswer,
         verdict: Verdict,
         effect: str,
         plan: Plan | None,
@@ -319,7 +319,7 @@ class ControlCore:
     ) -> RecordDecision:
         given = versions or {}
         counts = dict(self.causes), dict(self.reconfigurations)
-        return RecordDecision(self.decision_id, view, trigger, thought, verdict, effect, plan, given, *counts)
+        return RecordDecision(self.decision_id, view, trigger, answer, verdict, effect, plan, given, *counts)
 
     def _next_seed(self) -> int:
         """Of a new decision; `decision_id` is its id from now on."""
@@ -389,7 +389,7 @@ class ControlCore:
 
     def _record_candidate(self, wanted: RecordCandidate) -> Steps[Plan]:
         """Record a candidate; its plan, numbered. A refused one is not deployed."""
-        trigger, step, refused = wanted.trigger, wanted.thought.step, wanted.refused
+        trigger, step, refused = wanted.trigger, wanted.answer.step, wanted.refusal
         why = f"{trigger.cause}: {trigger.why}; {step.why}" + (f"; refused: {refused}" if refused else "")
         assert step.plan is not None
         plan = self._numbered(wanted.view, replace(step.plan, exploration=True, why=why))
@@ -398,7 +398,7 @@ class ControlCore:
             effect = yield from self._count(trigger.cause, reconfigures(self.current, plan), replans=False)
         verdict = Verdict(CANDIDATE, why, Decision(step.plan, why, math.inf))
         led_to = self.current if refused else plan
-        yield self._record_effect(wanted.view, trigger, wanted.thought, verdict, effect, led_to)
+        yield self._record_effect(wanted.view, trigger, wanted.answer, verdict, effect, led_to)
         return plan
 
     def _deploy(self, plan: Plan) -> Steps[Plan]:
@@ -417,7 +417,7 @@ class ControlCore:
         if decision.plan is not None:
             decision = replace(decision, plan=replace(decision.plan, exploration=False))
         judged = replace(view, current=None) if trial else view
-        yield from self._judge(view, judged, wanted.trigger, wanted.thought, decision, wanted.versions)
+        yield from self._judge(view, judged, wanted.trigger, wanted.answer, decision, wanted.versions)
         return self.current
 
     # --- acting -------------------------------------------------------------------------------------------------------

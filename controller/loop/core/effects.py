@@ -40,7 +40,7 @@ class CoreTime:
 class PlannerAnswer:
     """Answer of a planner with all that is needed to ask again. `memory` is JSON from before; "" = it has none.
 
-    `asked`: a step of an exploration (`ask`), not a whole decision (`plan`).
+    `is_exploration`: a step of an exploration (`ask`), not a whole decision (`plan`).
     """
 
     step: Candidate | Decision
@@ -48,7 +48,7 @@ class PlannerAnswer:
     solve_ms: float = 0.0
     wall_limit_hit: bool = False
     memory: str = ""
-    asked: bool = False
+    is_exploration: bool = False
 
     @property
     def decision(self) -> Decision:
@@ -60,14 +60,14 @@ class PlannerAnswer:
     def versions(self) -> dict[str, str]:
         """What a record keeps of it beside view and seed."""
         found = {"memory": self.memory} if self.memory else {}
-        return found | ({"call": "ask"} if self.asked else {})
+        return found | ({"call": "ask"} if self.is_exploration else {})
 
 
 # --- of control and exploration --------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Viewed:
+class UseView:
     """The view that this step goes by."""
 
     view: PlanView
@@ -109,7 +109,7 @@ class RecordDecision:
     id: str
     view: PlanView
     trigger: Trigger
-    thought: PlannerAnswer
+    answer: PlannerAnswer
     verdict: Verdict
     effect: str
     """reconfigure, reroute, or the outcome."""
@@ -206,8 +206,8 @@ class RecordCandidate:
 
     view: PlanView
     trigger: Trigger
-    thought: PlannerAnswer
-    refused: str
+    answer: PlannerAnswer
+    refusal: str
 
 
 @dataclass(slots=True)
@@ -225,7 +225,7 @@ class ConcludeExploration:
 
     view: PlanView
     trigger: Trigger
-    thought: PlannerAnswer
+    answer: PlannerAnswer
     decision: Decision
     versions: Mapping[str, str]
 

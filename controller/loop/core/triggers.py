@@ -30,7 +30,7 @@ from typing import Final
 from controller.forecasters.last_max import Z_90
 from controller.observe.core.plannable import out_of_service_reason, usable_devices
 from trefoil.core.brains import PlanView
-from trefoil.core.common import Same
+from trefoil.core.common import IdentityKey
 from trefoil.core.demand import Demand
 from trefoil.core.fleet import FleetState, SliceKey, SliceState
 from trefoil.core.plan import NodePlan, Plan
@@ -100,7 +100,7 @@ def plan_basis(view: PlanView, plan: Plan, next_tick_at_s: float) -> PlanBasis:
         capacity_per_s={family: e.capacity_per_s for family, e in plan.expected.items()},
         objective_numbers={o.family: o.number for o in view.objectives},
         devices=usable_devices(view.fleet),
-        lost=frozenset(_lost(view, plan)),
+        lost=frozenset(_lost_slices(view, plan)),
         next_tick_at_s=next_tick_at_s,
     )
 
@@ -137,13 +137,13 @@ def evaluate_triggers(
     return (found[0] if found else None), HoldTimers(since)
 
 
-def _lost(view: PlanView, plan: Plan) -> Mapping[SliceKey, SliceState]:
+def _lost_slices(view: PlanView, plan: Plan) -> Mapping[SliceKey, SliceState]:
     """Slices of a plan that are gone or failed, on nodes that report."""
-    return _lost_of(Same(view.fleet), Same(plan.nodes))
+    return _lost_of(IdentityKey(view.fleet), IdentityKey(plan.nodes))
 
 
 @lru_cache(maxsize=64)
-def _lost_of(fleet: Same[FleetState], nodes: Same[tuple[NodePlan, ...]]) -> Mapping[SliceKey, SliceState]:
+def _lost_of(fleet: IdentityKey[FleetState], nodes: IdentityKey[tuple[NodePlan, ...]]) -> Mapping[SliceKey, SliceState]:
     states = {s.key: s.state for node in fleet.value.nodes for d in node.devices for s in d.slices}
     wanted = [p.key for n in nodes.value if n.node not in fleet.value.stale for d in n.devices for p in d.slices]
     bad = (SliceState.FAILED, SliceState.GONE, SliceState.UNSPECIFIED)
@@ -154,7 +154,7 @@ def _losses(view: PlanView, plan: Plan, basis: PlanBasis, thresholds: Thresholds
     hold_s = thresholds.loss_hold_s
     return {
         f"loss:{key.name}": (hold_s, Trigger("loss", f"slice {key.name} of the plan is {state.name} for {hold_s:g} s"))
-        for key, state in _lost(view, plan).items()
+        for key, state in _lost_slices(view, plan).items()
         if key not in basis.lost  # planned again already, to no avail: its agent keeps trying
     }
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from trefoil.core.brains import BudgetState
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import Same
+from trefoil.core.common import IdentityKey
 from trefoil.core.demand import LoadWindow, Measured
 from trefoil.core.latency import Histogram, merge, quantile_ms
 
@@ -187,8 +187,8 @@ class LoadWindows:
         ended = answered + failed
         return Measured(
             family=family,
-            latency_ms_p95=_quantile_ms(Same(latency), 0.95),
-            latency_ms_p99=_quantile_ms(Same(latency), 0.99),
+            latency_ms_p95=_quantile_ms(IdentityKey(latency), 0.95),
+            latency_ms_p99=_quantile_ms(IdentityKey(latency), 0.99),
             slo_attainment=min(1.0, sum(c.within_slo for c in cells) / max(1, ended)),
             accuracy=accuracy / answered if answered else 0.0,
             grams_per_request=grams_per_request,
@@ -272,7 +272,7 @@ class LoadWindows:
 
 
 @lru_cache(maxsize=64)
-def _quantile_ms(latency: Same[Histogram], q: float) -> float:
+def _quantile_ms(latency: IdentityKey[Histogram], q: float) -> float:
     """Of the one histogram of a window, asked for as long as that window counts."""
     return quantile_ms(latency.value, q)
 

@@ -29,7 +29,7 @@ from controller.settings import ControllerSettings
 from trefoil.core.brains import Forecaster, PlanView
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung, Series
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import Same
+from trefoil.core.common import IdentityKey
 from trefoil.core.demand import Demand, LoadForecast, LoadWindow, Measured, TableAck
 from trefoil.core.device_types import device_type
 from trefoil.core.fleet import FleetState, NodeStatus
@@ -95,7 +95,7 @@ class Observation:
         self._demand: dict[str, Demand] = {}
         self.forecasts: dict[str, LoadForecast] = {}
         self._known_of: frozenset[str] = frozenset()
-        self._known_catalog = catalog.of(())
+        self._known_catalog = catalog.restrict(())
         self._found: tuple[NodeStatus, ...] = ()
         self._fleet = FleetState((), ())
         self._oldest_s = math.inf
@@ -206,7 +206,7 @@ class Observation:
 
     def _lead_s(self, family: str, now_s: float) -> float:
         """How long capacity takes to come: wake a device, start a Triton, load the slowest variant."""
-        wake_s = _wake_s(Same(self.fleet(now_s)), Same(self.catalog))
+        wake_s = _wake_s(IdentityKey(self.fleet(now_s)), IdentityKey(self.catalog))
         load_s = max((v.load_s for v in self.catalog.family(family).variants), default=0.0)
         return wake_s + load_s + self._settings.start_s
 
@@ -250,7 +250,7 @@ class Observation:
         """The catalogue of these families alone: every decision records its view, and a repository may hold many."""
         wanted = frozenset(families)
         if wanted != self._known_of:
-            self._known_of, self._known_catalog = wanted, self.catalog.of(wanted)
+            self._known_of, self._known_catalog = wanted, self.catalog.restrict(wanted)
         return self._known_catalog
 
     def input_stamps(self, now_s: float) -> tuple[InputStamp, ...]:
@@ -270,7 +270,7 @@ class Observation:
 
 
 @lru_cache(maxsize=64)
-def _wake_s(fleet: Same[FleetState], catalog: Same[Catalog]) -> float:
+def _wake_s(fleet: IdentityKey[FleetState], catalog: IdentityKey[Catalog]) -> float:
     """How long the slowest device that can be planned takes to wake up."""
     types = profiled_types(catalog.value)
     usable = {d.type for n in fleet.value.nodes for d in n.devices if not unplannable_reason(d, types)}
@@ -279,11 +279,11 @@ def _wake_s(fleet: Same[FleetState], catalog: Same[Catalog]) -> float:
 
 def _hosted(fleet: FleetState, current: Plan | None) -> frozenset[str]:
     """Families that run, or are to run, without anybody asking for them: a rollout must know them too."""
-    return _families(Same(fleet.nodes)) | _families(Same(current.nodes if current else ()))
+    return _families(IdentityKey(fleet.nodes)) | _families(IdentityKey(current.nodes if current else ()))
 
 
 @lru_cache(maxsize=64)
-def _families(nodes: Same[tuple[NodeStatus, ...]] | Same[tuple[NodePlan, ...]]) -> frozenset[str]:
+def _families(nodes: IdentityKey[tuple[NodeStatus, ...]] | IdentityKey[tuple[NodePlan, ...]]) -> frozenset[str]:
     return frozenset(h.family for n in nodes.value for d in n.devices for s in d.slices for h in s.hosted)
 
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Final
 
 from trefoil.core.catalog import Catalog, ProfileRow
-from trefoil.core.common import Same
+from trefoil.core.common import IdentityKey
 from trefoil.core.device_types import DEVICE_TYPES, device_type
 from trefoil.core.errors import NotFound
 from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, FleetState
@@ -15,11 +15,11 @@ AWAKE_STATES: Final = frozenset({DeviceState.AWAKE, DeviceState.WAKING})
 
 def profiled_types(catalog: Catalog) -> frozenset[str]:
     """Device types that the catalogue has profiles for."""
-    return _types(Same(catalog.rows))
+    return _types(IdentityKey(catalog.rows))
 
 
 @lru_cache(maxsize=16)
-def _types(rows: Same[tuple[ProfileRow, ...]]) -> frozenset[str]:
+def _types(rows: IdentityKey[tuple[ProfileRow, ...]]) -> frozenset[str]:
     return frozenset(row.device_type for row in rows.value)
 
 
@@ -54,10 +54,10 @@ def mig_off(status: DeviceStatus) -> bool:
 
 def usable_devices(fleet: FleetState) -> frozenset[str]:
     """Devices that a plan may use: not lost, in service, on a node that reports."""
-    return _usable(Same(fleet))
+    return _usable(IdentityKey(fleet))
 
 
 @lru_cache(maxsize=64)
-def _usable(fleet: Same[FleetState]) -> frozenset[str]:
+def _usable(fleet: IdentityKey[FleetState]) -> frozenset[str]:
     known = fleet.value
     return frozenset(d.device for node in known.nodes if node.node not in known.stale for d in node.devices if d.usable)

@@ -171,7 +171,7 @@ def setup_of(value: Mapping[str, Any] | None) -> Setup | None:
         (Configuration(kind, tuple((name, int(k)) for name, k in slices)), int(n))
         for kind, slices, n in value["layouts"]
     )
-    return Setup(layouts, Graph.of({(v, kind, shape): int(n) for v, kind, shape, n in value["weights"]}))
+    return Setup(layouts, Graph.from_weights({(v, kind, shape): int(n) for v, kind, shape, n in value["weights"]}))
 
 
 def search_json(search: Search) -> dict[str, Any]:

@@ -8,11 +8,9 @@ slice: 2; a copy moved to another slice type: 2.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-
-import networkx as nx
 
 Edge = tuple[str, str, str]  # variant, device type, slice type
 
@@ -24,7 +22,7 @@ class Graph:
     weights: tuple[tuple[Edge, int], ...]
 
     @classmethod
-    def of(cls, weights: Mapping[Edge, int]) -> "Graph":
+    def from_weights(cls, weights: Mapping[Edge, int]) -> "Graph":
         """Graph of weights, without the edges of weight 0.
 
         Raises:
@@ -57,36 +55,17 @@ class Graph:
 
     def __add__(self, other: "Graph") -> "Graph":
         """GPUs that join bring their edges."""
-        return Graph.of(self.counter + other.counter)
+        return Graph.from_weights(self.counter + other.counter)
 
     def __sub__(self, other: "Graph") -> "Graph":
         """GPUs that leave take theirs along; they must have been part of it."""
         left = Counter(self.counter)
         left.subtract(other.counter)
-        return Graph.of(left)
+        return Graph.from_weights(left)
 
     def __mul__(self, times: int) -> "Graph":
         """That many GPUs alike."""
-        return Graph.of({edge: n * times for edge, n in self.weights})
-
-    def networkx(self, variants: Iterable[str] = (), slices: Iterable[tuple[str, str]] = ()) -> "nx.DiGraph[object]":
-        """NetworkX directed bipartite graph; vertices without an edge may be named."""
-        graph: nx.DiGraph[object] = nx.DiGraph()
-        graph.add_nodes_from((("variant", v) for v in variants), bipartite=0)
-        graph.add_nodes_from((("slice", *s) for s in slices), bipartite=1)
-        for (variant, kind, shape), n in self.weights:
-            graph.add_node(("variant", variant), bipartite=0)
-            graph.add_node(("slice", kind, shape), bipartite=1)
-            graph.add_edge(("variant", variant), ("slice", kind, shape), weight=n)
-        return graph
-
-    @classmethod
-    def from_networkx(cls, graph: "nx.DiGraph[object]") -> "Graph":
-        """Graph of a NetworkX one: the inverse of `networkx`, for graphs that somebody drew or stored."""
-        weights: Counter[Edge] = Counter()
-        for (_, variant), (_, kind, shape), n in graph.edges(data="weight", default=1):
-            weights[(variant, kind, shape)] += n
-        return cls.of(weights)
+        return Graph.from_weights({edge: n * times for edge, n in self.weights})
 
 
 def edit_distance(a: Graph, b: Graph) -> int:

@@ -72,7 +72,7 @@ class Pod:
         weights: Counter[Edge] = Counter()
         for setup in found:
             weights.update(setup.graph.counter)
-        return Setup(tuple(layout for setup in found for layout in setup.layouts), Graph.of(weights))
+        return Setup(tuple(layout for setup in found for layout in setup.layouts), Graph.from_weights(weights))
 
     def _standing(self, kind_name: str, standing: Sequence[Device]) -> Setup:
         kind, number = next((k, n) for k, n in self.space.kinds if k.name == kind_name)
@@ -81,7 +81,7 @@ class Pod:
             return self._part(self.base, kind_name)
         if not self.space.standardised:
             return self._fleet_setup(kind_name, number, mine)
-        total = Graph.of(Counter(edge for d in mine for edge in _edges(d, self.family)))
+        total = Graph.from_weights(Counter(edge for d in mine for edge in _edges(d, self.family)))
         away = distances(kind, self.space.variants, total, len(mine))
         return self.space.units(kind)[int(away.argmin())]
 
@@ -94,7 +94,7 @@ class Pod:
             shapes = tuple(sorted(Counter(e[2] for e in edges.elements()).items()))
             names = fitting_variants(device.type, self.space.variants)
             if shapes in legal and all(variant in names[shape] for variant, _, shape in edges):
-                whole[(legal[shapes], Graph.of(edges))] += 1
+                whole[(legal[shapes], Graph.from_weights(edges))] += 1
         if not whole:
             return self._part(self.base, kind_name)
         common = min(whole, key=lambda item: (-whole[item], item[1].key))
@@ -105,14 +105,14 @@ class Pod:
             layouts[configuration] += n
             weights.update((graph * n).counter)
         ordered = sorted(layouts.items(), key=lambda item: item[0].slices)
-        return Setup(tuple(ordered), Graph.of(weights))
+        return Setup(tuple(ordered), Graph.from_weights(weights))
 
     @staticmethod
     def _part(setup: Setup, kind_name: str) -> Setup:
         """The part of a setup on one device type."""
         return Setup(
             tuple((c, n) for c, n in setup.layouts if c.device_type == kind_name),
-            Graph.of({e: n for e, n in setup.graph.weights if e[1] == kind_name}),
+            Graph.from_weights({e: n for e, n in setup.graph.weights if e[1] == kind_name}),
         )
 
 

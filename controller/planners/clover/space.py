@@ -124,7 +124,7 @@ def unit_setups(kind: DeviceType, variants: tuple[Variant, ...]) -> tuple[Setup,
         ]
         for mixes in itertools.product(*choices):
             weights: Counter[Edge] = Counter((v, kind.name, name) for mix in mixes for v, name in mix)
-            found.append(Setup(((configuration, 1),), Graph.of(weights)))
+            found.append(Setup(((configuration, 1),), Graph.from_weights(weights)))
     return tuple(found)
 
 
@@ -159,7 +159,7 @@ def _vector(graph: Graph, edges: Mapping[Edge, int]) -> tuple[npt.NDArray[np.int
 def distances(kind: DeviceType, variants: tuple[Variant, ...], graph: Graph, times: int = 1) -> npt.NDArray[np.int64]:
     """Graph edit distance from `times` copies of every unit graph to a graph; edges of other device types are left."""
     rows, edges = _matrix(kind, variants)
-    mine = Graph.of({edge: n for edge, n in graph.weights if edge[1] == kind.name})
+    mine = Graph.from_weights({edge: n for edge, n in graph.weights if edge[1] == kind.name})
     row, other = _vector(mine, edges)
     return np.asarray(np.abs(times * rows - row).sum(axis=1) + other)
 
@@ -205,14 +205,16 @@ class Space:
     def whole(self, graph: Graph) -> Graph:
         """Graph of the whole pod."""
         number = {kind.name: n for kind, n in self.kinds}
-        return Graph.of({edge: n * number[edge[1]] for edge, n in graph.weights}) if self.standardised else graph
+        return (
+            Graph.from_weights({edge: n * number[edge[1]] for edge, n in graph.weights}) if self.standardised else graph
+        )
 
     def uniform(self, layout: Mapping[str, Configuration], variant: str) -> Setup:
         """Setup of one configuration per device type and the same variant everywhere."""
         count = {kind.name: 1 if self.standardised else n for kind, n in self.kinds}
         layouts = tuple((layout[kind.name], count[kind.name]) for kind, _ in self.kinds)
         weights = {(variant, c.device_type, name): k * n for c, n in layouts for name, k in c.slices}
-        return Setup(layouts, Graph.of(weights))
+        return Setup(layouts, Graph.from_weights(weights))
 
     def legal(self, setup: Setup) -> bool:
         """Whether the graph is what the devices of the pod, so configured, host; one copy per slice, all of it fits."""
@@ -232,10 +234,6 @@ class Space:
             v in fitting_variants(kinds[k], self.variants)[s] for (v, k, s), _ in setup.graph.weights if k in kinds
         )
         return have == want and slices == setup.graph.slices() and fitting
-
-    def all_setups(self, kind: DeviceType) -> Sequence[Setup]:
-        """Setups that an exhaustive search goes through, per device type."""
-        return self.units(kind)
 
     # ------------------------------------------------------------------------------------------------ neighbours
 
@@ -300,7 +298,7 @@ class Space:
             if others:
                 weights[(variant, name, shape)] -= 1
                 weights[(others[int(rng.integers(len(others)))], name, shape)] += 1
-        return Setup(tuple(sorted(((c, n) for c, n in layouts.items() if n), key=_order)), Graph.of(weights))
+        return Setup(tuple(sorted(((c, n) for c, n in layouts.items() if n), key=_order)), Graph.from_weights(weights))
 
     def _hostable(self, kind: DeviceType, configuration: Configuration) -> bool:
         return all(fitting_variants(kind, self.variants)[name] for name, _ in configuration.slices)
@@ -348,7 +346,7 @@ class Space:
                 for name, k in configuration.slices:
                     for _ in range(k):
                         weights[(allowed[name][int(rng.integers(len(allowed[name])))], kind.name, name)] += 1
-        return Setup(tuple(sorted(layouts.items(), key=_order)), Graph.of(weights))
+        return Setup(tuple(sorted(layouts.items(), key=_order)), Graph.from_weights(weights))
 
 
 def slo_chance(near: Sequence[Setup], slo_kept: Mapping[Graph, bool]) -> npt.NDArray[np.float64]:
@@ -378,7 +376,7 @@ def _joined(setups: Sequence[Setup]) -> Setup:
     weights: Counter[Edge] = Counter()
     for setup in setups:
         weights.update(setup.graph.counter)
-    return Setup(tuple(layout for setup in setups for layout in setup.layouts), Graph.of(weights))
+    return Setup(tuple(layout for setup in setups for layout in setup.layouts), Graph.from_weights(weights))
 
 
 def _order(item: tuple[Configuration, int]) -> tuple[str, tuple[tuple[str, int], ...]]:

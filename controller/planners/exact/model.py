@@ -169,10 +169,10 @@ def groups_of(devices: Sequence[Device], columns: Sequence[Column] = ()) -> tupl
         )
         for (name, zone), alike in sorted(free.items())
     ]
-    return (*found, *as_they_are([d for d in devices if d.frozen]))
+    return (*found, *frozen_groups([d for d in devices if d.frozen]))
 
 
-def as_they_are(devices: Sequence[Device]) -> tuple[Group, ...]:
+def frozen_groups(devices: Sequence[Device]) -> tuple[Group, ...]:
     """Devices that keep what they host, by type, zone and clock."""
     alike: dict[tuple[str, str, int], list[Device]] = defaultdict(list)
     for device in devices:

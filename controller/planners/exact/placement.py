@@ -23,7 +23,7 @@ import networkx as nx
 from controller.planners.columns import ClassKey, Column, class_of
 from controller.planners.exact.model import Group, Problem, Solution, wake_j
 from controller.planners.planning_input import Device, HostedSlice
-from trefoil.core.common import Same
+from trefoil.core.common import IdentityKey
 from trefoil.core.device_types import Placement, placements, slice_type
 from trefoil.core.fleet import Configuration, DeviceType, SliceKey
 
@@ -169,11 +169,11 @@ def _cost_j(device: Device, option: Configuration, columns: Mapping[ClassKey, Co
 
 def _best_placement(device: Device, option: Configuration) -> Placement:
     """Step 2: of the legal placements of a multiset the one that keeps most of what runs; the first of equals."""
-    return _placement(Same(device.type), device.layout, option)
+    return _placement(IdentityKey(device.type), device.layout, option)
 
 
 @lru_cache(maxsize=4096)
-def _placement(kind: Same[DeviceType], layout: Placement, option: Configuration) -> Placement:
+def _placement(kind: IdentityKey[DeviceType], layout: Placement, option: Configuration) -> Placement:
     wanted = Counter(dict(option.slices))
     if kind.value.name == option.device_type and wanted == Counter(name for name, _, _ in layout):
         return layout

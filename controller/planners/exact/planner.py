@@ -23,10 +23,10 @@ from numpy.random import Generator, default_rng
 from controller.planners.columns import ClassKey, Column, columns, gap_scv
 from controller.planners.exact.aim import FamilyAim, aim_of
 from controller.planners.exact.milp import Limits, WallLimitHit
-from controller.planners.exact.model import Aim, Problem, Solution, as_they_are, groups_of, pinned, weights_of
+from controller.planners.exact.model import Aim, Problem, Solution, frozen_groups, groups_of, pinned, weights_of
 from controller.planners.exact.placement import Moves, moves, place_clocked
 from controller.planners.exact.relaxation import better_than_current, hard_minima, joint_targets, relaxed
-from controller.planners.exact.reuse import on_grid, refitted, rounded_demand, solve_or_reuse, standing
+from controller.planners.exact.reuse import current_solution, on_grid, refit, rounded_demand, solve_or_reuse
 from controller.planners.exact.search import solve
 from controller.planners.plan_assembly import DEFAULTS, capacity_per_s, plan_of
 from controller.planners.planning_input import (
@@ -245,11 +245,11 @@ def _solved_and_checked(
 def staying_draft(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
     """Draft of what runs now, with the best shares; None when it cannot meet the aim."""
     whole = not aim.shortage_allowed and not any(g.must_stay for g in problem.groups)
-    before = standing(problem) if whole else None
+    before = current_solution(problem) if whole else None
     if before is not None:
-        solution = refitted(problem, aim, before)
+        solution = refit(problem, aim, before)
     else:
-        still = replace(problem, groups=as_they_are(problem.devices))
+        still = replace(problem, groups=frozen_groups(problem.devices))
         solution = solve(still, aim, Limits(int(constants["solver_nodes"]), constants["solver_gap"]))
     if solution is None:
         return None

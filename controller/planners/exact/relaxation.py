@@ -22,7 +22,7 @@ from typing import Final
 from controller.planners.columns import columns, latency_best_ms
 from controller.planners.exact.aim import FamilyAim, mode_of
 from controller.planners.exact.milp import Limits
-from controller.planners.exact.model import Aim, Problem, as_they_are
+from controller.planners.exact.model import Aim, Problem, frozen_groups
 from controller.planners.exact.search import solve
 from controller.planners.planning_input import PlanningInput, Task
 from trefoil.core.objective import ObjectiveMode
@@ -100,7 +100,7 @@ def better_than_current(inputs: PlanningInput, problem: Problem, aim: Aim, const
     limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
     wanted = sum(t.demand.rate_p90_per_s for t in problem.tasks)
     best = solve(problem, aim, limits)
-    still = solve(replace(problem, groups=as_they_are(problem.devices)), aim, limits)
+    still = solve(replace(problem, groups=frozen_groups(problem.devices)), aim, limits)
     if best is None or still is None:
         return best is not None
     return wanted - best.shortage_per_s > SERVED_GAIN * (wanted - still.shortage_per_s)

@@ -173,7 +173,7 @@ def _proven(problem: Problem, aim: Aim, limits: Limits, ladder: bool) -> Solutio
         bound = bounds[0] + part * (bounds[-1] - bounds[0])
         highs = prices if target == low < high else ()
         for candidate in _candidates(problem, lows, asked, family, highs, high, tight):
-            fitted = refitted(problem, aim, candidate)
+            fitted = refit(problem, aim, candidate)
             if fitted is not None and (best is None or fitted.objective < best.objective - SLACK_W):
                 best = fitted
             if best is not None and best.objective - bound <= WITHIN * limits.gap * best.objective:
@@ -208,7 +208,7 @@ def _candidates(
     limits: Limits,
 ) -> Iterator[Solution]:
     """What stands first: it needs no moves. Then the plans of the lower target, then those of the higher one."""
-    still = standing(problem)
+    still = current_solution(problem)
     if still is not None:
         yield still
     yield from (s for s in lows if s is not None)
@@ -264,7 +264,7 @@ def _rounded_demand(demand: Demand, step: float) -> Demand:
     )
 
 
-def standing(problem: Problem) -> Solution | None:
+def current_solution(problem: Problem) -> Solution | None:
     """Solution of what stands; None when it does not meet replicas and spread, or has no operating point."""
     columns = {c.key for c in problem.columns}
     slices = Counter(class_of(d, r) for d in problem.devices for r in d.running)
@@ -279,7 +279,7 @@ def standing(problem: Problem) -> Solution | None:
     return Solution(tuple(layouts), dict(slices), {}, 0.0, {}, 0.0, 0.0)
 
 
-def refitted(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
+def refit(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
     """Solution with the same slices and the best traffic for an aim; None when they cannot meet it."""
     columns = {c.key: c for c in problem.columns}
     traffic: dict[ClassKey, float] = {}

@@ -23,7 +23,7 @@ from controller.rollout.core.interim_routes import (
 from controller.rollout.core.path import FleetSnapshot, RolloutPath, plan_path
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, ProfileRow
-from trefoil.core.common import Same
+from trefoil.core.common import IdentityKey
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import NotFound
 from trefoil.core.fleet import SERVING, DeviceState, DeviceStatus, FleetState, Hosted, SliceKey, SliceState
@@ -41,7 +41,7 @@ def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
     types = {d.device: d.type for node in view.fleet.nodes for d in node.devices}
     objectives = {o.family: o for o in view.objectives}
     demand = {d.family: d for d in view.demand}
-    rows, profiled = _rows(Same(view.catalog.rows)), _profiled(Same(view.catalog.rows))
+    rows, profiled = _rows(IdentityKey(view.catalog.rows)), _profiled(IdentityKey(view.catalog.rows))
 
     @lru_cache(maxsize=4096)
     def capacity(family: str, device: str, kind: str, variant: str, count: int) -> float:
@@ -84,12 +84,12 @@ def _compute_slices(kind: str, slice_type_name: str) -> float:
 
 
 @lru_cache(maxsize=16)
-def _profiled(rows: Same[tuple[ProfileRow, ...]]) -> frozenset[str]:
+def _profiled(rows: IdentityKey[tuple[ProfileRow, ...]]) -> frozenset[str]:
     return frozenset(row.family for row in rows.value)
 
 
 @lru_cache(maxsize=16)
-def _rows(rows: Same[tuple[ProfileRow, ...]]) -> Rows:
+def _rows(rows: IdentityKey[tuple[ProfileRow, ...]]) -> Rows:
     """One row per class: batch 1, alone, stage 0, the highest clock."""
     found: Rows = {}
     for row in rows.value:
@@ -142,7 +142,7 @@ def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes:
             base = wanted.get(status.device, PlannedDevice(device=status.device))
             awake = status.state in AWAKE_STATES
             now = DeviceState.AWAKE if awake else DeviceState.ASLEEP
-            devices[status.device] = _bare(Same(base), now)
+            devices[status.device] = _without_slices(IdentityKey(base), now)
             if not status.usable or mig_off(status):
                 closed.add(status.device)
             if status.state == DeviceState.LOST:
@@ -157,7 +157,7 @@ def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes:
 
 
 @lru_cache(maxsize=1024)
-def _bare(device: Same[PlannedDevice], target: DeviceState) -> PlannedDevice:
+def _without_slices(device: IdentityKey[PlannedDevice], target: DeviceState) -> PlannedDevice:
     """A device as it was told to be, without slices: asked for again at every step of a rollout."""
     return replace(device.value, target=target, slices=())
 
@@ -211,7 +211,7 @@ class _PathKey:
         wanted = tuple((o.family, o.slo_ms, o.slo_quantile, o.hard_min_accuracy) for o in view.objectives)
         types = tuple((d.device, d.type) for node in view.fleet.nodes for d in node.devices)
         nodes = tuple((n.node, n.devices) for n in plan.nodes)
-        profiled = _profiled(Same(view.catalog.rows))
+        profiled = _profiled(IdentityKey(view.catalog.rows))
         before = tuple(r for r in (view.current.routes if view.current else ()) if r.family not in profiled)
         self.key = (demand, wanted, types, nodes, plan.routes, snapshot, before)
         self._hash = hash((demand, wanted, tuple(n.digest for n in plan.nodes), len(snapshot.ready)))

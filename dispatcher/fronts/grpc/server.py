@@ -53,7 +53,7 @@ class Fronts:
     streams: Streams
 
     @classmethod
-    def of(cls, local: LocalWorker, contracts: Contracts, metrics: Metrics | None = None) -> "Fronts":
+    def build(cls, local: LocalWorker, contracts: Contracts, metrics: Metrics | None = None) -> "Fronts":
         """Raises `SettingError` for a tenants file that cannot be used."""
         access = AccessControl(local.settings, local.clock, metrics)
         peers = Peers(local)

@@ -92,7 +92,7 @@ class Streams:
     async def decoupled(self, family: str) -> bool:
         """Whether a family is decoupled (any number of answers); False for one that admission will refuse."""
         try:
-            return (self._contracts.known(family) or await self._contracts.of(family)).decoupled
+            return (self._contracts.known(family) or await self._contracts.fetch(family)).decoupled
         except TrefoilError:
             return False
 
@@ -106,7 +106,7 @@ class _Message:
     id: str
     decoupled: bool
     wants_final: bool
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
     before: asyncio.Event | None = None
     answered: asyncio.Event | None = None
     sequence: tuple[str, bytes] | None = None  # whose turns are taken here, as another worker keeps it
@@ -165,7 +165,7 @@ class _Stream:
         if self._streams.forwards and SEQUENCE in parameters:
             message.sequence = (parsed.model_name, parameters[SEQUENCE].SerializeToString())
             message.turn = self._turns.get(message.sequence)
-            self._turns[message.sequence] = message.over
+            self._turns[message.sequence] = message.finished
         return message
 
     async def _answer(self, message: _Message) -> None:
@@ -181,8 +181,8 @@ class _Stream:
         finally:
             if message.answered is not None:
                 message.answered.set()
-            message.over.set()
-            if message.sequence is not None and self._turns[message.sequence] is message.over:
+            message.finished.set()
+            if message.sequence is not None and self._turns[message.sequence] is message.finished:
                 del self._turns[message.sequence]
             self._room.release()
 

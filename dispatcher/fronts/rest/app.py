@@ -187,7 +187,7 @@ class RestApp:
     async def _infer(self, ask: HttpRequest, tenant: Tenant, model: str, version: str) -> HttpReply:
         body = await self._body(ask)
         self._access.admit(tenant, len(body))
-        body = await compression.expanded(body, ask.headers.get("content-encoding", ""), self._json_bytes_max)
+        body = await compression.decompress(body, ask.headers.get("content-encoding", ""), self._json_bytes_max)
         data, form = await self._decoded(ask, body, model, version)
         answer = await self._while_there(ask.receive, self._inference.answer(data, Caller(tenant=tenant.name)))
         small = len(answer.data) < THREAD_BYTES
@@ -201,14 +201,14 @@ class RestApp:
             content_type = b"application/octet-stream"
         encoding = compression.chosen(ask.headers.get("accept-encoding", ""))
         if encoding:
-            written = await compression.compressed(written, encoding)
+            written = await compression.compress(written, encoding)
             headers += ((b"content-encoding", encoding.encode()),)
         return HttpReply(200, written, headers, content_type)
 
     async def _decoded(self, ask: HttpRequest, body: bytes, model: str, version: str) -> tuple[bytes, codec.OutputForm]:
         length = _json_length(ask.headers.get(JSON_LENGTH), len(body))
         if length == 0 and body:
-            config = (await self._contracts.of(model)).config.config
+            config = (await self._contracts.fetch(model)).config.config
             return codec.decode_raw(body, config, version), codec.ALL_BINARY
         if length > self._json_bytes_max:
             raise _too_large(f"the JSON of a request has {length} bytes", "rest_json_bytes_max", self._json_bytes_max)

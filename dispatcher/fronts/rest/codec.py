@@ -23,7 +23,6 @@ Json = Mapping[str, Any]
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 RAW_INPUT_FIELD: Final = b"\x3a"  # field 7, length-delimited, in ModelInferRequest
 _FLAGS: Final = ("sequence_start", "sequence_end")
-_OWN_FIELDS: Final = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +49,18 @@ def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[b
     message = pb.ModelInferRequest(model_name=model, model_version=version)
     try:
         if "id" in given:
-            message.id = _of(given, "id", str, "request")
-        binary = _parameters(message, _of(given, "parameters", dict, "request", {}))
+            message.id = _member(given, "id", str, "request")
+        binary = _parameters(message, _member(given, "parameters", dict, "request", {}))
         raw: list[bytes | memoryview] = []
         rest = memoryview(body)[header_length:]
-        for index, each in enumerate(_of(given, "inputs", list, "request")):
+        for index, each in enumerate(_member(given, "inputs", list, "request")):
             rest = _input(message, index, each, rest, raw)
         if rest.nbytes:
             raise InvalidInput(
                 f"unexpected additional input data for model '{model}': {rest.nbytes} bytes are no tensor's",
                 field="Inference-Header-Content-Length", remedy="say every tensor's binary_data_size",
             )  # fmt: skip
-        form = OutputForm(_outputs(message, _of(given, "outputs", list, "request", [])), binary)
+        form = OutputForm(_outputs(message, _member(given, "outputs", list, "request", [])), binary)
         parts: list[bytes | memoryview] = [message.SerializeToString()]
     except UnicodeEncodeError as error:
         raise InvalidInput(f"a text is not Unicode ({error.reason})", remedy="send UTF-8") from error
@@ -124,9 +123,9 @@ def _input(message: Any, index: int, given: Any, rest: memoryview, raw: list[byt
     where = f"inputs[{index}]"
     if type(given) is not dict:
         raise InvalidInput("is not an object", field=where, remedy="send name, datatype, shape and data")
-    name = _of(given, "name", str, where)
+    name = _member(given, "name", str, where)
     where = f"inputs[{name!r}]"
-    parameters = _of(given, "parameters", dict, where, {})
+    parameters = _member(given, "parameters", dict, where, {})
     ways = [
         way for way, there in (("data", given), ("binary_data_size", parameters), ("shared_memory_region", parameters))
         if way in there
@@ -137,7 +136,7 @@ def _input(message: Any, index: int, given: Any, rest: memoryview, raw: list[byt
             f"'shared_memory_region' in 'parameters'. But {'set ' + ' '.join(ways) if ways else 'no field is set'}",
             field=where, remedy="send its data one way",
         )  # fmt: skip
-    datatype, shape = _of(given, "datatype", str, where), _of(given, "shape", list, where)
+    datatype, shape = _member(given, "datatype", str, where), _member(given, "shape", list, where)
     if not all(type(size) is int and 0 <= size <= INT64_MAX for size in shape):
         raise InvalidInput("Unable to parse 'shape'", field=where, remedy="a list of sizes that are not negative")
     tensor = message.inputs.add(name=name, datatype=datatype, shape=shape)
@@ -163,21 +162,21 @@ def _outputs(message: Any, given: Sequence[Any]) -> dict[str, bool]:
         where = f"outputs[{index}]"
         if type(each) is not dict:
             raise InvalidInput("is not an object", field=where, remedy="send at least a name")
-        name = _of(each, "name", str, where)
-        parameters = _of(each, "parameters", dict, where, {})
+        name = _member(each, "name", str, where)
+        parameters = _member(each, "parameters", dict, where, {})
         tensor = message.outputs.add(name=name)
         if "classification" in parameters:
             count = _unsigned(parameters, "classification", where)
             tensor.parameters["classification"].int64_param = min(count, INT64_MAX)
         if "shared_memory_region" in parameters:
             _shared_memory(tensor.parameters, parameters, where)
-        binary[name] = _of(parameters, "binary_data", bool, where, False)
+        binary[name] = _member(parameters, "binary_data", bool, where, False)
     return binary
 
 
 def _shared_memory(target: Any, parameters: Json, where: str) -> None:
     """Passed on as it was asked: admission refuses it in its own words."""
-    target["shared_memory_region"].string_param = _of(parameters, "shared_memory_region", str, where)
+    target["shared_memory_region"].string_param = _member(parameters, "shared_memory_region", str, where)
 
 
 def _parameters(message: Any, given: Json) -> bool:
@@ -193,7 +192,7 @@ def _parameters(message: Any, given: Json) -> bool:
             number = _unsigned(given, name, "parameters")
             target.int64_param = number if number <= INT64_MAX else number - 2**64  # Triton reads it unsigned
         elif name in _FLAGS:
-            target.bool_param = _of(given, name, bool, "parameters")
+            target.bool_param = _member(given, name, bool, "parameters")
         elif name == "priority":
             target.uint64_param = _unsigned(given, name, "parameters")
         elif name == "timeout":
@@ -215,7 +214,7 @@ def _parameters(message: Any, given: Json) -> bool:
             raise InvalidInput(
                 "has invalid type", field=where, remedy="send an integer of 64 bits, a number, true, false or a string"
             )
-    return bool(_of(given, "binary_data_output", bool, "parameters", False))
+    return bool(_member(given, "binary_data_output", bool, "parameters", False))
 
 
 def _value(parameter: Any) -> Any:
@@ -233,7 +232,7 @@ _NEEDED: Final = object()
 _NAMES: Final = {str: "a string", dict: "an object", list: "a list", bool: "true or false"}
 
 
-def _of(given: Json, name: str, kind: type, where: str, default: Any = _NEEDED) -> Any:
+def _member(given: Json, name: str, kind: type, where: str, default: Any = _NEEDED) -> Any:
     value = given.get(name, default)
     if value is _NEEDED or (value is not default and type(value) is not kind):
         raise InvalidInput(f"Unable to parse '{name}'", field=where, remedy=f"send {_NAMES[kind]}")

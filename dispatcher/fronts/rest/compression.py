@@ -14,7 +14,7 @@ THREAD_BYTES: Final = 32 * 1024
 _WINDOW: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
-async def expanded(body: bytes, encoding: str, bytes_max: int) -> bytes:
+async def decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
     """Decompress a request's body.
 
     Raises:
@@ -58,7 +58,7 @@ def chosen(accept_encoding: str) -> str:
     return "" if best == "identity" else best
 
 
-async def compressed(body: bytes, encoding: str) -> bytes:
+async def compress(body: bytes, encoding: str) -> bytes:
     """Compress a response's body with gzip or deflate."""
     if len(body) < THREAD_BYTES:
         return _compress(body, encoding)

@@ -71,7 +71,7 @@ class Tenants:
     def __init__(self, by_digest: Mapping[str, Tenant]) -> None:
         self._by_digest = dict(by_digest)
 
-    def of(self, authorization: str | bytes) -> Tenant | None:
+    def authenticate(self, authorization: str | bytes) -> Tenant | None:
         """Who presents this `authorization` header, None = nobody we know."""
         given = authorization.encode() if isinstance(authorization, str) else authorization
         scheme, _, token = given.partition(b" ")

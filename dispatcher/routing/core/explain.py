@@ -10,7 +10,6 @@ Deviations: a router of one's own need not have `scores`; its targets stand by t
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from dispatcher.routing.core.accuracy_floors import AccuracyReach
 from trefoil.core.brains import Ticket
@@ -19,14 +18,6 @@ from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 
 Scores = Mapping[SliceKey, tuple[float, str]]
-
-
-class Scoring(Protocol):
-    """Router that can say how slices stand for a ticket."""
-
-    def scores(self, ticket: Ticket) -> Scores:
-        """Score of each live slice that may have the ticket: (score, what it is); lower goes first."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Waiter(Protocol):
 NO_WAITERS: Final[Mapping[int, Waiter]] = {}
 
 
-class Refused(NamedTuple):
+class Refusal(NamedTuple):
     """Effect: a ticket that waited gets no slice."""
 
     ticket: Ticket
@@ -58,8 +58,8 @@ class Idle(NamedTuple):
     slice: SliceKey
 
 
-Given = tuple[Ticket, Pick]  # who waited has a slice
-Effect = Given | Refused | Idle
+Assignment = tuple[Ticket, Pick]  # who waited has a slice
+Effect = Assignment | Refusal | Idle
 OnDone = Callable[[Any, Pick, Outcome, float], None]
 
 
@@ -195,7 +195,7 @@ class FamilyQueue:
 
     def set_reach(self, family: str, reach: AccuracyReach) -> None:
         """Set the accuracies that a family can give from now on."""
-        self._of(family).reach = reach
+        self._served_family(family).reach = reach
 
     def table(self, route: Route, why: str, now_s: float, elsewhere: bool = False) -> Sequence[Effect]:
         """Route a family by this from now on. Another router takes over whoever waits, in order of arrival.
@@ -204,7 +204,7 @@ class FamilyQueue:
         Raises:
             SettingError: its router or its queue is not known.
         """
-        served = self._of(route.family)
+        served = self._served_family(route.family)
         if elsewhere or (served.open and not route.targets):
             served.live_until_s = now_s
         replaced = self._router is None or (route.router, route.queue) != self._part_names
@@ -318,7 +318,7 @@ class FamilyQueue:
             if family in ("", ticket.family):
                 self._refuse(ticket, error, now_s, effects)
         for pinned in self._remove_pinned(family).values():
-            effects += [Refused(each.ticket, error) for each in pinned.values()]
+            effects += [Refusal(each.ticket, error) for each in pinned.values()]
         return effects
 
     def redirect_waiting(self, sequences: bool, now_s: float, family: str = "") -> Sequence[Effect]:
@@ -383,7 +383,7 @@ class FamilyQueue:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _of(self, family: str) -> _Family:
+    def _served_family(self, family: str) -> _Family:
         served = self._families.get(family)
         if served is None:
             served = self._families[family] = _Family(Route(family=family))
@@ -426,15 +426,15 @@ class FamilyQueue:
         place.in_flight += 1
         self._flying[ticket.id] = (on_done, place, ticket)
 
-    def _assign(self, given: Given, now_s: float, effects: list[Effect]) -> None:
-        ticket, pick = given
+    def _assign(self, assignment: Assignment, now_s: float, effects: list[Effect]) -> None:
+        ticket, pick = assignment
         del self.waiting[ticket.id]
         place = self._by_identity.get(id(pick.slice)) or self._place(pick.slice)
         waiter = self._waiters.get(ticket.id)
         if waiter is None or not waiter.done():
             place.in_flight += 1
             self._flying[ticket.id] = (self._on_done, place, ticket)
-            effects.append(given)
+            effects.append(assignment)
             return
         assert self._on_done is not None
         self._on_done(ticket, pick, GIVEN_UP, now_s)
@@ -498,7 +498,7 @@ class FamilyQueue:
                 pick = self._router.on_arrival(ticket, now_s)
             except TrefoilError as error:  # the new route's queue is smaller than what waits
                 del self.waiting[ticket.id]
-                effects.append(Refused(ticket, error))
+                effects.append(Refusal(ticket, error))
             else:
                 if pick is not None:
                     self._assign((ticket, pick), now_s, effects)
@@ -513,7 +513,7 @@ class FamilyQueue:
     def _refuse(self, ticket: Ticket, error: TrefoilError, now_s: float, effects: list[Effect]) -> None:
         self._cancel(ticket, now_s)
         del self.waiting[ticket.id]
-        effects.append(Refused(ticket, error))
+        effects.append(Refusal(ticket, error))
 
     def _cancel(self, ticket: Ticket, now_s: float) -> None:
         assert self._router is not None

@@ -92,7 +92,7 @@ class Sequences:
         sequence.touched_s = now_s
         return len(sequence.line) == 1
 
-    def turn(self, ticket: Ticket, live: Container[SliceKey]) -> Pin | None:
+    def next_pin(self, ticket: Ticket, live: Container[SliceKey]) -> Pin | None:
         """Where the first of a line goes; None = a START, for the router. `live` are the slices that take new ones.
 
         Raises:

@@ -37,7 +37,7 @@ def level(priority: int) -> int:
     return priority if 1 <= priority <= LEVELS else LEVEL_DEFAULT
 
 
-def turn(ticket: Ticket) -> tuple[float, int]:
+def order_key(ticket: Ticket) -> tuple[float, int]:
     """Sort key of a ticket: the order in which tickets of one lane are served."""
     priority = ticket.priority
     late_s = AGING_S * (level(priority) - LEVEL_DEFAULT) if priority else 0.0
@@ -101,7 +101,7 @@ class FifoQueue(Generic[Lane]):
         if arrived_s > line.newest_s:
             line.newest_s = arrived_s
         elif len(tickets) > 1:
-            line.tickets = OrderedDict((each.id, each) for each in sorted(tickets.values(), key=turn))
+            line.tickets = OrderedDict((each.id, each) for each in sorted(tickets.values(), key=order_key))
 
     def pop(self, lane: Lane) -> Ticket | None:
         """Pop the ticket of a lane whose turn it is."""
@@ -123,7 +123,7 @@ class FifoQueue(Generic[Lane]):
         for lane in lanes:
             tickets = _first(self._lines.get(lane, ()))
             if tickets:
-                due = turn(next(iter(tickets.values())))
+                due = order_key(next(iter(tickets.values())))
                 if earliest is None or due < earliest:
                     best, earliest = lane, due
         return self.pop(best) if earliest is not None else None  # type: ignore[arg-type]
@@ -149,7 +149,9 @@ class FifoQueue(Generic[Lane]):
 
     def tickets(self) -> list[Ticket]:
         """All waiting tickets, by turn."""
-        return sorted((t for lines in self._lines.values() for line in lines for t in line.tickets.values()), key=turn)
+        return sorted(
+            (t for lines in self._lines.values() for line in lines for t in line.tickets.values()), key=order_key
+        )
 
     def _full(self, what: str) -> QueueFull:
         return QueueFull(f"queue {self.name} is full: it {what}", remedy="send less, or raise the route's queue bounds")
@@ -166,4 +168,4 @@ def _of_level(lines: list[_Line], wanted: int) -> _Line:
 def _first(lines: Sequence[_Line]) -> OrderedDict[int, Ticket] | None:
     """The tickets of the level whose turn is first."""
     waiting = [line.tickets for line in lines if line.tickets]
-    return min(waiting, key=lambda tickets: turn(next(iter(tickets.values()))), default=None)
+    return min(waiting, key=lambda tickets: order_key(next(iter(tickets.values()))), default=None)

@@ -10,9 +10,9 @@ Formulation: lag_k = w_k * (arrivals so far) - (requests given to k). At each ar
     This is the earliest deadline first schedule of proportionate fairness (Baruah et al. 1996; WF2Q): |lag_k| < 1
     always, so that every class is within one request of its share, for any number of classes. Who is next does not
     depend on what the slices do, so turns are dealt ahead: the m-th turn of a class from now is released at turn
-    floor((m - lag_k) / w_k) and due at (m + 1 - lag_k) / w_k, and two heaps give the order (`deal_turns`), at a cost
-    that hardly grows with the number of classes. Inside a class the longest waiting request goes to the slice with the
-    fewest in flight.
+    floor((m - lag_k) / w_k) and due at (m + 1 - lag_k) / w_k, and two heaps give the order (`schedule_turns`), at a
+    cost that hardly grows with the number of classes. Inside a class the longest waiting request goes to the slice
+    with the fewest in flight.
     A request with a floor (`min_accuracy`) takes the next turn of a class that is accurate enough before its time: it
     is charged to that class, so that the requests without one make up for it, and shares go on to bind over all, as
     long as floors ask for no more than the share of such classes. What they ask for beyond it is forgotten, but for
@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from dispatcher.routing.queues.fifo import turn
+from dispatcher.routing.queues.fifo import order_key
 from dispatcher.routing.routers.credits import CreditPick, Credits, Pool
 from trefoil.core.brains import Outcome, Pick, Queue, Ticket
 from trefoil.core.fleet import SliceKey
@@ -62,8 +62,8 @@ class Weighted:
         self._queue = queue
         self._credits = Credits()
         self._classes: dict[Key, _Class] = {}
-        self._turns: list[_Class] = []
-        self._turn = 0
+        self._schedule: list[_Class] = []
+        self._next_turn = 0
 
     def on_table(self, route: Route, now_s: float) -> None:
         """Route by this table from now on. Who waits for a class that is gone gets another one, in order of arrival."""
@@ -88,19 +88,19 @@ class Weighted:
             QueueFull: it would have to wait and there is no room; no class is charged for it.
         """
         queue = self._queue
-        due = self._turns[self._turn] if self._turn < len(self._turns) else self._due()
+        due = self._schedule[self._next_turn] if self._next_turn < len(self._schedule) else self._due()
         if ticket.min_accuracy:
             due = self._due_above(ticket.min_accuracy)
         if due is not None and (not queue.waiting or not queue.depth(due.key)):
             pick = self._credits.take_idlest(due.pool)
             if pick is not None:
-                self._turn += 1
+                self._next_turn += 1
                 return pick
         queue.check(ticket)
         if due is None:
             queue.push(NOWHERE, ticket)
         else:
-            self._turn += 1
+            self._next_turn += 1
             queue.push(due.key, ticket)
         return None
 
@@ -137,9 +137,9 @@ class Weighted:
         for each in self._classes.values():
             if each.accuracy < ticket.min_accuracy:
                 continue
-            ahead = (at for at in range(self._turn, len(self._turns)) if self._turns[at] is each)
+            ahead = (at for at in range(self._next_turn, len(self._schedule)) if self._schedule[at] is each)
             first = next(ahead, None)
-            wait = float(AHEAD) if first is None else first - self._turn
+            wait = float(AHEAD) if first is None else first - self._next_turn
             waiting = self._queue.depth(each.key)
             accounts = [self._credits.account(target.slice) for target in each.targets]
             order = sorted(
@@ -155,48 +155,48 @@ class Weighted:
 
     def _due(self) -> _Class | None:
         """The class that the next request belongs to; it is charged by a step of `_turn`."""
-        if self._turn >= len(self._turns):
+        if self._next_turn >= len(self._schedule):
             if not self._classes:
                 return None
             self._settle()
             classes = list(self._classes.values())
-            order = deal_turns([each.share for each in classes], [each.lag for each in classes], AHEAD)
-            self._turns = [classes[k] for k in order]
-        return self._turns[self._turn]
+            order = schedule_turns([each.share for each in classes], [each.lag for each in classes], AHEAD)
+            self._schedule = [classes[k] for k in order]
+        return self._schedule[self._next_turn]
 
     def _due_above(self, floor: float) -> _Class | None:
         """The class of at least this accuracy whose turn is next; its turn is brought forward to now."""
-        if self._turn >= AHEAD:  # turns that were brought forward make the list longer
+        if self._next_turn >= AHEAD:  # turns that were brought forward make the list longer
             self._settle()
         due = self._due()
         if due is None or due.accuracy >= floor:
             return due
-        for at in range(self._turn, len(self._turns)):
-            if self._turns[at].accuracy >= floor:
-                self._turns.insert(self._turn, self._turns.pop(at))
-                return self._turns[self._turn]
+        for at in range(self._next_turn, len(self._schedule)):
+            if self._schedule[at].accuracy >= floor:
+                self._schedule.insert(self._next_turn, self._schedule.pop(at))
+                return self._schedule[self._next_turn]
         good = [each for each in self._classes.values() if each.accuracy >= floor]
         if not good:
             return None
-        taken = self._turns[: self._turn]
+        taken = self._schedule[: self._next_turn]
 
         def until(each: _Class) -> float:
             return (1.0 - each.lag - each.share * len(taken) + taken.count(each)) / each.share
 
-        self._turns.insert(self._turn, min(good, key=until))
-        return self._turns[self._turn]
+        self._schedule.insert(self._next_turn, min(good, key=until))
+        return self._schedule[self._next_turn]
 
     def _settle(self) -> None:
         """Book the turns that were taken, and forget those that were only dealt."""
-        taken = Counter(each.key for each in self._turns[: self._turn])
-        if self._turns:
+        taken = Counter(each.key for each in self._schedule[: self._next_turn])
+        if self._schedule:
             for key, each in self._classes.items():
-                each.lag += each.share * self._turn - taken[key]
+                each.lag += each.share * self._next_turn - taken[key]
             furthest = max(abs(each.lag) for each in self._classes.values())
             if furthest > DEBT:
                 for each in self._classes.values():
                     each.lag *= DEBT / furthest
-        self._turns, self._turn = [], 0
+        self._schedule, self._next_turn = [], 0
 
     def _seat(self, each: _Class) -> None:
         why = f"weighted: {each.key[0]} on {each.key[1]}, share {each.share:.3f}"
@@ -211,14 +211,14 @@ class Weighted:
         for lane in tuple(orphaned):
             while (ticket := self._queue.pop(lane)) is not None:
                 homeless.append(ticket)
-        for ticket in sorted(homeless, key=turn):
+        for ticket in sorted(homeless, key=order_key):
             due = self._due_above(ticket.min_accuracy)
             if due is not None:
-                self._turn += 1
+                self._next_turn += 1
             self._queue.push(NOWHERE if due is None else due.key, ticket)
 
 
-def alike(targets: Iterable[RouteTarget]) -> dict[Kind, list[list[RouteTarget]]]:
+def group_equal_targets(targets: Iterable[RouteTarget]) -> dict[Kind, list[list[RouteTarget]]]:
     """Group targets that share one line: of one variant, slice type and weight. Those without weight help the
     lightest."""
     kinds: dict[Kind, list[RouteTarget]] = {}
@@ -244,7 +244,7 @@ def _classes(live: Iterable[RouteTarget], old: dict[Key, _Class]) -> dict[Key, _
     targets = list(live)
     total = sum(target.weight for target in targets)
     classes: dict[Key, _Class] = {}
-    for kind, groups in alike(targets).items():
+    for kind, groups in group_equal_targets(targets).items():
         before = [each for key, each in old.items() if key[:2] == kind]
         for number, group in zip(_numbers(groups, before), groups, strict=True):
             # Only classes of no weight are live: any answer is better than none, so they share equally.
@@ -289,7 +289,7 @@ EPSILON: Final = 1e-9  # sums of binary fractions: a lag of 1e-16 is none
 GRID: Final = 2.0**24  # deadlines that agree to so small a part of a turn are equal: the class named first goes first
 
 
-def deal_turns(shares: Sequence[float], lags: Sequence[float], count: int) -> list[int]:
+def schedule_turns(shares: Sequence[float], lags: Sequence[float], count: int) -> list[int]:
     """Deal the next `count` turns: classes, by position. Shares are positive and sum to 1, lags sum to 0."""
     classes = len(shares)
     if classes == 1:

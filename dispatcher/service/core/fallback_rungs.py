@@ -17,31 +17,31 @@ CAUSES: Final = ("redis", "disk", "controller", "agent", "feed")
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """State of what a dispatcher depends on. Ages are seconds; `carried` is what receipts say of their rates."""
+    """State of what a dispatcher depends on. Ages are seconds; `stale_receipts` is what receipts say of their rates."""
 
     redis_away_s: float = 0.0
     from_disk: bool = False
     planned: bool = False
     controller: str = ""
     stale_nodes: Mapping[str, float] = field(default_factory=dict)
-    carried: tuple[str, ...] = ()
+    stale_receipts: tuple[str, ...] = ()
 
 
-def active_rungs(seen: Dependencies) -> dict[str, str]:
+def active_rungs(dependencies: Dependencies) -> dict[str, str]:
     """Fallback rungs in force: cause to what serves instead; empty when nothing is away."""
     found = {}
-    if seen.redis_away_s:
+    if dependencies.redis_away_s:
         found["redis"] = (
-            f"Redis has not answered for {seen.redis_away_s:.0f} s: the last good table and the last shares of credits "
-            f"stay in force, load windows are kept"
+            f"Redis has not answered for {dependencies.redis_away_s:.0f} s: the last good table and the last shares of "
+            f"credits stay in force, load windows are kept"
         )
-    if seen.from_disk:
+    if dependencies.from_disk:
         found["disk"] = "the table is the one on disk: each of its slices is served once a probe has found it"
-    if seen.planned and not seen.controller and not seen.redis_away_s:
+    if dependencies.planned and not dependencies.controller and not dependencies.redis_away_s:
         found["controller"] = "nobody is the controller: the last plan stays in force"
-    if seen.stale_nodes:
-        nodes = ", ".join(f"{node} for {age_s:.0f} s" for node, age_s in sorted(seen.stale_nodes.items()))
+    if dependencies.stale_nodes:
+        nodes = ", ".join(f"{node} for {age_s:.0f} s" for node, age_s in sorted(dependencies.stale_nodes.items()))
         found["agent"] = f"no status of {nodes}: its slices are served as long as probes from here find them"
-    if seen.carried:
-        found["feed"] = f"receipts are carried on: {', '.join(seen.carried)}"
+    if dependencies.stale_receipts:
+        found["feed"] = f"receipts are carried on: {', '.join(dependencies.stale_receipts)}"
     return found

@@ -89,7 +89,7 @@ class Published:
     revision: Revision = Revision()
 
     @classmethod
-    def of(cls, status: SliceStatus) -> "Published":
+    def from_status(cls, status: SliceStatus) -> "Published":
         """Extract it from a slice's status."""
         return cls(status.generation, status.since_s, status.revision)
 
@@ -132,7 +132,7 @@ class Ejections:
         self._ejected[slice_] = Ejected(failure, why, now_s, published, now_s + first_s)
         return known is None
 
-    def of(self, slice_: SliceKey) -> Ejected | None:
+    def get(self, slice_: SliceKey) -> Ejected | None:
         """Ejection of a slice, or None."""
         return self._ejected.get(slice_)
 
@@ -142,7 +142,7 @@ class Ejections:
 
     def on_nodes(self, nodes: Iterable[NodeStatus], now_s: float) -> None:
         """Statuses were read: forget slices that are gone, and probe those that their agent has published anew."""
-        self._published = {s.key: Published.of(s) for node in nodes for d in node.devices for s in d.slices}
+        self._published = {s.key: Published.from_status(s) for node in nodes for d in node.devices for s in d.slices}
         self._flaps = {slice_: flaps for slice_, flaps in self._flaps.items() if slice_ in self._published}
         for slice_, each in list(self._ejected.items()):
             published = self._published.get(slice_)

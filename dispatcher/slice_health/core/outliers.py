@@ -34,19 +34,19 @@ class SilenceDetector:
         self._patience_s = quiet_s
         self._quiet_s: dict[SliceKey, float] = {}
         self._ask_at_s: dict[SliceKey, float] = {}  # how quiet it must be to be asked, again after each answer
-        self._heard: dict[SliceKey, int] = {}
+        self._answer_counts: dict[SliceKey, int] = {}
         self._at_s: float | None = None
 
-    def tick(self, in_flight: Mapping[SliceKey, int], heard: Mapping[SliceKey, int], now_s: float) -> list[SliceKey]:
-        """Slices to ask whether they are alive. `heard` counts what each slice has answered so far."""
+    def tick(self, in_flight: Mapping[SliceKey, int], answered: Mapping[SliceKey, int], now_s: float) -> list[SliceKey]:
+        """Slices to ask whether they are alive. `answered` counts what each slice has answered so far."""
         passed_s = min(TICK_MAX_S, now_s - self._at_s) if self._at_s is not None else 0.0
         self._at_s = now_s
         known, quiet = self._quiet_s, {}
         for slice_ in in_flight:
-            same = slice_ in known and self._heard[slice_] == heard.get(slice_, 0)
+            same = slice_ in known and self._answer_counts[slice_] == answered.get(slice_, 0)
             quiet[slice_] = known[slice_] + passed_s if same else 0.0
         self._quiet_s = quiet
-        self._heard = {slice_: heard.get(slice_, 0) for slice_ in in_flight}
+        self._answer_counts = {slice_: answered.get(slice_, 0) for slice_ in in_flight}
         self._ask_at_s = {slice_: at for slice_, at in self._ask_at_s.items() if quiet.get(slice_)}
         return [slice_ for slice_, for_s in quiet.items() if for_s >= self._ask_at_s.get(slice_, self._patience_s)]
 
@@ -66,13 +66,13 @@ class FailureStreaks:
         self._limit = limit
         self._counts: dict[SliceKey, int] = {}
 
-    def bad(self, slice_: SliceKey, fragile: bool) -> int:
+    def count_failure(self, slice_: SliceKey, fragile: bool) -> int:
         """Count a failure; returns the count when it makes an outlier, else 0. `fragile`: a slice in its slow start,
         where one is enough."""
         count = self._counts[slice_] = self._counts.get(slice_, 0) + 1
         return count if fragile or count >= self._limit else 0
 
-    def good(self, slice_: SliceKey) -> None:
+    def reset(self, slice_: SliceKey) -> None:
         """Note a good answer: it ends the streak."""
         if self._counts:
             self._counts.pop(slice_, None)
@@ -96,14 +96,14 @@ class SlowStart:
         if credits > 1:
             self._allowances[slice_] = _Allowance(credits)
 
-    def good(self, slice_: SliceKey) -> bool:
+    def count_success(self, slice_: SliceKey) -> bool:
         """Count a good answer; True when the slice's limit changed."""
         if not self._allowances or (ramp := self._allowances.get(slice_)) is None:
             return False
-        ramp.good += 1
-        if ramp.good < ramp.allowed:
+        ramp.successes += 1
+        if ramp.successes < ramp.allowed:
             return False
-        ramp.allowed, ramp.good = 2 * ramp.allowed, 0
+        ramp.allowed, ramp.successes = 2 * ramp.allowed, 0
         if ramp.allowed >= ramp.full:
             del self._allowances[slice_]
         return True
@@ -121,7 +121,7 @@ class SlowStart:
 class _Allowance:
     full: int
     allowed: int = 1
-    good: int = 0
+    successes: int = 0
 
 
 def panicking_family(slice_: SliceKey, serving: Mapping[str, Collection[SliceKey]], out: Collection[SliceKey]) -> str:
@@ -161,18 +161,18 @@ class SliceEvidence:
         get more than before."""
         self.answer_counts[slice_] += 1
         if service_s is not None:
-            self.times.seen(slice_, variant, items, service_s, now_s)
-        self._late.good(slice_)
-        self._faults.good(slice_)
-        return self.slow_start.good(slice_)
+            self.times.record(slice_, variant, items, service_s, now_s)
+        self._late.reset(slice_)
+        self._faults.reset(slice_)
+        return self.slow_start.count_success(slice_)
 
     def on_status(self, slice_: SliceKey, code: str) -> str:
         """Count a status of the slice's own that came back; returns why that makes it an outlier, "" = it does not."""
         self.answer_counts[slice_] += 1
-        self._late.good(slice_)
+        self._late.reset(slice_)
         if code not in FAULTS:
             return ""
-        count = self._faults.bad(slice_, slice_ in self.slow_start)
+        count = self._faults.count_failure(slice_, slice_ in self.slow_start)
         return f"{count} requests in a row ended {code}" if count else ""
 
     def on_deadline(self, slice_: SliceKey, variant: str, items: int, waited_s: float, now_s: float) -> str:
@@ -183,7 +183,7 @@ class SliceEvidence:
         lagging = now_s - self._lagged_at_s < LAGGED_S
         if lagging or not usual_s or waited_s < LATE_FACTOR * usual_s:
             return ""
-        count = self._late.bad(slice_, slice_ in self.slow_start)
+        count = self._late.count_failure(slice_, slice_ in self.slow_start)
         took = f"the last after {waited_s * 1e3:.0f} ms, {usual_s * 1e3:.0f} ms are usual"
         return f"{count} deadlines in a row passed there, {took}" if count else ""
 

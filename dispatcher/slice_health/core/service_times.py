@@ -27,13 +27,13 @@ class _Mean:
 
 
 class ServiceTimes:
-    """Of one worker. Times are the caller's monotonic clock, predictions seconds."""
+    """Service times of one worker. Times are the caller's monotonic clock, predictions seconds."""
 
     def __init__(self) -> None:
         self._means: dict[tuple[SliceKey, str], list[_Mean | None]] = {}
 
-    def seen(self, slice_: SliceKey, variant: str, items: int, service_s: float, now_s: float) -> None:
-        """An answer came back."""
+    def record(self, slice_: SliceKey, variant: str, items: int, service_s: float, now_s: float) -> None:
+        """Record the service time of an answer."""
         sizes = self._means.get((slice_, variant))
         if sizes is None:
             sizes = self._means[slice_, variant] = [None] * SIZES
@@ -57,7 +57,7 @@ class ServiceTimes:
         own = [mean.seconds for key, means in self._means.items() if key[0] == slice_ for mean in means if mean]
         return max(own or (mean.seconds for means in self._means.values() for mean in means if mean), default=0.0)
 
-    def dropped(self, slice_: SliceKey, variant: str, items: int) -> None:
+    def record_drop(self, slice_: SliceKey, variant: str, items: int) -> None:
         """A request was dropped for its prediction."""
         mean = self._mean(slice_, variant, items)
         if mean is not None:

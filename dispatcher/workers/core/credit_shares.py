@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from dispatcher.routing.routers.weighted import alike
+from dispatcher.routing.routers.weighted import group_equal_targets
 from dispatcher.workers.core.membership import WorkerId, rank_workers
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import RouteTarget
@@ -37,7 +37,7 @@ Class = Sequence[RouteTarget]
 def credit_classes(targets: Sequence[RouteTarget]) -> list[Class]:
     """Group the planned targets that get requests into classes; in the same order for every worker."""
     wanted = sorted((target for target in targets if not target.draining), key=lambda target: target.slice)
-    return [group for groups in alike(wanted).values() for group in groups]
+    return [group for groups in group_equal_targets(wanted).values() for group in groups]
 
 
 def serving_workers(family: str, workers: Sequence[WorkerId], dealt: Sequence[Class]) -> tuple[WorkerId, ...]:

@@ -18,14 +18,14 @@ from trefoil.core.parts import Value
 from trefoil.core.plan import PlannedDevice
 
 
-class Governed:
+class DeviceGovernor:
     """Governor of one device, and what it decided last. `override` instead of the one that the plan names."""
 
     def __init__(self, override: str, settings: Mapping[str, Value]) -> None:
         self._override, self._settings = override, settings
         self._name = ""
         self._governor: Governor | None = None
-        self._asked: tuple[PlannedDevice, Ability] | None = None
+        self._stepped_for: tuple[PlannedDevice, Ability] | None = None
         self.decision: ClockDecision | None = None
 
     @property
@@ -40,7 +40,7 @@ class Governed:
         given = planned_range(planned, ability.supported_mhz)
         if ability.cannot_lock or not ability.supported_mhz:
             return given
-        if self._asked != (planned, ability) or now_s >= self.next_s:
+        if self._stepped_for != (planned, ability) or now_s >= self.next_s:
             self._step(planned, ability, given, clock_mhz, honoured, now_s)
         assert self.decision is not None
         return limited(given, self.decision.clock_mhz, ability)
@@ -67,7 +67,7 @@ class Governed:
             honoured=honoured,
             windows_age_s=math.inf,
         )
-        self._asked, self.decision = (planned, ability), self._governor.step(view)
+        self._stepped_for, self.decision = (planned, ability), self._governor.step(view)
 
 
 def limited(given: ClockRange | None, clock_mhz: int, ability: Ability) -> ClockRange | None:

@@ -362,7 +362,7 @@ def test_a_feed_that_is_not_there_is_said_to_be_so():
 
 def test_the_running_system_s_feed_is_found_by_its_state_dir(served, tmp_path):
     launch = Launch(
-        launch_id="test", cluster="test", state_dir=str(tmp_path), supervisor=Identity.of(os.getpid()),
+        launch_id="test", cluster="test", state_dir=str(tmp_path), supervisor=Identity.of_pid(os.getpid()),
         redis_url="redis://127.0.0.1:1/0", addresses={"carbon_feed": served}, metrics={}, node_socket="",
         family="digits", node="node0", zone="demo", triton_ports=(1, 2), started_at_s=0.0,
     )  # fmt: skip

@@ -139,7 +139,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
         launch_id="test",
         cluster="test",
         state_dir=str(tmp_path),
-        supervisor=Identity.of(os.getpid()),
+        supervisor=Identity.of_pid(os.getpid()),
         redis_url="redis://127.0.0.1:1/0",
         addresses=dict.fromkeys([*services.SERVICES, "inference"], "127.0.0.1:1"),
         metrics={},

@@ -113,10 +113,10 @@ async def test_a_silent_child_is_said_to_be_silent(tmp_path: Path) -> None:
 
 
 def test_an_identity_is_not_fooled_by_a_reused_number() -> None:
-    me = Identity.of(os.getpid())
+    me = Identity.of_pid(os.getpid())
     assert me.alive()
     assert not Identity(me.pid, me.start_ticks + 1).alive()
-    assert not Identity.of(2**22).alive()
+    assert not Identity.of_pid(2**22).alive()
 
 
 @pytest.mark.parametrize("code", [0, 3])

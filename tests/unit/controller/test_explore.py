@@ -33,7 +33,7 @@ from trefoil.core.carbon import CarbonReading
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.energy import EnergyMethod, EnergySample
-from trefoil.core.latency import of
+from trefoil.core.latency import build_histogram
 from trefoil.core.plan import DecisionRecord, Plan, RolloutState
 from trefoil.core.plan_check import plan_digest
 from trefoil.runtime import codec
@@ -232,7 +232,7 @@ class Bench:
         within = n if self.latency_ms <= 100 else 0
         key = LoadKey("toy", "toy-l", views.PARTS[0].key)
         answered = (
-            LoadCell(key, answered=n, items=n, within_slo=within, latency=of([self.latency_ms] * n))
+            LoadCell(key, answered=n, items=n, within_slo=within, latency=build_histogram([self.latency_ms] * n))
             if n
             else LoadCell()
         )

@@ -110,7 +110,7 @@ def recorded(view: PlanView, older: bool = False) -> DecisionRecord:
 def test_records_replay_with_the_whole_catalogue_and_with_the_part_that_counts(older):
     seen = planning_view(rate=20.0, devices=fleet(2))
     whole = replace(seen, catalog=several(), measured=(Measured("digits", 60.0, 70.0, 1.0, 0.96, 1e-3, 20.0, 10.0),))
-    part = replace(whole, catalog=several().of({"digits"}))
+    part = replace(whole, catalog=several().restrict({"digits"}))
     old, new = recorded(whole, older), recorded(part)
     assert len(new.view_json) < len(old.view_json)
     assert old.versions["plan"] == new.versions["plan"], "what nobody wants changes no plan"

@@ -21,7 +21,7 @@ from trefoil.core.common import Basis, Provenance, Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.energy import EnergyMethod, EnergySample, HostedEnergy, ReceiptRates, SliceEnergy
 from trefoil.core.fleet import DeviceStatus, Hosted, NodeStatus, SliceKey, SliceStatus
-from trefoil.core.latency import of
+from trefoil.core.latency import build_histogram
 
 TYPE = "A100-SXM4-40GB"
 PROFILE_J = {"s": (0.3, 0.2), "l": (0.5, 1.5)}  # joules of a request, and of each of its items
@@ -125,7 +125,7 @@ class Hour:
             self.serve(at_s)
             for book, prices in zip(self.books, self.prices, strict=True):
                 book.settle(prices.rate)
-                closed = book.take(at_s, Revision())
+                closed = book.close_window(at_s, Revision())
                 self.receipt_j += sum(cell.receipt_j for cell in closed.cells)
                 self.late.append(closed)
             while len(self.late) > 3:  # windows come a second after what was metered
@@ -270,7 +270,10 @@ def test_a_load_that_begins_does_not_look_dearer_than_it_is():
         ended = sum(at_s - 1 < s + service_s <= at_s for s in sent)
         drawn = sum(max(0.0, min(at_s, s + service_s) - max(at_s - 1, s)) for s in sent) / service_s
         cell = LoadCell(
-            LoadKey("digits", "s", KEYS[0]), answered=ended, items=ended, service=of([service_s * 1e3] * ended)
+            LoadKey("digits", "s", KEYS[0]),
+            answered=ended,
+            items=ended,
+            service=build_histogram([service_s * 1e3] * ended),
         )
         receipts.window(LoadWindow("d", 0, at_s, at_s - 1, at_s, cells=(cell,)))
         receipts.sample(sample(KEYS[0], "s", drawn * j_each, at_s))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from controller.observe.core.load_windows import LoadWindows, WindowSettings
 from tests.support.plans import CATALOG, LARGE, SMALL
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
-from trefoil.core.latency import of
+from trefoil.core.latency import build_histogram
 
 
 def window(seq, starts_s, ends_s, arrived=0, small=0, large=0, worker=0, latencies=(), failed=0, dispatcher="d"):
@@ -20,7 +20,7 @@ def window(seq, starts_s, ends_s, arrived=0, small=0, large=0, worker=0, latenci
             cells.append(
                 LoadCell(
                     LoadKey("toy", variant.name), answered=count, items=2 * count, within_slo=count,
-                    latency=of(latencies or [20.0] * count),
+                    latency=build_histogram(latencies or [20.0] * count),
                 )
             )  # fmt: skip
     return LoadWindow(dispatcher, worker, seq, starts_s, ends_s, cells=tuple(cells))

@@ -15,12 +15,15 @@ VALUES = st.lists(st.floats(0.02, 1e6), min_size=1, max_size=200)
 @given(VALUES, st.floats(0.01, 1.0))
 def test_quantile_error_is_bounded(values, q):
     exact = sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
-    assert latency.quantile_ms(latency.of(values), q) == pytest.approx(exact, rel=0.0225)
+    assert latency.quantile_ms(latency.build_histogram(values), q) == pytest.approx(exact, rel=0.0225)
 
 
 @given(VALUES, VALUES)
 def test_merging_equals_counting_together(a, b):
-    merged, together = latency.merge([latency.of(a), latency.of(b)]), latency.of(a + b)
+    merged, together = (
+        latency.merge([latency.build_histogram(a), latency.build_histogram(b)]),
+        latency.build_histogram(a + b),
+    )
     assert (merged.index, merged.count, merged.max_ms) == (together.index, together.count, together.max_ms)
     assert merged.sum_ms == pytest.approx(together.sum_ms)
 
@@ -28,10 +31,10 @@ def test_merging_equals_counting_together(a, b):
 def test_extremes_and_empty():
     assert latency.bucket(0.0) == 0
     assert latency.bucket(1e12) == latency.BUCKETS - 1
-    assert latency.quantile_ms(latency.of([]), 0.95) == 0.0
-    assert latency.merge([latency.Histogram(), latency.of([5.0])]).total == 1
+    assert latency.quantile_ms(latency.build_histogram([]), 0.95) == 0.0
+    assert latency.merge([latency.Histogram(), latency.build_histogram([5.0])]).total == 1
 
 
 def test_another_scheme_is_refused():
     with pytest.raises(ValueError, match="scheme 2"):
-        latency.merge([dataclasses.replace(latency.of([1.0]), scheme=2)])
+        latency.merge([dataclasses.replace(latency.build_histogram([1.0]), scheme=2)])

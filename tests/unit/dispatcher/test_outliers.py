@@ -19,20 +19,20 @@ from tests.unit.dispatcher.worlds import key, node, status
 A, B = key(0), key(1)
 
 
-def listen(silence, seconds, in_flight, heard, start_s, step_s=0.1):
+def listen(silence, seconds, in_flight, answer_counts, start_s, step_s=0.1):
     """Tick for so long; the slices that were to be asked at the last tick, and the time then."""
     asked, at_s = [], start_s
     for _ in range(round(seconds / step_s)):
         at_s += step_s
-        asked = silence.tick(in_flight, heard, at_s)
+        asked = silence.tick(in_flight, answer_counts, at_s)
     return asked, at_s
 
 
 def test_a_slice_that_works_and_answers_is_never_asked():
-    silence, heard = SilenceDetector(0.5), {A: 0}
+    silence, answer_counts = SilenceDetector(0.5), {A: 0}
     for tick in range(50):
-        heard[A] += 1
-        assert silence.tick({A: 3}, heard, tick * 0.1) == []
+        answer_counts[A] += 1
+        assert silence.tick({A: 3}, answer_counts, tick * 0.1) == []
 
 
 def test_a_slice_that_answers_nothing_is_asked_and_again_after_each_answer():
@@ -67,12 +67,16 @@ def test_who_was_stopped_itself_accuses_nobody():
 
 def test_only_bad_ends_in_a_row_make_an_outlier():
     strikes = FailureStreaks(3)
-    assert [strikes.bad(A, False), strikes.bad(A, False)] == [0, 0]
-    strikes.good(A)
-    assert [strikes.bad(A, False), strikes.bad(A, False), strikes.bad(A, False)] == [0, 0, 3]
-    assert strikes.bad(B, fragile=True) == 1, "one is enough on a ramp"
+    assert [strikes.count_failure(A, False), strikes.count_failure(A, False)] == [0, 0]
+    strikes.reset(A)
+    assert [strikes.count_failure(A, False) for _ in range(3)] == [
+        0,
+        0,
+        3,
+    ]
+    assert strikes.count_failure(B, fragile=True) == 1, "one is enough on a ramp"
     strikes.forget(A)
-    assert strikes.bad(A, False) == 0
+    assert strikes.count_failure(A, False) == 0
 
 
 @given(st.integers(1, 9), st.data())
@@ -99,14 +103,14 @@ def test_what_comes_back_gets_twice_as_many_after_each_run_of_good_answers():
     ramps = SlowStart()
     ramps.start(A, 6)
     assert ramps.limits() == {A: 1}
-    assert ramps.good(A)
+    assert ramps.count_success(A)
     assert ramps.limits() == {A: 2}
-    assert not ramps.good(A)
-    assert ramps.good(A)
+    assert not ramps.count_success(A)
+    assert ramps.count_success(A)
     assert ramps.limits() == {A: 4}
-    assert [ramps.good(A) for _ in range(4)] == [False, False, False, True]
+    assert [ramps.count_success(A) for _ in range(4)] == [False, False, False, True]
     assert ramps.limits() == {}
-    assert not ramps.good(A)
+    assert not ramps.count_success(A)
     ramps.start(B, 1)
     assert B not in ramps, "one credit is all that it has"
 
@@ -157,8 +161,8 @@ def test_an_outlier_that_comes_out_again_waits_longer_for_its_probe():
 def test_nothing_is_predicted_of_what_was_never_seen():
     times = ServiceTimes()
     assert times.predicted_s(A, "l", 1, 0.0) == 0.0
-    times.dropped(A, "l", 1)
-    times.seen(A, "l", 1, 0.02, 0.0)
+    times.record_drop(A, "l", 1)
+    times.record(A, "l", 1, 0.02, 0.0)
     assert times.predicted_s(A, "l", 1, 0.0) == 0.02
     assert times.predicted_s(A, "xs", 1, 0.0) == times.predicted_s(B, "l", 1, 0.0) == 0.0
     assert times.predicted_s(A, "l", 64, 0.0) == 0.0, "another size takes another time"
@@ -169,16 +173,16 @@ def test_nothing_is_predicted_of_what_was_never_seen():
 def test_a_prediction_stays_between_the_times_that_were_seen(seen):
     times = ServiceTimes()
     for each in seen:
-        times.seen(A, "l", 1, each, 0.0)
+        times.record(A, "l", 1, each, 0.0)
     assert min(seen) - 1e-9 <= times.predicted_s(A, "l", 1, 0.0) <= max(seen) + 1e-9
 
 
 def test_a_slice_that_was_slow_once_is_tried_again():
     times = ServiceTimes()
-    times.seen(A, "l", 1, 8.0, 0.0)
+    times.record(A, "l", 1, 8.0, 0.0)
     assert times.predicted_s(A, "l", 1, HALF_LIFE_S) == pytest.approx(4.0)
     for _ in range(80):
-        times.dropped(A, "l", 1)
+        times.record_drop(A, "l", 1)
     assert times.predicted_s(A, "l", 1, 0.0) < 0.2
 
 

@@ -12,7 +12,7 @@ AWAY = {
     "disk": {"from_disk": True},
     "controller": {"controller": ""},
     "agent": {"stale_nodes": {"node0": 7.0}},
-    "feed": {"carried": ("the carbon reading is old and carried on",)},
+    "feed": {"stale_receipts": ("the carbon reading is old and carried on",)},
 }
 
 

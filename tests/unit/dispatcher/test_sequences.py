@@ -32,7 +32,7 @@ def opened(**more) -> Sequences:
     sequences = Sequences("digits", **{"idle_s": 2.0, "open_max": 3, "line_max": 4, **more})
     first = part(1, start=True)
     assert sequences.enter(first, 0.0)
-    assert sequences.turn(first, {key(0), key(1)}) is None
+    assert sequences.next_pin(first, {key(0), key(1)}) is None
     sequences.placed(first, HERE)
     assert sequences.leave(first, 0.0, executed=True) is None
     return sequences
@@ -46,7 +46,7 @@ def test_what_follows_a_start_goes_where_it_went_until_the_end():
     for id_ in (2, 3, 4):
         made = part(id_, end=id_ == 4)
         assert sequences.enter(made, 1.0)
-        assert sequences.turn(made, LIVE) == HERE
+        assert sequences.next_pin(made, LIVE) == HERE
         assert sequences.open_on() == {key(0): 1}
         sequences.leave(made, 1.0, executed=True)
     assert not sequences.open_on()
@@ -66,11 +66,11 @@ def test_a_start_on_an_open_sequence_begins_it_anew_where_it_is_unless_that_slic
     sequences = opened()
     again = part(2, start=True)
     sequences.enter(again, 1.0)
-    assert sequences.turn(again, LIVE) == HERE
+    assert sequences.next_pin(again, LIVE) == HERE
     sequences.leave(again, 1.0, executed=True)
     moved = part(3, start=True)
     sequences.enter(moved, 1.0)
-    assert sequences.turn(moved, {key(1)}) is None
+    assert sequences.next_pin(moved, {key(1)}) is None
     sequences.placed(moved, THERE)
     assert sequences.open_on() == {key(1): 1}
 
@@ -83,7 +83,7 @@ def test_a_lost_slice_is_told_to_those_who_wait_and_to_those_who_come():
     with pytest.raises(InvalidInput, match=r"START flag.*it burns"):
         sequences.check(waiting, key(0))
     with pytest.raises(InvalidInput, match=r"START flag.*it burns"):
-        sequences.turn(waiting, LIVE)
+        sequences.next_pin(waiting, LIVE)
     sequences.leave(waiting, 1.0, executed=False)
     sequences = opened()
     sequences.lose(lambda _: "it burns")
@@ -91,7 +91,7 @@ def test_a_lost_slice_is_told_to_those_who_wait_and_to_those_who_come():
         late = part(id_)
         assert sequences.enter(late, 1.0)
         with pytest.raises(InvalidInput, match="it burns"):
-            sequences.turn(late, LIVE)
+            sequences.next_pin(late, LIVE)
         sequences.leave(late, 1.0, executed=False)
     assert sequences.expire(4.0)
     assert len(sequences) == 0
@@ -101,7 +101,7 @@ def test_an_end_that_was_not_executed_ends_nothing():
     sequences = opened()
     end = part(2, end=True)
     sequences.enter(end, 1.0)
-    sequences.turn(end, LIVE)
+    sequences.next_pin(end, LIVE)
     sequences.leave(end, 1.0, executed=False)
     assert sequences.open_on() == {key(0): 1}
 

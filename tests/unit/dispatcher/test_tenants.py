@@ -84,7 +84,7 @@ def test_times_of_before_the_machine_started_again_do_not_lock_a_tenant_out():
 
 def test_two_workers_share_one_limit(tmp_path):
     tenant = Tenant("a", rate_per_s=1, burst=10)
-    workers = [Limits(tmp_path / "limits").of("a") for _ in range(2)]
+    workers = [Limits(tmp_path / "limits").state_of("a") for _ in range(2)]
     admitted = [admit(tenant, workers[i % 2], 1, 1000.0) is None for i in range(40)]
     assert sum(admitted) == 10
     assert (tmp_path / "limits" / "a").stat().st_mode & 0o777 == 0o600
@@ -92,7 +92,7 @@ def test_two_workers_share_one_limit(tmp_path):
 
 def test_a_folder_that_cannot_be_had_leaves_a_worker_counting_alone(tmp_path):
     (tmp_path / "limits").write_text("a file")
-    cells = Limits(tmp_path / "limits").of("a")
+    cells = Limits(tmp_path / "limits").state_of("a")
     assert admit(Tenant("a", rate_per_s=1), cells, 1, 5.0) is None
     assert admit(Tenant("a", rate_per_s=1), cells, 1, 5.0) is not None
 
@@ -100,14 +100,14 @@ def test_a_folder_that_cannot_be_had_leaves_a_worker_counting_alone(tmp_path):
 @pytest.mark.parametrize("given_", ["Bearer secret", "bearer secret", b"Bearer secret", "Bearer  secret "])
 def test_a_token_is_known_by_its_digest(given_):
     tenant = Tenant("a")
-    assert Tenants({digest("secret"): tenant}).of(given_) is tenant
+    assert Tenants({digest("secret"): tenant}).authenticate(given_) is tenant
 
 
 @pytest.mark.parametrize(
     "given_", ["", "Bearer", "Bearer ", "secret", "Basic secret", "Bearer Secret", "Bearer secret2"]
 )
 def test_anything_else_is_not(given_):
-    assert Tenants({digest("secret"): Tenant("a")}).of(given_) is None
+    assert Tenants({digest("secret"): Tenant("a")}).authenticate(given_) is None
 
 
 # Access control

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.routing.routers.credits import Account, CreditPick, Credits, Pool
-from dispatcher.routing.routers.weighted import EPSILON, deal_turns
+from dispatcher.routing.routers.weighted import EPSILON, schedule_turns
 from tests.unit.dispatcher.worlds import key
 
 
@@ -33,7 +33,7 @@ weights = st.lists(st.integers(1, 40), min_size=1, max_size=8)
 def test_turns_are_those_of_the_formulation(weights):
     """Whole weights, so that equal deadlines are equal: which of them goes first is then the order of the classes."""
     shares = [weight / sum(weights) for weight in weights]
-    assert deal_turns(shares, [0.0] * len(shares), 200) == plain(shares, [0.0] * len(shares), 200)
+    assert schedule_turns(shares, [0.0] * len(shares), 200) == plain(shares, [0.0] * len(shares), 200)
 
 
 @given(weights=weights, sizes=st.lists(st.integers(1, 70), min_size=1, max_size=8))
@@ -42,7 +42,7 @@ def test_dealt_in_parts_no_class_is_ever_a_request_away_from_its_share(weights, 
     shares = [weight / sum(weights) for weight in weights]
     lags, served, dealt = [0.0] * len(shares), Counter(), 0
     for size in sizes:
-        order = deal_turns(shares, lags, size)
+        order = schedule_turns(shares, lags, size)
         for k in order:
             served[k] += 1
             dealt += 1

@@ -131,8 +131,8 @@ def test_windows_add_up_to_the_totals(events):
         elif kind == "refused":
             book.failed("digits", "", None, slo_class, "RESOURCE_EXHAUSTED", value_ms)
         else:
-            windows.append(book.take(now_s, Revision(1, 2, 3)))
-    windows.append(book.take(now_s + 0.1, Revision(1, 2, 3)))
+            windows.append(book.close_window(now_s, Revision(1, 2, 3)))
+    windows.append(book.close_window(now_s + 0.1, Revision(1, 2, 3)))
     cells = [cell for window in windows for cell in window.cells]
     assert [window.seq for window in windows] == list(range(1, len(windows) + 1))
     assert sum(cell.arrived for cell in cells) == counts["arrived"] == sum(sum(c.arrived_per_s) for c in cells)
@@ -151,7 +151,7 @@ def test_windows_add_up_to_the_totals(events):
 def test_latency_is_split_into_queue_and_service():
     book = LoadCounters("d", 0, 0.0, classes_max=4)
     book.answered("digits", "v", key(0), "", 1, latency_ms=40.0, queue_ms=30.0, slo_ms=0.0, now_s=0.0)
-    (cell,) = book.take(0.5, Revision()).cells
+    (cell,) = book.close_window(0.5, Revision()).cells
     assert quantile_ms(cell.queue, 0.5) == pytest.approx(30.0, rel=0.03)
     assert quantile_ms(cell.service, 0.5) == pytest.approx(10.0, rel=0.03)
     assert cell.within_slo == 1, "without an objective every answer is in time"
@@ -163,7 +163,7 @@ def test_a_wall_clock_that_jumps_loses_no_arrival_and_costs_no_memory(jump_s):
     book = LoadCounters("d", 0, 1e6, classes_max=4)
     book.arrived("digits", "", 1e6)
     book.arrived("digits", "", 1e6 + jump_s)
-    (cell,) = book.take(1e6 + jump_s, Revision()).cells
+    (cell,) = book.close_window(1e6 + jump_s, Revision()).cells
     assert sum(cell.arrived_per_s) == cell.arrived == 2
     assert len(cell.arrived_per_s) <= SECONDS_MAX
 

@@ -1,6 +1,5 @@
 """Configuration graphs and their spaces: a metric, additive, realisable, within reach."""
 
-import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,7 +24,7 @@ from trefoil.core.errors import Infeasible, InvalidInput
 A100 = A100_40GB.name
 VARIANTS = digits().families[0].by_accuracy()
 EDGES = [(v.name, A100, s.name) for v in VARIANTS for s in A100_40GB.slice_types]
-GRAPHS = st.dictionaries(st.sampled_from(EDGES), st.integers(0, 6)).map(Graph.of)
+GRAPHS = st.dictionaries(st.sampled_from(EDGES), st.integers(0, 6)).map(Graph.from_weights)
 
 
 @given(GRAPHS, GRAPHS, GRAPHS)
@@ -40,14 +39,6 @@ def test_devices_that_join_or_leave_add_and_take_their_edges(a, b):
     assert (a + b) - b == a
     assert (a + b).instances == a.instances + b.instances
     assert edit_distance(a, a + b) == b.instances
-
-
-@given(GRAPHS)
-def test_networkx_and_back(a):
-    drawn = a.networkx([v.name for v in VARIANTS], [(A100, s.name) for s in A100_40GB.slice_types])
-    assert Graph.from_networkx(drawn) == a
-    assert nx.is_bipartite(drawn)
-    assert drawn.number_of_nodes() == len(VARIANTS) + len(A100_40GB.slice_types)
 
 
 @pytest.mark.parametrize("standardised", [True, False])
@@ -71,9 +62,9 @@ def test_neighbours_and_random_points_are_realisable_and_near(standardised, seed
 def test_a_graph_that_no_devices_make_is_not_legal():
     space = Space(((A100_40GB, 2),), VARIANTS, standardised=False)
     seven = mig_configuration(A100_40GB, 19)
-    assert space.legal(Setup(((seven, 2),), Graph.of({("xs", A100, "1g.5gb"): 14})))
-    assert not space.legal(Setup(((seven, 2),), Graph.of({("xs", A100, "1g.5gb"): 13})))
-    assert not space.legal(Setup(((seven, 1),), Graph.of({("xs", A100, "1g.5gb"): 7})))
+    assert space.legal(Setup(((seven, 2),), Graph.from_weights({("xs", A100, "1g.5gb"): 14})))
+    assert not space.legal(Setup(((seven, 2),), Graph.from_weights({("xs", A100, "1g.5gb"): 13})))
+    assert not space.legal(Setup(((seven, 1),), Graph.from_weights({("xs", A100, "1g.5gb"): 7})))
 
 
 def test_edges_are_disabled_where_memory_does_not_fit():

@@ -38,7 +38,7 @@ def probe(driver, *symbols_missing, not_root="", no_mig_device=""):
 def test_a_hopper_can_do_everything():
     found = probe(make_driver(H100_80GB))
     assert (found.have, found.missing) == (ALL, {})
-    assert all(not found.why_not(name, GPU0) for name in ALL if name != "root")
+    assert all(not found.devices[GPU0][name] for name in ALL if name != "root")
 
 
 def test_each_type_lacks_what_its_generation_lacks():
@@ -56,7 +56,7 @@ def test_each_type_lacks_what_its_generation_lacks():
     assert found.have == ("clock_lock", "energy_counter", "events", "mig", "root")
     assert found.missing["mig gpu2"] == "Tesla T4 is not MIG capable. Remedy: none needed, it is one slice"
     assert "power is integrated" in found.missing["energy_counter gpu3"]
-    assert "older than Volta" in found.why_not("clock_lock", "node0/gpu3")
+    assert "older than Volta" in found.devices["node0/gpu3"]["clock_lock"]
 
 
 def test_one_reason_for_all_is_said_once():
@@ -74,8 +74,8 @@ def test_without_privileges_it_reads_only():
 
 def test_mig_may_be_closed_although_the_rest_is_open():
     found = probe(make_driver(H100_80GB), no_mig_device="/dev/nvidia-caps/nvidia-cap1 cannot be opened")
-    assert found.why_not("mig", GPU0).startswith("/dev/nvidia-caps/nvidia-cap1")
-    assert not found.why_not("clock_lock", GPU0)
+    assert found.devices[GPU0]["mig"].startswith("/dev/nvidia-caps/nvidia-cap1")
+    assert not found.devices[GPU0]["clock_lock"]
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_a_gpu_that_is_lost_in_the_middle_hides_no_other():
         driver.gpus[0].lost = True
         found = probe_devices(inventory, devices, "")
     assert found.have == ALL
-    assert "fence the device" in found.why_not("mig", GPU0)
-    assert not found.why_not("mig", GPU1)
+    assert "fence the device" in found.devices[GPU0]["mig"]
+    assert not found.devices[GPU1]["mig"]
 
 
 def test_probing_changes_nothing_and_works_without_gpus():

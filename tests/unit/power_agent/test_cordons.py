@@ -26,15 +26,15 @@ async def test_patience_passes_then_the_device_has_to_be_empty(tmp_path):
     changes: list[int] = []
     journal, cordons = opened(tmp_path, clock, changes)
     await cordons.set((GPU0,), "a fan is broken", 60.0)
-    assert (cordons.why(GPU0), cordons.why(GPU1), cordons.evicted(GPU0)) == ("a fan is broken", "", False)
+    assert (cordons.reason(GPU0), cordons.reason(GPU1), cordons.evicted(GPU0)) == ("a fan is broken", "", False)
     clock.move(59.9)
     assert cordons.all_evicted() == frozenset()
     clock.move(0.2)
     assert cordons.all_evicted() == {GPU0}
     await cordons.set((GPU0,), "", 5.0)
-    assert (cordons.why(GPU0), cordons.evicted(GPU0)) == (UNNAMED, False), "asked again: anew"
+    assert (cordons.reason(GPU0), cordons.evicted(GPU0)) == (UNNAMED, False), "asked again: anew"
     await cordons.release((GPU0, GPU1))
-    assert (cordons.why(GPU0), cordons.all_evicted()) == ("", frozenset())
+    assert (cordons.reason(GPU0), cordons.all_evicted()) == ("", frozenset())
     assert len(changes) == 3
     journal.close()
 
@@ -48,7 +48,7 @@ async def test_a_successor_goes_on_with_what_is_left_of_the_patience(tmp_path, a
     clock.jump(away_s)
     later = ManualClock(clock.now_s())
     journal, cordons = opened(tmp_path, later)
-    assert (cordons.why(GPU0), cordons.evicted(GPU0)) == ("a fan is broken", evicted)
+    assert (cordons.reason(GPU0), cordons.evicted(GPU0)) == ("a fan is broken", evicted)
     later.move(60.0)
     assert cordons.evicted(GPU0), "never longer than was granted, whatever the clock did meanwhile"
     journal.close()
@@ -59,7 +59,7 @@ async def test_what_makes_no_sense_is_refused_and_changes_nothing(tmp_path):
     for patience_s in (-1.0, 1e9, float("nan")):
         with pytest.raises(InvalidInput, match=r"patience_s.*Remedy: 0 \(leave now\) to 86400 seconds"):
             await cordons.set((GPU0,), "", patience_s)
-    assert not cordons.why(GPU0)
+    assert not cordons.reason(GPU0)
     assert devices_named("", (GPU0, GPU1)) == (GPU0, GPU1)
     assert devices_named(GPU1, (GPU0, GPU1)) == (GPU1,)
     with pytest.raises(NotFound, match="node0/gpu0, node0/gpu1"):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from power_agent.clocks.core.clock_control import Ability, ClockRange
-from power_agent.clocks.core.device_governor import Governed, stages_of
+from power_agent.clocks.core.device_governor import DeviceGovernor, stages_of
 from power_agent.governors import governor_of
 from tests.support.clock_bench import GPU, Bench, clock_plan
 from trefoil.core.brains import ClockDecision, GovernorView
@@ -35,26 +35,26 @@ def planned(low: int = 0, high: int = 0, governor: str = "") -> PlannedDevice:
 )
 def test_fixed_and_a_plan_that_names_none_hold_the_plans_range(low, high, locks):
     for name in ("", "fixed"):
-        one = Governed("", {})
+        one = DeviceGovernor("", {})
         assert one.range(planned(low, high, name), ABILITY, 0, True, 0.0) == locks
         assert one.next_s == float("inf")
 
 
 def test_a_governor_is_stepped_when_the_plan_changes_and_at_its_time_and_not_between():
-    one, plan = Governed("", {"step_mhz": 300}), planned(0, 1200, STAIRS)
+    one, plan = DeviceGovernor("", {"step_mhz": 300}), planned(0, 1200, STAIRS)
     ceilings = [one.range(plan, ABILITY, 0, True, t).max_mhz for t in (0.0, 0.5, 1.0, 1.9, 2.0)]
     assert ceilings == [1200, 1200, 900, 900, 600]
     assert one.range(replace(plan, clock_min_mhz=15), ABILITY, 0, True, 2.1).max_mhz == 300
 
 
 def test_what_a_governor_wants_stays_inside_the_planned_range():
-    one, plan = Governed("tests.unit.power_agent.test_governing:Wild", {}), planned(600, 900, "fixed")
+    one, plan = DeviceGovernor("tests.unit.power_agent.test_governing:Wild", {}), planned(600, 900, "fixed")
     assert one.range(plan, ABILITY, 0, True, 0.0) == ClockRange(600, 900)
     assert one.range(plan, ABILITY, 0, True, 1.5) == ClockRange(600, 600)
 
 
 def test_a_device_that_cannot_lock_is_not_governed():
-    one = Governed(STAIRS, {})
+    one = DeviceGovernor(STAIRS, {})
     assert one.range(planned(), replace(ABILITY, cannot_lock="an old one"), 0, True, 0.0) is None
     assert one.decision is None
 

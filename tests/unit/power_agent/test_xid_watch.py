@@ -46,44 +46,44 @@ def quarantine(inventory):
 
 
 def test_a_gpu_is_condemned_while_its_counter_goes_on(quarantine, machine):
-    assert quarantine.why(GPU0) == ""
+    assert quarantine.reason(GPU0) == ""
     quarantine.add(GPU0, WHY)
     for _ in range(3):
         machine.advance(1.0)
-        assert quarantine.why(GPU0) == WHY
-    assert quarantine.why(GPU1) == ""
+        assert quarantine.reason(GPU0) == WHY
+    assert quarantine.reason(GPU1) == ""
 
 
 def test_a_counter_that_begins_anew_proves_a_reset(quarantine, machine):
-    quarantine.why(GPU0)
+    quarantine.reason(GPU0)
     quarantine.add(GPU0, WHY)
     machine.reset(machine.gpu(0))
     machine.advance(1.0)
-    assert quarantine.why(GPU0) == ""
-    assert quarantine.why(GPU0) == ""
+    assert quarantine.reason(GPU0) == ""
+    assert quarantine.reason(GPU0) == ""
 
 
 def test_a_gpu_that_was_gone_and_answers_again_was_reset_even_without_a_counter(quarantine, machine):
     quarantine.add(GPU1, "Xid 79: the GPU has fallen off the bus; reset the GPU")
     Interference(machine).lose(1)
     with pytest.raises(DeviceLost):
-        quarantine.why(GPU1)
+        quarantine.reason(GPU1)
     machine.reset(machine.gpu(1))
-    assert quarantine.why(GPU1) == ""
+    assert quarantine.reason(GPU1) == ""
 
 
 def test_the_first_reason_stands_and_a_new_driver_clears_all(quarantine):
     quarantine.add(GPU0, WHY)
     quarantine.add(GPU0, "Xid 79")
-    assert quarantine.why(GPU0) == WHY
+    assert quarantine.reason(GPU0) == WHY
     quarantine.clear()
-    assert quarantine.why(GPU0) == ""
+    assert quarantine.reason(GPU0) == ""
 
 
 def test_a_driver_that_asks_for_a_reset_is_believed_without_an_event(quarantine, inventory, monkeypatch):
     monkeypatch.setattr(inventory, "recovery_action", lambda device: "a reset of the GPU" if device == GPU0 else "")
-    assert quarantine.why(GPU0) == "its driver asks for a reset of the GPU"
-    assert quarantine.why(GPU1) == ""
+    assert quarantine.reason(GPU0) == "its driver asks for a reset of the GPU"
+    assert quarantine.reason(GPU1) == ""
 
 
 class SlowCalls:

@@ -62,31 +62,31 @@ def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneProcess:
 
 def test_a_process_in_the_middle_of_an_exec_is_asked_again(one):
     one.show()
-    assert proc.shown(77, "environ") == VARIABLES
+    assert proc.read_start_strings(77, "environ") == VARIABLES
     assert one.waits == 3
 
 
 @pytest.mark.parametrize("also", [(), (77,)])
 def test_what_is_in_the_middle_of_an_exec_belongs_to_whom_its_mark_names(one, also):
     one.show()
-    assert proc.belongings(proc.Identity(9, 1), MARK, also) == (proc.Identity(77, 5000),)
+    assert proc.owned_processes(proc.Identity(9, 1), MARK, also) == (proc.Identity(77, 5000),)
 
 
 def test_words_are_asked_for_again_as_variables_are(one):
     one.show()
-    assert proc.shown(77, "cmdline") == WORDS
+    assert proc.read_start_strings(77, "cmdline") == WORDS
 
 
 def test_variables_that_are_being_copied_are_not_taken_for_none(one):
     one.show(WORDS, at=4096, code_at=0)
-    assert proc.shown(77, "environ") == VARIABLES
+    assert proc.read_start_strings(77, "environ") == VARIABLES
     assert one.waits == 3
 
 
 def test_an_exec_that_ends_between_two_looks_is_noticed(one):
     one.show(WORDS, VARIABLES, at=4096)
     (proc.PROC / "77" / "environ").write_bytes(b"")  # read before; the stat is read after
-    assert proc.shown(77, "environ") == VARIABLES
+    assert proc.read_start_strings(77, "environ") == VARIABLES
 
 
 @pytest.mark.parametrize(
@@ -100,19 +100,19 @@ def test_an_exec_that_ends_between_two_looks_is_noticed(one):
 )
 def test_what_has_no_variables_for_good_is_not_waited_for(one, process):
     one.show(**process)
-    assert proc.shown(77, "environ") == b""
+    assert proc.read_start_strings(77, "environ") == b""
     assert one.waits == 0
 
 
 def test_an_exec_that_does_not_end_is_given_up(one):
     one.waits = 3
     one.show()
-    assert proc.shown(77, "environ") == b""
+    assert proc.read_start_strings(77, "environ") == b""
     assert one.waits == 3 + proc.EXEC_TRIES
 
 
 def test_what_is_gone_shows_nothing(one):
-    assert proc.shown(78, "environ") == proc.shown(78, "cmdline") == b""
+    assert proc.read_start_strings(78, "environ") == proc.read_start_strings(78, "cmdline") == b""
 
 
 def test_real_processes_show_what_they_were_given():
@@ -121,9 +121,12 @@ def test_real_processes_show_what_they_were_given():
     for variables in ({}, {"TREFOIL_TEST": "it"}, *(many for _ in range(20))):
         argv = [sys.executable, "-I", "-S", "-c", code]
         with subprocess.Popen(argv, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-            said = proc.shown(child.pid, "environ"), proc.shown(child.pid, "cmdline")
+            said = proc.read_start_strings(child.pid, "environ"), proc.read_start_strings(child.pid, "cmdline")
             assert child.stdout.readline() == b"up\n"
-            assert (proc.shown(child.pid, "environ"), proc.shown(child.pid, "cmdline")) == said
+            assert (
+                proc.read_start_strings(child.pid, "environ"),
+                proc.read_start_strings(child.pid, "cmdline"),
+            ) == said
             child.communicate(b"")
         assert said[0] == b"".join(f"{name}={value}\0".encode() for name, value in variables.items())
         assert said[1] == b"\0".join(map(os.fsencode, argv)) + b"\0"

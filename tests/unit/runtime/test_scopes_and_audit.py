@@ -141,7 +141,7 @@ async def test_a_denied_command_is_noted_too(audit, tmp_path):
 def test_the_log_is_bounded_to_two_files_and_one_entry_to_its_limit(tmp_path):
     audit = AuditLog(tmp_path / "state", ManualClock(0.0), bytes_max=3000)
     for _ in range(10):
-        audit.asked("/x/Apply", "peer", "open", pb.DrainRequest(why="y" * 5000))
+        audit.record_request("/x/Apply", "peer", "open", pb.DrainRequest(why="y" * 5000))
     audit.close()
     kept = [*lines(tmp_path, "audit.1.jsonl"), *(lines(tmp_path) if (tmp_path / "state/audit.jsonl").exists() else [])]
     assert 1 <= len(kept) < 10

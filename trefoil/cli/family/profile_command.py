@@ -117,7 +117,7 @@ async def _measure(
         if on is not None:
             await session.profile_triton(triton, on)
         else:
-            node = await ExclusiveNode.take(stub, agent, clock, replace_running=replace)
+            node = await ExclusiveNode.acquire(stub, agent, clock, replace_running=replace)
             simulated = node.simulated
             await session.profile_node(node, slices, clocks)
     finally:

@@ -108,7 +108,7 @@ class Launcher:
         await clean_up(self.paths, self._clock)
         services.preflight(self.system, self._clock.now_s())
         self.launch = services.new_launch(
-            self.system, self.paths, self._launch_id, Identity.of(os.getpid()), self._clock.now_s()
+            self.system, self.paths, self._launch_id, Identity.of_pid(os.getpid()), self._clock.now_s()
         )
         self.paths.write_launch(self.launch)
         self.paths.rotate_logs()
@@ -179,11 +179,6 @@ class Launcher:
     def pid(self, name: str) -> int:
         """Process id of a service, as of its last start."""
         return self._children[name].pid
-
-    @property
-    def restarts(self) -> int:
-        """Number of times that a service ended without being asked to."""
-        return len(self.exits)
 
     async def wait_for_failure(self) -> None:
         """Wait until a service cannot be kept running."""

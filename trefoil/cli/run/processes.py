@@ -62,7 +62,7 @@ class ChildProcess:
                 env={**os.environ, **command.env, LAUNCH_ID: launch_id},
                 start_new_session=True,
             )
-        self.identity = proc.Identity.of(self._popen.pid)
+        self.identity = proc.Identity.of_pid(self._popen.pid)
         self.started_at_s = clock.now_s()
 
     @property

@@ -24,11 +24,11 @@ NO_CATALOG: Final = Catalog((), ())  # it never changes in a run
 
 @dataclass(slots=True)
 class CachedDecision:
-    """Decision in relative time; `way` of the rollout that it led to, if it began at once."""
+    """Decision in relative time; `path` of the rollout that it led to, if it began at once."""
 
     decision: Decision
     seed: int
-    way: RolloutPath | None = None
+    path: RolloutPath | None = None
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class DecisionCache:
     decisions: OrderedDict[str, CachedDecision] = field(default_factory=OrderedDict)
     lookups: int = 0
 
-    def think(self, view: PlanView, planner: Planner) -> tuple[PlanView, CachedDecision]:
+    def decide(self, view: PlanView, planner: Planner) -> tuple[PlanView, CachedDecision]:
         """View in relative time, and the decision on it: from the cache, else of the planner."""
         self.lookups += 1
         relative_view = relative(view)

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from dispatcher.routing.routers import ROUTERS
-from dispatcher.routing.routers.weighted import alike
+from dispatcher.routing.routers.weighted import group_equal_targets
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE
 from trefoil.core.parts import Kind, find
@@ -44,7 +44,7 @@ class Pool:
     limits: Counts = field(init=False)
     capacity: float = field(init=False)
     equal: bool = field(init=False)
-    alike: list[tuple[int, list[int]]] = field(init=False)
+    equal_slices: list[tuple[int, list[int]]] = field(init=False)
     """Slices of one service and credit: the first of them, and all."""
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class Pool:
         found: dict[tuple[SliceService, int], list[int]] = {}
         for i, one in enumerate(self.services):
             found.setdefault((one, self.credits[i]), []).append(i)
-        self.alike = [(indices[0], indices) for indices in found.values()]
+        self.equal_slices = [(indices[0], indices) for indices in found.values()]
 
     def occupied(self, index: int) -> ServiceTime:
         """Service time for which a request takes a slice: with one credit, also while it is on its way."""
@@ -108,7 +108,7 @@ class FluidEngine:
         total = sum(t.weight for t in wanted.targets)
         groups = [list(wanted.targets)] if wanted.targets else []
         if shares:
-            kinds = alike(t for t in wanted.targets if t.weight > 0 or total <= 0)
+            kinds = group_equal_targets(t for t in wanted.targets if t.weight > 0 or total <= 0)
             groups = [group for kind in kinds.values() for group in kind]
         pools = []
         for group in groups:
@@ -179,7 +179,7 @@ class FluidEngine:
         counts = [flow * dt_s for flow in flows]
         for key, count, service in zip(pool.keys, counts, pool.services, strict=True):
             found.joules[key] = found.joules.get(key, 0.0) + count * service.energy_j
-        for i, indices in pool.alike:
+        for i, indices in pool.equal_slices:
             service, occupied = pool.services[i], pool.occupied(i)
             count = sum([counts[index] for index in indices])
             found.by_variant[service.variant] = found.by_variant.get(service.variant, 0.0) + count
@@ -187,7 +187,7 @@ class FluidEngine:
             found.answered += count
             extra_ms = pool.hidden_ms(i) + self._overhead_ms
             # A slower slice than the pool's mean adds its own excess to what the mean server's law says.
-            law = mean if len(pool.alike) > 1 else occupied
+            law = mean if len(pool.equal_slices) > 1 else occupied
             shift_ms = extra_ms + occupied.mean_ms - law.mean_ms
             if late < 1:
                 spread = _client_latency(law, utilisation, len(limits), self._gap_scv, shift_ms, self._slo_ms)

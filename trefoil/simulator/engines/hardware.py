@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from controller.planners.columns import CatalogKey, effective_row
 from power_agent.clocks.core.clock_control import Ability, planned_range
-from power_agent.clocks.core.device_governor import Governed
+from power_agent.clocks.core.device_governor import DeviceGovernor
 from trefoil.core import power
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import device_type, slice_type
@@ -59,7 +59,7 @@ class SimulatedDevice:
     place: Device
     type: DeviceType
     factor: float
-    governed: Governed
+    governed: DeviceGovernor
     wanted: PlannedDevice = field(default_factory=PlannedDevice)
     state: DeviceState = DeviceState.ASLEEP
     awake_s: float = -math.inf
@@ -107,7 +107,7 @@ class Hardware:
         truth: Truth,
         items: Mapping[str, float],
         costs: Costs,
-        governed: Callable[[], Governed],
+        governed: Callable[[], DeviceGovernor],
     ) -> None:
         self._truth, self._items, self._costs = truth, items, costs
         self.devices = {

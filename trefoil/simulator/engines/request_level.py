@@ -25,7 +25,7 @@ from zlib import crc32
 import numpy as np
 from numpy.random import Generator
 
-from dispatcher.routing.core.family_queue import Effect, FamilyQueue, Idle, Refused
+from dispatcher.routing.core.family_queue import Effect, FamilyQueue, Idle, Refusal
 from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.queues.fifo import QueueFull
 from dispatcher.routing.routers import ROUTERS
@@ -402,7 +402,7 @@ class RequestLevel:
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Refused):
+            if isinstance(effect, Refusal):
                 self._families[effect.ticket.family].counts.rejected += 1
             elif not isinstance(effect, Idle):
                 ticket: Any = effect[0]

@@ -17,7 +17,7 @@ from rich.table import Table
 from trefoil.simulator.report.result import Summary, json_safe
 from trefoil.simulator.run import simulate
 from trefoil.simulator.scenario.inputs import Provided, prepare
-from trefoil.simulator.scenario.schema import Scenario, Served, Wanted
+from trefoil.simulator.scenario.schema import FamilyObjective, Scenario, Served
 
 MODELS: Final = ("none", "persistence", "climatology", "blend", "perfect")
 FLOOR_STEP: Final = 0.001
@@ -125,7 +125,7 @@ def with_higher_floors(scenario: Scenario) -> Scenario:
 
 
 def _with_higher_floor(served: Served) -> Served:
-    wanted: Wanted = served.objective
+    wanted: FamilyObjective = served.objective
     if wanted.below_best_pct is not None:
         change = {"below_best_pct": max(0.0, wanted.below_best_pct - 100 * FLOOR_STEP)}
     else:

@@ -2,8 +2,8 @@
 
 Everything that decides is taken from deploy/config/demo.toml and from the defaults of the services that it starts: the
 very arrivals (the same seed through the same generator), the same trace with the same clock, the same objective, the
-controller's own periods. What a machine adds (time in processes, starting a Triton) stands in `Machine`, measured on
-the live system (benchmarks/parity.py prints what it finds); nothing is fitted to make the two agree.
+controller's own periods. What a machine adds (time in processes, starting a Triton) stands in `MeasuredDelays`,
+measured on the live system (benchmarks/parity.py prints what it finds); nothing is fitted to make the two agree.
 
 Left out on purpose: contention for the CPU among Tritons, services and load; jitter of processes and of Redis; the time
 that deciding takes; the warm-up batch of a slice; the error of the meter. See docs/simulator-parity.md.
@@ -31,7 +31,7 @@ FEED_LEAD_S: Final = 2.0  # by then the feed that was started anew, to begin its
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MeasuredDelays:
     """Delays that the processes of the live system add, on the machine at hand."""
 
     overhead_ms: float = 2.0
@@ -57,7 +57,7 @@ def demo_scenario(
     demo: Demo,
     policy: str,
     slo: Slo,
-    machine: Machine | None = None,
+    delays: MeasuredDelays | None = None,
     timeline: Timeline | None = None,
     controller: Mapping[str, Any] | None = None,
 ) -> tuple[Scenario, Provided]:
@@ -65,7 +65,7 @@ def demo_scenario(
 
     `controller`: settings of the live controller that differ from its defaults.
     """
-    machine, timeline = machine or Machine(), timeline or Timeline()
+    delays, timeline = delays or MeasuredDelays(), timeline or Timeline()
     live = ControllerSettings(**(controller or {}))
     values: dict[str, Any] = {
         "name": f"{demo.name}-{policy}",
@@ -85,10 +85,10 @@ def demo_scenario(
         "control": _control(demo, live),
         "costs": {
             "pue": demo.pue,
-            "overhead_ms": machine.overhead_ms,
-            "gap_ms": machine.gap_ms,
-            "start_s": machine.start_s,
-            "ack_s": machine.ack_s,
+            "overhead_ms": delays.overhead_ms,
+            "gap_ms": delays.gap_ms,
+            "start_s": delays.start_s,
+            "ack_s": delays.ack_s,
         },
     }
     return Scenario(**values), Provided(arrivals={demo.family.name: arrivals_s(demo)})

@@ -16,7 +16,7 @@ from controller.observe.core.load_windows import WindowSettings
 from controller.planners.columns import effective_row, fits
 from controller.planners.policy_parts import constants_of, planner_of, with_policy_parts
 from controller.settings import CarbonSettings, ControllerSettings, RolloutSettings
-from power_agent.clocks.core.device_governor import Governed
+from power_agent.clocks.core.device_governor import DeviceGovernor
 from trefoil.core import errors
 from trefoil.core.brains import Planner
 from trefoil.core.catalog import Catalog, Family, ProfileRow
@@ -88,10 +88,10 @@ class Inputs:
         """Zone whose carbon triggers: that of the first node."""
         return self.devices[0].zone
 
-    def governed(self) -> Governed:
+    def governed(self) -> DeviceGovernor:
         """Governor of one device."""
         chosen = self.scenario.policy
-        return Governed(chosen.governor, chosen.runs.settings.get(Kind.GOVERNOR, {}))
+        return DeviceGovernor(chosen.governor, chosen.runs.settings.get(Kind.GOVERNOR, {}))
 
     def __getstate__(self) -> dict[str, Any]:
         """Saved without the planner, which is made anew."""

@@ -72,7 +72,7 @@ class Arrivals(Settings):
         return self
 
 
-class Wanted(Settings):
+class FamilyObjective(Settings):
     """Objective of a family; accuracies may be given relative to the best variant."""
 
     mode: Literal["budget", "instant", "lambda"] = "budget"
@@ -104,7 +104,7 @@ class Served(Settings):
     allow_missing: bool = False
     """Go on when slices of the fleet are not profiled; they are not used then."""
     arrivals: Arrivals
-    objective: Wanted = Wanted()
+    objective: FamilyObjective = FamilyObjective()
 
 
 class Zone(Settings):
