@@ -46,40 +46,64 @@ class Forecasts(Protocol):
     """Forecasts of one zone (`carbon_feed.serving.forecasts.ZoneForecasts`)."""
 
     @property
-    def archive(self) -> ForecastArchive: ...
+    def archive(self) -> ForecastArchive:
+        """Archive of issued forecasts and what came."""
+        ...
 
     @property
-    def forecast(self) -> CarbonForecast | None: ...
+    def forecast(self) -> CarbonForecast | None:
+        """Forecast in force; None = there is none."""
+        ...
 
     @property
-    def forecast_reason(self) -> str: ...
+    def forecast_reason(self) -> str:
+        """Reason for the forecast in force, or for its lack."""
+        ...
 
-    def ratio(self, window: str, now_s: float) -> CarbonRatio | None: ...
+    def ratio(self, window: str, now_s: float) -> CarbonRatio | None:
+        """Ratio of the intensity to its average (CARBONDIS' CIR); None before a day is known."""
+        ...
 
-    def scores(self) -> tuple[CarbonScores, ...]: ...
+    def scores(self) -> tuple[CarbonScores, ...]:
+        """Scores of past forecasts, by lead."""
+        ...
 
 
 class ZoneFeed(Protocol):
     """Feed of one zone (`carbon_feed.reading.loop.ZoneLoop`)."""
 
     @property
-    def series(self) -> Series: ...
+    def series(self) -> Series:
+        """Series that is read."""
+        ...
 
     @property
-    def reading(self) -> CarbonReading | None: ...
+    def reading(self) -> CarbonReading | None:
+        """Reading in force; None before the first."""
+        ...
 
     @property
-    def history(self) -> History: ...
+    def history(self) -> History:
+        """History of readings."""
+        ...
 
     @property
-    def forecasts(self) -> Forecasts: ...
+    def forecasts(self) -> Forecasts:
+        """Forecasts of the zone."""
+        ...
 
     @property
-    def speedup(self) -> float: ...
+    def speedup(self) -> float:
+        """Speed-up of a replayed trace; 1 = live."""
+        ...
 
-    def watch(self) -> AsyncIterator[CarbonReading]: ...
+    def watch(self) -> AsyncIterator[CarbonReading]:
+        """Watch: the reading in force, then each new one."""
+        ...
 
-    def health(self, now_s: float) -> ZoneHealth: ...
+    def health(self, now_s: float) -> ZoneHealth:
+        """Health of the zone's provider and readings."""
+        ...
 
 
 class FairWakeup:
@@ -132,6 +156,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         self._announcements: dict[tuple[str, str], tuple[CarbonReading, Any]] = {}
 
     async def GetIntensity(self, request: Any, context: Any) -> Any:
+        """Answer the intensity in force of one zone."""
         feed = self._feed(request.zone)
         reading = _reading_of(feed)
         made = self._intensity_messages.get(feed.series.zone)
@@ -141,6 +166,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         return made[1]
 
     async def GetMany(self, request: Any, context: Any) -> Any:
+        """Answer the intensities of several zones at once."""
         response = pb.GetManyResponse()
         for feed in self._requested_feeds(request):
             if feed.reading is not None:
@@ -150,6 +176,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         return response
 
     async def WatchIntensity(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Stream a zone's intensity: now, then as it changes by more than what was asked for."""
         feed = self._feed(request.zone)
         hysteresis = request.hysteresis_ratio if request.HasField("hysteresis_ratio") else None
         watching = ChangeFilter.from_ratios(request.change_ratio, hysteresis)
@@ -170,6 +197,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
             self._watchers -= 1
 
     async def GetHistory(self, request: Any, context: Any) -> Any:
+        """Answer a page of a zone's history."""
         feed = self._feed(request.zone)
         limit = queries.page_limit(request.limit)
         wanted = queries.TimeRange.from_times(*(_time(request, field) for field in ("from_at", "to_at", "as_of_at")))
@@ -189,6 +217,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         return response
 
     async def GetForecast(self, request: Any, context: Any) -> Any:
+        """Answer a zone's forecast in force."""
         feed = self._feed(request.zone)
         queries.check_forecast_request(request.horizon_s, request.step_s)
         whole = self._forecast(feed, request.model)
@@ -202,6 +231,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         return _forecast_message(IdentityKey(part))
 
     async def GetRatio(self, request: Any, context: Any) -> Any:
+        """Answer the ratio of a zone's intensity to its average."""
         feed = self._feed(request.zone)
         window = request.window or EXPANDING
         if window not in WINDOWS:
@@ -216,6 +246,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         return pb.GetRatioResponse(ratio=codec.to_proto(found))
 
     async def GetScores(self, request: Any, context: Any) -> Any:
+        """Answer the scores of a zone's forecasts."""
         feed = self._feed(request.zone)
         scores = feed.forecasts.scores()
         models = sorted({one.model for one in scores})
@@ -225,6 +256,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         return pb.GetScoresResponse(scores=[codec.to_proto(one) for one in chosen])
 
     async def ListForecasts(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Stream issued forecasts of a zone."""
         feed = self._feed(request.zone)
         archive = feed.forecasts.archive
         if request.model and request.model not in archive.models:
@@ -236,6 +268,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
             await asyncio.sleep(0)
 
     async def ListZones(self, request: Any, context: Any) -> Any:
+        """Answer the zones that are served."""
         response = pb.ListZonesResponse()
         for zone in self._listed(request.name):
             feed = self._feeds.get(zone.id)
@@ -248,6 +281,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         return response
 
     async def GetZoneHealth(self, request: Any, context: Any) -> Any:
+        """Answer a zone's health."""
         feeds: Iterable[ZoneFeed] = [self._feed(request.zone)] if request.zone else self._feeds.values()
         now_s = self._clock.now_s()
         return pb.GetZoneHealthResponse(zones=[codec.to_proto(feed.health(now_s)) for feed in feeds])

@@ -168,7 +168,9 @@ class ClockDecision:
 class Planner(Protocol):
     """Planner of the fleet: a pure function of its view."""
 
-    def plan(self, view: PlanView, rng: Generator) -> Decision: ...
+    def plan(self, view: PlanView, rng: Generator) -> Decision:
+        """Plan the fleet: the decision, with its reason. Equal views and generators give equal decisions."""
+        ...
 
 
 class LivePlanner(Planner, Protocol):
@@ -185,11 +187,25 @@ class LivePlanner(Planner, Protocol):
     with the same view and an equal generator gives the same step.
     """
 
-    def asks(self, view: PlanView) -> bool: ...
-    def ask(self, view: PlanView, rng: Generator) -> Candidate | Decision: ...  # a Decision ends the exploration
-    def tell(self, candidate: Candidate, measurement: Measurement) -> None: ...
-    def memory(self) -> Mapping[str, Any]: ...
-    def recall(self, memory: Mapping[str, Any]) -> None: ...
+    def asks(self, view: PlanView) -> bool:
+        """Tell whether candidates are to be measured for this view."""
+        ...
+
+    def ask(self, view: PlanView, rng: Generator) -> Candidate | Decision:
+        """Ask for the next candidate to measure; a Decision ends the exploration."""
+        ...
+
+    def tell(self, candidate: Candidate, measurement: Measurement) -> None:
+        """Tell what a candidate measured."""
+        ...
+
+    def memory(self) -> Mapping[str, Any]:
+        """Memory to go on from elsewhere, as JSON values."""
+        ...
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """Recall a memory, in place of all that was measured so far."""
+        ...
 
 
 class Queue(Protocol):
@@ -203,15 +219,45 @@ class Queue(Protocol):
     waiting: int
     bytes: int
 
-    def limit(self, requests_max: int, bytes_max: int) -> None: ...  # of a route; 0 = the queue's default
-    def check(self, ticket: Ticket) -> None: ...
-    def push(self, lane: Any, ticket: Ticket) -> None: ...
-    def pop(self, lane: Any) -> Ticket | None: ...
-    def pop_first(self, lanes: Sequence[Any]) -> Ticket | None: ...  # of several lanes the one whose turn is first
-    def remove(self, ticket: Ticket) -> bool: ...
-    def depth(self, lane: Any) -> int: ...
-    def lanes(self) -> tuple[Any, ...]: ...  # in which somebody waits
-    def tickets(self) -> list[Ticket]: ...  # everybody, by turn
+    def limit(self, requests_max: int, bytes_max: int) -> None:
+        """Limit what may wait, in requests and bytes; 0 = the queue's default."""
+        ...
+
+    def check(self, ticket: Ticket) -> None:
+        """Check that one more ticket has room.
+
+        Raises:
+            QueueFull: it would exceed the bound.
+        """
+        ...
+
+    def push(self, lane: Any, ticket: Ticket) -> None:
+        """Push a ticket into a lane."""
+        ...
+
+    def pop(self, lane: Any) -> Ticket | None:
+        """Pop the ticket of a lane whose turn is first; None = the lane is empty."""
+        ...
+
+    def pop_first(self, lanes: Sequence[Any]) -> Ticket | None:
+        """Pop the ticket whose turn is first in several lanes."""
+        ...
+
+    def remove(self, ticket: Ticket) -> bool:
+        """Remove a ticket; False = it does not wait here."""
+        ...
+
+    def depth(self, lane: Any) -> int:
+        """Depth of a lane in tickets."""
+        ...
+
+    def lanes(self) -> tuple[Any, ...]:
+        """Lanes in which somebody waits."""
+        ...
+
+    def tickets(self) -> list[Ticket]:
+        """Tickets of everybody who waits, by turn."""
+        ...
 
 
 class Router(Protocol):
@@ -223,20 +269,45 @@ class Router(Protocol):
     more than that. It is asked for that time while anybody waits, and called once for each that it names.
     """
 
-    def on_table(self, route: Route, now_s: float) -> None: ...
-    def on_carbon(self, ratio: float | None, now_s: float) -> None: ...
-    def on_arrival(self, ticket: Ticket, now_s: float) -> Pick | None: ...  # None = queued
-    def on_credit(self, slice: SliceKey, now_s: float) -> tuple[Ticket, Pick] | None: ...
-    def on_done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> None: ...
-    def on_cancel(self, ticket: Ticket, now_s: float) -> None: ...
-    def on_pinned(self, ticket: Ticket, slice: SliceKey, now_s: float) -> Pick | None: ...  # None = no credit there
-    def next_s(self) -> float | None: ...  # when it wants to be called though nothing happens; None = never
+    def on_table(self, route: Route, now_s: float) -> None:
+        """Take a family's new route."""
+        ...
+
+    def on_carbon(self, ratio: float | None, now_s: float) -> None:
+        """Take the carbon intensity's ratio to its average; None = not known, or old."""
+        ...
+
+    def on_arrival(self, ticket: Ticket, now_s: float) -> Pick | None:
+        """Pick a slice for a request that arrives; None = queued."""
+        ...
+
+    def on_credit(self, slice: SliceKey, now_s: float) -> tuple[Ticket, Pick] | None:
+        """Pick who gets a free credit of a slice; None = nobody."""
+        ...
+
+    def on_done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> None:
+        """Take the end of a picked request."""
+        ...
+
+    def on_cancel(self, ticket: Ticket, now_s: float) -> None:
+        """Forget a request that waits no longer."""
+        ...
+
+    def on_pinned(self, ticket: Ticket, slice: SliceKey, now_s: float) -> Pick | None:
+        """Pick this very slice for a request bound to it; None = no credit there."""
+        ...
+
+    def next_s(self) -> float | None:
+        """Time at which it wants to be called though nothing happens; None = never."""
+        ...
 
 
 class Governor(Protocol):
     """Governor of one device's clocks."""
 
-    def step(self, view: GovernorView) -> ClockDecision: ...
+    def step(self, view: GovernorView) -> ClockDecision:
+        """Decide the device's clock, with the reason."""
+        ...
 
 
 class Forecaster(Protocol):
@@ -244,4 +315,6 @@ class Forecaster(Protocol):
 
     def forecast(
         self, family: str, arrivals: Sequence[float], bin_s: float, now_s: float, lead_s: float
-    ) -> LoadForecast: ...
+    ) -> LoadForecast:
+        """Forecast the rate `lead_s` after `now_s`."""
+        ...

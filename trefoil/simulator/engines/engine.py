@@ -31,9 +31,17 @@ class Engine(Protocol):
 
     families: tuple[str, ...]
 
-    def set_routes(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None: ...
-    def on_carbon(self, ratio: float | None, now_s: float) -> None: ...
-    def serve(self, until_s: float) -> Mapping[str, Interval]: ...
+    def set_routes(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
+        """Set each family's route and what its slices do from now on."""
+        ...
+
+    def on_carbon(self, ratio: float | None, now_s: float) -> None:
+        """Tell routers the carbon intensity's ratio to its average; None = not known."""
+        ...
+
+    def serve(self, until_s: float) -> Mapping[str, Interval]:
+        """Serve until then; what was served since the last call, by family."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

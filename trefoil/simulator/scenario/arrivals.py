@@ -120,9 +120,17 @@ class Rate:
 class ArrivalSource(Protocol):
     """Arrivals of one family, taken in order."""
 
-    def rate_per_s(self, at_s: float) -> float: ...
-    def mean_per_s(self, from_s: float, until_s: float) -> float: ...
-    def until(self, until_s: float) -> Floats: ...  # all arrivals since the last call, ascending
+    def rate_per_s(self, at_s: float) -> float:
+        """Rate at a time."""
+        ...
+
+    def mean_per_s(self, from_s: float, until_s: float) -> float:
+        """Mean rate between two times."""
+        ...
+
+    def until(self, until_s: float) -> Floats:
+        """Arrivals since the last call [s], ascending."""
+        ...
 
 
 class ArrivalStream:
