@@ -150,12 +150,8 @@ class ControlLoop:
         signals: Signals,
         clock: Clock,
     ) -> None:
-        self.core, self.settings, self.rollout_runner, self.planner_runner = (
-            core,
-            settings,
-            rollout_runner,
-            planner_runner,
-        )
+        self.core, self.settings = core, settings
+        self.rollout_runner, self.planner_runner = rollout_runner, planner_runner
         self._state, self._leadership, self._reader, self._accountant = state, leadership, reader, accountant
         self._disk, self._metrics, self._clock, self._signals = disk, metrics, clock, signals
         self._log = structlog.get_logger()

@@ -43,9 +43,8 @@ class Routing:
         self.plan: Plan | None = None
         self.nodes: dict[str, NodeStatus] = {}
         self.table = RoutingTable()
-        self.queues: dict[
-            str, AsyncFamilyQueue
-        ] = {}  # by family; those behind one router for a group have the same one
+        # By family; those behind one router for a group have the same one.
+        self.queues: dict[str, AsyncFamilyQueue] = {}
         self.sequences: dict[str, AsyncSequenceQueue] = {}  # of the families that have any
         self.variants: dict[tuple[str, int], str] = {}
         self.transport = Transport()
@@ -59,9 +58,8 @@ class Routing:
         self._worker = worker
         self._ejections = ejections
         self._slow_start = slow_start
-        self._queues: dict[
-            tuple[str, ...], AsyncFamilyQueue
-        ] = {}  # each once: by family, or by the router and queue of a group
+        # Each once: by family, or by the router and queue of a group.
+        self._queues: dict[tuple[str, ...], AsyncFamilyQueue] = {}
         self._carbon: tuple[CarbonRatio | None, CarbonReading | None] = (None, None)
         self._built_of: tuple[Any, ...] = ()
 

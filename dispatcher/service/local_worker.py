@@ -19,10 +19,8 @@ class LocalWorker:
         self.settings = settings
         self.clock = clock
         self.id: WorkerId = (dispatcher, settings.worker)
-        ejections, evidence = (
-            Ejections(),
-            SliceEvidence(settings.hang_quiet_s, settings.late_strikes, settings.fault_strikes),
-        )
+        ejections = Ejections()
+        evidence = SliceEvidence(settings.hang_quiet_s, settings.late_strikes, settings.fault_strikes)
         self.routing = Routing(settings, self.id, clock, ejections, evidence.slow_start)
         self.health = SliceHealth(ejections, evidence, self.routing, clock)
         self.accounting = Accounting(
