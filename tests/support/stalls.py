@@ -1,7 +1,8 @@
 """Runs a command and stops it with all processes below it for a second now and then, as a busy machine does.
 
 `python -m tests.support.stalls COMMAND...` (`make test STALLS=1`) prints how often; SEED draws other moments. Processes
-that outlive their parents stay below it: it is who adopts them.
+that outlive their parents stay below it: it is who adopts them. Tritons go on a little earlier: one that stands for a
+second calls its own python stub dead and answers INTERNAL (python_be.cc, SendMessageToStub: 1,000 ms of wall time).
 """
 
 import ctypes
@@ -12,10 +13,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
 STALL_S = 1.0
+TRITON_STALL_S = 0.8
+TRITON = frozenset({"tritonserver", "triton_python_backend_stub"})
 GAP_S = (10.0, 30.0)
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -41,6 +45,13 @@ def go_on(stopped: list[psutil.Process]) -> None:
             process.resume()
 
 
+def is_triton(process: psutil.Process) -> bool:
+    """Whether it is a Triton server or a python stub of one."""
+    with suppress(psutil.NoSuchProcess):
+        return Path(process.exe()).name in TRITON
+    return False
+
+
 def reap(child: subprocess.Popen[bytes]) -> None:
     """Take the exit status of adopted processes that ended."""
     for process in psutil.Process().children():
@@ -63,10 +74,15 @@ def main(command: list[str]) -> int:
         reap(child)
         if time.monotonic() >= next_s:
             stopped = stop(psutil.Process())
+            tritons = [process for process in stopped if is_triton(process)]
             try:
-                time.sleep(STALL_S)
+                time.sleep(TRITON_STALL_S)
             finally:
-                go_on(stopped)
+                go_on(tritons)
+            try:
+                time.sleep(STALL_S - TRITON_STALL_S)
+            finally:
+                go_on([process for process in stopped if process not in tritons])
             stalls, processes = stalls + 1, max(processes, len(stopped))
             next_s = time.monotonic() + draw.uniform(*GAP_S)
     print(f"stopped everything {stalls} times for {STALL_S:g} s, up to {processes} processes at once")

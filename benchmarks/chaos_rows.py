@@ -1,0 +1,146 @@
+"""One row of the table of troubles: a steady load on the whole system, one trouble for a while, and what came of it.
+
+A trouble is a name and an async context manager that makes it (entering) and ends it (leaving). While it lasts, and
+until the system has recovered, clients send `rate_per_s` checked requests. A row says how many of them failed, which
+processes ended, what memory the services held before and after, and how long after the trouble's end the system
+served, published and decided again.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import psutil
+from rich.table import Table
+
+from benchmarks.chaos_faults import Fault
+from benchmarks.chaos_verdict import SLOW_S, recoveries
+from benchmarks.echo_load import OK, WRONG, EchoLoad
+from benchmarks.echo_system import EchoSystem
+from protos.controller.v1 import controller_pb2
+from trefoil.core.errors import TrefoilError
+
+LASTS_S: Final = 20.0
+QUIET_S: Final = 2.0  # of load before the trouble
+RECOVERY_MAX_S: Final = 60.0
+DEADLINE_S: Final = 15.0
+POLL_S: Final = 0.1
+SERVICES: Final = ("dispatcher", "controller", "power_agent", "carbon_feed")
+MIB: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is done to the running system. `ended`: services that are meant to end by it, e.g. where it kills them."""
+
+    what: str
+    make: Callable[[EchoSystem], AbstractAsyncContextManager[None]]
+    lasts_s: float = LASTS_S
+    ended: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What came of a trouble. `recovered_s`: after its end, until all was as before; None: not in RECOVERY_MAX_S."""
+
+    what: str
+    requests: int
+    failed: int
+    wrong: int
+    codes: Mapping[str, int]
+    ended: tuple[str, ...]
+    memory_before_mib: float
+    memory_after_mib: float
+    recovered_s: float | None
+    details: tuple[str, ...] = field(default=())
+
+    @property
+    def clean(self) -> bool:
+        """Nothing failed, nothing ended, all is as before."""
+        return not self.failed and not self.ended and self.recovered_s is not None
+
+
+async def measure(system: EchoSystem, trouble: Trouble, rate_per_s: float, seed: int) -> Row:
+    """Run the load, make the trouble, end it, wait for the recovery."""
+    load = EchoLoad(system.target, rate_per_s, 10_000_000, seed, DEADLINE_S)
+    before_mib, pids = memory_mib(system), running_pids(system)
+    exits_before = len(system.launcher.exits)
+    loading = asyncio.create_task(load.run(), name="load")
+    try:
+        await system.clock.sleep(QUIET_S)
+        async with trouble.make(system):
+            await system.clock.sleep(trouble.lasts_s)
+        over_s = system.clock.monotonic_s()
+        recovered_s = await _recovered(system, over_s)
+        await system.clock.sleep(QUIET_S)
+    finally:
+        load.stop.set()
+        await loading
+    records = load.records
+    bad = [record for record in records if record.code != OK]
+    ended = {name for name, pid in pids.items() if running_pids(system).get(name) != pid}
+    ended |= {gone.service for gone in system.launcher.exits[exits_before:]}
+    if recovered_s is not None:
+        over = Fault("over", "the trouble is over", over_s, over_s)
+        after = [record for record in records if record.sent_s >= over_s]
+        recovered_s = max(recovered_s, *recoveries(after, [over], SLOW_S))
+    return Row(
+        trouble.what,
+        len(records),
+        len(bad),
+        sum(record.code == WRONG for record in records),
+        dict(Counter(record.code for record in bad)),
+        tuple(sorted(ended - trouble.ended)),
+        before_mib,
+        memory_mib(system),
+        recovered_s,
+        tuple(f"{record.code}: {record.details[:120]}" for record in bad[:3]),
+    )
+
+
+async def _recovered(system: EchoSystem, over_s: float) -> float | None:
+    """Time until the controller decides, the agent publishes and every dispatcher worker acknowledges [s]."""
+    while (waited_s := system.clock.monotonic_s() - over_s) < RECOVERY_MAX_S:
+        with suppress(TrefoilError):
+            await system.client.call("Replan", controller_pb2.ReplanRequest())
+            since_s = system.clock.now_s() - 2.0
+            nodes = await system.client.nodes()
+            if nodes and all(node.observed_at_s >= since_s for node in nodes):
+                return waited_s
+        await system.clock.sleep(POLL_S)
+    return None
+
+
+def running_pids(system: EchoSystem) -> dict[str, int]:
+    """Pids of the services, and of the dispatcher's workers by place."""
+    found = {}
+    for name in SERVICES:
+        with suppress(KeyError):
+            found[name] = system.launcher.pid(name)
+    with suppress(psutil.NoSuchProcess, KeyError):
+        found |= {f"dispatcher worker {i}": worker.pid for i, worker in enumerate(system.workers())}
+    return found
+
+
+def memory_mib(system: EchoSystem) -> float:
+    """Resident memory of the services and the dispatcher's workers together [MiB]."""
+    total = 0
+    for pid in running_pids(system).values():
+        with suppress(psutil.NoSuchProcess):
+            total += psutil.Process(pid).memory_info().rss
+    return total / MIB
+
+
+def table(title: str, rows: Sequence[Row]) -> Table:
+    """Table of rows, for people."""
+    made = Table(title=title)
+    for name in ("what", "failed", "of", "ended", "MiB before", "MiB after", "recovered s"):
+        made.add_column(name, justify="left" if name in ("what", "ended") else "right")
+    for row in rows:
+        recovered = "never" if row.recovered_s is None else f"{row.recovered_s:.1f}"
+        cells = (row.failed, row.requests, ", ".join(row.ended), f"{row.memory_before_mib:.0f}")
+        made.add_row(row.what, *map(str, cells), f"{row.memory_after_mib:.0f}", recovered)
+    return made
