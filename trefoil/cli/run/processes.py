@@ -21,6 +21,7 @@ from trefoil.runtime.clock import Clock
 
 LAUNCH_ID: Final = "TREFOIL_LAUNCH_ID"
 LAST_LINES: Final = 15
+LAST_BYTES: Final = 64 * 1024  # of a log that may have grown for months
 POLL_S: Final = 0.05
 # A parent that died before the request is never told of. Python ignores SIGPIPE, which a command would inherit.
 _DIE_WITH_PARENT: Final = """
@@ -115,8 +116,8 @@ def last_log_lines(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> s
     """Last lines of a log file, or a remark that there are none."""
     try:
         with path.open("rb") as log:
-            log.seek(from_byte)
-            lines = log.read().decode(errors="replace").strip().splitlines()
+            log.seek(max(from_byte, log.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = log.read(LAST_BYTES).decode(errors="replace").strip().splitlines()
     except FileNotFoundError:
         lines = []
     return "\n".join(lines[-count:]) if lines else "(it logged nothing)"
