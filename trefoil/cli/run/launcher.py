@@ -37,7 +37,7 @@ START_DEADLINE_S: Final = 45.0
 POLL_S: Final = 0.1
 INFER_TIMEOUT_S: Final = 5.0
 FIRST_ANSWER_DEADLINE_S: Final = 60.0
-STABLE_S: Final = 30.0  # a service that lived so long stays up; if it ends all the same, it is started again at once
+STABLE_S: Final = 10.0  # a service that lived so long stays up; if it ends all the same, it is started again at once
 PAUSE_FIRST_S: Final = 1.0
 PAUSE_MAX_S: Final = 30.0
 EXITS_MAX: Final = 1000
@@ -237,14 +237,13 @@ class Launcher:
         try:
             self._spawn(service)
         except OSError as error:  # no process, descriptor or room on the disk is left for it
-            self._started_s[service.name] = self._clock.monotonic_s()
             self._back_off(service.name, "no process", str(error))
 
     def _back_off(self, name: str, how: str, last_line: str) -> None:
         """Note that a service has ended, and when it is started again."""
         now_s = self._clock.monotonic_s()
         before = self._failing.get(name)
-        ends = 1 if before is None or now_s - self._started_s[name] >= STABLE_S else before.ends + 1
+        ends = 1 if before is None else before.ends + 1
         pause_s = restart_pause_s(ends)
         self._again_s[name] = now_s + pause_s
         self._failing[name] = Failing(ends, how, last_line, self._clock.now_s() + pause_s)
