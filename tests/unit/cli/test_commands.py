@@ -297,7 +297,7 @@ def test_status_shows_what_fails_also_when_it_is_the_controller(
     paths.write_process("redis", None, None)
     paths.write_process("controller", None, Failing(1, "signal 9", "killed", 0.0))
     found = document(tmp_path, "status")
-    assert found["failing"] == {"controller": {"ends": 1, "how": "signal 9", "last_line": "killed", "again_at_s": 0.0}}
+    assert found["failing"] == {"controller": {"ends": 1, "how": "signal 9", "last_error": "killed", "again_at_s": 0.0}}
     assert "nobody listens" in found["unknown"]
     said = run(tmp_path, "status").stdout
     assert "the rest is not known: nobody listens" in said

@@ -192,8 +192,11 @@ class Child:
         self.kill()
         return True
 
-    def last_lines(self, _: int = 15) -> str:
+    def last_lines(self) -> str:
         return "error: no moon"
+
+    def last_error(self) -> str:
+        return "no moon"
 
 
 NO_PROCESS = 1000
@@ -236,7 +239,7 @@ async def test_a_service_that_does_not_stay_up_is_started_again_for_ever_and_sho
     assert failing.keys() == {"controller"}
     assert failing["controller"].ends == len(starts("controller"))
     assert failing["controller"].how == {-11: "signal 11", NO_PROCESS: "no process"}.get(code, f"exit code {code}")
-    assert failing["controller"].last_line == ("no process is left" if code == NO_PROCESS else "no moon")
+    assert failing["controller"].last_error == ("no process is left" if code == NO_PROCESS else "no moon")
     assert clock.now_s() < failing["controller"].again_at_s <= clock.now_s() + 30
 
     del Child.dies["controller"]

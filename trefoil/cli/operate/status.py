@@ -127,7 +127,7 @@ def _failing_text(name: str, failing: Failing, now_s: float) -> str:
     row = f" {failing.ends} times in a row, last" if failing.ends > 1 else ""
     wait_s = failing.again_at_s - now_s
     when = f"started again in {wait_s:.0f} s" if wait_s > 0 else "started again"
-    return f"{name} fails: it ended{row} with {failing.how}, {when}: {failing.last_line}"
+    return f"{name} fails: it ended{row} with {failing.how}, {when}: {failing.last_error}"
 
 
 def _print_plan(out: Console, found: Mapping[str, Any]) -> None:

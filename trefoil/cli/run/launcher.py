@@ -41,7 +41,6 @@ STABLE_S: Final = 10.0  # a service that lived so long stays up; if it ends all 
 PAUSE_FIRST_S: Final = 1.0
 PAUSE_MAX_S: Final = 30.0
 EXITS_MAX: Final = 1000
-LINE_CHARACTERS: Final = 500
 NODE: Final = "node"
 NODE_ENDS_MAX: Final = 5  # in a row: then it is dead, and with it all that could serve
 SETTINGS_REFUSED: Final = 2  # the exit code of a TrefoilError: its last line is the complaint
@@ -228,7 +227,7 @@ class Launcher:
         del self.exits[:-EXITS_MAX]
         child.kill()  # what it may have left in its group
         del self._children[name]
-        self._back_off(name, _exit_text(code), child.last_lines(1).removeprefix("error: ")[:LINE_CHARACTERS])
+        self._back_off(name, _exit_text(code), child.last_error())
         if name == NODE and self._failing[name].ends > NODE_ENDS_MAX:
             self.failure = str(_exit_error(child, code))
             self._say(self.failure)
@@ -239,17 +238,17 @@ class Launcher:
         except OSError as error:  # no process, descriptor or room on the disk is left for it
             self._back_off(service.name, "no process", str(error))
 
-    def _back_off(self, name: str, how: str, last_line: str) -> None:
+    def _back_off(self, name: str, how: str, last_error: str) -> None:
         """Note that a service has ended, and when it is started again."""
         now_s = self._clock.monotonic_s()
         before = self._failing.get(name)
         ends = 1 if before is None else before.ends + 1
         pause_s = restart_pause_s(ends)
         self._again_s[name] = now_s + pause_s
-        self._failing[name] = Failing(ends, how, last_line, self._clock.now_s() + pause_s)
+        self._failing[name] = Failing(ends, how, last_error, self._clock.now_s() + pause_s)
         row = f", {ends} times in a row" if ends > 1 else ""
         when = f"starting it again in {pause_s:g} s" if pause_s else "starting it again"
-        self._say(f"{name} ended with {how}{row}; {when}; its last line: {last_line}")
+        self._say(f"{name} ended with {how}{row}; {when}; its last error: {last_error}")
         self._tell(name)
 
     # End

@@ -7,6 +7,7 @@ group by group; the kernel stops it when the launcher dies (parent-death signal)
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from trefoil.runtime.clock import Clock
 
 LAUNCH_ID: Final = "TREFOIL_LAUNCH_ID"
 LAST_LINES: Final = 15
+LINE_CHARACTERS: Final = 500
+PROGRESS: Final = re.compile(r'"level": "(debug|info)"')
 LAST_BYTES: Final = 64 * 1024  # of a log that may have grown for months
 POLL_S: Final = 0.05
 # A parent that died before the request is never told of. Python ignores SIGPIPE, which a command would inherit.
@@ -110,6 +113,12 @@ class ChildProcess:
     def last_lines(self, count: int = LAST_LINES) -> str:
         """Last lines that this start of the process logged."""
         return last_log_lines(self.command.log_path, count, self._log_from)
+
+    def last_error(self) -> str:
+        """Last of its last lines that does not report progress; a remark where all do."""
+        lines = self.last_lines().splitlines()
+        errors = (line for line in reversed(lines) if not PROGRESS.search(line))
+        return next(errors, "(it logged no error)").removeprefix("error: ")[:LINE_CHARACTERS]
 
 
 def last_log_lines(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> str:

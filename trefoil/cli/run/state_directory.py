@@ -54,7 +54,7 @@ class Failing:
 
     ends: int  # in a row
     how: str  # its last end: "exit code 2", "signal 9"
-    last_line: str  # of its log
+    last_error: str  # line of its log
     again_at_s: float  # when it is, or was, started again
 
 
