@@ -243,7 +243,7 @@ async def test_a_service_that_does_not_stay_up_is_started_again_for_ever_and_sho
     assert clock.now_s() < failing["controller"].again_at_s <= clock.now_s() + 30
 
     del Child.dies["controller"]
-    await clock.advance(failing["controller"].again_at_s - clock.now_s() + 5)
+    await clock.advance(failing["controller"].again_at_s - clock.now_s() + 25)
     assert one.paths.failing().keys() == {"controller"}, "it is up, but has not stayed up yet"
     await clock.advance(6)
     assert one.paths.failing() == {}
