@@ -134,3 +134,7 @@ def test_the_last_error_is_no_line_of_progress(tmp_path: Path, words: tuple[str,
     one = ChildProcess(Command("one", argv, tmp_path / "one.log"), "launch", CLOCK)
     one._popen.wait()
     assert one.last_error() == said
+
+
+def test_a_log_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
+    assert "cannot be read" in processes.last_log_lines(tmp_path)

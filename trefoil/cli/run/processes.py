@@ -129,6 +129,8 @@ def last_log_lines(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> s
             lines = log.read(LAST_BYTES).decode(errors="replace").strip().splitlines()
     except FileNotFoundError:
         lines = []
+    except OSError as error:  # of a failing disk: no reason to stop looking after the process
+        lines = [f"(its log cannot be read: {error})"]
     return "\n".join(lines[-count:]) if lines else "(it logged nothing)"
 
 
