@@ -1,6 +1,7 @@
 """An agent that starts before its driver or simulated node is ready: it waits, says why once, and goes on by itself."""
 
 import asyncio
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,9 @@ class World:
         self.node = Node(settings, self.clock, self.journal, nothing, Metrics("power_agent"))
         self.node.driver_load_id = "load-1" if marker else ""
         inventory = Inventory("node0", None)
-        parts = (self.node, inventory, DriverCalls(inventory), nothing, self, *(nothing,) * 10, False)
-        self.agent = AgentPart(*parts)  # type: ignore[arg-type]
+        parts: dict[str, Any] = dict.fromkeys(field.name for field in fields(AgentPart))
+        parts |= {"node": self.node, "inventory": inventory, "calls": DriverCalls(inventory), "executor": self}
+        self.agent = AgentPart(**parts)
 
     def send(self, symbol: str, args: Any) -> tuple[int, list[Any]]:
         self.calls += 1
